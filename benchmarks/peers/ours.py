@@ -1,0 +1,19 @@
+"""Tilewright without tuning: no candidate is measured, the analytical model decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .job import Job, Run, torch_model
+
+
+def load(job: Job) -> Run:
+    import tilewright
+
+    model, inputs = torch_model(job)
+    compiled: Any = tilewright.compile(model, inputs, target="cpu", effort="none", threads=job.threads)
+
+    def run() -> Any:
+        return compiled(*inputs)
+
+    return run

@@ -1,0 +1,154 @@
+"""Machine code does what the loop program says: same values, whatever the vector width, numerics and partition."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.codegen.llvm.native import run_program
+from tests.loops.formulas import EXAMPLES, Example, matmul
+from tests.loops.test_default import random_arrays
+from tilewright import te
+from tilewright.codegen.llvm import math as vector_math
+from tilewright.codegen.llvm import scalars, toolchain
+from tilewright.codegen.llvm.build import llvm_ir
+from tilewright.dtypes import DType
+from tilewright.errors import CodegenError
+from tilewright.hw import host
+from tilewright.loops.default import default_program
+from tilewright.loops.formula import formula_of
+from tilewright.loops.interpret import interpret_program
+from tilewright.loops.ir import Program
+from tilewright.te.scalars import SCALARS
+
+HERE = host()
+NARROW = dataclasses.replace(HERE, vector_bytes=16, vector_registers=16)
+
+
+def program_of(example: Example, machine=HERE) -> tuple[Program, list[np.ndarray]]:
+    output, inputs = example.make()
+    return default_program(formula_of(output, inputs, keep_rounding=True), machine), random_arrays(inputs)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
+@pytest.mark.parametrize(("machine", "numerics", "pieces"), [(HERE, "fast", 1), (HERE, "strict", 3), (NARROW, "strict", 2)])
+def test_machine_code_means_the_program(example: Example, machine, numerics: str, pieces: int) -> None:
+    program, arrays = program_of(example, machine)
+    expected = interpret_program(program, arrays)
+    got = run_program(program, arrays, machine=machine, numerics=numerics, pieces=pieces)
+    if expected.dtype.kind in "iub":
+        np.testing.assert_array_equal(got, expected)
+    else:
+        half = program.params[-1].dtype.is_half
+        np.testing.assert_allclose(got.astype(float), expected.astype(float), rtol=1e-2 if half else 2e-6, atol=1e-6)
+
+
+def test_every_scalar_function_has_an_emitter() -> None:
+    assert set(SCALARS) == set(scalars.EMITTERS) | (set(SCALARS) & vector_math.FUNCTIONS)
+
+
+FLOAT_OPS = [n for n in SCALARS if n not in {"floordiv", "mod", "shl", "shr", "and", "or", "xor", "not", "rsqrt"}]
+INT_OPS = ["add", "sub", "mul", "min", "max", "neg", "abs", "floordiv", "mod", "shl", "shr", "and", "or", "xor", "not", "eq", "ne", "lt", "le"]
+
+
+def elementwise(op: str, dtype: DType, size: int = 67) -> tuple[te.Tensor, list[te.Tensor]]:
+    scalar = SCALARS[op]
+    inputs = [te.Tensor(f"x{n}", (size,), dtype) for n in range(scalar.arity)]
+    result = DType.BOOL if scalar.predicate else dtype
+    return te.compute("out", (size,), result, lambda i: te.call(op, *(x[i] for x in inputs))), inputs
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F64])
+@pytest.mark.parametrize("op", FLOAT_OPS)
+def test_float_functions_with_special_values(op: str, dtype: DType) -> None:
+    output, inputs = elementwise(op, dtype)
+    rng = np.random.default_rng(1)
+    special = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 0.5, -2.5]
+    arrays = []
+    for number in range(len(inputs)):
+        array = rng.standard_normal(67) * 3
+        array[: len(special)] = np.roll(special, number)
+        arrays.append(array.astype(dtype.numpy))
+    with np.errstate(all="ignore"):
+        expected = SCALARS[op].numpy(*arrays)
+    got = run_program(default_program(formula_of(output, inputs), HERE), arrays, numerics="strict")
+    if expected.dtype == bool:
+        np.testing.assert_array_equal(got, expected)
+    else:
+        np.testing.assert_allclose(got, expected, rtol=4e-7 if dtype is DType.F32 else 2e-15, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [DType.I8, DType.U8, DType.I16, DType.I32, DType.I64])
+@pytest.mark.parametrize("op", INT_OPS)
+def test_integer_functions(op: str, dtype: DType) -> None:
+    output, inputs = elementwise(op, dtype)
+    info = np.iinfo(dtype.numpy)
+    rng = np.random.default_rng(2)
+    # Index arithmetic is exact by definition, so 64-bit values stay where nothing overflows.
+    low, high = (-(2**31), 2**31) if dtype is DType.I64 else (info.min, info.max)
+    arrays = [rng.integers(low, high, 67).astype(dtype.numpy) for _ in inputs]
+    if op in ("floordiv", "mod"):
+        arrays[1][arrays[1] == 0] = 3
+    if op in ("shl", "shr"):
+        arrays[1] = rng.integers(0, dtype.bytes * 8, 67).astype(dtype.numpy)
+    with np.errstate(all="ignore"):
+        expected = SCALARS[op].numpy(*arrays)
+    got = run_program(default_program(formula_of(output, inputs), HERE), arrays)
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("target", [d for d in DType])
+@pytest.mark.parametrize("source", [d for d in DType])
+def test_conversions(source: DType, target: DType) -> None:
+    x = te.Tensor("x", (37,), source)
+    output = te.compute("out", (37,), target, lambda i: te.cast(te.Load(x, (i,)), target))
+    rng = np.random.default_rng(3)
+    numbers = rng.integers(0, 100, 37) + (rng.random(37) if source.is_float else 0)
+    array = numbers.astype(source.numpy)
+    expected = array.astype(target.numpy) if target is not DType.BOOL else array != 0
+    program = default_program(formula_of(output, [x], keep_rounding=True), HERE)
+    np.testing.assert_array_equal(run_program(program, [array]), expected)
+
+
+def test_rounding_to_half_precision_is_numpys() -> None:
+    rng = np.random.default_rng(4)
+    array = rng.integers(0, 2**32, 4096, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    for dtype in (DType.BF16, DType.F16):
+        x = te.Tensor("x", array.shape, DType.F32)
+        output = te.compute("out", array.shape, dtype, lambda i, x=x: x[i])
+        with np.errstate(all="ignore"):
+            expected = array.astype(dtype.numpy)
+        got = run_program(default_program(formula_of(output, [x]), HERE), [array])
+        number = ~np.isnan(expected.astype(np.float32))
+        np.testing.assert_array_equal(got.view(np.uint16)[number], expected.view(np.uint16)[number])
+        assert np.isnan(got[~number].astype(np.float32)).all()
+
+
+def test_division_by_zero_does_not_trap() -> None:
+    for op in ("floordiv", "mod"):
+        output, inputs = elementwise(op, DType.I32, 9)
+        arrays = [np.full(9, np.iinfo(np.int32).min, np.int32), np.array([0, -1] * 4 + [0], np.int32)]
+        run_program(default_program(formula_of(output, inputs), HERE), arrays)
+
+
+def test_a_contraction_does_not_spill() -> None:
+    output, inputs = matmul(64, 256, 128)
+    program = default_program(formula_of(output, inputs), HERE)
+    text = toolchain.assembly(llvm_ir(program, HERE, "fast", "kernel"), HERE)
+    spills = [line for line in text.splitlines() if "Spill" in line or "Reload" in line]
+    vector_spills = [line for line in spills if "mm" in line.split("#")[0]]
+    assert not vector_spills, vector_spills[:4]
+
+
+def test_half_precision_without_its_instructions_is_refused() -> None:
+    bare = dataclasses.replace(
+        HERE, features=tuple(f for f in HERE.features if f != "f16c" and not f.startswith("avx")), vector_bytes=16
+    )
+    if not bare.triple.startswith("x86_64"):
+        pytest.skip("an x86 question")
+    x = te.Tensor("x", (8,), DType.F16)
+    program = default_program(formula_of(te.compute("out", (8,), DType.F16, lambda i: x[i] + 1.0), [x]), bare)
+    with pytest.raises(CodegenError, match="f16c"):
+        llvm_ir(program, bare, "fast", "kernel")

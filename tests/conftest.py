@@ -1,0 +1,72 @@
+"""What every test shares: a clean home, threads that yield, hypothesis profiles, skipped GPU tests, golden files."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+# Before any OpenMP runtime is loaded: the test processes share the cores, and a thread that spins while it waits takes
+# them from the others.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# Compiling takes as long as it takes. In CI the examples are the same on each run, so that a failure can be repeated.
+hypothesis.settings.register_profile("local", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-goldens", action="store_true", help="write golden files anew instead of comparing"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if _has_gpu():
+        return
+    skip = pytest.mark.skip(reason="no NVIDIA GPU here")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)
+
+
+def _has_gpu() -> bool:
+    """By its device file: starting the driver would leave a context in a process that may still fork."""
+    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clean_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Caches and databases of the tests, and of the processes they start, go to a temporary folder."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+            folder = home / variable.removeprefix("XDG_").removesuffix("_HOME").lower()
+            folder.mkdir()
+            patch.setenv(variable, str(folder))
+        yield home
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden("conv.txt", text)` compares `text` with `goldens/conv.txt` beside the test; see --update-goldens."""
+
+    def compare(name: str, text: str) -> None:
+        path = request.path.parent / "goldens" / name
+        if request.config.getoption("--update-goldens"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+            return
+        expected = path.read_text() if path.exists() else ""
+        if text != expected:
+            lines = difflib.unified_diff(
+                expected.splitlines(), text.splitlines(), str(path), "now", lineterm=""
+            )
+            pytest.fail("\n".join((*lines, "if the change is meant: pytest --update-goldens")), pytrace=False)
+
+    return compare

@@ -1,0 +1,130 @@
+"""The project keeps its own promises: few dependencies, rooms in order, a light import, a CI that runs what we say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pytest brings it there
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = ("torch", "onnx", "lightgbm", "llvmlite", "transformers", "onnxruntime", "triton", "ray")
+
+
+@pytest.fixture(scope="module")
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def run_python(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        check=False,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+# -- what is installed ------------------------------------------------------------------------------------------------
+
+
+def test_the_core_needs_few_packages(pyproject: dict[str, Any]) -> None:
+    names = {re.split(r"[<>=!~\[; ]", line)[0] for line in pyproject["project"]["dependencies"]}
+    assert len(names) <= 11
+    assert not names & {"torch", "onnx", "ray", "triton"}, "frameworks are extras"
+
+
+def test_every_dependency_has_a_lower_bound(pyproject: dict[str, Any]) -> None:
+    lines = [*pyproject["project"]["dependencies"]]
+    for extra in pyproject["project"]["optional-dependencies"].values():
+        lines += extra
+    assert [line for line in lines if ">=" not in line] == []
+
+
+def test_importing_tilewright_loads_no_framework() -> None:
+    code = f"import sys, tilewright; print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+# -- the rooms --------------------------------------------------------------------------------------------------------
+
+
+def test_every_room_has_its_place_among_the_layers(pyproject: dict[str, Any]) -> None:
+    layers = next(
+        c["layers"] for c in pyproject["tool"]["importlinter"]["contracts"] if c["type"] == "layers"
+    )
+    placed = set(re.findall(r"\w+", " ".join(layers)))
+    package = ROOT / "tilewright"
+    rooms = {path.parent.name for path in package.glob("*/__init__.py")}
+    rooms |= {path.stem for path in package.glob("*.py")} - {"__init__"}
+    assert rooms <= placed, f"give {sorted(rooms - placed)} a place in [tool.importlinter] of pyproject.toml"
+
+
+# -- what CI runs, and what the papers say ----------------------------------------------------------------------------
+
+
+def test_ci_runs_the_documented_commands() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    commands = script.read_text().splitlines()
+    assert "make lint" in commands
+    assert "make test" in commands
+    readme = ROOT / "README.md"
+    assert readme.exists()
+    assert "make test" in readme.read_text()
+
+
+def test_changelog_names_the_version(pyproject: dict[str, Any]) -> None:
+    version = pyproject["project"]["version"]
+    assert re.search(rf"^## \[{re.escape(version)}\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (ROOT / "tilewright" / "py.typed").exists()
+
+
+# -- the benchmark ----------------------------------------------------------------------------------------------------
+
+
+def test_the_benchmark_runs(tmp_path: Path) -> None:
+    pytest.importorskip("tilewright.driver", exc_type=ImportError)  # until it is written
+    results, table = tmp_path / "results.json", tmp_path / "table.md"
+    done = run_python(
+        "benchmarks/cpu_models.py", "--small", "--models=resnet18", "--contenders=torch-eager,ours", "--rounds=1",
+        f"--json={results}", f"--markdown={table}", timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (model,) = json.loads(results.read_text())["models"]
+    assert model["absent"] == {}
+    assert model["ours_over_torch_eager"] > 0
+    assert model["contenders"]["ours"]["error"] < 1e-4
+    assert "| resnet18 |" in table.read_text()
+
+
+def test_the_benchmark_outlives_a_contender_that_is_missing(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    results = tmp_path / "results.json"
+    done = run_python(
+        "benchmarks/cpu_models.py", "--small", "--models=bert-tiny", "--contenders=torch-eager,torch-nhwc",
+        "--rounds=1", f"--json={results}", timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (model,) = json.loads(results.read_text())["models"]
+    assert model["contenders"]["torch-eager"]["error"] == 0
+    assert model["absent"]["torch-nhwc"] == {"reason": "the model takes no images", "failed": False}

@@ -1,0 +1,40 @@
+"""Tilewright: a tensor compiler. A PyTorch model goes in, a compiled model comes out.
+
+    fast = tilewright.compile(model, (x,))
+    fast(x)
+    fast.save("model.tw")
+    tilewright.load("model.tw")
+
+Names are imported when they are first used: `import tilewright` is cheap, and `load` needs no compiler.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilewright.driver import compile
+    from tilewright.errors import TilewrightError
+    from tilewright.runtime.artifact import load
+    from tilewright.runtime.model import CompiledModel
+
+__version__ = "0.1.0"
+__all__ = ["CompiledModel", "TilewrightError", "__version__", "compile", "load"]
+
+_HOMES = {
+    "compile": "tilewright.driver",
+    "load": "tilewright.runtime.artifact",
+    "CompiledModel": "tilewright.runtime.model",
+    "TilewrightError": "tilewright.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tilewright' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,226 @@
+"""The commands."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+import tilewright
+from tilewright.cli import doctor as doctor_command
+from tilewright.cli.models import Source, is_artifact, load_source, require_torch
+from tilewright.cli.output import compile_progress, console, print_json, print_table
+from tilewright.runtime.model import CompiledModel
+
+app = typer.Typer(
+    name="tilewright", help="A tensor compiler: a PyTorch model in, a compiled model out.", no_args_is_help=True,
+    add_completion=False, pretty_exceptions_enable=False,
+)
+
+MODEL = Annotated[
+    str, typer.Argument(help="a zoo model, a .pt2 file, a .tw artifact (bench, explain), or package.module:function")
+]
+JSON = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
+THREADS = Annotated[Optional[int], typer.Option(help="threads of a call; default: as many as this process may use")]
+NUMERICS = Annotated[Optional[str], typer.Option(help="fast, or strict")]
+BATCH = Annotated[int, typer.Option(help="batch size of a zoo model")]
+SMALL = Annotated[bool, typer.Option("--small", help="the zoo model's small version")]
+SEED = Annotated[int, typer.Option(help="seed of a zoo model's weights and inputs")]
+
+
+def _compiled(source: Source, numerics: str | None, threads: int | None, quiet: bool) -> tuple[CompiledModel, float]:
+    begin = time.perf_counter()
+    with compile_progress(quiet) as trace:
+        inputs: Any = source.inputs if source.inputs or not source.kwargs else source.kwargs
+        model = tilewright.compile(source.model, inputs, numerics=numerics, threads=threads, trace=trace)
+    return model, time.perf_counter() - begin
+
+
+@app.command()
+def compile(
+    model: MODEL,
+    output: Annotated[Optional[Path], typer.Option("--output", "-o", help="where to save; default: MODEL.tw")] = None,
+    numerics: NUMERICS = None,
+    threads: THREADS = None,
+    batch: BATCH = 1,
+    small: SMALL = False,
+    seed: SEED = 0,
+    json: JSON = False,
+) -> None:
+    """Compile a model and save it as an artifact."""
+    source = load_source(model, batch=batch, small=small, seed=seed)
+    compiled, seconds = _compiled(source, numerics, threads, json)
+    path = output or Path(f"{source.name}.tw")
+    compiled.save(path)
+    plan, memory = compiled.plan, compiled.plan.memory
+    result = {
+        "model": source.name,
+        "artifact": str(path),
+        "bytes": path.stat().st_size,
+        "seconds": seconds,
+        "steps": len(plan.steps),
+        "kernels": len(plan.kernels),
+        "arena_bytes": memory.arena_bytes,
+        "arena_lower_bound": memory.lower_bound,
+        "constant_bytes": memory.constant_bytes,
+    }
+    if json:
+        print_json(result)
+        return
+    console.print(
+        f"{source.name}: {len(plan.steps)} steps, {len(plan.kernels)} kernels in {seconds:.1f} s; "
+        f"arena {memory.arena_bytes / 2**20:.1f} MiB (lower bound {memory.lower_bound / 2**20:.1f}), "
+        f"weights {memory.constant_bytes / 2**20:.1f} MiB"
+    )
+    console.print(f"saved to {path}; try: tilewright explain {path}")
+
+
+@app.command()
+def bench(
+    model: MODEL,
+    rounds: Annotated[int, typer.Option(help="turns of each contender")] = 5,
+    numerics: NUMERICS = None,
+    threads: THREADS = None,
+    batch: BATCH = 1,
+    small: SMALL = False,
+    seed: SEED = 0,
+    json: JSON = False,
+) -> None:
+    """Time a model against PyTorch eager, taking turns; an artifact is timed alone."""
+    if is_artifact(model):
+        result = tilewright.load(model, threads=threads).bench()
+        print_json(_plain(result)) if json else console.print(str(result))
+        return
+    source = load_source(model, batch=batch, small=small, seed=seed)
+    compiled, seconds = _compiled(source, numerics, threads, json)
+    figures = compare_with_eager(source, compiled, rounds)
+    figures["compile_seconds"] = seconds
+    if json:
+        print_json(figures)
+        return
+    print_comparison(figures)
+
+
+@app.command()
+def explain(
+    model: MODEL,
+    numerics: NUMERICS = None,
+    threads: THREADS = None,
+    batch: BATCH = 1,
+    small: SMALL = False,
+    seed: SEED = 0,
+    json: JSON = False,
+) -> None:
+    """Show a compiled model's kernels: task, schedule, operations, bytes, measured time, error against the oracle."""
+    from tilewright.measure.check import kernel_error
+
+    inputs: Any = None
+    if is_artifact(model):
+        compiled = tilewright.load(model, threads=threads)
+        compiled.checker = kernel_error
+    else:
+        source = load_source(model, batch=batch, small=small, seed=seed)
+        compiled, _ = _compiled(source, numerics, threads, json)
+        inputs = source.inputs if not source.kwargs else {**source.kwargs} if not source.inputs else None
+    explanation = compiled.explain(inputs)
+    print_json(explanation.to_dict()) if json else console.print(str(explanation), soft_wrap=True, markup=False)
+
+
+@app.command()
+def doctor(
+    json: JSON = False,
+    measure: Annotated[bool, typer.Option(help="measure peak arithmetic and bandwidth (some seconds)")] = True,
+) -> None:
+    """Describe this machine, the threads runtime, the libraries, the cache, and every option with its value."""
+    found = doctor_command.examine(measure=measure)
+    print_json(found) if json else doctor_command.show(found)
+
+
+@app.command()
+def zoo(json: JSON = False) -> None:
+    """List the models of the zoo."""
+    require_torch()
+    from tilewright import zoo as models
+
+    names = models.names()
+    print_json(names) if json else console.print("\n".join(names))
+
+
+@app.command()
+def demo(
+    model: Annotated[str, typer.Argument(help="a zoo model")] = "resnet50", json: JSON = False
+) -> None:
+    """Compile a real network for this CPU, run it, check it against PyTorch, and say what to try next."""
+    source = load_source(model)
+    compiled, seconds = _compiled(source, None, None, json)
+    figures = compare_with_eager(source, compiled, rounds=4)
+    figures["compile_seconds"] = seconds
+    if json:
+        print_json(figures)
+        return
+    print_comparison(figures)
+    console.print(
+        "\nTry next:\n"
+        f"  tilewright explain {model}            which kernels run, how long, how exact\n"
+        f"  tilewright compile {model} -o m.tw    save it; tilewright.load('m.tw') needs no PyTorch\n"
+        "  tilewright doctor                    what this machine can do\n"
+        "  docs/01-quick-start.md               your own model"
+    )
+
+
+def compare_with_eager(source: Source, compiled: CompiledModel, rounds: int) -> dict[str, Any]:
+    """Times of both, in turns with a pause between, and the error of our outputs."""
+    from tilewright.measure.check import relative_error
+
+    torch = require_torch()
+    eager = source.eager()
+    torch.set_num_threads(compiled.threads)
+    contenders = {"PyTorch eager": eager, "Tilewright": compiled}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    with torch.no_grad():
+        expected, got = (f(*source.inputs, **source.kwargs) for f in contenders.values())
+        for _ in range(rounds):
+            for name, run in contenders.items():
+                time.sleep(0.1)  # let the other one's threads fall asleep
+                run(*source.inputs, **source.kwargs)
+                for _ in range(3):
+                    begin = time.perf_counter()
+                    run(*source.inputs, **source.kwargs)
+                    times[name].append(time.perf_counter() - begin)
+    flat = torch.utils._pytree.tree_leaves
+    pairs = zip(flat(got), flat(expected))
+    error = max(relative_error(a.numpy(), b.numpy()) for a, b in pairs if isinstance(b, torch.Tensor))
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    return {
+        "model": source.name,
+        "threads": compiled.threads,
+        "eager_seconds": medians["PyTorch eager"],
+        "tilewright_seconds": medians["Tilewright"],
+        "speedup": medians["PyTorch eager"] / medians["Tilewright"],
+        "relative_error": error,
+    }
+
+
+def print_comparison(figures: dict[str, Any]) -> None:
+    print_table(
+        f"{figures['model']}, {figures['threads']} thread(s), compiled in {figures['compile_seconds']:.1f} s",
+        ("", "ms", "speed", "error"),
+        [
+            ("PyTorch eager", f"{figures['eager_seconds'] * 1e3:.2f}", "1.00x", ""),
+            (
+                "Tilewright",
+                f"{figures['tilewright_seconds'] * 1e3:.2f}",
+                f"{figures['speedup']:.2f}x",
+                f"{figures['relative_error']:.1e}",
+            ),
+        ],
+    )
+
+
+def _plain(value: Any) -> Any:
+    import msgspec
+
+    return msgspec.to_builtins(value)

@@ -1,0 +1,90 @@
+"""`tilewright doctor`: what this machine is, what it can do, and every option with its value."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import tilewright
+from tilewright import knobs
+from tilewright.cli.output import console, print_table
+from tilewright.hw import host
+from tilewright.measure.calibrate import calibrate
+from tilewright.runtime import threads
+
+_PACKAGES = ("numpy", "llvmlite", "msgspec", "safetensors", "ml_dtypes", "lightgbm", "torch", "onnx")
+
+
+def examine(*, measure: bool) -> dict[str, Any]:
+    machine = host()
+    count = knobs.get("threads")
+    return {
+        "tilewright": tilewright.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": {
+            "cpu": machine.cpu,
+            "triple": machine.triple,
+            "vector_bits": machine.vector_bytes * 8,
+            "vector_registers": machine.vector_registers,
+            "fused_multiply_add": machine.has_fma,
+            "cores": machine.cores,
+            "features": list(machine.features),
+        },
+        "measured": [asdict(calibrate(machine, n)) for n in sorted({1, count})] if measure else None,
+        "threads": threads.describe(),
+        "libraries": {name: _version(name) for name in _PACKAGES},
+        "cache": _cache(),
+        "options": [
+            {
+                "name": state.name,
+                "variable": state.variable,
+                "value": state.value,
+                "default": state.default,
+                "from": state.source,
+                "doc": state.doc,
+            }
+            for state in knobs.table()
+        ],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cache() -> dict[str, Any]:
+    from tilewright.codegen.llvm.cache import ObjectCache
+
+    cache = ObjectCache.default()
+    return {"folder": str(cache.folder), "bytes": cache.size_bytes(), "limit": cache.limit_bytes}
+
+
+def show(found: dict[str, Any]) -> None:
+    machine = found["machine"]
+    console.print(f"[bold]Tilewright {found['tilewright']}[/], Python {found['python']}, {found['platform']}")
+    fma = "" if machine["fused_multiply_add"] else "no "
+    console.print(
+        f"{machine['cpu']}: {machine['vector_bits']}-bit vectors, {machine['vector_registers']} registers, "
+        f"{fma}fused multiply-add, {machine['cores']} core(s)"
+    )
+    for figures in found["measured"] or ():
+        console.print(
+            f"measured on {figures['threads']} thread(s): {figures['flops'] / 1e9:.0f} GFLOP/s fp32, "
+            f"{figures['read_bandwidth'] / 1e9:.1f} GB/s read, {figures['copy_bandwidth'] / 1e9:.1f} GB/s copy"
+        )
+    console.print("threads: " + ", ".join(f"{key} {value}" for key, value in found["threads"].items()))
+    cache = found["cache"]
+    console.print(f"cache: {cache['folder']}, {cache['bytes'] / 2**20:.1f} of {cache['limit'] / 2**20:.0f} MiB\n")
+    print_table("Libraries", ("package", "version"), [(k, v or "not installed") for k, v in found["libraries"].items()])
+    console.print()
+    print_table(
+        "Options",
+        ("option", "variable", "value", "from"),
+        [(o["name"], o["variable"], str(o["value"]), o["from"]) for o in found["options"]],
+    )

@@ -1,0 +1,97 @@
+"""What commands print: results to standard output (as text or JSON), progress and errors to standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tilewright.errors import InternalError, TilewrightError
+from tilewright.support.trace import Event, Trace
+
+console = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def run_guarded(app: Callable[..., Any]) -> int:
+    """Run the command line; errors become messages and exit codes."""
+    try:
+        app(standalone_mode=False)
+    except InternalError as error:
+        err.print(f"[bold red]internal error[/]: {escape(str(error))}")
+        return 3
+    except TilewrightError as error:
+        err.print(f"[bold red]error[/]: {escape(str(error))}")
+        return 1
+    except KeyboardInterrupt:
+        err.print("interrupted; nothing half-written was left behind")
+        return 130
+    except Exception as error:  # click's own, for a wrong command line
+        import click
+
+        if isinstance(error, click.exceptions.Exit):
+            return int(error.exit_code)
+        if isinstance(error, click.exceptions.Abort):
+            return 130
+        if isinstance(error, click.ClickException):
+            error.show()
+            return 2
+        raise
+    return 0
+
+
+def print_json(data: Any) -> None:
+    sys.stdout.write(json.dumps(data, indent=2, default=str) + "\n")
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """The first column to the left, figures to the right."""
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for position, column in enumerate(columns):
+        table.add_column(column, justify="left" if position == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    console.print(table)
+
+
+_STAGES = {"import": "importing the model", "rewrite": "rewriting the graph", "link": "linking", "load": "loading"}
+
+
+@contextmanager
+def compile_progress(quiet: bool) -> Iterator[Trace]:
+    """A trace whose events are shown: a bar on a terminal, plain lines elsewhere."""
+    if quiet:
+        yield Trace()
+        return
+    if not err.is_terminal:
+        yield Trace(listener=_plain_line)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as progress:
+        bar = progress.add_task("starting", total=1)
+
+        def show(kind: str, event: Event) -> None:
+            if kind == "begin" and event.name in _STAGES:
+                progress.update(bar, description=_STAGES[event.name])
+            elif kind == "begin" and event.name == "build":
+                progress.update(bar, total=event.notes["tasks"], completed=0)
+            elif kind == "begin" and event.name == "kernel":
+                progress.update(bar, description=escape(f"building {event.notes['label'][:40]}"))
+            elif kind == "end" and event.name == "kernel":
+                progress.advance(bar)
+
+        yield Trace(listener=show)
+
+
+def _plain_line(kind: str, event: Event) -> None:
+    if kind == "begin" and event.name in _STAGES:
+        err.print(_STAGES[event.name])
+    elif kind == "begin" and event.name == "build":
+        err.print(f"building {event.notes['tasks']} kernels")

@@ -1,0 +1,1 @@
+"""Programs to Kernels: one slice per target."""

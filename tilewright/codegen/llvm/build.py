@@ -1,0 +1,55 @@
+"""Program -> Kernel: the object code of a loop program, from the cache or made now."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from tilewright.codegen.llvm import toolchain
+from tilewright.codegen.llvm.cache import ObjectCache
+from tilewright.codegen.llvm.emit import emit_program
+from tilewright.hw import CpuMachine
+from tilewright.loops.ir import Program
+from tilewright.loops.text import print_program
+from tilewright.support.fingerprint import fingerprint
+
+
+@dataclass(frozen=True)
+class Kernel:
+    symbol: str
+    object_code: bytes
+    extent: int  # iterations of the parallel loop
+    decisions: str
+    cached: bool
+
+
+@lru_cache(maxsize=1)
+def _generator_version() -> str:
+    """Changes with every change to this room: a cache never serves what an older generator made."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return f"{digest.hexdigest()} {toolchain.version()}"
+
+
+def kernel_key(program: Program, machine: CpuMachine, numerics: str) -> str:
+    target = (machine.triple, machine.cpu, machine.features)
+    return fingerprint(print_program(program), target, numerics, _generator_version())
+
+
+def build(program: Program, machine: CpuMachine, numerics: str, cache: ObjectCache | None) -> Kernel:
+    key = kernel_key(program, machine, numerics)
+    symbol = f"tw_{key}"
+    found = cache.get(key) if cache is not None else None
+    if found is not None:
+        return Kernel(symbol, found, program.parallel_extent, program.decisions, cached=True)
+    code = toolchain.object_code(llvm_ir(program, machine, numerics, symbol), machine)
+    if cache is not None:
+        cache.put(key, code)
+    return Kernel(symbol, code, program.parallel_extent, program.decisions, cached=False)
+
+
+def llvm_ir(program: Program, machine: CpuMachine, numerics: str, symbol: str) -> str:
+    return str(emit_program(program, machine, numerics, symbol))

@@ -1,0 +1,459 @@
+"""Loop programs to LLVM IR.
+
+The generated function follows the calling convention of `runtime/plan.py`. Its loops are LLVM loops, except unrolled
+ones, which are written out, and vector ones, which become vector instructions: an expression under a vector loop is
+either *uniform* (a scalar, the same in every lane) or a vector, and is widened only where it meets one. What decides is
+how its index moves with the lane: not at all (a scalar load), by one (a vector load), otherwise (a gather).
+
+Registers: each register buffer element (or vector) is an `alloca`, always accessed at a constant place, so LLVM's
+mem2reg turns all of them into SSA values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from llvmlite import ir
+
+from tilewright import te
+from tilewright.codegen.llvm import math as vector_math
+from tilewright.codegen.llvm import scalars
+from tilewright.codegen.llvm.types import I1, I64, PTR, Typed, element_type, splat, stored_type, vector_of
+from tilewright.dtypes import DType
+from tilewright.errors import InternalError
+from tilewright.hw import CpuMachine
+from tilewright.loops.ir import Across, Block, Buffer, For, Kind, Program, Scope, Stmt, Store
+from tilewright.te.index import bounds, linear, simplify
+
+FAST_FLAGS = ("nsz", "arcp", "contract", "afn")  # never nnan or ninf: NaN and infinity mean something
+
+
+def emit_program(program: Program, machine: CpuMachine, numerics: str, symbol: str) -> ir.Module:
+    """The LLVM module with one public function `symbol` for the program."""
+    module = ir.Module(name=symbol)
+    module.triple = machine.triple
+    emitter = _Emitter(module, program, machine, FAST_FLAGS if numerics == "fast" else ())
+    body = emitter.emit_body(symbol + "_body")
+    _emit_entry(module, symbol, body, len(program.params))
+    return module
+
+
+def _emit_entry(module: ir.Module, symbol: str, body: ir.Function, count: int) -> None:
+    """The public function: unpacks the argument pointers and calls the body, where they are known not to alias."""
+    entry = ir.Function(module, ir.FunctionType(ir.VoidType(), [PTR, I64, I64]), symbol)
+    entry.attributes.add("nounwind")
+    arguments, begin, end = entry.args
+    builder = ir.IRBuilder(entry.append_basic_block("entry"))
+    pointers = [
+        builder.load(builder.gep(arguments, [I64(n)], inbounds=True, source_etype=PTR), typ=PTR) for n in range(count)
+    ]
+    builder.call(body, [*pointers, begin, end])
+    builder.ret_void()
+
+
+@dataclass
+class _Offset:
+    """An index at the lanes of the current vector loop: `base + constant + lane * stride`, or a vector of indices."""
+
+    base: ir.Value | None
+    constant: int
+    stride: int
+    vector: ir.Value | None = None
+
+
+@dataclass
+class _Region:
+    """Values computed where they dominate everything emitted until the region is left."""
+
+    known: dict[object, ir.Value] = field(default_factory=dict)
+
+
+def _reads_registers(expr: te.Expr) -> bool:
+    return any(isinstance(load.source, Buffer) and load.source.scope is Scope.REGISTER for load in te.loads(expr))
+
+
+class _Emitter:
+    def __init__(self, module: ir.Module, program: Program, machine: CpuMachine, flags: tuple[str, ...]) -> None:
+        self.module = module
+        self.program = program
+        self.machine = machine
+        self.flags = flags
+        self.math = vector_math.MathContext(has_fma=machine.has_fma)
+        self.pointers: dict[Buffer, ir.Value] = {}
+        self.registers: dict[tuple[Buffer, int, int], ir.Value] = {}
+        self.bindings: dict[te.Var, int | ir.Value] = {}
+        self.lane: te.Var | None = None  # the variable of the vector loop being emitted
+        self.masks: list[Typed] = []  # conditions under which the current expression is evaluated
+        self.regions: list[_Region] = [_Region()]
+
+    # -- structure ------------------------------------------------------------------------------------------------
+
+    def emit_body(self, name: str) -> ir.Function:
+        params = self.program.params
+        function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [PTR] * len(params) + [I64, I64]), name)
+        function.linkage = "internal"
+        function.attributes.add("nounwind")
+        for argument, buffer in zip(function.args, params):
+            argument.add_attribute("noalias")
+            self.pointers[buffer] = argument
+        self.begin, self.end = function.args[-2:]
+        self.entry = function.append_basic_block("entry")
+        start = function.append_basic_block("start")
+        self.builder = ir.IRBuilder(start)
+        self.statement(self.program.body)
+        self.builder.ret_void()
+        ir.IRBuilder(self.entry).branch(start)
+        return function
+
+    def statement(self, stmt: Stmt) -> None:
+        if isinstance(stmt, Block):
+            for child in stmt.stmts:
+                self.statement(child)
+        elif isinstance(stmt, Store):
+            self.store(stmt)
+        elif stmt.kind is Kind.UNROLL:
+            for value in range(stmt.var.extent):
+                self.bindings[stmt.var] = value
+                self.statement(stmt.body)
+        elif stmt.kind is Kind.VECTOR:
+            self.lane = stmt.var
+            self.statement(stmt.body)
+            self.lane = None
+        else:
+            self.loop(stmt)
+
+    def loop(self, stmt: For) -> None:
+        parallel = stmt.kind is Kind.PARALLEL
+        first, last = (self.begin, self.end) if parallel else (I64(0), I64(stmt.var.extent))
+        if not parallel and stmt.var.extent == 0:
+            return
+        head = self.builder.append_basic_block(f"{stmt.var.name}.loop")
+        after = self.builder.append_basic_block(f"{stmt.var.name}.end")
+        before = self.builder.block
+        if parallel:
+            self.builder.cbranch(self.builder.icmp_signed("<", first, last), head, after)
+        else:
+            self.builder.branch(head)
+        self.builder.position_at_end(head)
+        counter = self.builder.phi(I64, stmt.var.name)
+        counter.add_incoming(first, before)
+        self.bindings[stmt.var] = counter
+        self.regions.append(_Region())
+        self.statement(stmt.body)
+        self.regions.pop()
+        following = self.builder.add(counter, I64(1), flags=("nsw", "nuw"))
+        counter.add_incoming(following, self.builder.block)
+        self.builder.cbranch(self.builder.icmp_signed("<", following, last), head, after)
+        self.builder.position_at_end(after)
+
+    @property
+    def lanes(self) -> int:
+        return self.lane.extent if self.lane is not None else 1
+
+    # -- expressions ----------------------------------------------------------------------------------------------
+
+    def value(self, expr: te.Expr) -> Typed:
+        """The value of an expression: a scalar where it is the same in every lane."""
+        if isinstance(expr, te.Const):
+            return Typed(element_type(expr.dtype)(scalars.constant(expr)), expr.dtype, 1)
+        if expr.dtype is DType.I64 and not isinstance(expr, (te.Load, te.Cast, te.Select, Across)):
+            return self.index_value(expr)
+        if isinstance(expr, te.Load):
+            return self.load(expr)
+        if isinstance(expr, te.Cast):
+            return scalars.convert(self.builder, self.value(expr.value), expr.dtype, self.machine)
+        if isinstance(expr, te.Select):
+            return self.select(expr)
+        if isinstance(expr, Across):
+            return self.across(expr)
+        assert isinstance(expr, te.Call)
+        return self.call(expr.op, [self.value(arg) for arg in expr.args], expr.dtype)
+
+    def call(self, op: str, arguments: list[Typed], dtype: DType) -> Typed:
+        lanes = max(argument.lanes for argument in arguments)
+        values = [splat(self.builder, argument, lanes).value for argument in arguments]
+        operand = arguments[0].dtype
+        if op in vector_math.FUNCTIONS and operand.is_float:
+            result = vector_math.emit(self.builder, op, *values, context=self.math)
+        else:
+            result = scalars.EMITTERS[op](scalars.Context(self.builder, operand, self.flags, self.machine), *values)
+        return Typed(result, dtype, lanes)
+
+    def select(self, expr: te.Select) -> Typed:
+        cond = self.value(expr.cond)
+        with self.masked(cond):
+            then = self.value(expr.then)
+        with self.masked(Typed(self.builder.not_(cond.value), DType.BOOL, cond.lanes)):
+            other = self.value(expr.other)
+        lanes = max(cond.lanes, then.lanes, other.lanes)
+        chosen = self.builder.select(
+            splat(self.builder, cond, lanes).value if cond.lanes > 1 else cond.value,
+            splat(self.builder, then, lanes).value,
+            splat(self.builder, other, lanes).value,
+        )
+        return Typed(chosen, expr.dtype, lanes)
+
+    @contextmanager
+    def masked(self, cond: Typed) -> Iterator[None]:
+        # Values computed under a mask hold only there, so they go into a region of their own.
+        self.masks.append(cond)
+        self.regions.append(_Region())
+        yield
+        self.regions.pop()
+        self.masks.pop()
+
+    def across(self, expr: Across) -> Typed:
+        """Halves are combined until one lane is left: a fixed order, log2(lanes) steps."""
+        register = self.register(expr.buffer, expr.offset, expr.lanes)
+        vector = self.builder.load(register, typ=vector_of(element_type(expr.dtype), expr.lanes))
+        combine, lanes = te.REDUCE_COMBINERS[expr.kind], expr.lanes
+        context = scalars.Context(self.builder, expr.dtype, self.flags, self.machine)
+        while lanes > 1:
+            lanes //= 2
+            halves = [self._part(vector, start, lanes) for start in (0, lanes)]
+            vector = scalars.EMITTERS[combine](context, *halves)
+        return Typed(self.builder.extract_element(vector, I64(0)), expr.dtype, 1)
+
+    def _part(self, vector: ir.Value, start: int, lanes: int) -> ir.Value:
+        picks = ir.Constant(ir.VectorType(ir.IntType(32), lanes), list(range(start, start + lanes)))
+        return self.builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), picks)
+
+    # -- indices --------------------------------------------------------------------------------------------------
+
+    def known(self, key: object, make: Callable[[], ir.Value]) -> ir.Value:
+        for region in reversed(self.regions):
+            if key in region.known:
+                return region.known[key]
+        value = make()
+        self.regions[-1].known[key] = value
+        return value
+
+    def moves_with_lane(self, expr: te.Expr) -> bool:
+        return self.lane is not None and self.lane in te.variables(expr)
+
+    def offset(self, index: te.Expr) -> _Offset:
+        form = linear(index)
+        constant, stride = form.constant, 0
+        terms: list[tuple[te.Expr, int]] = []
+        for atom, coefficient in form.terms.items():
+            bound = self.bindings.get(atom) if isinstance(atom, te.Var) else None
+            if atom == self.lane:
+                stride = coefficient
+            elif isinstance(bound, int):
+                constant += coefficient * bound
+            elif not isinstance(atom, te.Var) and self.moves_with_lane(atom):
+                return _Offset(None, 0, 0, self.index_vector(index))
+            else:
+                terms.append((atom, coefficient))
+        return _Offset(self.sum_of(terms), constant, stride)
+
+    def sum_of(self, terms: list[tuple[te.Expr, int]]) -> ir.Value | None:
+        if not terms:
+            return None
+        if any(_reads_registers(atom) for atom, _ in terms):
+            return self._sum(terms)  # a register changes between two reads
+        key = ("sum", tuple((atom, c, self.unrolled_in(atom)) for atom, c in terms))
+        return self.known(key, lambda: self._sum(terms))
+
+    def unrolled_in(self, expr: te.Expr) -> tuple[int, ...]:
+        """The values of unrolled variables in `expr`: the same expression is another value in another copy."""
+        if isinstance(expr, te.Var):
+            return ()
+        bound = ((var.name, self.bindings.get(var)) for var in te.variables(expr))
+        return tuple(value for _, value in sorted((n, v) for n, v in bound if isinstance(v, int)))
+
+    def _sum(self, terms: list[tuple[te.Expr, int]]) -> ir.Value:
+        total: ir.Value | None = None
+        for atom, coefficient in terms:
+            value = self.scalar_index(atom)
+            if coefficient != 1:
+                value = self.builder.mul(value, I64(coefficient), flags=("nsw",))
+            total = value if total is None else self.builder.add(total, value, flags=("nsw",))
+        assert total is not None
+        return total
+
+    def scalar_index(self, atom: te.Expr) -> ir.Value:
+        if isinstance(atom, te.Var):
+            bound = self.bindings[atom]
+            return I64(bound) if isinstance(bound, int) else bound
+        if isinstance(atom, te.Call):
+            return self.index_call(atom, self.scalar_index_of, 1)
+        return self.value(atom).value
+
+    def scalar_index_of(self, expr: te.Expr) -> ir.Value:
+        offset = self.offset(expr)
+        assert offset.vector is None and offset.stride == 0
+        if offset.base is None:
+            return I64(offset.constant)
+        return self.builder.add(offset.base, I64(offset.constant), flags=("nsw",)) if offset.constant else offset.base
+
+    def index_call(self, atom: te.Call, operand: Callable[[te.Expr], ir.Value], lanes: int) -> ir.Value:
+        """A floordiv, mod, min, max, ... of indices; division of what is never negative is a plain unsigned one."""
+        values = [operand(arg) for arg in atom.args]
+        if atom.op in ("floordiv", "mod"):
+            (low, _), (divisor, _) = bounds(atom.args[0]), bounds(atom.args[1])
+            if low is not None and low >= 0 and divisor is not None and divisor > 0:
+                return (self.builder.udiv if atom.op == "floordiv" else self.builder.urem)(*values)
+        context = scalars.Context(self.builder, DType.I64, (), self.machine)
+        return scalars.EMITTERS[atom.op](context, *values)
+
+    def index_value(self, expr: te.Expr) -> Typed:
+        """An integer expression as a value: a scalar, or one value per lane."""
+        offset = self.offset(expr)
+        if offset.vector is not None:
+            return Typed(offset.vector, DType.I64, self.lanes)
+        base = I64(offset.constant)
+        if offset.base is not None:
+            base = self.builder.add(offset.base, base) if offset.constant else offset.base
+        if offset.stride == 0 or self.lanes == 1:
+            return Typed(base, DType.I64, 1)
+        vector = splat(self.builder, Typed(base, DType.I64, 1), self.lanes).value
+        steps = ir.Constant(vector.type, [lane * offset.stride for lane in range(self.lanes)])
+        return Typed(self.builder.add(vector, steps), DType.I64, self.lanes)
+
+    def index_vector(self, index: te.Expr) -> ir.Value:
+        """The index in every lane, where it is not linear in the lane."""
+        form = linear(index)
+        total = splat(self.builder, Typed(I64(form.constant), DType.I64, 1), self.lanes).value
+        for atom, coefficient in form.terms.items():
+            if isinstance(atom, te.Call) and atom.dtype is DType.I64 and self.moves_with_lane(atom):
+                term = self.index_call(atom, self._index_lanes, self.lanes)
+            else:
+                term = splat(self.builder, self.value(atom), self.lanes).value
+            if coefficient != 1:
+                factor = splat(self.builder, Typed(I64(coefficient), DType.I64, 1), self.lanes).value
+                term = self.builder.mul(term, factor)
+            total = self.builder.add(total, term)
+        return total
+
+    def _index_lanes(self, expr: te.Expr) -> ir.Value:
+        return splat(self.builder, self.index_value(expr), self.lanes).value
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def register(self, buffer: Buffer, offset: int, lanes: int) -> ir.Value:
+        key = (buffer, offset, lanes)
+        if key not in self.registers:
+            kind = vector_of(element_type(buffer.dtype), lanes)
+            at_entry = ir.IRBuilder(self.entry)
+            self.registers[key] = at_entry.alloca(kind, name=f"{buffer.name}.{offset}")
+        return self.registers[key]
+
+    def register_place(self, buffer: Buffer, index: te.Expr) -> tuple[ir.Value, int]:
+        offset = self.offset(index)
+        if offset.base is not None or offset.vector is not None or offset.stride not in (0, 1):
+            raise InternalError(f"{self.program.name}: register buffer {buffer.name} accessed at a moving place")
+        lanes = self.lanes if offset.stride == 1 else 1
+        return self.register(buffer, offset.constant, lanes), lanes
+
+    def load(self, load: te.Load) -> Typed:
+        buffer = load.source
+        assert isinstance(buffer, Buffer)
+        (index,) = load.indices
+        if buffer.scope is Scope.REGISTER:
+            place, lanes = self.register_place(buffer, index)
+            return Typed(self.builder.load(place, typ=vector_of(element_type(buffer.dtype), lanes)), buffer.dtype, lanes)
+        offset = self.offset(index)
+        masks = self.masks if self._may_leave(index, buffer) else []
+        key = ("load", buffer, offset.base, offset.constant, offset.stride, self.lanes, tuple(id(m.value) for m in masks))
+        if offset.vector is not None:
+            lanes, raw = self.lanes, self._gather(buffer, offset, masks)
+        elif offset.stride == 0 or self.lanes == 1:
+            lanes, raw = 1, self.known(key, lambda: self._load_scalar(buffer, offset, masks))
+        elif offset.stride == 1:
+            lanes, raw = self.lanes, self.known(key, lambda: self._load_vector(buffer, offset, masks))
+        else:
+            lanes, raw = self.lanes, self._gather(buffer, offset, masks)
+        return Typed(scalars.from_memory(self.builder, raw, buffer.dtype), buffer.dtype, lanes)
+
+    @staticmethod
+    def _may_leave(index: te.Expr, buffer: Buffer) -> bool:
+        low, high = bounds(simplify(index))
+        return low is None or high is None or low < 0 or high >= buffer.size
+
+    def _pointer(self, buffer: Buffer, base: ir.Value | None, constant: int) -> ir.Value:
+        pointer, kind = self.pointers[buffer], stored_type(buffer.dtype)
+        if base is not None:
+            pointer = self.builder.gep(pointer, [base], source_etype=kind)
+        return self.builder.gep(pointer, [I64(constant)], source_etype=kind) if constant else pointer
+
+    def _uniform_mask(self, masks: list[Typed]) -> ir.Value | None:
+        """Whether any lane is active, as one bit; None where there is no mask."""
+        result: ir.Value | None = None
+        for mask in masks:
+            bit = mask.value
+            if mask.lanes > 1:
+                name = f"llvm.vector.reduce.or.v{mask.lanes}i1"
+                reduce = self.module.globals.get(name) or ir.Function(
+                    self.module, ir.FunctionType(I1, [ir.VectorType(I1, mask.lanes)]), name
+                )
+                bit = self.builder.call(reduce, [bit])
+            result = bit if result is None else self.builder.and_(result, bit)
+        return result
+
+    def _load_scalar(self, buffer: Buffer, offset: _Offset, masks: list[Typed]) -> ir.Value:
+        active = self._uniform_mask(masks)
+        kind = stored_type(buffer.dtype)
+        if active is None:
+            return self.builder.load(self._pointer(buffer, offset.base, offset.constant), typ=kind)
+        place = I64(offset.constant) if offset.base is None else self.builder.add(offset.base, I64(offset.constant))
+        # Where the condition fails, element 0 is read instead and the value is not used.
+        safe = self.builder.select(active, place, I64(0))
+        return self.builder.load(self._pointer(buffer, safe, 0), typ=kind)
+
+    def _load_vector(self, buffer: Buffer, offset: _Offset, masks: list[Typed]) -> ir.Value:
+        kind = vector_of(stored_type(buffer.dtype), self.lanes)
+        pointer = self._pointer(buffer, offset.base, offset.constant)
+        if not masks:
+            return self.builder.load(pointer, typ=kind, align=buffer.dtype.bytes)
+        lanes = [splat(self.builder, mask, self.lanes).value for mask in masks]
+        mask = lanes[0]
+        for other in lanes[1:]:
+            mask = self.builder.and_(mask, other)
+        intrinsic = self._masked_load(kind)
+        return self.builder.call(intrinsic, [pointer, ir.IntType(32)(buffer.dtype.bytes), mask, ir.Constant(kind, None)])
+
+    def _masked_load(self, kind: ir.VectorType) -> ir.Function:
+        element = {"float": "f32", "double": "f64", "half": "f16"}.get(str(kind.element), str(kind.element))
+        name = f"llvm.masked.load.v{kind.count}{element}.p0"
+        signature = ir.FunctionType(kind, [PTR, ir.IntType(32), ir.VectorType(I1, kind.count), kind])
+        return self.module.globals.get(name) or ir.Function(self.module, signature, name)
+
+    def _lane_places(self, offset: _Offset) -> list[ir.Value]:
+        if offset.vector is not None:
+            return [self.builder.extract_element(offset.vector, I64(lane)) for lane in range(self.lanes)]
+        base = offset.base if offset.base is not None else I64(0)
+        return [self.builder.add(base, I64(offset.constant + lane * offset.stride)) for lane in range(self.lanes)]
+
+    def _gather(self, buffer: Buffer, offset: _Offset, masks: list[Typed]) -> ir.Value:
+        kind = stored_type(buffer.dtype)
+        result: ir.Value = ir.Constant(vector_of(kind, self.lanes), ir.Undefined)
+        for lane, place in enumerate(self._lane_places(offset)):
+            for mask in masks:
+                active = self.builder.extract_element(mask.value, I64(lane)) if mask.lanes > 1 else mask.value
+                place = self.builder.select(active, place, I64(0))
+            element = self.builder.load(self._pointer(buffer, place, 0), typ=kind)
+            result = self.builder.insert_element(result, element, I64(lane))
+        return result
+
+    def store(self, stmt: Store) -> None:
+        buffer = stmt.buffer
+        value = self.value(stmt.value)
+        if buffer.scope is Scope.REGISTER:
+            place, lanes = self.register_place(buffer, stmt.index)
+            self.builder.store(splat(self.builder, value, lanes).value, place)
+            return
+        offset = self.offset(stmt.index)
+        raw = scalars.to_memory(self.builder, value.value, buffer.dtype)
+        if self.lanes == 1:
+            self.builder.store(raw, self._pointer(buffer, offset.base, offset.constant))
+            return
+        wide = splat(self.builder, Typed(raw, buffer.dtype, value.lanes), self.lanes).value
+        if offset.vector is None and offset.stride == 1:
+            pointer = self._pointer(buffer, offset.base, offset.constant)
+            self.builder.store(wide, pointer, align=buffer.dtype.bytes)
+            return
+        for lane, place in enumerate(self._lane_places(offset)):
+            self.builder.store(self.builder.extract_element(wide, I64(lane)), self._pointer(buffer, place, 0))

@@ -1,0 +1,294 @@
+"""The scalar functions of `te.scalars` that are instructions, on scalars and vectors alike, and conversions.
+
+The elementary functions (exp, tanh, ...) are in `math`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from tilewright import te
+from tilewright.codegen.llvm.types import I1, I8, I16, I32, Typed, element_type, like
+from tilewright.dtypes import DType
+from tilewright.errors import CodegenError
+from tilewright.hw import CpuMachine
+
+
+@dataclass(frozen=True)
+class Context:
+    builder: ir.IRBuilder
+    dtype: DType  # of the operands
+    flags: tuple[str, ...]  # fast-math flags that the numerics allow
+    machine: CpuMachine
+
+
+Emitter = Callable[..., ir.Value]
+
+
+def constant(expr: te.Const) -> int | float | bool:
+    if expr.dtype is DType.BF16:
+        import numpy as np
+
+        return int(np.asarray(expr.value, expr.dtype.numpy).view(np.uint16))
+    return expr.value
+
+
+def _number(value: ir.Value, number: float) -> ir.Constant:
+    """A constant of the type of `value`."""
+    if isinstance(value.type, ir.VectorType):
+        return ir.Constant(value.type, [number] * value.type.count)
+    return ir.Constant(value.type, number)
+
+
+def _intrinsic(builder: ir.IRBuilder, name: str, *args: ir.Value) -> ir.Value:
+    kind = args[0].type
+    element = kind.element if isinstance(kind, ir.VectorType) else kind
+    short = {"float": "f32", "double": "f64"}.get(str(element), str(element))
+    full = f"llvm.{name}.v{kind.count}{short}" if isinstance(kind, ir.VectorType) else f"llvm.{name}.{short}"
+    function = builder.module.globals.get(full) or ir.Function(
+        builder.module, ir.FunctionType(kind, [kind] * len(args)), full
+    )
+    return builder.call(function, args)
+
+
+# -- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def _arithmetic(name: str) -> Emitter:
+    def emit(context: Context, a: ir.Value, b: ir.Value) -> ir.Value:
+        if context.dtype.is_float:
+            return getattr(context.builder, "f" + name)(a, b, flags=context.flags)
+        if context.dtype is DType.BOOL:  # as torch: sum of bools is "or", product is "and"
+            return context.builder.or_(a, b) if name == "add" else context.builder.and_(a, b)
+        return getattr(context.builder, name)(a, b)
+
+    return emit
+
+
+def _neg(context: Context, a: ir.Value) -> ir.Value:
+    return context.builder.fneg(a) if context.dtype.is_float else context.builder.neg(a)
+
+
+def _abs(context: Context, a: ir.Value) -> ir.Value:
+    if context.dtype.is_float:
+        return _intrinsic(context.builder, "fabs", a)
+    if context.dtype in (DType.U8, DType.BOOL):
+        return a
+    negative = context.builder.icmp_signed("<", a, _number(a, 0))
+    return context.builder.select(negative, context.builder.neg(a), a)
+
+
+def _extreme(comparison: str) -> Emitter:
+    """min and max; a NaN in either operand is the result."""
+
+    def emit(context: Context, a: ir.Value, b: ir.Value) -> ir.Value:
+        builder = context.builder
+        better = _compared(context, comparison, a, b)
+        best = builder.select(better, a, b)
+        if not context.dtype.is_float:
+            return best
+        # The comparison is false where b is NaN, and b is taken; where a is NaN it must be taken explicitly.
+        return builder.select(builder.fcmp_unordered("uno", a, a), a, best)
+
+    return emit
+
+
+def _floor_division(context: Context, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """(quotient, remainder), rounded towards minus infinity. Division by zero gives what the hardware must not trap on: a
+    quotient of 0 and the dividend as the remainder."""
+    builder = context.builder
+    zero, one = _number(a, 0), _number(a, 1)
+    divisor_is_zero = builder.icmp_signed("==", b, zero)
+    safe = builder.select(divisor_is_zero, one, b)
+    if context.dtype is DType.U8:
+        quotient, remainder = builder.udiv(a, safe), builder.urem(a, safe)
+    else:
+        # The most negative number over -1 overflows and traps: negation wraps around instead.
+        minus_one = _number(a, -1)
+        by_minus_one = builder.icmp_signed("==", safe, minus_one)
+        divisor = builder.select(by_minus_one, one, safe)
+        quotient, remainder = builder.sdiv(a, divisor), builder.srem(a, divisor)
+        quotient = builder.select(by_minus_one, builder.neg(a), quotient)
+        signs_differ = builder.icmp_signed("<", builder.xor(remainder, divisor), zero)
+        adjust = builder.and_(signs_differ, builder.icmp_signed("!=", remainder, zero))
+        quotient = builder.select(adjust, builder.sub(quotient, one), quotient)
+        remainder = builder.select(adjust, builder.add(remainder, divisor), remainder)
+    return (
+        builder.select(divisor_is_zero, zero, quotient),
+        builder.select(divisor_is_zero, a, remainder),
+    )
+
+
+def _floordiv(context: Context, a: ir.Value, b: ir.Value) -> ir.Value:
+    return _floor_division(context, a, b)[0]
+
+
+def _mod(context: Context, a: ir.Value, b: ir.Value) -> ir.Value:
+    return _floor_division(context, a, b)[1]
+
+
+def _div(context: Context, a: ir.Value, b: ir.Value) -> ir.Value:
+    return context.builder.fdiv(a, b, flags=context.flags)
+
+
+def _fma(context: Context, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    # fmuladd is fused exactly where the machine can; fma would call a library function where it cannot.
+    return _intrinsic(context.builder, "fma" if context.machine.has_fma else "fmuladd", a, b, c)
+
+
+def _rounding(name: str) -> Emitter:
+    def emit(context: Context, a: ir.Value) -> ir.Value:
+        return _intrinsic(context.builder, name, a)
+
+    return emit
+
+
+# -- comparisons and bits ---------------------------------------------------------------------------------------------
+
+
+def _compared(context: Context, sign: str, a: ir.Value, b: ir.Value) -> ir.Value:
+    if context.dtype.is_float:
+        # Ordered comparisons are false on NaN; != is true on NaN.
+        compare = context.builder.fcmp_unordered if sign == "!=" else context.builder.fcmp_ordered
+        return compare(sign, a, b)
+    unsigned = context.dtype in (DType.U8, DType.BOOL)
+    return (context.builder.icmp_unsigned if unsigned else context.builder.icmp_signed)(sign, a, b)
+
+
+def _comparison(sign: str) -> Emitter:
+    return lambda context, a, b: _compared(context, sign, a, b)
+
+
+def _bits(name: str) -> Emitter:
+    return lambda context, a, b: getattr(context.builder, name)(a, b)
+
+
+def _shift(context: Context, a: ir.Value, b: ir.Value, *, left: bool) -> ir.Value:
+    """A shift by the width or more gives what an infinitely wide integer would."""
+    builder = context.builder
+    width = context.dtype.bytes * 8
+    arithmetic = not left and context.dtype is not DType.U8
+    limit = _number(b, width - 1)
+    too_far = builder.icmp_unsigned(">", b, limit)
+    amount = builder.select(too_far, limit if arithmetic else _number(b, 0), b)
+    shifted = builder.shl(a, amount) if left else builder.ashr(a, amount) if arithmetic else builder.lshr(a, amount)
+    return shifted if arithmetic else builder.select(too_far, _number(a, 0), shifted)
+
+
+EMITTERS: dict[str, Emitter] = {
+    "add": _arithmetic("add"),
+    "sub": _arithmetic("sub"),
+    "mul": _arithmetic("mul"),
+    "min": _extreme("<"),
+    "max": _extreme(">"),
+    "neg": _neg,
+    "abs": _abs,
+    "floordiv": _floordiv,
+    "mod": _mod,
+    "div": _div,
+    "fma": _fma,
+    "sqrt": _rounding("sqrt"),
+    "floor": _rounding("floor"),
+    "ceil": _rounding("ceil"),
+    "trunc": _rounding("trunc"),
+    "round": _rounding("rint"),
+    "copysign": lambda context, a, b: _intrinsic(context.builder, "copysign", a, b),
+    "eq": _comparison("=="),
+    "ne": _comparison("!="),
+    "lt": _comparison("<"),
+    "le": _comparison("<="),
+    "and": _bits("and_"),
+    "or": _bits("or_"),
+    "xor": _bits("xor"),
+    "not": lambda context, a: context.builder.not_(a),
+    "shl": lambda context, a, b: _shift(context, a, b, left=True),
+    "shr": lambda context, a, b: _shift(context, a, b, left=False),
+}
+
+
+# -- conversions ------------------------------------------------------------------------------------------------------
+
+
+def from_memory(builder: ir.IRBuilder, raw: ir.Value, dtype: DType) -> ir.Value:
+    return builder.icmp_unsigned("!=", raw, _number(raw, 0)) if dtype is DType.BOOL else raw
+
+
+def to_memory(builder: ir.IRBuilder, value: ir.Value, dtype: DType) -> ir.Value:
+    return builder.zext(value, like(value, I8)) if dtype is DType.BOOL else value
+
+
+def convert(builder: ir.IRBuilder, typed: Typed, dtype: DType, machine: CpuMachine) -> Typed:
+    """As C converts; see `te.Cast`."""
+    if typed.dtype is dtype:
+        return typed
+    return Typed(_converted(builder, typed.value, typed.dtype, dtype, machine), dtype, typed.lanes)
+
+
+def _converted(builder: ir.IRBuilder, value: ir.Value, source: DType, to: DType, machine: CpuMachine) -> ir.Value:
+    if source.is_half:
+        wide = _widen(builder, value, source, machine)
+        return wide if to is DType.F32 else _converted(builder, wide, DType.F32, to, machine)
+    if to.is_half:
+        # Through f32: exact for every integer that 16 bits can tell apart; f64 rounds twice, in the last place only.
+        single = value if source is DType.F32 else _converted(builder, value, source, DType.F32, machine)
+        return _narrow(builder, single, to, machine)
+    kind = like(value, element_type(to))
+    if to is DType.BOOL:
+        zero = _number(value, 0)
+        return builder.fcmp_unordered("!=", value, zero) if source.is_float else builder.icmp_signed("!=", value, zero)
+    if source.is_float and to.is_float:
+        return builder.fpext(value, kind) if to.bytes > source.bytes else builder.fptrunc(value, kind)
+    if source.is_float:
+        return _float_to_integer(builder, value, to)
+    unsigned = source in (DType.BOOL, DType.U8)
+    if to.is_float:
+        return builder.uitofp(value, kind) if unsigned else builder.sitofp(value, kind)
+    if source is DType.BOOL or to.bytes > source.bytes:
+        return builder.zext(value, kind) if unsigned else builder.sext(value, kind)
+    return value if to.bytes == source.bytes else builder.trunc(value, kind)
+
+
+def _float_to_integer(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value:
+    """Truncation through a wider integer, as the frameworks' x86 code does it; out of range is what then remains."""
+    if to is DType.I64:
+        return builder.fptosi(value, like(value, element_type(to)))
+    wide = builder.fptosi(value, like(value, I32))
+    return wide if to is DType.I32 else builder.trunc(wide, like(value, element_type(to)))
+
+
+def _widen(builder: ir.IRBuilder, value: ir.Value, source: DType, machine: CpuMachine) -> ir.Value:
+    single = like(value, ir.FloatType())
+    if source is DType.F16:
+        _needs_half_conversion(machine)
+        return builder.fpext(value, single)
+    bits = builder.shl(builder.zext(value, like(value, I32)), _number(ir.Constant(like(value, I32), None), 16))
+    return builder.bitcast(bits, single)
+
+
+def _narrow(builder: ir.IRBuilder, value: ir.Value, to: DType, machine: CpuMachine) -> ir.Value:
+    if to is DType.F16:
+        _needs_half_conversion(machine)
+        return builder.fptrunc(value, like(value, ir.HalfType()))
+    # bfloat16 is the upper half of an f32, rounded to nearest, ties to even; a NaN stays one (and quiet).
+    words = like(value, I32)
+    bits = builder.bitcast(value, words)
+    lowest = builder.and_(builder.lshr(bits, _number(bits, 16)), _number(bits, 1))
+    rounded = builder.add(bits, builder.add(lowest, _number(bits, 0x7FFF)))
+    quiet = builder.or_(bits, _number(bits, 0x400000))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    chosen = builder.select(is_nan, quiet, rounded)
+    return builder.trunc(builder.lshr(chosen, _number(bits, 16)), like(value, I16))
+
+
+def _needs_half_conversion(machine: CpuMachine) -> None:
+    if machine.triple.startswith("x86_64") and "f16c" not in machine.features:
+        raise CodegenError(
+            "float16 needs the processor's f16c instructions, which this target does not have",
+            remedy="use float32 or bfloat16 on this machine",
+        )
+
+
+__all__ = ["EMITTERS", "I1", "Context", "constant", "convert", "from_memory", "to_memory"]

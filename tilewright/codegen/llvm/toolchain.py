@@ -1,0 +1,60 @@
+"""LLVM as a toolchain: textual IR in, optimised object code or assembly out."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from tilewright.errors import CodegenError
+from tilewright.hw import CpuMachine
+
+
+@lru_cache(maxsize=1)
+def _initialised() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
+def version() -> str:
+    """What, besides the program and the machine, decides the object code."""
+    return f"llvmlite {llvmlite.__version__}, LLVM {'.'.join(map(str, llvm.llvm_version_info))}"
+
+
+@lru_cache(maxsize=8)
+def _target_machine(machine: CpuMachine) -> Any:
+    _initialised()
+    target = llvm.Target.from_triple(machine.triple)
+    # Position-independent and small: kernels are loaded anywhere, and reach only their own constants.
+    return target.create_target_machine(
+        cpu=machine.cpu, features=machine.feature_string(), opt=3, reloc="pic", codemodel="small"
+    )
+
+
+def optimise(ir_text: str, machine: CpuMachine) -> Any:
+    """The parsed, verified and optimised module. Programs are explicit about vectors and unrolling, so LLVM's own
+    vectorisers and unroller stay off: they cost time and second-guess the schedule."""
+    _initialised()
+    try:
+        module = llvm.parse_assembly(ir_text)
+        module.verify()
+    except RuntimeError as error:
+        raise CodegenError(f"LLVM rejected generated code: {error}") from None
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    options.loop_interleaving = False
+    options.loop_unrolling = False
+    builder = llvm.create_pass_builder(_target_machine(machine), options)
+    builder.getModulePassManager().run(module, builder)
+    return module
+
+
+def object_code(ir_text: str, machine: CpuMachine) -> bytes:
+    return bytes(_target_machine(machine).emit_object(optimise(ir_text, machine)))
+
+
+def assembly(ir_text: str, machine: CpuMachine) -> str:
+    return str(_target_machine(machine).emit_assembly(optimise(ir_text, machine)))

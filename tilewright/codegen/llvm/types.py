@@ -1,0 +1,67 @@
+"""Element types in LLVM: how a value is held in a register, and how it is stored in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from tilewright.dtypes import DType
+
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+PTR = ir.PointerType()
+
+# bfloat16 travels as its 16 bits: it is only ever widened, narrowed, moved or selected.
+_IN_REGISTER = {
+    DType.F64: ir.DoubleType(),
+    DType.F32: ir.FloatType(),
+    DType.F16: ir.HalfType(),
+    DType.BF16: I16,
+    DType.I64: I64,
+    DType.I32: I32,
+    DType.I16: I16,
+    DType.I8: I8,
+    DType.U8: I8,
+    DType.BOOL: I1,
+}
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A value with its element type; `lanes` is 1 for a scalar."""
+
+    value: ir.Value
+    dtype: DType
+    lanes: int
+
+
+def element_type(dtype: DType) -> ir.Type:
+    return _IN_REGISTER[dtype]
+
+
+def stored_type(dtype: DType) -> ir.Type:
+    """A bool takes a byte in memory."""
+    return I8 if dtype is DType.BOOL else _IN_REGISTER[dtype]
+
+
+def vector_of(element: ir.Type, lanes: int) -> ir.Type:
+    return ir.VectorType(element, lanes) if lanes > 1 else element
+
+
+def like(value: ir.Value, element: ir.Type) -> ir.Type:
+    """The type of `value` with another element type."""
+    return ir.VectorType(element, value.type.count) if isinstance(value.type, ir.VectorType) else element
+
+
+def splat(builder: ir.IRBuilder, typed: Typed, lanes: int) -> Typed:
+    """`typed` in every one of `lanes` lanes."""
+    if typed.lanes == lanes:
+        return typed
+    assert typed.lanes == 1, f"{typed.lanes} lanes cannot become {lanes}"
+    vector = ir.VectorType(typed.value.type, lanes)
+    if isinstance(typed.value, ir.Constant):
+        return Typed(ir.Constant(vector, [typed.value.constant] * lanes), typed.dtype, lanes)
+    undefined = ir.Constant(vector, ir.Undefined)
+    single = builder.insert_element(undefined, typed.value, I64(0))
+    picks = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+    return Typed(builder.shuffle_vector(single, undefined, picks), typed.dtype, lanes)

@@ -1,0 +1,147 @@
+"""Every error a user can meet, one class per mistake, each with its remedy.
+
+`TilewrightError` is the user's to handle; `InternalError` is our bug and asks for a report. A message says what
+happened, where, and what to try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class TilewrightError(Exception):
+    """What went wrong, and what to try."""
+
+    remedy: str = ""
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        self.message = message
+        self.remedy = type(self).remedy if remedy is None else remedy
+        super().__init__(f"{message}\n  try: {self.remedy}" if self.remedy else message)
+
+
+class InternalError(TilewrightError):
+    """A broken invariant of the compiler: our bug, not the user's."""
+
+    remedy = "this is a bug in Tilewright; please report it with the model or the repro that the message names"
+
+
+# -- the model ----------------------------------------------------------------------------------------------------
+
+
+class UnsupportedModelError(TilewrightError):
+    """The thing handed to `compile` is not a model that it knows."""
+
+    remedy = "pass an nn.Module with example inputs, or a torch.export.ExportedProgram"
+
+
+class UnsupportedOpsError(TilewrightError):
+    """The model uses operators that cannot be compiled: all of them, with the nodes that use them."""
+
+    remedy = "replace these operators in the model, or compile the part of the model without them"
+
+    def __init__(self, uses: Sequence[tuple[str, str]]) -> None:
+        """`uses`: (operator with the reason, place in the model) for every node that is not supported."""
+        self.uses = tuple(uses)
+        lines = "\n".join(f"  {op}: {place}" for op, place in self.uses)
+        operators = len({op for op, _ in self.uses})
+        super().__init__(f"{operators} unsupported operator(s), {len(self.uses)} use(s):\n{lines}")
+
+
+class TrainingModeError(TilewrightError):
+    """A module in training mode: dropout and batch norm would not be what the user means."""
+
+    remedy = "call model.eval() before compiling"
+
+
+class MutationError(TilewrightError):
+    """The model changes its own buffers or its inputs; a compiled model is a pure function."""
+
+    remedy = "return the new value instead of writing it in place, or take the buffer as an input and an output"
+
+
+class ExportError(TilewrightError):
+    """torch.export could not trace the module."""
+
+    remedy = "make torch.export.export(model, args) succeed; its message above names the line that it could not trace"
+
+
+# -- the call -----------------------------------------------------------------------------------------------------
+
+
+class InputError(TilewrightError):
+    """A call with inputs that do not fit: which input, what was expected, what came."""
+
+    remedy = "call the compiled model with inputs like the examples it was compiled with, or compile for these inputs"
+
+
+class GradientError(TilewrightError):
+    """An input asks for gradients; compiled models compute none."""
+
+    remedy = "call under torch.no_grad() or torch.inference_mode(), or detach the input"
+
+
+# -- options and environment --------------------------------------------------------------------------------------
+
+
+class OptionError(TilewrightError):
+    """An option with a value that it cannot have."""
+
+    remedy = "see `tilewright doctor` for every option, its values and its default"
+
+
+class TargetError(TilewrightError):
+    """A target that this machine or this build does not have."""
+
+    remedy = 'use target="cpu", or leave it out'
+
+
+class MissingDependencyError(TilewrightError):
+    """An optional package is needed and not installed."""
+
+
+class CodegenError(InternalError):
+    """LLVM refused what we generated, or the object needs a symbol that it may not have."""
+
+
+# -- files --------------------------------------------------------------------------------------------------------
+
+
+class ArtifactError(TilewrightError):
+    """A file that is not a sound artifact: truncated, corrupted, or not one at all."""
+
+    remedy = "save the model again with CompiledModel.save"
+
+
+class ArtifactVersionError(ArtifactError):
+    """An artifact of a format that this version cannot read."""
+
+    remedy = "load it with the version of Tilewright that wrote it, or compile and save the model again"
+
+
+class ArtifactMachineError(ArtifactError):
+    """An artifact whose object code needs processor features that this machine lacks."""
+
+    remedy = "compile and save the model on a machine like this one"
+
+
+class CacheError(TilewrightError):
+    """The cache folder cannot be used."""
+
+    remedy = "set TILEWRIGHT_CACHE_DIR to a folder that you own and can write"
+
+
+class TextFormError(TilewrightError):
+    """A text form of a graph that cannot be parsed, with the line."""
+
+    remedy = "text forms come from print_graph; see the grammar at the head of graph/text.py"
+
+
+class VerificationError(InternalError):
+    """A stage produced something illegal; the verifier says what and where."""
+
+
+class TypeRuleError(TilewrightError):
+    """An operator applied to shapes, types or attributes that it does not take."""
+
+    remedy = "check the shapes and types at the node that the message names"

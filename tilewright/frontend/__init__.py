@@ -1,0 +1,19 @@
+"""Foreign models into the graph IR, without optimisation. A framework is imported only when a model of it comes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tilewright.errors import UnsupportedModelError
+from tilewright.frontend.imported import ImportedModel
+from tilewright.frontend.torch_export import import_torch
+
+__all__ = ["ImportedModel", "import_model", "import_torch"]
+
+
+def import_model(model: Any, example_inputs: Any = None) -> ImportedModel:
+    """The model as a graph, by the frontend that knows its kind."""
+    if "torch" in sys.modules:  # as it is if the model is one of PyTorch's
+        return import_torch(model, example_inputs)
+    raise UnsupportedModelError(f"cannot import a {type(model).__module__}.{type(model).__qualname__}")

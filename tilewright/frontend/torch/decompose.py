@@ -1,0 +1,49 @@
+"""The fallback for operators without a converter: PyTorch's own decompositions, of those operators alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram, default_decompositions
+
+
+def decomposed(program: ExportedProgram, operators: Iterable[Any]) -> ExportedProgram | None:
+    """The program with these operators written as simpler ones; None if PyTorch has no decomposition for any."""
+    table: dict[Any, Callable[..., Any]] = {}
+    for operator in operators:
+        rule = _decomposition(operator)
+        if rule is not None:
+            table[operator] = rule
+    if not table:
+        return None
+    try:
+        return program.run_decompositions(table)
+    except (
+        Exception
+    ):  # whatever a decomposition raises, the operator stays unsupported and is reported as such
+        return None
+
+
+def _decomposition(operator: Any) -> Callable[..., Any] | None:
+    if not isinstance(operator, torch._ops.OpOverload):
+        return None
+    for table in (default_decompositions(), torch._decomp.decomposition_table):
+        if operator in table:
+            rule: Callable[..., Any] = table[operator]
+            return rule
+    if operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        decompose: Callable[..., Any] = operator.decompose
+        return decompose
+    return None
+
+
+def origin_of(node: Any) -> str:
+    """The name of the node of the first program from which this one was decomposed."""
+    sources = node.meta.get("from_node") or []
+    name = str(node.name)
+    while sources:
+        name = str(sources[-1].name)
+        sources = getattr(sources[-1], "from_node", None) or []
+    return name

@@ -1,0 +1,128 @@
+"""In-place operators: writes of a program into its own values become new values.
+
+An exported program may still hold operators such as `relu_`. Most write into a whole value that nothing else views;
+they are converted as the operator without the underscore, and every name of that value is pointed at the result.
+Anything more tangled (a write through a slice, a value with views) is left to PyTorch's own functionalisation, which
+retraces the program. What remains written afterwards are the model's buffers and inputs, and those are an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from tilewright.errors import MutationError
+
+# Operators marked as writing that leave every value as it is.
+_HARMLESS = {"aten.detach_.default", "aten.requires_grad_.default"}
+# Operators that return their operand itself, though their schema does not say so.
+_PASSING = {"aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default"}
+
+
+def writes(node: Any) -> bool:
+    """Whether an fx node changes one of its operands."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or str(target) in _HARMLESS:
+        return False
+    return bool(target._schema.is_mutable)
+
+
+def functional_name(name: str) -> str:
+    """aten.relu_.default -> aten.relu.default; also for the operators that write and lose nothing by it."""
+    namespace, operator, overload = name.split(".")
+    return f"{namespace}.{operator.removesuffix('_')}.{overload}"
+
+
+class Aliases:
+    """Which nodes of a graph are the same tensor, and whether every write can be followed by renaming.
+
+    Nodes are taken in order. A write is simple if it is to one tensor that is no view, that has no view yet and that
+    the program made itself; views made later see the new value anyway.
+    """
+
+    def __init__(self, nodes: Iterable[Any]) -> None:
+        self.all_simple = True
+        self._tensor: dict[Any, int] = {}
+        self._nodes: dict[int, list[Any]] = {}
+        self._shared: set[int] = set()  # tensors that are views, have views, or come from outside
+        self._storages: dict[int, int] = {}
+        for node in nodes:
+            if writes(node) and not self._is_simple(node):
+                self.all_simple = False
+            self._add(node)
+
+    def same(self, node: Any) -> list[Any]:
+        """The nodes that stand for exactly the tensor of `node`."""
+        return self._nodes[self._tensor[node]]
+
+    def _is_simple(self, node: Any) -> bool:
+        arguments = node.target._schema.arguments
+        written = [a for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+        first = node.args[0] if node.args else None
+        return len(written) == 1 and first in self._tensor and self._tensor[first] not in self._shared
+
+    def _add(self, node: Any) -> None:
+        value = node.meta.get("val")
+        operand: Any = next((a for a in node.args if isinstance(a, torch.fx.Node)), None)
+        is_same = operand in self._tensor and (
+            writes(node)
+            or str(node.target) in _HARMLESS | _PASSING
+            or _same_tensor(operand.meta.get("val"), value)
+        )
+        tensor = self._tensor[operand] if is_same else len(self._nodes)
+        self._tensor[node] = tensor
+        self._nodes.setdefault(tensor, []).append(node)
+        if node.op != "call_function":
+            self._shared.add(tensor)
+        if not is_same and _may_be_view(node):
+            self._shared.update([tensor, *(self._tensor[a] for a in node.all_input_nodes)])
+        for part in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(part, torch.Tensor):
+                owner = self._storages.setdefault(part.untyped_storage()._cdata, tensor)
+                if owner != tensor:
+                    self._shared.update((owner, tensor))
+
+
+def _same_tensor(a: Any, b: Any) -> bool:
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return False
+    return (
+        a.untyped_storage()._cdata == b.untyped_storage()._cdata
+        and a.dtype == b.dtype
+        and a.shape == b.shape
+        and a.stride() == b.stride()
+        and a.storage_offset() == b.storage_offset()
+    )
+
+
+def _may_be_view(node: Any) -> bool:
+    if node.op != "call_function":
+        return False
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True  # an item of several results, or an operator of operators: not known
+    return any(result.alias_info is not None for result in node.target._schema.returns)
+
+
+def functionalised(program: ExportedProgram) -> ExportedProgram:
+    """The program with at most simple writes in its main graph; MutationError if it writes to its buffers or inputs."""
+    check_signature(program)
+    main = program.graph_module
+    inner = [m for m in main.modules() if isinstance(m, torch.fx.GraphModule) and m is not main]
+    if not any(writes(node) for module in inner for node in module.graph.nodes):
+        if Aliases(main.graph.nodes).all_simple:
+            return program
+    program = program.run_decompositions({})
+    check_signature(program)
+    return program
+
+
+def check_signature(program: ExportedProgram) -> None:
+    signature = program.graph_signature
+    names = [f"buffer {name}" for name in signature.buffers_to_mutate.values()]
+    names += [f"parameter {name}" for name in getattr(signature, "parameters_to_mutate", {}).values()]
+    names += [f"input {name}" for name in signature.user_inputs_to_mutate.values()]
+    if names:
+        raise MutationError(f"the model writes to its {', its '.join(names)}")

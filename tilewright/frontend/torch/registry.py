@@ -1,0 +1,71 @@
+"""The converters: from the name of an ATen operator to the function that writes it in operators of the graph.
+
+    @converter("aten.add.Tensor", "aten.add.Scalar")
+    def add(ctx: Context, a: Operand, b: Operand, alpha: Number = 1) -> Node: ...
+
+A converter takes the arguments of the operator's schema by the same names, tensors as nodes and numbers as they are.
+Arguments that only say where or how a result is stored (device, layout, ...) are dropped before it is called. It
+returns one node, or a tuple for an operator with several results; an entry that cannot be computed is an `Absent`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tilewright.graph.ir import Node
+
+Number = int | float | bool
+Operand = Node | int | float | bool
+Converter = Callable[..., Any]
+
+_F = TypeVar("_F", bound=Converter)
+_TABLE: dict[str, Converter] = {}
+
+# Keyword arguments that change neither the values nor the type of a result.
+STORAGE_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
+
+
+class Unsupported(Exception):
+    """This use of an operator cannot be expressed in the graph; the message says why."""
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A result that is not computed; using it is unsupported, for this reason."""
+
+    reason: str
+
+
+Result = Node | Sequence[Node | Absent]
+
+
+def converter(*names: str) -> Callable[[_F], _F]:
+    """Registers a function as the converter of the operators called `names` ("aten.add.Tensor")."""
+
+    def add(function: _F) -> _F:
+        for name in names:
+            assert name not in _TABLE, f"two converters for {name}"
+            _TABLE[name] = function
+        return function
+
+    return add
+
+
+def table() -> dict[str, Converter]:
+    """Every converter by the operator's name."""
+    from tilewright.frontend.torch import (  # noqa: F401  (fill the table)
+        aten_contraction,
+        aten_creation,
+        aten_einsum,
+        aten_elementwise,
+        aten_formula,
+        aten_indexing,
+        aten_movement,
+        aten_normalisation,
+        aten_reduction,
+        aten_window,
+    )
+
+    return _TABLE

@@ -1,0 +1,70 @@
+"""The reference: a graph executed in NumPy, node by node, by the meanings in the op table.
+
+Floats are computed in f64 whatever their type. With `precise` they stay so from end to end, and every kernel's error is
+measured against the result; without it each node's result is rounded to its type, as a framework that runs one operator
+at a time rounds it. Integers and bools are exact, of their own type, either way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from tilewright.errors import InternalError
+from tilewright.graph.ir import Graph, Node
+from tilewright.graph.op import op_of
+
+
+def evaluate(graph: Graph, inputs: Sequence[np.ndarray], *, precise: bool = True) -> list[np.ndarray]:
+    """The outputs of `graph` for arrays that fit its inputs. Floats come back as f64 if `precise`."""
+    if len(inputs) != len(graph.inputs):
+        raise InternalError(f"the graph has {len(graph.inputs)} inputs, {len(inputs)} were given")
+    values: dict[Node, np.ndarray] = {}
+    for node, array in zip(graph.inputs, inputs, strict=True):
+        _check_shape(node, array)
+        values[node] = _held(array, node, precise)
+
+    nodes = graph.nodes()
+    waiting = Counter(operand for node in nodes for operand in set(node.inputs))
+    waiting.update(graph.outputs)  # never reach 0: they are kept
+    for node in nodes:
+        if node.is_input or node.is_constant:
+            continue  # a constant is widened where it is used, and not kept
+        operands = [_held(_data(o), o, precise) if o.is_constant else values[o] for o in node.inputs]
+        values[node] = evaluate_node(node, operands, precise)
+        for operand in set(node.inputs):
+            waiting[operand] -= 1
+            if not waiting[operand]:
+                values.pop(operand, None)
+    return [_held(_data(o), o, precise) if o.is_constant else values[o] for o in graph.outputs]
+
+
+def evaluate_node(node: Node, arrays: Sequence[np.ndarray], precise: bool = True) -> np.ndarray:
+    """The value of one node, given those of its operands."""
+    wide = [
+        array.astype(np.float64, copy=False) if operand.dtype.is_float else array
+        for operand, array in zip(node.inputs, arrays, strict=True)
+    ]
+    with np.errstate(all="ignore"):
+        result = np.asarray(op_of(node.op).oracle(node.attrs, *wide))
+    _check_shape(node, result)
+    return _held(result, node, precise)
+
+
+def _held(array: np.ndarray, node: Node, precise: bool) -> np.ndarray:
+    """`array` in the type in which the value of `node` is kept."""
+    dtype = np.dtype(np.float64) if precise and node.dtype.is_float else node.dtype.numpy
+    with np.errstate(all="ignore"):
+        return array.astype(dtype, copy=False)
+
+
+def _data(node: Node) -> np.ndarray:
+    assert node.data is not None
+    return node.data
+
+
+def _check_shape(node: Node, array: np.ndarray) -> None:
+    if array.shape != node.shape:
+        raise InternalError(f"{node!r}: the oracle has a value of shape {list(array.shape)}")

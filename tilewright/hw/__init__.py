@@ -1,0 +1,5 @@
+"""What a machine *is*, as frozen data, and how to find out about this one."""
+
+from tilewright.hw.cpu import CpuMachine, host
+
+__all__ = ["CpuMachine", "host"]

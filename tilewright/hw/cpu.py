@@ -1,0 +1,69 @@
+"""CPUs: what the schedules and the code generator need to know of one, and the detection of this one."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tilewright import knobs
+from tilewright.dtypes import DType
+from tilewright.runtime import host as runtime_host
+
+
+@dataclass(frozen=True)
+class CpuMachine:
+    triple: str  # LLVM's name of the platform
+    cpu: str  # LLVM's name of the processor
+    features: tuple[str, ...]  # what generated code may use, sorted: ("avx", "avx2", ...)
+    absent: tuple[str, ...]  # what LLVM knows of and generated code may not use
+    vector_bytes: int
+    vector_registers: int
+    has_fma: bool
+    cores: int
+
+    def lanes(self, dtype: DType) -> int:
+        """Elements of a type in a vector register; nothing is computed in less than 32 bits."""
+        return self.vector_bytes // max(4, dtype.compute.bytes)
+
+    def feature_string(self) -> str:
+        """As LLVM wants it. What is absent is said too: the processor's name would imply it."""
+        return ",".join([f"+{name}" for name in self.features] + [f"-{name}" for name in self.absent])
+
+    def describe(self) -> str:
+        return f"{self.cpu}, {self.vector_bytes * 8}-bit vectors, {self.cores} core(s)"
+
+
+def _shape_of(arch: str, features: frozenset[str]) -> tuple[int, int, bool]:
+    """(vector bytes, vector registers, fused multiply-add) of an instruction set."""
+    if arch in ("x86_64", "AMD64", "i686"):
+        if {"avx512f", "avx512vl", "avx512dq", "avx512bw"} <= features:
+            return 64, 32, True
+        if "avx" in features:
+            return 32, 16, "fma" in features
+        return 16, 16, False
+    if arch in ("aarch64", "arm64"):
+        return 16, 32, True
+    return 16, 16, False
+
+
+@lru_cache(maxsize=8)
+def _machine(features: frozenset[str]) -> CpuMachine:
+    import llvmlite.binding as llvm
+
+    vector_bytes, registers, has_fma = _shape_of(platform.machine(), features)
+    return CpuMachine(
+        triple=runtime_host.triple(),
+        cpu=runtime_host.cpu_name(),
+        features=tuple(sorted(features)),
+        absent=tuple(sorted(set(llvm.get_host_cpu_features()) - features)),
+        vector_bytes=vector_bytes,
+        vector_registers=registers,
+        has_fma=has_fma,
+        cores=knobs.usable_cores(),
+    )
+
+
+def host() -> CpuMachine:
+    """This machine, as far as generated code may use it (`TILEWRIGHT_CPU_FEATURES` takes features away)."""
+    return _machine(runtime_host.features())

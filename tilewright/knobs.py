@@ -1,0 +1,278 @@
+"""Every option of Tilewright, typed, and the one reader of the environment.
+
+A knob is read when it is used, not at import, so a test or a notebook may change the variable at any time. Values that
+a caller passes explicitly (`compile(..., numerics="strict")`, `load(path, threads=4)`) go before any knob.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from tilewright.errors import OptionError
+
+MAX_THREADS = 1024
+NUMERICS = ("fast", "strict")
+THREAD_RUNTIMES = ("auto", "openmp", "pool")
+
+# Values of TILEWRIGHT_CPU_FEATURES that stand for a whole level of x86-64 instead of one feature.
+CPU_LEVELS = ("baseline", "avx2", "avx512")
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+# -- parsers: text -> value, or ValueError with what is allowed ----------------------------------------------------
+
+
+def parse_bytes(text: str) -> int:
+    """`"1536M"` -> 1610612736. Suffixes K, M, G, T are powers of 1024; a trailing `B` or `iB` is allowed."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError("a number of bytes with an optional suffix K, M, G or T, such as 512M or 2G")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def parse_threads(text: str) -> int:
+    allowed = f"a whole number from 1 to {MAX_THREADS}, or 0 for the default"
+    try:
+        count = int(text)
+    except ValueError:
+        raise ValueError(allowed) from None
+    if not 0 <= count <= MAX_THREADS:
+        raise ValueError(allowed)
+    return count or default_threads()
+
+
+def parse_cpu_features(text: str) -> tuple[str, ...]:
+    """A list such as `-avx512f,-avx512vl`, or a level such as `avx2`; `runtime.host` says what it means."""
+    items = tuple(item.strip().lower() for item in text.split(",") if item.strip())
+    for item in items:
+        if item not in CPU_LEVELS and not re.fullmatch(r"-[a-z0-9._-]+", item):
+            levels = ", ".join(CPU_LEVELS)
+            raise ValueError(
+                f"features to leave out, such as -avx512f,-avx512vl, or one of the levels {levels}"
+            )
+    return items
+
+
+def _parse_folder(text: str) -> Path:
+    return Path(text).expanduser()
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        value = text.strip().lower()
+        if value not in choices:
+            raise ValueError("one of " + ", ".join(choices))
+        return value
+
+    return parse
+
+
+# -- defaults ------------------------------------------------------------------------------------------------------
+
+
+def _default_cache_dir() -> Path:
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("tilewright", appauthor=False))
+
+
+def default_threads() -> int:
+    """OMP_NUM_THREADS where it is set, as the other libraries of the process would; otherwise `usable_cores`."""
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if first.isdecimal() and int(first) > 0:
+        return min(int(first), MAX_THREADS)
+    return usable_cores()
+
+
+def usable_cores() -> int:
+    """Physical cores that this process may use: its affinity mask, its cgroup's quota, two hyperthreads as one."""
+    try:
+        allowed = sorted(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        import psutil
+
+        return max(1, min(psutil.cpu_count(logical=False) or os.cpu_count() or 1, MAX_THREADS))
+    cores = _physical_cores(tuple(allowed))
+    quota = _cgroup_cpus()
+    if quota is not None:
+        cores = min(cores, max(1, math.ceil(quota)))
+    return max(1, min(cores, MAX_THREADS))
+
+
+@lru_cache(maxsize=8)
+def _physical_cores(allowed: tuple[int, ...]) -> int:
+    siblings = set()
+    for cpu in allowed:
+        try:
+            text = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+        except OSError:
+            return len(allowed)
+        siblings.add(text.strip())
+    return len(siblings)
+
+
+def _cgroup_cpus(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> float | None:
+    """The tightest CPU quota on the path from this process's cgroup to the root; None without one."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    quotas = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, read = root, _quota_v2
+        elif "cpu" in controllers.split(","):
+            base, read = root / "cpu", _quota_v1
+        else:
+            continue
+        # A container often sees its own group mounted at the root, so the path of the host may not exist here.
+        parts = Path(path.lstrip("/")).parts
+        for length in range(len(parts), -1, -1):
+            quota = read(base.joinpath(*parts[:length]))
+            if quota is not None:
+                quotas.append(quota)
+    return min(quotas, default=None)
+
+
+def _quota_v2(group: Path) -> float | None:
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _quota_v1(group: Path) -> float | None:
+    try:
+        quota = int((group / "cpu.cfs_quota_us").read_text())
+        return None if quota <= 0 else quota / int((group / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+# -- the table -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Knob:
+    name: str
+    variable: str
+    type: str  # for people: "bytes", "folder", ...
+    parse: Callable[[str], Any]
+    default: Any  # a value, or a function of no arguments that finds it
+    doc: str
+
+    def default_value(self) -> Any:
+        return self.default() if callable(self.default) else self.default
+
+
+@dataclass(frozen=True)
+class KnobState:
+    """One row of `tilewright doctor`."""
+
+    name: str
+    variable: str
+    type: str
+    value: Any
+    default: Any
+    source: str  # "default", or "environment"
+    doc: str
+
+
+KNOBS: tuple[Knob, ...] = (
+    Knob(
+        "cache_dir",
+        "TILEWRIGHT_CACHE_DIR",
+        "folder",
+        _parse_folder,
+        _default_cache_dir,
+        "where compiled kernels and tuning records are kept",
+    ),
+    Knob(
+        "cache_limit",
+        "TILEWRIGHT_CACHE_LIMIT",
+        "bytes",
+        parse_bytes,
+        2 << 30,
+        "how large the cache of compiled kernels may grow before its oldest entries go",
+    ),
+    Knob(
+        "threads",
+        "TILEWRIGHT_THREADS",
+        "count",
+        parse_threads,
+        default_threads,
+        "threads of a compiled model; the default is OMP_NUM_THREADS, or the physical cores this process may use",
+    ),
+    Knob(
+        "thread_runtime",
+        "TILEWRIGHT_THREAD_RUNTIME",
+        "choice",
+        _one_of(*THREAD_RUNTIMES),
+        "auto",
+        "openmp (one already loaded in the process, such as torch's), pool (our own threads), or auto",
+    ),
+    Knob(
+        "numerics",
+        "TILEWRIGHT_NUMERICS",
+        "choice",
+        _one_of(*NUMERICS),
+        "fast",
+        "fast: Winograd and approximate math within the stated error; strict: neither, and a fixed reduction order",
+    ),
+    Knob(
+        "cpu_features",
+        "TILEWRIGHT_CPU_FEATURES",
+        "features",
+        parse_cpu_features,
+        (),
+        "processor features to do without (-avx512f,-avx512vl) or a level to keep to (baseline, avx2, avx512)",
+    ),
+)
+
+_BY_NAME = {knob.name: knob for knob in KNOBS}
+
+
+@overload
+def get(name: Literal["cache_dir"]) -> Path: ...
+@overload
+def get(name: Literal["cache_limit", "threads"]) -> int: ...
+@overload
+def get(name: Literal["thread_runtime", "numerics"]) -> str: ...
+@overload
+def get(name: Literal["cpu_features"]) -> tuple[str, ...]: ...
+def get(name: str) -> Any:
+    """The value of a knob now: its environment variable where set and not empty, otherwise its default."""
+    return _read(_BY_NAME[name])[0]
+
+
+def table() -> tuple[KnobState, ...]:
+    """Every knob with its value and where it came from."""
+    rows = []
+    for knob in KNOBS:
+        value, source = _read(knob)
+        rows.append(
+            KnobState(knob.name, knob.variable, knob.type, value, knob.default_value(), source, knob.doc)
+        )
+    return tuple(rows)
+
+
+def _read(knob: Knob) -> tuple[Any, str]:
+    text = os.environ.get(knob.variable, "")
+    if not text.strip():
+        return knob.default_value(), "default"
+    try:
+        return knob.parse(text), "environment"
+    except ValueError as error:
+        raise OptionError(f"{knob.variable}={text!r}: allowed is {error}") from None

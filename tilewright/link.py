@@ -1,0 +1,130 @@
+"""Partition + Kernels -> Plan: where every value lives, and which kernel runs when.
+
+Graph inputs and outputs live in the caller's memory, constants in the model's, everything else in one arena whose
+offsets are planned by liveness. A view has no place of its own: it is the place of what it views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.codegen.llvm.build import Kernel
+from tilewright.graph.ir import Node, TensorType
+from tilewright.graph.task import Partition, Task, TaskCall
+from tilewright.hw import CpuMachine
+from tilewright.runtime.loader import object_digest
+from tilewright.runtime.memory import Buffer, plan_memory
+from tilewright.runtime.plan import MemoryReport, Place, Plan, Step, TaskInfo, TensorSpec
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """How the model meets its caller: names and nesting of inputs and outputs."""
+
+    input_names: tuple[str, ...]
+    input_tree: dict[str, Any]
+    output_tree: dict[str, Any]
+    argument_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Linked:
+    plan: Plan
+    constants: tuple[np.ndarray, ...]
+    objects: Mapping[str, bytes]  # digest -> object code
+
+
+def link(
+    partition: Partition,
+    kernels: Mapping[str, Kernel],
+    boundary: Boundary,
+    machine: CpuMachine,
+    *,
+    numerics: str,
+    producer: str,
+) -> Linked:
+    """The plan that runs `partition` with `kernels` (by task key)."""
+    # A tensor without elements needs no kernel.
+    calls = [call for call in partition.calls if call.output.type.size]
+    constants = _constants(partition, calls)
+    places, memory = _places(partition, calls, constants)
+    digests = {key: object_digest(kernel.object_code) for key, kernel in kernels.items()}
+    graph = partition.graph
+    plan = Plan(
+        inputs=tuple(_spec(name, node.type) for name, node in zip(boundary.input_names, graph.inputs)),
+        outputs=tuple(_spec(node.name or f"output{n}", node.type) for n, node in enumerate(graph.outputs)),
+        constants=tuple(_spec(node.name, node.type) for node in constants),
+        steps=tuple(_step(partition, call, kernels[call.task.key], places) for call in calls),
+        kernels={kernels[key].symbol: digests[key] for key in kernels},
+        tasks={key: _info(task, kernels[key]) for key, (task, _) in partition.tasks().items() if key in kernels},
+        memory=memory,
+        input_tree=boundary.input_tree,
+        output_tree=boundary.output_tree,
+        target={"triple": machine.triple, "cpu": machine.cpu, "features": list(machine.features)},
+        numerics=numerics,
+        producer=producer,
+        input_names=boundary.argument_names,
+    )
+    plan.validate()
+    objects = {digests[key]: kernel.object_code for key, kernel in kernels.items()}
+    return Linked(plan, tuple(node.data for node in constants if node.data is not None), objects)
+
+
+def _spec(name: str, type: TensorType) -> TensorSpec:
+    return TensorSpec(name, type.dtype.short, type.shape)
+
+
+def _constants(partition: Partition, calls: list[TaskCall]) -> list[Node]:
+    """The constants that some call reads, each once, in order of first use."""
+    used: dict[Node, None] = {}
+    for call in calls:
+        for node in call.inputs:
+            buffer = partition.buffer_of(node)
+            if buffer.is_constant:
+                used[buffer] = None
+    return list(used)
+
+
+def _places(
+    partition: Partition, calls: list[TaskCall], constants: list[Node]
+) -> tuple[dict[Node, Place], MemoryReport]:
+    """A place for every buffer, and how good the arena is."""
+    places = {node: Place("input", index) for index, node in enumerate(partition.graph.inputs)}
+    places |= {node: Place("constant", index) for index, node in enumerate(constants)}
+    places |= {node: Place("output", index) for index, node in enumerate(partition.graph.outputs)}
+    first: dict[Node, int] = {}
+    last: dict[Node, int] = {}
+    for step, call in enumerate(calls):
+        for node in (*call.inputs, call.output):
+            buffer = partition.buffer_of(node)
+            if buffer not in places:
+                first.setdefault(buffer, step)
+                last[buffer] = step
+    kept = [node for node in first if node.type.size]
+    constant_bytes = sum(node.type.bytes for node in constants)
+    offsets, memory = plan_memory([Buffer(n.type.bytes, first[n], last[n]) for n in kept], constant_bytes)
+    places |= {node: Place("arena", 0, offset) for node, offset in zip(kept, offsets)}
+    # An input without elements has no memory: any place does.
+    places |= {node: Place("arena") for node in first if not node.type.size}
+    return places, memory
+
+
+def _step(partition: Partition, call: TaskCall, kernel: Kernel, places: Mapping[Node, Place]) -> Step:
+    arguments = tuple(places[partition.buffer_of(node)] for node in (*call.inputs, call.output))
+    return Step(kernel.symbol, arguments, kernel.extent, call.task.key, call.name)
+
+
+def _info(task: Task, kernel: Kernel) -> TaskInfo:
+    return TaskInfo(
+        label=task.label,
+        text=task.text,
+        flops=task.flops,
+        bytes=task.bytes,
+        inputs=tuple(_spec(f"x{n}", node.type) for n, node in enumerate(task.graph.inputs)),
+        output=_spec("out", task.output.type),
+        program=kernel.decisions,
+    )

@@ -1,0 +1,1 @@
+"""The loop room: loop-nest IR, its verifier, interpreter and text form, and the default program of any task."""

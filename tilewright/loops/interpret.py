@@ -1,0 +1,82 @@
+"""The meaning of loop programs, executed literally: slow, and what generated code is tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.loops.ir import Across, Block, Buffer, For, Program, Stmt, register_buffers
+from tilewright.te.scalars import SCALARS
+
+
+def interpret_program(program: Program, inputs: Sequence[np.ndarray]) -> np.ndarray:
+    """Run the program on flat copies of `inputs`; gives the flat output. Elements never written are NaN or -1."""
+    memory = {
+        buffer: np.ascontiguousarray(array).reshape(-1) for buffer, array in zip(program.params[:-1], inputs)
+    }
+    output = program.params[-1]
+    for buffer in (output, *register_buffers(program)):
+        memory[buffer] = np.full(buffer.size, np.nan if buffer.dtype.is_float else -1).astype(buffer.dtype.numpy)
+    with np.errstate(all="ignore"):
+        _Machine(memory).run(program.body, {})
+    return memory[output]
+
+
+class _Machine:
+    def __init__(self, memory: dict[Buffer, np.ndarray]) -> None:
+        self.memory = memory
+
+    def run(self, stmt: Stmt, env: dict[te.Var, int]) -> None:
+        if isinstance(stmt, Block):
+            for child in stmt.stmts:
+                self.run(child, env)
+        elif isinstance(stmt, For):
+            for value in range(stmt.var.extent):
+                self.run(stmt.body, {**env, stmt.var: value})
+        else:
+            index = int(self.value(stmt.index, env))
+            if not 0 <= index < stmt.buffer.size:
+                raise IndexError(f"{stmt.buffer.name}[{index}] of {stmt.buffer.size}")
+            self.memory[stmt.buffer][index] = self.value(stmt.value, env)
+
+    def value(self, expr: te.Expr, env: dict[te.Var, int]) -> Any:
+        if isinstance(expr, te.Const):
+            return np.asarray(expr.value).astype(expr.dtype.numpy)[()]
+        if isinstance(expr, te.Var):
+            return np.int64(env.get(expr, 0))
+        if isinstance(expr, te.Load):
+            assert isinstance(expr.source, Buffer)
+            index = int(self.value(expr.indices[0], env))
+            if not 0 <= index < expr.source.size:
+                raise IndexError(f"{expr.source.name}[{index}] of {expr.source.size}")
+            return self.memory[expr.source][index]
+        if isinstance(expr, te.Select):
+            return self.value(expr.then if self.value(expr.cond, env) else expr.other, env)
+        if isinstance(expr, te.Cast):
+            return _convert(self.value(expr.value, env), expr.dtype)
+        if isinstance(expr, Across):
+            return self.across(expr)
+        assert isinstance(expr, te.Call)
+        arguments = [self.value(arg, env) for arg in expr.args]
+        return np.asarray(SCALARS[expr.op].numpy(*arguments)).astype(expr.dtype.numpy)[()]
+
+    def across(self, expr: Across) -> Any:
+        combine = SCALARS[te.REDUCE_COMBINERS[expr.kind]].numpy
+        vector = self.memory[expr.buffer][expr.offset : expr.offset + expr.lanes]
+        while len(vector) > 1:
+            half = len(vector) // 2
+            vector = combine(vector[:half], vector[half:])
+        return vector[0]
+
+
+def _convert(value: Any, dtype: DType) -> Any:
+    if dtype is DType.BOOL:
+        return np.bool_(value != 0)
+    return np.asarray(value).astype(dtype.numpy)[()]
+
+
+

@@ -1,0 +1,135 @@
+"""The loop IR: *how* a task is computed, as a loop nest over flat buffers.
+
+Semantics
+---------
+- A `Program` is a function of buffers: its parameters (the task's inputs in order, then its output) and local register
+  buffers. Buffers are one-dimensional, of a fixed number of elements, and do not overlap.
+- Statements run in order. `For` runs its body for var = 0, 1, ..., extent - 1; what its kind allows:
+  * SERIAL: nothing more.
+  * PARALLEL: iterations may run in any order, on any thread. Only the outermost statement may be parallel. Iterations
+    write disjoint elements, **or the same value to the same element**: a tile at the end of an axis may be shifted back
+    to overlap its neighbour, which computes the same elements again instead of needing a tail loop.
+  * UNROLL: the body is written out extent times.
+  * VECTOR: the iterations run in lockstep in the lanes of a vector. The body holds only `Store`s; each one's value is
+    computed for all lanes, then stored for all lanes.
+- A register buffer lives in machine registers: once unrolled loops are written out, each of its accesses is at a
+  constant offset (a lane counts from there), and a given element is always accessed with the same number of lanes.
+- `Store` rounds nothing: the value's type is the buffer's. `Across` combines the lanes of a register vector pairwise
+  (first half with second half, and so on): a fixed order.
+- Expressions are those of `te`; a `Load`'s source is a `Buffer` and it has one flat index. `Select` is lazy in its loads.
+- Arithmetic is what the expressions say; `numerics` decides whether the compiler may reassociate it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Union
+
+from tilewright.dtypes import DType
+from tilewright.te import Expr, Source, Var
+
+
+class Scope(enum.Enum):
+    GLOBAL = "global"
+    REGISTER = "register"
+
+
+@dataclass(frozen=True)
+class Buffer(Source):
+    name: str
+    dtype: DType
+    size: int
+    scope: Scope = Scope.GLOBAL
+
+
+class Kind(enum.Enum):
+    SERIAL = "serial"
+    PARALLEL = "parallel"
+    UNROLL = "unroll"
+    VECTOR = "vector"
+
+
+@dataclass(frozen=True)
+class Across(Expr):
+    """The combination of `lanes` elements of a register buffer, from `offset` on; `kind` as in `te.Reduce`."""
+
+    kind: str
+    buffer: Buffer
+    offset: int
+    lanes: int
+
+    @property
+    def dtype(self) -> DType:  # type: ignore[override]
+        return self.buffer.dtype
+
+
+@dataclass(frozen=True)
+class For:
+    var: Var  # its extent is the loop's
+    kind: Kind
+    body: Stmt
+
+
+@dataclass(frozen=True)
+class Block:
+    stmts: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class Store:
+    buffer: Buffer
+    index: Expr
+    value: Expr
+
+
+Stmt = Union[For, Block, Store]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A loop nest. `decisions` says in words what the schedule chose: it is what `explain` shows."""
+
+    name: str
+    params: tuple[Buffer, ...]
+    body: Stmt
+    decisions: str = ""
+
+    @property
+    def parallel_extent(self) -> int:
+        body = self.body
+        return body.var.extent if isinstance(body, For) and body.kind is Kind.PARALLEL else 1
+
+
+def block(*stmts: Stmt) -> Stmt:
+    """Statements in order, nested blocks flattened."""
+    flat: list[Stmt] = []
+    for stmt in stmts:
+        flat.extend(stmt.stmts if isinstance(stmt, Block) else (stmt,))
+    return flat[0] if len(flat) == 1 else Block(tuple(flat))
+
+
+def nest(loops: list[tuple[Var, Kind]], body: Stmt) -> Stmt:
+    """`body` inside `loops`, the first outermost; loops that run once disappear (their variable is always 0)."""
+    for var, kind in reversed(loops):
+        if var.extent != 1:
+            body = For(var, kind, body)
+    return body
+
+
+def walk_stmts(stmt: Stmt) -> Iterator[Stmt]:
+    yield stmt
+    if isinstance(stmt, For):
+        yield from walk_stmts(stmt.body)
+    elif isinstance(stmt, Block):
+        for child in stmt.stmts:
+            yield from walk_stmts(child)
+
+
+def register_buffers(program: Program) -> list[Buffer]:
+    found: dict[Buffer, None] = {}
+    for stmt in walk_stmts(program.body):
+        if isinstance(stmt, Store) and stmt.buffer.scope is Scope.REGISTER:
+            found[stmt.buffer] = None
+    return list(found)

@@ -1,0 +1,52 @@
+"""Loop programs as text, for people and for fingerprints: equal text means equal code."""
+
+from __future__ import annotations
+
+from tilewright.loops.ir import Across, Block, For, Program, Stmt, Store, register_buffers
+from tilewright.te import Call, Cast, Const, Expr, Load, Reduce, Select, Var
+from tilewright.te.scalars import SCALARS
+
+
+def print_expr(expr: Expr) -> str:
+    if isinstance(expr, Const):
+        return repr(expr.value) if expr.dtype.short in ("i64", "bool") else f"{expr.value!r}{expr.dtype.short}"
+    if isinstance(expr, Var):
+        return expr.name
+    if isinstance(expr, Load):
+        return f"{expr.source.name}[{', '.join(map(print_expr, expr.indices))}]"
+    if isinstance(expr, Across):
+        return f"across_{expr.kind}({expr.buffer.name}[{expr.offset}:{expr.offset + expr.lanes}])"
+    if isinstance(expr, Cast):
+        return f"{expr.dtype.short}({print_expr(expr.value)})"
+    if isinstance(expr, Select):
+        return f"({print_expr(expr.then)} if {print_expr(expr.cond)} else {print_expr(expr.other)})"
+    if isinstance(expr, Reduce):
+        axes = ", ".join(f"{axis.name}<{axis.extent}" for axis in expr.axes)
+        return f"{expr.kind}[{axes}]({print_expr(expr.body)})"
+    assert isinstance(expr, Call)
+    scalar = SCALARS[expr.op]
+    args = [print_expr(arg) for arg in expr.args]
+    if scalar.symbol:
+        return f"({f' {scalar.symbol} '.join(args)})"
+    return f"{expr.op}({', '.join(args)})"
+
+
+def print_program(program: Program) -> str:
+    params = ", ".join(f"{b.name}: {b.dtype.short}[{b.size}]" for b in program.params)
+    lines = [f"program {program.name}({params})"]
+    lines += [f"  register {b.name}: {b.dtype.short}[{b.size}]" for b in register_buffers(program)]
+
+    def visit(stmt: Stmt, depth: int) -> None:
+        pad = "  " * depth
+        if isinstance(stmt, For):
+            lines.append(f"{pad}{stmt.kind.value} {stmt.var.name} < {stmt.var.extent}:")
+            visit(stmt.body, depth + 1)
+        elif isinstance(stmt, Block):
+            for child in stmt.stmts:
+                visit(child, depth)
+        else:
+            assert isinstance(stmt, Store)
+            lines.append(f"{pad}{stmt.buffer.name}[{print_expr(stmt.index)}] = {print_expr(stmt.value)}")
+
+    visit(program.body, 1)
+    return "\n".join(lines) + "\n"

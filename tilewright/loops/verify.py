@@ -1,0 +1,115 @@
+"""What a legal loop program is, checked after it is made: see the semantics at the head of `ir.py`."""
+
+from __future__ import annotations
+
+from tilewright import te
+from tilewright.errors import VerificationError
+from tilewright.loops.ir import Across, Block, Buffer, For, Kind, Program, Scope, Stmt, Store
+from tilewright.te.index import bounds, coefficient, linear, simplify
+
+
+def verify_program(program: Program) -> None:
+    """Raises VerificationError, naming the statement, where the program breaks a rule."""
+    _Verifier(program).check()
+
+
+class _Verifier:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.loops: list[For] = []
+        self.widths: dict[tuple[Buffer, int], int] = {}  # lanes with which a register element is accessed
+
+    def fail(self, what: str) -> None:
+        where = " > ".join(f"{loop.kind.value} {loop.var.name}" for loop in self.loops) or "top"
+        raise VerificationError(f"program {self.program.name}, at {where}: {what}")
+
+    def check(self) -> None:
+        *inputs, output = self.program.params
+        self.inputs, self.output = set(inputs), output
+        names = [buffer.name for buffer in self.program.params]
+        if len(set(names)) != len(names):
+            self.fail("two parameters have one name")
+        self.statement(self.program.body, outermost=True)
+
+    def statement(self, stmt: Stmt, outermost: bool = False) -> None:
+        if isinstance(stmt, Block):
+            for child in stmt.stmts:
+                self.statement(child)
+        elif isinstance(stmt, For):
+            self.loop(stmt, outermost)
+        else:
+            self.store(stmt)
+
+    def loop(self, loop: For, outermost: bool) -> None:
+        if any(outer.var.name == loop.var.name for outer in self.loops):
+            self.fail(f"variable {loop.var.name} is bound twice")
+        if loop.kind is Kind.PARALLEL and not outermost:
+            self.fail("only the outermost statement may be parallel")
+        if any(outer.kind is Kind.VECTOR for outer in self.loops):
+            self.fail("a vector loop holds only stores")
+        if loop.kind is Kind.VECTOR and not _only_stores(loop.body):
+            self.fail("a vector loop holds only stores")
+        self.loops.append(loop)
+        self.statement(loop.body)
+        self.loops.pop()
+
+    def store(self, stmt: Store) -> None:
+        if stmt.buffer in self.inputs:
+            self.fail(f"{stmt.buffer.name} is an input and is written")
+        if stmt.buffer.scope is Scope.GLOBAL and stmt.buffer != self.output:
+            self.fail(f"{stmt.buffer.name} is written and is not the output")
+        if stmt.value.dtype is not stmt.buffer.dtype:
+            self.fail(f"a {stmt.value.dtype} is stored into {stmt.buffer.name}, which holds {stmt.buffer.dtype}")
+        bound = {loop.var for loop in self.loops}
+        for expr in (stmt.index, stmt.value):
+            unbound = {var for var in te.variables(expr) if var.extent > 1} - bound
+            if unbound:
+                self.fail(f"{sorted(var.name for var in unbound)} used outside of their loops")
+        self.access(stmt.buffer, stmt.index, guarded=False)
+        self.expression(stmt.value, guarded=False)
+
+    def expression(self, expr: te.Expr, guarded: bool) -> None:
+        if isinstance(expr, te.Reduce):
+            self.fail("a reduction is left in an expression")
+        if isinstance(expr, te.Select):
+            self.expression(expr.cond, guarded)
+            self.expression(expr.then, True)
+            self.expression(expr.other, True)
+            return
+        if isinstance(expr, te.Load):
+            if not isinstance(expr.source, Buffer) or len(expr.indices) != 1:
+                self.fail(f"{expr.source.name} is read with {len(expr.indices)} indices")
+            assert isinstance(expr.source, Buffer)
+            if expr.source == self.output:
+                self.fail("the output is read")
+            self.access(expr.source, expr.indices[0], guarded)
+        if isinstance(expr, Across) and expr.offset + expr.lanes > expr.buffer.size:
+            self.fail(f"lanes beyond {expr.buffer.name}")
+        for child in te.children(expr):
+            self.expression(child, guarded)
+
+    def access(self, buffer: Buffer, index: te.Expr, guarded: bool) -> None:
+        low, high = bounds(simplify(index))
+        if not guarded and (low is None or high is None or low < 0 or high >= buffer.size):
+            data_dependent = bool(te.loads(index))
+            if not data_dependent:
+                self.fail(f"{buffer.name}[{buffer.size}] is accessed at {low}..{high}")
+        if buffer.scope is Scope.REGISTER:
+            self.register_access(buffer, index)
+
+    def register_access(self, buffer: Buffer, index: te.Expr) -> None:
+        lane = next((loop.var for loop in self.loops if loop.kind is Kind.VECTOR), None)
+        fixed = {loop.var for loop in self.loops if loop.kind in (Kind.UNROLL, Kind.VECTOR)}
+        if te.variables(simplify(index)) - fixed:
+            self.fail(f"register buffer {buffer.name} is accessed at a place that moves with a loop")
+        stride = coefficient(index, lane) if lane is not None else 0
+        if stride not in (0, 1):
+            self.fail(f"register buffer {buffer.name} is accessed with stride {stride}")
+        lanes = lane.extent if lane is not None and stride == 1 else 1
+        start = linear(index).constant
+        if self.widths.setdefault((buffer, start), lanes) != lanes:
+            self.fail(f"register buffer {buffer.name} is accessed with {lanes} lanes and with others")
+
+
+def _only_stores(stmt: Stmt) -> bool:
+    return isinstance(stmt, Store) or (isinstance(stmt, Block) and all(map(_only_stores, stmt.stmts)))

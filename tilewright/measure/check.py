@@ -1,0 +1,46 @@
+"""How wrong a kernel is: its result against the float64 oracle of its task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from tilewright.graph.ir import Graph
+from tilewright.graph.oracle import evaluate
+from tilewright.graph.text import parse_graph
+from tilewright.runtime.plan import TaskInfo
+
+
+def relative_error(result: np.ndarray, reference: np.ndarray) -> float:
+    """Relative L2 error. NaN and infinity must stand in the same places, else the error is infinite; they are left out
+    of the norm. Of integers and bools, the share of elements that differ."""
+    result, reference = np.asarray(result), np.asarray(reference)
+    if result.size == 0:
+        return 0.0
+    if result.dtype.kind in "iub":
+        return float(np.mean(result != reference.astype(result.dtype)))
+    result, reference = result.astype(np.float64), reference.astype(np.float64)
+    finite = np.isfinite(reference)
+    if not finite.all():
+        odd = ~finite
+        same = (result[odd] == reference[odd]) | (np.isnan(result[odd]) & np.isnan(reference[odd]))
+        if not same.all():
+            return float("inf")
+        result, reference = result[finite], reference[finite]
+    if not np.isfinite(result).all():
+        return float("inf")
+    difference, size = np.linalg.norm(result - reference), np.linalg.norm(reference)
+    return float(difference / size) if size else float(difference)
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> Graph:
+    return parse_graph(text, {})
+
+
+def kernel_error(info: TaskInfo, inputs: Sequence[np.ndarray], output: np.ndarray) -> float:
+    """The relative error of a task's result on the inputs that it was given."""
+    (reference,) = evaluate(_parsed(info.text), list(inputs), precise=True)
+    return relative_error(output, reference)

@@ -1,0 +1,66 @@
+"""One program as a model of its own: built, loaded and run by the same executor as any plan."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from tilewright.codegen.llvm.build import build
+from tilewright.hw import CpuMachine
+from tilewright.loops.ir import Buffer, Program
+from tilewright.runtime.executor import Executor
+from tilewright.runtime.loader import object_digest
+from tilewright.runtime.plan import MemoryReport, Place, Plan, Step, TaskInfo, TensorSpec
+
+_LEAF_TREE = {"kind": "leaf", "index": 0}
+
+
+class SingleKernel:
+    """A program ready to run on flat arrays."""
+
+    def __init__(self, program: Program, machine: CpuMachine, *, numerics: str = "fast", threads: int | None = None) -> None:
+        kernel = build(program, machine, numerics, cache=None)
+        digest = object_digest(kernel.object_code)
+        *inputs, output = (_spec(buffer) for buffer in program.params)
+        self.output = program.params[-1]
+        places = [Place("input", index) for index in range(len(inputs))] + [Place("output", 0)]
+        leaves = [{"kind": "leaf", "index": index} for index in range(len(inputs))]
+        plan = Plan(
+            inputs=tuple(inputs),
+            outputs=(output,),
+            constants=(),
+            steps=(Step(kernel.symbol, tuple(places), kernel.extent, "task", program.name),),
+            kernels={kernel.symbol: digest},
+            tasks={"task": TaskInfo(program.name, "", 0, 0, tuple(inputs), output, kernel.decisions)},
+            memory=MemoryReport(0, 0, 0, 0),
+            input_tree={
+                "kind": "tuple",
+                "items": [{"kind": "tuple", "items": leaves}, {"kind": "dict", "keys": [], "items": []}],
+            },
+            output_tree=_LEAF_TREE,
+            target={"triple": machine.triple, "cpu": machine.cpu, "features": list(machine.features)},
+        )
+        self.executor = Executor(plan, [], {digest: kernel.object_code}, threads)
+
+    def __call__(self, inputs: Sequence[np.ndarray], output: np.ndarray | None = None) -> np.ndarray:
+        output = np.empty(self.output.size, self.output.dtype.numpy) if output is None else output
+        self.executor.run(list(inputs), [output])
+        return output
+
+    def seconds(self, inputs: Sequence[np.ndarray], *, at_least: float = 0.2) -> float:
+        """The median time of a call, over at least five calls and `at_least` seconds."""
+        output = self(inputs)
+        times: list[float] = []
+        start = time.perf_counter()
+        while len(times) < 5 or time.perf_counter() - start < at_least:
+            before = time.perf_counter()
+            self(inputs, output)
+            times.append(time.perf_counter() - before)
+        return statistics.median(times)
+
+
+def _spec(buffer: Buffer) -> TensorSpec:
+    return TensorSpec(buffer.name, buffer.dtype.short, (buffer.size,))

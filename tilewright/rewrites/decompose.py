@@ -1,0 +1,302 @@
+"""decompose: composites without a lowering, and forms that lowerings do not take, in terms of other operators.
+
+linear(x, w, b)             reshape(matmul(reshape(x), permute(w)) + b): all leading axes of x are one, M
+matmul(a, b), b a matrix    likewise
+conv(x, w, b) with padding  conv(pad(x), w) + b
+conv_transpose(x, w, b)     conv(pad(x) with zeros between its elements, flipped w) + b; or, where windows do not
+                            overlap, a matmul over channels and a permute, which multiplies no zeros
+batch_norm                  x * scale + shift
+attention                   matmul(softmax(matmul(q * scale, permute(k)) + mask), v)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilewright.dtypes import DType
+from tilewright.graph.ir import Graph, Node, constant, rebuild
+from tilewright.graph.op import apply
+from tilewright.rewrites.base import Pass
+from tilewright.rewrites.fold_batch_norm import batch_norm_affine
+from tilewright.rewrites.shapes import reshape_to
+
+
+@dataclass(frozen=True)
+class Decompose(Pass):
+    name = "decompose"
+    reaches = "decomposed"
+
+    def run(self, graph: Graph) -> Graph:
+        def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
+            expand = _EXPANSIONS.get(node.op)
+            if expand is None:
+                return None
+            node = replace(node, inputs=operands)
+            result = expand(node)
+            return None if result is None else _named(result, node)
+
+        return rebuild(graph, rule)
+
+
+def _named(result: Node, node: Node) -> Node:
+    """What replaces `node` bears its name; what it is made of comes from the same place in the model."""
+    named: dict[Node, Node] = {operand: operand for operand in node.inputs}
+
+    def visit(new: Node) -> Node:
+        if new not in named:
+            operands = tuple(visit(operand) for operand in new.inputs)
+            named[new] = (
+                new if new.is_constant else replace(new, inputs=operands, source=new.source or node.source)
+            )
+        return named[new]
+
+    found = visit(result)
+    return found if found in node.inputs else replace(found, name=node.name)
+
+
+def scalar(value: float | bool, dtype: DType) -> Node:
+    return constant(np.array(value, dtype.numpy))
+
+
+def zero(dtype: DType) -> float | int:
+    return 0.0 if dtype.is_float else 0
+
+
+def swap_last(node: Node) -> Node:
+    rank = node.type.rank
+    return apply("permute", node, axes=(*range(rank - 2), rank - 1, rank - 2))
+
+
+# -- matrices -----------------------------------------------------------------------------------------------------
+
+
+def flat_matmul(x: Node, matrix: Node, bias: Node | None = None) -> Node:
+    """x [..., K] times [K, N], the leading axes of x as one: the kernel then sees one long M."""
+    *lead, width = x.shape
+    result = apply("matmul", reshape_to(x, (math.prod(lead), width)), matrix)
+    if bias is not None:
+        result = apply("add", result, bias)
+    return reshape_to(result, (*lead, matrix.shape[1]))
+
+
+def expand_linear(node: Node) -> Node:
+    x, weight, *bias = node.inputs
+    return flat_matmul(x, swap_last(weight), bias[0] if bias else None)
+
+
+def expand_matmul(node: Node) -> Node | None:
+    a, b = node.inputs
+    matrix = b.shape[-2:]
+    one_matrix = math.prod(b.shape[:-2]) == 1 and b.type.rank <= a.type.rank
+    if not one_matrix or a.type.rank == 2:
+        return None
+    return flat_matmul(a, reshape_to(b, matrix))
+
+
+# -- convolutions -------------------------------------------------------------------------------------------------
+
+
+def with_bias(result: Node, bias: list[Node], channel_axis: int) -> Node:
+    if not bias:
+        return result
+    behind = result.type.rank - 1 - channel_axis
+    return apply("add", result, reshape_to(bias[0], (*bias[0].shape, *[1] * behind)))
+
+
+def padded(x: Node, axes: range, pairs: tuple[tuple[int, int], ...], interior: tuple[int, ...] = ()) -> Node:
+    """x with zeros around its axes `axes`, and `interior` zeros between its elements."""
+    low, high, between = ([0] * x.type.rank for _ in range(3))
+    for axis, (before, behind), gap in zip(axes, pairs, interior or (0,) * len(pairs), strict=True):
+        low[axis], high[axis], between[axis] = before, behind, gap
+    if not any(low + high + between):
+        return x
+    return apply("pad", x, low=tuple(low), high=tuple(high), interior=tuple(between), value=zero(x.dtype))
+
+
+def expand_conv(node: Node) -> Node | None:
+    x, weight, *bias = node.inputs
+    pairs = node.attrs["padding"]
+    if not bias and not any(low or high for low, high in pairs):
+        return None
+    last = node.attrs["layout"] == "channels_last"
+    spatial = range(1, x.type.rank - 1) if last else range(2, x.type.rank)
+    attrs = {**node.attrs, "padding": ((0, 0),) * len(spatial)}
+    result = apply("conv", padded(x, spatial, pairs), weight, **attrs)
+    return with_bias(result, bias, x.type.rank - 1 if last else 1)
+
+
+def expand_conv_transpose(node: Node) -> Node:
+    x, weight, *bias = node.inputs
+    attrs = node.attrs
+    kernel = weight.shape[2:]
+    separate = (
+        kernel == attrs["stride"]
+        and not any(attrs["padding"])
+        and not any(attrs["output_padding"])
+        and all(step == 1 for step in attrs["dilation"])
+        and attrs["groups"] == 1
+    )
+    return separate_windows(x, weight, bias) if separate else spread_windows(node, x, weight, bias)
+
+
+def separate_windows(x: Node, weight: Node, bias: list[Node]) -> Node:
+    """Every element of x makes a window of the result that it shares with no other: a matmul [N H W, I] x [I, h w O],
+    whose result has the windows' rows and columns yet to be put between the others'."""
+    batch, channels, *extents = x.shape
+    outputs, *kernel = weight.shape[1:]
+    rank = len(kernel)
+    rows = apply("permute", x, axes=(0, *range(2, rank + 2), 1))
+    rows = reshape_to(rows, (batch * math.prod(extents), channels))
+    columns = apply("permute", weight, axes=(0, *range(2, rank + 2), 1))
+    columns = reshape_to(columns, (channels, math.prod(kernel) * outputs))
+    result = apply("matmul", rows, columns)
+    if bias:
+        repeated = apply("broadcast_to", bias[0], shape=(math.prod(kernel), outputs))
+        result = apply("add", result, reshape_to(repeated, (math.prod(kernel) * outputs,)))
+    result = reshape_to(result, (batch, *extents, *kernel, outputs))
+    # N H W h w O -> N H h W w O
+    between = [axis for d in range(rank) for axis in (1 + d, 1 + rank + d)]
+    result = apply("permute", result, axes=(0, *between, 2 * rank + 1))
+    large = tuple(extent * k for extent, k in zip(extents, kernel, strict=True))
+    result = reshape_to(result, (batch, *large, outputs))
+    return apply("permute", result, axes=(0, rank + 1, *range(1, rank + 1)))
+
+
+def spread_windows(node: Node, x: Node, weight: Node, bias: list[Node]) -> Node:
+    """A convolution of x with zeros between and around its elements, by the kernel turned around."""
+    attrs = node.attrs
+    groups, kernel = attrs["groups"], weight.shape[2:]
+    rank = len(kernel)
+    turned = weight
+    if groups > 1:  # (g I/g) O/g ... -> (g O/g) I/g ...
+        inputs, outputs = weight.shape[0] // groups, weight.shape[1]
+        turned = reshape_to(turned, (groups, inputs, outputs, *kernel))
+        turned = apply("permute", turned, axes=(0, 2, 1, *range(3, rank + 3)))
+        turned = reshape_to(turned, (groups * outputs, inputs, *kernel))
+    else:
+        turned = apply("permute", turned, axes=(1, 0, *range(2, rank + 2)))
+    turned = apply("flip", turned, axes=tuple(range(2, rank + 2)))
+
+    reach = [step * (k - 1) for step, k in zip(attrs["dilation"], kernel, strict=True)]
+    pairs = [
+        (far - cut, far - cut + more)
+        for far, cut, more in zip(reach, attrs["padding"], attrs["output_padding"], strict=True)
+    ]
+    interior = tuple(step - 1 for step in attrs["stride"])
+    around = tuple((max(low, 0), max(high, 0)) for low, high in pairs)
+    wide = padded(x, range(2, rank + 2), around, interior)
+    cut = [(max(-low, 0), max(-high, 0)) for low, high in pairs]
+    if any(
+        low or high for low, high in cut
+    ):  # padding beyond the kernel's reach removes elements of x itself
+        stops = [extent - high for extent, (_, high) in zip(wide.shape[2:], cut, strict=True)]
+        wide = apply(
+            "slice",
+            wide,
+            starts=(0, 0, *(low for low, _ in cut)),
+            stops=(*wide.shape[:2], *stops),
+            steps=(1,) * (rank + 2),
+        )
+    result = apply(
+        "conv",
+        wide,
+        turned,
+        stride=(1,) * rank,
+        padding=((0, 0),) * rank,
+        dilation=attrs["dilation"],
+        groups=groups,
+        layout="channels_first",
+    )
+    return with_bias(result, bias, 1)
+
+
+# -- normalisation ------------------------------------------------------------------------------------------------
+
+
+def expand_batch_norm(node: Node) -> Node:
+    x, *parameters = node.inputs
+    compute = node.dtype.compute
+    along = (-1, *[1] * (x.type.rank - 2))
+    if all(parameter.is_constant for parameter in parameters):
+        affine = batch_norm_affine(tuple(parameters), node.attrs["eps"])
+        assert affine.scale is not None and affine.shift is not None
+        with np.errstate(all="ignore"):
+            scale, shift = (
+                constant(values.astype(compute.numpy).reshape(along))
+                for values in (affine.scale, affine.shift)
+            )
+    else:
+        shape = (x.shape[1], *along[1:])
+        weight, bias, mean, variance = (
+            reshape_to(apply("cast", parameter, dtype=compute), shape) for parameter in parameters
+        )
+        deviation = apply("rsqrt", apply("add", variance, scalar(node.attrs["eps"], compute)))
+        scale = apply("mul", weight, deviation)
+        shift = apply("sub", bias, apply("mul", mean, scale))
+    wide = apply("cast", x, dtype=compute)
+    result = apply("add", apply("mul", wide, scale), shift)
+    return apply("cast", result, dtype=node.dtype)
+
+
+# -- attention ----------------------------------------------------------------------------------------------------
+
+
+def expand_attention(node: Node) -> Node:
+    """Scores and softmax in f32 for 16-bit types, as PyTorch does; the weights are rounded to meet v."""
+    query, key, value, *masks = node.inputs
+    compute, scale = node.dtype.compute, node.attrs["scale"]
+    query, key = (apply("cast", x, dtype=compute) for x in (query, key))
+    if scale != 1:
+        query = apply("mul", query, scalar(scale, compute))  # the smallest tensor on the way to the scores
+    scores = apply("matmul", query, swap_last(key))
+
+    keep: Node | None = None  # where there is attention, if not everywhere
+    added: Node | None = None
+    for mask in masks:
+        if mask.dtype is DType.BOOL:
+            keep = mask
+        else:
+            added = apply("cast", mask, dtype=compute)
+            scores = apply("add", scores, added)
+    if node.attrs["causal"]:
+        seen = lower_triangle(*scores.shape[-2:])
+        keep = seen if keep is None else apply("logical_and", keep, seen)
+    never = scalar(-math.inf, compute)
+    if keep is not None:
+        scores = apply("select", keep, scores, never)
+
+    weights = apply("softmax", scores, axis=scores.type.rank - 1)
+    result = apply("matmul", apply("cast", weights, dtype=node.dtype), value)
+    if not masks:
+        return result  # causal alone: every query sees the first key
+    # A query that may see nothing: softmax gives NaN, PyTorch 0. The mask tells which, and is smaller than the scores.
+    if added is not None and keep is not None:
+        added = apply("select", keep, added, never)
+    if added is not None:
+        last = (added.type.rank - 1,)
+        sees = apply("ne", apply("amax", added, axes=last, keepdims=True), never)
+    else:
+        assert keep is not None
+        sees = apply("any", keep, axes=(keep.type.rank - 1,), keepdims=True)
+    return apply("select", sees, result, scalar(0, node.dtype))
+
+
+def lower_triangle(rows: int, columns: int) -> Node:
+    """bool [rows, columns]: whether the column is at most the row."""
+    row = apply("iota", shape=(rows, 1), axis=0, dtype=DType.I32)
+    column = apply("iota", shape=(1, columns), axis=1, dtype=DType.I32)
+    return apply("le", column, row)
+
+
+_EXPANSIONS: Mapping[str, Callable[[Node], Node | None]] = {
+    "linear": expand_linear,
+    "matmul": expand_matmul,
+    "conv": expand_conv,
+    "conv_transpose": expand_conv_transpose,
+    "batch_norm": expand_batch_norm,
+    "attention": expand_attention,
+}

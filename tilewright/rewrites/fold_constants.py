@@ -1,0 +1,68 @@
+"""fold-constants: compute now what depends on no input.
+
+    %w = constant @weight : f32[768,3072]
+    %1 = permute(%w) {axes=(1, 0)}            ->      %1 = constant @weight : f32[3072,768]
+
+Values are those of the oracle in f64, rounded once to the node's type. What merely repeats data is left alone where it
+is large: a broadcast or a `full` costs nothing inside the kernel that reads it, and megabytes as a constant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.graph.ir import Graph, Node, constant, rebuild
+from tilewright.graph.op import Fusion, op_of
+from tilewright.graph.oracle import evaluate_node
+from tilewright.rewrites.base import Pass
+from tilewright.support.arrays import permuted
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class FoldConstants(Pass):
+    name = "fold-constants"
+
+    large: int = 16 * MEBIBYTE  # a result of more bytes than this may not be
+    growth: int = 4  # this many times larger than the constants it is made of
+    repeated: int = 64 * 1024  # bytes up to which a repetition of data (broadcast_to, full) is folded
+
+    def run(self, graph: Graph) -> Graph:
+        def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
+            if node.is_constant or not all(operand.is_constant for operand in operands):
+                return None
+            if not self._worthwhile(node, operands):
+                return None
+            return folded(node, operands)
+
+        return rebuild(graph, rule)
+
+    def _worthwhile(self, node: Node, operands: tuple[Node, ...]) -> bool:
+        size = node.type.bytes
+        if node.op in ("broadcast_to", "full"):
+            return size <= self.repeated
+        return size <= self.large or size <= self.growth * sum(operand.type.bytes for operand in operands)
+
+
+def folded(node: Node, operands: tuple[Node, ...]) -> Node:
+    """The constant that `node` is when its operands are these constants."""
+    arrays = [operand.data for operand in operands if operand.data is not None]
+    name = node.name or next((operand.name for operand in operands if operand.name), "")
+    return constant(_value(node, arrays), name)
+
+
+def _value(node: Node, arrays: list[np.ndarray]) -> np.ndarray:
+    if node.op == "permute":
+        return permuted(arrays[0], node.attrs["axes"])
+    if node.op == "reshape":
+        return arrays[0].reshape(node.shape)  # shares the bytes
+    # Movement computes nothing, so it needs no f64; on the weights of a model the conversion would be the whole cost.
+    moves = op_of(node.op).fusion is Fusion.INJECTIVE and node.op != "resize" and arrays
+    if moves:
+        return np.ascontiguousarray(op_of(node.op).oracle(node.attrs, *arrays)).reshape(node.shape)
+    result = np.asarray(evaluate_node(node, arrays, precise=True))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.ascontiguousarray(result.astype(node.dtype.numpy, copy=False)).reshape(node.shape)

@@ -1,0 +1,231 @@
+"""fuse: which nodes share a kernel. Every group has one output, and the code generator's default program can run it.
+
+1. A contraction takes the elementwise nodes behind it that have its shape, as long as what is between them is read
+   nowhere else: they are applied to its result in registers.
+2. A reduction takes elementwise nodes behind it in the same way, and cheap producers before it: it reads its operand up
+   to three times, so what is fused before it is computed three times. Windows that overlap take none.
+3. What is left is elementwise work and movement. A producer goes into its consumer where all its readers are there, and
+   where that does not compute it more often than it has elements, or it is cheap. A concat stands alone.
+4. A reshape is a view of its operand, no kernel at all, unless the operand is fused through it.
+
+Groups with one output, whose other members are read only inside, cannot wait for each other: a path from one group's
+output back into it would be a cycle of nodes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from tilewright.graph.ir import Graph, Node
+from tilewright.graph.op import Fusion, op_of
+
+# Elementwise operators that cost many times an addition. Everything else elementwise is cheap.
+EXPENSIVE = frozenset(
+    [
+        *("exp", "expm1", "exp2", "log", "log2", "log1p", "sin", "cos", "tan", "tanh", "erf", "pow", "atan2"),
+        *("sigmoid", "silu", "softplus", "gelu", "elu", "mish"),
+        *("div", "reciprocal", "sqrt", "rsqrt", "floordiv", "mod", "fmod"),
+    ]
+)
+# Reductions that read each element for several results: a fused producer would be computed as many times.
+OVERLAPPING = frozenset(["max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool", "cumsum"])
+
+MAX_NODES = 64  # in a group: kernels of more compile slowly and spill
+MAX_RECOMPUTED = 8  # cheap nodes of a group that are computed more often than they have elements
+TOLERANCE = 1.25  # computing this much more than there are elements does not count as recomputing
+
+
+@dataclass(eq=False)
+class Group:
+    """Nodes that one kernel computes. `anchor` is the contraction or reduction, if there is one; `output` is the node
+    that others read."""
+
+    output: Node
+    anchor: Node | None = None
+    members: list[Node] = field(default_factory=list)
+    evaluations: dict[Node, float] = field(
+        default_factory=dict
+    )  # how often each member that is no anchor is computed
+    recomputed: int = 0
+
+
+@dataclass(frozen=True)
+class Fused:
+    groups: tuple[Group, ...]  # in the order of their outputs
+    views: dict[Node, Node]  # reshape -> the node in memory whose elements it has
+
+
+def fuse(graph: Graph, materialised: Collection[Node] = ()) -> Fused:
+    """The groups and views of a graph. Nodes in `materialised` are computed by a kernel of their own even where they
+    are reshapes (copies); so is every output that is no reshape."""
+    return _Fusion(graph, frozenset(materialised)).run()
+
+
+def fusion_of(node: Node) -> Fusion | None:
+    return None if node.is_input or node.is_constant else op_of(node.op).fusion
+
+
+class _Fusion:
+    def __init__(self, graph: Graph, materialised: frozenset[Node]) -> None:
+        self.nodes = graph.nodes()
+        self.users = graph.users()
+        self.position = {node: position for position, node in enumerate(self.nodes)}
+        self.outputs = frozenset(graph.outputs)
+        self.materialised = materialised
+        self.group_of: dict[Node, Group] = {}
+        self.views: dict[Node, Node] = {}
+
+    def run(self) -> Fused:
+        # Contractions first: where both a contraction and a reduction could take an addition, it is cheaper there.
+        for kind in (Fusion.COMPLEX, Fusion.REDUCTION):
+            for node in reversed(self.nodes):
+                if fusion_of(node) is kind:
+                    self.start_anchored(node)
+        for node in reversed(self.nodes):
+            if fusion_of(node) is not None and node not in self.group_of:
+                self.place(node)
+        groups = dict.fromkeys(self.group_of[node] for node in self.nodes if node in self.group_of)
+        for group in groups:
+            group.members.sort(key=self.position.__getitem__)
+        ordered = sorted(groups, key=lambda group: self.position[group.output])
+        targets = {view: self.resolve(view) for view in self.nodes if view in self.views}
+        return Fused(tuple(ordered), targets)
+
+    def resolve(self, node: Node) -> Node:
+        while node in self.views:
+            node = self.views[node]
+        return node
+
+    # -- behind an anchor
+
+    def start_anchored(self, anchor: Node) -> None:
+        members = self.epilogue(anchor)
+        group = Group(members[-1], anchor, members)
+        for node in members:
+            self.group_of[node] = group
+
+    def epilogue(self, anchor: Node) -> list[Node]:
+        """The anchor and the longest run of elementwise nodes behind it, in order, of which only the last is read
+        outside."""
+        taken, best = [anchor], 1
+        inside = {anchor}
+        waiting = [self.position[user] for user in set(self.users[anchor])]
+        heapq.heapify(waiting)
+        while waiting and len(taken) < MAX_NODES:
+            node = self.nodes[heapq.heappop(waiting)]
+            if node in inside:
+                continue
+            joins = (
+                fusion_of(node) is Fusion.ELEMENTWISE
+                and node.shape == anchor.shape
+                and node not in self.group_of
+            )
+            if not joins:
+                break  # whatever it reads is read outside: nothing behind that can be taken
+            taken.append(node)
+            inside.add(node)
+            for user in self.users[node]:
+                if user not in inside:
+                    heapq.heappush(waiting, self.position[user])
+            if all(self.read_only_in(member, inside) for member in taken[:-1]):
+                best = len(taken)
+        return taken[:best]
+
+    def read_only_in(self, node: Node, inside: Collection[Node]) -> bool:
+        return node not in self.outputs and all(user in inside for user in self.users[node])
+
+    # -- elementwise work and movement
+
+    def place(self, node: Node) -> None:
+        if node.op == "reshape" and node not in self.materialised:
+            group = self.group_through(node)
+            if group is None:
+                self.views[node] = node.inputs[0]
+                return
+            self.join(node, group)
+            return
+        group = self.group_of_readers(node)
+        if group is not None and self.may_join(node, group):
+            self.join(node, group)
+            return
+        self.group_of[node] = Group(node, None, [node], {node: float(node.type.size)})
+
+    def group_of_readers(self, node: Node) -> Group | None:
+        """The one group that has all readers of `node`."""
+        if node in self.outputs or node in self.materialised or not self.users[node]:
+            return None
+        groups = {self.group_of.get(user) for user in self.users[node]}
+        return groups.pop() if len(groups) == 1 else None
+
+    def group_through(self, node: Node) -> Group | None:
+        """The group into which a reshape goes together with its operand; None where it is a view."""
+        group, operand = self.group_of_readers(node), node.inputs[0]
+        if group is None or not self.may_join(node, group):
+            return None
+        free = (
+            operand not in self.outputs and operand not in self.group_of and operand not in self.materialised
+        )
+        if not free or fusion_of(operand) is None or operand.op == "reshape" or len(self.users[operand]) != 1:
+            return None
+        evaluations = self.evaluations(node, group)
+        return group if self.allowed(operand, group, evaluations) else None
+
+    def may_join(self, node: Node, group: Group) -> bool:
+        if not self.readable(node, group):
+            return False
+        return self.allowed(node, group, self.evaluations(node, group))
+
+    def readable(self, node: Node, group: Group) -> bool:
+        """Whether the readers of `node` in `group` may have it as a formula instead of in memory."""
+        if group.anchor is not None:
+            if fusion_of(group.anchor) is not Fusion.REDUCTION or group.anchor.op in OVERLAPPING:
+                return False
+            for user in self.users[node]:
+                if user is group.anchor:
+                    # Parameters of a norm stay in memory: only what is reduced may be a formula.
+                    if any(operand is node for operand in user.inputs[1:]):
+                        return False
+                elif user not in group.evaluations:  # behind the anchor
+                    return False
+        return all(
+            user.op != "concat" and fusion_of(user) is not Fusion.OPAQUE and not _interpolates(user)
+            for user in self.users[node]
+        )
+
+    def allowed(self, node: Node, group: Group, evaluations: float) -> bool:
+        """Whether a formula that is computed `evaluations` times may be this node."""
+        if fusion_of(node) not in (Fusion.ELEMENTWISE, Fusion.INJECTIVE) or node.op == "concat":
+            return False
+        if len(group.members) >= MAX_NODES:
+            return False
+        if evaluations <= TOLERANCE * node.type.size:
+            return True
+        return node.op not in EXPENSIVE and not _interpolates(node) and group.recomputed < MAX_RECOMPUTED
+
+    def evaluations(self, node: Node, group: Group) -> float:
+        """How often `node` would be computed as a part of `group`."""
+        total = 0.0
+        for user in set(self.users[node]):
+            if user is group.anchor:
+                total += 3.0 * node.type.size
+            elif user.op == "pad":  # the padding reads nothing
+                total += group.evaluations[user] * node.type.size / max(user.type.size, 1)
+            elif fusion_of(user) is Fusion.ELEMENTWISE and total:
+                total = max(total, group.evaluations[user])  # readers of one element share its value
+            else:
+                total += group.evaluations[user]
+        return total
+
+    def join(self, node: Node, group: Group) -> None:
+        evaluations = self.evaluations(node, group)
+        group.members.append(node)
+        group.evaluations[node] = evaluations
+        group.recomputed += evaluations > TOLERANCE * node.type.size
+        self.group_of[node] = group
+
+
+def _interpolates(node: Node) -> bool:
+    """Whether it reads several elements for one."""
+    return node.op == "resize" and node.attrs["mode"] != "nearest"

@@ -1,0 +1,116 @@
+"""partition: a graph cut into task calls, by the groups that `fuse` finds.
+
+A task's body is the group with everything from outside as its inputs, but for constants of one element, which are part
+of the program. Bodies carry no names of the model, so equal groups are one task.
+
+Every output of the graph is written by a call of its own. An output that is an input, a constant, or another output
+again is copied (a reshape to its own shape). One that is a view of a computed value takes that value's buffer: the call
+writes the output, and the value is a view of it; only where two outputs would claim one buffer is the second copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tilewright.graph.ir import Graph, Node, input_node
+from tilewright.graph.op import apply
+from tilewright.graph.task import Partition, Task, TaskCall
+from tilewright.rewrites.fuse import Group, fuse
+
+
+def partition(graph: Graph) -> Partition:
+    """The calls that compute `graph`. The partition's own graph differs from it by the copies for outputs."""
+    graph, copies, owners = _own_outputs(graph)
+    fused = fuse(graph, materialised=copies)
+    views = {view: owners.get(target, target) for view, target in fused.views.items()}
+    for value, owner in owners.items():
+        views.pop(owner, None)
+        views[value] = owner
+
+    tasks: dict[str, Task] = {}
+    names: set[str] = set()
+    calls = []
+    for group in fused.groups:
+        task, operands = make_task(group)
+        task = tasks.setdefault(task.key, task)
+        output = owners.get(group.output, group.output)
+        name = _unique(output.name or group.output.name or task.label, names)
+        calls.append(TaskCall(task, operands, output, name))
+    result = Partition(graph, tuple(calls), views)
+    result.check()
+    return result
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    unique, number = name, 1
+    while unique in taken:
+        unique, number = f"{name}_{number}", number + 1
+    taken.add(unique)
+    return unique
+
+
+# -- outputs ------------------------------------------------------------------------------------------------------
+
+
+def _own_outputs(graph: Graph) -> tuple[Graph, set[Node], dict[Node, Node]]:
+    """The graph with copies for outputs that need them; those copies; and for each computed value that is seen only
+    through a reshape as an output, that output."""
+    outputs: list[Node] = []
+    copies: set[Node] = set()
+    owners: dict[Node, Node] = {}
+    bases = {_base(node): node for node in reversed(graph.outputs)}
+    for node in graph.outputs:
+        base = _base(node)
+        computed = not base.is_input and not base.is_constant
+        if computed and node is base and node not in outputs:
+            outputs.append(node)
+        elif computed and node is bases[base] and base not in graph.outputs and node not in outputs:
+            outputs.append(node)
+            owners[base] = node
+        else:
+            copy = apply("reshape", node, shape=node.shape, name=node.name, source=node.source)
+            outputs.append(copy)
+            copies.add(copy)
+    return Graph(graph.inputs, tuple(outputs)), copies, owners
+
+
+def _base(node: Node) -> Node:
+    """What a node shares its bytes with."""
+    while node.op == "reshape":
+        node = node.inputs[0]
+    return node
+
+
+# -- bodies -------------------------------------------------------------------------------------------------------
+
+
+def make_task(group: Group) -> tuple[Task, tuple[Node, ...]]:
+    """The task that computes a group, and the nodes that it is applied to."""
+    operands: list[Node] = []
+    inside: dict[Node, Node] = {}
+    counts: dict[str, int] = {}
+
+    def operand(node: Node) -> Node:
+        if node not in inside:
+            if node.is_constant and node.type.size == 1:
+                inside[node] = replace(node, name="", source="")
+            else:
+                inside[node] = input_node(len(operands), node.type)
+                operands.append(node)
+        return inside[node]
+
+    for node in group.members:
+        inputs = tuple(map(operand, node.inputs))
+        inside[node] = replace(node, inputs=inputs, name=_numbered(node.op, counts), source="")
+    body = Graph(_inputs(inside.values()), (inside[group.output],))
+    return Task(body), tuple(operands)
+
+
+def _numbered(op: str, counts: dict[str, int]) -> str:
+    counts[op] = counts.get(op, 0) + 1
+    return op if counts[op] == 1 else f"{op}_{counts[op]}"
+
+
+def _inputs(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    return tuple(node for node in nodes if node.is_input)

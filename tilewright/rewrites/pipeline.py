@@ -1,0 +1,61 @@
+"""The rewrites in order: what happens to a model between the frontend and the tuner, on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.graph.ir import Graph
+from tilewright.graph.task import Partition
+from tilewright.rewrites.base import Pass, run_passes
+from tilewright.rewrites.common_subexpressions import CommonSubexpressions
+from tilewright.rewrites.decompose import Decompose
+from tilewright.rewrites.fold_batch_norm import FoldBatchNorm
+from tilewright.rewrites.fold_constants import FoldConstants
+from tilewright.rewrites.layout import Layout
+from tilewright.rewrites.partition import partition
+from tilewright.rewrites.simplify import Simplify
+from tilewright.support.trace import Trace
+
+
+def passes(numerics: str = "fast") -> Sequence[Pass]:
+    """The passes, each where it is for the reason beside it. There is none against dead code: a graph is what its
+    outputs reach, and nothing else."""
+    simplify = Simplify(fast=numerics == "fast")
+    return (
+        # What the frontend left of the framework's own generality goes first: it hides what the next passes look for
+        # (a dropout between convolution and batch norm, weights computed from parameters).
+        FoldConstants(),
+        simplify,
+        # While batch norms still stand next to whole convolutions and linear layers.
+        FoldBatchNorm(),
+        # From here on only operators that have a lowering.
+        Decompose(),
+        # Reshapes and attention's scaling move next to the matmuls before permutes are placed, so that a permute is
+        # never written between a matmul and what it could compute in registers.
+        simplify,
+        # After decompose, which makes paddings and permutes of its own, and before weights are folded into the order
+        # that this pass wants them in: they are copied once.
+        Layout(),
+        FoldConstants(),
+        # The layout pass leaves reshapes where it found nothing to permute; equal pads and permutes meet here.
+        simplify,
+        CommonSubexpressions(),
+        # Merging equal nodes can leave a select of one value, or a concat of neighbours.
+        simplify,
+        FoldConstants(),
+    )
+
+
+def rewrite(graph: Graph, trace: Trace | None = None, *, numerics: str = "fast") -> Graph:
+    """The graph after all passes, before it is cut into tasks."""
+    return run_passes(graph, passes(numerics), trace or Trace.off())
+
+
+def run_pipeline(graph: Graph, trace: Trace | None = None, *, numerics: str = "fast") -> Partition:
+    trace = trace or Trace.off()
+    with trace.span("rewrites", nodes=len(graph.nodes())) as span:
+        graph = rewrite(graph, trace, numerics=numerics)
+        with trace.span("rewrites.partition"):
+            result = partition(graph)
+        span.note(calls=len(result.calls), tasks=len(result.tasks()), views=len(result.views))
+    return result

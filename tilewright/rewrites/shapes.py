@@ -1,0 +1,66 @@
+"""Arithmetic on shapes and permutations that several passes share. A permutation `axes` means what it means to the
+operator: axis d of the result is axis `axes[d]` of the operand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.graph.ir import Node
+from tilewright.graph.op import apply
+from tilewright.graph.ops.movement import reshape_segments
+
+Shape = tuple[int, ...]
+
+
+def inverse(axes: Sequence[int]) -> tuple[int, ...]:
+    result = [0] * len(axes)
+    for position, axis in enumerate(axes):
+        result[axis] = position
+    return tuple(result)
+
+
+def is_identity(axes: Sequence[int]) -> bool:
+    return all(axis == position for position, axis in enumerate(axes))
+
+
+def reordered(values: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+    """`values`, one per axis, as they are after the permutation."""
+    return tuple(values[axis] for axis in axes)
+
+
+def moves_nothing(shape: Sequence[int], axes: Sequence[int]) -> bool:
+    """Whether the permutation keeps the order of all axes longer than 1: then it is a reshape."""
+    long = [axis for axis in axes if shape[axis] != 1]
+    return long == sorted(long)
+
+
+def trimmed(shape: Shape) -> Shape:
+    """Without leading ones, which broadcasting puts back."""
+    start = 0
+    while start < len(shape) and shape[start] == 1:
+        start += 1
+    return shape[start:]
+
+
+def reshape_to(node: Node, shape: Shape) -> Node:
+    return node if node.shape == shape else apply("reshape", node, shape=shape)
+
+
+def reshape_operand(operand: Node, shape: Shape, target: Shape) -> Node | None:
+    """`operand` broadcasts to `shape`. What broadcasts to `target` in the same way, after a reshape from one to the
+    other; None where there is no such thing."""
+    if operand.type.size == 1:
+        return reshape_to(operand, ())
+    if operand.op == "reshape" and operand.shape == shape and operand.inputs[0].shape == target:
+        return operand.inputs[0]
+    if operand.shape == shape:
+        return reshape_to(operand, target)
+    extents = (1,) * (len(shape) - operand.type.rank) + operand.shape
+    new = [1] * len(target)
+    for sources, targets in reshape_segments(shape, target):
+        if all(extents[axis] == shape[axis] for axis in sources):
+            for axis in targets:
+                new[axis] = target[axis]
+        elif not all(extents[axis] == 1 for axis in sources):
+            return None
+    return reshape_to(operand, trimmed(tuple(new)))

@@ -1,0 +1,69 @@
+"""simplify: algebra and movement that cancels, one small rule after another until none applies.
+
+The rules are plain functions in `simplify_elementwise.py` and `simplify_movement.py`, listed per operator: a rule looks
+at a node whose operands are already simplified and gives a better node, or None. Every rule keeps the value (NaN and
+infinities included; the sign of a zero may change), except those marked as fast, which may round differently.
+
+There is no rule for x * 0: it is NaN where x is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.graph.ir import Graph, Node, rebuild
+from tilewright.graph.op import Fusion, op_of
+from tilewright.rewrites import simplify_elementwise, simplify_movement
+from tilewright.rewrites.base import Pass
+from tilewright.rewrites.simplify_rules import Builder, Rule
+
+_ROUNDS = 20
+
+
+def _rules() -> Mapping[str, Sequence[Rule]]:
+    """The rules by operator, in the order in which they are tried."""
+    return {**simplify_elementwise.RULES, **simplify_movement.RULES}
+
+
+@dataclass(frozen=True)
+class Simplify(Pass):
+    name = "simplify"
+
+    fast: bool = True  # also rules that may round differently: division by a constant as a multiplication
+
+    def run(self, graph: Graph) -> Graph:
+        rules = _rules()
+        for _ in range(_ROUNDS):
+            new = self._round(graph, rules)
+            if all(a is b for a, b in zip(new.outputs, graph.outputs, strict=True)):
+                return graph
+            graph = new
+        return graph
+
+    def _round(self, graph: Graph, rules: Mapping[str, Sequence[Rule]]) -> Graph:
+        before = {node: len(users) for node, users in graph.users().items()}
+        for node in graph.outputs:
+            before[node] += 1
+        build = Builder(rules, simplify_elementwise.ANY_ELEMENTWISE, self.fast)
+
+        def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
+            if node.is_constant:
+                build.uses[node] = before[node]
+                return None
+            same = all(a is b for a, b in zip(operands, node.inputs, strict=True))
+            start = node if same else replace(node, inputs=operands)
+            result = build.simplify(start)
+            if result is not start and not result.name and not result.is_input:
+                result = replace(result, name=node.name, source=node.source)
+            # A node that already stood in the graph gains the uses of the one it replaces.
+            build.uses[result] = build.uses.get(result, 0) + before[node]
+            return result
+
+        for node in graph.inputs:
+            build.uses[node] = before[node]
+        return rebuild(graph, rule)
+
+
+def is_elementwise(node: Node) -> bool:
+    return not node.is_input and not node.is_constant and op_of(node.op).fusion is Fusion.ELEMENTWISE

@@ -1,0 +1,87 @@
+"""What a rule of `simplify` may use: a builder of simplified nodes, and questions about values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.graph.ir import Node
+from tilewright.graph.op import Fusion, apply, op_of
+
+Rule = Callable[[Node, "Builder"], "Node | None"]
+
+_STEPS = 50  # more rewrites of one node than this is a pair of rules that undo each other
+
+
+class Builder:
+    """Makes nodes and simplifies them as they are made. `uses` counts how often a node is read, for the rules that must
+    not copy work; a fresh node is read once."""
+
+    def __init__(self, rules: Mapping[str, Sequence[Rule]], elementwise: Sequence[Rule], fast: bool) -> None:
+        self._rules = rules
+        self._elementwise = elementwise
+        self.fast = fast
+        self.uses: dict[Node, int] = {}
+
+    def __call__(self, op: str, *operands: Node, **attrs: Any) -> Node:
+        return self.simplify(apply(op, *operands, **attrs))
+
+    def simplify(self, node: Node) -> Node:
+        for _ in range(_STEPS):
+            better = self._step(node)
+            if better is None:
+                return node
+            node = better
+        return node
+
+    def _step(self, node: Node) -> Node | None:
+        if node.is_input or node.is_constant:
+            return None
+        for rule in self._rules.get(node.op, ()):
+            better = rule(node, self)
+            if better is not None:
+                assert better.type == node.type, f"{rule.__name__}: {node!r} became {better!r}"
+                return better
+        record = op_of(node.op)
+        # What has no lowering (batch_norm) is no elementwise operator in the sense of the rules: it does not broadcast.
+        if record.fusion is Fusion.ELEMENTWISE and record.lower is not None:
+            for rule in self._elementwise:
+                better = rule(node, self)
+                if better is not None:
+                    assert better.type == node.type, f"{rule.__name__}: {node!r} became {better!r}"
+                    return better
+        return None
+
+    def single_use(self, node: Node) -> bool:
+        return self.uses.get(node, 1) == 1
+
+
+# -- questions ----------------------------------------------------------------------------------------------------
+
+
+def scalar_array(node: Node) -> np.ndarray | None:
+    """The one value that all elements of `node` have, as an array of rank 0; None where that is not plain to see."""
+    if node.is_constant and node.data is not None:
+        return node.data.reshape(()) if node.type.size == 1 else None
+    if node.op == "full":
+        return np.array(node.attrs["value"], node.dtype.numpy)
+    if node.op in ("broadcast_to", "reshape", "permute", "slice"):
+        return scalar_array(node.inputs[0])
+    return None
+
+
+def scalar_value(node: Node) -> int | float | bool | None:
+    """The same as a Python number."""
+    array = scalar_array(node)
+    if array is None:
+        return None
+    if node.dtype.is_float:
+        return float(array)
+    return bool(array) if array.dtype == np.bool_ else int(array)
+
+
+def is_scalar(node: Node, value: float) -> bool:
+    found = scalar_value(node)
+    return found is not None and not isinstance(found, bool) and found == value

@@ -1,0 +1,57 @@
+"""Loads and runs compiled models. This room needs numpy, llvmlite, msgspec and safetensors' format, and never imports
+torch, the compiler or the tuner: a saved model runs without them. `Plan` is a model as data, `Executor` runs one,
+`CompiledModel` is what users call, `artifact` is its file. The names below are loaded when they are first used, so that
+importing the package stays light."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilewright.runtime.artifact import load, save
+    from tilewright.runtime.executor import Executor
+    from tilewright.runtime.explain import BenchResult, Explanation
+    from tilewright.runtime.memory import Buffer, plan_memory
+    from tilewright.runtime.model import CompiledModel
+    from tilewright.runtime.plan import MemoryReport, Place, Plan, Step, TaskInfo, TensorSpec
+
+_HOMES = {
+    "BenchResult": "explain",
+    "Buffer": "memory",
+    "CompiledModel": "model",
+    "Executor": "executor",
+    "Explanation": "explain",
+    "MemoryReport": "plan",
+    "Place": "plan",
+    "Plan": "plan",
+    "Step": "plan",
+    "TaskInfo": "plan",
+    "TensorSpec": "plan",
+    "load": "artifact",
+    "plan_memory": "memory",
+    "save": "artifact",
+}
+
+__all__ = [
+    "BenchResult",
+    "Buffer",
+    "CompiledModel",
+    "Executor",
+    "Explanation",
+    "MemoryReport",
+    "Place",
+    "Plan",
+    "Step",
+    "TaskInfo",
+    "TensorSpec",
+    "load",
+    "plan_memory",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

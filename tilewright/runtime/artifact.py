@@ -1,0 +1,364 @@
+"""A compiled model as one file.
+
+    bytes 0-127   magic, format version, length of the file, where the manifest is, SHA-256 of everything else
+    then a zip    constants.safetensors, objects/<digest>.o, manifest.json; stored, not compressed
+
+Any zip tool lists and unpacks it (a zip may have something before it). The digest covers every byte of the file, so
+that truncation and corruption are found before anything is parsed, let alone run; the manifest has a digest for each
+part as well, from which a damaged file can be told which part it was. It holds native code and is to be trusted like a
+shared library: the digest guards against accidents, not against an attacker. Nothing in it is unpickled or evaluated.
+
+The manifest is a list of variants, one per instruction set, each a plan with its object code and its constants; the
+first one that this machine can run is taken. Today `save` writes one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import struct
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+
+import msgspec
+import numpy as np
+
+from tilewright.dtypes import DType
+from tilewright.errors import (
+    ArtifactError,
+    ArtifactMachineError,
+    ArtifactVersionError,
+    CodegenError,
+    VerificationError,
+)
+from tilewright.runtime import host
+from tilewright.runtime.executor import aligned_empty
+from tilewright.runtime.plan import ALIGNMENT, FORMAT_VERSION, Plan, TensorSpec, aligned
+
+if TYPE_CHECKING:
+    from tilewright.runtime.model import CompiledModel
+
+# As PNG's: not text, with the line ends that a transfer in text mode would change.
+MAGIC = b"\x89TWM\r\n\x1a\n"
+_HEADER = struct.Struct(
+    "<8sIIQQQ32s56x"
+)  # magic, version, header size, file length, manifest at, its length, digest
+_DIGEST_AT = 40
+HEADER_SIZE = 128
+assert _HEADER.size == HEADER_SIZE
+
+_CONSTANTS = "constants.safetensors"
+_MANIFEST = "manifest.json"
+_CHUNK = 16 << 20
+_SAFETENSORS_NAMES = {dtype.short: dtype.short.upper() for dtype in DType}  # "F32", "BF16", "BOOL"
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    offset: int  # in the file
+    bytes: int
+    sha256: str
+
+
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    plan: Plan
+    objects: dict[str, str]  # digest -> name of the part
+    constants: tuple[str, ...]  # the plan's constants, as they are called in constants.safetensors
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: int
+    parts: tuple[Part, ...]
+    variants: tuple[Variant, ...]
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def save(model: CompiledModel, path: str | os.PathLike[str]) -> None:
+    """Write a model; the file appears whole or not at all."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    try:
+        with open(temporary, "x+b") as stream:
+            _write(model, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise ArtifactError(
+            f"cannot write {target}: {error.strerror or error}",
+            remedy="choose a path in a folder that exists, that you can write, with room for the file",
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return  # some systems do not open folders
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def _write(model: CompiledModel, stream: BinaryIO) -> None:
+    executor = model.executor
+    stream.write(bytes(HEADER_SIZE))
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        keys = _constant_keys(executor.plan.constants)
+        parts = [_write_part(archive, stream, _CONSTANTS, _safetensors(keys, executor.constants))]
+        objects = {}
+        for digest, data in executor.objects.items():
+            name = f"objects/{hashlib.sha256(data).hexdigest()}.o"
+            objects[digest] = name
+            if all(part.name != name for part in parts):
+                parts.append(_write_part(archive, stream, name, [data]))
+        variant = Variant(executor.plan, objects, keys)
+        manifest = msgspec.json.encode(Manifest(FORMAT_VERSION, tuple(parts), (variant,)))
+        last = _write_part(archive, stream, _MANIFEST, [manifest])
+    length = stream.seek(0, os.SEEK_END)
+    fields = (MAGIC, FORMAT_VERSION, HEADER_SIZE, length, last.offset, last.bytes)
+    digest_so_far = hashlib.sha256(_HEADER.pack(*fields, bytes(32))[:_DIGEST_AT])
+    stream.seek(HEADER_SIZE)
+    while chunk := stream.read(_CHUNK):
+        digest_so_far.update(chunk)
+    stream.seek(0)
+    stream.write(_HEADER.pack(*fields, digest_so_far.digest()))
+
+
+def _write_part(archive: zipfile.ZipFile, stream: BinaryIO, name: str, pieces: Sequence[Any]) -> Part:
+    size = sum(memoryview(piece).nbytes for piece in pieces)
+    info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))  # equal models give equal files
+    info.file_size = size
+    info.external_attr = 0o644 << 16
+    wide = size >= zipfile.ZIP64_LIMIT // 2
+    # An extra field pads the entry's header so that its data is aligned in the file, and so in memory. Its kind is the
+    # one that Android's zipalign uses.
+    before = stream.tell() + 30 + len(name) + 4 + (20 if wide else 0)
+    info.extra = struct.pack("<HH", 0xD935, -before % ALIGNMENT) + bytes(-before % ALIGNMENT)
+    digest = hashlib.sha256()
+    with archive.open(info, "w", force_zip64=wide) as part:
+        offset = stream.tell()
+        for piece in pieces:
+            part.write(piece)
+            digest.update(piece)
+    return Part(name, offset, size, digest.hexdigest())
+
+
+def _constant_keys(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
+    """The names of the constants where they are usable as such, made unique by their position otherwise."""
+    keys: dict[str, None] = {}
+    for index, spec in enumerate(specs):
+        name = spec.name or "constant"
+        keys[f"{name}#{index}" if name in keys or name == "__metadata__" else name] = None
+    if len(keys) != len(specs):
+        return tuple(str(index) for index in range(len(specs)))
+    return tuple(keys)
+
+
+def _safetensors(keys: Sequence[str], arrays: Sequence[np.ndarray]) -> list[Any]:
+    """The constants as pieces of a safetensors file.
+
+    Written here and not by the safetensors package, which builds the whole file in memory and aligns to 8 bytes. The
+    format allows no gaps; with the arrays whose size is a multiple of 64 in front, the rest are usually few and small,
+    and the executor copies those.
+    """
+    order = sorted(range(len(arrays)), key=lambda index: (arrays[index].nbytes % ALIGNMENT != 0, index))
+    header: dict[str, Any] = {"__metadata__": {"format": "tilewright"}}
+    position = 0
+    for index in order:
+        array = arrays[index]
+        end = position + array.nbytes
+        header[keys[index]] = {
+            "dtype": _SAFETENSORS_NAMES[DType.of(array).short],
+            "shape": list(array.shape),
+            "data_offsets": [position, end],
+        }
+        position = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text = text.ljust(aligned(8 + len(text)) - 8)
+    return [
+        struct.pack("<Q", len(text)),
+        text,
+        *(arrays[index].reshape(-1).view(np.uint8) for index in order),
+    ]
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def load(path: str | os.PathLike[str], threads: int | None = None) -> CompiledModel:
+    """A model from its file. Everything is verified before anything runs; ArtifactError says what is wrong."""
+    from tilewright.runtime.model import CompiledModel
+
+    place = str(path)
+    memory, manifest_at, manifest_bytes = _read_verified(place)
+    manifest = _decode_manifest(place, memory, manifest_at, manifest_bytes)
+    parts = {part.name: part for part in manifest.parts}
+    variant = _choose(place, manifest)
+    try:
+        variant.plan.validate()
+        constants = _constants(place, memory, parts, variant)
+        objects = {
+            digest: memory[parts[name].offset :][: parts[name].bytes].tobytes()
+            for digest, name in variant.objects.items()
+        }
+        return CompiledModel(variant.plan, constants, objects, threads=threads)
+    except (VerificationError, CodegenError, KeyError) as error:
+        message = (
+            error.message if isinstance(error, (VerificationError, CodegenError)) else f"no part {error}"
+        )
+        raise ArtifactError(f"{place} does not hold a sound model: {message}") from error
+
+
+def _read_verified(place: str) -> tuple[np.ndarray, int, int]:
+    """The whole file, read once into aligned memory and verified; where its manifest is."""
+    try:
+        if not stat.S_ISREG(os.stat(place).st_mode):
+            raise ArtifactError(f"{place} is not a file")
+        with open(place, "rb", buffering=0) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            return _read_stream(place, stream, size)
+    except FileNotFoundError:
+        raise ArtifactError(f"there is no file {place}", remedy="check the path") from None
+    except OSError as error:
+        raise ArtifactError(
+            f"cannot read {place}: {error.strerror or error}", remedy="check the file"
+        ) from error
+
+
+def _read_stream(place: str, stream: Any, size: int) -> tuple[np.ndarray, int, int]:
+    if size == 0:
+        raise ArtifactError(f"{place} is empty")
+    head = stream.read(HEADER_SIZE)
+    if head[: len(MAGIC)] != MAGIC[: len(head)]:
+        raise ArtifactError(
+            f"{place} is not a Tilewright model", remedy="pass a file that CompiledModel.save has written"
+        )
+    if len(head) < HEADER_SIZE:
+        raise ArtifactError(f"{place} is truncated: {size} bytes, less than its header")
+    _, version, header_size, length, manifest_at, manifest_bytes, digest = _HEADER.unpack(head)
+    if version != FORMAT_VERSION:
+        age = "newer" if version > FORMAT_VERSION else "older"
+        raise ArtifactVersionError(
+            f"{place} has the format {version}, which is {age} than the format {FORMAT_VERSION} of this version"
+        )
+    if header_size != HEADER_SIZE or any(head[_DIGEST_AT + 32 :]):
+        raise ArtifactError(f"{place} is damaged: its header is not sound")
+    if length != size:
+        what = "truncated" if size < length else "damaged"
+        raise ArtifactError(f"{place} is {what}: it has {size} bytes and should have {length}")
+    memory = aligned_empty(size)
+    memory[:HEADER_SIZE] = np.frombuffer(head, np.uint8)
+    view = memory.data
+    found = hashlib.sha256(head[:_DIGEST_AT])
+    position = HEADER_SIZE
+    while position < size:
+        count = stream.readinto(view[position : position + _CHUNK])
+        if not count:
+            raise ArtifactError(f"{place} became shorter while it was read")
+        found.update(view[position : position + count])
+        position += count
+    if found.digest() != digest:
+        where = _damaged_parts(memory, manifest_at, manifest_bytes)
+        raise ArtifactError(f"{place} is damaged: its contents do not match its checksum{where}")
+    return memory, manifest_at, manifest_bytes
+
+
+def _damaged_parts(memory: np.ndarray, manifest_at: int, manifest_bytes: int) -> str:
+    """For the message: which parts of a damaged file do not match their own checksums, as far as can be told."""
+    try:
+        manifest = _decode_manifest("", memory, manifest_at, manifest_bytes)
+    except ArtifactError:
+        return " (the manifest, or where it is)"
+    names = [
+        part.name
+        for part in manifest.parts
+        if hashlib.sha256(memory[part.offset :][: part.bytes].data).hexdigest() != part.sha256
+    ]
+    return f" ({', '.join(names)})" if names else ""
+
+
+def _decode_manifest(place: str, memory: np.ndarray, at: int, size: int) -> Manifest:
+    if at < HEADER_SIZE or size < 2 or at + size > len(memory):
+        raise ArtifactError(f"{place} is damaged: its manifest is not within the file")
+    try:
+        manifest = msgspec.json.decode(memory[at : at + size].tobytes(), type=Manifest)
+    except (msgspec.DecodeError, RecursionError) as error:  # a ValidationError is a DecodeError
+        raise ArtifactError(f"{place} has a manifest that cannot be read: {error}") from None
+    for part in manifest.parts:
+        if part.offset < HEADER_SIZE or part.bytes < 0 or part.offset + part.bytes > len(memory):
+            raise ArtifactError(f"{place} is damaged: {part.name} is not within the file")
+    return manifest
+
+
+def _choose(place: str, manifest: Manifest) -> Variant:
+    """The first variant that this machine can run."""
+    problem = ArtifactMachineError("it holds no object code at all")
+    for variant in manifest.variants:
+        target = variant.plan.target
+        if not isinstance(target.get("triple"), str) or not isinstance(target.get("features"), list):
+            raise ArtifactError(f"{place} has a variant without a target")
+        try:
+            host.check(target)
+            return variant
+        except ArtifactMachineError as error:
+            problem = error
+    raise ArtifactMachineError(f"{place} cannot run here: {problem.message}")
+
+
+def _constants(place: str, memory: np.ndarray, parts: dict[str, Part], variant: Variant) -> list[np.ndarray]:
+    """The plan's constants as views of the file's memory."""
+    part = parts[_CONSTANTS]
+    data = memory[part.offset :][: part.bytes]
+
+    def broken(why: str) -> NoReturn:
+        raise ArtifactError(f"{place} is damaged: {_CONSTANTS}: {why}")
+
+    if part.bytes < 8:
+        broken("no header")
+    (header_bytes,) = struct.unpack("<Q", data[:8].tobytes())
+    if header_bytes > part.bytes - 8:
+        broken("its header is not within it")
+    try:
+        entries = msgspec.json.decode(data[8 : 8 + header_bytes].tobytes(), type=dict[str, dict[str, Any]])
+    except msgspec.DecodeError as error:
+        broken(str(error))
+    body = data[8 + header_bytes :]
+    if len(variant.constants) != len(variant.plan.constants):
+        broken("the number of constants differs from the plan's")
+    arrays = []
+    for key, spec in zip(variant.constants, variant.plan.constants, strict=True):
+        entry = entries.get(key, {})
+        span = entry.get("data_offsets")
+        if entry.get("dtype") != _SAFETENSORS_NAMES[spec.dtype] or entry.get("shape") != list(spec.shape):
+            broken(f"{key} is not {spec}")
+        if not isinstance(span, list) or len(span) != 2 or not all(type(end) is int for end in span):
+            broken(f"{key} has no data")
+        if not 0 <= span[0] <= span[1] <= len(body) or span[1] - span[0] != spec.bytes:
+            broken(f"the data of {key} is not within the file")
+        array = body[span[0] : span[1]]
+        # A type needs its natural alignment to be viewed; what is not aligned is copied here instead.
+        if array.ctypes.data % ALIGNMENT:
+            array = _aligned(array)
+        array = array.view(DType.parse(spec.dtype).numpy).reshape(spec.shape)
+        array.flags.writeable = False
+        arrays.append(array)
+    return arrays
+
+
+def _aligned(data: np.ndarray) -> np.ndarray:
+    copy = aligned_empty(len(data))
+    copy[:] = data
+    return copy

@@ -1,0 +1,233 @@
+"""Runs a plan: binds constants and kernels once, then each call is one entry into native code.
+
+Calls may come from several Python threads at once. Each takes a `_Frame` of its own (an arena and the table of base
+pointers), from a list of free ones that grows as needed; the interpreter's lock is released while kernels run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import mmap
+import statistics
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from tilewright.dtypes import DType
+from tilewright.errors import VerificationError
+from tilewright.runtime import host, native, threads
+from tilewright.runtime.loader import load_objects
+from tilewright.runtime.plan import ALIGNMENT, Place, Plan, Step, TensorSpec
+
+_KEPT_FRAMES = 16  # arenas kept for reuse; more concurrent calls than this allocate and free
+_HUGE = 2 << 20  # from this size on, memory comes in huge pages where the system has them
+
+
+def aligned_empty(size: int) -> np.ndarray:
+    """`size` uninitialised bytes, 64-byte aligned."""
+    if size >= _HUGE:
+        # Private: memory shared with forked children would let a parent and its child overwrite each other.
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(memory, dtype=np.uint8)
+    slack = np.empty(size + ALIGNMENT, dtype=np.uint8)
+    start = -slack.ctypes.data % ALIGNMENT
+    return slack[start : start + size]
+
+
+def aligned_copy(array: np.ndarray) -> np.ndarray:
+    """A dense copy whose data is 64-byte aligned."""
+    copy = aligned_empty(array.nbytes).view(array.dtype).reshape(array.shape)
+    np.copyto(copy, array)
+    return copy
+
+
+class _Frame:
+    """What one call in flight needs for itself."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.arena = aligned_empty(max(executor.plan.memory.arena_bytes, ALIGNMENT))
+        self.bases = (ctypes.c_void_p * executor.base_count)(*executor.fixed_bases)
+        self.bases[executor.arena_base] = self.arena.ctypes.data
+        code = native.native()
+        self.call = native.Call(
+            steps=ctypes.addressof(executor.steps),
+            bases=ctypes.addressof(self.bases),
+            most_arguments=executor.most_arguments,
+            clock=code.clock,
+            clock_id=code.clock_id,
+        )
+        self.address = ctypes.addressof(self.call)
+
+
+class Executor:
+    """A plan, ready to run. `objects`: digest -> object code."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        constants: Sequence[np.ndarray],
+        objects: Mapping[str, bytes],
+        threads: int | None = None,
+    ) -> None:
+        plan.validate()
+        host.check(plan.target)
+        self.plan = plan
+        self.objects = {digest: bytes(objects[digest]) for digest in sorted(set(plan.kernels.values()))}
+        self.constants = _bind_constants(plan, constants)
+        self._library = load_objects(self.objects, plan.kernels)
+        self.threads = threads or 0
+
+        # Base pointers: inputs, outputs, the arena, constants.
+        self._inputs, self._outputs = len(plan.inputs), len(plan.outputs)
+        self.arena_base = self._inputs + self._outputs
+        self.base_count = self.arena_base + 1 + len(self.constants)
+        pointers = [constant.ctypes.data for constant in self.constants]
+        self.fixed_bases = [None] * (self.arena_base + 1) + pointers
+        self.most_arguments = max((len(step.arguments) for step in plan.steps), default=1)
+        self._places: list[ctypes.Array[native.Place]] = []
+        self.steps = (native.Step * max(len(plan.steps), 1))(*map(self._pack, plan.steps))
+
+        self._run = native.native().run
+        self._count = len(plan.steps)
+        self._free: deque[_Frame] = deque(maxlen=_KEPT_FRAMES)
+
+    @property
+    def threads(self) -> int:
+        """How many threads a call uses."""
+        return self._threads
+
+    @threads.setter
+    def threads(self, count: int | None) -> None:
+        self._threads = threads.resolve(count)
+
+    def _pack(self, step: Step) -> native.Step:
+        places = (native.Place * len(step.arguments))()
+        for index, place in enumerate(step.arguments):
+            places[index].base = self._base_of(place)
+            places[index].offset = place.offset
+        self._places.append(places)
+        return native.Step(self._library[step.kernel], step.extent, len(places), ctypes.addressof(places))
+
+    def _base_of(self, place: Place) -> int:
+        if place.space == "input":
+            return place.index
+        if place.space == "output":
+            return self._inputs + place.index
+        if place.space == "arena":
+            return self.arena_base
+        return self.arena_base + 1 + place.index
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        """Compute `outputs` from `inputs`: dense row-major arrays of the plan's types and shapes."""
+        _check_arrays("input", self.plan.inputs, inputs)
+        _check_arrays("output", self.plan.outputs, outputs)
+        self.run_addresses([array.ctypes.data for array in inputs], [array.ctypes.data for array in outputs])
+
+    def run_addresses(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """As `run`, with the addresses of the data and no checks: the fast path of `CompiledModel`."""
+        frame = self._take(inputs, outputs)
+        try:
+            self._run(frame.address, 0, self._count)
+        finally:
+            self._free.append(frame)
+
+    def _take(self, inputs: Sequence[int], outputs: Sequence[int]) -> _Frame:
+        try:
+            frame = self._free.pop()  # the most recent: its arena is still in the caches
+        except IndexError:
+            frame = _Frame(self)
+        bases = frame.bases
+        index = 0
+        for address in inputs:
+            bases[index] = address
+            index += 1
+        for address in outputs:
+            bases[index] = address
+            index += 1
+        count = self._threads
+        if count > 1:
+            launcher = threads.launcher()
+            frame.call.launcher = launcher.address
+            count = launcher.prepare(count)
+        frame.call.threads = count
+        return frame
+
+    # -- looking inside --------------------------------------------------------------------------------------------
+
+    def new_outputs(self) -> list[np.ndarray]:
+        return [np.empty(spec.shape, DType.parse(spec.dtype).numpy) for spec in self.plan.outputs]
+
+    def trace(self, inputs: Sequence[np.ndarray]) -> Iterator[tuple[Step, list[np.ndarray], np.ndarray]]:
+        """Run step by step; after each, the step, its inputs and its output.
+
+        The arrays are views of the memory in use: valid until the next step, to be copied if kept.
+        """
+        _check_arrays("input", self.plan.inputs, inputs)
+        outputs = self.new_outputs()
+        frame = self._take([array.ctypes.data for array in inputs], [array.ctypes.data for array in outputs])
+        spaces = {"input": inputs, "output": outputs, "constant": self.constants, "arena": (frame.arena,)}
+        try:
+            for index, step in enumerate(self.plan.steps):
+                self._run(frame.address, index, index + 1)
+                info = self.plan.tasks[step.task]
+                views = [
+                    _view(spaces[place.space][place.index], place.offset, spec)
+                    for place, spec in zip(step.arguments, (*info.inputs, info.output), strict=True)
+                ]
+                yield step, views[:-1], views[-1]
+        finally:
+            self._free.append(frame)
+
+    def time_steps(self, inputs: Sequence[np.ndarray], repeats: int = 10) -> list[float]:
+        """Seconds per step, each the median over `repeats` runs of the whole plan, as native code sees them."""
+        _check_arrays("input", self.plan.inputs, inputs)
+        outputs = self.new_outputs()
+        addresses = [array.ctypes.data for array in inputs], [array.ctypes.data for array in outputs]
+        self.run_addresses(*addresses)
+        frame = self._take(*addresses)
+        times = np.zeros((max(repeats, 1), max(self._count, 1)), dtype=np.int64)
+        try:
+            for row in times:
+                frame.call.times = row.ctypes.data
+                self._run(frame.address, 0, self._count)
+        finally:
+            frame.call.times = None
+            self._free.append(frame)
+        return [statistics.median(times[:, index].tolist()) * 1e-9 for index in range(self._count)]
+
+
+def _view(memory: np.ndarray, offset: int, spec: TensorSpec) -> np.ndarray:
+    flat = memory.reshape(-1).view(np.uint8)
+    return flat[offset : offset + spec.bytes].view(DType.parse(spec.dtype).numpy).reshape(spec.shape)
+
+
+def _bind_constants(plan: Plan, constants: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The constants, dense and aligned: as they are where they are so already, otherwise copied."""
+    _check_arrays("constant", plan.constants, constants, dense=False)
+    bound = []
+    for constant in constants:
+        ready = constant.flags.c_contiguous and constant.ctypes.data % ALIGNMENT == 0
+        bound.append(constant if ready else aligned_copy(constant))
+    return bound
+
+
+def _check_arrays(
+    what: str, specs: Sequence[TensorSpec], arrays: Sequence[np.ndarray], dense: bool = True
+) -> None:
+    if len(specs) != len(arrays):
+        raise VerificationError(f"{len(arrays)} {what}s for a plan with {len(specs)}")
+    for index, (spec, array) in enumerate(zip(specs, arrays, strict=True)):
+        if array.dtype != DType.parse(spec.dtype).numpy or array.size != math.prod(spec.shape):
+            raise VerificationError(
+                f"{what} {index} ({spec.name}): expected {spec}, got {array.dtype}{array.shape}"
+            )
+        if dense and not array.flags.c_contiguous:
+            raise VerificationError(f"{what} {index} ({spec.name}) is not contiguous")

@@ -1,0 +1,190 @@
+"""What a compiled model spends its time on, as data and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tilewright.dtypes import DType
+from tilewright.runtime import threads
+from tilewright.runtime.executor import Executor
+from tilewright.runtime.plan import MemoryReport, Plan, TaskInfo
+
+# (task, its inputs, its output) -> relative error of the output. The compiler attaches one; it knows the oracle.
+Checker = Callable[[TaskInfo, Sequence[np.ndarray], np.ndarray], float]
+
+
+class StepRow(msgspec.Struct, frozen=True):
+    step: int
+    name: str
+    label: str
+    kernel: str
+    program: str
+    extent: int
+    flops: int
+    bytes: int
+    seconds: float
+    share: float  # of the sum over all steps
+    error: float | None  # relative error against the oracle, where there is a checker
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    rows: tuple[StepRow, ...]
+    seconds: float  # sum over the steps
+    flops: int
+    bytes: int
+    worst_error: float | None
+    memory: MemoryReport
+    threads: dict[str, Any]
+    target: dict[str, Any]
+    numerics: str
+    inputs: str  # where the inputs came from
+
+    def to_dict(self) -> dict[str, Any]:
+        result: dict[str, Any] = msgspec.to_builtins(self)
+        return result
+
+    def __str__(self) -> str:
+        checked = any(row.error is not None for row in self.rows)
+        header = ["step", "task", "kernel", "program", "Mflop", "MB", "us", "%", "Gflop/s", "GB/s"]
+        table = [header + (["error"] if checked else [])]
+        for row in self.rows:
+            cells = [
+                str(row.step),
+                _clip(row.label or row.name, 40),
+                _clip(row.kernel, 28),
+                _clip(row.program, 44),
+            ]
+            cells += [f"{row.flops / 1e6:.2f}", f"{row.bytes / 1e6:.2f}", f"{row.seconds * 1e6:.1f}"]
+            cells += [f"{row.share * 100:.1f}", _rate(row.flops, row.seconds), _rate(row.bytes, row.seconds)]
+            if checked:
+                cells.append("-" if row.error is None else f"{row.error:.1e}")
+            table.append(cells)
+        lines = _align(table, left=4)
+        lines.append("")
+        lines.append(
+            f"total    {self.seconds * 1e6:.1f} us in {len(self.rows)} kernels, {self.flops / 1e6:.2f} Mflop"
+            f" ({_rate(self.flops, self.seconds)} Gflop/s), inputs: {self.inputs}"
+        )
+        if self.worst_error is not None:
+            lines.append(f"error    at most {self.worst_error:.1e} in any kernel, relative to the oracle")
+        memory = self.memory
+        lines.append(
+            f"memory   arena {memory.arena_bytes / 1e6:.2f} MB (at least {memory.lower_bound / 1e6:.2f},"
+            f" without reuse {memory.no_reuse / 1e6:.2f}), constants {memory.constant_bytes / 1e6:.2f} MB"
+        )
+        library = f" ({self.threads['library']})" if self.threads["library"] else ""
+        lines.append(
+            f"threads  {self.threads['threads']}, {self.threads['runtime']}{library}: {self.threads['why']}"
+        )
+        lines.append(
+            f"target   {self.target.get('cpu', '')} {self.target['triple']}, numerics {self.numerics}"
+        )
+        return "\n".join(lines)
+
+
+class BenchResult(msgspec.Struct, frozen=True):
+    """Seconds per call."""
+
+    median: float
+    minimum: float
+    p90: float
+    repeats: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.median * 1e3:.3f} ms (fastest {self.minimum * 1e3:.3f}, 90% within {self.p90 * 1e3:.3f},"
+            f" {self.repeats} calls)"
+        )
+
+
+def random_inputs(plan: Plan, seed: int = 0) -> list[np.ndarray]:
+    """Inputs for a model when none are given: floats from the normal distribution, integers and bools 0 or 1.
+
+    Integers are often indices, and 0 and 1 are valid ones nearly everywhere.
+    """
+    generator = np.random.default_rng(seed)
+    arrays = []
+    for spec in plan.inputs:
+        dtype = DType.parse(spec.dtype)
+        if dtype.is_float:
+            arrays.append(generator.standard_normal(spec.shape).astype(dtype.numpy))
+        else:
+            arrays.append(generator.integers(0, 2, spec.shape).astype(dtype.numpy))
+    return arrays
+
+
+def explain(
+    executor: Executor,
+    inputs: Sequence[np.ndarray],
+    origin: str,
+    checker: Checker | None = None,
+    repeats: int = 10,
+) -> Explanation:
+    plan = executor.plan
+    seconds = executor.time_steps(inputs, repeats)
+    errors: list[float | None] = [None] * len(plan.steps)
+    if checker is not None:
+        for index, (step, arguments, output) in enumerate(executor.trace(inputs)):
+            errors[index] = float(checker(plan.tasks[step.task], arguments, output))
+    total = sum(seconds)
+    rows = []
+    for index, step in enumerate(plan.steps):
+        info = plan.tasks[step.task]
+        rows.append(
+            StepRow(
+                step=index,
+                name=step.name,
+                label=info.label,
+                kernel=step.kernel,
+                program=info.program,
+                extent=step.extent,
+                flops=info.flops,
+                bytes=info.bytes,
+                seconds=seconds[index],
+                share=seconds[index] / total if total else 0.0,
+                error=errors[index],
+            )
+        )
+    return Explanation(
+        rows=tuple(rows),
+        seconds=total,
+        flops=sum(row.flops for row in rows),
+        bytes=sum(row.bytes for row in rows),
+        # max() alone would lose a NaN, the worst error of all.
+        worst_error=_worst([error for error in errors if error is not None]),
+        memory=plan.memory,
+        threads=threads.describe(executor.threads),
+        target=plan.target,
+        numerics=plan.numerics,
+        inputs=origin,
+    )
+
+
+def _worst(errors: list[float]) -> float | None:
+    return float(np.max(errors)) if errors else None
+
+
+def _rate(amount: int, seconds: float) -> str:
+    return f"{amount / seconds / 1e9:.1f}" if seconds else "-"
+
+
+def _clip(text: str, width: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _align(table: list[list[str]], left: int) -> list[str]:
+    """Columns of equal width; the first `left` of them flush left, except the step number."""
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    lines = []
+    for row in table:
+        cells = [
+            cell.ljust(width) if 0 < column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines

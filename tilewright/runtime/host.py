@@ -1,0 +1,74 @@
+"""What this process's processor can run, as LLVM names it, less what TILEWRIGHT_CPU_FEATURES takes away."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from tilewright import knobs
+from tilewright.errors import ArtifactMachineError
+
+# What the levels of TILEWRIGHT_CPU_FEATURES leave out, as prefixes of feature names.
+_ABOVE_AVX512 = ("amx", "avx10")
+_ABOVE_AVX2 = (*_ABOVE_AVX512, "avx512", "evex512")
+_ABOVE_BASELINE = (*_ABOVE_AVX2, "avx", "fma", "f16c", "vaes", "vpclmulqdq", "sse3", "ssse3", "sse4", "xop")
+_LEVELS = {"avx512": _ABOVE_AVX512, "avx2": _ABOVE_AVX2, "baseline": _ABOVE_BASELINE}
+
+
+@lru_cache(maxsize=1)
+def triple() -> str:
+    import llvmlite.binding as llvm
+
+    return str(llvm.get_process_triple())
+
+
+@lru_cache(maxsize=1)
+def cpu_name() -> str:
+    import llvmlite.binding as llvm
+
+    return str(llvm.get_host_cpu_name())
+
+
+@lru_cache(maxsize=1)
+def _detected() -> frozenset[str]:
+    import llvmlite.binding as llvm
+
+    return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
+
+
+def features() -> frozenset[str]:
+    """The features that code generated or loaded here may use."""
+    found = _detected()
+    for item in knobs.get("cpu_features"):
+        gone = _LEVELS.get(item)
+        if gone is not None:
+            found = frozenset(name for name in found if not name.startswith(gone))
+        else:
+            found -= {item[1:]}
+    return found
+
+
+def check(target: dict[str, Any]) -> None:
+    """ArtifactMachineError, naming what is missing, unless this machine can run object code made for `target`."""
+    wanted, here = _platform(target["triple"]), _platform(triple())
+    if wanted != here:
+        raise ArtifactMachineError(
+            f"the object code is for {' '.join(wanted)}, this machine is {' '.join(here)}"
+        )
+    needed = {feature.lstrip("+") for feature in target["features"] if not feature.startswith("-")}
+    missing = sorted(needed - features())
+    if missing:
+        by_knob = needed <= _detected()
+        why = "taken away by TILEWRIGHT_CPU_FEATURES" if by_knob else f"this machine is {cpu_name()}"
+        raise ArtifactMachineError(
+            f"the object code needs processor features that are not here: {', '.join(missing)} ({why})"
+        )
+
+
+def _platform(text: str) -> tuple[str, str]:
+    """(architecture, operating system) of a triple: what decides whether object code can be loaded at all."""
+    parts = text.lower().split("-")
+    architecture = {"amd64": "x86_64", "arm64": "aarch64"}.get(parts[0], parts[0])
+    systems = ("linux", "darwin", "macos", "windows", "freebsd")
+    system = next((name for name in systems if name in text.lower()), parts[-1])
+    return architecture, "darwin" if system == "macos" else system

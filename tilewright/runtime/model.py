@@ -1,0 +1,203 @@
+"""A compiled model: called like the original one, with torch tensors or NumPy arrays."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from tilewright.errors import InputError
+from tilewright.runtime import tree
+from tilewright.runtime.executor import Executor
+from tilewright.runtime.explain import BenchResult, Checker, Explanation, explain, random_inputs
+from tilewright.runtime.plan import Plan
+from tilewright.runtime.ports import OutPort, Port
+
+_BENCH_SECONDS = 0.5  # how long `bench` goes on when no number of repeats is given
+
+
+class CompiledModel:
+    """A pure function of its inputs, safe to call from several threads.
+
+    It returns torch tensors if any input is one, and NumPy arrays otherwise.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        constants: Sequence[np.ndarray],
+        objects: Mapping[str, bytes],
+        *,
+        threads: int | None = None,
+        checker: Checker | None = None,
+    ) -> None:
+        self.plan = plan
+        self.executor = Executor(plan, constants, objects, threads)
+        self.checker = checker  # fills the error column of `explain`; an artifact has none
+        positional, keyword = plan.input_tree["items"]
+        self._positional: list[tree.Spec] = positional["items"]
+        self._keyword: dict[str, tree.Spec] = dict(zip(keyword["keys"], keyword["items"], strict=True))
+        paths = self._input_paths()
+        self._in_ports = [Port(spec, paths[index]) for index, spec in enumerate(plan.inputs)]
+        self._out_ports = [OutPort(spec) for spec in plan.outputs]
+        # The usual case, every argument a tensor given by position, needs no walk over trees.
+        leaves = [item.get("index") for item in self._positional]
+        self._plain_arity = len(leaves) if not self._keyword and leaves == list(range(len(leaves))) else -1
+        self._one_output = plan.output_tree == {"kind": "leaf", "index": 0}
+
+    @property
+    def threads(self) -> int:
+        """How many threads a call uses; None or 0 sets the default."""
+        return self.executor.threads
+
+    @threads.setter
+    def threads(self, count: int | None) -> None:
+        self.executor.threads = count
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        plain = len(args) == self._plain_arity and not kwargs
+        leaves = args if plain else self._bind(args, kwargs)
+        keep: list[Any] = []
+        inputs = []
+        any_torch = False
+        for port, leaf in zip(self._in_ports, leaves, strict=True):
+            address, is_torch = port.address(leaf, keep)
+            inputs.append(address)
+            any_torch = any_torch or is_torch
+        results, outputs = [], []
+        for out in self._out_ports:
+            result, address = out.new_torch() if any_torch else out.new_numpy()
+            results.append(result)
+            outputs.append(address)
+        self.executor.run_addresses(inputs, outputs)
+        return results[0] if self._one_output else tree.unflatten(self.plan.output_tree, results)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to one file, to be loaded with `tilewright.load` without torch or a compiler."""
+        from tilewright.runtime.artifact import save
+
+        save(self, path)
+
+    def explain(self, inputs: Any = None, *, repeats: int = 10) -> Explanation:
+        """Time per kernel, and its error against the oracle where the compiler attached one.
+
+        `inputs`: a tuple of positional arguments, a dict of keyword arguments, or one tensor; random ones by default
+        (normal floats, integers 0 or 1).
+        """
+        arrays = self._arrays(inputs)
+        origin = "random (normal floats, integers 0 or 1)" if inputs is None else "given"
+        return explain(self.executor, arrays, origin, self.checker, repeats)
+
+    def bench(self, inputs: Any = None, *, repeats: int | None = None, warmup: int = 3) -> BenchResult:
+        """Seconds per call, everything included. `inputs` as in `explain`."""
+        if inputs is None:
+            flat = random_inputs(self.plan)
+            args, kwargs = tree.unflatten(self.plan.input_tree, flat)
+        else:
+            args, kwargs = _as_arguments(inputs)
+        for _ in range(max(warmup, 1)):
+            self(*args, **kwargs)
+        times: list[float] = []
+        began = time.perf_counter()
+        while len(times) < (repeats or 10) or (
+            repeats is None and time.perf_counter() - began < _BENCH_SECONDS
+        ):
+            start = time.perf_counter()
+            self(*args, **kwargs)
+            times.append(time.perf_counter() - start)
+        times.sort()
+        return BenchResult(statistics.median(times), times[0], times[int(0.9 * (len(times) - 1))], len(times))
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{port.path}: {port.spec}" for port in self._in_ports)
+        outputs = ", ".join(str(spec) for spec in self.plan.outputs)
+        return f"<CompiledModel ({inputs}) -> ({outputs}), {len(self.plan.steps)} kernels, {self.threads} threads>"
+
+    # -- arguments -------------------------------------------------------------------------------------------------
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The leaves of a call, whatever was given by position and whatever by keyword."""
+        names = self.plan.input_names
+        given = dict(kwargs)
+        extra: dict[int, Any] = {}  # positions without a name: *args of the original, or no names recorded
+        for index, value in enumerate(args):
+            name = names[index] if index < len(names) else None
+            if name is None:
+                extra[index] = value
+            elif name in given:
+                raise InputError(f"{name} was given twice: at position {index} and by keyword")
+            else:
+                given[name] = value
+        found: dict[int, Any] = {}
+        for index, spec in enumerate(self._positional):
+            name = names[index] if index < len(names) else None
+            if name is not None and name in given:
+                tree.collect(spec, given.pop(name), name, found)
+            elif index in extra:
+                tree.collect(spec, extra.pop(index), f"args[{index}]", found)
+            else:
+                self._missing(name or f"args[{index}]", args, kwargs)
+        for name, spec in self._keyword.items():
+            if name not in given:
+                self._missing(name, args, kwargs)
+            tree.collect(spec, given.pop(name), f"kwargs[{name!r}]", found)
+        if given or extra:
+            unknown = [*given, *(f"args[{index}]" for index in extra)]
+            raise InputError(
+                f"unexpected argument(s) {', '.join(unknown)}: the model was compiled with ({self._signature()})",
+                remedy="leave them out, or compile the model with examples for them",
+            )
+        return [found[index] for index in range(len(found))]
+
+    def _missing(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        got = f"{len(args)} positional argument(s)" + (f" and the keywords {list(kwargs)}" if kwargs else "")
+        raise InputError(f"the argument {name} is missing: the model takes ({self._signature()}), got {got}")
+
+    def _signature(self) -> str:
+        names = self.plan.input_names
+        positional = [names[i] if i < len(names) else f"args[{i}]" for i in range(len(self._positional))]
+        return ", ".join([*positional, *self._keyword])
+
+    def _input_paths(self) -> dict[int, str]:
+        """Leaf index -> what a caller would call it."""
+        names = self.plan.input_names
+        paths: dict[int, str] = {}
+        for index, spec in enumerate(self._positional):
+            _name_leaves(spec, names[index] if index < len(names) else f"args[{index}]", paths)
+        for name, spec in self._keyword.items():
+            _name_leaves(spec, f"kwargs[{name!r}]", paths)
+        return paths
+
+    def _arrays(self, inputs: Any) -> list[np.ndarray]:
+        """The model's inputs as dense NumPy arrays, with the same checks as a call."""
+        if inputs is None:
+            return random_inputs(self.plan)
+        args, kwargs = _as_arguments(inputs)
+        arrays = []
+        for port, leaf in zip(self._in_ports, self._bind(args, kwargs), strict=True):
+            port.address(leaf, [])  # only for its checks
+            arrays.append(port.as_numpy(leaf))
+        return arrays
+
+
+def _as_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, dict):
+        return (), inputs
+    return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
+
+
+def _name_leaves(spec: tree.Spec, path: str, into: dict[int, str]) -> None:
+    kind = spec["kind"]
+    if kind == "leaf":
+        into[spec["index"]] = path
+        return
+    for position, item in enumerate(spec.get("items", ())):
+        if kind in ("namedtuple", "record"):
+            inner = f"{path}.{spec['fields'][position]}"
+        else:
+            inner = f"{path}[{spec['keys'][position]!r}]" if kind == "dict" else f"{path}[{position}]"
+        _name_leaves(item, inner, into)

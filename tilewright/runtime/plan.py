@@ -1,0 +1,188 @@
+"""A Plan: a compiled model as plain data, what the executor runs and the artifact stores.
+
+A plan is a list of steps over four kinds of memory. A step calls one kernel with pointers into them. Nothing here knows
+how a kernel came to be; `task` and `detail` are texts for people and for `explain`.
+
+The kernel's calling convention: `void kernel(uint8_t** arguments, int64_t begin, int64_t end)` runs the iterations
+[begin, end) of its outermost loop, whose length is the step's `extent`. Iterations may run in any order and on any
+thread; they write disjoint memory, or the same values to the same memory. The arguments are the inputs of the task in
+order, then its output. Every buffer is 64-byte aligned, except the caller's own inputs and outputs. Buffers are dense
+and row-major in the shape that the task's `TensorSpec` gives.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NoReturn
+
+import msgspec
+
+from tilewright.dtypes import DType
+from tilewright.errors import VerificationError
+from tilewright.runtime import tree
+
+FORMAT_VERSION = 1
+ALIGNMENT = 64
+
+SPACES = ("input", "output", "constant", "arena")
+_DTYPES = {dtype.short: dtype for dtype in DType}
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """A tensor: an input, output or constant of the model, or an argument of a task."""
+
+    name: str
+    dtype: str  # short name: "f32"
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return DType.parse(self.dtype).bytes * math.prod(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a buffer begins. `index` counts inputs, outputs or constants; an arena place has a byte `offset`."""
+
+    space: str  # "input", "output", "constant" or "arena"
+    index: int = 0
+    offset: int = 0
+
+
+class Step(msgspec.Struct, frozen=True):
+    kernel: str  # symbol, a key of `Plan.kernels`
+    arguments: tuple[Place, ...]  # the task's inputs, then its output
+    extent: int  # iterations of the parallel loop; 1: runs on the calling thread
+    task: str  # key of `Plan.tasks`
+    name: str = ""  # for people: the operators, or the framework's name of the value
+
+
+class TaskInfo(msgspec.Struct, frozen=True):
+    """What `explain` needs to know of a task."""
+
+    label: str  # "conv+add+relu"
+    text: str  # the task's graph in text form
+    flops: int
+    bytes: int  # fewest bytes it must move: inputs once, output once
+    inputs: tuple[TensorSpec, ...]  # the step's arguments but the last, in order
+    output: TensorSpec  # the step's last argument
+    program: str = ""  # name of the schedule that made the kernel, with its decisions
+
+
+class MemoryReport(msgspec.Struct, frozen=True):
+    arena_bytes: int
+    lower_bound: int  # the largest number of bytes alive at any one step
+    no_reuse: int  # all intermediate buffers side by side
+    constant_bytes: int
+
+
+class Plan(msgspec.Struct, frozen=True):
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    constants: tuple[TensorSpec, ...]
+    steps: tuple[Step, ...]
+    kernels: dict[str, str]  # symbol -> digest of the object code that holds it
+    tasks: dict[str, TaskInfo]
+    memory: MemoryReport
+    input_tree: dict[str, Any]  # runtime.tree form of (args, kwargs)
+    output_tree: dict[str, Any]
+    target: dict[str, Any]  # {"triple":..., "cpu":..., "features": [...]} : what the object code needs
+    numerics: str = "fast"
+    producer: str = ""  # "tilewright 0.1.0"
+    input_names: tuple[
+        str, ...
+    ] = ()  # parameters of the original `forward` that may be given by position, in order
+
+    def validate(self) -> None:
+        """VerificationError unless every index, offset and size is within bounds: nothing this plan runs can stray.
+
+        It cannot know what a kernel does with its pointers; it does know that each argument lies within its memory.
+        """
+        _check_boundary(self)
+        sizes = {
+            "input": [spec.bytes for spec in self.inputs],
+            "output": [spec.bytes for spec in self.outputs],
+            "constant": [spec.bytes for spec in self.constants],
+            "arena": [self.memory.arena_bytes],
+        }
+        written = set()
+        for number, step in enumerate(self.steps):
+            _check_step(self, number, step, sizes)
+            if step.arguments[-1].space == "output":
+                written.add(step.arguments[-1].index)
+        for index, spec in enumerate(self.outputs):
+            if index not in written and spec.bytes:
+                _fail(f"no step writes output {index} ({spec.name})")
+
+
+def aligned(size: int, alignment: int = ALIGNMENT) -> int:
+    return -(-size // alignment) * alignment
+
+
+def _check_boundary(plan: Plan) -> None:
+    specs = [*plan.inputs, *plan.outputs, *plan.constants]
+    for info in plan.tasks.values():
+        specs += [*info.inputs, info.output]
+    for spec in specs:
+        if spec.dtype not in _DTYPES:
+            _fail(f"{spec.name or 'a tensor'} has the unknown element type {spec.dtype!r}")
+        if any(extent < 0 for extent in spec.shape) or math.prod(spec.shape) >= 1 << 56:
+            _fail(f"{spec.name or 'a tensor'} has the impossible shape {spec.shape}")
+    if plan.memory.arena_bytes < 0:
+        _fail("the arena has a negative size")
+    triple, features = plan.target.get("triple"), plan.target.get("features")
+    if not isinstance(triple, str) or not isinstance(features, (list, tuple)):
+        _fail("the target lacks its triple or its features")
+    if not all(isinstance(feature, str) for feature in features):
+        _fail("the target has features that are not names")
+    try:
+        input_leaves, output_leaves = tree.check(plan.input_tree), tree.check(plan.output_tree)
+    except ValueError as error:
+        _fail(f"the input or output tree is broken: {error}")
+    if sorted(input_leaves) != list(range(len(plan.inputs))):
+        _fail(f"the input tree has the leaves {input_leaves} for {len(plan.inputs)} inputs")
+    if any(index >= len(plan.outputs) for index in output_leaves):
+        _fail(f"the output tree has the leaves {output_leaves} for {len(plan.outputs)} outputs")
+    kinds = [item.get("kind") for item in plan.input_tree.get("items", ())]
+    if plan.input_tree["kind"] != "tuple" or kinds != ["tuple", "dict"]:
+        _fail("the input tree is not a tuple of positional and a dict of keyword arguments")
+
+
+def _check_step(plan: Plan, number: int, step: Step, sizes: dict[str, list[int]]) -> None:
+    where = f"step {number} ({step.name or step.kernel})"
+    if step.kernel not in plan.kernels:
+        _fail(f"{where}: no kernel {step.kernel!r}")
+    info = plan.tasks.get(step.task)
+    if info is None:
+        _fail(f"{where}: no task {step.task!r}")
+    if step.extent < 0:
+        _fail(f"{where}: the extent {step.extent}")
+    specs = (*info.inputs, info.output)
+    if len(specs) != len(step.arguments):
+        _fail(f"{where}: {len(step.arguments)} arguments for a task with {len(specs)}")
+    for place, spec in zip(step.arguments, specs, strict=True):
+        if place.space not in SPACES:
+            _fail(f"{where}: an argument in the unknown memory {place.space!r}")
+        spaces = sizes[place.space]
+        if not 0 <= place.index < len(spaces):
+            _fail(f"{where}: {place.space} {place.index} of {len(spaces)}")
+        if place.offset < 0 or place.offset + spec.bytes > spaces[place.index]:
+            end = place.offset + spec.bytes
+            _fail(
+                f"{where}: bytes {place.offset} to {end} of {place.space} {place.index}, of {spaces[place.index]}"
+            )
+        if place.space in ("arena", "constant") and place.offset % ALIGNMENT:
+            _fail(f"{where}: the offset {place.offset} in {place.space} is not a multiple of {ALIGNMENT}")
+    output, output_bytes = step.arguments[-1], specs[-1].bytes
+    if output.space not in ("output", "arena"):
+        _fail(f"{where}: writes to {output.space} memory")
+    for place, spec in zip(step.arguments[:-1], specs, strict=False):
+        same = place.space == output.space and place.index == output.index
+        if same and place.offset < output.offset + output_bytes and output.offset < place.offset + spec.bytes:
+            _fail(f"{where}: its output overlaps one of its inputs")
+
+
+def _fail(problem: str) -> NoReturn:
+    raise VerificationError(f"a plan that cannot be run: {problem}")

@@ -1,0 +1,181 @@
+"""The caller's tensors: checked, and turned into addresses, without importing torch.
+
+A `Port` stands for one input of the model. It takes a NumPy array or a torch CPU tensor, says precisely what does not
+fit, and gives the address of dense data. Torch is looked up in `sys.modules`: who passes a tensor has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from tilewright.dtypes import DType
+from tilewright.errors import GradientError, InputError
+from tilewright.runtime.plan import TensorSpec
+from tilewright.runtime.tree import describe
+
+_TORCH_NAMES = {
+    DType.F64: "float64",
+    DType.F32: "float32",
+    DType.F16: "float16",
+    DType.BF16: "bfloat16",
+    DType.I64: "int64",
+    DType.I32: "int32",
+    DType.I16: "int16",
+    DType.I8: "int8",
+    DType.U8: "uint8",
+    DType.BOOL: "bool",
+}
+
+
+def torch_module() -> Any:
+    """torch, if this process has imported it; otherwise None."""
+    module = sys.modules.get("torch")
+    return module if hasattr(module, "Tensor") else None  # not in the middle of its import
+
+
+class Port:
+    __slots__ = ("_grad_enabled", "_strided", "_tensor", "dtype", "numpy", "path", "shape", "spec", "torch")
+
+    def __init__(self, spec: TensorSpec, path: str) -> None:
+        self.spec = spec
+        self.path = path
+        self.shape = tuple(spec.shape)
+        self.dtype = DType.parse(spec.dtype)
+        self.numpy = self.dtype.numpy
+        self._tensor: Any = None  # torch.Tensor, once torch is loaded
+        self.torch: Any = None  # the torch dtype
+        self._strided: Any = None
+        self._grad_enabled: Any = None
+
+    def address(self, value: Any, keep: list[Any]) -> tuple[int, bool]:
+        """(address of dense data, whether it is torch's). What must live until the call ends is added to `keep`."""
+        if type(value) is np.ndarray:
+            if value.dtype != self.numpy or value.shape != self.shape:
+                raise self._misfit(value)
+            if not value.flags.c_contiguous:
+                value = np.ascontiguousarray(value)
+                keep.append(value)
+            return value.ctypes.data, False
+        if self._tensor is None and not self._find_torch():
+            return self._unusual(value, keep), False
+        if isinstance(value, self._tensor):
+            return self._torch_address(value, keep), True
+        return self._unusual(value, keep), False
+
+    def as_numpy(self, value: Any) -> np.ndarray:
+        """A value that `address` has accepted, as a dense array; a copy only where it must be."""
+        if self._tensor is not None and isinstance(value, self._tensor):
+            value = value.detach().resolve_neg().contiguous()
+            if self.dtype is DType.BF16:  # NumPy knows bfloat16 only as a type that torch does not
+                module = torch_module()
+                return np.asarray(value.view(module.int16).numpy()).view(self.numpy)
+            value = value.numpy()
+        return np.ascontiguousarray(value).reshape(self.shape)
+
+    def _find_torch(self) -> bool:
+        module = torch_module()
+        if module is None:
+            return False
+        self.torch = getattr(module, _TORCH_NAMES[self.dtype])
+        self._strided = module.strided
+        self._grad_enabled = module.is_grad_enabled
+        self._tensor = module.Tensor
+        return True
+
+    def _torch_address(self, value: Any, keep: list[Any]) -> int:
+        if value.dtype is not self.torch or value.shape != self.shape or not value.is_cpu:
+            raise self._misfit(value)
+        if value.layout is not self._strided:
+            raise InputError(
+                f"{self.path}: expected a dense tensor, got the layout {value.layout}",
+                remedy="convert it first, with .to_dense()",
+            )
+        if value.requires_grad and self._grad_enabled():
+            raise GradientError(f"{self.path} requires gradients, and a compiled model computes none")
+        if value.is_neg():  # a lazy negation: the memory holds the other sign
+            value = value.resolve_neg()
+            keep.append(value)
+        if not value.is_contiguous():
+            value = value.contiguous()
+            keep.append(value)
+        try:
+            return int(value.data_ptr())
+        except RuntimeError as error:  # fake and functional tensors have no data
+            raise InputError(f"{self.path}: a {type(value).__name__} without data ({error})") from None
+
+    def _unusual(self, value: Any, keep: list[Any]) -> int:
+        """NumPy scalars and subclasses; an error for everything else."""
+        if isinstance(value, np.ma.MaskedArray):
+            raise InputError(
+                f"{self.path}: a masked array; its mask would be lost", remedy="pass array.filled(value)"
+            )
+        if not isinstance(value, (np.ndarray, np.generic)):
+            raise self._misfit(value)
+        array = np.asarray(value)
+        keep.append(array)
+        return self.address(array, keep)[0]
+
+    def _misfit(self, value: Any) -> InputError:
+        """The error that says what does not fit, the most basic thing first."""
+        if isinstance(value, (bool, int, float)):
+            return InputError(
+                f"{self.path}: expected a tensor {self.spec}, got the Python number {value!r}",
+                remedy=f"pass numpy.full({self.shape}, {value!r}, numpy.{self.numpy}) or its torch equivalent",
+            )
+        is_numpy = isinstance(value, np.ndarray)
+        if not is_numpy and not (self._tensor is not None and isinstance(value, self._tensor)):
+            return InputError(
+                f"{self.path}: expected a tensor {self.spec}, got {describe(value)}",
+                remedy="pass a torch.Tensor on the CPU or a numpy.ndarray",
+            )
+        if not is_numpy and not value.is_cpu:
+            return InputError(
+                f"{self.path}: the model was compiled for the CPU, got a tensor on {value.device}",
+                remedy="move it with .cpu(), or compile for that device",
+            )
+        if is_numpy and value.dtype != self.numpy and value.dtype.newbyteorder("=") == self.numpy:
+            return InputError(
+                f"{self.path}: expected {self.spec} in this machine's byte order, got {value.dtype.str}",
+                remedy='convert it with array.astype(array.dtype.newbyteorder("="))',
+            )
+        if tuple(value.shape) != self.shape:
+            return InputError(
+                f"{self.path}: expected the shape {self.shape}, got {tuple(value.shape)}"
+                + ("" if self._dtype_fits(value) else f" (and {self.spec.dtype}, got {value.dtype})")
+            )
+        return InputError(
+            f"{self.path}: expected {self.spec}, got elements of {value.dtype}",
+            remedy="convert it with .to(dtype) or .astype(dtype), or compile for this type",
+        )
+
+    def _dtype_fits(self, value: Any) -> bool:
+        return value.dtype == self.numpy if isinstance(value, np.ndarray) else value.dtype is self.torch
+
+
+class OutPort:
+    """Makes the tensors that a call returns."""
+
+    __slots__ = ("_empty", "_torch", "numpy", "shape", "spec")
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self.spec = spec
+        self.shape = tuple(spec.shape)
+        self.numpy = DType.parse(spec.dtype).numpy
+        self._torch: Any = None
+        self._empty: Any = None
+
+    def new_numpy(self) -> tuple[np.ndarray, int]:
+        array = np.empty(self.shape, self.numpy)
+        return array, array.ctypes.data
+
+    def new_torch(self) -> tuple[Any, int]:
+        if self._torch is None:
+            module = torch_module()
+            self._empty = module.empty
+            self._torch = getattr(module, _TORCH_NAMES[DType.parse(self.spec.dtype)])
+        # The device is named because the caller may have set another default.
+        tensor = self._empty(self.shape, dtype=self._torch, device="cpu")
+        return tensor, tensor.data_ptr()

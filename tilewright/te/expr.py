@@ -1,0 +1,345 @@
+"""Tensor expressions: *what* is computed, as index formulas; nothing here says in which order.
+
+Semantics
+---------
+- A `Compute` tensor of shape S holds, at every index tuple bound to its `axes`, the value of its `body`.
+- A body is a scalar expression, or a single `Reduce` at the top. A reduction inside an expression is its own stage.
+- Index arithmetic is exact (int64, never overflowing). `floordiv` and `mod` round towards minus infinity.
+- `Select` is lazy: a `Load` inside the arm that is not taken is not performed, so its index may be out of range there.
+  Everywhere else an index out of range is a bug in the lowering, and `te.verify` looks for it.
+- Float arithmetic follows IEEE 754 in the type of the expression. 16-bit floats are storage types: a load of one is
+  widened by a `Cast` to f32 before arithmetic. Integers wrap around. `div` of integers is not defined: use `floordiv`.
+- A `Reduce` combines its elements in an order chosen by the schedule, starting from the identity of its kind.
+  "max" and "min" propagate NaN.
+
+Expressions are immutable and compared structurally, except that a `Tensor` is itself only (identity): two computations
+of the same formula are two tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Union
+
+from tilewright.dtypes import DType
+from tilewright.te.scalars import SCALARS
+
+Number = Union[int, float, bool]
+
+
+class Expr:
+    """A scalar-valued expression. Operators build `Call`s: `a + b`, `a * 2`, `a // 4`, `a % 4`."""
+
+    __slots__ = ()
+    dtype: DType
+
+    def __add__(self, other: Expr | Number) -> Expr:
+        return call("add", self, other)
+
+    def __radd__(self, other: Number) -> Expr:
+        return call("add", other, self)
+
+    def __sub__(self, other: Expr | Number) -> Expr:
+        return call("sub", self, other)
+
+    def __rsub__(self, other: Number) -> Expr:
+        return call("sub", other, self)
+
+    def __mul__(self, other: Expr | Number) -> Expr:
+        return call("mul", self, other)
+
+    def __rmul__(self, other: Number) -> Expr:
+        return call("mul", other, self)
+
+    def __truediv__(self, other: Expr | Number) -> Expr:
+        return call("div", self, other)
+
+    def __rtruediv__(self, other: Number) -> Expr:
+        return call("div", other, self)
+
+    def __floordiv__(self, other: Expr | Number) -> Expr:
+        return call("floordiv", self, other)
+
+    def __mod__(self, other: Expr | Number) -> Expr:
+        return call("mod", self, other)
+
+    def __neg__(self) -> Expr:
+        return call("neg", self)
+
+
+@dataclass(frozen=True)
+class Const(Expr):
+    value: Number
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Var(Expr):
+    """An index variable that runs over [0, extent)."""
+
+    name: str
+    extent: int
+
+    dtype = DType.I64
+
+
+@dataclass(frozen=True)
+class Load(Expr):
+    """The element of `source` at `indices`. In tensor expressions the source is a `Tensor`; in loop programs, a flat
+    `loops.Buffer` with one index."""
+
+    source: Source
+    indices: tuple[Expr, ...]
+
+    @property
+    def dtype(self) -> DType:  # type: ignore[override]
+        return self.source.dtype
+
+
+@dataclass(frozen=True)
+class Call(Expr):
+    """A scalar function of `te.scalars.SCALARS` applied to arguments."""
+
+    op: str
+    args: tuple[Expr, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Cast(Expr):
+    """Conversion as C does it; float to integer truncates, anything to bool is `!= 0`."""
+
+    value: Expr
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Select(Expr):
+    """`then` where `cond`, else `other`; lazy in its loads."""
+
+    cond: Expr
+    then: Expr
+    other: Expr
+
+    @property
+    def dtype(self) -> DType:  # type: ignore[override]
+        return self.then.dtype
+
+
+@dataclass(frozen=True)
+class Reduce(Expr):
+    """`kind` ("sum", "prod", "max", "min", "any", "all") of `body` over all values of `axes`."""
+
+    kind: str
+    body: Expr
+    axes: tuple[Var, ...]
+
+    @property
+    def dtype(self) -> DType:  # type: ignore[override]
+        return self.body.dtype
+
+
+REDUCE_COMBINERS = {
+    "sum": "add",
+    "prod": "mul",
+    "max": "max",
+    "min": "min",
+    "any": "or",
+    "all": "and",
+}
+
+
+def reduce_identity(kind: str, dtype: DType) -> Const:
+    """The value from which a reduction starts: combining with it changes nothing."""
+    if kind in ("sum", "prod"):
+        one = 1 if kind == "prod" else 0
+        return Const(float(one) if dtype.is_float else one, dtype)
+    if kind in ("any", "all"):
+        return Const(kind == "all", DType.BOOL)
+    lowest = kind == "max"
+    if dtype.is_float:
+        return Const(float("-inf") if lowest else float("inf"), dtype)
+    if dtype is DType.BOOL:
+        return Const(not lowest, dtype)
+    import numpy as np
+
+    info = np.iinfo(dtype.numpy)
+    return Const(int(info.min if lowest else info.max), dtype)
+
+
+class Source:
+    """Something a `Load` reads."""
+
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor(Source):
+    """A tensor of known shape: an input when there is nothing more to it, or a `Compute`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+
+    def __getitem__(self, indices: Expr | int | Sequence[Expr | int]) -> Expr:
+        """The element at `indices`, widened to the type in which arithmetic is done."""
+        items = tuple(indices) if isinstance(indices, Sequence) else (indices,)
+        assert len(items) == len(self.shape), f"{self.name}{list(self.shape)} indexed with {len(items)} indices"
+        return cast(Load(self, tuple(as_index(item) for item in items)), self.dtype.compute)
+
+
+@dataclass(frozen=True, eq=False)
+class Compute(Tensor):
+    axes: tuple[Var, ...]
+    body: Expr
+
+    @property
+    def reduction(self) -> Reduce | None:
+        return self.body if isinstance(self.body, Reduce) else None
+
+
+def as_index(value: Expr | int) -> Expr:
+    return Const(int(value), DType.I64) if not isinstance(value, Expr) else value
+
+
+def const(value: Number, dtype: DType) -> Const:
+    if dtype.is_float:
+        return Const(float(value), dtype)
+    return Const(bool(value) if dtype is DType.BOOL else int(value), dtype)
+
+
+def cast(value: Expr, dtype: DType) -> Expr:
+    if value.dtype is dtype:
+        return value
+    if isinstance(value, Const) and not dtype.is_half:
+        return const(value.value, dtype)
+    return Cast(value, dtype)
+
+
+def call(op: str, *args: Expr | Number) -> Expr:
+    """`op` applied to `args`; plain numbers take the type of the first expression among them."""
+    scalar = SCALARS[op]
+    assert len(args) == scalar.arity, f"{op} takes {scalar.arity} arguments, got {len(args)}"
+    dtype = next(arg.dtype for arg in args if isinstance(arg, Expr))
+    exprs = tuple(arg if isinstance(arg, Expr) else const(arg, dtype) for arg in args)
+    assert all(arg.dtype is dtype for arg in exprs), f"{op} of {[arg.dtype for arg in exprs]}: types differ"
+    return Call(op, exprs, DType.BOOL if scalar.predicate else dtype)
+
+
+def select(cond: Expr, then: Expr | Number, other: Expr | Number) -> Expr:
+    if not isinstance(then, Expr):
+        assert isinstance(other, Expr)
+        then = const(then, other.dtype)
+    other = other if isinstance(other, Expr) else const(other, then.dtype)
+    assert cond.dtype is DType.BOOL and then.dtype is other.dtype
+    return Select(cond, then, other)
+
+
+def all_of(conditions: Sequence[Expr]) -> Expr | None:
+    """The conjunction of conditions, or None where there are none."""
+    result: Expr | None = None
+    for condition in conditions:
+        result = condition if result is None else call("and", result, condition)
+    return result
+
+
+def compute(
+    name: str, shape: Sequence[int], dtype: DType, formula: Callable[..., Expr], *, cast_result: bool = True
+) -> Compute:
+    """The tensor whose element at (i, j, ...) is `formula(i, j, ...)`, rounded to `dtype`.
+
+    A formula that is a `reduce_over(...)` makes a reduction stage; its type must be the stage's.
+    """
+    axes = tuple(Var(f"i{position}", extent) for position, extent in enumerate(shape))
+    body = formula(*axes)
+    if cast_result and not isinstance(body, Reduce):
+        body = cast(body, dtype)
+    assert body.dtype is dtype, f"{name}: formula is {body.dtype}, tensor is {dtype}"
+    return Compute(name, tuple(shape), dtype, axes, body)
+
+
+def reduce_axes(extents: Sequence[int]) -> tuple[Var, ...]:
+    """Fresh reduction axes (r0, r1, ...) for one stage."""
+    return tuple(Var(f"r{position}", extent) for position, extent in enumerate(extents))
+
+
+def reduce_over(kind: str, body: Expr, axes: Sequence[Var]) -> Reduce:
+    return Reduce(kind, body, tuple(axes))
+
+
+def children(expr: Expr) -> tuple[Expr, ...]:
+    if isinstance(expr, Load):
+        return expr.indices
+    if isinstance(expr, Call):
+        return expr.args
+    if isinstance(expr, Cast):
+        return (expr.value,)
+    if isinstance(expr, Select):
+        return (expr.cond, expr.then, expr.other)
+    if isinstance(expr, Reduce):
+        return (expr.body,)
+    return ()
+
+
+def with_children(expr: Expr, parts: tuple[Expr, ...]) -> Expr:
+    """`expr` with its children replaced; the node itself where nothing changed."""
+    if all(new is old for new, old in zip(parts, children(expr))):
+        return expr
+    if isinstance(expr, Load):
+        return Load(expr.source, parts)
+    if isinstance(expr, Call):
+        return Call(expr.op, parts, expr.dtype)
+    if isinstance(expr, Cast):
+        return Cast(parts[0], expr.dtype)
+    if isinstance(expr, Select):
+        return Select(*parts)
+    assert isinstance(expr, Reduce)
+    return Reduce(expr.kind, parts[0], expr.axes)
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """`expr` and everything below it, parents first."""
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(reversed(children(node)))
+
+
+def rewrite(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
+    """`expr` rebuilt bottom-up; `rule` sees each rebuilt node and may replace it (None keeps it)."""
+    rebuilt = with_children(expr, tuple(rewrite(child, rule) for child in children(expr)))
+    replacement = rule(rebuilt)
+    return rebuilt if replacement is None else replacement
+
+
+def substitute(expr: Expr, values: Mapping[Var, Expr]) -> Expr:
+    """`expr` with variables replaced, all at once."""
+    return rewrite(expr, lambda node: values.get(node) if isinstance(node, Var) else None)
+
+
+def loads(expr: Expr) -> list[Load]:
+    return [node for node in walk(expr) if isinstance(node, Load)]
+
+
+def variables(expr: Expr) -> set[Var]:
+    return {node for node in walk(expr) if isinstance(node, Var)}
+
+
+def stages(output: Tensor) -> list[Compute]:
+    """The computed tensors that `output` needs, producers first, `output` last."""
+    order: list[Compute] = []
+    seen: set[int] = set()
+
+    def visit(tensor: Source) -> None:
+        if id(tensor) in seen or not isinstance(tensor, Compute):
+            return
+        seen.add(id(tensor))
+        for load in loads(tensor.body):
+            visit(load.source)
+        order.append(tensor)
+
+    visit(output)
+    return order

@@ -1,0 +1,84 @@
+"""The scalar functions of tensor expressions: one table, the vocabulary that every code generator must speak.
+
+`numpy` gives the meaning: the interpreter of loop programs and the tests of generated code use it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Scalar:
+    name: str
+    arity: int
+    numpy: Callable[..., Any]
+    predicate: bool = False  # gives a bool whatever its arguments are
+    symbol: str = ""  # infix form in text
+
+    @property
+    def text(self) -> str:
+        return self.symbol or self.name
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _erf_like(x: Any) -> Any:
+    return _erf(x).astype(np.asarray(x).dtype)
+
+
+_TABLE = [
+    # arithmetic, any type
+    Scalar("add", 2, np.add, symbol="+"),
+    Scalar("sub", 2, np.subtract, symbol="-"),
+    Scalar("mul", 2, np.multiply, symbol="*"),
+    Scalar("min", 2, np.minimum),
+    Scalar("max", 2, np.maximum),
+    Scalar("neg", 1, np.negative),
+    Scalar("abs", 1, np.abs),
+    # integers: rounding towards minus infinity, the remainder has the divisor's sign
+    Scalar("floordiv", 2, np.floor_divide, symbol="//"),
+    Scalar("mod", 2, np.mod, symbol="%"),
+    Scalar("shl", 2, np.left_shift, symbol="<<"),
+    Scalar("shr", 2, np.right_shift, symbol=">>"),
+    # bools and integers, bitwise
+    Scalar("and", 2, np.bitwise_and, symbol="&"),
+    Scalar("or", 2, np.bitwise_or, symbol="|"),
+    Scalar("xor", 2, np.bitwise_xor, symbol="^"),
+    Scalar("not", 1, np.invert),
+    # comparisons
+    Scalar("eq", 2, np.equal, predicate=True, symbol="=="),
+    Scalar("ne", 2, np.not_equal, predicate=True, symbol="!="),
+    Scalar("lt", 2, np.less, predicate=True, symbol="<"),
+    Scalar("le", 2, np.less_equal, predicate=True, symbol="<="),
+    # floats
+    Scalar("div", 2, np.divide, symbol="/"),
+    Scalar("fmod", 2, np.fmod),
+    Scalar("pow", 2, np.power),
+    Scalar("atan2", 2, np.arctan2),
+    Scalar("sqrt", 1, np.sqrt),
+    Scalar("rsqrt", 1, lambda x: 1 / np.sqrt(x)),
+    Scalar("exp", 1, np.exp),
+    Scalar("expm1", 1, np.expm1),
+    Scalar("log", 1, np.log),
+    Scalar("log1p", 1, np.log1p),
+    Scalar("sin", 1, np.sin),
+    Scalar("cos", 1, np.cos),
+    Scalar("tanh", 1, np.tanh),
+    Scalar("erf", 1, _erf_like),
+    Scalar("floor", 1, np.floor),
+    Scalar("ceil", 1, np.ceil),
+    Scalar("trunc", 1, np.trunc),
+    Scalar("round", 1, np.rint),  # halves to even
+    Scalar("copysign", 2, np.copysign),
+    # a * b + c, rounded once; the update of every sum of products
+    Scalar("fma", 3, lambda a, b, c: (np.multiply(a, b, dtype=np.longdouble) + c).astype(np.asarray(c).dtype)),
+]
+
+SCALARS: dict[str, Scalar] = {scalar.name: scalar for scalar in _TABLE}

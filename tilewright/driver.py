@@ -1,6 +1,6 @@
 """The road as code: what happens to a model, top to bottom.
 
-    model -> Graph -> Partition (Tasks) -> Programs -> Kernels -> Plan -> CompiledModel
+model -> Graph -> Partition (Tasks) -> Programs -> Kernels -> Plan -> CompiledModel
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def compile(
         )
 
 
-def build_kernels(partition: Partition, machine: CpuMachine, numerics: str, trace: Trace) -> dict[str, Kernel]:
+def build_kernels(
+    partition: Partition, machine: CpuMachine, numerics: str, trace: Trace
+) -> dict[str, Kernel]:
     """A kernel for every distinct task, by key."""
     cache = ObjectCache.default()
     kernels: dict[str, Kernel] = {}

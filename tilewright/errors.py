@@ -23,7 +23,9 @@ class TilewrightError(Exception):
 class InternalError(TilewrightError):
     """A broken invariant of the compiler: our bug, not the user's."""
 
-    remedy = "this is a bug in Tilewright; please report it with the model or the repro that the message names"
+    remedy = (
+        "this is a bug in Tilewright; please report it with the model or the repro that the message names"
+    )
 
 
 # -- the model ----------------------------------------------------------------------------------------------------
@@ -57,7 +59,9 @@ class TrainingModeError(TilewrightError):
 class MutationError(TilewrightError):
     """The model changes its own buffers or its inputs; a compiled model is a pure function."""
 
-    remedy = "return the new value instead of writing it in place, or take the buffer as an input and an output"
+    remedy = (
+        "return the new value instead of writing it in place, or take the buffer as an input and an output"
+    )
 
 
 class ExportError(TilewrightError):

@@ -55,12 +55,16 @@ def link(
     digests = {key: object_digest(kernel.object_code) for key, kernel in kernels.items()}
     graph = partition.graph
     plan = Plan(
-        inputs=tuple(_spec(name, node.type) for name, node in zip(boundary.input_names, graph.inputs)),
+        inputs=tuple(
+            _spec(name, node.type) for name, node in zip(boundary.input_names, graph.inputs, strict=True)
+        ),
         outputs=tuple(_spec(node.name or f"output{n}", node.type) for n, node in enumerate(graph.outputs)),
         constants=tuple(_spec(node.name, node.type) for node in constants),
         steps=tuple(_step(partition, call, kernels[call.task.key], places) for call in calls),
         kernels={kernels[key].symbol: digests[key] for key in kernels},
-        tasks={key: _info(task, kernels[key]) for key, (task, _) in partition.tasks().items() if key in kernels},
+        tasks={
+            key: _info(task, kernels[key]) for key, (task, _) in partition.tasks().items() if key in kernels
+        },
         memory=memory,
         input_tree=boundary.input_tree,
         output_tree=boundary.output_tree,
@@ -107,7 +111,7 @@ def _places(
     kept = [node for node in first if node.type.size]
     constant_bytes = sum(node.type.bytes for node in constants)
     offsets, memory = plan_memory([Buffer(n.type.bytes, first[n], last[n]) for n in kept], constant_bytes)
-    places |= {node: Place("arena", 0, offset) for node, offset in zip(kept, offsets)}
+    places |= {node: Place("arena", 0, offset) for node, offset in zip(kept, offsets, strict=True)}
     # An input without elements has no memory: any place does.
     places |= {node: Place("arena") for node in first if not node.type.size}
     return places, memory

@@ -77,7 +77,7 @@ def relative_error(array: np.ndarray, wanted: np.ndarray) -> float:
     if not np.array_equal(got[~finite], want[~finite], equal_nan=True):
         return float("inf")
     got, want = got[finite], want[finite]
-    return float(np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-30)) if want.size else 0.0
+    return float(np.linalg.norm(got - want)) / max(float(np.linalg.norm(want)), 1e-30)
 
 
 def leaf_names(spec: tree.Spec, path: str = "result") -> list[str]:
@@ -87,7 +87,9 @@ def leaf_names(spec: tree.Spec, path: str = "result") -> list[str]:
     if kind == "constant":
         return []
     labels = spec.get("keys") or spec.get("fields") or range(len(spec["items"]))
-    return [n for key, item in zip(labels, spec["items"], strict=True) for n in leaf_names(item, f"{path}.{key}")]
+    return [
+        n for key, item in zip(labels, spec["items"], strict=True) for n in leaf_names(item, f"{path}.{key}")
+    ]
 
 
 def ops_of(result: ImportedModel) -> list[str]:

@@ -30,17 +30,31 @@ def test_matmul_ranks() -> None:
 
 
 PRODUCTS: dict[str, Any] = {
-    "linear": lambda a, b, v: [F.linear(a, b.t()), F.linear(a, b.t(), v[:3]), F.linear(a, v), F.linear(v, b.t())],
-    "linear_vector_bias": lambda a, b, v: F.linear(a, v, v[0]),
-    "mm": lambda a, b, v: [torch.mm(a, b), torch.mv(a, v), torch.dot(v, v), torch.outer(v, v), torch.inner(a, a)],
+    "linear": lambda a, b, v: [
+        F.linear(a, b.t()),
+        F.linear(a, b.t(), v[:3]),
+        F.linear(a, v),
+        F.linear(v, b.t()),
+    ],
+    "mm": lambda a, b, v: [
+        torch.mm(a, b),
+        torch.mv(a, v),
+        torch.dot(v, v),
+        torch.outer(v, v),
+        torch.inner(a, a),
+    ],
     "bmm": lambda a, b, v: torch.bmm(a[None], b[None]),
     "addmm": lambda a, b, v: [torch.addmm(v[:3], a, b), torch.addmm(v[:3], a, b, beta=0.5, alpha=2)],
     "addmm_no_input": lambda a, b, v: torch.addmm(v[:3] / 0, a, b, beta=0),
     "baddbmm": lambda a, b, v: torch.baddbmm(v[:3], a[None], b[None], alpha=0.3),
-    "others": lambda a, b, v: [torch.addmv(v[:4], a, v), torch.addr(a, v[:4], v), torch.addbmm(v[:3], a[None], b[None])],
+    "others": lambda a, b, v: [
+        torch.addmv(v[:4], a, v),
+        torch.addr(a, v[:4], v),
+        torch.addbmm(v[:3], a[None], b[None]),
+    ],
     "tensordot": lambda a, b, v: torch.tensordot(a, b, dims=([1], [0])),
     "kron": lambda a, b, v: torch.kron(a, b),
-    "bilinear": lambda a, b, v: F.bilinear(a, a, floats(2, 5, 5).to(a.dtype)),
+    "bilinear": lambda a, b, v: F.bilinear(a, a, torch.stack([a.T @ a, a.T @ a + 1]), v[:2]),
 }
 
 
@@ -132,6 +146,15 @@ def test_the_general_convolution() -> None:
 
 
 def test_composites_stay_whole() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)).eval()
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)
+    ).eval()
     ops = ops_of(check(model, floats(1, 3, 4, 4)))
-    assert [op for op in ops if op != "constant"] == ["input", "conv", "batch_norm", "relu", "reshape", "linear"]
+    assert [op for op in ops if op != "constant"] == [
+        "input",
+        "conv",
+        "batch_norm",
+        "relu",
+        "reshape",
+        "linear",
+    ]

@@ -24,7 +24,7 @@ INDEXING: dict[str, Any] = {
     "gather": lambda x, i: x.gather(1, i.view(1, 4, 1).expand(2, 4, 3)),
     "take": lambda x, i: x.take(i.view(2, 2)),
     "take_along": lambda x, i: [
-        x.take_along_dim(x.argsort_like() if False else i.view(1, 4, 1), 1),
+        x.take_along_dim(i.view(1, 4, 1), 1),
         torch.take_along_dim(x, i),
     ],
     "embedding": lambda x, i: F.embedding(i, x[0], padding_idx=0),

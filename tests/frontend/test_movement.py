@@ -15,20 +15,42 @@ VIEWS: dict[str, Any] = {
     "squeeze": lambda x: [x[:1].squeeze(0), x[:1, :1].squeeze(), x.unsqueeze(-1).squeeze(-1), x.unsqueeze(2)],
     "squeeze_dims": lambda x: x[:1, :1].squeeze((0, 1)),
     "as": lambda x: [x.view_as(x), x.reshape_as(x), x[:1].expand_as(x)],
-    "permute": lambda x: [x.permute(3, 0, -2, 1), x.transpose(1, -1), x[0, 0].t(), x[0, 0].T, x.mT, x.swapaxes(0, 1)],
+    "permute": lambda x: [
+        x.permute(3, 0, -2, 1),
+        x.transpose(1, -1),
+        x[0, 0].t(),
+        x[0, 0].T,
+        x.mT,
+        x.swapaxes(0, 1),
+    ],
     "movedim": lambda x: [x.movedim(0, 2), x.movedim((0, 1), (-1, -2))],
     "expand": lambda x: [x[:1].expand(7, -1, -1, -1), x[0, 0].broadcast_to(2, 3, 5, 4)],
     "broadcast_tensors": lambda x: torch.broadcast_tensors(x, x[:1, :1]),
     "flip": lambda x: [x.flip(0), x.flip(-1, 1), x.fliplr(), x.flipud()],
     "roll": lambda x: [x.roll(1, 0), x.roll((2, -1), (3, 2)), x.roll(7)],
-    "rot90": lambda x: torch.rot90(x, 1, (2, 3)),
+    "rot90": lambda x: [torch.rot90(x, k, (2, 3)) for k in range(-1, 4)],
+    "column_stack": lambda x: [
+        torch.column_stack([x[0, 0, 0]] * 2),
+        torch.dstack([x[0, 0], x[0, 0]]),
+        torch.vstack([x[0, 0, 0]] * 2),
+    ],
     "slice": lambda x: [x[1:], x[:, ::2], x[..., 1:-1], x[:, -2:], x[:, 5:], x[:, 1:3, None], x[1]],
     "select": lambda x: [x.select(1, -1), x[:, 2], x.narrow(2, 1, 3), x.narrow(2, -3, 2)],
     "split": lambda x: [x.split(2, 1), x.split([1, 4], 2), x.chunk(3, 3), x.tensor_split(3, 2), x.unbind(1)],
     "tensor_split": lambda x: x.tensor_split((1, 3), 2),
     "join": lambda x: [torch.cat([x, x], -1), torch.stack([x, x], 1), torch.cat([x, torch.empty(0), x])],
-    "joins": lambda x: [torch.hstack([x, x]), torch.vstack([x, x]), torch.dstack([x, x])],
-    "repeat": lambda x: [x.repeat(2, 1, 1, 3), x.repeat(2, 1, 1, 1, 1), x.tile(2, 3), x[:1].repeat(4, 1, 1, 1)],
+    "joins": lambda x: [
+        torch.hstack([x, x]),
+        torch.vstack([x, x]),
+        torch.dstack([x, x]),
+        torch.hstack([x[0, 0, 0]] * 2),
+    ],
+    "repeat": lambda x: [
+        x.repeat(2, 1, 1, 3),
+        x.repeat(2, 1, 1, 1, 1),
+        x.tile(2, 3),
+        x[:1].repeat(4, 1, 1, 1),
+    ],
     "repeat_interleave": lambda x: [x.repeat_interleave(3, 1), x[0, 0].repeat_interleave(2)],
     "diagonal": lambda x: [x.diagonal(), x.diagonal(1, 2, 3), x[0, 0].diagonal(-2), x.diagonal(9, 2, 3)],
     "diag": lambda x: [x[0, 0].diag(), x[0, 0, 0].diag(1)],
@@ -68,7 +90,11 @@ PADDINGS: dict[str, Any] = {
 
 def test_padding() -> None:
     check(functions(PADDINGS), floats(2, 3, 5, 4))
-    check(lambda x, m: [F.pad(x, (1, 1), value=7), F.pad(m, (1, 0), value=True)], integers(3, 4), floats(3, 4) > 0)
+    check(
+        lambda x, m: [F.pad(x, (1, 1), value=7), F.pad(m, (1, 0), value=True)],
+        integers(3, 4),
+        floats(3, 4) > 0,
+    )
 
 
 def test_im2col() -> None:
@@ -80,9 +106,24 @@ def test_im2col() -> None:
 
 
 CREATION: dict[str, Any] = {
-    "full": lambda x: [torch.full((2, 3), 7), torch.full((2,), 0.5), torch.full((2,), True), torch.full_like(x, 2)],
-    "zeros": lambda x: [torch.zeros(2, 3), torch.zeros_like(x), x.new_zeros(4), torch.zeros(2, dtype=torch.int32)],
-    "ones": lambda x: [torch.ones(2), torch.ones_like(x, dtype=torch.bool), x.new_ones(2, 2), x.new_full((3,), -1)],
+    "full": lambda x: [
+        torch.full((2, 3), 7),
+        torch.full((2,), 0.5),
+        torch.full((2,), True),
+        torch.full_like(x, 2),
+    ],
+    "zeros": lambda x: [
+        torch.zeros(2, 3),
+        torch.zeros_like(x),
+        x.new_zeros(4),
+        torch.zeros(2, dtype=torch.int32),
+    ],
+    "ones": lambda x: [
+        torch.ones(2),
+        torch.ones_like(x, dtype=torch.bool),
+        x.new_ones(2, 2),
+        x.new_full((3,), -1),
+    ],
     "arange": lambda x: [torch.arange(5), torch.arange(2, 11, 3), torch.arange(5, -5, -2), torch.arange(4.0)],
     "arange_float": lambda x: [torch.arange(0, 1, 0.3), torch.arange(3, dtype=torch.float16) * 2],
     "linspace": lambda x: [torch.linspace(0, 1, 7), torch.logspace(0, 1, 4), torch.hann_window(6)],

@@ -11,17 +11,30 @@ import torch.nn.functional as F
 from tests.frontend.checking import check, floats, functions, ops_of
 
 POOLS: dict[str, Any] = {
-    "max": lambda x: [F.max_pool2d(x, 2), F.max_pool2d(x, 3, 2, 1), F.max_pool2d(x, (2, 3), (1, 2), dilation=2)],
+    "max": lambda x: [
+        F.max_pool2d(x, 2),
+        F.max_pool2d(x, 3, 2, 1),
+        F.max_pool2d(x, (2, 3), (1, 2), dilation=2),
+    ],
     "max_ceil": lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True),
-    "avg": lambda x: [F.avg_pool2d(x, 2), F.avg_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 3, 2, 1, count_include_pad=False)],
+    "avg": lambda x: [
+        F.avg_pool2d(x, 2),
+        F.avg_pool2d(x, 3, 2, 1),
+        F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+    ],
     "avg_ceil": lambda x: [F.avg_pool2d(x, 3, 2, ceil_mode=True), F.avg_pool2d(x, 2, divisor_override=3)],
     "adaptive_avg": lambda x: [F.adaptive_avg_pool2d(x, 1), F.adaptive_avg_pool2d(x, (3, None))],
     "adaptive_max": lambda x: F.adaptive_max_pool2d(x, (3, 2)),
     "lp": lambda x: F.lp_pool2d(x.abs(), 2.0, 2),
     "one_axis": lambda x: [F.max_pool1d(x[0], 2), F.avg_pool1d(x[0], 3, 2), F.adaptive_avg_pool1d(x[0], 3)],
-    "three_axes": lambda x: [F.max_pool3d(x[None], 2), F.avg_pool3d(x[None], 2), F.adaptive_avg_pool3d(x[None], 2)],
+    "three_axes": lambda x: [
+        F.max_pool3d(x[None], 2),
+        F.avg_pool3d(x[None], 2),
+        F.adaptive_avg_pool3d(x[None], 2),
+    ],
     "no_batch": lambda x: [F.max_pool2d(x[0], 2), F.avg_pool2d(x[0], 2), F.adaptive_avg_pool2d(x[0], 2)],
     "values_with_indices": lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
+    "indices": lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True),
 }
 RESIZES: dict[str, Any] = {
     "nearest": lambda x: [F.interpolate(x, scale_factor=2), F.interpolate(x, size=(3, 11))],
@@ -29,7 +42,10 @@ RESIZES: dict[str, Any] = {
     "bilinear": lambda x: [F.interpolate(x, scale_factor=f, mode="bilinear") for f in (2, (1, 3), 0.5)],
     "bilinear_corners": lambda x: F.interpolate(x, size=(9, 5), mode="bilinear", align_corners=True),
     "bilinear_one": lambda x: F.interpolate(x, size=(1, 5), mode="bilinear", align_corners=True),
-    "bicubic": lambda x: [F.interpolate(x, scale_factor=2, mode="bicubic"), F.interpolate(x, (5, 4), mode="bicubic")],
+    "bicubic": lambda x: [
+        F.interpolate(x, scale_factor=2, mode="bicubic"),
+        F.interpolate(x, (5, 4), mode="bicubic"),
+    ],
     "bicubic_corners": lambda x: F.interpolate(x, (5, 4), mode="bicubic", align_corners=True),
     "linear": lambda x: F.interpolate(x[0], size=9, mode="linear"),
     "nearest_1d": lambda x: F.interpolate(x[0], scale_factor=2),

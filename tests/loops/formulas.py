@@ -22,10 +22,18 @@ def tensor(name: str, *shape: int, dtype: DType = F32) -> te.Tensor:
 
 
 def matmul(m: int, n: int, k: int, dtype: DType = F32) -> tuple[te.Tensor, list[te.Tensor]]:
-    a, b, bias = tensor("a", m, k, dtype=dtype), tensor("b", k, n, dtype=dtype), tensor("bias", n, dtype=dtype)
+    a, b, bias = (
+        tensor("a", m, k, dtype=dtype),
+        tensor("b", k, n, dtype=dtype),
+        tensor("bias", n, dtype=dtype),
+    )
     (r,) = te.reduce_axes([k])
     product = te.compute("product", (m, n), dtype, lambda i, j: te.reduce_over("sum", a[i, r] * b[r, j], [r]))
-    return te.compute("out", (m, n), dtype, lambda i, j: te.call("max", product[i, j] + bias[j], 0)), [a, b, bias]
+    return te.compute("out", (m, n), dtype, lambda i, j: te.call("max", product[i, j] + bias[j], 0)), [
+        a,
+        b,
+        bias,
+    ]
 
 
 def softmax(rows: int, columns: int, axis: int) -> tuple[te.Tensor, list[te.Tensor]]:
@@ -76,7 +84,10 @@ def gathered() -> tuple[te.Tensor, list[te.Tensor]]:
 
 def looked_up_by_lane() -> tuple[te.Tensor, list[te.Tensor]]:
     table, index = tensor("table", 10), tensor("index", 21, dtype=I64)
-    return te.compute("out", (21,), F32, lambda i: table[te.call("min", te.call("max", index[i], 0), 9)]), [table, index]
+    return te.compute("out", (21,), F32, lambda i: table[te.call("min", te.call("max", index[i], 0), 9)]), [
+        table,
+        index,
+    ]
 
 
 def transposed() -> tuple[te.Tensor, list[te.Tensor]]:
@@ -87,7 +98,9 @@ def transposed() -> tuple[te.Tensor, list[te.Tensor]]:
 def window() -> tuple[te.Tensor, list[te.Tensor]]:
     x = tensor("x", 9, 9, 5)
     p, q = te.reduce_axes([3, 3])
-    best = te.compute("best", (4, 4, 5), F32, lambda i, j, c: te.reduce_over("max", x[i * 2 + p, j * 2 + q, c], [p, q]))
+    best = te.compute(
+        "best", (4, 4, 5), F32, lambda i, j, c: te.reduce_over("max", x[i * 2 + p, j * 2 + q, c], [p, q])
+    )
     return best, [x]
 
 
@@ -103,7 +116,10 @@ def first_largest() -> tuple[te.Tensor, list[te.Tensor]]:
     (s,) = te.reduce_axes([21])
     far = te.const(99, I64)
     where = te.compute(
-        "where", (7,), I64, lambda i: te.reduce_over("min", te.select(te.call("eq", x[i, s], top[i]), s, far), [s])
+        "where",
+        (7,),
+        I64,
+        lambda i: te.reduce_over("min", te.select(te.call("eq", x[i, s], top[i]), s, far), [s]),
     )
     return where, [x]
 
@@ -122,7 +138,9 @@ def integers(dtype: DType) -> tuple[te.Tensor, list[te.Tensor]]:
 def any_true() -> tuple[te.Tensor, list[te.Tensor]]:
     x = tensor("x", 6, 19)
     (r,) = te.reduce_axes([19])
-    return te.compute("out", (6,), BOOL, lambda i: te.reduce_over("any", te.call("lt", te.const(1.5, F32), x[i, r]), [r])), [x]
+    return te.compute(
+        "out", (6,), BOOL, lambda i: te.reduce_over("any", te.call("lt", te.const(1.5, F32), x[i, r]), [r])
+    ), [x]
 
 
 EXAMPLES = [

@@ -45,7 +45,7 @@ def test_program_means_the_expression(example: Example, machine: CpuMachine) -> 
     program = default_program(formula_of(output, inputs, keep_rounding=True), machine)
     verify_program(program)
     arrays = random_arrays(inputs)
-    expected = interpret(output, dict(zip(inputs, arrays)))
+    expected = interpret(output, dict(zip(inputs, arrays, strict=True)))
     got = interpret_program(program, arrays).reshape(expected.shape)
     if output.dtype.is_float:
         tolerance = 1e-2 if output.dtype.is_half else 1e-5

@@ -13,7 +13,7 @@ from tilewright.loops.verify import verify_program
 F32 = DType.F32
 X, OUT = Buffer("x", F32, 64), Buffer("out", F32, 64)
 ACC = Buffer("acc", F32, 16, Scope.REGISTER)
-I, V, U = te.Var("i", 8), te.Var("v", 8), te.Var("u", 2)
+A, V, U = te.Var("i", 8), te.Var("v", 8), te.Var("u", 2)
 ZERO = te.const(0, F32)
 
 
@@ -26,27 +26,27 @@ def copy(index: te.Expr) -> Store:
 
 
 def test_a_legal_program_passes() -> None:
-    verify_program(program(For(I, Kind.PARALLEL, For(V, Kind.VECTOR, copy(I * 8 + V)))))
+    verify_program(program(For(A, Kind.PARALLEL, For(V, Kind.VECTOR, copy(A * 8 + V)))))
 
 
 @pytest.mark.parametrize(
     ("body", "complaint"),
     [
-        (For(I, Kind.SERIAL, For(V, Kind.PARALLEL, copy(I * 8 + V))), "only the outermost"),
-        (For(V, Kind.VECTOR, For(I, Kind.SERIAL, copy(I * 8 + V))), "holds only stores"),
-        (For(I, Kind.SERIAL, For(I, Kind.SERIAL, copy(I))), "bound twice"),
+        (For(A, Kind.SERIAL, For(V, Kind.PARALLEL, copy(A * 8 + V))), "only the outermost"),
+        (For(V, Kind.VECTOR, For(A, Kind.SERIAL, copy(A * 8 + V))), "holds only stores"),
+        (For(A, Kind.SERIAL, For(A, Kind.SERIAL, copy(A))), "bound twice"),
         (copy(te.as_index(64)), "accessed at 64..64"),
-        (copy(I), "used outside of their loops"),
+        (copy(A), "used outside of their loops"),
         (Store(X, te.as_index(0), ZERO), "is an input and is written"),
         (Store(OUT, te.as_index(0), te.const(1, DType.I32)), "which holds"),
         (Store(OUT, te.as_index(0), te.Load(OUT, (te.as_index(1),))), "the output is read"),
-        (For(I, Kind.SERIAL, Store(ACC, I, ZERO)), "moves with a loop"),
+        (For(A, Kind.SERIAL, Store(ACC, A, ZERO)), "moves with a loop"),
         (For(V, Kind.VECTOR, Store(ACC, V * 2, ZERO)), "stride 2"),
         (
             Block((For(V, Kind.VECTOR, Store(ACC, V, ZERO)), Store(ACC, te.as_index(0), ZERO))),
             "with 1 lanes and with others",
         ),
-        (Store(OUT, te.as_index(0), te.Reduce("sum", te.Load(X, (I,)), (I,))), "outside of their loops"),
+        (Store(OUT, te.as_index(0), te.Reduce("sum", te.Load(X, (A,)), (A,))), "outside of their loops"),
         (Store(Buffer("other", F32, 4), te.as_index(0), ZERO), "not the output"),
     ],
 )
@@ -56,5 +56,5 @@ def test_an_illegal_program_is_named(body: Stmt, complaint: str) -> None:
 
 
 def test_a_guarded_load_may_leave_its_buffer() -> None:
-    guarded = te.select(te.call("lt", I, te.as_index(4)), te.Load(X, (I * 16,)), ZERO)
-    verify_program(program(For(I, Kind.SERIAL, Store(OUT, I, guarded))))
+    guarded = te.select(te.call("lt", A, te.as_index(4)), te.Load(X, (A * 16,)), ZERO)
+    verify_program(program(For(A, Kind.SERIAL, Store(OUT, A, guarded))))

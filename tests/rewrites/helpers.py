@@ -47,14 +47,15 @@ def inputs_for(graph: Graph, seed: int = 7) -> list[np.ndarray]:
     return [array(*n.shape, seed=seed + i, dtype=n.dtype) for i, n in enumerate(graph.inputs)]
 
 
-def run_partition(partition: Partition, inputs: Sequence[np.ndarray], *, precise: bool = True) -> list[np.ndarray]:
+def run_partition(
+    partition: Partition, inputs: Sequence[np.ndarray], *, precise: bool = True
+) -> list[np.ndarray]:
     """Executes the calls one after another with the oracle, on buffers, as the runtime does."""
     buffers: dict[Node, np.ndarray] = dict(zip(partition.graph.inputs, inputs, strict=True))
 
     def read(node: Node) -> np.ndarray:
-        if node.data is not None:
-            return node.data
-        return buffers[partition.buffer_of(node)].reshape(node.shape)
+        base = partition.buffer_of(node)
+        return (buffers[base] if base.data is None else base.data).reshape(node.shape)
 
     for call in partition.calls:
         (result,) = evaluate(call.task.graph, [read(n) for n in call.inputs], precise=precise)
@@ -63,7 +64,9 @@ def run_partition(partition: Partition, inputs: Sequence[np.ndarray], *, precise
     return [buffers[n].reshape(n.shape) for n in partition.graph.outputs]
 
 
-def assert_close(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance: float = 1e-9) -> None:
+def assert_close(
+    actual: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance: float = 1e-9
+) -> None:
     """Relative L2 error, and NaN and infinities in the same places."""
     assert len(actual) == len(expected)
     for a, b in zip(actual, expected, strict=True):
@@ -77,7 +80,9 @@ def assert_close(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray], t
         finite = np.isfinite(a)
         norm = float(np.linalg.norm(b[finite])) if finite.any() else 0.0
         error = float(np.linalg.norm(a[finite] - b[finite])) if finite.any() else 0.0
-        assert error <= tolerance * max(norm, 1e-30) or error <= 1e-12, f"relative error {error / max(norm, 1e-30)}"
+        assert error <= tolerance * max(norm, 1e-30) or error <= 1e-12, (
+            f"relative error {error / max(norm, 1e-30)}"
+        )
 
 
 def assert_same_function(before: Graph, after: Graph, tolerance: float = 1e-9, seed: int = 7) -> None:

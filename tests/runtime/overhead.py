@@ -31,7 +31,10 @@ def main() -> None:
     x = np.zeros(4, np.float32)
     print("one kernel, numpy input            ", microseconds(lambda: model(x)))
     wide = toys.identity((64,), extent=64)
-    print(f"one parallel kernel, {wide.threads} threads     ", microseconds(lambda: wide(np.zeros(64, np.float32))))
+    print(
+        f"one parallel kernel, {wide.threads} threads     ",
+        microseconds(lambda: wide(np.zeros(64, np.float32))),
+    )
     for count, label in ((1, "serial"), (wide.threads, "parallel")):
         deep = toys.chain(201, 8, 1, threads=count)
         y = np.zeros((8, 1), np.float32)

@@ -109,7 +109,9 @@ def test_u_nets(depth: int, base: int, growth: int) -> None:
 
 
 def test_reuse_is_reported() -> None:
-    offsets, report = plan_memory([Buffer(1000, 0, 1), Buffer(1000, 1, 2), Buffer(1000, 2, 3)], constant_bytes=5)
+    offsets, report = plan_memory(
+        [Buffer(1000, 0, 1), Buffer(1000, 1, 2), Buffer(1000, 2, 3)], constant_bytes=5
+    )
     assert offsets[0] == offsets[2] != offsets[1]
     assert report.arena_bytes == report.lower_bound == 2 * aligned(1000)
     assert report.no_reuse == 3 * aligned(1000)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tilewright.errors import InputError
 from tilewright.runtime import tree
 
-Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024
+Pair = namedtuple("Pair", ["left", "right"])
 
 
 @dataclass

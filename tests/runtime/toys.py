@@ -149,7 +149,9 @@ class Toy:
         self.kernels[symbol] = digest
         task = f"{op}:{spec}:{extent}"
         specs = tuple(operand.spec for operand in operands)
-        self.tasks[task] = TaskInfo(op, f"{op} {spec}", math.prod(spec.shape), spec.bytes * (len(specs) + 1), specs, spec)
+        self.tasks[task] = TaskInfo(
+            op, f"{op} {spec}", math.prod(spec.shape), spec.bytes * (len(specs) + 1), specs, spec
+        )
         step = len(self.steps)
         result = Value(spec, size=spec.bytes, first=step, last=step)
         for operand in operands:
@@ -170,7 +172,9 @@ class Toy:
         for index, output in enumerate(outputs):
             output.place = Place("output", index)
         inner = [value for value in self.temporaries if value.place is None]
-        offsets, memory = plan_memory([Buffer(v.size, v.first, v.last) for v in inner], sum(a.nbytes for a in self.data))
+        offsets, memory = plan_memory(
+            [Buffer(v.size, v.first, v.last) for v in inner], sum(a.nbytes for a in self.data)
+        )
         for value, offset in zip(inner, offsets, strict=True):
             value.place = Place("arena", 0, offset)
         if input_tree is None:
@@ -201,7 +205,9 @@ class Toy:
         return CompiledModel(*self.finish(outputs, **options), threads=threads)
 
 
-def identity(shape: Sequence[int] = (4,), dtype: str = "f32", extent: int | None = None, **options: Any) -> CompiledModel:
+def identity(
+    shape: Sequence[int] = (4,), dtype: str = "f32", extent: int | None = None, **options: Any
+) -> CompiledModel:
     """The smallest model: one input, one kernel that copies it."""
     toy = Toy()
     x = toy.input("x", shape, dtype)

@@ -109,8 +109,15 @@ def test_other_values_are_refused(value: object) -> None:
 
 
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4) | st.binary(max_size=4),
-    lambda inner: st.tuples(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=4)
+    | st.binary(max_size=4),
+    lambda inner: (
+        st.tuples(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+    ),
     max_leaves=6,
 )
 

@@ -13,7 +13,7 @@ from tilewright.dtypes import DType
 from tilewright.te.index import bounds, coefficient, in_range, linear, simplify
 from tilewright.te.scalars import SCALARS
 
-I, J, K = te.Var("i", 6), te.Var("j", 4), te.Var("k", 3)
+A, J, K = te.Var("i", 6), te.Var("j", 4), te.Var("k", 3)
 
 
 def evaluate(expr: te.Expr, env: dict[te.Var, int]) -> int:
@@ -29,10 +29,10 @@ def evaluate(expr: te.Expr, env: dict[te.Var, int]) -> int:
 
 def assignments():
     for i, j, k in itertools.product(range(6), range(4), range(3)):
-        yield {I: i, J: j, K: k}
+        yield {A: i, J: j, K: k}
 
 
-leaves = st.sampled_from([I, J, K]) | st.integers(-5, 9).map(te.as_index)
+leaves = st.sampled_from([A, J, K]) | st.integers(-5, 9).map(te.as_index)
 
 
 def _grown(children: st.SearchStrategy[te.Expr]) -> st.SearchStrategy[te.Expr]:
@@ -93,18 +93,18 @@ def test_decided_conditions_are_right(a: te.Expr, b: te.Expr, op: str) -> None:
 
 
 def test_split_and_join_cancel() -> None:
-    flat = I * 4 + J
-    assert simplify(flat // 4) == I
+    flat = A * 4 + J
+    assert simplify(flat // 4) == A
     assert simplify(flat % 4) == J
     assert simplify((flat * 3 + K) // 3) == simplify(flat)
 
 
 def test_equal_forms_print_alike() -> None:
-    assert simplify(I + J * 2 + 3) == simplify(J + 3 + (I + J))
+    assert simplify(A + J * 2 + 3) == simplify(J + 3 + (A + J))
 
 
 def test_a_variable_that_runs_once_is_zero() -> None:
-    assert simplify(te.Var("once", 1) * 7 + I) == I
+    assert simplify(te.Var("once", 1) * 7 + A) == A
 
 
 def test_nested_divisions_join() -> None:
@@ -113,7 +113,7 @@ def test_nested_divisions_join() -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "extent", "always"), [(I, 6, True), (I, 5, False), (I - 1, 6, False), (I + J, 9, True)]
+    ("index", "extent", "always"), [(A, 6, True), (A, 5, False), (A - 1, 6, False), (A + J, 9, True)]
 )
 def test_in_range_asks_only_what_can_fail(index: te.Expr, extent: int, always: bool) -> None:
     assert (in_range(index, extent) is None) == always
@@ -121,5 +121,5 @@ def test_in_range_asks_only_what_can_fail(index: te.Expr, extent: int, always: b
 
 def test_linear_of_a_load_is_an_atom() -> None:
     tensor = te.Tensor("t", (6,), DType.I64)
-    form = linear(te.Load(tensor, (I,)) * 8 + J)
+    form = linear(te.Load(tensor, (A,)) * 8 + J)
     assert sorted(form.terms.values()) == [1, 8]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -16,22 +16,32 @@ from tilewright.cli.output import compile_progress, console, print_json, print_t
 from tilewright.runtime.model import CompiledModel
 
 app = typer.Typer(
-    name="tilewright", help="A tensor compiler: a PyTorch model in, a compiled model out.", no_args_is_help=True,
-    add_completion=False, pretty_exceptions_enable=False,
+    name="tilewright",
+    help="A tensor compiler: a PyTorch model in, a compiled model out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 
 MODEL = Annotated[
-    str, typer.Argument(help="a zoo model, a .pt2 file, a .tw artifact (bench, explain), or package.module:function")
+    str,
+    typer.Argument(
+        help="a zoo model, a .pt2 file, a .tw artifact (bench, explain), or package.module:function"
+    ),
 ]
 JSON = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
-THREADS = Annotated[Optional[int], typer.Option(help="threads of a call; default: as many as this process may use")]
-NUMERICS = Annotated[Optional[str], typer.Option(help="fast, or strict")]
+THREADS = Annotated[
+    int | None, typer.Option(help="threads of a call; default: as many as this process may use")
+]
+NUMERICS = Annotated[str | None, typer.Option(help="fast, or strict")]
 BATCH = Annotated[int, typer.Option(help="batch size of a zoo model")]
 SMALL = Annotated[bool, typer.Option("--small", help="the zoo model's small version")]
 SEED = Annotated[int, typer.Option(help="seed of a zoo model's weights and inputs")]
 
 
-def _compiled(source: Source, numerics: str | None, threads: int | None, quiet: bool) -> tuple[CompiledModel, float]:
+def _compiled(
+    source: Source, numerics: str | None, threads: int | None, quiet: bool
+) -> tuple[CompiledModel, float]:
     begin = time.perf_counter()
     with compile_progress(quiet) as trace:
         inputs: Any = source.inputs if source.inputs or not source.kwargs else source.kwargs
@@ -42,7 +52,9 @@ def _compiled(source: Source, numerics: str | None, threads: int | None, quiet: 
 @app.command()
 def compile(
     model: MODEL,
-    output: Annotated[Optional[Path], typer.Option("--output", "-o", help="where to save; default: MODEL.tw")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="where to save; default: MODEL.tw")
+    ] = None,
     numerics: NUMERICS = None,
     threads: THREADS = None,
     batch: BATCH = 1,
@@ -126,13 +138,17 @@ def explain(
         compiled, _ = _compiled(source, numerics, threads, json)
         inputs = source.inputs if not source.kwargs else {**source.kwargs} if not source.inputs else None
     explanation = compiled.explain(inputs)
-    print_json(explanation.to_dict()) if json else console.print(str(explanation), soft_wrap=True, markup=False)
+    print_json(explanation.to_dict()) if json else console.print(
+        str(explanation), soft_wrap=True, markup=False
+    )
 
 
 @app.command()
 def doctor(
     json: JSON = False,
-    measure: Annotated[bool, typer.Option(help="measure peak arithmetic and bandwidth (some seconds)")] = True,
+    measure: Annotated[
+        bool, typer.Option(help="measure peak arithmetic and bandwidth (some seconds)")
+    ] = True,
 ) -> None:
     """Describe this machine, the threads runtime, the libraries, the cache, and every option with its value."""
     found = doctor_command.examine(measure=measure)
@@ -150,9 +166,7 @@ def zoo(json: JSON = False) -> None:
 
 
 @app.command()
-def demo(
-    model: Annotated[str, typer.Argument(help="a zoo model")] = "resnet50", json: JSON = False
-) -> None:
+def demo(model: Annotated[str, typer.Argument(help="a zoo model")] = "resnet50", json: JSON = False) -> None:
     """Compile a real network for this CPU, run it, check it against PyTorch, and say what to try next."""
     source = load_source(model)
     compiled, seconds = _compiled(source, None, None, json)
@@ -191,7 +205,7 @@ def compare_with_eager(source: Source, compiled: CompiledModel, rounds: int) -> 
                     run(*source.inputs, **source.kwargs)
                     times[name].append(time.perf_counter() - begin)
     flat = torch.utils._pytree.tree_leaves
-    pairs = zip(flat(got), flat(expected))
+    pairs = zip(flat(got), flat(expected), strict=True)
     error = max(relative_error(a.numpy(), b.numpy()) for a, b in pairs if isinstance(b, torch.Tensor))
     medians = {name: statistics.median(values) for name, values in times.items()}
     return {

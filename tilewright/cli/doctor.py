@@ -80,8 +80,14 @@ def show(found: dict[str, Any]) -> None:
         )
     console.print("threads: " + ", ".join(f"{key} {value}" for key, value in found["threads"].items()))
     cache = found["cache"]
-    console.print(f"cache: {cache['folder']}, {cache['bytes'] / 2**20:.1f} of {cache['limit'] / 2**20:.0f} MiB\n")
-    print_table("Libraries", ("package", "version"), [(k, v or "not installed") for k, v in found["libraries"].items()])
+    console.print(
+        f"cache: {cache['folder']}, {cache['bytes'] / 2**20:.1f} of {cache['limit'] / 2**20:.0f} MiB\n"
+    )
+    print_table(
+        "Libraries",
+        ("package", "version"),
+        [(k, v or "not installed") for k, v in found["libraries"].items()],
+    )
     console.print()
     print_table(
         "Options",

@@ -1,9 +1,9 @@
 """What a MODEL argument may be, and how it becomes a model with example inputs.
 
-    resnet50              a model of the zoo, with random weights
-    model.pt2             a program saved by torch.export.save
-    model.tw              an artifact (where a compiled model will do)
-    package.module:name   a function without arguments that returns (nn.Module, example inputs)
+resnet50              a model of the zoo, with random weights
+model.pt2             a program saved by torch.export.save
+model.tw              an artifact (where a compiled model will do)
+package.module:name   a function without arguments that returns (nn.Module, example inputs)
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from tilewright.errors import MissingDependencyError, TilewrightError
 class ModelArgumentError(TilewrightError):
     """A MODEL argument that names nothing."""
 
-    remedy = "give a zoo model (see `tilewright zoo`), a .pt2 file, a .tw artifact, or package.module:function"
+    remedy = (
+        "give a zoo model (see `tilewright zoo`), a .pt2 file, a .tw artifact, or package.module:function"
+    )
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ def load_source(argument: str, *, batch: int = 1, small: bool = False, seed: int
     from tilewright import zoo
 
     if argument not in zoo.names():
-        raise ModelArgumentError(f"{argument!r} is no model of the zoo, no .pt2 file and no package.module:function")
+        raise ModelArgumentError(
+            f"{argument!r} is no model of the zoo, no .pt2 file and no package.module:function"
+        )
     model = zoo.build(argument, seed=seed, small=small)
     return Source(argument, model, zoo.example_inputs(argument, batch=batch, seed=seed + 1, small=small), {})
 

@@ -20,30 +20,17 @@ console = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
-def run_guarded(app: Callable[..., Any]) -> int:
-    """Run the command line; errors become messages and exit codes."""
+def run_guarded(app: Callable[[], Any]) -> int:
+    """Run the command line; our errors become messages and exit codes. (A wrong command line and an interrupt end in
+    typer's own exits, 2 and 130.)"""
     try:
-        app(standalone_mode=False)
+        app()
     except InternalError as error:
         err.print(f"[bold red]internal error[/]: {escape(str(error))}")
         return 3
     except TilewrightError as error:
         err.print(f"[bold red]error[/]: {escape(str(error))}")
         return 1
-    except KeyboardInterrupt:
-        err.print("interrupted; nothing half-written was left behind")
-        return 130
-    except Exception as error:  # click's own, for a wrong command line
-        import click
-
-        if isinstance(error, click.exceptions.Exit):
-            return int(error.exit_code)
-        if isinstance(error, click.exceptions.Abort):
-            return 130
-        if isinstance(error, click.ClickException):
-            error.show()
-            return 2
-        raise
     return 0
 
 
@@ -61,7 +48,12 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     console.print(table)
 
 
-_STAGES = {"import": "importing the model", "rewrite": "rewriting the graph", "link": "linking", "load": "loading"}
+_STAGES = {
+    "import": "importing the model",
+    "rewrite": "rewriting the graph",
+    "link": "linking",
+    "load": "loading",
+}
 
 
 @contextmanager

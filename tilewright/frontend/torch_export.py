@@ -55,7 +55,7 @@ def import_torch(
         graph=imported.graph,
         input_names=tuple(node.name for node in imported.graph.inputs),
         input_tree=_tree(program.call_spec.in_spec, imported.inputs, "arguments"),
-        output_tree=_tree(program.call_spec.out_spec, imported.outputs, "result"),
+        output_tree=_tree(program.call_spec.out_spec, imported.outputs, "results"),
         argument_names=names,
     )
 
@@ -72,7 +72,7 @@ def _tree(spec: Any, leaves: Sequence[Any], what: str) -> tree.Spec:
     for leaf in found:
         if not isinstance(leaf, torch.Tensor):
             raise UnsupportedModelError(
-                f"the {what} of the model hold a {type(leaf).__module__}.{type(leaf).__qualname__}",
+                f"among the {what} of the model is a {type(leaf).__module__}.{type(leaf).__qualname__}",
                 remedy="use tensors, numbers, strings and None in tuples, lists, dicts, namedtuples and dataclasses",
             )
     if [id(leaf) for leaf in found] != [id(tensor) for tensor in tensors]:

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
 from tilewright.dtypes import DType
 
-Attr = Union[int, float, bool, str, DType, tuple["Attr", ...], None]
+# Values are numbers, bools, strings, DTypes, None, and tuples of these.
 Attrs = Mapping[str, Any]
 
 
@@ -142,7 +142,7 @@ def rebuild(graph: Graph, rule: Callable[[Node, tuple[Node, ...]], Node | None])
         operands = tuple(new[operand] for operand in node.inputs)
         replacement = rule(node, operands)
         if replacement is None:
-            same = all(a is b for a, b in zip(operands, node.inputs))
+            same = all(a is b for a, b in zip(operands, node.inputs, strict=True))
             replacement = node if same else replace(node, inputs=operands)
         new[node] = replacement
     return Graph(graph.inputs, tuple(new[node] for node in graph.outputs))

@@ -24,7 +24,9 @@ def _lower_node(node: Node, operands: list[te.Tensor]) -> te.Tensor:
         return _lower_constant(node)
     lower = op_of(node.op).lower
     if lower is None:
-        raise InternalError(f"{node.op} has no lowering: a rewrite should have replaced it ({node.source or node.name})")
+        raise InternalError(
+            f"{node.op} has no lowering: a rewrite should have replaced it ({node.source or node.name})"
+        )
     return lower(application(node), operands)
 
 
@@ -32,6 +34,8 @@ def _lower_constant(node: Node) -> te.Tensor:
     """A single number becomes part of the program; larger constants are inputs of their task."""
     assert node.data is not None
     if node.data.size != 1:
-        raise InternalError(f"constant {node.name} of shape {node.shape} inside a task: it should be an input")
+        raise InternalError(
+            f"constant {node.name} of shape {node.shape} inside a task: it should be an input"
+        )
     value = te.const(node.data.reshape(())[()].item(), node.dtype)
     return te.compute(node.name or "constant", node.shape, node.dtype, lambda *axes: value)

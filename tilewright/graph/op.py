@@ -24,7 +24,9 @@ class Fusion(enum.Enum):
     ELEMENTWISE = "elementwise"  # one output element from the same element of each input (after broadcasting)
     INJECTIVE = "injective"  # one output element from one element of each input, elsewhere: movement
     REDUCTION = "reduction"  # an output element from many; takes producers in, and consumers of its rows
-    COMPLEX = "complex-out-fusable"  # a contraction: elementwise consumers are applied to its result in registers
+    COMPLEX = (
+        "complex-out-fusable"  # a contraction: elementwise consumers are applied to its result in registers
+    )
     OPAQUE = "opaque"  # never fused
 
 
@@ -49,7 +51,9 @@ class Op:
     infer: TypeRule
     oracle: Oracle
     fusion: Fusion
-    lower: Lowering | None = None  # None: `rewrites/decompose.py` writes it in terms of others before lowering
+    lower: Lowering | None = (
+        None  # None: `rewrites/decompose.py` writes it in terms of others before lowering
+    )
     flops: Callable[[Application], int] | None = None  # None: one per output element if it computes anything
     attrs: tuple[str, ...] = ()  # the names of its attributes; all of them must be given
 

@@ -3,8 +3,9 @@
 Three shapes of loop nest cover every formula:
 
 - `elementwise`: no reduction; one vector axis, the rest outside.
-- `tiled`: reductions whose loads are contiguous along an axis of the *output* (matrix products, convolutions, pooling,
-  sums over leading axes). A tile of `rows x vectors` of accumulators stays in registers while the reduction runs.
+- `tiled`: reductions whose loads are contiguous along an axis of the *output* (matrix products, convolutions,
+  pooling, sums over leading axes). A tile of `rows x vectors` accumulators stays in registers while the reduction
+  runs.
 - `rowwise`: reductions that are contiguous along the *reduced* axis (softmax, norms, sums over the last axis). The lanes
   hold partial results, combined at the end of the row.
 
@@ -30,7 +31,9 @@ Values = Mapping[te.Var, te.Expr]
 _GRAIN = 16_384  # scalar operations
 _PARALLEL_ITERATIONS = 256
 _UNROLLED_REDUCTION = 9  # a 3x3 window is written out
-_UNROLLED_STATEMENTS = 108  # written out at most, window and register tile together: code size and compile time
+_UNROLLED_STATEMENTS = (
+    108  # written out at most, window and register tile together: code size and compile time
+)
 _COMBINING_ACROSS = 8  # vector operations that combining lanes at the end of a row costs
 
 
@@ -90,7 +93,9 @@ def _computed(formula: Formula) -> list[te.Expr]:
     def elements(expr: te.Expr) -> list[te.Expr]:
         if expr.dtype in (DType.I64, DType.BOOL) and not te.loads(expr):
             return []
-        below = [] if isinstance(expr, te.Load) else [e for child in te.children(expr) for e in elements(child)]
+        below = (
+            [] if isinstance(expr, te.Load) else [e for child in te.children(expr) for e in elements(child)]
+        )
         return [expr, *below]
 
     return [e for expr in formula.expressions() for e in elements(expr)] or [formula.value]
@@ -100,7 +105,7 @@ def _computed(formula: Formula) -> list[te.Expr]:
 
 
 def _vector_cost(offsets: Sequence[te.Expr], axis: te.Var, lanes: int) -> float:
-    """Memory operations per element when `axis` is the vector axis: a contiguous or broadcast access serves all lanes."""
+    """Memory operations per element when `axis` is the vector axis: a contiguous or uniform access serves all lanes."""
     cost = 0.0
     for offset in offsets:
         cost += 1 if coefficient(offset, axis) in (0, 1) else lanes
@@ -149,7 +154,9 @@ def _rowwise_cost(formula: Formula, machine: CpuMachine) -> float:
             return float("inf")
         axis = reduction.axes[-1]
         lanes = _lanes(formula, machine, axis.extent)
-        cost += reduction.length * _vector_cost(_load_offsets(reduction.body), axis, lanes) + _COMBINING_ACROSS
+        cost += (
+            reduction.length * _vector_cost(_load_offsets(reduction.body), axis, lanes) + _COMBINING_ACROSS
+        )
     columns = _columns(formula)
     if columns:
         lanes = _lanes(formula, machine, columns[-1].extent)
@@ -229,7 +236,8 @@ def _elementwise(formula: Formula, machine: CpuMachine) -> Program:
         return _program(formula, Store(formula.output, formula.store, formula.value), "scalar")
     offsets = [*_load_offsets(formula.value), formula.store]
     costs = {
-        axis: _vector_cost(offsets, axis, _lanes(formula, machine, axis.extent)) for axis in reversed(formula.axes)
+        axis: _vector_cost(offsets, axis, _lanes(formula, machine, axis.extent))
+        for axis in reversed(formula.axes)
     }
     axis = min(costs, key=lambda a: costs[a])
     lanes = _lanes(formula, machine, axis.extent)
@@ -237,7 +245,9 @@ def _elementwise(formula: Formula, machine: CpuMachine) -> Program:
     tiles = Tiles(axis, lanes * unroll)
     lane, step = te.Var("v", lanes), te.Var("u", unroll)
     position = {axis: tiles.start() + step * lanes + lane}
-    store = Store(formula.output, te.substitute(formula.store, position), te.substitute(formula.value, position))
+    store = Store(
+        formula.output, te.substitute(formula.store, position), te.substitute(formula.value, position)
+    )
     body = nest([(step, Kind.UNROLL), (lane, Kind.VECTOR)], store)
     outer = [a for a in formula.axes if a != axis]
     nested = _parallel([*outer, tiles.var], tiles.size * len(offsets), body)
@@ -265,7 +275,7 @@ def _with_results(expr: te.Expr, results: Mapping[Buffer, te.Expr]) -> te.Expr:
     """`expr` with reads of reductions' results replaced by where they are kept."""
 
     def rule(node: te.Expr) -> te.Expr | None:
-        return results.get(node.source) if isinstance(node, te.Load) and not node.indices else None  # type: ignore[call-overload,no-any-return]
+        return results.get(node.source) if isinstance(node, te.Load) and not node.indices else None  # type: ignore[call-overload]
 
     return te.rewrite(expr, rule)
 
@@ -304,7 +314,9 @@ def _tiled(formula: Formula, machine: CpuMachine, axis: te.Var) -> Program:
     results: dict[Buffer, te.Expr] = {}
     stmts: list[Stmt] = []
     for reduction in formula.reductions:
-        kept = Buffer(f"acc_{reduction.result.name}", reduction.result.dtype, rows * tiles.size, Scope.REGISTER)
+        kept = Buffer(
+            f"acc_{reduction.result.name}", reduction.result.dtype, rows * tiles.size, Scope.REGISTER
+        )
         accumulator = te.Load(kept, (element,))
         body = _with_results(te.substitute(reduction.body, position), results)
         update = nest(in_tile, Store(kept, element, _updated(reduction, accumulator, body)))
@@ -317,9 +329,9 @@ def _tiled(formula: Formula, machine: CpuMachine, axis: te.Var) -> Program:
     stmts.append(nest([(column, Kind.SERIAL) for column in columns], write))
 
     work = rows * tiles.size * (sum(2 * r.length for r in formula.reductions) + _extent(columns))
-    body = _parallel(_tile_order(formula, tiles, row_tiles), work, block(*stmts))
+    nested = _parallel(_tile_order(formula, tiles, row_tiles), work, block(*stmts))
     shape = f"{rows} x {vectors} x {lanes}"
-    return _program(formula, body, f"tiled: {shape} of ({row_axis.name if row_axis else '-'}, {axis.name})")
+    return _program(formula, nested, f"tiled: {shape} of ({row_axis.name if row_axis else '-'}, {axis.name})")
 
 
 def _row_axis(formula: Formula, vector_axis: te.Var) -> te.Var | None:
@@ -344,7 +356,9 @@ def _register_tile(
     ports); tiles that overhang the axis waste their share; all accumulators, the vectors of one operand and one
     broadcast must fit the registers.
     """
-    per_register = max(1, max(r.result.dtype.bytes for r in formula.reductions) * lanes // machine.vector_bytes)
+    per_register = max(
+        1, max(r.result.dtype.bytes for r in formula.reductions) * lanes // machine.vector_bytes
+    )
     available = machine.vector_registers // (per_register * len(formula.reductions))
     written_out = max((r.length for r in formula.reductions if r.length <= _UNROLLED_REDUCTION), default=1)
     guarded = any(isinstance(node, te.Select) for r in formula.reductions for node in te.walk(r.body))
@@ -410,7 +424,9 @@ def _rowwise(formula: Formula, machine: CpuMachine) -> Program:
         stmts.append(nest([*((c, Kind.SERIAL) for c in columns[:-1]), (tiles.var, Kind.SERIAL)], inner))
     work = sum(2 * r.length for r in formula.reductions) + _extent(columns)
     body = _parallel(formula.rows, work, block(*stmts))
-    return _program(formula, body, "rowwise: " + ", ".join(f"{r.kind} of {r.length}" for r in formula.reductions))
+    return _program(
+        formula, body, "rowwise: " + ", ".join(f"{r.kind} of {r.length}" for r in formula.reductions)
+    )
 
 
 def _row_reduction(reduction: Reduction, results: Mapping[Buffer, te.Expr], lanes: int) -> Stmt:
@@ -435,12 +451,17 @@ def _row_reduction(reduction: Reduction, results: Mapping[Buffer, te.Expr], lane
     if lanes > 1:
         wide = te.Var(f"{axis.name}_b", blocks // unroll)
         element = step * lanes + lane
-        along.append(nest([(wide, Kind.SERIAL), *in_block], accumulate(element, wide * (lanes * unroll) + element)))
+        along.append(
+            nest([(wide, Kind.SERIAL), *in_block], accumulate(element, wide * (lanes * unroll) + element))
+        )
         done = wide.extent * unroll
         if blocks > done:
             narrow = te.Var(f"{axis.name}_n", blocks - done)
             along.append(
-                nest([(narrow, Kind.SERIAL), (lane, Kind.VECTOR)], accumulate(lane, (narrow + done) * lanes + lane))
+                nest(
+                    [(narrow, Kind.SERIAL), (lane, Kind.VECTOR)],
+                    accumulate(lane, (narrow + done) * lanes + lane),
+                )
             )
     covered = blocks * lanes if lanes > 1 else 0
     if axis.extent > covered:

@@ -71,7 +71,9 @@ def formula_of(
     to 16 bits between two operators are rounded all the same."""
     assert isinstance(output, te.Compute), "a task computes something"
     formula = _flat_formula(output, inputs, name)
-    formula = formula.map(simplify if keep_rounding else lambda expr: simplify(te.rewrite(expr, _drop_rounding)))
+    formula = formula.map(
+        simplify if keep_rounding else lambda expr: simplify(te.rewrite(expr, _drop_rounding))
+    )
     formula = _drop_single_iterations(formula)
     formula = _split_axes(formula)
     return _join_axes(formula)
@@ -88,7 +90,7 @@ def _inline(stage: te.Compute, bodies: dict[te.Source, te.Expr]) -> te.Expr:
             return None
         source = node.source
         assert isinstance(source, te.Compute)
-        return te.substitute(bodies[source], dict(zip(source.axes, node.indices)))
+        return te.substitute(bodies[source], dict(zip(source.axes, node.indices, strict=True)))
 
     return te.rewrite(stage.body, rule)
 
@@ -107,7 +109,7 @@ def _flat_formula(output: te.Compute, inputs: Sequence[te.Tensor], name: str) ->
     if output in reduced:
         value: te.Expr = te.Load(output, axes)
     else:
-        value = te.substitute(bodies[output], dict(zip(output.axes, axes)))
+        value = te.substitute(bodies[output], dict(zip(output.axes, axes, strict=True)))
 
     reductions: list[Reduction] = []
     # A reduction's readers come after it, so walking backwards meets every reader in its final form first.
@@ -156,9 +158,14 @@ def _replace_reads(expr: te.Expr, stage: te.Compute, indices: tuple[te.Expr, ...
     return te.rewrite(expr, rule)
 
 
-def _reduction_for(stage: te.Compute, body: te.Reduce, indices: tuple[te.Expr, ...], number: int) -> Reduction:
+def _reduction_for(
+    stage: te.Compute, body: te.Reduce, indices: tuple[te.Expr, ...], number: int
+) -> Reduction:
     axes = tuple(te.Var(f"k{number}_{n}", axis.extent) for n, axis in enumerate(body.axes))
-    values: dict[te.Var, te.Expr] = {**dict(zip(stage.axes, indices)), **dict(zip(body.axes, axes))}
+    values: dict[te.Var, te.Expr] = {
+        **dict(zip(stage.axes, indices, strict=True)),
+        **dict(zip(body.axes, axes, strict=True)),
+    }
     result = Buffer(f"r{number}", stage.dtype, 1, Scope.REGISTER)
     return Reduction(result, body.kind, te.substitute(body.body, values), axes)
 
@@ -172,7 +179,7 @@ def _size(shape: Sequence[int]) -> int:
 
 def _offset(indices: Sequence[te.Expr], shape: Sequence[int]) -> te.Expr:
     offset: te.Expr = te.as_index(0)
-    for index, extent in zip(indices, shape):
+    for index, extent in zip(indices, shape, strict=True):
         offset = offset * extent + index
     return offset
 
@@ -221,7 +228,7 @@ def _inline_single_elements(formula: Formula) -> Formula:
     single = {r.result: r.body for r in formula.reductions if not r.axes}
 
     def rule(node: te.Expr) -> te.Expr | None:
-        return single.get(node.source) if isinstance(node, te.Load) and not node.indices else None  # type: ignore[call-overload,no-any-return]
+        return single.get(node.source) if isinstance(node, te.Load) and not node.indices else None  # type: ignore[call-overload]
 
     for _ in single:  # one may be read by the next
         formula = formula.map(lambda expr: te.rewrite(expr, rule))
@@ -235,7 +242,9 @@ def _split_axes(formula: Formula) -> Formula:
         pair = (te.Var(axis.name + "o", axis.extent // inner), te.Var(axis.name + "i", inner))
         value = {axis: pair[0] * inner + pair[1]}
 
-        def replace_in(axes: tuple[te.Var, ...], old: te.Var = axis, new: tuple[te.Var, ...] = pair) -> tuple[te.Var, ...]:
+        def replace_in(
+            axes: tuple[te.Var, ...], old: te.Var = axis, new: tuple[te.Var, ...] = pair
+        ) -> tuple[te.Var, ...]:
             return tuple(part for a in axes for part in (new if a == old else (a,)))
 
         formula = formula.map(lambda expr, value=value: simplify(te.substitute(expr, value)))  # type: ignore[misc]

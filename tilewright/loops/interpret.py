@@ -16,11 +16,14 @@ from tilewright.te.scalars import SCALARS
 def interpret_program(program: Program, inputs: Sequence[np.ndarray]) -> np.ndarray:
     """Run the program on flat copies of `inputs`; gives the flat output. Elements never written are NaN or -1."""
     memory = {
-        buffer: np.ascontiguousarray(array).reshape(-1) for buffer, array in zip(program.params[:-1], inputs)
+        buffer: np.ascontiguousarray(array).reshape(-1)
+        for buffer, array in zip(program.params[:-1], inputs, strict=True)
     }
     output = program.params[-1]
     for buffer in (output, *register_buffers(program)):
-        memory[buffer] = np.full(buffer.size, np.nan if buffer.dtype.is_float else -1).astype(buffer.dtype.numpy)
+        memory[buffer] = np.full(buffer.size, np.nan if buffer.dtype.is_float else -1).astype(
+            buffer.dtype.numpy
+        )
     with np.errstate(all="ignore"):
         _Machine(memory).run(program.body, {})
     return memory[output]
@@ -77,6 +80,3 @@ def _convert(value: Any, dtype: DType) -> Any:
     if dtype is DType.BOOL:
         return np.bool_(value != 0)
     return np.asarray(value).astype(dtype.numpy)[()]
-
-
-

@@ -16,7 +16,7 @@ Semantics
   constant offset (a lane counts from there), and a given element is always accessed with the same number of lanes.
 - `Store` rounds nothing: the value's type is the buffer's. `Across` combines the lanes of a register vector pairwise
   (first half with second half, and so on): a fixed order.
-- Expressions are those of `te`; a `Load`'s source is a `Buffer` and it has one flat index. `Select` is lazy in its loads.
+- Expressions are those of `te`; a `Load` reads a `Buffer` at one flat index, and `Select` is lazy in its loads.
 - Arithmetic is what the expressions say; `numerics` decides whether the compiler may reassociate it.
 """
 
@@ -25,7 +25,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Union
 
 from tilewright.dtypes import DType
 from tilewright.te import Expr, Source, Var
@@ -84,7 +83,7 @@ class Store:
     value: Expr
 
 
-Stmt = Union[For, Block, Store]
+Stmt = For | Block | Store
 
 
 @dataclass(frozen=True)

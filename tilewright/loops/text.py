@@ -9,7 +9,9 @@ from tilewright.te.scalars import SCALARS
 
 def print_expr(expr: Expr) -> str:
     if isinstance(expr, Const):
-        return repr(expr.value) if expr.dtype.short in ("i64", "bool") else f"{expr.value!r}{expr.dtype.short}"
+        return (
+            repr(expr.value) if expr.dtype.short in ("i64", "bool") else f"{expr.value!r}{expr.dtype.short}"
+        )
     if isinstance(expr, Var):
         return expr.name
     if isinstance(expr, Load):

@@ -59,7 +59,9 @@ class _Verifier:
         if stmt.buffer.scope is Scope.GLOBAL and stmt.buffer != self.output:
             self.fail(f"{stmt.buffer.name} is written and is not the output")
         if stmt.value.dtype is not stmt.buffer.dtype:
-            self.fail(f"a {stmt.value.dtype} is stored into {stmt.buffer.name}, which holds {stmt.buffer.dtype}")
+            self.fail(
+                f"a {stmt.value.dtype} is stored into {stmt.buffer.name}, which holds {stmt.buffer.dtype}"
+            )
         bound = {loop.var for loop in self.loops}
         for expr in (stmt.index, stmt.value):
             unbound = {var for var in te.variables(expr) if var.extent > 1} - bound

@@ -70,7 +70,9 @@ def bandwidths(machine: CpuMachine, threads: int) -> tuple[float, float]:
     copy = te.compute("copy", x.shape, DType.F32, lambda i, j: x[i, j])
     array = np.ones((rows * columns,), np.float32)
     seconds = [
-        SingleKernel(default_program(formula_of(output, [x]), machine), machine, threads=threads).seconds([array])
+        SingleKernel(default_program(formula_of(output, [x]), machine), machine, threads=threads).seconds(
+            [array]
+        )
         for output in (total, copy)
     ]
     return array.nbytes / seconds[0], 2 * array.nbytes / seconds[1]

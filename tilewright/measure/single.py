@@ -21,7 +21,9 @@ _LEAF_TREE = {"kind": "leaf", "index": 0}
 class SingleKernel:
     """A program ready to run on flat arrays."""
 
-    def __init__(self, program: Program, machine: CpuMachine, *, numerics: str = "fast", threads: int | None = None) -> None:
+    def __init__(
+        self, program: Program, machine: CpuMachine, *, numerics: str = "fast", threads: int | None = None
+    ) -> None:
         kernel = build(program, machine, numerics, cache=None)
         digest = object_digest(kernel.object_code)
         *inputs, output = (_spec(buffer) for buffer in program.params)

@@ -8,9 +8,8 @@ in any order (elementwise, concat, pad, slice, reductions, ...): they take their
 result in it. Only where an operator, or an output of the graph, needs a certain order is a permute written, once for
 each value and order. Two permutes that undo each other are never written at all.
 
-Where operands come in different orders, the one is taken that moves the fewest bytes. Moving a permute down past an
-operator that makes its operand larger can cost more than it saves, so the pass runs with and without that and keeps the
-result that permutes fewer bytes.
+Where operands come in different orders, the one is taken that moves the fewest bytes. And where a permute must be
+written behind an operator that made its operand larger (a pad, a resize), it is written before that instead.
 """
 
 from __future__ import annotations
@@ -41,11 +40,7 @@ class Layout(Pass):
     reaches = "channels-last"
 
     def run(self, graph: Graph) -> Graph:
-        eager = _Conversion(graph, sink_past_growth=True).run()
-        if not _grows_somewhere(graph):
-            return eager
-        careful = _Conversion(graph, sink_past_growth=False).run()
-        return careful if permuted_bytes(careful) < permuted_bytes(eager) else eager
+        return _Conversion(graph).run()
 
 
 def permuted_bytes(graph: Graph) -> int:
@@ -57,10 +52,6 @@ def permuted_bytes(graph: Graph) -> int:
         and not _folds(node)
         and not moves_nothing(node.inputs[0].shape, node.attrs["axes"])
     )
-
-
-def _grows_somewhere(graph: Graph) -> bool:
-    return any(node.op in _GROWING for node in graph.nodes())
 
 
 def _folds(node: Node) -> bool:
@@ -86,7 +77,9 @@ class Stored:
     order: Order
 
 
-_GROWING = ("pad", "broadcast_to", "resize")
+# Operators of one operand that may give more bytes than they take.
+_GROWING = ("pad", "cast", "resize", "broadcast_to")
+
 _Handler = Callable[["_Conversion", Node], Stored]
 
 
@@ -95,7 +88,6 @@ class _Conversion:
     """One walk over a graph, producers first."""
 
     graph: Graph
-    sink_past_growth: bool
     stored: dict[Node, Stored] = field(default_factory=dict)
     wanted: dict[tuple[Node, Order], Node] = field(default_factory=dict)
 
@@ -136,14 +128,15 @@ class _Conversion:
         return found
 
     def hoisted(self, value: Node, order: Order) -> Node | None:
-        """A permute of the padded image costs more than padding the permuted one: where the value was made larger by
-        its operator, and nobody else reads it, the operator is applied once more to its operand in `order`."""
-        if value.op not in ("pad", "cast") or self.uses[value] != 1:
+        """`value` in `order`, made once more from its operand in that order, where the operand is smaller and nobody
+        else reads the value: permuting the image costs less than permuting the padded one."""
+        if value.op not in _GROWING or self.uses[value] != 1 or self.cost(value, order) == 0:
             return None
         (x,) = value.inputs
-        if x.type.bytes >= value.type.bytes or self.cost(value, order) == 0:
+        if x.type.bytes >= value.type.bytes:
             return None
-        return _apply_in_order(self, value, (self.want(x, order),), order)
+        operand = self.aligned(x, order) if value.op == "broadcast_to" else self.want(x, order)
+        return _in_order(value, (operand,), order)
 
     def cost(self, value: Node, order: Order) -> int:
         """Bytes to move until `value` is there in `order`."""
@@ -222,8 +215,9 @@ def _elementwise(walk: _Conversion, value: Node) -> Stored:
     return Stored(result, order)
 
 
-def _apply_in_order(walk: _Conversion, value: Node, operands: tuple[Node, ...], order: Order) -> Node:
-    """`value` with its operands and result in `order`, for operators that keep the rank."""
+def _in_order(value: Node, operands: tuple[Node, ...], order: Order) -> Node:
+    """`value` with its result in `order`, of operands in that order."""
+    shape = reordered(value.shape, order)
     if value.op in ("pad", "slice"):
         names = ("low", "high", "interior") if value.op == "pad" else ("starts", "stops", "steps")
         return _apply(value, *operands, **{name: reordered(value.attrs[name], order) for name in names})
@@ -231,17 +225,21 @@ def _apply_in_order(walk: _Conversion, value: Node, operands: tuple[Node, ...], 
         return _apply(value, *operands, axis=order.index(value.attrs["axis"]))
     if value.op == "flip":
         return _apply(value, *operands, axes=tuple(sorted(order.index(axis) for axis in value.attrs["axes"])))
+    if value.op == "broadcast_to":
+        return _apply(value, *operands, shape=shape)
+    if value.op == "resize":
+        # It resamples the last axes, and does not touch one that keeps its extent: so it works in any order.
+        changed = [d for d, extent in enumerate(shape) if operands[0].shape[d] != extent]
+        return _apply(value, *operands, sizes=shape[min(changed, default=len(shape) - 1) :])
     return _apply(value, *operands)
 
 
 def _same_rank(walk: _Conversion, value: Node) -> Stored:
-    rank = value.type.rank
-    stay = value.op in _GROWING and not walk.sink_past_growth
-    order = identity(rank) if stay else walk.best_order(value.inputs, rank)
+    order = walk.best_order(value.inputs, value.type.rank)
     operands = tuple(walk.want(operand, order) for operand in value.inputs)
     if is_identity(order) and all(a is b for a, b in zip(operands, value.inputs, strict=True)):
         return Stored(value, order)
-    return Stored(_apply_in_order(walk, value, operands, order), order)
+    return Stored(_in_order(value, operands, order), order)
 
 
 def _along_axis(walk: _Conversion, value: Node) -> Stored:
@@ -256,25 +254,9 @@ def _along_axis(walk: _Conversion, value: Node) -> Stored:
 
 def _broadcast_to(walk: _Conversion, value: Node) -> Stored:
     (x,) = value.inputs
-    rank, missing = value.type.rank, value.type.rank - x.type.rank
-    own = walk.order(x)
-    if not walk.sink_past_growth and x.type.size < value.type.size:
-        own = identity(x.type.rank)
-    order = (*range(missing), *(axis + missing for axis in own))
-    result = _apply(value, walk.want(x, own), shape=reordered(value.shape, order))
-    assert len(order) == rank
-    return Stored(result, order)
-
-
-def _resize(walk: _Conversion, value: Node) -> Stored:
-    """The op resamples the last axes; an axis that keeps its extent is not touched, so any order will do."""
-    (x,) = value.inputs
-    order = (
-        walk.order(x) if walk.sink_past_growth or x.type.size >= value.type.size else identity(x.type.rank)
-    )
-    node, shape = walk.want(x, order), reordered(value.shape, order)
-    first = min((d for d, extent in enumerate(shape) if node.shape[d] != extent), default=len(shape) - 1)
-    return Stored(_apply(value, node, sizes=shape[first:]), order)
+    missing = value.type.rank - x.type.rank
+    order = (*range(missing), *(axis + missing for axis in walk.order(x)))
+    return Stored(_in_order(value, (walk.aligned(x, order),), order), order)
 
 
 def _reduce(walk: _Conversion, value: Node) -> Stored:
@@ -380,7 +362,6 @@ _HANDLERS: Mapping[str, _Handler] = {
     "permute": _permute,
     "reshape": _reshape,
     "broadcast_to": _broadcast_to,
-    "resize": _resize,
     "conv": _conv,
     "max_pool": _pool,
     "avg_pool": _pool,
@@ -388,7 +369,7 @@ _HANDLERS: Mapping[str, _Handler] = {
     "adaptive_avg_pool": _pool,
     "layer_norm": _trailing_norm,
     "rms_norm": _trailing_norm,
-    **dict.fromkeys(("pad", "slice", "flip", "concat"), _same_rank),
+    **dict.fromkeys(("pad", "slice", "flip", "concat", "resize"), _same_rank),
     **dict.fromkeys(("softmax", "log_softmax", "cumsum"), _along_axis),
     **dict.fromkeys(
         ("sum", "mean", "amax", "amin", "prod", "any", "all", "var", "argmax", "argmin"), _reduce

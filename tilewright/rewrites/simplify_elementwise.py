@@ -268,11 +268,13 @@ def sink_reshape(node: Node, build: Builder) -> Node | None:
     Done where no new reshape is needed, or where y comes from a contraction that f could join and z does not: then the
     reshape of z is a view of something in memory, and the order of preference keeps this from going back and forth.
     """
+    if node.type.size <= 1:
+        return None
     for operand in node.inputs:
         if operand.op != "reshape" or operand.shape != node.shape or not build.single_use(operand):
             continue
         y = operand.inputs[0]
-        if y.is_input or y.is_constant or 0 in node.shape:
+        if y.is_input or y.is_constant:
             continue
         moved = [reshape_operand(other, node.shape, y.shape) for other in node.inputs]
         if any(other is None for other in moved):

@@ -54,6 +54,7 @@ assert _HEADER.size == HEADER_SIZE
 _CONSTANTS = "constants.safetensors"
 _MANIFEST = "manifest.json"
 _CHUNK = 16 << 20
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # a ValidationError is a DecodeError
 _SAFETENSORS_NAMES = {dtype.short: dtype.short.upper() for dtype in DType}  # "F32", "BF16", "BOOL"
 
 
@@ -295,7 +296,7 @@ def _decode_manifest(place: str, memory: np.ndarray, at: int, size: int) -> Mani
         raise ArtifactError(f"{place} is damaged: its manifest is not within the file")
     try:
         manifest = msgspec.json.decode(memory[at : at + size].tobytes(), type=Manifest)
-    except (msgspec.DecodeError, RecursionError) as error:  # a ValidationError is a DecodeError
+    except _UNREADABLE as error:
         raise ArtifactError(f"{place} has a manifest that cannot be read: {error}") from None
     for part in manifest.parts:
         if part.offset < HEADER_SIZE or part.bytes < 0 or part.offset + part.bytes > len(memory):
@@ -333,7 +334,7 @@ def _constants(place: str, memory: np.ndarray, parts: dict[str, Part], variant: 
         broken("its header is not within it")
     try:
         entries = msgspec.json.decode(data[8 : 8 + header_bytes].tobytes(), type=dict[str, dict[str, Any]])
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         broken(str(error))
     body = data[8 + header_bytes :]
     if len(variant.constants) != len(variant.plan.constants):

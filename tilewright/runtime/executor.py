@@ -78,9 +78,9 @@ class Executor:
         plan.validate()
         host.check(plan.target)
         self.plan = plan
-        self.objects = {digest: bytes(objects[digest]) for digest in sorted(set(plan.kernels.values()))}
         self.constants = _bind_constants(plan, constants)
-        self._library = load_objects(self.objects, plan.kernels)
+        self._library = load_objects(objects, plan.kernels)
+        self.objects = {digest: bytes(objects[digest]) for digest in sorted(set(plan.kernels.values()))}
         self.threads = threads or 0
 
         # Base pointers: inputs, outputs, the arena, constants.

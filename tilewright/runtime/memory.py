@@ -63,7 +63,7 @@ def _best_placement(
     best: tuple[int, list[int], list[int], int] | None = None  # arena, offsets, order, ceiling
     for make_order in _ORDERS:
         order = make_order(sizes, first, last)
-        for ceiling in (0, bound):
+        for ceiling in (bound, 0):
             offsets, arena = _place(order, sizes, first, last, ceiling)
             if best is None or arena < best[0]:
                 best = arena, offsets, order, ceiling
@@ -170,4 +170,4 @@ def _by_busiest_step(sizes: np.ndarray, first: np.ndarray, last: np.ndarray) -> 
     return list(order)
 
 
-_ORDERS: tuple[_Order, ...] = (_by_size, _by_busiest_step, _by_size_and_life, _by_life, _by_time)
+_ORDERS: tuple[_Order, ...] = (_by_time, _by_size, _by_busiest_step, _by_size_and_life, _by_life)

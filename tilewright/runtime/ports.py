@@ -101,10 +101,14 @@ class Port:
         if not value.is_contiguous():
             value = value.contiguous()
             keep.append(value)
+        # Fake and functional tensors have no data: they raise, or give a null pointer.
         try:
-            return int(value.data_ptr())
-        except RuntimeError as error:  # fake and functional tensors have no data
-            raise InputError(f"{self.path}: a {type(value).__name__} without data ({error})") from None
+            address = int(value.data_ptr())
+        except RuntimeError:
+            address = 0
+        if address == 0 and value.numel():
+            raise InputError(f"{self.path}: a {type(value).__name__} without data")
+        return address
 
     def _unusual(self, value: Any, keep: list[Any]) -> int:
         """NumPy scalars and subclasses; an error for everything else."""

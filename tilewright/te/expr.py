@@ -20,12 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Union
 
 from tilewright.dtypes import DType
 from tilewright.te.scalars import SCALARS
 
-Number = Union[int, float, bool]
+Number = int | float | bool
 
 
 class Expr:
@@ -186,7 +185,9 @@ class Tensor(Source):
     def __getitem__(self, indices: Expr | int | Sequence[Expr | int]) -> Expr:
         """The element at `indices`, widened to the type in which arithmetic is done."""
         items = tuple(indices) if isinstance(indices, Sequence) else (indices,)
-        assert len(items) == len(self.shape), f"{self.name}{list(self.shape)} indexed with {len(items)} indices"
+        assert len(items) == len(self.shape), (
+            f"{self.name}{list(self.shape)} indexed with {len(items)} indices"
+        )
         return cast(Load(self, tuple(as_index(item) for item in items)), self.dtype.compute)
 
 
@@ -285,7 +286,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 def with_children(expr: Expr, parts: tuple[Expr, ...]) -> Expr:
     """`expr` with its children replaced; the node itself where nothing changed."""
-    if all(new is old for new, old in zip(parts, children(expr))):
+    if all(new is old for new, old in zip(parts, children(expr), strict=True)):
         return expr
     if isinstance(expr, Load):
         return Load(expr.source, parts)

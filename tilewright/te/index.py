@@ -183,7 +183,12 @@ def _nested_floordiv(form: Linear, divisor: int) -> Expr:
     """`(x // a) // b` is `x // (a * b)`."""
     if not form.constant and len(form.terms) == 1:
         ((atom, coefficient),) = form.terms.items()
-        if coefficient == 1 and isinstance(atom, Call) and atom.op == "floordiv" and isinstance(atom.args[1], Const):
+        if (
+            coefficient == 1
+            and isinstance(atom, Call)
+            and atom.op == "floordiv"
+            and isinstance(atom.args[1], Const)
+        ):
             return Call("floordiv", (atom.args[0], as_index(int(atom.args[1].value) * divisor)), DType.I64)
     return Call("floordiv", (form.expr(), as_index(divisor)), DType.I64)
 

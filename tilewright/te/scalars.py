@@ -78,7 +78,9 @@ _TABLE = [
     Scalar("round", 1, np.rint),  # halves to even
     Scalar("copysign", 2, np.copysign),
     # a * b + c, rounded once; the update of every sum of products
-    Scalar("fma", 3, lambda a, b, c: (np.multiply(a, b, dtype=np.longdouble) + c).astype(np.asarray(c).dtype)),
+    Scalar(
+        "fma", 3, lambda a, b, c: (np.multiply(a, b, dtype=np.longdouble) + c).astype(np.asarray(c).dtype)
+    ),
 ]
 
 SCALARS: dict[str, Scalar] = {scalar.name: scalar for scalar in _TABLE}

@@ -7,7 +7,7 @@ Out: the decoder's state for each object query.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -65,8 +65,8 @@ class DecoderLayer(nn.Module):
         x = self.norm2(x + self.cross_attention(x + queries, memory + positions, memory))
         return self.norm3(x + self.feed_forward(x))
 
-    def residual_ends(self) -> Iterable[nn.Module]:
-        return self.self_attention.out, self.cross_attention.out, self.feed_forward.contract
+    # No residual_ends: the decoder starts from zeros, so all it says comes from its branches, and six layers of them
+    # need no damping.
 
 
 class Detr(nn.Module):
@@ -88,6 +88,11 @@ class Detr(nn.Module):
         for layer in self.decoder:
             x = layer(x, queries, memory, positions)
         return self.norm(x)
+
+    def init_gains(self) -> Mapping[nn.Module, float]:
+        # For its own parameters, the queries. Nothing else tells the decoder's tokens apart, and among tokens that are
+        # alike attention has nothing to choose.
+        return {self: 3.0}
 
 
 def sine_positions(height: int, width: int, channels: int) -> Tensor:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -61,6 +62,7 @@ class BranchedBlock(nn.Module):
                 branch_weight, branch_bias = fold_batch_norm(F.pad(kernel, (1, 1, 1, 1)), bn)
                 weight, bias = weight + branch_weight, bias + branch_bias
         deployed = DeployedBlock(self.conv3.in_channels, self.conv3.out_channels, self.conv3.stride[0])
+        deployed.to(weight)
         deployed.conv.load_state_dict({"weight": weight, "bias": bias})
         return deployed
 
@@ -113,5 +115,5 @@ class RepVgg(nn.Module):
         with torch.device("meta"):  # every parameter is replaced below
             deployed = RepVgg(replace(self.config, deployed=True))
         deployed.blocks = nn.Sequential(*(block.reparameterize() for block in self.blocks))
-        deployed.classifier = self.classifier
+        deployed.classifier = copy.deepcopy(self.classifier)
         return deployed.eval()

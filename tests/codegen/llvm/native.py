@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +17,12 @@ CANARY = 64
 
 
 def run_program(
-    program: Program, inputs: Sequence[np.ndarray], *, machine: CpuMachine | None = None, numerics: str = "fast", pieces: int = 1
+    program: Program,
+    inputs: Sequence[np.ndarray],
+    *,
+    machine: CpuMachine | None = None,
+    numerics: str = "fast",
+    pieces: int = 1,
 ) -> np.ndarray:
     """The flat output. Its buffer is poisoned, stands between canaries that must survive, and its parallel loop is run
     in `pieces`, the last first, as threads might."""
@@ -31,7 +37,7 @@ def run_program(
     addresses = [buffer.ctypes.data for buffer in buffers] + [memory.ctypes.data + CANARY]
     pointers = (ctypes.c_void_p * len(addresses))(*addresses)
     cuts = np.linspace(0, kernel.extent, pieces + 1).astype(int)
-    for begin, end in reversed(list(zip(cuts[:-1], cuts[1:]))):
+    for begin, end in reversed(list(itertools.pairwise(cuts))):
         entry(ctypes.addressof(pointers), int(begin), int(end))
     assert (memory[:CANARY] == 0xA5).all() and (memory[-CANARY:] == 0xA5).all(), "wrote outside of its output"
     return memory[CANARY:-CANARY].view(output.dtype.numpy)

@@ -24,7 +24,9 @@ def test_what_is_put_comes_back(tmp_path: Path) -> None:
     assert ObjectCache(tmp_path, 1 << 20).get(key(1)) == b"code"
 
 
-@pytest.mark.parametrize("damage", [lambda d: d[:-1], lambda d: d[:10], lambda d: b"", lambda d: d[:-1] + b"!"])
+@pytest.mark.parametrize(
+    "damage", [lambda d: d[:-1], lambda d: d[:10], lambda d: b"", lambda d: d[:-1] + b"!"]
+)
 def test_a_damaged_entry_is_a_miss_and_goes(tmp_path: Path, damage) -> None:
     cache = ObjectCache(tmp_path, 1 << 20)
     cache.put(key(1), b"some object code")

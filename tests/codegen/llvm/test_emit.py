@@ -33,7 +33,9 @@ def program_of(example: Example, machine=HERE) -> tuple[Program, list[np.ndarray
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
-@pytest.mark.parametrize(("machine", "numerics", "pieces"), [(HERE, "fast", 1), (HERE, "strict", 3), (NARROW, "strict", 2)])
+@pytest.mark.parametrize(
+    ("machine", "numerics", "pieces"), [(HERE, "fast", 1), (HERE, "strict", 3), (NARROW, "strict", 2)]
+)
 def test_machine_code_means_the_program(example: Example, machine, numerics: str, pieces: int) -> None:
     program, arrays = program_of(example, machine)
     expected = interpret_program(program, arrays)
@@ -42,15 +44,39 @@ def test_machine_code_means_the_program(example: Example, machine, numerics: str
         np.testing.assert_array_equal(got, expected)
     else:
         half = program.params[-1].dtype.is_half
-        np.testing.assert_allclose(got.astype(float), expected.astype(float), rtol=1e-2 if half else 2e-6, atol=1e-6)
+        np.testing.assert_allclose(
+            got.astype(float), expected.astype(float), rtol=1e-2 if half else 2e-6, atol=1e-6
+        )
 
 
 def test_every_scalar_function_has_an_emitter() -> None:
     assert set(SCALARS) == set(scalars.EMITTERS) | (set(SCALARS) & vector_math.FUNCTIONS)
 
 
-FLOAT_OPS = [n for n in SCALARS if n not in {"floordiv", "mod", "shl", "shr", "and", "or", "xor", "not", "rsqrt"}]
-INT_OPS = ["add", "sub", "mul", "min", "max", "neg", "abs", "floordiv", "mod", "shl", "shr", "and", "or", "xor", "not", "eq", "ne", "lt", "le"]
+FLOAT_OPS = [
+    n for n in SCALARS if n not in {"floordiv", "mod", "shl", "shr", "and", "or", "xor", "not", "rsqrt"}
+]
+INT_OPS = [
+    "add",
+    "sub",
+    "mul",
+    "min",
+    "max",
+    "neg",
+    "abs",
+    "floordiv",
+    "mod",
+    "shl",
+    "shr",
+    "and",
+    "or",
+    "xor",
+    "not",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+]
 
 
 def elementwise(op: str, dtype: DType, size: int = 67) -> tuple[te.Tensor, list[te.Tensor]]:
@@ -99,8 +125,8 @@ def test_integer_functions(op: str, dtype: DType) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("target", [d for d in DType])
-@pytest.mark.parametrize("source", [d for d in DType])
+@pytest.mark.parametrize("target", list(DType))
+@pytest.mark.parametrize("source", list(DType))
 def test_conversions(source: DType, target: DType) -> None:
     x = te.Tensor("x", (37,), source)
     output = te.compute("out", (37,), target, lambda i: te.cast(te.Load(x, (i,)), target))
@@ -144,7 +170,9 @@ def test_a_contraction_does_not_spill() -> None:
 
 def test_half_precision_without_its_instructions_is_refused() -> None:
     bare = dataclasses.replace(
-        HERE, features=tuple(f for f in HERE.features if f != "f16c" and not f.startswith("avx")), vector_bytes=16
+        HERE,
+        features=tuple(f for f in HERE.features if f != "f16c" and not f.startswith("avx")),
+        vector_bytes=16,
     )
     if not bare.triple.startswith("x86_64"):
         pytest.skip("an x86 question")

@@ -116,7 +116,7 @@ CASES = [
     *softmax((0, 3), 1),
     *softmax((3, 0), 1),
     *softmax(ROWS, 1),
-    *softmax((2, 3) + (50,), 2),
+    *softmax((2, 3, 50), 2),
     *(
         layer_norm(shape, dims, n)
         for n in range(3)

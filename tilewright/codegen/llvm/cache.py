@@ -31,7 +31,9 @@ class ObjectCache:
             # Object code is run: nobody else may write here.
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise CacheError(f"cannot make the cache folder {self.folder}: {error.strerror or error}") from None
+            raise CacheError(
+                f"cannot make the cache folder {self.folder}: {error.strerror or error}"
+            ) from None
         status = self.folder.stat()
         if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
             raise CacheError(f"the cache folder {self.folder} belongs to or can be written by somebody else")

@@ -47,7 +47,8 @@ def _emit_entry(module: ir.Module, symbol: str, body: ir.Function, count: int) -
     arguments, begin, end = entry.args
     builder = ir.IRBuilder(entry.append_basic_block("entry"))
     pointers = [
-        builder.load(builder.gep(arguments, [I64(n)], inbounds=True, source_etype=PTR), typ=PTR) for n in range(count)
+        builder.load(builder.gep(arguments, [I64(n)], inbounds=True, source_etype=PTR), typ=PTR)
+        for n in range(count)
     ]
     builder.call(body, [*pointers, begin, end])
     builder.ret_void()
@@ -71,11 +72,15 @@ class _Region:
 
 
 def _reads_registers(expr: te.Expr) -> bool:
-    return any(isinstance(load.source, Buffer) and load.source.scope is Scope.REGISTER for load in te.loads(expr))
+    return any(
+        isinstance(load.source, Buffer) and load.source.scope is Scope.REGISTER for load in te.loads(expr)
+    )
 
 
 class _Emitter:
-    def __init__(self, module: ir.Module, program: Program, machine: CpuMachine, flags: tuple[str, ...]) -> None:
+    def __init__(
+        self, module: ir.Module, program: Program, machine: CpuMachine, flags: tuple[str, ...]
+    ) -> None:
         self.module = module
         self.program = program
         self.machine = machine
@@ -92,10 +97,12 @@ class _Emitter:
 
     def emit_body(self, name: str) -> ir.Function:
         params = self.program.params
-        function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [PTR] * len(params) + [I64, I64]), name)
+        function = ir.Function(
+            self.module, ir.FunctionType(ir.VoidType(), [PTR] * len(params) + [I64, I64]), name
+        )
         function.linkage = "internal"
         function.attributes.add("nounwind")
-        for argument, buffer in zip(function.args, params):
+        for argument, buffer in zip(function.args, params, strict=False):
             argument.add_attribute("noalias")
             self.pointers[buffer] = argument
         self.begin, self.end = function.args[-2:]
@@ -178,7 +185,9 @@ class _Emitter:
         if op in vector_math.FUNCTIONS and operand.is_float:
             result = vector_math.emit(self.builder, op, *values, context=self.math)
         else:
-            result = scalars.EMITTERS[op](scalars.Context(self.builder, operand, self.flags, self.machine), *values)
+            result = scalars.EMITTERS[op](
+                scalars.Context(self.builder, operand, self.flags, self.machine), *values
+            )
         return Typed(result, dtype, lanes)
 
     def select(self, expr: te.Select) -> Typed:
@@ -287,7 +296,11 @@ class _Emitter:
         assert offset.vector is None and offset.stride == 0
         if offset.base is None:
             return I64(offset.constant)
-        return self.builder.add(offset.base, I64(offset.constant), flags=("nsw",)) if offset.constant else offset.base
+        return (
+            self.builder.add(offset.base, I64(offset.constant), flags=("nsw",))
+            if offset.constant
+            else offset.base
+        )
 
     def index_call(self, atom: te.Call, operand: Callable[[te.Expr], ir.Value], lanes: int) -> ir.Value:
         """A floordiv, mod, min, max, ... of indices; division of what is never negative is a plain unsigned one."""
@@ -344,7 +357,9 @@ class _Emitter:
     def register_place(self, buffer: Buffer, index: te.Expr) -> tuple[ir.Value, int]:
         offset = self.offset(index)
         if offset.base is not None or offset.vector is not None or offset.stride not in (0, 1):
-            raise InternalError(f"{self.program.name}: register buffer {buffer.name} accessed at a moving place")
+            raise InternalError(
+                f"{self.program.name}: register buffer {buffer.name} accessed at a moving place"
+            )
         lanes = self.lanes if offset.stride == 1 else 1
         return self.register(buffer, offset.constant, lanes), lanes
 
@@ -354,10 +369,22 @@ class _Emitter:
         (index,) = load.indices
         if buffer.scope is Scope.REGISTER:
             place, lanes = self.register_place(buffer, index)
-            return Typed(self.builder.load(place, typ=vector_of(element_type(buffer.dtype), lanes)), buffer.dtype, lanes)
+            return Typed(
+                self.builder.load(place, typ=vector_of(element_type(buffer.dtype), lanes)),
+                buffer.dtype,
+                lanes,
+            )
         offset = self.offset(index)
         masks = self.masks if self._may_leave(index, buffer) else []
-        key = ("load", buffer, offset.base, offset.constant, offset.stride, self.lanes, tuple(id(m.value) for m in masks))
+        key = (
+            "load",
+            buffer,
+            offset.base,
+            offset.constant,
+            offset.stride,
+            self.lanes,
+            tuple(id(m.value) for m in masks),
+        )
         if offset.vector is not None:
             lanes, raw = self.lanes, self._gather(buffer, offset, masks)
         elif offset.stride == 0 or self.lanes == 1:
@@ -398,7 +425,11 @@ class _Emitter:
         kind = stored_type(buffer.dtype)
         if active is None:
             return self.builder.load(self._pointer(buffer, offset.base, offset.constant), typ=kind)
-        place = I64(offset.constant) if offset.base is None else self.builder.add(offset.base, I64(offset.constant))
+        place = (
+            I64(offset.constant)
+            if offset.base is None
+            else self.builder.add(offset.base, I64(offset.constant))
+        )
         # Where the condition fails, element 0 is read instead and the value is not used.
         safe = self.builder.select(active, place, I64(0))
         return self.builder.load(self._pointer(buffer, safe, 0), typ=kind)
@@ -413,7 +444,9 @@ class _Emitter:
         for other in lanes[1:]:
             mask = self.builder.and_(mask, other)
         intrinsic = self._masked_load(kind)
-        return self.builder.call(intrinsic, [pointer, ir.IntType(32)(buffer.dtype.bytes), mask, ir.Constant(kind, None)])
+        return self.builder.call(
+            intrinsic, [pointer, ir.IntType(32)(buffer.dtype.bytes), mask, ir.Constant(kind, None)]
+        )
 
     def _masked_load(self, kind: ir.VectorType) -> ir.Function:
         element = {"float": "f32", "double": "f64", "half": "f16"}.get(str(kind.element), str(kind.element))
@@ -425,7 +458,9 @@ class _Emitter:
         if offset.vector is not None:
             return [self.builder.extract_element(offset.vector, I64(lane)) for lane in range(self.lanes)]
         base = offset.base if offset.base is not None else I64(0)
-        return [self.builder.add(base, I64(offset.constant + lane * offset.stride)) for lane in range(self.lanes)]
+        return [
+            self.builder.add(base, I64(offset.constant + lane * offset.stride)) for lane in range(self.lanes)
+        ]
 
     def _gather(self, buffer: Buffer, offset: _Offset, masks: list[Typed]) -> ir.Value:
         kind = stored_type(buffer.dtype)

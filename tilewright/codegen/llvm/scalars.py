@@ -97,8 +97,8 @@ def _extreme(comparison: str) -> Emitter:
 
 
 def _floor_division(context: Context, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """(quotient, remainder), rounded towards minus infinity. Division by zero gives what the hardware must not trap on: a
-    quotient of 0 and the dividend as the remainder."""
+    """(quotient, remainder), rounded towards minus infinity. Division by zero does not trap: the quotient is 0 and the
+    remainder the dividend."""
     builder = context.builder
     zero, one = _number(a, 0), _number(a, 1)
     divisor_is_zero = builder.icmp_signed("==", b, zero)
@@ -174,7 +174,9 @@ def _shift(context: Context, a: ir.Value, b: ir.Value, *, left: bool) -> ir.Valu
     limit = _number(b, width - 1)
     too_far = builder.icmp_unsigned(">", b, limit)
     amount = builder.select(too_far, limit if arithmetic else _number(b, 0), b)
-    shifted = builder.shl(a, amount) if left else builder.ashr(a, amount) if arithmetic else builder.lshr(a, amount)
+    shifted = (
+        builder.shl(a, amount) if left else builder.ashr(a, amount) if arithmetic else builder.lshr(a, amount)
+    )
     return shifted if arithmetic else builder.select(too_far, _number(a, 0), shifted)
 
 
@@ -227,7 +229,9 @@ def convert(builder: ir.IRBuilder, typed: Typed, dtype: DType, machine: CpuMachi
     return Typed(_converted(builder, typed.value, typed.dtype, dtype, machine), dtype, typed.lanes)
 
 
-def _converted(builder: ir.IRBuilder, value: ir.Value, source: DType, to: DType, machine: CpuMachine) -> ir.Value:
+def _converted(
+    builder: ir.IRBuilder, value: ir.Value, source: DType, to: DType, machine: CpuMachine
+) -> ir.Value:
     if source.is_half:
         wide = _widen(builder, value, source, machine)
         return wide if to is DType.F32 else _converted(builder, wide, DType.F32, to, machine)
@@ -238,7 +242,11 @@ def _converted(builder: ir.IRBuilder, value: ir.Value, source: DType, to: DType,
     kind = like(value, element_type(to))
     if to is DType.BOOL:
         zero = _number(value, 0)
-        return builder.fcmp_unordered("!=", value, zero) if source.is_float else builder.icmp_signed("!=", value, zero)
+        return (
+            builder.fcmp_unordered("!=", value, zero)
+            if source.is_float
+            else builder.icmp_signed("!=", value, zero)
+        )
     if source.is_float and to.is_float:
         return builder.fpext(value, kind) if to.bytes > source.bytes else builder.fptrunc(value, kind)
     if source.is_float:
@@ -264,7 +272,9 @@ def _widen(builder: ir.IRBuilder, value: ir.Value, source: DType, machine: CpuMa
     if source is DType.F16:
         _needs_half_conversion(machine)
         return builder.fpext(value, single)
-    bits = builder.shl(builder.zext(value, like(value, I32)), _number(ir.Constant(like(value, I32), None), 16))
+    bits = builder.shl(
+        builder.zext(value, like(value, I32)), _number(ir.Constant(like(value, I32), None), 16)
+    )
     return builder.bitcast(bits, single)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tilewright.frontend.torch.context import Context, Ints
-from tilewright.frontend.torch.registry import Number, converter
+from tilewright.frontend.torch.context import Context, Ints, axis_of
+from tilewright.frontend.torch.registry import Number, Unsupported, converter
 from tilewright.graph.ir import Node
 
 # -- matrix products ---------------------------------------------------------------------------------------------
@@ -88,6 +88,31 @@ def addmv(ctx: Context, x: Node, a: Node, b: Node, *, beta: Number = 1, alpha: N
 @converter("aten.addr.default")
 def addr(ctx: Context, x: Node, a: Node, b: Node, *, beta: Number = 1, alpha: Number = 1) -> Node:
     return _combined(ctx, x, outer(ctx, a, b), beta, alpha)
+
+
+@converter("aten.tensordot.default")
+def tensordot(ctx: Context, a: Node, b: Node, dims_self: Ints, dims_other: Ints) -> Node:
+    left, right = ([axis_of(d, x.type.rank) for d in dims] for x, dims in ((a, dims_self), (b, dims_other)))
+    if any(a.shape[i] != b.shape[j] for i, j in zip(left, right, strict=True)):
+        raise Unsupported("tensordot that broadcasts a summed axis")
+    kept_left = [axis for axis in range(a.type.rank) if axis not in left]
+    kept_right = [axis for axis in range(b.type.rank) if axis not in right]
+    depth = math.prod(a.shape[axis] for axis in left)
+    rows = ctx.permute(a, (*kept_left, *left))
+    columns = ctx.permute(b, (*right, *kept_right))
+    rows = ctx.reshape(rows, (math.prod(a.shape[axis] for axis in kept_left), depth))
+    columns = ctx.reshape(columns, (depth, math.prod(b.shape[axis] for axis in kept_right)))
+    return ctx.cast(ctx.reshape(ctx.emit("matmul", rows, columns), ctx.shape), ctx.dtype)
+
+
+@converter("aten.bilinear.default")
+def bilinear(ctx: Context, x1: Node, x2: Node, weight: Node, bias: Node | None = None) -> Node:
+    """x1 W_o x2 for every output o: x1 times all W_o at once, then each row times x2."""
+    outputs, first, second = weight.shape
+    rows = ctx.reshape(ctx.permute(weight, (0, 2, 1)), (outputs * second, first))
+    mapped = ctx.reshape(ctx.emit("linear", x1, rows), (*x1.shape[:-1], outputs, second))
+    result = ctx.squeeze(ctx.emit("matmul", mapped, ctx.unsqueeze(x2, x2.type.rank)), x1.type.rank)
+    return result if bias is None else ctx.add(result, bias)
 
 
 # -- convolutions -----------------------------------------------------------------------------------------------

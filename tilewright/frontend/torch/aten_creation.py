@@ -10,7 +10,7 @@ import torch
 
 from tilewright.dtypes import DType
 from tilewright.frontend.torch.context import Context, Ints
-from tilewright.frontend.torch.registry import Number, Operand, Unsupported, converter
+from tilewright.frontend.torch.registry import Number, Operand, converter, refuse
 from tilewright.graph.ir import Node
 
 
@@ -61,7 +61,7 @@ def arange(ctx: Context, *limits: Number, **keywords: Any) -> Node:
     (size,) = ctx.shape
     if not all(isinstance(number, int) for number in (start, step)):
         # PyTorch's own rounding of start + i * step
-        return ctx.constant(torch.arange(*limits, dtype=ctx.value.dtype))
+        return ctx.constant(torch.arange(*limits, dtype=ctx.value.dtype, device="cpu"))
     wide = DType.I64 if ctx.dtype.is_integer else ctx.dtype
     exact = ctx.iota((size,), 0, wide)
     if step != 1:
@@ -81,8 +81,7 @@ def _evaluated(function: Callable[..., torch.Tensor]) -> Callable[..., Node]:
 
     @functools.wraps(function)
     def convert(ctx: Context, *arguments: Any, **keywords: Any) -> Node:
-        keywords["dtype"] = ctx.value.dtype
-        return ctx.constant(function(*arguments, **keywords))
+        return ctx.constant(function(*arguments, **{**keywords, "dtype": ctx.value.dtype, "device": "cpu"}))
 
     return convert
 
@@ -118,14 +117,21 @@ def triu(ctx: Context, x: Node, diagonal: int = 0) -> Node:
     return ctx.select(_below(ctx, x.shape, diagonal - 1), 0, x, x.dtype)
 
 
-def _random(ctx: Context, *arguments: object, **keywords: object) -> Node:
-    raise Unsupported("random numbers")
-
-
-converter(
+refuse(
+    "a symbolic size: only static shapes are supported",
+    "aten.sym_size.int",
+    "aten.sym_numel.default",
+    "aten.sym_stride.int",
+    "aten.sym_storage_offset.default",
+    "aten.sym_constrain_range_for_size.default",
+)
+refuse(
+    "random numbers",
     "aten.rand.default",
+    "aten.rand.generator",
     "aten.rand_like.default",
     "aten.randn.default",
+    "aten.randn.generator",
     "aten.randn_like.default",
     "aten.randint.default",
     "aten.randint.low",
@@ -141,4 +147,4 @@ converter(
     "aten.normal_functional.default",
     "aten.uniform.default",
     "aten.poisson.default",
-)(_random)
+)

@@ -11,7 +11,7 @@ import torch
 
 from tilewright.dtypes import DType
 from tilewright.frontend.torch.context import Context
-from tilewright.frontend.torch.registry import Number, Operand, Unsupported, converter
+from tilewright.frontend.torch.registry import Inexpressible, Number, Operand, Unsupported, converter
 from tilewright.frontend.torch.types import common_dtype, from_torch_dtype
 from tilewright.graph.ir import Node
 
@@ -169,7 +169,7 @@ def overwrite(ctx: Context, x: Node, value: Operand, *arguments: Any) -> Node:
 @converter("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default")
 def dropout(ctx: Context, input: Node, p: float, train: bool) -> Node:
     if train and p > 0:
-        raise Unsupported("random numbers: dropout in training mode")
+        raise Inexpressible("random numbers: dropout in training mode")
     return input
 
 

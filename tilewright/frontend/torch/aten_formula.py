@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 from tilewright.frontend.torch.context import Context, widened
-from tilewright.frontend.torch.registry import Number, Operand, Unsupported, converter
+from tilewright.frontend.torch.registry import Inexpressible, Number, Operand, Unsupported, converter
 from tilewright.frontend.torch.types import common_dtype
 from tilewright.graph.ir import Node
 
@@ -50,7 +50,7 @@ def leaky_relu(ctx: Context, x: Node, negative_slope: Number = 0.01) -> Node:
 @converter("aten.rrelu.default")
 def rrelu(ctx: Context, x: Node, lower: float = 0.125, upper: float = 1 / 3, training: bool = False) -> Node:
     if training:
-        raise Unsupported("random numbers: rrelu in training mode")
+        raise Inexpressible("random numbers: rrelu in training mode")
     return ctx.emit("leaky_relu", x, slope=(lower + upper) / 2)
 
 

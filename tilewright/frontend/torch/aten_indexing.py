@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tilewright.dtypes import DType
 from tilewright.frontend.torch.context import Context, axis_of
-from tilewright.frontend.torch.registry import Operand, Unsupported, converter
+from tilewright.frontend.torch.registry import Inexpressible, Operand, converter, refuse
 from tilewright.graph.ir import Node
 
 
@@ -94,7 +94,7 @@ def index(ctx: Context, x: Node, indices: Sequence[Node | None]) -> Node:
 
 def _as_positions(ctx: Context, indices: Node) -> Node:
     if indices.dtype in (DType.BOOL, DType.U8):
-        raise Unsupported("indexing with a mask: the shape of the result depends on data")
+        raise Inexpressible("indexing with a mask: the shape of the result depends on data")
     return _as_index(ctx, indices)
 
 
@@ -107,7 +107,9 @@ def index_put(
     value = values if isinstance(values, Node) else ctx.full(values, x.dtype)
     single = len(indices) == 1 and len(masks) == 1 and masks[0].dtype is DType.BOOL and value.type.size == 1
     if not single or accumulate:
-        raise Unsupported("writing at indices that are data is not supported yet, except x[mask] = one value")
+        raise Inexpressible(
+            "writing at indices that are data is not supported yet, except x[mask] = one value"
+        )
     mask = ctx.reshape(masks[0], masks[0].shape + (1,) * (x.type.rank - masks[0].type.rank))
     return ctx.select(mask, ctx.reshape(value, ()), x, x.dtype)
 
@@ -115,16 +117,13 @@ def index_put(
 @converter("aten.one_hot.default")
 def one_hot(ctx: Context, x: Node, num_classes: int = -1) -> Node:
     if num_classes < 0:
-        raise Unsupported("one_hot without num_classes: the shape of the result depends on data")
+        raise Inexpressible("one_hot without num_classes: the shape of the result depends on data")
     classes = ctx.iota((num_classes,), 0)
     return ctx.cast(ctx.compare("eq", ctx.unsqueeze(ctx.cast(x, DType.I64), x.type.rank), classes), DType.I64)
 
 
-def _no_scatter(ctx: Context, *arguments: object, **keywords: object) -> Node:
-    raise Unsupported("writing at indices that are data is not supported yet")
-
-
-converter(
+refuse(
+    "writing at indices that are data is not supported yet",
     "aten.scatter.src",
     "aten.scatter.value",
     "aten.scatter.reduce",
@@ -138,4 +137,4 @@ converter(
     "aten.index_reduce.default",
     "aten.masked_scatter.default",
     "aten.put.default",
-)(_no_scatter)
+)

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.frontend.torch.context import Context, Ints, axis_of
-from tilewright.frontend.torch.registry import Number, Operand, Unsupported, converter
+from tilewright.frontend.torch.registry import Number, Operand, Unsupported, converter, refuse
 from tilewright.frontend.torch.types import common_dtype
 from tilewright.graph.ir import Node
 
@@ -33,6 +33,7 @@ from tilewright.graph.ir import Node
     "aten.squeeze_copy.dim",
     "aten.atleast_1d.default",
     "aten.atleast_2d.default",
+    "aten.atleast_3d.default",
     "aten._reshape_copy.default",
     "prims.view_of.default",
 )
@@ -162,6 +163,15 @@ def pixel_unshuffle(ctx: Context, x: Node, downscale_factor: int) -> Node:
     split = ctx.reshape(x, (*lead, channels, height // r, r, width // r, r))
     order = (*range(n), n, n + 2, n + 4, n + 1, n + 3)
     return ctx.reshape(ctx.permute(split, order), ctx.shape)
+
+
+@converter("aten.rot90.default")
+def rot90(ctx: Context, x: Node, k: int = 1, dims: Ints = (0, 1)) -> Node:
+    a, b = (axis_of(dim, x.type.rank) for dim in dims)
+    if k % 4 == 2:
+        return flip(ctx, x, [a, b])
+    turned = x if k % 4 == 0 else transpose(ctx, x, a, b)
+    return turned if k % 4 == 0 else flip(ctx, turned, [a if k % 4 == 1 else b])
 
 
 @converter("aten.channel_shuffle.default", "aten.native_channel_shuffle.default")
@@ -308,6 +318,11 @@ def diag_embed(ctx: Context, x: Node, offset: int = 0, dim1: int = -2, dim2: int
     return ctx.permute(result, [placed[axis] if axis in placed else next(others) for axis in range(rank)])
 
 
+@converter("aten.diag.default")
+def diag(ctx: Context, x: Node, diagonal: int = 0) -> Node:
+    return diag_embed(ctx, x, diagonal) if x.type.rank == 1 else diagonal_of(ctx, x, diagonal, 0, 1)
+
+
 @converter("aten.unfold.default", "aten.unfold_copy.default")
 def unfold(ctx: Context, x: Node, dimension: int, size: int, step: int) -> Node:
     """Windows along one axis; the window becomes the last axis."""
@@ -330,6 +345,37 @@ def cat(ctx: Context, tensors: Sequence[Node], dim: int = 0) -> Node:
 def stack(ctx: Context, tensors: Sequence[Node], dim: int = 0) -> Node:
     axis = axis_of(dim, tensors[0].type.rank + 1)
     return ctx.concat([ctx.unsqueeze(ctx.cast(x, ctx.dtype), axis) for x in tensors], axis)
+
+
+def _at_least(ctx: Context, x: Node, rank: int) -> Node:
+    """NumPy's atleast_1d, 2d, 3d: [] -> [1] -> [1, n] -> [1, n, 1], [m, n] -> [m, n, 1]"""
+    shape = x.shape or (1,)
+    if rank >= 2 and len(shape) == 1:
+        shape = (1, *shape)
+    if rank >= 3 and len(shape) == 2:
+        shape = (*shape, 1)
+    return ctx.reshape(x, shape)
+
+
+@converter("aten.hstack.default")
+def hstack(ctx: Context, tensors: Sequence[Node]) -> Node:
+    parts = [_at_least(ctx, x, 1) for x in tensors]
+    return cat(ctx, parts, 0 if parts[0].type.rank == 1 else 1)
+
+
+@converter("aten.vstack.default", "aten.row_stack.default")
+def vstack(ctx: Context, tensors: Sequence[Node]) -> Node:
+    return cat(ctx, [_at_least(ctx, x, 2) for x in tensors], 0)
+
+
+@converter("aten.dstack.default")
+def dstack(ctx: Context, tensors: Sequence[Node]) -> Node:
+    return cat(ctx, [_at_least(ctx, x, 3) for x in tensors], 2)
+
+
+@converter("aten.column_stack.default")
+def column_stack(ctx: Context, tensors: Sequence[Node]) -> Node:
+    return cat(ctx, [x if x.type.rank >= 2 else ctx.reshape(x, (x.type.size, 1)) for x in tensors], 1)
 
 
 def repeated(ctx: Context, x: Node, repeats: Ints) -> Node:
@@ -471,3 +517,11 @@ def block_diag(ctx: Context, tensors: Sequence[Node]) -> Node:
         rows.append(constant_pad(ctx, matrix, (done, total - done - width)))
         done += width
     return ctx.concat(rows, 0)
+
+
+refuse(
+    "reads memory by strides, which a graph does not have",
+    "aten.as_strided.default",
+    "aten.as_strided_copy.default",
+    "aten.as_strided_scatter.default",
+)

@@ -9,7 +9,7 @@ import torch
 from tilewright.dtypes import DType
 from tilewright.frontend.torch.aten_movement import repeated_elements
 from tilewright.frontend.torch.context import Context, Ints, axis_of
-from tilewright.frontend.torch.registry import Absent, Result, Unsupported, converter
+from tilewright.frontend.torch.registry import Absent, Inexpressible, Result, Unsupported, converter
 from tilewright.graph.ir import Node
 
 _NO_STATISTICS = Absent("the statistics that training saves are not computed")
@@ -258,7 +258,7 @@ def attention(
     enable_gqa: bool = False,
 ) -> Node:
     if dropout_p > 0:
-        raise Unsupported("random numbers: attention with dropout")
+        raise Inexpressible("random numbers: attention with dropout")
     if enable_gqa:
         heads = query.shape[-3]
         key = repeated_elements(ctx, key, heads // key.shape[-3], key.type.rank - 3)

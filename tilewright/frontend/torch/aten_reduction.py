@@ -10,7 +10,7 @@ import torch
 
 from tilewright.dtypes import DType
 from tilewright.frontend.torch.context import Context, Ints, axes_of, axis_of, widened
-from tilewright.frontend.torch.registry import Number, Operand, Unsupported, converter
+from tilewright.frontend.torch.registry import Number, converter, refuse
 from tilewright.graph.ir import Node
 
 Dims = int | Ints | None
@@ -260,6 +260,13 @@ def dist(ctx: Context, x: Node, other: Node, p: Number = 2) -> Node:
     return vector_norm(ctx, ctx.sub(x, other), p)
 
 
+@converter("aten.cdist.default", "aten._cdist_forward.default")
+def cdist(ctx: Context, x1: Node, x2: Node, p: Number = 2, compute_mode: int | None = None) -> Node:
+    """The distance of every row of x1 to every row of x2."""
+    rows, columns = ctx.unsqueeze(x1, x1.type.rank - 1), ctx.unsqueeze(x2, x2.type.rank - 2)
+    return vector_norm(ctx, ctx.sub(rows, columns), p, -1)
+
+
 @converter("aten.cosine_similarity.default")
 @widened
 def cosine_similarity(ctx: Context, x1: Node, x2: Node, dim: int = 1, eps: float = 1e-8) -> Node:
@@ -275,14 +282,8 @@ def cosine_similarity(ctx: Context, x1: Node, x2: Node, dim: int = 1, eps: float
     return ctx.emit("sum", ctx.mul(unit(x1), unit(x2)), axes=(axis,), keepdims=False)
 
 
-def _unsupported(reason: str) -> Callable[..., Node]:
-    def convert(ctx: Context, *arguments: Operand, **keywords: Operand) -> Node:
-        raise Unsupported(reason)
-
-    return convert
-
-
-converter(
+refuse(
+    "sorting is not supported yet",
     "aten.sort.default",
     "aten.sort.stable",
     "aten.argsort.default",
@@ -292,11 +293,16 @@ converter(
     "aten.median.default",
     "aten.median.dim",
     "aten.mode.default",
-)(_unsupported("sorting is not supported yet"))
-converter("aten.cumprod.default", "aten.cummax.default", "aten.cummin.default", "aten.logcumsumexp.default")(
-    _unsupported("of running reductions only cumsum is supported yet")
 )
-converter(
+refuse(
+    "of running reductions only cumsum is supported yet",
+    "aten.cumprod.default",
+    "aten.cummax.default",
+    "aten.cummin.default",
+    "aten.logcumsumexp.default",
+)
+refuse(
+    "the shape of its result depends on data",
     "aten.nonzero.default",
     "aten.nonzero_numpy.default",
     "aten.masked_select.default",
@@ -304,7 +310,9 @@ converter(
     "aten._unique2.default",
     "aten.unique_dim.default",
     "aten.bincount.default",
-)(_unsupported("the shape of its result depends on data"))
-converter("aten.item.default", "aten._local_scalar_dense.default")(
-    _unsupported("reads a value of a tensor into Python while the model runs")
+)
+refuse(
+    "reads a value of a tensor into Python while the model runs",
+    "aten.item.default",
+    "aten._local_scalar_dense.default",
 )

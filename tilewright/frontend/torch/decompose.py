@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,11 +20,18 @@ def decomposed(program: ExportedProgram, operators: Iterable[Any]) -> ExportedPr
     if not table:
         return None
     try:
-        return program.run_decompositions(table)
+        return retraced(program, table)
     except (
         Exception
     ):  # whatever a decomposition raises, the operator stays unsupported and is reported as such
         return None
+
+
+def retraced(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]]) -> ExportedProgram:
+    """The program traced again: in-place operators are gone, those of `table` decomposed, composites kept whole."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return program.run_decompositions(dict(table))
 
 
 def _decomposition(operator: Any) -> Callable[..., Any] | None:

@@ -70,7 +70,7 @@ def export(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch.export.export(model, arguments, keywords or None)
+            return torch.export.export(model, arguments, keywords or None, strict=False)
     except Exception as error:  # tracing runs the user's code, which may raise anything
         raise ExportError(_explained(model, error)) from error
     finally:

@@ -15,6 +15,7 @@ import torch
 from torch.export import ExportedProgram
 
 from tilewright.errors import MutationError
+from tilewright.frontend.torch.decompose import retraced
 
 # Operators marked as writing that leave every value as it is.
 _HARMLESS = {"aten.detach_.default", "aten.requires_grad_.default"}
@@ -107,16 +108,21 @@ def _may_be_view(node: Any) -> bool:
 
 
 def functionalised(program: ExportedProgram) -> ExportedProgram:
-    """The program with at most simple writes in its main graph; MutationError if it writes to its buffers or inputs."""
+    """The program as a function: at most simple writes in its main graph, and no region with autocast on, whose casts
+    would be implied. MutationError if it writes to its buffers or inputs."""
     check_signature(program)
-    main = program.graph_module
-    inner = [m for m in main.modules() if isinstance(m, torch.fx.GraphModule) and m is not main]
-    if not any(writes(node) for module in inner for node in module.graph.nodes):
-        if Aliases(main.graph.nodes).all_simple:
-            return program
-    program = program.run_decompositions({})
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    writing = [graph for graph in graphs if any(writes(node) for node in graph.nodes)]
+    simple = all(graph is program.graph and Aliases(graph.nodes).all_simple for graph in writing)
+    if simple and not any(_switches_autocast_on(node) for graph in graphs for node in graph.nodes):
+        return program
+    program = retraced(program, {})
     check_signature(program)
     return program
+
+
+def _switches_autocast_on(node: Any) -> bool:
+    return str(node.target) == "wrap_with_autocast" and bool(node.args[2])
 
 
 def check_signature(program: ExportedProgram) -> None:

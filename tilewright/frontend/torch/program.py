@@ -20,7 +20,7 @@ from tilewright.frontend.torch.context import Context
 from tilewright.frontend.torch.decompose import decomposed, origin_of
 from tilewright.frontend.torch.mutation import Aliases, functional_name, functionalised, writes
 from tilewright.frontend.torch.places import Place, place_of
-from tilewright.frontend.torch.registry import STORAGE_ARGUMENTS, Absent, Unsupported, table
+from tilewright.frontend.torch.registry import STORAGE_ARGUMENTS, Absent, Inexpressible, Unsupported, table
 from tilewright.frontend.torch.types import tensor_type, to_numpy
 from tilewright.graph.ir import Graph, Node, constant, input_node
 
@@ -36,7 +36,7 @@ class Failure:
     reason: str
     place: str
     origin: str  # name of the node of the first program that it comes from
-    target: Any = None  # what PyTorch may know to decompose
+    target: Any  # the operator, if PyTorch's decomposition of it might help; else None
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,8 @@ class _Walk:
             node = nodes[spec.arg.name]
             if spec.kind is InputKind.USER_INPUT:
                 values[node] = self._user_input(node, spec.arg)
+            elif spec.kind is InputKind.TOKEN:
+                values[node] = _POISON
             elif node in live:
                 values[node] = self._constant(node, spec)
         return values
@@ -135,7 +137,7 @@ class _Walk:
         self.call.append(None)
         try:
             if not isinstance(argument, TensorArgument):
-                raise Unsupported("a symbolic number among the inputs: only static shapes are supported")
+                raise Inexpressible("a symbolic number among the inputs: only static shapes are supported")
             value = input_node(len(self.inputs), tensor_type(node.meta["val"]), name=node.name)
         except Unsupported as error:
             self._fail(node, f"input {node.name}", str(error))
@@ -171,6 +173,8 @@ class _Walk:
         results: list[Node] = []
         outputs: list[Literal | None] = []
         for spec, argument in zip(self.program.graph_signature.output_specs, output.args[0], strict=True):
+            if spec.kind is OutputKind.TOKEN:
+                continue  # orders effects, of which a graph has none
             if spec.kind is not OutputKind.USER_OUTPUT:
                 raise InternalError(f"the program has an output of kind {spec.kind.name}")
             value = values[argument] if isinstance(argument, torch.fx.Node) else argument
@@ -204,9 +208,11 @@ class _Walk:
             return self._call(node, tuple(arguments), dict(keywords))
         except _Poisoned:
             if isinstance(node.target, torch._ops.OpOverload) and _converter_name(node) not in table():
-                self._fail(node, str(node.target), NO_CONVERTER)
-        except Unsupported as error:
+                self._fail(node, str(node.target), NO_CONVERTER, target=node.target)
+        except Inexpressible as error:
             self._fail(node, _operator_name(node), str(error))
+        except Unsupported as error:
+            self._fail(node, _operator_name(node), str(error), target=_producer(node).target)
         return _placeholder_for(node)
 
     def _call(self, node: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -227,8 +233,6 @@ class _Walk:
     def _inlined(self, node: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """A region that only switches gradients or autocast off: its body, in place."""
         position = next(i for i, a in enumerate(arguments) if isinstance(a, torch.fx.GraphModule))
-        if str(node.target) == "wrap_with_autocast" and arguments[2]:
-            raise Unsupported("a region with autocast on; cast explicitly instead")
         body: Any = arguments[position].graph
         parameters = (n for n in body.nodes if n.op == "placeholder")
         inner: dict[Any, Any] = dict(zip(parameters, arguments[position + 1 :], strict=True))
@@ -242,10 +246,10 @@ class _Walk:
             value = getattr(value, part)
         return constant(to_numpy(value), name=str(node.target)) if isinstance(value, torch.Tensor) else value
 
-    def _fail(self, node: Any, name: str, reason: str) -> None:
+    def _fail(self, node: Any, name: str, reason: str, target: Any = None) -> None:
         place = self._place(node).full
         where = node.name + (f" {place}" if place else "")
-        self.failures.append(Failure(name, reason, where, origin_of(node), _producer(node).target))
+        self.failures.append(Failure(name, reason, where, origin_of(node), target))
 
     def _place(self, node: Any) -> Place:
         """Where the node comes from; what a retracing of the program lost is known from the first program."""
@@ -268,7 +272,7 @@ def _live(graph: Any) -> set[Any]:
 
 def _resolved(argument: Any, values: dict[Any, Any]) -> Any:
     if isinstance(argument, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        raise Unsupported("a symbolic size: only static shapes are supported")
+        raise Inexpressible("a symbolic size: only static shapes are supported")
     if not isinstance(argument, torch.fx.Node):
         return argument
     value = values[argument]

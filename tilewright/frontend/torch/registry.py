@@ -31,6 +31,10 @@ class Unsupported(Exception):
     """This use of an operator cannot be expressed in the graph; the message says why."""
 
 
+class Inexpressible(Unsupported):
+    """The same, where no decomposition into simpler operators could help either."""
+
+
 @dataclass(frozen=True)
 class Absent:
     """A result that is not computed; using it is unsupported, for this reason."""
@@ -39,6 +43,14 @@ class Absent:
 
 
 Result = Node | Sequence[Node | Absent]
+
+
+def refuse(reason: str, *names: str) -> None:
+    """Registers operators that are known and not supported, for this reason."""
+
+    @converter(*names)
+    def convert(*arguments: Any, **keywords: Any) -> Node:
+        raise Inexpressible(reason)
 
 
 def converter(*names: str) -> Callable[[_F], _F]:

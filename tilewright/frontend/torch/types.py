@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from tilewright.dtypes import DType
-from tilewright.frontend.torch.registry import Operand, Unsupported
+from tilewright.frontend.torch.registry import Inexpressible, Operand
 from tilewright.graph.ir import Node, TensorType
 
 _FROM_TORCH: dict[torch.dtype, DType] = {
@@ -31,16 +32,20 @@ _TO_TORCH = {dtype: foreign for foreign, dtype in _FROM_TORCH.items()}
 def from_torch_dtype(dtype: torch.dtype) -> DType:
     found = _FROM_TORCH.get(dtype)
     if found is None:
-        raise Unsupported(f"tensors of {str(dtype).removeprefix('torch.')} are not supported")
+        raise Inexpressible(f"tensors of {str(dtype).removeprefix('torch.')} are not supported")
     return found
 
 
 def tensor_type(value: torch.Tensor) -> TensorType:
     """The type of an exported value; Unsupported when it has a symbolic size or an element type that we lack."""
     if any(not isinstance(extent, int) for extent in value.shape):
-        raise Unsupported(f"symbolic shape {tuple(value.shape)}: only static shapes are supported")
+        if re.search(
+            r"\bu\d", str(tuple(value.shape))
+        ):  # PyTorch's name of a size that only the run can tell
+            raise Inexpressible("the shape of its result depends on data")
+        raise Inexpressible(f"symbolic shape {tuple(value.shape)}: only static shapes are supported")
     if value.layout is not torch.strided:
-        raise Unsupported(f"{value.layout} tensors are not supported")
+        raise Inexpressible(f"{value.layout} tensors are not supported")
     return TensorType(tuple(int(extent) for extent in value.shape), from_torch_dtype(value.dtype))
 
 
@@ -70,7 +75,9 @@ def common_dtype(operands: Iterable[Operand]) -> DType:
         else:
             numbers.append(operand)
     tensors = [
-        torch.empty((1,) if i == 0 else (), dtype=_promote(group)) for i, group in enumerate(groups) if group
+        torch.empty((1,) if i == 0 else (), dtype=_promote(group), device="cpu")
+        for i, group in enumerate(groups)
+        if group
     ]
     number = max(numbers, key=_kind_rank, default=None)
     terms: list[Any] = tensors + ([number] if number is not None else [])
@@ -78,7 +85,7 @@ def common_dtype(operands: Iterable[Operand]) -> DType:
         terms *= 2
     result = torch.result_type(terms[0], terms[1])
     if len(terms) == 3:
-        first = torch.empty((1,), dtype=result)
+        first = torch.empty((1,), dtype=result, device="cpu")
         result = torch.result_type(first, terms[2])
     return from_torch_dtype(result)
 

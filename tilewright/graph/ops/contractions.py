@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -245,17 +245,33 @@ def infer_conv(inputs: Sequence[TensorType], attrs: Attrs) -> TensorType:
     return TensorType((sizes.batch, *body), dtype)
 
 
-def kernel_positions(
-    weights: np.ndarray, kernel: Sequence[int]
-) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
-    """Every position in the kernel, whose axes are the last of `weights`, with what is there: matrices, by group."""
-    for offset in itertools.product(*(range(k) for k in kernel)):
-        there: tuple[Any, ...] = (..., *offset)
-        yield offset, np.ascontiguousarray(weights[there])
+def kernel_positions(kernel: Sequence[int]) -> list[tuple[int, ...]]:
+    return list(itertools.product(*(range(k) for k in kernel)))
+
+
+def at_position(weights: np.ndarray, offset: tuple[int, ...]) -> np.ndarray:
+    """Of weights whose last axes are the kernel's, what one position of the kernel holds."""
+    there: tuple[Any, ...] = (..., *offset)
+    return np.asarray(weights[there])
+
+
+def window_at(
+    offset: Sequence[int], stride: Sequence[int], dilation: Sequence[int], extents: Sequence[int]
+) -> tuple[slice, ...]:
+    """The elements that one position of the kernel meets as the kernel moves over `extents` places."""
+    whole = slice(None)
+    return (
+        whole,
+        whole,
+        *(
+            slice(k * step, k * step + s * (extent - 1) + 1, s)
+            for k, s, step, extent in zip(offset, stride, dilation, extents, strict=True)
+        ),
+    )
 
 
 def conv(attrs: Attrs, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """One matrix product per kernel position: as fast as im2col, without its memory."""
+    """A matrix product per kernel position, or per few of them where channels are few: im2col within bounds."""
     if attrs["layout"] == "channels_last":
         first = {**attrs, "layout": "channels_first"}
         spatial_axes = tuple(range(w.ndim - 2))
@@ -271,14 +287,14 @@ def conv(attrs: Attrs, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = N
     groups, group_inputs, group_outputs = sizes.groups, sizes.group_inputs, sizes.group_outputs
     weights = exactly(w).reshape(groups, group_outputs, group_inputs, *sizes.kernel)
     total = np.zeros((sizes.batch, groups, group_outputs, math.prod(spatial)), weights.dtype)
-    for offset, weight in kernel_positions(weights, sizes.kernel):
-        window = tuple(
-            slice(k * step, k * step + s * (extent - 1) + 1, s)
-            for k, step, s, extent in zip(offset, dilation, stride, spatial, strict=True)
-        )
-        seen = padded[(slice(None), slice(None), *window)]
-        seen = seen.reshape(sizes.batch, groups, group_inputs, math.prod(spatial))
-        total += weight * seen if group_inputs == 1 else np.matmul(weight, seen)
+    positions = kernel_positions(sizes.kernel)
+    together = max(1, 256 // max(group_inputs, 1))
+    for begin in range(0, len(positions), together):
+        part = positions[begin : begin + together]
+        seen = [padded[window_at(offset, stride, dilation, spatial)] for offset in part]
+        columns = [view.reshape(sizes.batch, groups, group_inputs, math.prod(spatial)) for view in seen]
+        rows = [at_position(weights, offset) for offset in part]
+        total += np.matmul(np.concatenate(rows, -1), np.concatenate(columns, -2))
     result = from_exact(total, x, w).reshape(sizes.batch, sizes.channels, *spatial)
     return result if bias is None else result + bias.reshape(-1, *[1] * len(spatial))
 
@@ -386,13 +402,10 @@ def conv_transpose(attrs: Attrs, x: np.ndarray, w: np.ndarray, bias: np.ndarray 
     data = exactly(x).reshape(batch, groups, channels // groups, math.prod(extents))
     weights = exactly(w).reshape(groups, channels // groups, w.shape[1], *kernel)
     total = np.zeros((batch, groups * w.shape[1], *full), data.dtype)
-    for offset, weight in kernel_positions(weights, kernel):
-        window = tuple(
-            slice(k * step, k * step + s * (extent - 1) + 1, s)
-            for k, step, s, extent in zip(offset, dilation, stride, extents, strict=True)
-        )
-        added = np.matmul(weight.transpose(0, 2, 1), data).reshape(batch, groups * w.shape[1], *extents)
-        total[(slice(None), slice(None), *window)] += added
+    for offset in kernel_positions(kernel):
+        weight = at_position(weights, offset).transpose(0, 2, 1)
+        added = np.matmul(weight, data).reshape(batch, groups * w.shape[1], *extents)
+        total[window_at(offset, stride, dilation, extents)] += added
     inside = tuple(slice(p, extent - p) for p, extent in zip(padding, full, strict=True))
     result = from_exact(total[(slice(None), slice(None), *inside)], x, w)
     return result if bias is None else result + bias.reshape(-1, *[1] * len(extents))

@@ -1,4 +1,4 @@
-"""Polynomials of the elementary functions, lowest power first. Written by `fit.py`, which says how; do not edit.
+"""Polynomials of the elementary functions, lowest power first. Written by `fit.py`: do not edit.
 
 The error is that of the function the polynomial serves, relative, from approximation alone.
 """
@@ -144,7 +144,7 @@ TANH_F64 = (
     8.328022616590798e-05,
     -1.947152734776325e-05,
 )
-# atan(t) / t in t^2, for doubles; error 2^-31.3
+# atan(t) / t in t^2, in double; error 2^-31.3
 ATAN_F32 = (
     0.9999999996281088,
     -0.33333323935227127,
@@ -215,7 +215,7 @@ ERFCX_F64 = (
     1.6642042017438148e-05,
     7.475523197566388e-06,
 )
-# 2 atanh(s) / s / ln 2 in s^2, for doubles; error 2^-45.1
+# 2 atanh(s) / s / ln 2 in s^2, in double; error 2^-45.1
 LOG2_POW_F32 = (
     2.885390081777849,
     0.9617966941152304,
@@ -224,7 +224,7 @@ LOG2_POW_F32 = (
     0.31990287499103076,
     0.28294268553166935,
 )
-# 2^f, for doubles; error 2^-39.7
+# 2^f, in double; error 2^-39.7
 EXP2_POW_F32 = (
     0.9999999999997625,
     0.6931471805465145,

@@ -46,7 +46,7 @@ def power_of_two(field: Int) -> Real:
 
 
 def scale(x: Real, shifted: Int) -> Real:
-    """x 2^n where `shifted` holds n + 2 bias, in two steps: right to the last subnormal, and infinite beyond the range."""
+    """x 2^n where `shifted` holds n + 2 bias: in two steps, so that it may underflow gradually, or overflow."""
     half = shifted >> 1
     return x * power_of_two(half) * power_of_two(shifted - half)
 
@@ -57,8 +57,7 @@ def exp_rest(r: Real) -> Real:
 
 
 def exp(x: Real) -> Real:
-    """Cody-Waite's reduction and `exp_rest`. Beyond the clamp the result is 0 or infinity, by the rounding of the last product.
-    """
+    """Cody and Waite's reduction, then `exp_rest`; at the ends of the clamp the last product gives 0 or infinity."""
     emit = x.emit
     x = x.at_least(-746.0 if emit.double else -104.5).at_most(710.0 if emit.double else 89.0)
     reduced = reduce(x, 2 * emit.bias)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mpmath as mp  # type: ignore[import-untyped]
+import mpmath as mp  # type: ignore[import-untyped, unused-ignore]
 
 mp.mp.dps = 60
 Real = Any  # an mpf
@@ -49,8 +49,8 @@ def minimax(
 ) -> tuple[list[Real], Real]:
     """Coefficients of these powers, and the largest weighted error, which alternates on len(powers) + 1 points."""
     count = len(powers) + 1
-    basis = [[w * x**k for k in powers] for x, w in zip(points, weights)]
-    aims = [w * v for v, w in zip(values, weights)]
+    basis = [[w * x**k for k in powers] for x, w in zip(points, weights, strict=True)]
+    aims = [w * v for v, w in zip(values, weights, strict=True)]
     reference = [round(i * (len(points) - 1) / (count - 1)) for i in range(count)]
     best: tuple[list[Real], Real] = ([], mp.inf)
     for _ in range(EXCHANGES):
@@ -63,7 +63,7 @@ def minimax(
             right[row] = aims[index]
         solution = mp.lu_solve(system, right)
         found, level = list(solution[: count - 1]), abs(solution[count - 1])
-        errors = [mp.fdot(row, found) - aim for row, aim in zip(basis, aims)]
+        errors = [mp.fdot(row, found) - aim for row, aim in zip(basis, aims, strict=True)]
         worst = max(abs(e) for e in errors)
         if worst < best[1]:
             best = (found, worst)
@@ -105,8 +105,8 @@ def coefficients(fit: Fit) -> tuple[list[float], Real]:
     for power in range(fit.terms):
         found, _ = minimax(points, rest, weights, range(power, fit.terms))
         done.append(rounded(found[0], fit.bits))
-        rest = [r - done[-1] * x**power for r, x in zip(rest, points)]
-        worst = max(abs(w * r) for w, r in zip(weights, rest))
+        rest = [r - done[-1] * x**power for r, x in zip(rest, points, strict=True)]
+        worst = max(abs(w * r) for w, r in zip(weights, rest, strict=True))
     return done, worst
 
 
@@ -127,6 +127,7 @@ ATANH = square((mp.sqrt(2) - 1) / (mp.sqrt(2) + 1))
 QUARTER = square(mp.pi / 4)
 TANH = square(mp.mpf("0.55"))
 EIGHTH = square(mp.tan(mp.pi / 8))
+ERF: Interval = (0, mp.mpf("3.95"))  # beyond, erf rounds to 1 in float
 ERFCX_CENTRE = mp.mpf("2.5")
 ERFCX: Interval = ((1 - ERFCX_CENTRE) / (1 + ERFCX_CENTRE), (6 - ERFCX_CENTRE) / (6 + ERFCX_CENTRE))
 
@@ -256,20 +257,30 @@ FITS = [
     Fit("COS_F64", "(cos(r) - 1 + r^2/2) / r^4 in r^2", 53, cos_rest, cos_weight, QUARTER, 6),
     Fit("TANH_F32", "(tanh(x) / x - 1) / x^2 in x^2", 24, tanh_rest, lambda z: z / tanh(z), TANH, 5),
     Fit("TANH_F64", "(tanh(x) / x - 1) / x^2 in x^2", 53, tanh_rest, lambda z: z / tanh(z), TANH, 11),
-    Fit("ATAN_F32", "atan(t) / t in t^2, for doubles", 53, atan, lambda z: 1 / atan(z), (0, 1), 11),
+    Fit("ATAN_F32", "atan(t) / t in t^2, in double", 53, atan, lambda z: 1 / atan(z), (0, 1), 11),
     Fit("ATAN_F64", "(atan(t) / t - 1) / t^2 in t^2", 53, atan_rest, lambda z: z / atan(z), EIGHTH, 11),
-    Fit("ERF_F32", "(-log(1 - erf(x)) / x - 2/sqrt(pi)) / x", 24, erf_rate, erf_rate_weight, (0, mp.mpf("3.95")), 8),
+    Fit("ERF_F32", "(-log(1 - erf(x)) / x - 2/sqrt(pi)) / x", 24, erf_rate, erf_rate_weight, ERF, 8),
     Fit("ERF_F64", "erf(x) / x - 1 in x^2", 53, lambda z: erf(z) - 1, lambda z: 1 / erf(z), (0, 1), 13),
     Fit("ERFCX_F64", "e^(x^2) erfc(x) in (x - 2.5) / (x + 2.5)", 53, erfcx, erfcx_weight, ERFCX, 13),
-    Fit("LOG2_POW_F32", "2 atanh(s) / s / ln 2 in s^2, for doubles", 53, atanh2, lambda z: 1 / atanh2(z), ATANH, 6),
-    Fit("EXP2_POW_F32", "2^f, for doubles", 53, exp2, lambda f: 1 / exp2(f), HALF, 9),
-    Fit("LOG_POW_F64", "(2 atanh(s) / s - 2 - 2/3 s^2) / s^4 in s^2", 53, atanh_rest2, atanh_weight2, ATANH, 9),
+    Fit(
+        "LOG2_POW_F32",
+        "2 atanh(s) / s / ln 2 in s^2, in double",
+        53,
+        atanh2,
+        lambda z: 1 / atanh2(z),
+        ATANH,
+        6,
+    ),
+    Fit("EXP2_POW_F32", "2^f, in double", 53, exp2, lambda f: 1 / exp2(f), HALF, 9),
+    Fit(
+        "LOG_POW_F64", "(2 atanh(s) / s - 2 - 2/3 s^2) / s^4 in s^2", 53, atanh_rest2, atanh_weight2, ATANH, 9
+    ),
 ]
 
 
 # --- writing them down ------------------------------------------------------------------------------------------------
 
-HEAD = '''"""Polynomials of the elementary functions, lowest power first. Written by `fit.py`, which says how; do not edit.
+HEAD = '''"""Polynomials of the elementary functions, lowest power first. Written by `fit.py`: do not edit.
 
 The error is that of the function the polynomial serves, relative, from approximation alone.
 """

@@ -95,7 +95,7 @@ def log1p(x: Real) -> Real:
     total = two_sum(1.0, x)
     parts = split(total.hi)
     exponent = parts.exponent
-    inverse = power_of_two(emit.int(emit.bias) - exponent)
+    inverse = power_of_two(emit.integer(emit.bias) - exponent)
     f = fma(total.lo, (x < 2.0**60).select(inverse, 0.0), parts.f)
     rest = log_of_rest(f)
     high, low = ln2(emit)

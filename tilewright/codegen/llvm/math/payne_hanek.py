@@ -1,18 +1,19 @@
 """The angle of a number of any size, less its multiple of pi/2: Payne and Hanek's reduction, for one scalar.
 
-    x = m 2^e, m an integer of 53 bits. In x * 2/pi the bits of 2/pi of weight 2^(2-e) and more give multiples of 4, whole
-    turns, and are skipped; the 192 bits after them, times m, hold two bits of quadrant and 190 of fraction, wrong by
-    2^-137 at most. No double comes nearer than 2^-62 to a multiple of pi/2, so 75 good bits remain.
+Let x = m 2^e, m an integer of 53 bits. In x * 2/pi, the bits of 2/pi of weight 2^(2-e) and more give multiples of 4:
+whole turns, which are skipped. The 192 bits after them, times m, hold two bits of quadrant and 190 of fraction, wrong
+by 2^-137 at most. No double comes nearer than 2^-62 to a multiple of pi/2, so 75 good bits remain.
 """
 
 from __future__ import annotations
 
-import llvmlite.ir as ir  # type: ignore[import-untyped, unused-ignore]
+import llvmlite.ir as ir
 
 from .coefficients import TWO_OVER_PI
 from .values import Int, Pair, Real, pair_product
 
 I64, I128 = ir.IntType(64), ir.IntType(128)
+# pi / 2 in two parts
 HALF_PI = (float.fromhex("0x1.921fb54442d18p+0"), float.fromhex("0x1.1a62633145c07p-54"))
 FRACTION_HALF = 1 << 61  # of the top word: two bits of quadrant, then the fraction
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import llvmlite.ir as ir  # type: ignore[import-untyped, unused-ignore]
+import llvmlite.ir as ir
 
 from . import coefficients as table
 from .exponential import LN2_F64, LOG2_E, power_of_two, scale
@@ -202,9 +202,7 @@ def _fmod_scalar(emit: Emit, x: ir.Value, y: ir.Value) -> None:
     rest.add_incoming(first, before)
     rest.add_incoming(next_remainder, loop)
     leading_zeros = emit.declare("llvm.ctlz.i64", ir.FunctionType(i64, [i64, ir.IntType(1)]))
-    wanted = build.sub(
-        build.call(leading_zeros, [rest, ir.Constant(ir.IntType(1), 0)]), word(63 - mantissa)
-    )
+    wanted = build.sub(build.call(leading_zeros, [rest, ir.Constant(ir.IntType(1), 0)]), word(63 - mantissa))
     possible = build.sub(y_exponent, word(1))
     shift = build.select(build.icmp_unsigned("<", wanted, possible), wanted, possible)
     exponent = build.shl(build.sub(possible, shift), word(mantissa))

@@ -6,18 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import llvmlite.ir as ir  # type: ignore[import-untyped, unused-ignore]
+import llvmlite.ir as ir
 
 from . import coefficients as table
-from .payne_hanek import far_reduction
+from .payne_hanek import HALF_PI, far_reduction
 from .values import MAGIC_F64, Emit, Int, Mask, Real, fast_two_sum, fma, horner, two_product
 
 # pi / 2 as three parts of 33 bits, exact times an integer of 20 bits, and the rest
-PIO2 = tuple(
-    map(float.fromhex, ("0x1.921fb544p+0", "0x1.0b4611a6p-34", "0x1.3198a2ep-69", "0x1.b839a252049c1p-104"))
+PARTS_OF_HALF_PI = (
+    float.fromhex("0x1.921fb544p+0"),
+    float.fromhex("0x1.0b4611a6p-34"),
+    float.fromhex("0x1.3198a2ep-69"),
+    float.fromhex("0x1.b839a252049c1p-104"),
 )
-# pi / 2 and pi / 4 as pairs; their multiples by 2 are exact
-HALF_PI = (math.pi / 2, float.fromhex("0x1.1a62633145c07p-54"))
 
 NEAR = 2.0**18  # up to here the fast reduction is right
 TAN_EIGHTH = math.sqrt(2) - 1
@@ -42,13 +43,14 @@ def reduce_near(a: Real) -> Angle:
     wide = a if emit.double else emit.widen(a)
     shifted = fma(wide, 2 / math.pi, MAGIC_F64)
     n = shifted - MAGIC_F64
-    first = fma(n, -PIO2[0], wide)
+    c1, c2, c3, c4 = PARTS_OF_HALF_PI
+    first = fma(n, -c1, wide)
     if not emit.double:
-        r = fma(n, -(PIO2[1] + PIO2[2]), first)
+        r = fma(n, -(c2 + c3), first)
         return Angle(emit.narrow(r), None, _low_half(shifted.as_bits(), emit))
-    second = fast_two_sum(first, n * -PIO2[1])
-    third = fast_two_sum(second.hi, n * -PIO2[2])
-    total = fast_two_sum(third.hi, fma(n, -PIO2[3], second.lo + third.lo))
+    second = fast_two_sum(first, n * -c2)
+    third = fast_two_sum(second.hi, n * -c3)
+    total = fast_two_sum(third.hi, fma(n, -c4, second.lo + third.lo))
     return Angle(total.hi, total.lo, shifted.as_bits())
 
 

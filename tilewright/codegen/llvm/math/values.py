@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import llvmlite.ir as ir  # type: ignore[import-untyped, unused-ignore]
+import llvmlite.ir as ir
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Emit:
     def real(self, value: float | Real) -> Real:
         return value if isinstance(value, Real) else Real(self, self._splat(self.kind, float(value)))
 
-    def int(self, value: int | Int) -> Int:
+    def integer(self, value: int | Int) -> Int:
         if isinstance(value, Int):
             return value
         mask, sign = (1 << self.bits) - 1, 1 << (self.bits - 1)
@@ -214,7 +214,7 @@ class Int:
 
     def _op(self, name: str, other: int | Int) -> Int:
         instruction = getattr(self.emit.builder, name)
-        return Int(self.emit, instruction(self.value, self.emit.int(other).value))
+        return Int(self.emit, instruction(self.value, self.emit.integer(other).value))
 
     def __add__(self, other: int | Int) -> Int:
         return self._op("add", other)
@@ -224,9 +224,6 @@ class Int:
 
     def __and__(self, other: int | Int) -> Int:
         return self._op("and_", other)
-
-    def __or__(self, other: int | Int) -> Int:
-        return self._op("or_", other)
 
     def __xor__(self, other: int | Int) -> Int:
         return self._op("xor", other)
@@ -238,11 +235,11 @@ class Int:
         return self._op("ashr", other)
 
     def __lt__(self, other: int | Int) -> Mask:
-        right = self.emit.int(other).value
+        right = self.emit.integer(other).value
         return Mask(self.emit, self.emit.builder.icmp_signed("<", self.value, right))
 
     def differs(self, other: int | Int) -> Mask:
-        right = self.emit.int(other).value
+        right = self.emit.integer(other).value
         return Mask(self.emit, self.emit.builder.icmp_signed("!=", self.value, right))
 
     def as_real(self) -> Real:
@@ -277,9 +274,7 @@ class Mask:
 
     def select(self, then: float | Real, otherwise: float | Real) -> Real:
         emit = self.emit
-        return Real(
-            emit, emit.builder.select(self.value, emit.real(then).value, emit.real(otherwise).value)
-        )
+        return Real(emit, emit.builder.select(self.value, emit.real(then).value, emit.real(otherwise).value))
 
     def any(self) -> ir.Value:
         """An i1: one lane at least is true."""

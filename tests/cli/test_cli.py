@@ -1,0 +1,111 @@
+"""The commands, run as a user runs them, in their own process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def run(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tilewright.cli", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "120", **environment},
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli")
+    done = run("compile", "resnet18", "--small", "-o", "m.tw", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "saved to m.tw" in done.stdout
+    assert "building" in done.stderr  # progress, also where there is no terminal
+    return folder / "m.tw"
+
+
+def test_compile_as_json(tmp_path: Path) -> None:
+    done = run("compile", "bert-tiny", "--small", "--json", folder=tmp_path)
+    result = json.loads(done.stdout)
+    assert result["kernels"] > 0 and (tmp_path / result["artifact"]).stat().st_size == result["bytes"]
+    assert result["arena_bytes"] <= 1.1 * result["arena_lower_bound"]
+
+
+def test_explain_an_artifact(artifact: Path) -> None:
+    done = run("explain", str(artifact), "--json", folder=artifact.parent)
+    rows = json.loads(done.stdout)["rows"]
+    assert any("conv" in row["label"] for row in rows)
+    assert all(row["seconds"] > 0 and row["error"] < 1e-5 for row in rows)
+    text = run("explain", str(artifact), folder=artifact.parent).stdout
+    assert "conv" in text and "arena" in text
+
+
+def test_bench(artifact: Path) -> None:
+    alone = json.loads(run("bench", str(artifact), "--json", folder=artifact.parent).stdout)
+    assert alone
+    both = json.loads(
+        run("bench", "resnet18", "--small", "--rounds", "1", "--json", folder=artifact.parent).stdout
+    )
+    assert both["eager_seconds"] > 0 and both["tilewright_seconds"] > 0 and both["relative_error"] < 1e-4
+
+
+def test_doctor(tmp_path: Path) -> None:
+    found = json.loads(
+        run("doctor", "--no-measure", "--json", folder=tmp_path, TILEWRIGHT_THREADS="2").stdout
+    )
+    options = {option["name"]: option for option in found["options"]}
+    assert options["threads"]["value"] == 2 and options["threads"]["from"] == "environment"
+    assert found["machine"]["features"] and found["cache"]["folder"]
+    assert "Options" in run("doctor", "--no-measure", folder=tmp_path).stdout
+
+
+def test_a_model_of_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()).eval(), (torch.ones(2, 4),)\n"
+        "def wrong():\n"
+        "    return 3\n"
+    )
+    done = run("compile", "mine:make", folder=tmp_path)
+    assert done.returncode == 0 and (tmp_path / "make.tw").exists()
+    assert run("compile", "mine:wrong", folder=tmp_path).returncode == 1
+    assert run("compile", "mine:absent", folder=tmp_path).returncode == 1
+
+
+def test_an_exported_program(tmp_path: Path) -> None:
+    script = (
+        "import torch\n"
+        "model = torch.nn.Linear(4, 3).eval()\n"
+        "torch.export.save(torch.export.export(model, (torch.ones(2, 4),)), 'linear.pt2')\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=120)
+    assert run("compile", "linear.pt2", folder=tmp_path).returncode == 0
+    assert (tmp_path / "linear.tw").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (("compile", "resnet5000"), 1, "zoo"),
+        (("compile", "absent.pt2"), 1, "no file"),
+        (("explain", "absent.tw"), 1, "absent.tw"),
+        (("compile", "resnet18", "--small", "--numerics", "sloppy"), 1, "numerics"),
+        (("compile",), 2, "Missing argument"),
+        (("brew", "coffee"), 2, "No such command"),
+    ],
+)
+def test_mistakes_have_messages_and_exit_codes(arguments, code: int, complaint: str, tmp_path: Path) -> None:
+    done = run(*arguments, folder=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr

@@ -132,7 +132,7 @@ INTEGER: dict[str, Any] = {
     "fmod": torch.fmod,
     "power": lambda a, b: a**5,
     "bits": lambda a, b: [a & b, a | b, a ^ b, ~a, a & 3],
-    "shifts": lambda a, b: [a << 2, a >> 1],
+    "shifts": lambda a, b: [a << 2, a >> 1, torch.bitwise_left_shift(a, 1), torch.bitwise_xor(a, b)],
     "clamp": lambda a, b: a.clamp(-2, 3),
     "clamp_float": lambda a, b: a.clamp(-2.5, 3.5),
     "abs_sign": lambda a, b: [a.abs(), a.sign(), -a],

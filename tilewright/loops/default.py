@@ -6,7 +6,7 @@ Three shapes of loop nest cover every formula:
 - `tiled`: reductions whose loads are contiguous along an axis of the *output* (matrix products, convolutions,
   pooling, sums over leading axes). A tile of `rows x vectors` accumulators stays in registers while the reduction
   runs.
-- `rowwise`: reductions that are contiguous along the *reduced* axis (softmax, norms, sums over the last axis). The lanes
+- `rowwise`: reductions that are contiguous along the *reduced* axis (softmax, norms, sums over the last axis). Lanes
   hold partial results, combined at the end of the row.
 
 All of them share: the outermost loop is parallel, tiles at the end of an axis are shifted back to overlap instead of

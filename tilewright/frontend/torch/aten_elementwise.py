@@ -19,7 +19,7 @@ from tilewright.graph.ir import Node
 
 # Float functions: PyTorch brings integers to its default float type first.
 _FLOAT_UNARY = {
-    "exp": ("exp", "special_exp"),
+    "exp": ("exp",),
     "expm1": ("expm1", "special_expm1"),
     "exp2": ("exp2", "special_exp2"),
     "log": ("log",),
@@ -384,16 +384,15 @@ def _bitwise(op: str) -> Callable[..., Node]:
     return convert
 
 
-for _op, _aten in {
-    "bitwise_and": ("bitwise_and", "__and__"),
-    "bitwise_or": ("bitwise_or", "__or__"),
-    "bitwise_xor": ("bitwise_xor", "__xor__"),
-    "shl": ("bitwise_left_shift", "__lshift__"),
-    "shr": ("bitwise_right_shift", "__rshift__"),
-}.items():
-    for _name in _aten:
-        _overloads = ("Tensor", "Scalar") if _name.startswith("__") else ("Tensor", "Scalar", "Tensor_Scalar")
-        converter(*(f"aten.{_name}.{overload}" for overload in _overloads))(_bitwise(_op))
+for _op, _short in {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor"}.items():
+    converter(*(f"aten.{_op}.{overload}" for overload in ("Tensor", "Scalar", "Scalar_Tensor")))(
+        _bitwise(_op)
+    )
+    converter(f"aten.__{_short}__.Tensor", f"aten.__{_short}__.Scalar")(_bitwise(_op))
+for _op, _side in {"shl": "left", "shr": "right"}.items():
+    _overloads = ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
+    converter(*(f"aten.bitwise_{_side}_shift.{overload}" for overload in _overloads))(_bitwise(_op))
+    converter(f"aten.__{_side[0]}shift__.Tensor", f"aten.__{_side[0]}shift__.Scalar")(_bitwise(_op))
 
 
 # -- selection and clamping -------------------------------------------------------------------------------------

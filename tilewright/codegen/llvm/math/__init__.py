@@ -8,9 +8,14 @@ arithmetic, comparisons, selects, bit operations and the intrinsics that are ins
 copysign, sqrt, and fma where the context says that there is one. Rounding to integers is by adding a large number,
 since `llvm.rint` without SSE4.1 is a call.
 
-Accuracy, in units of the last place, the largest error seen (float of one argument: over every float there is):
+The largest errors seen, in units of the last place, over the whole range (the tests allow 2):
 
-{accuracy}
+            exp   exp2  expm1 tanh  log   log2  log1p sin   cos   erf   pow   atan2 rsqrt fmod
+    float   0.90  0.92  1.31  1.59  0.93  1.14  1.53  1.54  1.54  1.67  0.51  0.51  1.50  0
+    double  0.87  0.80  1.27  1.54  0.82  0.78  1.28  0.78  0.76  1.00  0.77  0.77  1.49  0
+
+For floats of one argument all numbers were tried where the function bends, a part of them elsewhere; for the others,
+millions at random. Without FMA exp, exp2 and erf lose 0.3 more at most. sin and cos hold for arguments of any size.
 
 Special cases are those of C99: signed zeros, infinities, NaN, overflow, gradual underflow, all of pow's table. fmod is
 exact. Scalars and vectors of any length give the same bits.

@@ -77,8 +77,9 @@ def exp2(x: Real) -> Real:
 def expm1(x: Real) -> Real:
     """2^n (e^r - 1) + (2^n - 1), both doubled at the end because 2^n itself may overflow.
 
-    Where n is 0 this is e^r - 1 alone, so that small arguments keep their relative accuracy; the smallest are their
-    own result (halving a subnormal would cost its last bit, and -0 its sign).
+    e^r - 1 = r + r^2 q(r), q of degree 5 (float; error 2^-28) or 10 (double; 2^-59), and is all there is where n is 0:
+    small arguments keep their relative accuracy. The smallest are their own result, since halving a subnormal would
+    cost its last bit, and -0 its sign.
     """
     emit = x.emit
     tiny = 2.0**-54 if emit.double else 2.0**-25

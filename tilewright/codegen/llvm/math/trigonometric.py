@@ -34,7 +34,7 @@ class Angle:
 
 
 def reduce_near(a: Real) -> Angle:
-    """Cody-Waite for 0 <= a < 2^18; every product by a part of pi/2 but the last is exact.
+    """Cody and Waite's reduction for 0 <= a < 2^18; every product by a part of pi/2 but the last is exact.
 
     A float is reduced in double, where two parts do. For a double near a multiple of pi/2 the first two differences
     may cancel down to 2^-56, so that the third part must enter exactly as well.
@@ -97,6 +97,7 @@ def sin(x: Real) -> Real:
 
 
 def cos(x: Real) -> Real:
+    """As `sin`, a quarter turn further."""
     return _circular("cos", x, 1)
 
 
@@ -209,7 +210,7 @@ def _atan2_double(y: Real, x: Real) -> Real:
     z = t * t
     rest = fma(t * z, horner(z, table.ATAN_F64), t_rest)
 
-    # angle = quarters * pi/4 +- (t + rest)
+    # angle = quarters * pi/4 +- (t + rest); the first product is exact, for pi ends in three zero bits
     quarters = turned.select(1.0, 0.0)
     quarters = steep.select(2.0 - quarters, quarters)
     left = x.sign_bit()

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import dataclass, replace
+
+import pytest
+
+import tilewright.rewrites
+from tests.rewrites.helpers import batch_norm, conv, graph_of, weight, x_input
+from tilewright.errors import VerificationError
+from tilewright.graph.ir import Graph
+from tilewright.graph.op import apply
+from tilewright.rewrites.base import Pass, run_passes
+from tilewright.rewrites.pipeline import passes, rewrite, run_pipeline
+from tilewright.support.trace import Trace
+
+IMAGE = x_input(1, 4, 8, 8)
+
+
+def network() -> Graph:
+    x = apply("relu", batch_norm(conv(IMAGE, weight(8, 4, 3, 3), padding=((1, 1), (1, 1)))))
+    x = apply("mean", x, axes=(2, 3), keepdims=False)
+    return graph_of(apply("linear", x, weight(10, 8), weight(10)))
+
+
+def test_every_pass_is_in_the_pipeline() -> None:
+    for module in pkgutil.iter_modules(tilewright.rewrites.__path__):
+        importlib.import_module(f"tilewright.rewrites.{module.name}")
+    defined = {cls for cls in Pass.__subclasses__() if cls.__module__.startswith("tilewright.rewrites")}
+    assert {type(each) for each in passes()} == defined
+
+
+def test_names_are_unique_and_spelt_alike() -> None:
+    names = {type(each): each.name for each in passes()}
+    assert len(set(names.values())) == len(names)
+    for cls, name in names.items():
+        assert cls.__module__.rsplit(".", 1)[1] == name.replace("-", "_")
+
+
+def test_the_result() -> None:
+    partition = run_pipeline(network())
+    assert [call.task.label for call in partition.calls] == [
+        "permute+pad",
+        "conv+add+relu",
+        "mean",
+        "matmul+add",
+    ]
+
+
+def test_the_trace_has_every_pass_with_node_counts() -> None:
+    trace = Trace()
+    run_pipeline(network(), trace)
+    events = {event["name"]: event for event in trace.data()}
+    assert events["rewrites"]["notes"]["calls"] == 4
+    for each in passes():
+        notes = events[f"rewrites.{each.name}"]["notes"]
+        assert notes["before"] > 0 and notes["after"] > 0
+    assert "rewrites.partition" in events
+
+
+def test_numerics_choose_the_rules() -> None:
+    graph = graph_of(apply("div", x_input(4), weight(4)))
+    assert [n.op for n in rewrite(graph, numerics="fast").nodes() if n.inputs] == ["mul"]
+    assert [n.op for n in rewrite(graph, numerics="strict").nodes() if n.inputs] == ["div"]
+
+
+# -- the runner ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Broken(Pass):
+    name = "broken"
+
+    def run(self, graph: Graph) -> Graph:
+        (out,) = graph.outputs
+        return Graph(graph.inputs, (replace(out, op="no_such_op"),))
+
+
+@dataclass(frozen=True)
+class Backwards(Pass):
+    name = "backwards"
+
+    def run(self, graph: Graph) -> Graph:
+        (out,) = graph.outputs
+        return Graph(graph.inputs, (apply("linear", out, weight(3, 10)),))
+
+
+@dataclass(frozen=True)
+class Unwritten(Pass):
+    name = "unwritten"
+
+
+# Not passes of the pipeline: the test above would miss them otherwise.
+for _cls in (Broken, Backwards, Unwritten):
+    assert not _cls.__module__.startswith("tilewright.rewrites")
+
+
+def test_a_broken_pass_is_named() -> None:
+    with pytest.raises(VerificationError, match="after broken"):
+        run_passes(network(), [Broken()], Trace.off())
+
+
+def test_a_pass_may_not_change_the_types_of_outputs() -> None:
+    with pytest.raises(AssertionError, match="changed the outputs"):
+        run_passes(network(), [Backwards()], Trace.off())
+
+
+def test_a_later_pass_may_not_undo_a_stage() -> None:
+    with pytest.raises(VerificationError, match="after backwards"):
+        run_passes(network(), [*passes(), Backwards()], Trace.off())
+
+
+def test_an_illegal_model_is_the_imports_fault() -> None:
+    with pytest.raises(VerificationError, match="after import"):
+        run_passes(Broken().run(network()), [], Trace.off())
+
+
+def test_the_base_does_nothing_by_itself() -> None:
+    with pytest.raises(NotImplementedError):
+        Unwritten().run(network())

@@ -34,7 +34,10 @@ class InternalError(TilewrightError):
 class UnsupportedModelError(TilewrightError):
     """The thing handed to `compile` is not a model that it knows."""
 
-    remedy = "pass an nn.Module with example inputs, or a torch.export.ExportedProgram"
+    remedy = (
+        "pass an nn.Module with example inputs, a torch.export.ExportedProgram, an onnx.ModelProto or the path of an"
+        " .onnx file"
+    )
 
 
 class UnsupportedOpsError(TilewrightError):
@@ -68,6 +71,31 @@ class ExportError(TilewrightError):
     """torch.export could not trace the module."""
 
     remedy = "make torch.export.export(model, args) succeed; its message above names the line that it could not trace"
+
+
+class ModelFileError(TilewrightError):
+    """A model that is not sound: a truncated or malformed file, a graph that breaks the format's own rules."""
+
+    remedy = "export the model again; onnx.checker.check_model(model, full_check=True) names what breaks the format"
+
+
+class ModelSizeError(ModelFileError):
+    """A model that asks for more than a limit allows: a tensor, a file, a number of nodes."""
+
+    remedy = "check the dimensions in the model, or raise the limit that the message names"
+
+
+class ExternalDataError(ModelFileError):
+    """Tensor data outside the model file that is refused: not a plain file inside the model's own folder, or not all
+    of the bytes that the model wants."""
+
+    remedy = "keep the data files beside the model file, as onnx.save_model(..., save_as_external_data=True) writes them"
+
+
+class UnknownShapeError(TilewrightError):
+    """Input dimensions that are only names; kernels are made for sizes."""
+
+    remedy = "pass example inputs with these sizes: a tuple of arrays, or a dict by input name"
 
 
 # -- the call -----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tests.rewrites.helpers import (
 )
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, constant
-from tilewright.graph.op import apply
+from tilewright.graph.op import apply, flops_of
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.verify import verify
 from tilewright.rewrites.decompose import Decompose
@@ -129,8 +129,6 @@ def test_transposed_convolutions(
 
 
 def test_separate_windows_multiply_no_zeros() -> None:
-    from tilewright.graph.op import flops_of
-
     node = apply(
         "conv_transpose",
         x_input(1, 8, 4, 4),

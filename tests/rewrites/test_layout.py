@@ -18,7 +18,7 @@ from tests.rewrites.helpers import (
     weight,
     x_input,
 )
-from tilewright.graph.ir import Graph, Node
+from tilewright.graph.ir import Graph, Node, rebuild
 from tilewright.graph.op import apply
 from tilewright.graph.verify import verify
 from tilewright.rewrites.decompose import Decompose
@@ -194,9 +194,17 @@ def test_permutes_of_the_model_are_joined_and_cancelled() -> None:
     assert count(after, "permute") <= 1
 
 
+def test_readers_that_need_a_value_as_written_share_one_permute() -> None:
+    x = conv(IMAGE, weight(4, 4, 1, 1))
+    rows = [apply("matmul", apply(op, x), weight(8, 8)) for op in ("relu", "tanh", "sin", "cos")]
+    total = rows[0]
+    for row in rows[1:]:
+        total = apply("add", total, row)
+    assert count(laid_out(apply("mean", total, axes=(0, 1, 2, 3), keepdims=False)), "permute") == 2
+
+
 def naive(graph: Graph) -> Graph:
     """Every convolution and pool between permutes of its own, and neighbours cancelled: what a simple pass gives."""
-    from tilewright.graph.ir import rebuild
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
         if node.attrs.get("layout") != "channels_first":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from functools import cache
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from tests.rewrites.helpers import assert_close, run_partition
 from tilewright.graph.ir import Graph, Node
 from tilewright.graph.lower import lower_graph
+from tilewright.graph.op import flops_of
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Partition
 from tilewright.rewrites.pipeline import run_pipeline
@@ -141,8 +143,6 @@ def test_equal_layers_are_tuned_once() -> None:
 
 def test_nothing_is_computed_that_was_not_before() -> None:
     for name in ("resnet18", "bert-base", "unet"):
-        from tilewright.graph.op import flops_of
-
         before = sum(map(flops_of, imported(name)[0].nodes()))
         assert partition(name).flops <= 1.02 * before
 
@@ -150,8 +150,6 @@ def test_nothing_is_computed_that_was_not_before() -> None:
 @pytest.mark.parametrize("name,limit", [("resnet50", 1.5), ("bert-base", 2.0)])
 @pytest.mark.slow
 def test_the_pipeline_is_quick_on_whole_models(name: str, limit: float) -> None:
-    import time
-
     graph: Any = torch_export.import_torch(zoo.build(name), zoo.example_inputs(name)).graph
     start = time.process_time()
     run_pipeline(graph)

@@ -14,6 +14,8 @@ __all__ = ["ImportedModel", "import_model", "import_torch"]
 
 def import_model(model: Any, example_inputs: Any = None) -> ImportedModel:
     """The model as a graph, by the frontend that knows its kind."""
+    if isinstance(model, ImportedModel):
+        return model
     if "torch" in sys.modules:  # as it is if the model is one of PyTorch's
         return import_torch(model, example_inputs)
     raise UnsupportedModelError(f"cannot import a {type(model).__module__}.{type(model).__qualname__}")

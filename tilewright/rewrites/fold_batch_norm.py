@@ -122,6 +122,8 @@ def _bias_name(weight: Node) -> str:
 def scaled_weight(node: Node, weight: Node, scale: np.ndarray) -> Node:
     assert weight.data is not None
     data = weight.data
+    grouped: np.ndarray
+    factors: np.ndarray
     if node.op == "conv_transpose":  # I, O / groups, spatial; the inputs of a group lie together
         groups = node.attrs["groups"]
         grouped = data.reshape(groups, -1, data.shape[1], math.prod(data.shape[2:]))

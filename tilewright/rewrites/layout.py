@@ -9,7 +9,10 @@ result in it. Only where an operator, or an output of the graph, needs a certain
 each value and order. Two permutes that undo each other are never written at all.
 
 Where operands come in different orders, the one is taken that moves the fewest bytes. And where a permute must be
-written behind an operator that made its operand larger (a pad, a resize), it is written before that instead.
+written behind an operator that made its operand larger (a pad, a resize), it is written before that instead. Moving
+permutes down can still cost more than it saves, where one value has several readers that all need it as it was written.
+So a graph that is left with more than it had, and more than its boundary explains, is also converted without moving
+anything, and the better of the two is kept.
 """
 
 from __future__ import annotations
@@ -40,7 +43,12 @@ class Layout(Pass):
     reaches = "channels-last"
 
     def run(self, graph: Graph) -> Graph:
-        return _Conversion(graph).run()
+        moved = _Conversion(graph).run()
+        boundary = sum(node.type.bytes for node in (*graph.inputs, *graph.outputs))
+        if permuted_bytes(moved) <= permuted_bytes(graph) + boundary:
+            return moved
+        in_place = _Conversion(graph, moves=False).run()
+        return in_place if permuted_bytes(in_place) < permuted_bytes(moved) else moved
 
 
 def permuted_bytes(graph: Graph) -> int:
@@ -77,6 +85,7 @@ class Stored:
     order: Order
 
 
+_WITH_LAYOUT = ("conv", "max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool")
 # Operators of one operand that may give more bytes than they take.
 _GROWING = ("pad", "cast", "resize", "broadcast_to")
 
@@ -88,6 +97,7 @@ class _Conversion:
     """One walk over a graph, producers first."""
 
     graph: Graph
+    moves: bool = True  # whether operators take their operands in whatever order they come
     stored: dict[Node, Stored] = field(default_factory=dict)
     wanted: dict[tuple[Node, Order], Node] = field(default_factory=dict)
 
@@ -106,6 +116,8 @@ class _Conversion:
 
     def handler(self, node: Node) -> _Handler:
         found = _HANDLERS.get(node.op)
+        if not self.moves and node.op not in ("permute", *_WITH_LAYOUT):
+            return _as_written
         if found is not None:
             return found
         return _elementwise if op_of(node.op).fusion is Fusion.ELEMENTWISE else _as_written
@@ -362,11 +374,7 @@ _HANDLERS: Mapping[str, _Handler] = {
     "permute": _permute,
     "reshape": _reshape,
     "broadcast_to": _broadcast_to,
-    "conv": _conv,
-    "max_pool": _pool,
-    "avg_pool": _pool,
-    "adaptive_max_pool": _pool,
-    "adaptive_avg_pool": _pool,
+    **{op: _conv if op == "conv" else _pool for op in _WITH_LAYOUT},
     "layer_norm": _trailing_norm,
     "rms_norm": _trailing_norm,
     **dict.fromkeys(("pad", "slice", "flip", "concat", "resize"), _same_rank),

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.graph.ir import Graph, Node, rebuild
-from tilewright.graph.op import Fusion, op_of
 from tilewright.rewrites import simplify_elementwise, simplify_movement
 from tilewright.rewrites.base import Pass
 from tilewright.rewrites.simplify_rules import Builder, Rule
@@ -63,7 +62,3 @@ class Simplify(Pass):
         for node in graph.inputs:
             build.uses[node] = before[node]
         return rebuild(graph, rule)
-
-
-def is_elementwise(node: Node) -> bool:
-    return not node.is_input and not node.is_constant and op_of(node.op).fusion is Fusion.ELEMENTWISE

@@ -107,17 +107,18 @@ def _may_be_view(node: Any) -> bool:
     return any(result.alias_info is not None for result in node.target._schema.returns)
 
 
-def functionalised(program: ExportedProgram) -> ExportedProgram:
+def functionalised(program: ExportedProgram, *, outside: bool = False) -> ExportedProgram:
     """The program as a function: at most simple writes in its main graph, and no region with autocast on, whose casts
-    would be implied. MutationError if it writes to its buffers or inputs."""
-    check_signature(program)
+    would be implied. MutationError if it writes to its buffers or inputs; with `outside`, writes to its inputs are
+    allowed, and are the first of its outputs (`graph_signature.user_inputs_to_mutate`)."""
+    check_signature(program, outside=outside)
     graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     writing = [graph for graph in graphs if any(writes(node) for node in graph.nodes)]
     simple = all(graph is program.graph and Aliases(graph.nodes).all_simple for graph in writing)
     if simple and not any(_switches_autocast_on(node) for graph in graphs for node in graph.nodes):
         return program
     program = retraced(program, {})
-    check_signature(program)
+    check_signature(program, outside=outside)
     return program
 
 
@@ -125,10 +126,10 @@ def _switches_autocast_on(node: Any) -> bool:
     return str(node.target) == "wrap_with_autocast" and bool(node.args[2])
 
 
-def check_signature(program: ExportedProgram) -> None:
+def check_signature(program: ExportedProgram, *, outside: bool = False) -> None:
     signature = program.graph_signature
     names = [f"buffer {name}" for name in signature.buffers_to_mutate.values()]
     names += [f"parameter {name}" for name in getattr(signature, "parameters_to_mutate", {}).values()]
-    names += [f"input {name}" for name in signature.user_inputs_to_mutate.values()]
+    names += [] if outside else [f"input {name}" for name in signature.user_inputs_to_mutate.values()]
     if names:
         raise MutationError(f"the model writes to its {', its '.join(names)}")

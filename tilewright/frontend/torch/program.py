@@ -53,6 +53,7 @@ class ImportedProgram:
         Literal | None, ...
     ]  # each leaf of the call: None for a tensor, the next input of the graph
     outputs: tuple[Literal | None, ...]  # each leaf of the result: None for a tensor, the next output
+    writes: tuple[int, ...] = ()  # the first outputs of the graph are new values of these of its inputs
 
 
 class _Poison:
@@ -66,22 +67,43 @@ class _Poisoned(Exception):
     pass
 
 
-def import_program(program: ExportedProgram) -> ImportedProgram:
-    """UnsupportedOpsError names every operator that cannot be converted, MutationError every buffer that is written."""
+def import_program(program: ExportedProgram, *, outside: bool = False) -> ImportedProgram:
+    """UnsupportedOpsError names every operator that cannot be converted, MutationError every buffer that is written.
+    With `outside` the program may write to its inputs: see `ImportedProgram.writes`."""
+    result, first, last = _attempt(program, outside)
+    if result is None:
+        raise UnsupportedOpsError(_uses(first, last))
+    return result
+
+
+def unsupported_nodes(program: ExportedProgram) -> dict[str, str]:
+    """The nodes of a functional program that stand in the way of importing it, by name, with the reason."""
+    for node in program.graph.nodes:
+        node.meta.pop("from_node", None)  # what this program was made from has names of its own
+    _, first, last = _attempt(program, True)
+    reasons = {failure.origin: f"{failure.operator}: {failure.reason}" for failure in (*last, *first)}
+    return {failure.origin: reasons[failure.origin] for failure in last}
+
+
+def _attempt(
+    program: ExportedProgram, outside: bool
+) -> tuple[ImportedProgram | None, Sequence[Failure], Sequence[Failure]]:
+    """The program imported, with what has no converter decomposed round by round; else None, and what failed in the
+    first round and in the last."""
     places = {node.name: place_of(node) for node in program.graph.nodes}
     first: list[Failure] | None = None
     for _ in range(MAX_DECOMPOSITIONS):
-        program = functionalised(program)
+        program = functionalised(program, outside=outside)
         walk = _Walk(program, places)
         result = walk.run()
         if not walk.failures:
-            return result
+            return result, (), ()
         first = first or walk.failures
         simpler = decomposed(program, dict.fromkeys(failure.target for failure in walk.failures))
         if simpler is None:
             break
         program = simpler
-    raise UnsupportedOpsError(_uses(first or [], walk.failures))
+    return None, first or [], walk.failures
 
 
 def _uses(first: Sequence[Failure], last: Sequence[Failure]) -> list[tuple[str, str]]:
@@ -172,9 +194,16 @@ class _Walk:
         output = next(node for node in self.program.graph.nodes if node.op == "output")
         results: list[Node] = []
         outputs: list[Literal | None] = []
+        writes: list[int] = []
+        names = [node.name for node in self.inputs]
         for spec, argument in zip(self.program.graph_signature.output_specs, output.args[0], strict=True):
             if spec.kind is OutputKind.TOKEN:
                 continue  # orders effects, of which a graph has none
+            if spec.kind is OutputKind.USER_INPUT_MUTATION:
+                if isinstance(values[argument], Node):
+                    writes.append(names.index(spec.target))
+                    results.append(values[argument])
+                continue
             if spec.kind is not OutputKind.USER_OUTPUT:
                 raise InternalError(f"the program has an output of kind {spec.kind.name}")
             value = values[argument] if isinstance(argument, torch.fx.Node) else argument
@@ -184,7 +213,7 @@ class _Walk:
             else:
                 outputs.append(Literal(None if isinstance(value, _Poison) else value))
         graph = Graph(tuple(self.inputs), tuple(results))
-        return ImportedProgram(graph, tuple(self.call), tuple(outputs))
+        return ImportedProgram(graph, tuple(self.call), tuple(outputs), tuple(writes))
 
     # -- nodes ---------------------------------------------------------------------------------------------------
 

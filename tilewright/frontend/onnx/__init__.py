@@ -1,0 +1,53 @@
+"""ONNX models as graphs: `import_onnx`.
+
+`load.py` brings a model into memory and refuses what is not sound, with `external.py` for data outside the file;
+`program.py` walks its graph. The `op_*` files hold the converters, one function per operator or family; `registry.py`
+is what a converter is, `context.py` what it works with.
+
+What an operator needs to know when the graph is made (the target of a Reshape, the axes of a sum) is found by
+evaluating the part of the graph that computes it (`statics.py`). An operator without a converter whose standard defines
+it as a function of others is expanded into that function (`functions.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from tilewright.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    import onnx
+
+    from tilewright.frontend.onnx.program import ImportedOnnx
+
+__all__ = ["import_onnx"]
+
+
+def import_onnx(
+    model: onnx.ModelProto | str | PathLike[str],
+    example_inputs: Mapping[str, Any] | Sequence[Any] | Any = None,
+    *,
+    pin: bool = False,
+    max_bytes: int | None = None,
+) -> ImportedOnnx:
+    """The model as a graph, for inputs of fixed shapes.
+
+    `example_inputs` (a tuple of arrays, a dict by name, or one array) give the sizes of dimensions that the model leaves
+    open; without open dimensions they are not needed. With `pin`, an input whose value decides shapes (the target of
+    a Reshape, the axes of a sum) is taken to have the example's value always: the result's `pinned` says which.
+    `max_bytes` is the size of the largest tensor allowed; half of the machine's memory by default.
+
+    Errors: ModelFileError (not a sound model; ExternalDataError, ModelSizeError), UnknownShapeError (dimensions that are
+    only names), UnsupportedOpsError (naming every operator that cannot be converted).
+    """
+    try:
+        import onnx  # noqa: F401
+    except ImportError:
+        raise MissingDependencyError(
+            "importing an ONNX model needs the package onnx", remedy="pip install 'tilewright[onnx]'"
+        ) from None
+    from tilewright.frontend.onnx.program import import_program
+
+    return import_program(model, example_inputs, pin=pin, max_bytes=max_bytes)

@@ -1,0 +1,101 @@
+"""Tensor data outside the model file, read safely.
+
+A location is a path inside the model's own folder and names a plain file of its own. Refused, each with its own words:
+an absolute path, a path with "..", a symbolic link anywhere on the way, a file with a second name (a hard link may
+reach what the folder does not hold), what is no plain file, and offsets or lengths that the file does not have.
+The file is opened once, without following links, and checked after opening: what was checked is what is read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path, PureWindowsPath
+
+import numpy as np
+import onnx
+
+from tilewright.errors import ExternalDataError, ModelSizeError
+
+
+class ExternalData:
+    """Reads the external tensors of a model that lies in `folder` (None: a model without a place on disk)."""
+
+    def __init__(self, folder: Path | None, max_bytes: int) -> None:
+        self.folder = folder
+        self.max_bytes = max_bytes
+
+    def read(self, tensor: onnx.TensorProto, size: int) -> np.ndarray:
+        """The `size` bytes of `tensor`, as a read-only array of bytes that is a view of the file."""
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        where = f"the data of {tensor.name!r}"
+        if self.folder is None:
+            raise ExternalDataError(
+                f"{where} is in another file, and the model was given without a place on disk",
+                remedy="pass the path of the .onnx file, or load the model with its external data",
+            )
+        offset = _number(entries.get("offset", "0"), "offset", where)
+        length = _number(entries.get("length", str(size)), "length", where)
+        if length != size:
+            raise ExternalDataError(f"{where} has {length} bytes, and its shape and type need {size}")
+        if size > self.max_bytes:
+            raise ModelSizeError(f"{where} has {size} bytes, more than the limit of {self.max_bytes}")
+        if size == 0:
+            return np.empty(0, np.uint8)
+        descriptor = self._open(entries.get("location", ""), where)
+        with os.fdopen(descriptor, "rb") as file:
+            available = os.fstat(descriptor).st_size
+            if offset + length > available:
+                raise ExternalDataError(
+                    f"{where} is bytes {offset} to {offset + length} of {entries['location']!r}, which has {available}"
+                )
+            return np.memmap(file, np.uint8, mode="r", offset=offset, shape=(length,))
+
+    def _open(self, location: str, where: str) -> int:
+        """A descriptor of the file; ExternalDataError for anything but a plain file in the model's folder."""
+        assert self.folder is not None
+        parts = Path(location).parts
+        said = f"{where} is in {location!r}"
+        if not location or "\0" in location:
+            raise ExternalDataError(f"{where} names no file")
+        if Path(location).is_absolute() or PureWindowsPath(location).is_absolute():
+            raise ExternalDataError(f"{said}, an absolute path")
+        if ".." in parts or ".." in PureWindowsPath(location).parts:
+            raise ExternalDataError(f"{said}, outside the model's folder")
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for part in parts[:-1]:
+                inner = _open_at(part, flags | os.O_DIRECTORY, folder, said)
+                os.close(folder)
+                folder = inner
+            descriptor = _open_at(parts[-1], flags | os.O_NONBLOCK, folder, said)
+        finally:
+            os.close(folder)
+        status = os.fstat(descriptor)
+        problem = None
+        if not stat.S_ISREG(status.st_mode):
+            problem = "which is no plain file"
+        elif status.st_nlink > 1:
+            problem = "which has other names (hard links)"
+        if problem is not None:
+            os.close(descriptor)
+            raise ExternalDataError(f"{said}, {problem}")
+        return descriptor
+
+
+def _open_at(name: str, flags: int, folder: int, said: str) -> int:
+    try:
+        if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise ExternalDataError(f"{said}, which is a symbolic link")
+        return os.open(name, flags, dir_fd=folder)
+    except FileNotFoundError:
+        raise ExternalDataError(f"{said}, which does not exist") from None
+    except OSError as error:
+        raise ExternalDataError(f"{said}, which cannot be opened: {error.strerror}") from None
+
+
+def _number(text: str, what: str, where: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise ExternalDataError(f"{where} has the {what} {text!r}")
+    return int(text)

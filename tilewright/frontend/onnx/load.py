@@ -1,0 +1,130 @@
+"""A model in memory, sound enough to be walked: parsed, checked against the format's rules, local functions inlined.
+
+Nothing is allocated for what a model merely claims: files are measured before they are read, and the checker sees the
+model without its tensors.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.checker
+import onnx.inliner
+import onnx.shape_inference
+import psutil
+from google.protobuf.message import DecodeError
+
+from tilewright.errors import ModelFileError, ModelSizeError, UnsupportedModelError
+
+MAX_FILE_BYTES = (1 << 31) - 1  # protobuf's own limit; larger models keep their tensors in other files
+UNKNOWN_OPERATOR = "No Op registered for"  # the checker's words for an operator that we name ourselves
+
+
+@dataclass(frozen=True)
+class Loaded:
+    model: onnx.ModelProto
+    folder: Path | None  # of the file that it came from
+    opsets: dict[str, int]
+
+
+def default_max_bytes() -> int:
+    return int(psutil.virtual_memory().total // 2)
+
+
+def load(source: Any) -> Loaded:
+    """The model, from a file or as it is. ModelFileError if it is not sound."""
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        model, folder = _read(path), path.resolve().parent
+    elif isinstance(source, onnx.ModelProto):
+        model, folder = source, None
+    else:
+        raise UnsupportedModelError(f"cannot import a {type(source).__module__}.{type(source).__qualname__}")
+    if not model.HasField("graph") or not (model.graph.node or model.graph.output):
+        raise ModelFileError("the model has no graph")
+    opsets = {entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in model.opset_import}
+    _check(model)
+    newest = onnx.defs.onnx_opset_version()
+    if opsets.get("", 1) > newest:
+        raise ModelFileError(
+            f"the model is of opset {opsets['']}, and the installed onnx {onnx.__version__} knows up to {newest}",
+            remedy="install a newer onnx",
+        )
+    if model.functions:
+        model = _inlined(model)
+    return Loaded(model, folder, opsets)
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    try:
+        size = path.stat().st_size
+        if not path.is_file():
+            raise ModelFileError(f"{path} is no file", remedy="pass the path of an .onnx file")
+        if size > MAX_FILE_BYTES:
+            raise ModelSizeError(
+                f"{path} has {size} bytes, and an ONNX file at most {MAX_FILE_BYTES}",
+                remedy="save the model with its tensors in other files: onnx.save_model(..., save_as_external_data=True)",
+            )
+        content = path.read_bytes()
+    except OSError as error:
+        raise ModelFileError(f"cannot read {path}: {error.strerror}", remedy="check the path") from None
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(content)
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise ModelFileError(f"{path} is no ONNX model, or a truncated one: {error}") from None
+    return model
+
+
+def _check(model: onnx.ModelProto) -> None:
+    """The rules of the format: one definition per name, definitions before uses, operators with the inputs and
+    attributes that they have."""
+    repeated = _repeated(tensor.name for tensor in model.graph.initializer)
+    if repeated:
+        raise ModelFileError(f"two initialisers are called {repeated!r}")
+    if not model.opset_import:
+        raise ModelFileError("the model does not say which opset it uses")
+    try:
+        onnx.checker.check_model(_skeleton(model))
+    except Exception as error:  # the checker raises its own class, and errors of protobuf for broken strings
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        if not any(UNKNOWN_OPERATOR in line for line in lines):
+            raise ModelFileError(f"the model breaks the format: {' '.join(lines[:3])}") from None
+
+
+def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its initialisers as inputs, of which the checker needs no data."""
+    result = onnx.ModelProto(ir_version=max(model.ir_version, 4))
+    result.opset_import.extend(model.opset_import)
+    result.functions.extend(model.functions)
+    graph = result.graph
+    graph.name = model.graph.name or "graph"
+    graph.node.extend(model.graph.node)
+    graph.input.extend(model.graph.input)
+    graph.output.extend(model.graph.output)
+    given = {value.name for value in graph.input}
+    for tensor in model.graph.initializer:
+        if tensor.name not in given:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    return result
+
+
+def _repeated(names: Any) -> str | None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return str(name)
+        seen.add(name)
+    return None
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        result: onnx.ModelProto = onnx.inliner.inline_local_functions(model)
+    except Exception as error:  # onnx's inliner is native code with errors of its own
+        raise ModelFileError(f"the model's functions cannot be expanded: {error}") from None
+    return result

@@ -1,0 +1,96 @@
+"""The converters: from the name of an ONNX operator to the function that writes it in operators of the graph.
+
+    @converter("Gemm", since=7)
+    def gemm(ctx: Context, a: Node, b: Node, c: Node | None = None, *, alpha: float = 1.0, ...) -> Node: ...
+
+Inputs come by position, None where an optional one is left out; attributes by keyword, with the standard's defaults.
+An attribute that the converter does not name is unsupported: nothing is ignored. Of several converters the one with the
+highest `since` that is not above the model's opset is taken. The result is one value, or a tuple of as many as the
+operator has; an `Absent` stands for one that cannot be computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Converter = Callable[..., Any]
+
+_F = TypeVar("_F", bound=Converter)
+_TABLE: dict[tuple[str, str], list[tuple[int, Converter]]] = {}
+
+# Names of the standard's domain; both mean the same.
+STANDARD = ("", "ai.onnx")
+
+
+class Unsupported(Exception):
+    """This use of an operator cannot be expressed in the graph; the message says why."""
+
+
+class NotStatic(Unsupported):
+    """A value that must be known when the graph is made, and depends on what is given at each call."""
+
+
+class FallBack(Exception):
+    """A converter's word for: let the standard's own definition of the operator, a function of others, do it."""
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A result that is not computed; using it is unsupported, for this reason."""
+
+    reason: str
+
+
+def converter(*names: str, since: int = 1, domain: str = "") -> Callable[[_F], _F]:
+    """Registers a function as the converter of the operators called `names`, from opset `since` on."""
+
+    def add(function: _F) -> _F:
+        for name in names:
+            versions = _TABLE.setdefault((domain, name), [])
+            assert all(version != since for version, _ in versions), f"two converters for {name} {since}"
+            versions.append((since, function))
+            versions.sort(key=lambda entry: entry[0])
+        return function
+
+    return add
+
+
+def refuse(reason: str, *names: str, domain: str = "") -> None:
+    """Registers operators that are known and not supported, for this reason."""
+
+    @converter(*names, domain=domain)
+    def convert(*arguments: Any, **keywords: Any) -> Any:
+        raise Unsupported(reason)
+
+    convert.refuses = True  # type: ignore[attr-defined]
+
+
+def find(domain: str, name: str, opset: int) -> Converter | None:
+    versions = table().get(("" if domain in STANDARD else domain, name), [])
+    fitting = [function for since, function in versions if since <= opset]
+    return fitting[-1] if fitting else None
+
+
+def table() -> dict[tuple[str, str], list[tuple[int, Converter]]]:
+    """Every converter by domain and operator, each with the opset from which it holds."""
+    from tilewright.frontend.onnx import (  # noqa: F401  (fill the table)
+        op_contraction,
+        op_control,
+        op_creation,
+        op_elementwise,
+        op_image,
+        op_indexing,
+        op_movement,
+        op_normalisation,
+        op_quantised,
+        op_recurrent,
+        op_reduction,
+        op_refused,
+        op_sequence,
+        op_signal,
+        op_window,
+    )
+
+    return _TABLE

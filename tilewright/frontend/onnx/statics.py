@@ -1,0 +1,76 @@
+"""Values that must be known when the graph is made: shapes, axes, bounds of loops.
+
+They are found by evaluating, with the oracle, the part of the graph that computes them. Where it needs an input of the
+model, that input's value is taken as fixed if the caller allows it (`examples`), and noted in `pinned`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tilewright.frontend.onnx.registry import NotStatic, Unsupported
+from tilewright.graph.ir import Node
+from tilewright.graph.oracle import evaluate_node
+
+# Of any value on the way. Shapes have a handful of elements; this leaves room for masks and tables of positions.
+MAX_ELEMENTS = 1 << 22
+
+
+class Statics:
+    """Evaluates nodes whose value does not depend on a call; what was found is kept."""
+
+    def __init__(self, examples: Mapping[Node, np.ndarray] | None = None) -> None:
+        self.examples = dict(examples or {})
+        self.pinned: set[Node] = set()
+        self._known: dict[Node, np.ndarray] = {}
+        self._needs: dict[Node, frozenset[Node]] = {}
+
+    def inputs_of(self, node: Node) -> frozenset[Node]:
+        """The model's inputs that the value of `node` depends on."""
+        for current in self._unvisited(node, self._needs):
+            parts = [self._needs[operand] for operand in current.inputs]
+            self._needs[current] = frozenset([current]) if current.is_input else frozenset().union(*parts)
+        return self._needs[node]
+
+    def is_static(self, node: Node) -> bool:
+        return not self.inputs_of(node)
+
+    def value(self, node: Node, *, pin: bool = True) -> np.ndarray:
+        """The value of `node`; NotStatic if it depends on inputs, unless those may be pinned."""
+        needed = self.inputs_of(node)
+        missing = [entry for entry in needed if not pin or entry not in self.examples]
+        if missing:
+            names = ", ".join(sorted(repr(entry.name) for entry in missing))
+            raise NotStatic(f"it needs a value when the model is compiled that depends on the input {names}")
+        for current in self._unvisited(node, self._known):
+            self._known[current] = self._evaluated(current)
+        self.pinned |= needed
+        return self._known[node]
+
+    def _evaluated(self, node: Node) -> np.ndarray:
+        if node.type.size > MAX_ELEMENTS and not node.is_constant:
+            raise Unsupported(
+                f"a value of {node.type.size} elements would have to be computed when the model is compiled"
+            )
+        if node.is_input:
+            return self.examples[node]
+        if node.data is not None:
+            return node.data
+        return evaluate_node(node, [self._known[operand] for operand in node.inputs], precise=False)
+
+    def _unvisited(self, root: Node, done: Mapping[Node, object]) -> list[Node]:
+        """The nodes below `root` that are not done, producers first."""
+        order: list[Node] = []
+        seen: set[Node] = set()
+        stack: list[tuple[Node, bool]] = [(root, False)]
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                order.append(node)
+            elif node not in seen and node not in done:
+                seen.add(node)
+                stack.append((node, True))
+                stack.extend((operand, False) for operand in node.inputs)
+        return order

@@ -1,0 +1,87 @@
+"""ONNX's element types and tensors as ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from tilewright.dtypes import DType
+from tilewright.errors import ModelFileError, ModelSizeError
+from tilewright.frontend.onnx.external import ExternalData
+from tilewright.frontend.onnx.registry import Unsupported
+
+_DTYPES: dict[int, DType] = {
+    TensorProto.DOUBLE: DType.F64,
+    TensorProto.FLOAT: DType.F32,
+    TensorProto.FLOAT16: DType.F16,
+    TensorProto.BFLOAT16: DType.BF16,
+    TensorProto.INT64: DType.I64,
+    TensorProto.INT32: DType.I32,
+    TensorProto.INT16: DType.I16,
+    TensorProto.INT8: DType.I8,
+    TensorProto.UINT8: DType.U8,
+    TensorProto.BOOL: DType.BOOL,
+}
+_ELEMENTS = {dtype: element for element, dtype in _DTYPES.items()}
+
+
+def dtype_of(element: int) -> DType:
+    """Unsupported for an element type that tensors cannot have here."""
+    found = _DTYPES.get(element)
+    if found is None:
+        raise Unsupported(f"tensors of {element_name(element)}")
+    return found
+
+
+def element_name(element: int) -> str:
+    if element in TensorProto.DataType.values():
+        return str(TensorProto.DataType.Name(element)).lower()
+    return f"the unknown element type {element}"
+
+
+def element_of(dtype: DType) -> int:
+    return _ELEMENTS[dtype]
+
+
+def checked_shape(dims: Sequence[int], dtype: DType, max_bytes: int, what: str) -> tuple[int, ...]:
+    """The shape, if it is one and its bytes are within the limit. No dimension is multiplied before it is looked at."""
+    shape = tuple(int(extent) for extent in dims)
+    if any(extent < 0 for extent in shape):
+        raise ModelFileError(f"{what} has the shape {list(shape)}")
+    if math.prod(shape) * dtype.bytes > max_bytes:
+        raise ModelSizeError(
+            f"{what} of shape {list(shape)} has {math.prod(shape) * dtype.bytes} bytes, more than the limit of"
+            f" {max_bytes} (max_bytes)"
+        )
+    return shape
+
+
+def array_of(tensor: TensorProto, external: ExternalData, max_bytes: int) -> np.ndarray:
+    """The values of a tensor, without a copy where its bytes lie as they are."""
+    what = f"tensor {tensor.name!r}"
+    dtype = dtype_of(tensor.data_type)
+    shape = checked_shape(tensor.dims, dtype, max_bytes, what)
+    size = math.prod(shape) * dtype.bytes
+    if tensor.HasField("segment"):
+        raise Unsupported("tensors in segments")
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return external.read(tensor, size).view(dtype.numpy).reshape(shape)
+    if tensor.HasField("raw_data"):
+        if len(tensor.raw_data) != size:
+            raise ModelFileError(
+                f"{what} has {len(tensor.raw_data)} bytes of data, and its shape {list(shape)} and type need {size}"
+            )
+        return np.frombuffer(tensor.raw_data, dtype.numpy.newbyteorder("<")).astype(
+            dtype.numpy, copy=False
+        ).reshape(shape)
+    field = onnx.helper.tensor_dtype_to_field(tensor.data_type)
+    if len(getattr(tensor, field)) != math.prod(shape):
+        raise ModelFileError(
+            f"{what} has {len(getattr(tensor, field))} elements of data, and its shape {list(shape)} needs"
+            f" {math.prod(shape)}"
+        )
+    return np.asarray(numpy_helper.to_array(tensor)).astype(dtype.numpy, copy=False)

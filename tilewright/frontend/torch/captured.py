@@ -1,0 +1,350 @@
+"""A graph captured by torch.compile: exported at concrete sizes, cut where it must be, and imported.
+
+Dynamo hands over a flat graph of torch functions. `Captured` is that graph as a functional ATen program, composites
+whole, for arguments of given sizes; writes to its arguments have become results. What of it can be imported is up to
+`regions`:
+
+- nodes without a converter stay with PyTorch, and the graph is cut around them;
+- so do views that end in a result which shares memory with an argument or with another result: only PyTorch can
+  return those, and they cost nothing. The same goes for results whose strides leave gaps or overlap (`expand`).
+
+Every other result gets fresh memory with the strides that PyTorch would give it: a dense result that is not row-major
+is computed in the order of its memory, and permuted back without a copy.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partition
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from tilewright.errors import MutationError
+from tilewright.frontend.imported import ImportedModel
+from tilewright.frontend.torch.decompose import retraced
+from tilewright.frontend.torch.mutation import functionalised, writes
+from tilewright.frontend.torch.program import Literal, import_program, unsupported_nodes
+from tilewright.frontend.torch.registry import Unsupported
+from tilewright.frontend.torch.types import tensor_type, to_numpy
+from tilewright.graph.ir import Graph, Node, constant, input_node
+from tilewright.graph.op import apply
+
+_MAX_CUTS = 6  # rounds of moving views out of regions
+
+
+class _Flat(nn.Module):
+    """The graph as a function of its tensors alone; numbers among the arguments are part of it."""
+
+    def __init__(self, body: fx.GraphModule, arguments: Sequence[Any]) -> None:
+        super().__init__()
+        self.body = body
+        self._numbers = {i: a for i, a in enumerate(arguments) if not isinstance(a, torch.Tensor)}
+        self._count = len(arguments)
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        waiting = iter(tensors)
+        return self.body(
+            *(self._numbers[i] if i in self._numbers else next(waiting) for i in range(self._count))
+        )
+
+
+@dataclass(frozen=True)
+class Captured:
+    program: ExportedProgram  # functional; its inputs are the tensors among the arguments
+    writes: tuple[int, ...]  # the first results are new values of these inputs
+    torch_side: frozenset[str]  # nodes that must stay with PyTorch whatever converters there are
+
+
+def capture(body: fx.GraphModule, arguments: Sequence[Any]) -> Captured:
+    """The graph for arguments like these. MutationError if it writes to an argument that a result shares memory with."""
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tensors = tuple(a for a in arguments if isinstance(a, torch.Tensor))
+            program = torch.export.export(_Flat(body, arguments), tensors, strict=False)
+            before = _argument_views(program)
+            program = functionalised(program, outside=True)
+            if any(writes(node) for node in program.graph.nodes):
+                program = retraced(program, {})
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+    names = user_inputs(program)
+    targets = list(program.graph_signature.user_inputs_to_mutate.values())
+    shared = [name for name in targets if before & {name}]
+    if shared:
+        raise MutationError(f"the graph writes to {', '.join(shared)} and returns a view of it")
+    return Captured(program, tuple(names.index(name) for name in targets), _torch_side(program))
+
+
+def user_inputs(program: ExportedProgram) -> list[str]:
+    specs = program.graph_signature.input_specs
+    return [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
+
+
+def _argument_views(program: ExportedProgram) -> set[str]:
+    """The arguments that some result shares memory with."""
+    owners = {_storage(n): n.name for n in program.graph.nodes if n.op == "placeholder"}
+    return {owners[_storage(n)] for n in _results(program) if _storage(n) in owners and _storage(n)}
+
+
+def _results(program: ExportedProgram) -> list[fx.Node]:
+    """The nodes that the program returns to its caller."""
+    output = next(node for node in program.graph.nodes if node.op == "output")
+    kinds = [spec.kind for spec in program.graph_signature.output_specs]
+    pairs = zip(kinds, output.args[0], strict=True)
+    return [n for kind, n in pairs if kind is OutputKind.USER_OUTPUT and isinstance(n, fx.Node)]
+
+
+def _storage(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) and _is_strided(value) else 0
+
+
+def _is_strided(value: torch.Tensor) -> bool:
+    return value.layout is torch.strided
+
+
+def _torch_side(program: ExportedProgram) -> frozenset[str]:
+    """The views that lead to results which share memory with an argument or another result, or are not dense."""
+    arguments = {_storage(node) for node in program.graph.nodes if node.op == "placeholder"}
+    results = list(dict.fromkeys(_results(program)))
+    storages = [_storage(node) for node in results]
+    chosen: set[str] = set()
+    for node, storage in zip(results, storages, strict=True):
+        if storage and (storage in arguments or storages.count(storage) > 1 or not is_dense(node)):
+            chosen.update(_view_chain(node))
+    return frozenset(chosen)
+
+
+def _view_chain(node: fx.Node) -> list[str]:
+    """The names of the views from the tensor that owns the memory, which is not among them, to this node."""
+    chain: list[str] = []
+    storage = _storage(node)
+    while node.op == "call_function" and storage:
+        source = next((n for n in node.all_input_nodes if _shares(n, storage)), None)
+        if source is None:
+            break
+        chain.append(node.name)
+        node = source
+    return chain
+
+
+def _shares(node: fx.Node, storage: int) -> bool:
+    value = node.meta.get("val")
+    if isinstance(value, (tuple, list)):  # the views of a split, before one is taken
+        return any(isinstance(v, torch.Tensor) and v.untyped_storage()._cdata == storage for v in value)
+    return _storage(node) == storage
+
+
+# -- strides ----------------------------------------------------------------------------------------------------
+
+
+def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
+    """The axes from the slowest to the fastest, if the elements fill their memory without gaps; else None."""
+    axes = range(value.dim())
+    strides = value.stride()
+    order = tuple(sorted(axes, key=lambda axis: (-strides[axis] if value.shape[axis] != 1 else 0, axis)))
+    order = _with_units(order, value)
+    expected = 1
+    for axis in reversed(order):
+        if value.shape[axis] not in (0, 1) and strides[axis] != expected:
+            return tuple(axes) if value.numel() == 0 else None
+        expected *= max(int(value.shape[axis]), 1)
+    return order
+
+
+def _with_units(order: tuple[int, ...], value: torch.Tensor) -> tuple[int, ...]:
+    """`order` with axes of one element, whose strides say nothing, where they stand in the shape."""
+    long = [axis for axis in order if value.shape[axis] != 1]
+    if long == sorted(long):
+        return tuple(range(value.dim()))
+    return tuple(long + [axis for axis in order if value.shape[axis] == 1])
+
+
+def is_dense(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return not isinstance(value, torch.Tensor) or memory_order(value) is not None
+
+
+# -- import -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Region:
+    """An imported program, and how it meets the tensors of a call.
+
+    A call takes the tensors at positions `inputs` of the program's inputs. Of its results the first are new values of
+    the inputs `writes`, the rest fill the places of None in `results`, each permuted by its `orders` entry.
+    """
+
+    model: ImportedModel
+    inputs: tuple[int, ...]
+    writes: tuple[int, ...]
+    results: tuple[Literal | None, ...]
+    orders: tuple[tuple[int, ...] | None, ...]  # None: row-major
+
+
+def import_region(
+    program: ExportedProgram, written: Sequence[int] = (), frozen: Mapping[int, torch.Tensor] | None = None
+) -> Region:
+    """The whole program as a graph. `frozen`: inputs that are constants, by position; those written to are not."""
+    imported = import_program(program, outside=True)
+    values = [n.meta.get("val") for n in _results(program)]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    outputs: list[Node] = list(imported.graph.outputs[: len(imported.writes)])
+    orders: list[tuple[int, ...] | None] = []
+    for node, value in zip(imported.graph.outputs[len(imported.writes) :], tensors, strict=True):
+        order = memory_order(value)
+        plain = order is None or order == tuple(range(len(order)))
+        outputs.append(node if plain else apply("permute", node, axes=order, name=node.name))
+        orders.append(None if plain else _inverse(order or ()))
+    fixed = {i: t for i, t in (frozen or {}).items() if i not in written}
+    graph, kept = _bound(Graph(imported.graph.inputs, tuple(outputs)), fixed)
+    leaves = [{"kind": "leaf", "index": index} for index in range(len(kept))]
+    empty: dict[str, Any] = {"kind": "dict", "keys": [], "items": []}
+    model = ImportedModel(
+        graph=graph,
+        input_names=tuple(node.name for node in graph.inputs),
+        input_tree={"kind": "tuple", "items": [{"kind": "tuple", "items": leaves}, empty]},
+        output_tree={
+            "kind": "tuple",
+            "items": [{"kind": "leaf", "index": index} for index in range(len(outputs))],
+        },
+        argument_names=(),
+    )
+    return Region(model, kept, imported.writes, imported.outputs, tuple(orders))
+
+
+def _inverse(order: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(order)), key=lambda axis: order[axis]))
+
+
+def _bound(graph: Graph, fixed: Mapping[int, torch.Tensor]) -> tuple[Graph, tuple[int, ...]]:
+    """The graph with some inputs as constants, and the positions of the inputs that remain. Tensors that are the same
+    memory become one constant."""
+    kept = tuple(index for index in range(len(graph.inputs)) if index not in fixed)
+    constants: dict[Any, Node] = {}
+    new: dict[Node, Node] = {}
+    for index, node in enumerate(graph.inputs):
+        if index in fixed:
+            tensor = fixed[index]
+            key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+            if key not in constants or not tensor.numel():
+                constants[key] = constant(to_numpy(tensor), name=node.name)
+            new[node] = constants[key]
+        else:
+            new[node] = input_node(kept.index(index), node.type, name=node.name)
+    for node in graph.nodes():
+        if node not in new:
+            operands = tuple(new[operand] for operand in node.inputs)
+            same = all(a is b for a, b in zip(operands, node.inputs, strict=True))
+            new[node] = node if same else replace(node, inputs=operands)
+    inputs = tuple(new[graph.inputs[index]] for index in kept)
+    return Graph(inputs, tuple(new[node] for node in graph.outputs)), kept
+
+
+# -- cutting ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A program cut into regions (submodules of `module`, by name) and operators that stay with PyTorch."""
+
+    module: fx.GraphModule
+    regions: tuple[str, ...]
+    left: Mapping[str, str]  # node that stays with PyTorch -> why
+
+
+def cut(captured: Captured) -> Cut:
+    program = captured.program
+    left = unsupported_nodes(program)
+    reasons = {name: "a view of memory that the caller sees" for name in captured.torch_side} | left
+    module = fx.GraphModule(program.graph_module, program.graph_module.graph)
+    stays = set(reasons)
+    for _ in range(_MAX_CUTS):
+        support = _Support(stays)
+        partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
+        partitions = [p for p in partitioner.propose_partitions() if _computes(p.nodes)]
+        gaps = {name for p in partitions for node in _escaping(p) if not is_dense(node) for name in _view_chain(node)}
+        if not gaps - stays:
+            break
+        stays |= gaps
+    partitions = [p for p in partitions if all(is_dense(node) for node in _escaping(p))]
+    inside = {node.name for p in partitions for node in p.nodes}
+    outside = {
+        node.name: reasons.get(node.name, "stands alone")
+        for node in module.graph.nodes
+        if node.op == "call_function" and node.name not in inside and node.target is not operator.getitem
+    }
+    before = {name for name, _ in module.named_children()}
+    fused = partitioner.fuse_partitions(partitions, prefix="tilewright_")
+    regions = tuple(name for name, _ in fused.named_children() if name not in before)
+    return Cut(fused, regions, outside)
+
+
+class _Support(OperatorSupportBase):
+    def __init__(self, stays: set[str]) -> None:
+        super().__init__()
+        self._stays = stays
+
+    def is_node_supported(self, submodules: Mapping[str, nn.Module], node: fx.Node) -> bool:
+        if node.op != "call_function" or node.name in self._stays:
+            return False
+        if node.target is operator.getitem:
+            return isinstance(node.args[0], fx.Node) and self.is_node_supported(submodules, node.args[0])
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return False
+        return all(map(_has_type, (node, *node.all_input_nodes)))
+
+
+def _has_type(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    parts = value if isinstance(value, (tuple, list)) else (value,)
+    if not parts or not all(isinstance(part, torch.Tensor) for part in parts):
+        return False
+    try:
+        for part in parts:
+            tensor_type(part)
+    except Unsupported:
+        return False
+    return True
+
+
+def _escaping(partition: Partition) -> list[fx.Node]:
+    inside = set(partition.nodes)
+    return [node for node in inside if any(user not in inside for user in node.users)]
+
+
+def _computes(nodes: Iterable[fx.Node]) -> bool:
+    """Whether there is anything to compute: views alone are left to PyTorch, for which they cost nothing."""
+    return any(_own_memory(node) for node in nodes if node.target is not operator.getitem)
+
+
+def _own_memory(node: fx.Node) -> bool:
+    """Whether some result of the node is in memory that no operand owns."""
+    value = node.meta.get("val")
+    parts = value if isinstance(value, (tuple, list)) else (value,)
+    owned = {_storage(operand) for operand in node.all_input_nodes}
+    return any(isinstance(part, torch.Tensor) and part.untyped_storage()._cdata not in owned for part in parts)
+
+
+def export_region(module: fx.GraphModule) -> ExportedProgram:
+    """A region of a cut program as a program of its own."""
+    values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        examples = tuple(
+            torch.empty_strided(tuple(v.shape), v.stride(), dtype=v.dtype, device="cpu") for v in values
+        )
+        program = torch.export.export(_Flat(module, examples), examples, strict=False)
+        return functionalised(program)

@@ -1,0 +1,74 @@
+"""A bounded table of variants of one computation, for shapes that change.
+
+Every variant is compiled for exact shapes. A program whose shapes keep changing (a batch of any size, a sequence that
+grows) must not be compiled for ever, so a new shape earns its compilation:
+
+- the first `eager` shapes are compiled when they come;
+- a later one is compiled when it comes the `patience`-th time: a size that recurs pays, one that passes does not;
+- after `limit` variants nothing more is compiled, and nothing is thrown away: further shapes run by other means.
+
+So the cost is bounded by `limit` compilations and the memory of their variants, and the regret by the calls that a
+shape had to wait for, which are as fast as they were without a compiler. The counts of waiting shapes are bounded too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_WAITING = 1024  # shapes that are counted but not compiled
+
+
+@dataclass(frozen=True)
+class Policy:
+    limit: int = 16
+    eager: int = 4
+    patience: int = 2
+
+
+class VariantTable(Generic[T]):
+    """Variants by key. Safe to use from several threads; one compiles at a time."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.policy = policy or Policy()
+        self._variants: dict[Hashable, T] = {}
+        self._waiting: OrderedDict[Hashable, int] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return len(self._variants)
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T | None:
+        """The variant for `key`, made now if it has earned it; None: run by other means."""
+        found = self._variants.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._variants.get(key)
+            if found is not None or not self._earned(key):
+                return found
+            made = self._variants[key] = make()
+            return made
+
+    def clear(self) -> None:
+        with self._lock:
+            self._variants.clear()
+            self._waiting.clear()
+
+    def _earned(self, key: Hashable) -> bool:
+        if len(self._variants) >= self.policy.limit:
+            return False
+        if len(self._variants) < self.policy.eager:
+            return True
+        count = self._waiting.pop(key, 0) + 1
+        if count >= self.policy.patience:
+            return True
+        self._waiting[key] = count
+        if len(self._waiting) > _WAITING:
+            self._waiting.popitem(last=False)
+        return False

@@ -96,7 +96,7 @@ def build_kernels(
 def task_program(task: Task, machine: CpuMachine, numerics: str) -> Program:
     """Task -> tensor expressions -> loop program."""
     output, inputs = lower_graph(task.graph)
-    formula = formula_of(output, inputs, keep_rounding=numerics == "strict")
+    formula = formula_of(output, inputs, constants=task.constants, keep_rounding=numerics == "strict")
     program = default_program(formula, machine)
     verify_program(program)
     return program

@@ -18,6 +18,7 @@ from tilewright.graph.task import Partition, Task, TaskCall
 from tilewright.hw import CpuMachine
 from tilewright.runtime.loader import object_digest
 from tilewright.runtime.memory import Buffer, plan_memory
+from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import MemoryReport, Place, Plan, Step, TaskInfo, TensorSpec
 
 
@@ -50,7 +51,7 @@ def link(
     """The plan that runs `partition` with `kernels` (by task key)."""
     # A tensor without elements needs no kernel.
     calls = [call for call in partition.calls if call.output.type.size]
-    constants = _constants(partition, calls)
+    constants = _constants(partition, calls, kernels)
     places, memory = _places(partition, calls, constants)
     digests = {key: object_digest(kernel.object_code) for key, kernel in kernels.items()}
     graph = partition.graph
@@ -59,7 +60,7 @@ def link(
             _spec(name, node.type) for name, node in zip(boundary.input_names, graph.inputs, strict=True)
         ),
         outputs=tuple(_spec(node.name or f"output{n}", node.type) for n, node in enumerate(graph.outputs)),
-        constants=tuple(_spec(node.name, node.type) for node in constants),
+        constants=tuple(stored.spec for stored in constants),
         steps=tuple(_step(partition, call, kernels[call.task.key], places) for call in calls),
         kernels={kernels[key].symbol: digests[key] for key in kernels},
         tasks={
@@ -75,41 +76,67 @@ def link(
     )
     plan.validate()
     objects = {digests[key]: kernel.object_code for key, kernel in kernels.items()}
-    return Linked(plan, tuple(node.data for node in constants if node.data is not None), objects)
+    return Linked(plan, tuple(stored.array() for stored in constants), objects)
 
 
 def _spec(name: str, type: TensorType) -> TensorSpec:
     return TensorSpec(name, type.dtype.short, type.shape)
 
 
-def _constants(partition: Partition, calls: list[TaskCall]) -> list[Node]:
-    """The constants that some call reads, each once, in order of first use."""
-    used: dict[Node, None] = {}
+@dataclass(frozen=True)
+class _Stored:
+    """A constant in the order in which some kernel reads it."""
+
+    node: Node
+    packing: Packing | None
+
+    @property
+    def spec(self) -> TensorSpec:
+        shape = self.node.shape if self.packing is None else (self.packing.size,)
+        return TensorSpec(self.node.name, self.node.dtype.short, shape)
+
+    def array(self) -> np.ndarray:
+        assert self.node.data is not None
+        return self.node.data if self.packing is None else self.packing.pack(self.node.data)
+
+
+def _arguments(partition: Partition, call: TaskCall, kernel: Kernel) -> list[Node | _Stored]:
+    """What the call's kernel is given: buffers by the node that stands for them, constants as they are stored."""
+    arguments: list[Node | _Stored] = []
+    for node, packing in zip(call.inputs, kernel.packings, strict=True):
+        buffer = partition.buffer_of(node)
+        arguments.append(_Stored(buffer, packing) if buffer.is_constant else buffer)
+    return [*arguments, partition.buffer_of(call.output)]
+
+
+def _constants(partition: Partition, calls: list[TaskCall], kernels: Mapping[str, Kernel]) -> list[_Stored]:
+    """The constants that some call reads, each once in every order it is read in, by first use."""
+    used: dict[_Stored, None] = {}
     for call in calls:
-        for node in call.inputs:
-            buffer = partition.buffer_of(node)
-            if buffer.is_constant:
-                used[buffer] = None
+        arguments = _arguments(partition, call, kernels[call.task.key])
+        used |= {argument: None for argument in arguments if isinstance(argument, _Stored)}
     return list(used)
 
 
 def _places(
-    partition: Partition, calls: list[TaskCall], constants: list[Node]
-) -> tuple[dict[Node, Place], MemoryReport]:
+    partition: Partition, calls: list[TaskCall], constants: list[_Stored]
+) -> tuple[dict[Node | _Stored, Place], MemoryReport]:
     """A place for every buffer, and how good the arena is."""
-    places = {node: Place("input", index) for index, node in enumerate(partition.graph.inputs)}
-    places |= {node: Place("constant", index) for index, node in enumerate(constants)}
+    places: dict[Node | _Stored, Place] = {
+        node: Place("input", index) for index, node in enumerate(partition.graph.inputs)
+    }
+    places |= {stored: Place("constant", index) for index, stored in enumerate(constants)}
     places |= {node: Place("output", index) for index, node in enumerate(partition.graph.outputs)}
     first: dict[Node, int] = {}
     last: dict[Node, int] = {}
     for step, call in enumerate(calls):
         for node in (*call.inputs, call.output):
             buffer = partition.buffer_of(node)
-            if buffer not in places:
+            if buffer not in places and not buffer.is_constant:
                 first.setdefault(buffer, step)
                 last[buffer] = step
     kept = [node for node in first if node.type.size]
-    constant_bytes = sum(node.type.bytes for node in constants)
+    constant_bytes = sum(stored.spec.bytes for stored in constants)
     offsets, memory = plan_memory([Buffer(n.type.bytes, first[n], last[n]) for n in kept], constant_bytes)
     places |= {node: Place("arena", 0, offset) for node, offset in zip(kept, offsets, strict=True)}
     # An input without elements has no memory: any place does.
@@ -117,8 +144,10 @@ def _places(
     return places, memory
 
 
-def _step(partition: Partition, call: TaskCall, kernel: Kernel, places: Mapping[Node, Place]) -> Step:
-    arguments = tuple(places[partition.buffer_of(node)] for node in (*call.inputs, call.output))
+def _step(
+    partition: Partition, call: TaskCall, kernel: Kernel, places: Mapping[Node | _Stored, Place]
+) -> Step:
+    arguments = tuple(places[argument] for argument in _arguments(partition, call, kernel))
     return Step(kernel.symbol, arguments, kernel.extent, call.task.key, call.name)
 
 
@@ -128,7 +157,13 @@ def _info(task: Task, kernel: Kernel) -> TaskInfo:
         text=task.text,
         flops=task.flops,
         bytes=task.bytes,
-        inputs=tuple(_spec(f"x{n}", node.type) for n, node in enumerate(task.graph.inputs)),
+        inputs=tuple(
+            _spec(f"x{n}", node.type)
+            if packing is None
+            else TensorSpec(f"x{n}", node.dtype.short, (packing.size,))
+            for n, (node, packing) in enumerate(zip(task.graph.inputs, kernel.packings, strict=True))
+        ),
         output=_spec("out", task.output.type),
         program=kernel.decisions,
+        packings=kernel.packings,
     )

@@ -88,3 +88,24 @@ def test_outer_loop_is_parallel_and_inner_is_vector() -> None:
 def test_text_is_stable() -> None:
     texts = {print_program(default_program(formula_of(*EXAMPLES[0].make()), host())) for _ in range(3)}
     assert len(texts) == 1
+
+
+@pytest.mark.parametrize("columns", [256, 250, 40])
+def test_a_constant_operand_is_packed(columns: int) -> None:
+    """The program that reads the packed operand computes the same, whether or not the tile divides the axis."""
+    output, inputs = matmul(7, columns, 9)
+    for machine in machines():
+        program = default_program(formula_of(output, inputs, constants=[1]), machine)
+        verify_program(program)
+        packing = program.packings[1]
+        assert packing is not None and program.packings[0] is None
+        arrays = random_arrays(inputs)
+        expected = interpret(output, dict(zip(inputs, arrays, strict=True)))
+        arrays[1] = packing.pack(arrays[1])
+        got = interpret_program(program, arrays).reshape(expected.shape)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_read_in_other_ways_is_not_packed() -> None:
+    output, inputs = matmul(7, 256, 9)
+    assert not any(default_program(formula_of(output, inputs, constants=[0, 2]), host()).packings)

@@ -27,9 +27,11 @@ _LABEL_OPS = 6
 @dataclass(frozen=True, eq=False)
 class Task:
     """A fused subgraph. `graph` has exactly one output; every value from outside, constants of more than one element
-    included, is one of its inputs. Compared by `key`."""
+    included, is one of its inputs. `constants` are the numbers of the inputs that are the same in every call: a kernel
+    may ask for them in an order of its own. Compared by `key`."""
 
     graph: Graph
+    constants: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if len(self.graph.outputs) != 1:
@@ -46,7 +48,7 @@ class Task:
 
     @cached_property
     def key(self) -> str:
-        return fingerprint("task", 1, self.text)
+        return fingerprint("task", 1, self.text, *sorted(self.constants))
 
     @cached_property
     def label(self) -> str:

@@ -16,14 +16,15 @@ having a tail loop, and the choice between shapes is made by counting accesses (
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import Across, Buffer, Kind, Program, Scope, Stmt, Store, block, nest
-from tilewright.te.index import coefficient, simplify
+from tilewright.runtime.packing import Packing
+from tilewright.te.index import coefficient, linear, simplify
 
 Values = Mapping[te.Var, te.Expr]
 
@@ -34,6 +35,7 @@ _UNROLLED_REDUCTION = 9  # a 3x3 window is written out
 _UNROLLED_STATEMENTS = (
     108  # written out at most, window and register tile together: code size and compile time
 )
+_PACKING_WASTE = 1.25  # a packed constant may grow by this where the last tile overlaps its neighbour
 _COMBINING_ACROSS = 8  # vector operations that combining lanes at the end of a row costs
 
 
@@ -311,6 +313,8 @@ def _tiled(formula: Formula, machine: CpuMachine, axis: te.Var) -> Program:
     element = row * tiles.size + step * lanes + lane
     in_tile = [(row, Kind.UNROLL), (step, Kind.UNROLL), (lane, Kind.VECTOR)]
 
+    packings = _packings(formula, tiles)
+    formula = formula.map(lambda expr: _read_packed(expr, packings, formula, tiles, step * lanes + lane))
     results: dict[Buffer, te.Expr] = {}
     stmts: list[Stmt] = []
     for reduction in formula.reductions:
@@ -331,7 +335,59 @@ def _tiled(formula: Formula, machine: CpuMachine, axis: te.Var) -> Program:
     work = rows * tiles.size * (sum(2 * r.length for r in formula.reductions) + _extent(columns))
     nested = _parallel(_tile_order(formula, tiles, row_tiles), work, block(*stmts))
     shape = f"{rows} x {vectors} x {lanes}"
-    return _program(formula, nested, f"tiled: {shape} of ({row_axis.name if row_axis else '-'}, {axis.name})")
+    packed = ", packed " + ", ".join(buffer.name for buffer in packings) if packings else ""
+    decisions = f"tiled: {shape} of ({row_axis.name if row_axis else '-'}, {axis.name}){packed}"
+    program = _program(formula, nested, decisions)
+    params = (*(_packed_buffer(b, packings.get(b)) for b in formula.inputs), formula.output)
+    return replace(program, params=params, packings=tuple(packings.get(buffer) for buffer in formula.inputs))
+
+
+def _packings(formula: Formula, tiles: Tiles) -> dict[Buffer, Packing]:
+    """Constant operands that are read once, along the vector axis and reduction axes alone: packed, each tile streams
+    through memory instead of touching one short piece of every row."""
+    if tiles.count == 1 or tiles.waste > _PACKING_WASTE:
+        return {}
+    found: dict[Buffer, Packing] = {}
+    all_loads = [load for expr in formula.expressions() for load in te.loads(expr)]
+    for reduction in formula.reductions:
+        for load in te.loads(reduction.body):
+            buffer = load.source
+            if not isinstance(buffer, Buffer) or buffer not in formula.constants:
+                continue
+            form = linear(load.indices[0])
+            loops = tuple((axis.extent, form.terms.get(axis, 0)) for axis in reduction.axes)
+            packing = Packing(tiles.axis.extent, tiles.size, loops)
+            walked = {*reduction.axes, tiles.axis}
+            if (
+                set(form.terms) == walked
+                and form.terms[tiles.axis] == 1
+                and not form.constant
+                and packing.original_size == buffer.size
+                and sum(other.source == buffer for other in all_loads) == 1
+            ):
+                found[buffer] = packing
+    return found
+
+
+def _packed_buffer(buffer: Buffer, packing: Packing | None) -> Buffer:
+    return buffer if packing is None else replace(buffer, size=packing.size)
+
+
+def _read_packed(
+    expr: te.Expr, packings: Mapping[Buffer, Packing], formula: Formula, tiles: Tiles, element: te.Expr
+) -> te.Expr:
+    """`expr` with loads of packed operands at their place in the packed order; `element` is the place in the tile."""
+    axes = {load.source: r.axes for r in formula.reductions for load in te.loads(r.body)}
+
+    def rule(node: te.Expr) -> te.Expr | None:
+        if not (isinstance(node, te.Load) and isinstance(node.source, Buffer) and node.source in packings):
+            return None
+        place: te.Expr = tiles.var
+        for axis in axes[node.source]:
+            place = place * axis.extent + axis
+        return te.Load(_packed_buffer(node.source, packings[node.source]), (place * tiles.size + element,))
+
+    return te.rewrite(expr, rule)
 
 
 def _row_axis(formula: Formula, vector_axis: te.Var) -> te.Var | None:

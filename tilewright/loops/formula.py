@@ -14,7 +14,7 @@ A reduction's result is read as a `Load` of its `Reduction.result`, without an i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright import te
@@ -48,6 +48,7 @@ class Formula:
     reductions: tuple[Reduction, ...]
     value: te.Expr
     store: te.Expr
+    constants: frozenset[Buffer] = frozenset()  # the inputs that are the same in every call
 
     @property
     def rows(self) -> tuple[te.Var, ...]:
@@ -65,12 +66,19 @@ class Formula:
 
 
 def formula_of(
-    output: te.Tensor, inputs: Sequence[te.Tensor], name: str = "kernel", *, keep_rounding: bool = False
+    output: te.Tensor,
+    inputs: Sequence[te.Tensor],
+    name: str = "kernel",
+    *,
+    constants: Collection[int] = (),
+    keep_rounding: bool = False,
 ) -> Formula:
-    """The normal form of `output` as a function of `inputs`. `keep_rounding`: values that a fused kernel need not round
-    to 16 bits between two operators are rounded all the same."""
+    """The normal form of `output` as a function of `inputs`, of which those numbered `constants` never change.
+    `keep_rounding`: values that a fused kernel need not round to 16 bits between two operators are rounded all the
+    same."""
     assert isinstance(output, te.Compute), "a task computes something"
     formula = _flat_formula(output, inputs, name)
+    formula = replace(formula, constants=frozenset(formula.inputs[number] for number in constants))
     formula = formula.map(
         simplify if keep_rounding else lambda expr: simplify(te.rewrite(expr, _drop_rounding))
     )

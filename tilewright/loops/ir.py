@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilewright.dtypes import DType
+from tilewright.runtime.packing import Packing
 from tilewright.te import Expr, Source, Var
 
 
@@ -88,12 +89,14 @@ Stmt = For | Block | Store
 
 @dataclass(frozen=True)
 class Program:
-    """A loop nest. `decisions` says in words what the schedule chose: it is what `explain` shows."""
+    """A loop nest. `decisions` says in words what the schedule chose: it is what `explain` shows. `packings` says, for
+    each input, in which order its elements are expected; None, and inputs beyond its end: as they are."""
 
     name: str
     params: tuple[Buffer, ...]
     body: Stmt
     decisions: str = ""
+    packings: tuple[Packing | None, ...] = ()
 
     @property
     def parallel_extent(self) -> int:

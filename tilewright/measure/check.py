@@ -41,6 +41,12 @@ def _parsed(text: str) -> Graph:
 
 
 def kernel_error(info: TaskInfo, inputs: Sequence[np.ndarray], output: np.ndarray) -> float:
-    """The relative error of a task's result on the inputs that it was given."""
-    (reference,) = evaluate(_parsed(info.text), list(inputs), precise=True)
+    """The relative error of a task's result on the inputs that it was given, packed ones included."""
+    graph = _parsed(info.text)
+    packings = (*info.packings, *[None] * (len(inputs) - len(info.packings)))
+    arrays = [
+        array if packing is None else packing.unpack(array).reshape(node.shape)
+        for node, array, packing in zip(graph.inputs, inputs, packings, strict=True)
+    ]
+    (reference,) = evaluate(graph, arrays, precise=True)
     return relative_error(output, reference)

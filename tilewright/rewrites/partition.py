@@ -104,7 +104,8 @@ def make_task(group: Group) -> tuple[Task, tuple[Node, ...]]:
         inputs = tuple(map(operand, node.inputs))
         inside[node] = replace(node, inputs=inputs, name=_numbered(node.op, counts), source="")
     body = Graph(_inputs(inside.values()), (inside[group.output],))
-    return Task(body), tuple(operands)
+    constants = frozenset(index for index, node in enumerate(operands) if node.is_constant)
+    return Task(body, constants), tuple(operands)
 
 
 def _numbered(op: str, counts: dict[str, int]) -> str:

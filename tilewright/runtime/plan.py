@@ -20,6 +20,7 @@ import msgspec
 from tilewright.dtypes import DType
 from tilewright.errors import VerificationError
 from tilewright.runtime import tree
+from tilewright.runtime.packing import Packing
 
 FORMAT_VERSION = 1
 ALIGNMENT = 64
@@ -69,6 +70,7 @@ class TaskInfo(msgspec.Struct, frozen=True):
     inputs: tuple[TensorSpec, ...]  # the step's arguments but the last, in order
     output: TensorSpec  # the step's last argument
     program: str = ""  # name of the schedule that made the kernel, with its decisions
+    packings: tuple[Packing | None, ...] = ()  # how each input is stored; beyond the end: as it is
 
 
 class MemoryReport(msgspec.Struct, frozen=True):

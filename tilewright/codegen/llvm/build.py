@@ -13,6 +13,7 @@ from tilewright.codegen.llvm.emit import emit_program
 from tilewright.hw import CpuMachine
 from tilewright.loops.ir import Program
 from tilewright.loops.text import print_program
+from tilewright.runtime.packing import Packing
 from tilewright.support.fingerprint import fingerprint
 
 
@@ -22,6 +23,7 @@ class Kernel:
     object_code: bytes
     extent: int  # iterations of the parallel loop
     decisions: str
+    packings: tuple[Packing | None, ...]  # how each input is expected
     cached: bool
 
 
@@ -44,11 +46,17 @@ def build(program: Program, machine: CpuMachine, numerics: str, cache: ObjectCac
     symbol = f"tw_{key}"
     found = cache.get(key) if cache is not None else None
     if found is not None:
-        return Kernel(symbol, found, program.parallel_extent, program.decisions, cached=True)
+        return _kernel(program, symbol, found, cached=True)
     code = toolchain.object_code(llvm_ir(program, machine, numerics, symbol), machine)
     if cache is not None:
         cache.put(key, code)
-    return Kernel(symbol, code, program.parallel_extent, program.decisions, cached=False)
+    return _kernel(program, symbol, code, cached=False)
+
+
+def _kernel(program: Program, symbol: str, code: bytes, *, cached: bool) -> Kernel:
+    inputs = len(program.params) - 1
+    packings = (*program.packings, *[None] * (inputs - len(program.packings)))
+    return Kernel(symbol, code, program.parallel_extent, program.decisions, packings, cached)
 
 
 def llvm_ir(program: Program, machine: CpuMachine, numerics: str, symbol: str) -> str:

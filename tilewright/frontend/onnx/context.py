@@ -210,13 +210,21 @@ class Context:
 
     def reduce(self, op: str, x: Node, axes: Ints, keepdims: bool) -> Node:
         axes = tuple(sorted(axes))
-        return self.emit(op, x, axes=axes, keepdims=keepdims) if axes else x
+        if not axes:
+            return x
+        if op in _OF_NOTHING and any(x.shape[axis] == 0 for axis in axes):
+            shape = [1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes]
+            return self.full(_OF_NOTHING[op], x.dtype, shape)
+        return self.emit(op, x, axes=axes, keepdims=keepdims)
 
     def check_table(self, elements: int, what: str) -> None:
         """For formulas that compare everything with everything."""
         if elements > MAX_TABLE:
             raise Unsupported(f"{what} of this size: {elements} comparisons")
 
+
+# What a reduction over no elements gives.
+_OF_NOTHING: dict[str, Number] = {"sum": 0, "prod": 1, "any": False, "all": True}
 
 _F = TypeVar("_F", bound=Callable[..., Node])
 

@@ -46,7 +46,9 @@ def load(source: Any) -> Loaded:
         raise UnsupportedModelError(f"cannot import a {type(source).__module__}.{type(source).__qualname__}")
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise ModelFileError("the model has no graph")
-    opsets = {entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in model.opset_import}
+    opsets = {
+        entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in model.opset_import
+    }
     _check(model)
     newest = onnx.defs.onnx_opset_version()
     if opsets.get("", 1) > newest:

@@ -145,7 +145,9 @@ class _Walk:
         dtype = dtype_of(declared.elem_type)
         dims: list[int | str] | None = None
         if declared.HasField("shape"):
-            dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in declared.shape.dim]
+            dims = [
+                d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in declared.shape.dim
+            ]
         if example is not None:
             return _example_type(value.name, dtype, dims, example)
         if dims is None:
@@ -257,9 +259,7 @@ class _Walk:
             return self._expanded(proto, opset, operands, scope)
         return result if isinstance(result, tuple) else (result,)
 
-    def _context(
-        self, proto: onnx.NodeProto, opset: int, opsets: Mapping[str, int], scope: Scope
-    ) -> Context:
+    def _context(self, proto: onnx.NodeProto, opset: int, opsets: Mapping[str, int], scope: Scope) -> Context:
         def run_graph(graph: onnx.GraphProto, arguments: Sequence[Value]) -> list[Value]:
             return self._subgraph(graph, arguments, scope, opsets)
 
@@ -267,7 +267,9 @@ class _Walk:
 
     def _attribute(self, attribute: AttributeProto) -> Any:
         if attribute.ref_attr_name:
-            raise ModelFileError(f"the attribute {attribute.name!r} refers to one of a function that there is not")
+            raise ModelFileError(
+                f"the attribute {attribute.name!r} refers to one of a function that there is not"
+            )
         if attribute.type == AttributeProto.GRAPH:
             return attribute.g
         if attribute.type == AttributeProto.TENSOR:
@@ -282,7 +284,9 @@ class _Walk:
             return tuple(attribute.ints if attribute.type == AttributeProto.INTS else attribute.floats)
         if attribute.type == AttributeProto.TYPE_PROTO:
             return attribute.tp
-        raise Unsupported(f"the attribute {attribute.name!r}, a {AttributeProto.AttributeType.Name(attribute.type)}")
+        raise Unsupported(
+            f"the attribute {attribute.name!r}, a {AttributeProto.AttributeType.Name(attribute.type)}"
+        )
 
     def _expanded(
         self, proto: onnx.NodeProto, opset: int, operands: Sequence[Value], outer: Scope
@@ -305,9 +309,7 @@ class _Walk:
                 inner = "; ".join(dict.fromkeys(operator for operator, _ in self.failures[before:]))
                 del self.failures[before:]
                 raise Unsupported(f"is defined by operators of which some are not supported: {inner}")
-            return tuple(
-                scope[body.output[i]] if name else None for i, name in enumerate(proto.output)
-            )
+            return tuple(scope[body.output[i]] if name else None for i, name in enumerate(proto.output))
         finally:
             self.depth -= 1
 
@@ -391,7 +393,9 @@ def _example_type(name: str, dtype: DType, dims: Sequence[int | str] | None, exa
         )
     fits = dims is None or (
         len(dims) == example.ndim
-        and all(isinstance(dim, str) or dim == extent for dim, extent in zip(dims, example.shape, strict=True))
+        and all(
+            isinstance(dim, str) or dim == extent for dim, extent in zip(dims, example.shape, strict=True)
+        )
     )
     if not fits:
         raise TilewrightError(

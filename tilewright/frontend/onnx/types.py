@@ -75,9 +75,11 @@ def array_of(tensor: TensorProto, external: ExternalData, max_bytes: int) -> np.
             raise ModelFileError(
                 f"{what} has {len(tensor.raw_data)} bytes of data, and its shape {list(shape)} and type need {size}"
             )
-        return np.frombuffer(tensor.raw_data, dtype.numpy.newbyteorder("<")).astype(
-            dtype.numpy, copy=False
-        ).reshape(shape)
+        return (
+            np.frombuffer(tensor.raw_data, dtype.numpy.newbyteorder("<"))
+            .astype(dtype.numpy, copy=False)
+            .reshape(shape)
+        )
     field = onnx.helper.tensor_dtype_to_field(tensor.data_type)
     if len(getattr(tensor, field)) != math.prod(shape):
         raise ModelFileError(

@@ -40,6 +40,37 @@ from tilewright.graph.op import apply
 _MAX_CUTS = 6  # rounds of moving views out of regions
 
 
+def scalar_positions(body: fx.GraphModule) -> tuple[int, ...]:
+    """The arguments that Dynamo passes as tensors of one element only to read them back as Python numbers."""
+    placeholders = [node for node in body.graph.nodes if node.op == "placeholder"]
+    return tuple(
+        i
+        for i, node in enumerate(placeholders)
+        if node.users and all(u.op == "call_method" and u.target == "item" for u in node.users)
+    )
+
+
+def with_numbers(body: fx.GraphModule, numbers: Mapping[int, Any]) -> fx.GraphModule:
+    """The graph with these numbers in the place of what is read back from its arguments; it takes them still."""
+    if not numbers:
+        return body
+    body = fx.GraphModule(body, fx.Graph.__deepcopy__(body.graph, {}))
+    placeholders = [node for node in body.graph.nodes if node.op == "placeholder"]
+    for i, value in numbers.items():
+        for read in list(placeholders[i].users):
+            _replace_by_value(read, value)
+            body.graph.erase_node(read)
+    body.recompile()
+    return body
+
+
+def _replace_by_value(node: fx.Node, value: Any) -> None:
+    for user in list(node.users):
+        swap = lambda argument: value if argument is node else argument  # noqa: E731
+        user.args = fx.node.map_aggregate(user.args, swap)
+        user.kwargs = fx.node.map_aggregate(user.kwargs, swap)
+
+
 class _Flat(nn.Module):
     """The graph as a function of its tensors alone; numbers among the arguments are part of it."""
 
@@ -80,7 +111,7 @@ def capture(body: fx.GraphModule, arguments: Sequence[Any]) -> Captured:
         torch.backends.mha.set_fastpath_enabled(fast_path)
     names = user_inputs(program)
     targets = list(program.graph_signature.user_inputs_to_mutate.values())
-    shared = [name for name in targets if before & {name}]
+    shared = [name for name in targets if name in before]
     if shared:
         raise MutationError(f"the graph writes to {', '.join(shared)} and returns a view of it")
     return Captured(program, tuple(names.index(name) for name in targets), _torch_side(program))
@@ -89,6 +120,16 @@ def capture(body: fx.GraphModule, arguments: Sequence[Any]) -> Captured:
 def user_inputs(program: ExportedProgram) -> list[str]:
     specs = program.graph_signature.input_specs
     return [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
+
+
+def lifted_tensors(program: ExportedProgram) -> list[Any]:
+    """What the graph of the program takes before the tensors of a call: its own constants."""
+    found: list[Any] = []
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is not InputKind.USER_INPUT:
+            known = program.constants.get(spec.target)
+            found.append(program.state_dict[spec.target] if known is None else known)
+    return found
 
 
 def _argument_views(program: ExportedProgram) -> set[str]:
@@ -268,14 +309,22 @@ class Cut:
 def cut(captured: Captured) -> Cut:
     program = captured.program
     left = unsupported_nodes(program)
-    reasons = {name: "a view of memory that the caller sees" for name in captured.torch_side} | left
+    reasons = dict.fromkeys(captured.torch_side, "a view of memory that the caller sees") | left
     module = fx.GraphModule(program.graph_module, program.graph_module.graph)
+    for node in [n for n in module.graph.nodes if str(n.target).startswith("aten._assert_tensor_metadata")]:
+        module.graph.erase_node(node)  # what it asserts is what this program was exported for
     stays = set(reasons)
     for _ in range(_MAX_CUTS):
         support = _Support(stays)
         partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
         partitions = [p for p in partitioner.propose_partitions() if _computes(p.nodes)]
-        gaps = {name for p in partitions for node in _escaping(p) if not is_dense(node) for name in _view_chain(node)}
+        gaps = {
+            name
+            for p in partitions
+            for node in _escaping(p)
+            if not is_dense(node)
+            for name in _view_chain(node)
+        }
         if not gaps - stays:
             break
         stays |= gaps
@@ -335,7 +384,9 @@ def _own_memory(node: fx.Node) -> bool:
     value = node.meta.get("val")
     parts = value if isinstance(value, (tuple, list)) else (value,)
     owned = {_storage(operand) for operand in node.all_input_nodes}
-    return any(isinstance(part, torch.Tensor) and part.untyped_storage()._cdata not in owned for part in parts)
+    return any(
+        isinstance(part, torch.Tensor) and part.untyped_storage()._cdata not in owned for part in parts
+    )
 
 
 def export_region(module: fx.GraphModule) -> ExportedProgram:

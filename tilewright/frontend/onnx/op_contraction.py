@@ -1,0 +1,370 @@
+"""Sums of products: matrix products, convolutions, einsum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tilewright.dtypes import DType
+from tilewright.frontend.onnx.context import Context, Ints
+from tilewright.frontend.onnx.registry import Unsupported, converter
+from tilewright.graph.ir import Node
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+@converter("MatMul")
+def matmul(ctx: Context, a: Node, b: Node) -> Node:
+    return product(ctx, a, b)
+
+
+def product(ctx: Context, a: Node, b: Node) -> Node:
+    """NumPy's matmul: vectors become matrices, and the axis that they got goes again."""
+    if not a.type.rank or not b.type.rank:
+        raise Unsupported("a matrix product with a single number")
+    row, column = a.type.rank == 1, b.type.rank == 1
+    result = ctx.emit(
+        "matmul", ctx.unsqueeze(a, 0) if row else a, ctx.unsqueeze(b, 1) if column else b
+    )
+    shape = list(result.shape)
+    if column:
+        del shape[-1]
+    if row:
+        del shape[-1 if column else -2]
+    return ctx.reshape(result, shape)
+
+
+@converter("Gemm")
+def gemm(
+    ctx: Context,
+    a: Node,
+    b: Node,
+    c: Node | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+    broadcast: int = 0,
+) -> Node:
+    if transA:
+        a = ctx.permute(a, (1, 0))
+    plain = alpha == 1 and (c is None or (beta == 1 and c.shape == (b.shape[0 if transB else 1],)))
+    if transB and plain:
+        return ctx.emit("linear", a, b, *([] if c is None else [c]))
+    result = ctx.emit("matmul", a, ctx.permute(b, (1, 0)) if transB else b)
+    if alpha != 1:
+        result = scaled(ctx, result, alpha)
+    if c is not None and beta != 0:
+        result = ctx.add(result, c if beta == 1 else scaled(ctx, c, beta))
+    return result
+
+
+def scaled(ctx: Context, x: Node, factor: float) -> Node:
+    if x.dtype.is_float:
+        return ctx.mul(x, factor)
+    if factor != int(factor):
+        raise Unsupported(f"integers times {factor}")
+    return ctx.mul(x, int(factor))
+
+
+# -- convolutions -----------------------------------------------------------------------------------------------------
+
+
+def window_padding(
+    auto_pad: str,
+    pads: Ints | None,
+    extents: Ints,
+    kernel: Ints,
+    stride: Ints,
+    dilation: Ints,
+) -> Pairs:
+    """(low, high) per spatial axis, from `pads` or from the rule that `auto_pad` names."""
+    rank = len(extents)
+    if auto_pad in ("NOTSET", ""):
+        if pads is None:
+            return ((0, 0),) * rank
+        if len(pads) != 2 * rank or any(width < 0 for width in pads):
+            raise Unsupported(f"pads {tuple(pads)} for {rank} spatial axes")
+        return tuple((pads[axis], pads[axis + rank]) for axis in range(rank))
+    if auto_pad == "VALID":
+        return ((0, 0),) * rank
+    if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
+        raise Unsupported(f"auto_pad {auto_pad}")
+    pairs = []
+    for extent, k, s, step in zip(extents, kernel, stride, dilation, strict=True):
+        total = max(0, (-(-extent // s) - 1) * s + step * (k - 1) + 1 - extent)
+        less, more = total // 2, total - total // 2
+        pairs.append((less, more) if auto_pad == "SAME_UPPER" else (more, less))
+    return tuple(pairs)
+
+
+def ones(values: Ints | None, rank: int) -> tuple[int, ...]:
+    return (1,) * rank if values is None else tuple(values)
+
+
+def convolution(
+    ctx: Context,
+    x: Node,
+    w: Node,
+    bias: Node | None,
+    *,
+    auto_pad: str,
+    dilations: Ints | None,
+    group: int,
+    kernel_shape: Ints | None,
+    pads: Ints | None,
+    strides: Ints | None,
+) -> Node:
+    rank = x.type.rank - 2
+    if kernel_shape is not None and tuple(kernel_shape) != w.shape[2:]:
+        raise Unsupported(f"kernel_shape {tuple(kernel_shape)} with a weight {w.type!r}")
+    if not 1 <= rank <= 3 or w.type.rank != x.type.rank:
+        raise Unsupported(f"x {x.type!r} with a weight {w.type!r}")
+    stride, dilation = ones(strides, rank), ones(dilations, rank)
+    padding = window_padding(auto_pad, pads, x.shape[2:], w.shape[2:], stride, dilation)
+    operands = [x, w] if bias is None else [x, w, bias]
+    return ctx.emit(
+        "conv",
+        *operands,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=int(group),
+        layout="channels_first",
+    )
+
+
+@converter("Conv")
+def conv(
+    ctx: Context,
+    x: Node,
+    w: Node,
+    bias: Node | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Node:
+    return convolution(
+        ctx,
+        x,
+        w,
+        bias,
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+
+
+@converter("ConvTranspose")
+def conv_transpose(
+    ctx: Context,
+    x: Node,
+    w: Node,
+    bias: Node | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    output_padding: Ints | None = None,
+    output_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Node:
+    """Computed whole, without padding; what the pads take away is sliced off, and what is added beyond is zeros (and
+    the bias) that no window reaches."""
+    rank = x.type.rank - 2
+    if not 1 <= rank <= 3 or w.type.rank != x.type.rank:
+        raise Unsupported(f"x {x.type!r} with a weight {w.type!r}")
+    stride, dilation = ones(strides, rank), ones(dilations, rank)
+    extra = (0,) * rank if output_padding is None else tuple(output_padding)
+    kernel = w.shape[2:]
+    spans = [
+        (extent - 1) * s + step * (k - 1) + 1 + more
+        for extent, s, k, step, more in zip(x.shape[2:], stride, kernel, dilation, extra, strict=True)
+    ]
+    pairs = _transposed_padding(auto_pad, pads, output_shape, spans, x.shape[2:], stride)
+    zeros = (0,) * rank
+    result = ctx.emit(
+        "conv_transpose", x, w, stride=stride, padding=zeros, output_padding=zeros, dilation=dilation, groups=int(group)
+    )
+    low = [0, 0, *(max(0, -before) for before, _ in pairs)]
+    high = [0, 0, *(more + max(0, -behind) for more, (_, behind) in zip(extra, pairs, strict=True))]
+    result = ctx.pad(result, low, high, 0)
+    for axis, (before, behind) in enumerate(pairs, start=2):
+        begin, end = max(0, before), result.shape[axis] - max(0, behind)
+        if end <= begin:
+            raise Unsupported(f"pads {pairs} that leave nothing of {result.type!r}")
+        result = ctx.slice_axis(result, axis, begin, end)
+    return result if bias is None else ctx.add(result, ctx.reshape(bias, (*bias.shape, *[1] * rank)))
+
+
+def _transposed_padding(
+    auto_pad: str,
+    pads: Ints | None,
+    output_shape: Ints | None,
+    spans: Ints,
+    extents: Ints,
+    stride: Ints,
+) -> Pairs:
+    rank = len(spans)
+    if output_shape is not None:
+        sizes = tuple(output_shape)[-rank:]
+    elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        sizes = tuple(extent * s for extent, s in zip(extents, stride, strict=True))
+    else:
+        return window_padding(auto_pad, pads, extents, (1,) * rank, stride, (1,) * rank)
+    pairs = []
+    for span, size in zip(spans, sizes, strict=True):
+        total = span - size
+        half = total // 2 if total >= 0 else -(-total // 2)
+        pairs.append((total - half, half) if auto_pad != "SAME_UPPER" else (half, total - half))
+    return tuple(pairs)
+
+
+# -- einsum -----------------------------------------------------------------------------------------------------------
+
+
+@converter("Einsum")
+def einsum(ctx: Context, *operands: Node, equation: str) -> Node:
+    """Pairwise, left to right: each pair is a matrix product over the letters that nothing else needs."""
+    text = equation.replace(" ", "")
+    left, arrow, right = text.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(operands):
+        raise Unsupported(f"the equation {equation!r} with {len(operands)} operands")
+    labels = [_labels(term, operand.type.rank, operands) for term, operand in zip(terms, operands, strict=True)]
+    dots = max((len(entry) for term in labels for entry in [[x for x in term if isinstance(x, int)]]), default=0)
+    if arrow:
+        wanted = _expand_dots(right, dots)
+    else:
+        counts: dict[str | int, int] = {}
+        for term in labels:
+            for letter in term:
+                counts[letter] = counts.get(letter, 0) + 1
+        once = sorted(letter for letter, count in counts.items() if count == 1 and isinstance(letter, str))
+        wanted = [*range(-dots, 0), *once]
+    current, have = _diagonals(ctx, operands[0], labels[0])
+    for position in range(1, len(operands)):
+        other, names = _diagonals(ctx, operands[position], labels[position])
+        later = {letter for term in labels[position + 1 :] for letter in term} | set(wanted)
+        current, have = _contract(ctx, current, have, other, names, later)
+    summed = [axis for axis, letter in enumerate(have) if letter not in wanted]
+    current = ctx.reduce("sum", current, summed, False)
+    have = [letter for letter in have if letter in wanted]
+    if sorted(map(str, have)) != sorted(map(str, wanted)):
+        raise Unsupported(f"the equation {equation!r}")
+    return ctx.permute(current, [have.index(letter) for letter in wanted])
+
+
+Labels = list[str | int]  # a letter, or -1, -2, ... for the axes that an ellipsis stands for
+
+
+def _expand_dots(term: str, count: int) -> Labels:
+    before, dots, behind = term.partition("...")
+    return [*before, *(range(-count, 0) if dots else ()), *behind]
+
+
+def _labels(term: str, rank: int, operands: Sequence[Node]) -> Labels:
+    before, dots, behind = term.partition("...")
+    hidden = rank - len(before) - len(behind)
+    if hidden < 0 or (hidden and not dots):
+        raise Unsupported(f"the term {term!r} for a tensor of rank {rank}")
+    return [*before, *range(-hidden, 0), *behind]
+
+
+def _diagonals(ctx: Context, x: Node, labels: Labels) -> tuple[Node, Labels]:
+    """Axes of the same letter become one."""
+    labels = list(labels)
+    for letter in dict.fromkeys(labels):
+        while labels.count(letter) > 1:
+            first = labels.index(letter)
+            second = labels.index(letter, first + 1)
+            extent = x.shape[first]
+            x = ctx.move_axis(ctx.move_axis(x, second, x.type.rank - 1), first, x.type.rank - 2)
+            flat = ctx.reshape(x, (*x.shape[:-2], extent * extent))
+            x = ctx.take(flat, np.arange(extent) * (extent + 1), flat.type.rank - 1)
+            labels = [entry for place, entry in enumerate(labels) if place not in (first, second)] + [letter]
+    return x, labels
+
+
+def _contract(
+    ctx: Context, a: Node, a_labels: Labels, b: Node, b_labels: Labels, later: set[str | int]
+) -> tuple[Node, Labels]:
+    """The product of two, summed over what is in both and needed by nobody later."""
+
+    def alone(x: Node, names: Labels, others: Labels) -> tuple[Node, Labels]:
+        gone = [axis for axis, name in enumerate(names) if name not in others and name not in later]
+        return ctx.reduce("sum", x, gone, False), [name for axis, name in enumerate(names) if axis not in gone]
+
+    a, a_labels = alone(a, a_labels, b_labels)
+    b, b_labels = alone(b, b_labels, a_labels)
+    shared = [name for name in a_labels if name in b_labels]
+    batch = [name for name in shared if name in later]
+    summed = [name for name in shared if name not in later]
+    rows = [name for name in a_labels if name not in shared]
+    columns = [name for name in b_labels if name not in shared]
+    sizes: dict[str | int, int] = {}
+    for x, names in ((a, a_labels), (b, b_labels)):
+        for name, extent in zip(names, x.shape, strict=True):
+            sizes[name] = max(sizes.get(name, 1), extent) if extent else 0
+
+    def arranged(x: Node, names: Labels, order: Labels) -> Node:
+        moved = ctx.permute(x, [names.index(name) for name in order])
+        return ctx.broadcast_to(moved, [sizes[name] for name in order])
+
+    def count(names: Labels) -> int:
+        return math.prod(sizes[name] for name in names)
+
+    left = ctx.reshape(arranged(a, a_labels, batch + rows + summed), (count(batch), count(rows), count(summed)))
+    right = ctx.reshape(
+        arranged(b, b_labels, batch + summed + columns), (count(batch), count(summed), count(columns))
+    )
+    result = ctx.emit("matmul", left, right)
+    names = batch + rows + columns
+    return ctx.reshape(result, [sizes[name] for name in names]), names
+
+
+@converter("Det")
+def det(ctx: Context, x: Node) -> Node:
+    """By elimination with pivoting, unrolled: the matrices that models have are small."""
+    size = x.shape[-1]
+    if x.type.rank < 2 or x.shape[-2] != size or size > 16:
+        raise Unsupported(f"matrices {list(x.shape[-2:])}: square ones of up to 16 rows")
+    batch = x.shape[:-2]
+    rows = ctx.widen(ctx.reshape(x, (math.prod(batch), size, size)))
+    result = ctx.full(1, rows.dtype, (rows.shape[0],))
+    for step in range(size):
+        left = size - step
+        column = ctx.reshape(ctx.slice_axis(rows, 2, 0, 1), (rows.shape[0], left))
+        best = ctx.emit("argmax", ctx.emit("abs", column), axis=1, keepdims=True)
+        place = ctx.iota((rows.shape[0], left), 1)
+        # The pivot's row and the first change places.
+        source = ctx.select(ctx.compare("eq", place, 0), best, ctx.select(ctx.compare("eq", place, best), 0, place))
+        wide = ctx.broadcast_to(ctx.unsqueeze(source, 2), rows.shape)
+        swapped = ctx.emit("take_along", rows, wide, axis=1)
+        pivot = ctx.reshape(ctx.slice_axis(ctx.slice_axis(swapped, 1, 0, 1), 2, 0, 1), (rows.shape[0],))
+        sign = ctx.select(ctx.compare("eq", ctx.reshape(best, (rows.shape[0],)), 0), ctx.full(1, rows.dtype), -1)
+        result = ctx.mul(result, ctx.mul(pivot, sign))
+        if left == 1:
+            break
+        first = ctx.slice_axis(ctx.slice_axis(swapped, 1, 0, 1), 2, 1, left)
+        below = ctx.slice_axis(swapped, 1, 1, left)
+        safe = ctx.select(ctx.compare("eq", pivot, 0), 1, pivot)
+        factor = ctx.div(ctx.slice_axis(below, 2, 0, 1), ctx.reshape(safe, (rows.shape[0], 1, 1)))
+        rows = ctx.sub(ctx.slice_axis(below, 2, 1, left), ctx.mul(factor, first))
+    return ctx.cast(ctx.reshape(result, batch), x.dtype)
+
+
+def is_byte(x: Node) -> bool:
+    return x.dtype in (DType.I8, DType.U8)

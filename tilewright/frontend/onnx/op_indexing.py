@@ -1,0 +1,198 @@
+"""Gathering, scattering and ordering elements.
+
+Scatters and orderings compare everything with everything: a table of positions against indices. That needs nothing but
+comparisons and reductions, and suits the small tensors that models scatter and sort; larger ones are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from tilewright.dtypes import DType
+from tilewright.frontend.onnx.context import Context, axis_of, highest, lowest
+from tilewright.frontend.onnx.registry import Unsupported, converter
+from tilewright.graph.ir import Node
+
+# -- gathering --------------------------------------------------------------------------------------------------------
+
+
+@converter("Gather")
+def gather(ctx: Context, x: Node, indices: Node, *, axis: int = 0) -> Node:
+    return ctx.take(x, indices, axis_of(axis, x.type.rank))
+
+
+@converter("GatherElements")
+def gather_elements(ctx: Context, x: Node, indices: Node, *, axis: int = 0) -> Node:
+    return ctx.emit("take_along", x, indices, axis=axis_of(axis, x.type.rank))
+
+
+@converter("GatherND")
+def gather_nd(ctx: Context, x: Node, indices: Node, *, batch_dims: int = 0) -> Node:
+    depth = indices.shape[-1]
+    batch = x.shape[:batch_dims]
+    if batch != indices.shape[:batch_dims] or batch_dims + depth > x.type.rank:
+        raise Unsupported(f"indices {indices.type!r} of {x.type!r} with {batch_dims} batch axes")
+    place = flat_places(ctx, indices, x.shape[batch_dims : batch_dims + depth])
+    span = math.prod(x.shape[batch_dims : batch_dims + depth])
+    if batch:
+        first = np.arange(math.prod(batch)).reshape(*batch, *[1] * (place.type.rank - batch_dims)) * span
+        place = ctx.add(place, ctx.constant(first))
+    rest = x.shape[batch_dims + depth :]
+    return ctx.take(ctx.reshape(x, (math.prod(batch) * span, *rest)), place, 0)
+
+
+def flat_places(ctx: Context, indices: Node, extents: tuple[int, ...]) -> Node:
+    """Index tuples (the last axis) as positions in the flattened axes that they index."""
+    indices = ctx.cast(indices, DType.I64)
+    limits = ctx.ints(extents)
+    counted = ctx.select(ctx.compare("lt", indices, 0), ctx.add(indices, limits), indices)
+    steps = [math.prod(extents[axis + 1 :]) for axis in range(len(extents))]
+    return ctx.reduce("sum", ctx.mul(counted, ctx.ints(steps)), (indices.type.rank - 1,), False)
+
+
+# -- scattering -------------------------------------------------------------------------------------------------------
+
+_COMBINE: dict[str, tuple[str, str, Callable[[DType], int | float | bool]]] = {
+    # reduction: (over the updates of one place, with what was there, what changes nothing)
+    "add": ("sum", "add", lambda dtype: 0),
+    "mul": ("prod", "mul", lambda dtype: 1),
+    "max": ("amax", "maximum", lowest),
+    "min": ("amin", "minimum", highest),
+}
+
+
+def scattered(
+    ctx: Context, data: Node, indices: Node, updates: Node, axis: int, reduction: str = "none"
+) -> Node:
+    """`data` with `updates` at `indices` along `axis`. All have one rank, indices and updates one shape, of which no
+    extent but that of `axis` is larger than the data's. Of several updates for one place the last one stands."""
+    count, extent = indices.shape[axis], data.shape[axis]
+    if not indices.type.size:
+        return data
+    indices = ctx.cast(indices, DType.I64)
+    indices = ctx.select(ctx.compare("lt", indices, 0), ctx.add(indices, extent), indices)
+    # Where the data has more than the indices on another axis, no place is hit.
+    more = [0 if d == axis else n - m for d, (n, m) in enumerate(zip(data.shape, indices.shape, strict=True))]
+    if any(width < 0 for width in more):
+        raise Unsupported(f"indices {indices.type!r} for {data.type!r}")
+    zeros = [0] * data.type.rank
+    indices = ctx.pad(indices, zeros, more, -1)
+    updates = ctx.pad(updates, zeros, more, 0)
+    ctx.check_table(indices.type.size * extent, "a scatter")
+    # The table: places of the data on `axis`, updates on the axis behind it.
+    table = (*data.shape[: axis + 1], count, *data.shape[axis + 1 :])
+    hit = ctx.compare("eq", ctx.unsqueeze(indices, axis), ctx.iota(table, axis))
+    if reduction == "none":
+        last = ctx.select(hit, ctx.iota(table, axis + 1), -1)
+        last = ctx.reduce("amax", last, (axis + 1,), False)
+        found = ctx.emit("take_along", updates, ctx.emit("relu", last), axis=axis)
+        return ctx.select(ctx.compare("ge", last, 0), found, data)
+    if reduction not in _COMBINE:
+        raise Unsupported(f"the reduction {reduction}")
+    over, join, neutral = _COMBINE[reduction]
+    candidates = ctx.select(hit, ctx.unsqueeze(ctx.widen(updates), axis), neutral(data.dtype.compute))
+    combined = ctx.reduce(over, candidates, (axis + 1,), False)
+    return ctx.cast(ctx.emit(join, ctx.widen(data), combined), data.dtype)
+
+
+@converter("ScatterElements", "Scatter")
+def scatter_elements(
+    ctx: Context, data: Node, indices: Node, updates: Node, *, axis: int = 0, reduction: str = "none"
+) -> Node:
+    return scattered(ctx, data, indices, updates, axis_of(axis, data.type.rank), reduction)
+
+
+@converter("ScatterND")
+def scatter_nd(ctx: Context, data: Node, indices: Node, updates: Node, *, reduction: str = "none") -> Node:
+    depth = indices.shape[-1]
+    if depth > data.type.rank:
+        raise Unsupported(f"indices {indices.type!r} of {data.type!r}")
+    rest = data.shape[depth:]
+    rows, width = math.prod(data.shape[:depth]), math.prod(rest)
+    place = flat_places(ctx, indices, data.shape[:depth])
+    count = place.type.size
+    if not count:
+        return data
+    flat = ctx.reshape(data, (rows, width))
+    rows_of_updates = ctx.reshape(updates, (count, width))
+    if reduction == "none":  # one table for all columns
+        hit = ctx.compare("eq", ctx.reshape(place, (1, count)), ctx.iota((rows, count), 0))
+        ctx.check_table(rows * count, "a scatter")
+        last = ctx.reduce("amax", ctx.select(hit, ctx.iota((rows, count), 1), -1), (1,), False)
+        found = ctx.take(rows_of_updates, ctx.emit("relu", last), 0)
+        result = ctx.select(ctx.reshape(ctx.compare("ge", last, 0), (rows, 1)), found, flat)
+    else:
+        wide = ctx.broadcast_to(ctx.reshape(place, (count, 1)), (count, width))
+        result = scattered(ctx, flat, wide, rows_of_updates, 0, reduction)
+    return ctx.reshape(result, data.shape)
+
+
+@converter("TensorScatter")
+def tensor_scatter(
+    ctx: Context,
+    past: Node,
+    update: Node,
+    write_indices: Node | None = None,
+    *,
+    axis: int = -2,
+    mode: str = "linear",
+) -> Node:
+    """A cache with `update` written along `axis` from a position of each batch on, round and round if circular."""
+    axis = axis_of(axis, past.type.rank)
+    length, extent = update.shape[axis], past.shape[axis]
+    start = ctx.full(0, DType.I64, (past.shape[0],)) if write_indices is None else ctx.cast(write_indices, DType.I64)
+    start = ctx.reshape(start, (past.shape[0], *[1] * (past.type.rank - 1)))
+    offset = ctx.sub(ctx.iota(past.shape, axis), start)
+    if mode == "circular":
+        offset = ctx.emit("mod", offset, ctx.full(extent, DType.I64))
+    inside = ctx.both(ctx.compare("ge", offset, 0), ctx.compare("lt", offset, length))
+    found = ctx.emit("take_along", update, ctx.emit("clamp", offset, min=0, max=length - 1), axis=axis)
+    return ctx.select(inside, found, past)
+
+
+# -- ordering ---------------------------------------------------------------------------------------------------------
+
+
+def ordered(ctx: Context, x: Node, axis: int, count: int, *, largest: bool) -> tuple[Node, Node]:
+    """The first `count` of the elements along `axis` in order, and where they were; of equals the first comes first."""
+    rank, extent = x.type.rank, x.shape[axis]
+    if not 0 <= count <= extent:
+        raise Unsupported(f"{count} elements of an axis of {extent}")
+    ctx.check_table(x.type.size * extent, "an ordering")
+    rows = ctx.move_axis(x, axis, rank - 1)
+    here, other = ctx.unsqueeze(rows, rank), ctx.unsqueeze(rows, rank - 1)  # [..., i, 1] and [..., 1, j]
+    before = ctx.compare("gt" if largest else "lt", other, here)
+    if x.dtype.is_float:  # NaN is greater than everything, as in NumPy
+        nan_here, nan_other = ctx.emit("isnan", here), ctx.emit("isnan", other)
+        one = ctx.emit("logical_not", nan_here if largest else nan_other)
+        above = ctx.both(nan_other if largest else nan_here, one)
+        before = ctx.emit("logical_or", before, above)
+        same = ctx.emit("logical_or", ctx.compare("eq", other, here), ctx.both(nan_here, nan_other))
+    else:
+        same = ctx.compare("eq", other, here)
+    earlier = ctx.constant(np.tri(extent, k=-1, dtype=np.bool_))  # j < i
+    before = ctx.emit("logical_or", before, ctx.both(same, earlier))
+    place = ctx.reduce("sum", ctx.cast(before, DType.I64), (rank,), False)  # of element i in the result
+    table = (*rows.shape[:-1], count, extent)
+    hit = ctx.compare("eq", ctx.unsqueeze(place, rank - 1), ctx.iota(table, rank - 1))
+    source = ctx.reduce("sum", ctx.select(hit, ctx.iota(table, rank), 0), (rank,), False)
+    values = ctx.emit("take_along", rows, source, axis=rank - 1)
+    return ctx.move_axis(values, rank - 1, axis), ctx.move_axis(source, rank - 1, axis)
+
+
+@converter("TopK")
+def top_k(
+    ctx: Context,
+    x: Node,
+    count: Node | None = None,
+    *,
+    axis: int = -1,
+    k: int | None = None,
+    largest: int = 1,
+    sorted: int = 1,
+) -> tuple[Node, Node]:
+    number = ctx.static_int(count) if count is not None else int(k or 0)
+    return ordered(ctx, x, axis_of(axis, x.type.rank), number, largest=bool(largest))

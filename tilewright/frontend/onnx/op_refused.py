@@ -1,0 +1,24 @@
+"""Operators that are known and not supported, each for its reason."""
+
+from __future__ import annotations
+
+from tilewright.frontend.onnx.registry import refuse
+
+refuse(
+    "the shape of its result depends on data",
+    "NonZero",
+    "Unique",
+    "Compress",
+    "NonMaxSuppression",
+)
+refuse(
+    "random numbers",
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "Multinomial",
+    "Bernoulli",
+)
+refuse("strings", "StringNormalizer", "StringSplit", "StringConcat", "RegexFullMatch", "TfIdfVectorizer")
+refuse("decoding of files", "ImageDecoder")

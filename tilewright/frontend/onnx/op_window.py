@@ -1,0 +1,290 @@
+"""Pooling.
+
+What the core's windows cannot say (uneven padding, windows that hang over the end) is padded first, with what never
+wins a maximum and with zeros in a sum; averages are sums divided by counts known when the model is compiled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+from tilewright.dtypes import DType
+from tilewright.frontend.onnx.context import Context, Ints, lowest
+from tilewright.frontend.onnx.op_contraction import Pairs, ones, window_padding
+from tilewright.frontend.onnx.registry import Unsupported, converter
+from tilewright.graph.ir import Node
+
+
+def placed(
+    extents: Ints, kernel: Ints, stride: Ints, dilation: Ints, padding: Pairs, ceil_mode: bool
+) -> tuple[Pairs, tuple[int, ...]]:
+    """(padding with what the last window needs beyond it, result extents)."""
+    wider, sizes = [], []
+    for extent, k, s, step, (low, high) in zip(extents, kernel, stride, dilation, padding, strict=True):
+        room = extent + low + high - step * (k - 1) - 1
+        size = (-(-room // s) if ceil_mode else room // s) + 1
+        if ceil_mode and (size - 1) * s >= extent + low:
+            size -= 1  # the last window would start in the padding
+        if size < 1:
+            raise Unsupported(f"a window of {k} on an axis of {extent}")
+        reach = (size - 1) * s + step * (k - 1) + 1
+        wider.append((low, max(high, reach - extent - low)))
+        sizes.append(size)
+    return tuple(wider), tuple(sizes)
+
+
+def padded(ctx: Context, x: Node, pairs: Pairs, value: float | int) -> Node:
+    return ctx.pad(x, (0, 0, *(low for low, _ in pairs)), (0, 0, *(high for _, high in pairs)), value)
+
+
+def check_rank(x: Node, kernel: Ints) -> int:
+    rank = x.type.rank - 2
+    if not 1 <= rank <= 3 or len(kernel) != rank:
+        raise Unsupported(f"a window {tuple(kernel)} on {x.type!r}: 1 to 3 spatial axes")
+    return rank
+
+
+@converter("MaxPool")
+def max_pool(
+    ctx: Context,
+    x: Node,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints | None = None,
+    kernel_shape: Ints,
+    pads: Ints | None = None,
+    storage_order: int = 0,
+    strides: Ints | None = None,
+) -> Node | tuple[Node, Node]:
+    rank = check_rank(x, kernel_shape)
+    kernel, stride, dilation = tuple(kernel_shape), ones(strides, rank), ones(dilations, rank)
+    declared = window_padding(auto_pad, pads, x.shape[2:], kernel, stride, dilation)
+    padding, sizes = placed(x.shape[2:], kernel, stride, dilation, declared, bool(ceil_mode))
+    even = all(
+        low == high and 2 * low <= step * (k - 1) + 1
+        for (low, high), k, step in zip(padding, kernel, dilation, strict=True)
+    )
+    source = x if even else padded(ctx, x, padding, lowest(x.dtype))
+    result = ctx.emit(
+        "max_pool",
+        source,
+        kernel=kernel,
+        stride=stride,
+        padding=tuple(low for low, _ in padding) if even else (0,) * rank,
+        dilation=dilation,
+        ceil_mode=False,
+        layout="channels_first",
+    )
+    result = trimmed(ctx, result, sizes)
+    if not ctx.wants(1):
+        return result
+    places = _places_of_maxima(ctx, x, kernel, stride, dilation, padding, sizes, bool(storage_order))
+    return result, places
+
+
+def trimmed(ctx: Context, x: Node, sizes: Ints) -> Node:
+    """Windows behind the last one that counts are left out."""
+    for axis, size in enumerate(sizes, start=2):
+        x = ctx.slice_axis(x, axis, 0, size)
+    return x
+
+
+def _places_of_maxima(
+    ctx: Context,
+    x: Node,
+    kernel: Ints,
+    stride: Ints,
+    dilation: Ints,
+    padding: Pairs,
+    sizes: Ints,
+    by_column: bool,
+) -> Node:
+    """The position of each window's greatest element in the whole tensor, counted along rows or along columns."""
+    wide = padded(ctx, x, padding, lowest(x.dtype))
+    extents = x.shape[2:]
+    if by_column:
+        steps = [math.prod(extents[:axis]) for axis in range(len(extents))]
+    else:
+        steps = [math.prod(extents[axis + 1 :]) for axis in range(len(extents))]
+    seen, tables = [], []
+    for offset in itertools.product(*(range(k) for k in kernel)):
+        part = wide
+        table = np.zeros(sizes, np.int64)
+        for axis, (o, s, step, size, (low, _)) in enumerate(
+            zip(offset, stride, dilation, sizes, padding, strict=True)
+        ):
+            begin = o * step
+            part = ctx.slice_axis(part, axis + 2, begin, begin + (size - 1) * s + 1, s)
+            line = np.arange(size) * s + begin - low
+            table += (line * steps[axis]).reshape([-1 if d == axis else 1 for d in range(len(sizes))])
+        seen.append(part)
+        tables.append(table)
+    stacked = ctx.stack(seen, 2)
+    best = ctx.emit("argmax", stacked, axis=2, keepdims=True)
+    positions = ctx.broadcast_to(ctx.constant(np.stack(tables)[None, None]), stacked.shape)
+    place = ctx.squeeze(ctx.emit("take_along", positions, best, axis=2), 2)
+    images = x.shape[0] * x.shape[1]
+    first = np.arange(images).reshape(x.shape[0], x.shape[1], *[1] * len(sizes)) * math.prod(extents)
+    return ctx.add(place, ctx.constant(first))
+
+
+@converter("AveragePool")
+def average_pool(
+    ctx: Context,
+    x: Node,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+    dilations: Ints | None = None,
+    kernel_shape: Ints,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Node:
+    rank = check_rank(x, kernel_shape)
+    kernel, stride, dilation = tuple(kernel_shape), ones(strides, rank), ones(dilations, rank)
+    declared = window_padding(auto_pad, pads, x.shape[2:], kernel, stride, dilation)
+    padding, sizes = placed(x.shape[2:], kernel, stride, dilation, declared, bool(ceil_mode))
+    total = window_sum(ctx, ctx.widen(x), kernel, stride, dilation, padding, sizes)
+    counts = _counts(x.shape[2:], kernel, stride, dilation, declared, sizes, bool(count_include_pad))
+    divisor = counts.reshape(1, 1, *counts.shape)
+    if counts.min() == counts.max():
+        divisor = divisor.reshape(-1)[:1].reshape(())
+    return ctx.cast(ctx.div(total, ctx.constant(divisor.astype(total.dtype.numpy))), x.dtype)
+
+
+def window_sum(
+    ctx: Context, x: Node, kernel: Ints, stride: Ints, dilation: Ints, padding: Pairs, sizes: Ints
+) -> Node:
+    """The sum of every window."""
+    rank = len(kernel)
+    wide = padded(ctx, x, padding, 0)
+    if all(step == 1 for step in dilation):
+        total = ctx.emit(
+            "avg_pool",
+            wide,
+            kernel=tuple(kernel),
+            stride=tuple(stride),
+            padding=(0,) * rank,
+            ceil_mode=False,
+            count_include_pad=True,
+            divisor=1,
+            layout="channels_first",
+        )
+        return trimmed(ctx, total, sizes)
+    images = ctx.reshape(wide, (x.shape[0] * x.shape[1], 1, *wide.shape[2:]))
+    total = ctx.emit(
+        "conv",
+        images,
+        ctx.full(1, x.dtype, (1, 1, *kernel)),
+        stride=tuple(stride),
+        padding=((0, 0),) * rank,
+        dilation=tuple(dilation),
+        groups=1,
+        layout="channels_first",
+    )
+    return trimmed(ctx, ctx.reshape(total, (*x.shape[:2], *total.shape[2:])), sizes)
+
+
+def _counts(
+    extents: Ints, kernel: Ints, stride: Ints, dilation: Ints, padding: Pairs, sizes: Ints, with_padding: bool
+) -> np.ndarray:
+    """How many elements every window has; of the padding, what was declared counts if `with_padding`."""
+    result = np.ones((), np.int64)
+    for extent, k, s, step, (low, high), size in zip(
+        extents, kernel, stride, dilation, padding, sizes, strict=True
+    ):
+        places = np.arange(size)[:, None] * s + np.arange(k)[None] * step - low
+        begin, end = (-low, extent + high) if with_padding else (0, extent)
+        result = np.multiply.outer(result, ((places >= begin) & (places < end)).sum(1))
+    return result
+
+
+@converter("LpPool")
+def lp_pool(
+    ctx: Context,
+    x: Node,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints | None = None,
+    kernel_shape: Ints,
+    p: int = 2,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Node:
+    rank = check_rank(x, kernel_shape)
+    kernel, stride, dilation = tuple(kernel_shape), ones(strides, rank), ones(dilations, rank)
+    declared = window_padding(auto_pad, pads, x.shape[2:], kernel, stride, dilation)
+    padding, sizes = placed(x.shape[2:], kernel, stride, dilation, declared, bool(ceil_mode))
+    powers = _power(ctx, ctx.emit("abs", ctx.widen(x)), p)
+    total = window_sum(ctx, powers, kernel, stride, dilation, padding, sizes)
+    return ctx.cast(_root(ctx, total, p), x.dtype)
+
+
+def _power(ctx: Context, x: Node, p: int) -> Node:
+    if p == 1:
+        return x
+    return ctx.mul(x, x) if p == 2 else ctx.arithmetic("pow", x, p)
+
+
+def _root(ctx: Context, x: Node, p: int) -> Node:
+    if p == 1:
+        return x
+    return ctx.emit("sqrt", x) if p == 2 else ctx.arithmetic("pow", x, 1 / p)
+
+
+def _spatial(x: Node) -> tuple[int, ...]:
+    return tuple(range(2, x.type.rank))
+
+
+@converter("GlobalAveragePool")
+def global_average_pool(ctx: Context, x: Node) -> Node:
+    return ctx.reduce("mean", x, _spatial(x), True)
+
+
+@converter("GlobalMaxPool")
+def global_max_pool(ctx: Context, x: Node) -> Node:
+    return ctx.reduce("amax", x, _spatial(x), True)
+
+
+@converter("GlobalLpPool")
+def global_lp_pool(ctx: Context, x: Node, *, p: int = 2) -> Node:
+    powers = _power(ctx, ctx.emit("abs", ctx.widen(x)), p)
+    return ctx.cast(_root(ctx, ctx.reduce("sum", powers, _spatial(x), True), p), x.dtype)
+
+
+@converter("MaxUnpool")
+def max_unpool(
+    ctx: Context,
+    x: Node,
+    indices: Node,
+    output_shape: Node | None = None,
+    *,
+    kernel_shape: Ints,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Node:
+    """The elements back at the places of a smaller tensor that the strides and windows imply."""
+    from tilewright.frontend.onnx.op_indexing import scattered
+
+    rank = check_rank(x, kernel_shape)
+    stride = ones(strides, rank)
+    widths = (0,) * (2 * rank) if pads is None else tuple(pads)
+    implied = [
+        (extent - 1) * s + k - widths[axis] - widths[axis + rank]
+        for axis, (extent, s, k) in enumerate(zip(x.shape[2:], stride, kernel_shape, strict=True))
+    ]
+    shape = (*x.shape[:2], *implied)
+    wanted = shape if output_shape is None else ctx.static_ints(output_shape)
+    if len(wanted) != len(shape):
+        raise Unsupported(f"output_shape {wanted}")
+    place = ctx.reshape(indices, (indices.type.size,))
+    flat = scattered(
+        ctx, ctx.full(0, x.dtype, (math.prod(wanted),)), ctx.cast(place, DType.I64), ctx.reshape(x, (x.type.size,)), 0
+    )
+    return ctx.reshape(flat, wanted)

@@ -1,0 +1,392 @@
+"""`torch.compile(model, backend="tilewright")`.
+
+    fast = torch.compile(model, backend="tilewright", options={"numerics": "strict", "threads": 4})
+    with torch.no_grad():
+        fast(x)
+
+Dynamo cuts Python into graphs; each graph is compiled here when it is first called, for the sizes of that call.
+
+What runs where
+    A graph that can be imported whole is one compiled model. Operators that cannot be imported stay with PyTorch, and
+    the rest of the graph is compiled around them. A failure of our own is a warning, once per graph, and that graph
+    runs in PyTorch.
+
+Gradients
+    Compiled models compute none. Where gradients are enabled and an argument (a parameter, say) asks for them, the
+    graph runs in PyTorch, with its own autograd; a warning says so once. Call the model under `torch.no_grad()` or
+    `torch.inference_mode()`.
+
+Writes and shared memory
+    A graph that writes to its arguments (a cache of keys and values) is compiled as a function, and the new values are
+    copied back. One that also returns a view of what it wrote, or whose written argument shares memory with another,
+    runs in PyTorch. Results that are views of arguments, or of each other, are made by PyTorch from ours.
+
+Weights
+    Parameters and buffers are constants of the compiled model, which keeps its own copy of them in the order that its
+    kernels want. A write to one of them is noticed by its version counter, and from then on the graph is compiled with
+    its weights as inputs; a write that PyTorch does not count (through `.data`, or NumPy) is not noticed: for models
+    that are changed so, `options={"freeze": False}`. The first few modules that share a graph are frozen each by
+    itself; those after them share one model with weights as inputs.
+
+Shapes that change
+    Symbolic sizes are accepted (and numbers that Dynamo passes as tensors); each size is compiled by itself into a table that is bounded (`runtime.dispatch`): the
+    first 4 sizes of a graph at once, later ones when they come a second time, never more than 16 (`variants`). All
+    other calls run in PyTorch. Nothing is padded: that a longer sequence or batch leaves the rest of a result as it
+    is would have to be proved for each graph. So a sequence growing from 1 to n costs 4 compilations the first time
+    and at most 16 ever, and its passing sizes run as fast as PyTorch runs them.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from tilewright import driver
+from tilewright.errors import MutationError, OptionError, TilewrightError, UnsupportedOpsError
+from tilewright.frontend.torch import captured
+from tilewright.runtime.dispatch import Policy, VariantTable
+from tilewright.runtime.model import CompiledModel
+
+NAME = "tilewright"
+_WEIGHT_SETS = 4  # modules sharing one graph whose weights become constants
+
+
+class TilewrightWarning(UserWarning):
+    """A graph, or a part of one, runs in PyTorch although it was meant to be compiled."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `torch.compile(..., options={...})` takes."""
+
+    numerics: str | None = None  # "fast" or "strict"
+    threads: int | None = None
+    freeze: bool = True  # parameters and buffers are constants
+    variants: int = 16  # sizes of one graph that are compiled at most
+    fallback: bool = True  # False: our own failures, and unsupported operators, are errors
+    observe: Callable[[Outcome], None] | None = None  # told what became of each graph
+
+    @staticmethod
+    def of(given: Mapping[str, Any] | None) -> Options:
+        unknown = set(given or {}) - set(Options.__dataclass_fields__)
+        if unknown:
+            known = ", ".join(Options.__dataclass_fields__)
+            raise OptionError(
+                f"no option of the torch.compile backend is called {', '.join(sorted(unknown))}; it has {known}"
+            )
+        options = Options(**(given or {}))
+        if options.variants < 1:
+            raise OptionError(f"variants={options.variants!r}: at least 1")
+        if options.numerics is not None:
+            driver.resolve_option("numerics", options.numerics, driver.NUMERICS)
+        return options
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a graph at one set of sizes."""
+
+    kind: str  # "compiled", "split", "torch" (nothing in it to compile), "failed"
+    regions: int = 0
+    left: Mapping[str, str] = field(default_factory=dict)  # nodes that PyTorch runs -> why
+    error: str = ""
+
+
+def backend(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    **unused: Any,
+) -> Callable[..., Any]:
+    """The entry point `torch_dynamo_backends`: a graph of Dynamo as a callable."""
+    return CompiledGraph(module, Options.of(options))
+
+
+def register() -> None:
+    """Makes the name "tilewright" known to torch.compile where the package is not installed, as in a checkout."""
+    from torch._dynamo.backends import registry
+
+    if NAME not in registry._COMPILER_FNS:
+        registry.register_backend(compiler_fn=backend, name=NAME)
+
+
+Runner = Callable[[Sequence[Any]], Any]
+
+
+class CompiledGraph:
+    """A graph of Dynamo, called with its flat arguments. Variants for sizes are made as they come."""
+
+    def __init__(self, module: fx.GraphModule, options: Options) -> None:
+        self._module = module
+        self._options = options
+        self._eager: Callable[..., Any] = module.forward
+        self._policy = Policy(limit=options.variants)
+        self._weights = _weight_positions(module) if options.freeze else ()
+        self._scalars = captured.scalar_positions(module)
+        self._tables: dict[Any, VariantTable[Runner]] = {}
+        self._sets: dict[Any, tuple[list[torch.Tensor], list[int]]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def variants(self) -> int:
+        """How many variants there are now."""
+        return sum(map(len, self._tables.values()))
+
+    def __call__(self, *arguments: Any) -> Any:
+        if torch.is_grad_enabled() and any(
+            isinstance(a, torch.Tensor) and a.requires_grad for a in arguments
+        ):
+            _warn_once(
+                "gradients",
+                "a graph runs in PyTorch because gradients are enabled and its arguments ask for them; call the model"
+                " under torch.no_grad() or torch.inference_mode() to have it compiled",
+            )
+            return self._eager(*arguments)
+        weights = self._weight_set(arguments)
+        table = self._tables.get(weights)
+        if table is None:
+            table = self._tables.setdefault(weights, VariantTable(self._policy))
+        runner = table.get(self._key(arguments), lambda: self._make(arguments, weights is not None))
+        return self._eager(*arguments) if runner is None else runner(arguments)
+
+    def _key(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        skipped = self._weights
+        key = [
+            (a.shape, None if a.is_contiguous() else a.stride()) if isinstance(a, torch.Tensor) else a
+            for i, a in enumerate(arguments)
+            if i not in skipped
+        ]
+        return (*key, *(arguments[i].item() for i in self._scalars))
+
+    def _weight_set(self, arguments: Sequence[Any]) -> tuple[int, ...] | None:
+        """Which weights these are, if they are constants of a variant; None if weights are inputs."""
+        if not self._weights:
+            return None
+        tensors = [arguments[i] for i in self._weights]
+        if any(t.is_inference() for t in tensors):
+            return None  # they have no version counters
+        key = tuple(t.data_ptr() for t in tensors)
+        known = self._sets.get(key)
+        if known is not None:
+            if [t._version for t in tensors] == known[1]:
+                return key
+            with self._lock:  # somebody trains the model: constants would have to be compiled again and again
+                self._weights, self._sets = (), {}
+                self._tables.clear()
+            return None
+        with self._lock:
+            if len(self._sets) >= _WEIGHT_SETS:
+                return None
+            # Kept alive, so that no other tensor can come to have their addresses.
+            self._sets[key] = (tensors, [t._version for t in tensors])
+        return key
+
+    # -- variants --------------------------------------------------------------------------------------------------
+
+    def _make(self, arguments: Sequence[Any], frozen: bool) -> Runner:
+        try:
+            runner, outcome = self._compile(arguments, frozen)
+        except Exception as error:  # whatever goes wrong in us or in the exporter, the user's model runs
+            if not self._options.fallback:
+                raise
+            _warn_once(f"failed {type(error).__name__} {error}", _failure(self._module, error))
+            runner, outcome = self._in_torch, Outcome("failed", error=f"{type(error).__name__}: {error}")
+        if self._options.observe is not None:
+            self._options.observe(outcome)
+        return runner
+
+    def _in_torch(self, arguments: Sequence[Any]) -> Any:
+        return self._eager(*arguments)
+
+    def _compile(self, arguments: Sequence[Any], frozen: bool) -> tuple[Runner, Outcome]:
+        tensors = [(i, a) for i, a in enumerate(arguments) if isinstance(a, torch.Tensor)]
+        places = tuple(i for i, _ in tensors)
+        odd = {f"argument {i}": "is not a dense CPU tensor" for i, a in tensors if not _is_plain(a)}
+        if odd:
+            return self._left(odd)
+        try:
+            numbers = {i: arguments[i].item() for i in self._scalars}
+            program = captured.capture(captured.with_numbers(self._module, numbers), arguments)
+        except MutationError as error:
+            return self._left({"graph": str(error.message)})
+        guard = _Distinct([places[i] for i in program.writes], places) if program.writes else None
+        fixed = {number: a for number, (i, a) in enumerate(tensors) if frozen and i in self._weights}
+        if not program.torch_side:
+            try:
+                region = captured.import_region(program.program, program.writes, fixed)
+                if not any(result is None for result in region.results) and not region.writes:
+                    return self._left({"graph": "has no tensor to compute"})
+                run = RegionCall(self._build(region), region)
+                return _whole(run, places, guard, self._eager), Outcome("compiled", regions=1)
+            except UnsupportedOpsError:
+                pass
+        return self._split(program, places, guard)
+
+    def _split(
+        self, program: captured.Captured, places: Sequence[int], guard: _Distinct | None
+    ) -> tuple[Runner, Outcome]:
+        pieces = captured.cut(program)
+        left = dict(pieces.left)
+        if left and not self._options.fallback and set(left) - set(program.torch_side):
+            raise UnsupportedOpsError([(why, name) for name, why in left.items()])
+        done = 0
+        for name in pieces.regions:
+            inner = pieces.module.get_submodule(name)
+            assert isinstance(inner, fx.GraphModule)
+            try:
+                region = captured.import_region(captured.export_region(inner))
+                pieces.module.set_submodule(name, _RegionModule(RegionCall(self._build(region), region)))
+                done += 1
+            except UnsupportedOpsError as error:
+                left[name] = str(error.message)
+        if not done:
+            return self._left(left or {"graph": "nothing to compute"})
+        return _split_runner(pieces.module, program, places, guard, self._eager), Outcome(
+            "split", regions=done, left=left
+        )
+
+    def _left(self, reasons: Mapping[str, str]) -> tuple[Runner, Outcome]:
+        if not self._options.fallback:
+            raise UnsupportedOpsError([(why, name) for name, why in reasons.items()])
+        return self._in_torch, Outcome("torch", left=dict(reasons))
+
+    def _build(self, region: captured.Region) -> CompiledModel:
+        return driver.compile(region.model, numerics=self._options.numerics, threads=self._options.threads)
+
+
+class RegionCall:
+    """A compiled region, called with the tensors of its program."""
+
+    def __init__(self, model: CompiledModel, region: captured.Region) -> None:
+        self.model = model
+        self._inputs = region.inputs
+        self._writes = region.writes
+        self._results = region.results
+        self._orders = region.orders
+
+    def __call__(self, tensors: Sequence[Any]) -> list[Any]:
+        outputs = self.model(*[tensors[i] for i in self._inputs])
+        count = len(self._writes)
+        for position, value in zip(self._writes, outputs, strict=False):
+            tensors[position].copy_(_as_torch(value))
+        waiting = zip(outputs[count:], self._orders, strict=True)
+        return [_placed(*next(waiting)) if r is None else r.value for r in self._results]
+
+
+class _RegionModule(nn.Module):
+    """A compiled region in the place of the submodule that it replaces."""
+
+    def __init__(self, call: RegionCall) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        results = self.call(tensors)
+        return results[0] if len(results) == 1 else tuple(results)
+
+
+def _as_torch(value: Any) -> torch.Tensor:
+    """A model all of whose inputs are constants gives arrays."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if value.dtype.name == "bfloat16":
+        return torch.from_numpy(value.view("int16")).view(torch.bfloat16)
+    return torch.from_numpy(value)
+
+
+def _placed(value: Any, order: tuple[int, ...] | None) -> torch.Tensor:
+    tensor = _as_torch(value)
+    return tensor if order is None else tensor.permute(order)
+
+
+@dataclass(frozen=True)
+class _Distinct:
+    """Whether no other argument shares memory with one that is written to."""
+
+    written: Sequence[int]
+    places: Sequence[int]
+
+    def __call__(self, arguments: Sequence[Any]) -> bool:
+        owners = [arguments[i].untyped_storage().data_ptr() for i in self.places]
+        return all(owners.count(arguments[i].untyped_storage().data_ptr()) == 1 for i in self.written)
+
+
+def _whole(
+    run: RegionCall, places: Sequence[int], guard: _Distinct | None, eager: Callable[..., Any]
+) -> Runner:
+    def runner(arguments: Sequence[Any]) -> Any:
+        if guard is not None and not guard(arguments):
+            return eager(*arguments)
+        return run([arguments[i] for i in places])
+
+    return runner
+
+
+def _split_runner(
+    module: fx.GraphModule,
+    program: captured.Captured,
+    places: Sequence[int],
+    guard: _Distinct | None,
+    eager: Callable[..., Any],
+) -> Runner:
+    lifted = captured.lifted_tensors(program.program)
+
+    def runner(arguments: Sequence[Any]) -> Any:
+        if guard is not None and not guard(arguments):
+            return eager(*arguments)
+        tensors = [arguments[i] for i in places]
+        outputs = module(*lifted, *tensors)
+        for position, value in zip(program.writes, outputs, strict=False):
+            tensors[position].copy_(value)
+        return list(outputs[len(program.writes) :])
+
+    return runner
+
+
+def _weight_positions(module: fx.GraphModule) -> tuple[int, ...]:
+    """The arguments that are parameters and buffers of the model."""
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return tuple(
+        i
+        for i, node in enumerate(placeholders)
+        if "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
+    )
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer)
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+    )
+
+
+# -- warnings ---------------------------------------------------------------------------------------------------
+
+_warned: set[str] = set()
+
+
+def _warn_once(key: str, message: str) -> None:
+    if key not in _warned:
+        _warned.add(key)
+        warnings.warn(f"tilewright: {message}", TilewrightWarning, stacklevel=4)
+
+
+def _failure(module: fx.GraphModule, error: Exception) -> str:
+    what = error.message if isinstance(error, TilewrightError) else str(error)
+    first = "\n".join(what.splitlines()[:6])
+    operators = len([node for node in module.graph.nodes if node.op.startswith("call")])
+    return (
+        f"a graph of {operators} operators runs in PyTorch because compiling it failed with"
+        f" {type(error).__name__}: {first}\n"
+        "To see the graph, run with TORCH_LOGS=graph_code; to get the error with its traceback, pass"
+        ' options={"fallback": False}.'
+    )

@@ -12,6 +12,7 @@ from tilewright import frontend, knobs
 from tilewright.codegen.llvm.build import Kernel, build
 from tilewright.codegen.llvm.cache import ObjectCache
 from tilewright.errors import OptionError, TargetError
+from tilewright.frontend import ImportedModel
 from tilewright.graph.lower import lower_graph
 from tilewright.graph.task import Partition, Task
 from tilewright.hw import CpuMachine, host
@@ -58,6 +59,19 @@ def compile(
 
     with trace.span("import"):
         imported = frontend.import_model(model, example_inputs)
+    return compile_imported(imported, machine, numerics=numerics, threads=threads, trace=trace)
+
+
+def compile_imported(
+    imported: ImportedModel,
+    machine: CpuMachine,
+    *,
+    numerics: str = "fast",
+    threads: int | None = None,
+    trace: Trace | None = None,
+) -> CompiledModel:
+    """The road from a graph on, whatever frontend it came from."""
+    trace = trace or Trace.off()
 
     with trace.span("rewrite"):
         partition = run_pipeline(imported.graph, trace, numerics=numerics)

@@ -229,7 +229,7 @@ KNOBS: tuple[Knob, ...] = (
         "choice",
         _one_of(*NUMERICS),
         "fast",
-        "fast: Winograd and approximate math within the stated error; strict: neither, and a fixed reduction order",
+        "fast: fast-math flags, and 16-bit roundings left out between fused operators; strict: neither",
     ),
     Knob(
         "cpu_features",

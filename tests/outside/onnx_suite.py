@@ -223,7 +223,11 @@ def run_all(
                     worker.process.kill()
                     worker.process.join()
                     status = "hang" if late and not dead else "crash"
-                    detail = f"more than {timeout:.0f} s" if status == "hang" else f"exit {worker.process.exitcode}"
+                    detail = (
+                        f"more than {timeout:.0f} s"
+                        if status == "hang"
+                        else f"exit {worker.process.exitcode}"
+                    )
                     finish(Outcome(*worker.test, status, detail, time.monotonic() - worker.began))
                 worker.pipe.close()
                 workers[position] = worker = Worker(kinds, threads)
@@ -272,7 +276,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tests", type=Path, help="a file of kind/name lines: only these")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--threads", type=int, default=1, help="of each compiled model")
-    parser.add_argument("--timeout", type=float, default=60, help="seconds for one test (light models: 5 times as many)")
+    parser.add_argument(
+        "--timeout", type=float, default=60, help="seconds for one test (light models: 5 times as many)"
+    )
     parser.add_argument("--baseline", type=Path, help="a file of passes that must still pass")
     parser.add_argument("--update-baseline", action="store_true", help=f"write the passes to {BASELINE.name}")
     parser.add_argument("--reasons", action="store_true", help="what is unsupported, by number of tests")
@@ -298,12 +304,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes: list[Outcome] = []
     for part, timeout in ((rest, options.timeout), (light, 5 * options.timeout)):
         if part:
-            outcomes += run_all(part, jobs=options.jobs, timeout=timeout, threads=options.threads, report=report)
+            outcomes += run_all(
+                part, jobs=options.jobs, timeout=timeout, threads=options.threads, report=report
+            )
 
     passes = {outcome.key for outcome in outcomes if outcome.status == "pass"}
     if options.reasons:
         reasons = collections.Counter(
-            part for outcome in outcomes if outcome.status == "unsupported" for part in outcome.detail.split("; ")
+            part
+            for outcome in outcomes
+            if outcome.status == "unsupported"
+            for part in outcome.detail.split("; ")
         )
         for reason, count in reasons.most_common():
             print(f"{count:5} {reason}")

@@ -50,24 +50,15 @@ MEMORY = "the result is uninitialised memory"
 SIGNS = "the result is determined only up to signs or order"
 EXCLUDED: dict[str, str] = {
     **dict.fromkeys(
-        (
-            "bernoulli cauchy exponential geometric log_normal multinomial normal normal_in_place"
-            " normal_number_mean uniform rand_like randint randint_like randn randn_like randperm"
-            " nn_functional_dropout nn_functional_dropout2d nn_functional_dropout3d nn_functional_alpha_dropout"
-            " nn_functional_feature_alpha_dropout_with_train nn_functional_fractional_max_pool2d"
-            " nn_functional_fractional_max_pool3d nn_functional_rrelu nn_functional_multi_head_attention_forward"
-            " pca_lowrank svd_lowrank"
-        ).split(),
+        ["bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal", "normal_in_place", "normal_number_mean", "uniform", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "nn_functional_dropout", "nn_functional_dropout2d", "nn_functional_dropout3d", "nn_functional_alpha_dropout", "nn_functional_feature_alpha_dropout_with_train", "nn_functional_fractional_max_pool2d", "nn_functional_fractional_max_pool3d", "nn_functional_rrelu", "nn_functional_multi_head_attention_forward", "pca_lowrank", "svd_lowrank"],
         RANDOM,
     ),
     **dict.fromkeys(
-        "empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize_ resize_as_".split(), MEMORY
+        ["empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_", "resize_as_"],
+        MEMORY,
     ),
     **dict.fromkeys(
-        (
-            "linalg_eig linalg_eigh linalg_svd svd linalg_qr qr geqrf linalg_lu lu ormqr linalg_householder_product"
-            " linalg_ldl_factor linalg_ldl_factor_ex"
-        ).split(),
+        ["linalg_eig", "linalg_eigh", "linalg_svd", "svd", "linalg_qr", "qr", "geqrf", "linalg_lu", "lu", "ormqr", "linalg_householder_product", "linalg_ldl_factor", "linalg_ldl_factor_ex"],
         SIGNS,
     ),
 }
@@ -133,9 +124,7 @@ def run_sample(op: Any, sample: Any) -> tuple[str, str]:
         except Exception as error:
             return "none", f"eager raises {type(error).__name__}"
         given = copied((arguments, sample.kwargs))
-        compiled = torch.compile(
-            function, backend=_with_options(backend, outcomes.append), dynamic=False
-        )
+        compiled = torch.compile(function, backend=_with_options(backend, outcomes.append), dynamic=False)
         try:
             torch.manual_seed(0)
             got = compiled(*given[0], **given[1])
@@ -191,7 +180,11 @@ def difference(got: Any, expected: Any) -> str:
         if a.dtype != b.dtype or a.shape != b.shape:
             return f"{a.dtype}{list(a.shape)} instead of {b.dtype}{list(b.shape)}"
         error = l2_error(a, b)
-        if error > (1e-5 if b.dtype in (torch.float32, torch.float64, torch.complex64) else 1e-2 * b.is_floating_point()):
+        if error > (
+            1e-5
+            if b.dtype in (torch.float32, torch.float64, torch.complex64)
+            else 1e-2 * b.is_floating_point()
+        ):
             return f"error {error:.3g}"
     return ""
 
@@ -314,7 +307,10 @@ def run_operator(worker: Worker, name: str, limit: int | None) -> Iterator[tuple
                 if "begin" in message:
                     current = message["begin"]
                 elif "end" in message:
-                    yield message["kind"], f"sample {current}: {message['detail']}" if message["detail"] else ""
+                    yield (
+                        message["kind"],
+                        f"sample {current}: {message['detail']}" if message["detail"] else "",
+                    )
                 elif "done" in message:
                     return
         except TimeoutError:
@@ -327,7 +323,9 @@ def run_operator(worker: Worker, name: str, limit: int | None) -> Iterator[tuple
         first = current + 1
 
 
-def run(names: Sequence[str], limit: int | None, jobs: int, verbose: bool) -> dict[str, tuple[str, Counter[str], str]]:
+def run(
+    names: Sequence[str], limit: int | None, jobs: int, verbose: bool
+) -> dict[str, tuple[str, Counter[str], str]]:
     """Operator -> (kind, kinds of its samples, a detail of the worst)."""
     waiting: queue.Queue[str] = queue.Queue()
     for name in names:
@@ -375,7 +373,10 @@ def read_baseline() -> dict[str, str]:
 
 def write_baseline(results: dict[str, tuple[str, Counter[str], str]]) -> None:
     counts = Counter(kind for kind, _, _ in results.values())
-    head = ["# What each operator of op_db reaches; see opdb_suite.py.", "# " + str(dict(sorted(counts.items())))]
+    head = [
+        "# What each operator of op_db reaches; see opdb_suite.py.",
+        "# " + str(dict(sorted(counts.items()))),
+    ]
     rows = [f"{kind:5} {name}" for name, (kind, _, _) in sorted(results.items())]
     BASELINE.write_text("\n".join(head + rows) + "\n")
 
@@ -397,7 +398,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.time()
     results = run(names, options.samples, options.jobs, options.verbose)
     if options.json:
-        options.json.write_text(json.dumps({n: [k, dict(c), d] for n, (k, c, d) in results.items()}, indent=1))
+        options.json.write_text(
+            json.dumps({n: [k, dict(c), d] for n, (k, c, d) in results.items()}, indent=1)
+        )
     kinds = Counter(kind for kind, _, _ in results.values())
     samples = sum((counts for _, counts, _ in results.values()), Counter())
     print(f"{len(results)} operators: {dict(kinds)}; {len(EXCLUDED)} excluded")

@@ -314,7 +314,6 @@ def _tiled(formula: Formula, machine: CpuMachine, axis: te.Var) -> Program:
     in_tile = [(row, Kind.UNROLL), (step, Kind.UNROLL), (lane, Kind.VECTOR)]
 
     packings = _packings(formula, tiles)
-    formula = formula.map(lambda expr: _read_packed(expr, packings, formula, tiles, step * lanes + lane))
     results: dict[Buffer, te.Expr] = {}
     stmts: list[Stmt] = []
     for reduction in formula.reductions:
@@ -322,7 +321,8 @@ def _tiled(formula: Formula, machine: CpuMachine, axis: te.Var) -> Program:
             f"acc_{reduction.result.name}", reduction.result.dtype, rows * tiles.size, Scope.REGISTER
         )
         accumulator = te.Load(kept, (element,))
-        body = _with_results(te.substitute(reduction.body, position), results)
+        read = _read_packed(reduction, packings, tiles, step * lanes + lane)
+        body = _with_results(te.substitute(read, position), results)
         update = nest(in_tile, Store(kept, element, _updated(reduction, accumulator, body)))
         stmts.append(nest(in_tile, Store(kept, element, te.reduce_identity(reduction.kind, kept.dtype))))
         stmts.append(nest(_reduction_kinds(reduction.axes), update))
@@ -374,20 +374,19 @@ def _packed_buffer(buffer: Buffer, packing: Packing | None) -> Buffer:
 
 
 def _read_packed(
-    expr: te.Expr, packings: Mapping[Buffer, Packing], formula: Formula, tiles: Tiles, element: te.Expr
+    reduction: Reduction, packings: Mapping[Buffer, Packing], tiles: Tiles, element: te.Expr
 ) -> te.Expr:
-    """`expr` with loads of packed operands at their place in the packed order; `element` is the place in the tile."""
-    axes = {load.source: r.axes for r in formula.reductions for load in te.loads(r.body)}
+    """The reduction's body with packed operands read in their packed order; `element` is the place in the tile."""
+    place: te.Expr = tiles.var
+    for axis in reduction.axes:
+        place = place * axis.extent + axis
 
     def rule(node: te.Expr) -> te.Expr | None:
         if not (isinstance(node, te.Load) and isinstance(node.source, Buffer) and node.source in packings):
             return None
-        place: te.Expr = tiles.var
-        for axis in axes[node.source]:
-            place = place * axis.extent + axis
         return te.Load(_packed_buffer(node.source, packings[node.source]), (place * tiles.size + element,))
 
-    return te.rewrite(expr, rule)
+    return te.rewrite(reduction.body, rule)
 
 
 def _row_axis(formula: Formula, vector_axis: te.Var) -> te.Var | None:
@@ -416,7 +415,7 @@ def _register_tile(
         1, max(r.result.dtype.bytes for r in formula.reductions) * lanes // machine.vector_bytes
     )
     available = machine.vector_registers // (per_register * len(formula.reductions))
-    written_out = max((r.length for r in formula.reductions if r.length <= _UNROLLED_REDUCTION), default=1)
+    written_out = max((r.length for r in formula.reductions if 0 < r.length <= _UNROLLED_REDUCTION), default=1)
     guarded = any(isinstance(node, te.Select) for r in formula.reductions for node in te.walk(r.body))
     most = _UNROLLED_STATEMENTS // (written_out * (3 if guarded else 1))
     row_limit = min(row_axis.extent, 14) if row_axis is not None else 1

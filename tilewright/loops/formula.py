@@ -228,19 +228,24 @@ def _drop_single_iterations(formula: Formula) -> Formula:
     formula = formula.map(lambda expr: simplify(te.substitute(expr, gone)) if gone else expr)
     reductions = tuple(replace(r, axes=tuple(a for a in r.axes if not once(a))) for r in formula.reductions)
     formula = replace(formula, axes=tuple(a for a in formula.axes if not once(a)), reductions=reductions)
-    return _inline_single_elements(formula)
+    return _inline_trivial_reductions(formula)
 
 
-def _inline_single_elements(formula: Formula) -> Formula:
-    """A reduction of one element is that element."""
-    single = {r.result: r.body for r in formula.reductions if not r.axes}
+def _inline_trivial_reductions(formula: Formula) -> Formula:
+    """A reduction of one element is that element, and of none the identity."""
+    single: dict[Buffer, te.Expr] = {}
+    for reduction in formula.reductions:
+        if not reduction.length:
+            single[reduction.result] = te.reduce_identity(reduction.kind, reduction.result.dtype)
+        elif not reduction.axes:
+            single[reduction.result] = reduction.body
 
     def rule(node: te.Expr) -> te.Expr | None:
         return single.get(node.source) if isinstance(node, te.Load) and not node.indices else None  # type: ignore[call-overload]
 
     for _ in single:  # one may be read by the next
         formula = formula.map(lambda expr: te.rewrite(expr, rule))
-    return replace(formula, reductions=tuple(r for r in formula.reductions if r.axes))
+    return replace(formula, reductions=tuple(r for r in formula.reductions if r.result not in single))
 
 
 def _split_axes(formula: Formula) -> Formula:

@@ -17,7 +17,7 @@ Semantics
 - `Store` rounds nothing: the value's type is the buffer's. `Across` combines the lanes of a register vector pairwise
   (first half with second half, and so on): a fixed order.
 - Expressions are those of `te`; a `Load` reads a `Buffer` at one flat index, and `Select` is lazy in its loads.
-- Arithmetic is what the expressions say; `numerics` decides whether the compiler may reassociate it.
+- Arithmetic is what the expressions say, in the order they say it; `numerics` decides which fast-math flags it gets.
 """
 
 from __future__ import annotations

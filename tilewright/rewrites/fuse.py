@@ -30,7 +30,12 @@ EXPENSIVE = frozenset(
     ]
 )
 # Reductions that read each element for several results: a fused producer would be computed as many times.
-OVERLAPPING = frozenset(["max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool", "cumsum"])
+OVERLAPPING = frozenset(
+    [
+        *("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool"),
+        *("cumsum", "cumprod", "cummax", "cummin", "sort_places"),
+    ]
+)
 
 MAX_NODES = 64  # in a group: kernels of more compile slowly and spill
 MAX_RECOMPUTED = 8  # cheap nodes of a group that are computed more often than they have elements

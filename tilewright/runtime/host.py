@@ -8,11 +8,15 @@ from typing import Any
 from tilewright import knobs
 from tilewright.errors import ArtifactMachineError
 
-# What the levels of TILEWRIGHT_CPU_FEATURES leave out, as prefixes of feature names.
-_ABOVE_AVX512 = ("amx", "avx10")
-_ABOVE_AVX2 = (*_ABOVE_AVX512, "avx512", "evex512")
-_ABOVE_BASELINE = (*_ABOVE_AVX2, "avx", "fma", "f16c", "vaes", "vpclmulqdq", "sse3", "ssse3", "sse4", "xop")
-_LEVELS = {"avx512": _ABOVE_AVX512, "avx2": _ABOVE_AVX2, "baseline": _ABOVE_BASELINE}
+# What the levels of TILEWRIGHT_CPU_FEATURES leave: those of the x86-64 ABI (none, v3 and v4), so that an artifact made
+# at a level loads on every processor of that level.
+_BASELINE = frozenset({"64bit", "cmov", "cx8", "fxsr", "mmx", "sse", "sse2", "x87"})
+_AVX2 = _BASELINE | {
+    *("avx", "avx2", "bmi", "bmi2", "cx16", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sahf"),
+    *("sse3", "ssse3", "sse4.1", "sse4.2", "xsave"),
+}
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "evex512"}
+_LEVELS = {"avx512": _AVX512, "avx2": _AVX2, "baseline": _BASELINE}
 
 
 @lru_cache(maxsize=1)
@@ -40,9 +44,9 @@ def features() -> frozenset[str]:
     """The features that code generated or loaded here may use."""
     found = _detected()
     for item in knobs.get("cpu_features"):
-        gone = _LEVELS.get(item)
-        if gone is not None:
-            found = frozenset(name for name in found if not name.startswith(gone))
+        level = _LEVELS.get(item)
+        if level is not None:
+            found &= level
         else:
             found -= {item[1:]}
     return found

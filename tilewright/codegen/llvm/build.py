@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -37,8 +37,7 @@ def _generator_version() -> str:
 
 
 def kernel_key(program: Program, machine: CpuMachine, numerics: str) -> str:
-    target = (machine.triple, machine.cpu, machine.features)
-    return fingerprint(print_program(program), target, numerics, _generator_version())
+    return fingerprint(print_program(program), asdict(machine), numerics, _generator_version())
 
 
 def build(program: Program, machine: CpuMachine, numerics: str, cache: ObjectCache | None) -> Kernel:

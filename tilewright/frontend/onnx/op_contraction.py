@@ -227,8 +227,11 @@ def _transposed_padding(
     pairs = []
     for span, size in zip(spans, sizes, strict=True):
         total = span - size
-        half = total // 2 if total >= 0 else -(-total // 2)
-        pairs.append((total - half, half) if auto_pad != "SAME_UPPER" else (half, total - half))
+        half = total // 2
+        if total < 0:
+            pairs.append((0, total))  # what is missing is added at the end
+        else:
+            pairs.append((half, total - half) if auto_pad == "SAME_UPPER" else (total - half, half))
     return tuple(pairs)
 
 

@@ -160,10 +160,15 @@ def _integer_power(ctx: Context, base: Node, exponent: Node) -> Node:
 
 @converter("BitShift")
 def bit_shift(ctx: Context, x: Node, count: Node, *, direction: str) -> Node:
-    """A count of the width or more gives 0."""
+    """By as many places as the type has, or by a negative number: all bits are shifted out, and what comes in stays."""
     width = 8 * x.dtype.bytes
-    shifted = ctx.emit("shl" if direction == "LEFT" else "shr", x, ctx.emit("clamp", count, min=0, max=width - 1))
-    return ctx.select(ctx.compare("lt", count, width), shifted, 0)
+    legal = ctx.compare("lt", count, width)
+    if x.dtype is not DType.U8:
+        legal = ctx.both(legal, ctx.compare("ge", count, 0))
+    near = ctx.select(legal, count, width - 1)
+    if direction == "RIGHT" and x.dtype is not DType.U8:
+        return ctx.emit("shr", x, near)  # the sign comes in
+    return ctx.select(legal, ctx.emit("shl" if direction == "LEFT" else "shr", x, near), 0)
 
 
 @converter("Clip")

@@ -280,11 +280,12 @@ def max_unpool(
         for axis, (extent, s, k) in enumerate(zip(x.shape[2:], stride, kernel_shape, strict=True))
     ]
     shape = (*x.shape[:2], *implied)
-    wanted = shape if output_shape is None else ctx.static_ints(output_shape)
-    if len(wanted) != len(shape):
-        raise Unsupported(f"output_shape {wanted}")
-    place = ctx.reshape(indices, (indices.type.size,))
-    flat = scattered(
-        ctx, ctx.full(0, x.dtype, (math.prod(wanted),)), ctx.cast(place, DType.I64), ctx.reshape(x, (x.type.size,)), 0
-    )
-    return ctx.reshape(flat, wanted)
+    place = ctx.cast(ctx.reshape(indices, (indices.type.size,)), DType.I64)
+    empty = ctx.full(0, x.dtype, (math.prod(shape),))
+    result = ctx.reshape(scattered(ctx, empty, place, ctx.reshape(x, (x.type.size,)), 0), shape)
+    if output_shape is None:
+        return result
+    wanted = ctx.static_ints(output_shape)  # the implied tensor is its upper left corner
+    if len(wanted) != len(shape) or any(more < less for more, less in zip(wanted, shape, strict=True)):
+        raise Unsupported(f"output_shape {wanted} for a result of {shape}")
+    return ctx.pad(result, (0,) * len(shape), [more - less for more, less in zip(wanted, shape, strict=True)], 0)

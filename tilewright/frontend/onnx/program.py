@@ -249,14 +249,14 @@ class _Walk:
             if isinstance(operand, Absent):
                 raise Unsupported(operand.reason)
         if convert is None:
-            return self._expanded(proto, opset, operands, scope)
+            return self._expanded(proto, opset, opsets, operands)
         ctx = self._context(proto, opset, opsets, scope)
         keywords = {attribute.name: self._attribute(attribute) for attribute in proto.attribute}
         _check_signature(convert, len(operands), keywords)
         try:
             result = convert(ctx, *operands, **keywords)
         except FallBack:
-            return self._expanded(proto, opset, operands, scope)
+            return self._expanded(proto, opset, opsets, operands)
         return result if isinstance(result, tuple) else (result,)
 
     def _context(self, proto: onnx.NodeProto, opset: int, opsets: Mapping[str, int], scope: Scope) -> Context:
@@ -289,13 +289,13 @@ class _Walk:
         )
 
     def _expanded(
-        self, proto: onnx.NodeProto, opset: int, operands: Sequence[Value], outer: Scope
+        self, proto: onnx.NodeProto, opset: int, outer: Mapping[str, int], operands: Sequence[Value]
     ) -> Sequence[Value]:
         """The node as the function that the standard defines it to be."""
         found = function_of(proto, opset, operands)
         if found is None:
             raise Unsupported(NO_CONVERTER)
-        body, opsets = found
+        body, opsets = found[0], {**outer, **found[1]}
         self._enter()
         try:
             scope = Scope()

@@ -1,4 +1,4 @@
-"""Operators that read at indices which are data: embedding, gather, advanced indexing; and the few writes there are."""
+"""Operators that read at indices which are data: embedding, gather, advanced indexing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tilewright.dtypes import DType
 from tilewright.frontend.torch.context import Context, axis_of
-from tilewright.frontend.torch.registry import Inexpressible, Operand, converter, refuse
+from tilewright.frontend.torch.registry import Inexpressible, converter
 from tilewright.graph.ir import Node
 
 
@@ -98,43 +98,9 @@ def _as_positions(ctx: Context, indices: Node) -> Node:
     return _as_index(ctx, indices)
 
 
-@converter("aten.index_put.default", "aten._unsafe_index_put.default")
-def index_put(
-    ctx: Context, x: Node, indices: Sequence[Node | None], values: Operand, accumulate: bool = False
-) -> Node:
-    """Only `x[mask] = value` with one value: a selection."""
-    masks = [i for i in indices if i is not None]
-    value = values if isinstance(values, Node) else ctx.full(values, x.dtype)
-    single = len(indices) == 1 and len(masks) == 1 and masks[0].dtype is DType.BOOL and value.type.size == 1
-    if not single or accumulate:
-        raise Inexpressible(
-            "writing at indices that are data is not supported yet, except x[mask] = one value"
-        )
-    mask = ctx.reshape(masks[0], masks[0].shape + (1,) * (x.type.rank - masks[0].type.rank))
-    return ctx.select(mask, ctx.reshape(value, ()), x, x.dtype)
-
-
 @converter("aten.one_hot.default")
 def one_hot(ctx: Context, x: Node, num_classes: int = -1) -> Node:
     if num_classes < 0:
         raise Inexpressible("one_hot without num_classes: the shape of the result depends on data")
     classes = ctx.iota((num_classes,), 0)
     return ctx.cast(ctx.compare("eq", ctx.unsqueeze(ctx.cast(x, DType.I64), x.type.rank), classes), DType.I64)
-
-
-refuse(
-    "writing at indices that are data is not supported yet",
-    "aten.scatter.src",
-    "aten.scatter.value",
-    "aten.scatter.reduce",
-    "aten.scatter.value_reduce",
-    "aten.scatter_add.default",
-    "aten.scatter_reduce.two",
-    "aten.index_add.default",
-    "aten.index_copy.default",
-    "aten.index_fill.int_Scalar",
-    "aten.index_fill.int_Tensor",
-    "aten.index_reduce.default",
-    "aten.masked_scatter.default",
-    "aten.put.default",
-)

@@ -283,25 +283,6 @@ def cosine_similarity(ctx: Context, x1: Node, x2: Node, dim: int = 1, eps: float
 
 
 refuse(
-    "sorting is not supported yet",
-    "aten.sort.default",
-    "aten.sort.stable",
-    "aten.argsort.default",
-    "aten.argsort.stable",
-    "aten.topk.default",
-    "aten.kthvalue.default",
-    "aten.median.default",
-    "aten.median.dim",
-    "aten.mode.default",
-)
-refuse(
-    "of running reductions only cumsum is supported yet",
-    "aten.cumprod.default",
-    "aten.cummax.default",
-    "aten.cummin.default",
-    "aten.logcumsumexp.default",
-)
-refuse(
     "the shape of its result depends on data",
     "aten.nonzero.default",
     "aten.nonzero_numpy.default",

@@ -76,7 +76,9 @@ def table() -> dict[str, Converter]:
         aten_indexing,
         aten_movement,
         aten_normalisation,
+        aten_ordering,
         aten_reduction,
+        aten_scatter,
         aten_window,
     )
 

@@ -9,8 +9,10 @@ from tilewright.graph.ops import (
     creation,
     elementwise,
     movement,
+    ordering,
     reductions,
     resize,
+    scatter,
     windows,
 )
 
@@ -20,7 +22,9 @@ __all__ = [
     "creation",
     "elementwise",
     "movement",
+    "ordering",
     "reductions",
     "resize",
+    "scatter",
     "windows",
 ]

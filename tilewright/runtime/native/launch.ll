@@ -1,7 +1,7 @@
 ; How a plan runs: one call of tw_run walks its steps, and each step's kernel is spread over threads by a launcher.
 ;
 ; This is the only native code of Tilewright that is not generated. It is compiled once per process, by
-; runtime/launcher.py, which mirrors the struct types below with ctypes (a test compares the layouts) and replaces
+; runtime/native/__init__.py, which mirrors the struct types below with ctypes (a test compares the layouts) and replaces
 ; the one placeholder, the processor's instruction for waiting politely in a loop. It calls the outside world only
 ; through function pointers in these structs, so that no external symbol has to be resolved.
 ;

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,7 +63,13 @@ ENCODER = {
     "num_attention_heads": 4,
     "intermediate_size": 64,
 }
-WORDS = {"vocab_size": VOCABULARY, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+WORDS = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 PATCHES = {**ENCODER, "image_size": 32, "patch_size": 8}
 
 
@@ -107,7 +114,15 @@ class CachedStep(nn.Module):
         return result.logits, [(layer.keys, layer.values) for layer in layers]
 
 
-GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2}
+GPT2 = {
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "vocab_size": VOCABULARY,
+    "n_positions": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 def _gpt2_with_cache(small: bool) -> tuple[nn.Module, Call]:
@@ -141,7 +156,10 @@ def _detr(small: bool) -> tuple[nn.Module, Call]:
         "num_queries": 5,
     }
     config = transformers.DetrConfig(
-        use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone,
+        use_timm_backbone=False,
+        use_pretrained_backbone=False,
+        backbone=None,
+        backbone_config=backbone,
         **(sizes if small else {}),
     )
     model = transformers.DetrForObjectDetection(config).eval()
@@ -155,7 +173,9 @@ RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "layer
 
 def _t5(small: bool) -> tuple[nn.Module, Call]:
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY}
-    model = _made("T5", sizes, {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12}, small, "EncoderModel")
+    model = _made(
+        "T5", sizes, {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12}, small, "EncoderModel"
+    )
     return model, _text(model.config.vocab_size, small)
 
 
@@ -179,7 +199,13 @@ def _whisper(small: bool) -> tuple[nn.Module, Call]:
         "decoder_start_token_id": 1,
     }
     torch.manual_seed(0)
-    config = transformers.WhisperConfig(**(sizes if small else {"d_model": 512, "encoder_layers": 6, "encoder_attention_heads": 8, "encoder_ffn_dim": 2048}))
+    config = transformers.WhisperConfig(
+        **(
+            sizes
+            if small
+            else {"d_model": 512, "encoder_layers": 6, "encoder_attention_heads": 8, "encoder_ffn_dim": 2048}
+        )
+    )
     model = transformers.WhisperModel(config).eval().get_encoder()
     frames = 2 * config.max_source_positions
     features = torch.randn(1, config.num_mel_bins, frames, generator=torch.Generator().manual_seed(0))
@@ -192,7 +218,9 @@ def _clip(small: bool) -> tuple[nn.Module, Call]:
     torch.manual_seed(0)
     text = {**ENCODER, **WORDS, "eos_token_id": 2} if small else {}
     vision = PATCHES if small else {}
-    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16 if small else 512)
+    config = transformers.CLIPConfig(
+        text_config=text, vision_config=vision, projection_dim=16 if small else 512
+    )
     model = transformers.CLIPModel(config).eval()
     words = _text(config.text_config.vocab_size, small, 77)
     return model, {**words, **_image(32 if small else 224)}
@@ -213,7 +241,9 @@ MODELS: dict[str, Model] = {
     "distilbert": _encoder(
         "DistilBert", {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "vocab_size": VOCABULARY}
     ),
-    "roberta": _encoder("Roberta", {**ENCODER, **WORDS}, {"max_position_embeddings": 514, "type_vocab_size": 1}),
+    "roberta": _encoder(
+        "Roberta", {**ENCODER, **WORDS}, {"max_position_embeddings": 514, "type_vocab_size": 1}
+    ),
     "gpt2": _decoder("GPT2", GPT2, {}, "LMHeadModel"),
     "gpt2-cache": Model(_gpt2_with_cache),
     "vit": _vision("ViT", PATCHES, 32),
@@ -298,10 +328,7 @@ def main() -> int:
             seconds = time.perf_counter() - began
             results = [tensors(through(**call)), tensors(fast(**call))]
             worst = max(error(a, b) for result in results for a, b in zip(result, truth, strict=True))
-            eager, ours, whole = (
-                milliseconds(lambda f=f: f(**call))  # type: ignore[misc]
-                for f in (model, through, fast)
-            )
+            eager, ours, whole = (milliseconds(partial(f, **call)) for f in (model, through, fast))
         print(f"{name:16} {eager:9.2f} {ours:9.2f} {whole:9.2f} {seconds:9.1f}s  {worst:.1e}", flush=True)
     return 0
 

@@ -1,7 +1,7 @@
 """Every zoo model, compiled, gives PyTorch's outputs: batch 1 and 3, one and two threads, fast and strict.
 
-The bounds are DESIGN section 9's: relative L2 error against float64, 1e-4 end to end for "fast", and for "strict" the
-larger of twice PyTorch's own error and 1e-6. The small versions run here; `-m slow` runs the full-size ones.
+The bounds are relative L2 errors against float64: 1e-4 end to end for "fast", and for "strict" the larger of twice
+PyTorch's own error and 1e-6. The small versions run here; `-m slow` runs the full-size ones.
 """
 
 from __future__ import annotations

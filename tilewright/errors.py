@@ -89,7 +89,7 @@ class ExternalDataError(ModelFileError):
     """Tensor data outside the model file that is refused: not a plain file inside the model's own folder, or not all
     of the bytes that the model wants."""
 
-    remedy = "keep the data files beside the model file, as onnx.save_model(..., save_as_external_data=True) writes them"
+    remedy = "keep the data files beside the model, as onnx.save_model(..., save_as_external_data=True) writes them"
 
 
 class UnknownShapeError(TilewrightError):

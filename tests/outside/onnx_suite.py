@@ -36,6 +36,17 @@ from typing import Any
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
 BASELINE = Path(__file__).parent / "onnx_baseline.txt"
+# (relative, absolute) tolerances of our own, as the suite's runner lets a backend have them (`test_kwargs`): where the
+# expected values are further from the exact ones than ours are, by more than the suite's tolerances.
+TOLERANCES: dict[str, tuple[float, float]] = {
+    # f16, of which 1e-3 is one or two units in the last place: expected 1.3 units off, ours 0.8 to the other side. The
+    # runner itself allows two units of bf16.
+    "test_attention_4d_causal_fp16": (2e-3, 1e-7),
+    "test_attention_4d_causal_fp16_expanded": (2e-3, 1e-7),
+    # Exact zeros, expected as 1.9e-7: the rounding of NumPy's f32 transform of values around 50.
+    "test_dft_inverse": (1e-3, 1e-6),
+    "test_dft_inverse_opset19": (1e-3, 1e-6),
+}
 BAD = ("wrong", "error", "crash", "hang")
 
 
@@ -65,7 +76,7 @@ def load_cases(kinds: Iterable[str]) -> dict[tuple[str, str], Any]:
         return {(kind, case.name): case for kind in kinds for case in load_model_tests(kind=kind)}
 
 
-def work(pipe: Any, kinds: Sequence[str], threads: int) -> None:
+def work(pipe: Any, kinds: Sequence[str], threads: int, numerics: str) -> None:
     """Runs the tests that come through the pipe, one after the other."""
     os.environ.setdefault("TILEWRIGHT_THREADS", str(threads))
     warnings.simplefilter("ignore")
@@ -75,10 +86,10 @@ def work(pipe: Any, kinds: Sequence[str], threads: int) -> None:
         request = pipe.recv()
         if request is None:
             return
-        pipe.send(run_case(request[0], cases[request]))
+        pipe.send(run_case(request[0], cases[request], numerics))
 
 
-def run_case(kind: str, case: Any) -> Outcome:
+def run_case(kind: str, case: Any, numerics: str = "strict") -> Outcome:
     from onnx.backend.test.runner import Runner, _normalize_tensor
 
     from tilewright.errors import TilewrightError, UnsupportedOpsError
@@ -92,13 +103,13 @@ def run_case(kind: str, case: Any) -> Outcome:
 
     try:
         model, data_sets = case_data(case)
-        rep = TilewrightBackend.prepare(model, "CPU")
+        rep = TilewrightBackend.prepare(model, "CPU", numerics=numerics)
         for inputs, expected in data_sets:
             given = [_normalize_tensor(item) for item in inputs]
             wanted = [_normalize_tensor(item) for item in expected]
             outputs = list(rep.run(given))
             try:
-                Runner.assert_similar_outputs(wanted, outputs, case.rtol, case.atol)
+                compare(Runner, wanted, outputs, *TOLERANCES.get(case.name, (case.rtol, case.atol)))
             except (AssertionError, TypeError, AttributeError) as error:
                 text = " ".join(str(error).split())
                 return outcome("wrong", text[:400])
@@ -112,6 +123,20 @@ def run_case(kind: str, case: Any) -> Outcome:
         last = traceback.extract_tb(error.__traceback__)[-1]
         return outcome("error", f"{type(error).__name__}: {str(error)[:300]} ({last.filename}:{last.lineno})")
     return outcome("pass", "", rep)
+
+
+def compare(runner: Any, expected: Any, got: Any, rtol: float, atol: float) -> None:
+    """The runner's own comparison, tensor by tensor (it does not get on with sequences of single numbers)."""
+    if isinstance(expected, (list, tuple)):
+        assert isinstance(got, (list, tuple)) and len(got) == len(expected), (
+            f"{len(expected)} values expected"
+        )
+        for one, other in zip(expected, got, strict=True):
+            compare(runner, one, other, rtol, atol)
+    elif expected is None:
+        assert got is None, "nothing expected"
+    else:
+        runner.assert_similar_outputs([expected], [got], rtol, atol)
 
 
 def case_data(case: Any) -> tuple[Any, list[tuple[list[Any], list[Any]]]]:
@@ -164,10 +189,10 @@ def _read_value(path: Path, type: Any) -> Any:
 
 
 class Worker:
-    def __init__(self, kinds: Sequence[str], threads: int) -> None:
+    def __init__(self, kinds: Sequence[str], threads: int, numerics: str) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, kinds, threads), daemon=True)
+        self.process = context.Process(target=work, args=(theirs, kinds, threads, numerics), daemon=True)
         self.process.start()
         theirs.close()
         self.test: tuple[str, str] | None = None
@@ -189,12 +214,18 @@ class Worker:
 
 
 def run_all(
-    tests: Sequence[tuple[str, str]], *, jobs: int, timeout: float, threads: int = 1, report: Any = None
+    tests: Sequence[tuple[str, str]],
+    *,
+    jobs: int,
+    timeout: float,
+    threads: int = 1,
+    numerics: str = "strict",
+    report: Any = None,
 ) -> list[Outcome]:
     kinds = sorted({kind for kind, _ in tests}, key=KINDS.index)
     waiting = collections.deque(tests)
     outcomes: list[Outcome] = []
-    workers = [Worker(kinds, threads) for _ in range(max(1, min(jobs, len(tests))))]
+    workers = [Worker(kinds, threads, numerics) for _ in range(max(1, min(jobs, len(tests))))]
 
     def finish(outcome: Outcome) -> None:
         outcomes.append(outcome)
@@ -230,7 +261,7 @@ def run_all(
                     )
                     finish(Outcome(*worker.test, status, detail, time.monotonic() - worker.began))
                 worker.pipe.close()
-                workers[position] = worker = Worker(kinds, threads)
+                workers[position] = worker = Worker(kinds, threads, numerics)
             if worker.ready and worker.test is None and waiting:
                 worker.give(waiting.popleft())
     for worker in workers:

@@ -178,10 +178,15 @@ def demo(model: Annotated[str, typer.Argument(help="a zoo model")] = "resnet50",
     print_comparison(figures)
     console.print(
         "\nTry next:\n"
-        f"  tilewright explain {model}            which kernels run, how long, how exact\n"
-        f"  tilewright compile {model} -o m.tw    save it; tilewright.load('m.tw') needs no PyTorch\n"
-        "  tilewright doctor                    what this machine can do\n"
-        "  docs/01-quick-start.md               your own model"
+        + "\n".join(
+            f"  {command:<32} {what}"
+            for command, what in (
+                (f"tilewright explain {model}", "which kernels run, how long, how exact"),
+                (f"tilewright compile {model} -o m.tw", "save it; tilewright.load('m.tw') needs no PyTorch"),
+                ("tilewright doctor", "what this machine can do"),
+                ("docs/01-quick-start.md", "your own model"),
+            )
+        )
     )
 
 

@@ -8,6 +8,8 @@ Reshape, the bounds of a Slice, the axes of a sum, the k of a TopK. So a model i
 brings: the shapes of all inputs, and the values of those that decide shapes, which become constants. Later calls are
 checked against both; other shapes or other such values compile another variant. The last `MAX_VARIANTS` are kept.
 A model that needs neither is compiled by `prepare`, so that its errors come early.
+
+Numerics are strict unless asked otherwise: the standard defines every operator by itself, its rounding included.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class TilewrightRep(BackendRep):
         try:
             self._general: CompiledModel | None = self._compiled(import_onnx(model))
         except (UnknownShapeError, UnsupportedOpsError):
-            self._general = None  # what a call brings may help; if not, its errors are those of the first call
+            self._general = (
+                None  # what a call brings may help; if not, its errors are those of the first call
+            )
 
     def run(self, inputs: Any, **kwargs: Any) -> Any:
         """The outputs, as a namedtuple in the model's order."""
@@ -88,8 +92,7 @@ class TilewrightRep(BackendRep):
     def _fits(self, model: CompiledModel, named: Mapping[str, Any]) -> bool:
         leaves = _leaves(named)
         return len(leaves) == len(model.plan.inputs) and all(
-            tuple(spec.shape) == leaf.shape
-            for spec, (_, leaf) in zip(model.plan.inputs, leaves, strict=True)
+            tuple(spec.shape) == leaf.shape for spec, (_, leaf) in zip(model.plan.inputs, leaves, strict=True)
         )
 
     def _named(self, inputs: Any) -> dict[str, Any]:
@@ -111,10 +114,10 @@ class TilewrightBackend(Backend):
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> TilewrightRep:
-        """`kwargs` are options of `tilewright.compile`."""
+        """`kwargs` are options of `tilewright.compile`; `numerics` is "strict" by default."""
         if not cls.supports_device(device):
             raise TargetError(f"no device is called {device!r}; this version compiles for the CPU")
-        return TilewrightRep(model, kwargs)
+        return TilewrightRep(model, {"numerics": "strict", **kwargs})
 
     @classmethod
     def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any) -> Any:
@@ -140,8 +143,6 @@ class TilewrightBackend(Backend):
             for name, value in zip(names, values, strict=True)
         ]
         made = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
-        for position, info in enumerate(made):
-            made[position] = onnx.ValueInfoProto(name=info.name, type=onnx.TypeProto(tensor_type={}))
         graph = onnx.helper.make_graph([node], "node", given, made)
         domain = "" if node.domain in ("", "ai.onnx") else node.domain
         model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(domain, opset)])
@@ -149,7 +150,7 @@ class TilewrightBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        return device.split(":")[0].upper() == "CPU"
+        return device.split(":", maxsplit=1)[0].upper() == "CPU"
 
 
 def _as_value(value: Any) -> Any:

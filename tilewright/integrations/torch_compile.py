@@ -11,6 +11,8 @@ What runs where
     the rest of the graph is compiled around them. A failure of our own is a warning, once per graph, and that graph
     runs in PyTorch.
 
+    `torch.autocast` is followed, inside the model and around it. The `mode` of torch.compile says nothing here.
+
 Gradients
     Compiled models compute none. Where gradients are enabled and an argument (a parameter, say) asks for them, the
     graph runs in PyTorch, with its own autograd; a warning says so once. Call the model under `torch.no_grad()` or
@@ -29,11 +31,11 @@ Weights
     itself; those after them share one model with weights as inputs.
 
 Shapes that change
-    Symbolic sizes are accepted (and numbers that Dynamo passes as tensors); each size is compiled by itself into a table that is bounded (`runtime.dispatch`): the
-    first 4 sizes of a graph at once, later ones when they come a second time, never more than 16 (`variants`). All
-    other calls run in PyTorch. Nothing is padded: that a longer sequence or batch leaves the rest of a result as it
-    is would have to be proved for each graph. So a sequence growing from 1 to n costs 4 compilations the first time
-    and at most 16 ever, and its passing sizes run as fast as PyTorch runs them.
+    Symbolic sizes are accepted, and so are numbers that Dynamo passes as tensors. Every size is compiled by itself,
+    into a bounded table (`runtime.dispatch`): the first 4 sizes of a graph at once, a later one when it comes for the
+    second time, and never more than 16 (`variants`). All other calls run in PyTorch. So a sequence that grows from 1 to
+    n costs 4 compilations the first time and at most 16 ever, and its passing sizes run as fast as PyTorch runs them.
+    Nothing is padded: that more rows leave the others as they are would have to be proved for each graph.
 """
 
 from __future__ import annotations
@@ -130,6 +132,9 @@ class CompiledGraph:
         self._eager: Callable[..., Any] = module.forward
         self._policy = Policy(limit=options.variants)
         self._weights = _weight_positions(module) if options.freeze else ()
+        # The arguments whose sizes choose a variant; None: all of them.
+        count = sum(node.op == "placeholder" for node in module.graph.nodes)
+        self._changing = [i for i in range(count) if i not in set(self._weights)] if self._weights else None
         self._scalars = captured.scalar_positions(module)
         self._tables: dict[Any, VariantTable[Runner]] = {}
         self._sets: dict[Any, tuple[list[torch.Tensor], list[int]]] = {}
@@ -158,11 +163,10 @@ class CompiledGraph:
         return self._eager(*arguments) if runner is None else runner(arguments)
 
     def _key(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        skipped = self._weights
+        changing = self._changing
         key = [
             (a.shape, None if a.is_contiguous() else a.stride()) if isinstance(a, torch.Tensor) else a
-            for i, a in enumerate(arguments)
-            if i not in skipped
+            for a in (arguments if changing is None else [arguments[i] for i in changing])
         ]
         return (*key, *(arguments[i].item() for i in self._scalars))
 
@@ -179,7 +183,7 @@ class CompiledGraph:
             if [t._version for t in tensors] == known[1]:
                 return key
             with self._lock:  # somebody trains the model: constants would have to be compiled again and again
-                self._weights, self._sets = (), {}
+                self._weights, self._sets, self._changing = (), {}, None
                 self._tables.clear()
             return None
         with self._lock:
@@ -219,7 +223,7 @@ class CompiledGraph:
             return self._left({"graph": str(error.message)})
         guard = _Distinct([places[i] for i in program.writes], places) if program.writes else None
         fixed = {number: a for number, (i, a) in enumerate(tensors) if frozen and i in self._weights}
-        if not program.torch_side:
+        if not program.torch_side and not program.returns_itself:
             try:
                 region = captured.import_region(program.program, program.writes, fixed)
                 if not any(result is None for result in region.results) and not region.writes:

@@ -6,7 +6,7 @@ Semantics
 - A body is a scalar expression, or a single `Reduce` at the top. A reduction inside an expression is its own stage.
 - Index arithmetic is exact (int64, never overflowing). `floordiv` and `mod` round towards minus infinity.
 - `Select` is lazy: a `Load` inside the arm that is not taken is not performed, so its index may be out of range there.
-  Everywhere else an index out of range is a bug in the lowering; `te.interpret` raises there, and programs are verified.
+  Everywhere else an index out of range is a bug in the lowering: `te.interpret` raises, and programs are verified.
 - Float arithmetic follows IEEE 754 in the type of the expression. 16-bit floats are storage types: a load of one is
   widened by a `Cast` to f32 before arithmetic. Integers wrap around. `div` of integers is not defined: use `floordiv`.
 - A `Reduce` combines its elements in an order chosen by the schedule, starting from the identity of its kind.

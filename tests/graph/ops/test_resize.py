@@ -133,3 +133,10 @@ def test_upsampling_by_two_is_a_plain_index() -> None:
     assert isinstance(output, te.Compute)
     (load,) = te.loads(output.body)
     assert load.indices[2] == output.axes[2] // 2
+
+
+def test_an_infinite_neighbour_of_weight_zero_gives_nan_as_in_torch() -> None:
+    x = np.array([[1.0, 2.0, np.inf], [np.inf, 3.0, 4.0]])
+    result = check_lowering("resize", [x], sizes=(1,), mode="linear", coordinates="half_pixel")
+    expected = torch.nn.functional.interpolate(torch.tensor(x)[None], size=1, mode="linear")[0]
+    np.testing.assert_array_equal(result, expected.numpy())

@@ -14,8 +14,10 @@ from tests.graph.ops import (
     test_creation,
     test_elementwise,
     test_movement,
+    test_ordering,
     test_reductions,
     test_resize,
+    test_scatter,
     test_windows,
 )
 from tests.graph.ops.checks import F32, Case, check_lowering, node_of, oracle_of
@@ -28,8 +30,10 @@ CASES: list[Case] = [
     *test_creation.CASES,
     *test_elementwise.CASES,
     *test_movement.CASES,
+    *test_ordering.CASES,
     *test_reductions.CASES,
     *test_resize.CASES,
+    *test_scatter.CASES,
     *test_windows.CASES,
 ]
 DECOMPOSED = {"conv_transpose", "batch_norm", "attention"}

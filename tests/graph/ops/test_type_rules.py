@@ -93,6 +93,32 @@ WRONG: list[tuple[str, list[TensorType], dict[str, Any], str]] = [
     ("take", [t(0), t(2, dtype=I64)], {"axis": 0}, "from an axis that has none"),
     ("take_along", [t(3, 4), t(4, 4, dtype=I64)], {"axis": 1}, r"at most its extents .* but 1, got \[4, 4\]"),
     ("take_along", [t(3, 4), t(4, dtype=I64)], {"axis": 1}, "x's rank"),
+    ("sort_places", [t(3)], {"axis": 0, "descending": 1}, "descending must be True or False, got 1"),
+    (
+        "sort_places",
+        [t(3, dtype=BOOL)],
+        {"axis": 0, "descending": True},
+        "takes floats or integers, got bool",
+    ),
+    ("cumprod", [t(3)], {"axis": 1}, r"axis must be in \[0, 1\), got 1"),
+    *(
+        ("put", types, {"axis": 0, "combine": "add"}, message)
+        for types, message in [
+            ([t(3), t(2), t(2)], "indices must be i64 or i32, got f32"),
+            ([t(3), t(2, dtype=I64), t(2, dtype=I64)], "updates must be of x's type f32, got i64"),
+            ([t(3), t(1, 2, dtype=I64), t(2)], r"indices must have rank 1, got i64\[1,2\]"),
+            ([t(3, 4), t(2, dtype=I64), t(2)], r"updates must be \[2, 4\], got \[2\]"),
+            ([t(3, dtype=BOOL), t(2, dtype=I64), t(2, dtype=BOOL)], "takes floats or integers, got bool"),
+        ]
+    ),
+    ("put", [t(3), t(2, dtype=I64), t(2)], {"axis": 0, "combine": "mean"}, "combine must be one of set, add"),
+    *(
+        ("put_along", types, {"axis": 1, "combine": "set"}, message)
+        for types, message in [
+            ([t(3, 4), t(4, 4, dtype=I64), t(4, 4)], r"at most its extents .* but 1, got \[4, 4\]"),
+            ([t(3, 4), t(2, 4, dtype=I64), t(3, 4)], r"updates must be \[2, 4\], got \[3, 4\]"),
+        ]
+    ),
     ("resize", [X], {**RESIZE, "mode": "area"}, "mode must be one of nearest, linear, cubic; got 'area'"),
     ("resize", [X], {**RESIZE, "coordinates": "?"}, "coordinates must be one of half_pixel"),
     ("resize", [t(4)], RESIZE, "sizes must be a tuple of 1 to 1 extents"),

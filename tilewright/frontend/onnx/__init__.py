@@ -34,13 +34,13 @@ def import_onnx(
 ) -> ImportedOnnx:
     """The model as a graph, for inputs of fixed shapes.
 
-    `example_inputs` (a tuple of arrays, a dict by name, or one array) give the sizes of dimensions that the model leaves
-    open; without open dimensions they are not needed. With `pin`, an input whose value decides shapes (the target of
-    a Reshape, the axes of a sum) is taken to have the example's value always: the result's `pinned` says which.
-    `max_bytes` is the size of the largest tensor allowed; half of the machine's memory by default.
+    `example_inputs` (a tuple of arrays, a dict by name, or one array) give the sizes of dimensions that the model
+    leaves open; without open dimensions they are not needed. With `pin`, an input whose value decides shapes (the
+    target of a Reshape, the axes of a sum) is taken to have the example's value always: the result's `pinned` says
+    which. `max_bytes` is the size of the largest tensor allowed; half of the machine's memory by default.
 
-    Errors: ModelFileError (not a sound model; ExternalDataError, ModelSizeError), UnknownShapeError (dimensions that are
-    only names), UnsupportedOpsError (naming every operator that cannot be converted).
+    Errors: ModelFileError (not a sound model; ExternalDataError, ModelSizeError), UnknownShapeError (dimensions that
+    are only names), UnsupportedOpsError (naming every operator that cannot be converted).
     """
     try:
         import onnx  # noqa: F401

@@ -56,7 +56,7 @@ class ExternalData:
         assert self.folder is not None
         parts = Path(location).parts
         said = f"{where} is in {location!r}"
-        if not location or "\0" in location:
+        if not parts or "\0" in location:
             raise ExternalDataError(f"{where} names no file")
         if Path(location).is_absolute() or PureWindowsPath(location).is_absolute():
             raise ExternalDataError(f"{said}, an absolute path")

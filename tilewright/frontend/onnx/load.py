@@ -7,6 +7,7 @@ model without its tensors.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ import onnx.checker
 import onnx.inliner
 import onnx.shape_inference
 import psutil
-from google.protobuf.message import DecodeError
 
 from tilewright.errors import ModelFileError, ModelSizeError, UnsupportedModelError
 
@@ -69,7 +69,7 @@ def _read(path: Path) -> onnx.ModelProto:
         if size > MAX_FILE_BYTES:
             raise ModelSizeError(
                 f"{path} has {size} bytes, and an ONNX file at most {MAX_FILE_BYTES}",
-                remedy="save the model with its tensors in other files: onnx.save_model(..., save_as_external_data=True)",
+                remedy="keep its tensors in other files: onnx.save_model(..., save_as_external_data=True)",
             )
         content = path.read_bytes()
     except OSError as error:
@@ -77,7 +77,7 @@ def _read(path: Path) -> onnx.ModelProto:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(content)
-    except (DecodeError, UnicodeDecodeError) as error:
+    except Exception as error:  # protobuf's own classes, of which it has had several
         raise ModelFileError(f"{path} is no ONNX model, or a truncated one: {error}") from None
     return model
 
@@ -90,6 +90,10 @@ def _check(model: onnx.ModelProto) -> None:
         raise ModelFileError(f"two initialisers are called {repeated!r}")
     if not model.opset_import:
         raise ModelFileError("the model does not say which opset it uses")
+    if not all(
+        isinstance(name, str) for name in _names(model.graph)
+    ):  # protobuf gives what is no text as bytes
+        raise ModelFileError("a name in the model is not text")
     try:
         onnx.checker.check_model(_skeleton(model))
     except Exception as error:  # the checker raises its own class, and errors of protobuf for broken strings
@@ -106,13 +110,30 @@ def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     graph = result.graph
     graph.name = model.graph.name or "graph"
     graph.node.extend(model.graph.node)
-    graph.input.extend(model.graph.input)
-    graph.output.extend(model.graph.output)
+    for value in model.graph.input:  # which may leave their shapes open
+        declared = value.type.tensor_type
+        if value.type.HasField("tensor_type") and not declared.HasField("shape"):
+            value = onnx.helper.make_tensor_value_info(value.name, declared.elem_type, ())
+        graph.input.append(value)
+    for value in model.graph.output:  # their types follow from the graph, whatever is declared
+        graph.output.append(onnx.helper.make_tensor_value_info(value.name, onnx.TensorProto.FLOAT, ()))
     given = {value.name for value in graph.input}
     for tensor in model.graph.initializer:
         if tensor.name not in given:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     return result
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[Any]:
+    """Every name that the walk over the graph looks at."""
+    for value in (*graph.input, *graph.output, *graph.initializer):
+        yield value.name
+    for node in graph.node:
+        yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield from (attribute.name, attribute.ref_attr_name)
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _names(inner)
 
 
 def _repeated(names: Any) -> str | None:

@@ -25,9 +25,7 @@ def product(ctx: Context, a: Node, b: Node) -> Node:
     if not a.type.rank or not b.type.rank:
         raise Unsupported("a matrix product with a single number")
     row, column = a.type.rank == 1, b.type.rank == 1
-    result = ctx.emit(
-        "matmul", ctx.unsqueeze(a, 0) if row else a, ctx.unsqueeze(b, 1) if column else b
-    )
+    result = ctx.emit("matmul", ctx.unsqueeze(a, 0) if row else a, ctx.unsqueeze(b, 1) if column else b)
     shape = list(result.shape)
     if column:
         del shape[-1]
@@ -196,7 +194,14 @@ def conv_transpose(
     pairs = _transposed_padding(auto_pad, pads, output_shape, spans, x.shape[2:], stride)
     zeros = (0,) * rank
     result = ctx.emit(
-        "conv_transpose", x, w, stride=stride, padding=zeros, output_padding=zeros, dilation=dilation, groups=int(group)
+        "conv_transpose",
+        x,
+        w,
+        stride=stride,
+        padding=zeros,
+        output_padding=zeros,
+        dilation=dilation,
+        groups=int(group),
     )
     low = [0, 0, *(max(0, -before) for before, _ in pairs)]
     high = [0, 0, *(more + max(0, -behind) for more, (_, behind) in zip(extra, pairs, strict=True))]
@@ -246,8 +251,12 @@ def einsum(ctx: Context, *operands: Node, equation: str) -> Node:
     terms = left.split(",")
     if len(terms) != len(operands):
         raise Unsupported(f"the equation {equation!r} with {len(operands)} operands")
-    labels = [_labels(term, operand.type.rank, operands) for term, operand in zip(terms, operands, strict=True)]
-    dots = max((len(entry) for term in labels for entry in [[x for x in term if isinstance(x, int)]]), default=0)
+    labels = [
+        _labels(term, operand.type.rank, operands) for term, operand in zip(terms, operands, strict=True)
+    ]
+    dots = max(
+        (len(entry) for term in labels for entry in [[x for x in term if isinstance(x, int)]]), default=0
+    )
     if arrow:
         wanted = _expand_dots(right, dots)
     else:
@@ -308,7 +317,9 @@ def _contract(
 
     def alone(x: Node, names: Labels, others: Labels) -> tuple[Node, Labels]:
         gone = [axis for axis, name in enumerate(names) if name not in others and name not in later]
-        return ctx.reduce("sum", x, gone, False), [name for axis, name in enumerate(names) if axis not in gone]
+        return ctx.reduce("sum", x, gone, False), [
+            name for axis, name in enumerate(names) if axis not in gone
+        ]
 
     a, a_labels = alone(a, a_labels, b_labels)
     b, b_labels = alone(b, b_labels, a_labels)
@@ -329,7 +340,9 @@ def _contract(
     def count(names: Labels) -> int:
         return math.prod(sizes[name] for name in names)
 
-    left = ctx.reshape(arranged(a, a_labels, batch + rows + summed), (count(batch), count(rows), count(summed)))
+    left = ctx.reshape(
+        arranged(a, a_labels, batch + rows + summed), (count(batch), count(rows), count(summed))
+    )
     right = ctx.reshape(
         arranged(b, b_labels, batch + summed + columns), (count(batch), count(summed), count(columns))
     )
@@ -353,11 +366,15 @@ def det(ctx: Context, x: Node) -> Node:
         best = ctx.emit("argmax", ctx.emit("abs", column), axis=1, keepdims=True)
         place = ctx.iota((rows.shape[0], left), 1)
         # The pivot's row and the first change places.
-        source = ctx.select(ctx.compare("eq", place, 0), best, ctx.select(ctx.compare("eq", place, best), 0, place))
+        source = ctx.select(
+            ctx.compare("eq", place, 0), best, ctx.select(ctx.compare("eq", place, best), 0, place)
+        )
         wide = ctx.broadcast_to(ctx.unsqueeze(source, 2), rows.shape)
         swapped = ctx.emit("take_along", rows, wide, axis=1)
         pivot = ctx.reshape(ctx.slice_axis(ctx.slice_axis(swapped, 1, 0, 1), 2, 0, 1), (rows.shape[0],))
-        sign = ctx.select(ctx.compare("eq", ctx.reshape(best, (rows.shape[0],)), 0), ctx.full(1, rows.dtype), -1)
+        sign = ctx.select(
+            ctx.compare("eq", ctx.reshape(best, (rows.shape[0],)), 0), ctx.full(1, rows.dtype), -1
+        )
         result = ctx.mul(result, ctx.mul(pivot, sign))
         if left == 1:
             break

@@ -50,7 +50,9 @@ def _selected(ctx: Context, condition: Node, a: Value, b: Value) -> Value:
 
 
 @converter("Loop")
-def loop(ctx: Context, trips: Node | None, condition: Node | None, *carried: Value, body: onnx.GraphProto) -> Any:
+def loop(
+    ctx: Context, trips: Node | None, condition: Node | None, *carried: Value, body: onnx.GraphProto
+) -> Any:
     most = MAX_ITERATIONS + 1 if trips is None else int(ctx.static(trips).reshape(-1)[0])
     states = list(carried)
     scanned: list[list[Node]] = [[] for _ in range(len(body.output) - 1 - len(states))]
@@ -76,7 +78,9 @@ def loop(ctx: Context, trips: Node | None, condition: Node | None, *carried: Val
             try:
                 new = [_selected(ctx, going, value, old) for value, old in zip(new, states, strict=True)]
             except _Differ:
-                raise Unsupported("a value whose shape changes in a loop that ends when the data says so") from None
+                raise Unsupported(
+                    "a value whose shape changes in a loop that ends when the data says so"
+                ) from None
             after = ctx.both(going, after)
         for collected, value in zip(scanned, results[1 + len(states) :], strict=True):
             collected.append(value)

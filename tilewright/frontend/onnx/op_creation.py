@@ -120,7 +120,7 @@ def mel_weights(
     count, length, rate = (ctx.static_int(x) for x in (bins, dft_length, sample_rate))
     low, high = (float(ctx.static(x).reshape(-1)[0]) for x in (lower_hertz, upper_hertz))
     spectrum = length // 2 + 1
-    if not (0 < count and 0 < spectrum and count * spectrum <= MAX_ELEMENTS and rate > 0):
+    if not (count > 0 and spectrum > 0 and count * spectrum <= MAX_ELEMENTS and rate > 0):
         raise Unsupported(f"{count} bins of a spectrum of {spectrum}")
     edges = 2595 * np.log10(1 + np.array([low, high]) / 700)
     mels = edges[0] + np.arange(count + 2) * ((edges[1] - edges[0]) / (count + 2))

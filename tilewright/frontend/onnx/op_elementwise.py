@@ -69,7 +69,13 @@ def _unary(name: str, op: str) -> None:
 def _binary(name: str, op: str) -> None:
     @converter(name)
     def convert(
-        ctx: Context, a: Node, b: Node, *, axis: int | None = None, broadcast: int = 0, consumed_inputs: object = None
+        ctx: Context,
+        a: Node,
+        b: Node,
+        *,
+        axis: int | None = None,
+        broadcast: int = 0,
+        consumed_inputs: object = None,
     ) -> Node:
         return ctx.emit(op, a, aligned(ctx, a, b, axis, broadcast))
 
@@ -134,7 +140,9 @@ def pow(ctx: Context, base: Node, exponent: Node, *, axis: int | None = None, br
     if exponent.dtype.is_float:
         power = ctx.emit("pow", ctx.cast(base, DType.F64), ctx.cast(exponent, DType.F64))
         whole = ctx.emit("round", power)  # a whole power may come out one rounding below the whole number
-        close = ctx.compare("le", ctx.emit("abs", ctx.sub(power, whole)), ctx.mul(ctx.emit("abs", whole), 1e-12))
+        close = ctx.compare(
+            "le", ctx.emit("abs", ctx.sub(power, whole)), ctx.mul(ctx.emit("abs", whole), 1e-12)
+        )
         return ctx.cast(ctx.select(close, whole, power), base.dtype)
     return _integer_power(ctx, base, ctx.cast(exponent, DType.I64))
 

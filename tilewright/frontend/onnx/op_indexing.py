@@ -143,7 +143,11 @@ def tensor_scatter(
     """A cache with `update` written along `axis` from a position of each batch on, round and round if circular."""
     axis = axis_of(axis, past.type.rank)
     length, extent = update.shape[axis], past.shape[axis]
-    start = ctx.full(0, DType.I64, (past.shape[0],)) if write_indices is None else ctx.cast(write_indices, DType.I64)
+    start = (
+        ctx.full(0, DType.I64, (past.shape[0],))
+        if write_indices is None
+        else ctx.cast(write_indices, DType.I64)
+    )
     start = ctx.reshape(start, (past.shape[0], *[1] * (past.type.rank - 1)))
     offset = ctx.sub(ctx.iota(past.shape, axis), start)
     if mode == "circular":

@@ -278,7 +278,9 @@ def trilu(ctx: Context, x: Node, k: Node | None = None, *, upper: int = 1) -> No
 
 
 @converter("ReverseSequence")
-def reverse_sequence(ctx: Context, x: Node, lengths: Node, *, batch_axis: int = 1, time_axis: int = 0) -> Node:
+def reverse_sequence(
+    ctx: Context, x: Node, lengths: Node, *, batch_axis: int = 1, time_axis: int = 0
+) -> Node:
     """The first `lengths[b]` elements along the time axis in reverse order, the rest as they are."""
     rank = x.type.rank
     shape = [1] * rank
@@ -310,5 +312,12 @@ def upsample(
         factors = [1.0, 1.0, float(height_scale or 1), float(width_scale or 1)]
     sizes = [math.floor(extent * factor) for extent, factor in zip(x.shape, factors, strict=True)]
     return resized(
-        ctx, x, sizes, factors, mode=mode, coordinates="asymmetric", nearest_mode="floor", axes=range(x.type.rank)
+        ctx,
+        x,
+        sizes,
+        factors,
+        mode=mode,
+        coordinates="asymmetric",
+        nearest_mode="floor",
+        axes=range(x.type.rank),
     )

@@ -33,7 +33,10 @@ def batch_normalization(
         raise Unsupported("training mode")
     x1 = x if x.type.rank > 1 else ctx.unsqueeze(x, 1)
     result = ctx.emit(
-        "batch_norm", ctx.widen(x1), *(ctx.cast(p, x.dtype.compute) for p in (scale, bias, mean, var)), eps=float(epsilon)
+        "batch_norm",
+        ctx.widen(x1),
+        *(ctx.cast(p, x.dtype.compute) for p in (scale, bias, mean, var)),
+        eps=float(epsilon),
     )
     return ctx.cast(ctx.reshape(result, x.shape), x.dtype)
 

@@ -122,7 +122,9 @@ def matmul_integer(
     return integer_product(ctx, a, b, a_zero, b_zero)
 
 
-def requantised(ctx: Context, total: Node, scale: Node, y_scale: Node, y_zero: Node | None, dtype: DType) -> Node:
+def requantised(
+    ctx: Context, total: Node, scale: Node, y_scale: Node, y_zero: Node | None, dtype: DType
+) -> Node:
     """Integers times `scale` over `y_scale`, as bytes again."""
     working = DType.F64 if scale.dtype is DType.F64 else DType.F32
     ratio = ctx.div(ctx.cast(scale, working), ctx.cast(y_scale, working))
@@ -170,7 +172,9 @@ def integer_convolution(
     if x_zero is not None:
         x_zero = _one(ctx, x_zero)
     if w_zero is not None:
-        w_zero = ctx.reshape(w_zero, (-1 if w_zero.type.size == 0 else w_zero.type.size, *[1] * (w.type.rank - 1)))
+        w_zero = ctx.reshape(
+            w_zero, (-1 if w_zero.type.size == 0 else w_zero.type.size, *[1] * (w.type.rank - 1))
+        )
     data, weight = same_kind(ctx, centred(ctx, x, x_zero), centred(ctx, w, w_zero))
     return convolution(
         ctx,

@@ -97,7 +97,9 @@ _reduction("ReduceSumSquare", lambda ctx, x, axes, keep: sum_of(ctx, ctx.mul(x, 
 
 def _arg(name: str, op: str) -> None:
     @converter(name)
-    def convert(ctx: Context, x: Node, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Node:
+    def convert(
+        ctx: Context, x: Node, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
+    ) -> Node:
         axis = axis_of(axis, x.type.rank)
         if not select_last_index:
             return ctx.emit(op, x, axis=axis, keepdims=bool(keepdims))

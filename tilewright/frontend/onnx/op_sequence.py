@@ -1,4 +1,4 @@
-"""Sequences and optionals: lists of values, and values or None, while the graph is made; nothing of them is left in it."""
+"""Sequences and optionals: lists of values, and values or None, while the graph is made. Nothing of them is left."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ def split_to_sequence(
 
 
 @converter("SequenceMap")
-def sequence_map(ctx: Context, sequence: Value, *others: Value, body: onnx.GraphProto) -> tuple[Sequence, ...]:
+def sequence_map(
+    ctx: Context, sequence: Value, *others: Value, body: onnx.GraphProto
+) -> tuple[Sequence, ...]:
     results: list[Sequence] = [[] for _ in body.output]
     for position, item in enumerate(_list(sequence)):
         rest = [other[position] if isinstance(other, list) else other for other in others]

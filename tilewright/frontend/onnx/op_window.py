@@ -288,4 +288,6 @@ def max_unpool(
     wanted = ctx.static_ints(output_shape)  # the implied tensor is its upper left corner
     if len(wanted) != len(shape) or any(more < less for more, less in zip(wanted, shape, strict=True)):
         raise Unsupported(f"output_shape {wanted} for a result of {shape}")
-    return ctx.pad(result, (0,) * len(shape), [more - less for more, less in zip(wanted, shape, strict=True)], 0)
+    return ctx.pad(
+        result, (0,) * len(shape), [more - less for more, less in zip(wanted, shape, strict=True)], 0
+    )

@@ -17,6 +17,7 @@ from tilewright.errors import (
     ModelFileError,
     ModelSizeError,
     TilewrightError,
+    TypeRuleError,
     UnknownShapeError,
     UnsupportedOpsError,
 )
@@ -257,6 +258,11 @@ class _Walk:
             result = convert(ctx, *operands, **keywords)
         except FallBack:
             return self._expanded(proto, opset, opsets, operands)
+        except TypeRuleError as error:
+            raise Unsupported(error.message) from None
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            # A converter takes its operands apart as the standard says they are; these are not so.
+            raise Unsupported(f"inputs or attributes that do not go together: {error}") from error
         return result if isinstance(result, tuple) else (result,)
 
     def _context(self, proto: onnx.NodeProto, opset: int, opsets: Mapping[str, int], scope: Scope) -> Context:

@@ -76,6 +76,7 @@ def find(domain: str, name: str, opset: int) -> Converter | None:
 def table() -> dict[tuple[str, str], list[tuple[int, Converter]]]:
     """Every converter by domain and operator, each with the opset from which it holds."""
     from tilewright.frontend.onnx import (  # noqa: F401  (fill the table)
+        op_attention,
         op_contraction,
         op_control,
         op_creation,
@@ -88,8 +89,10 @@ def table() -> dict[tuple[str, str], list[tuple[int, Converter]]]:
         op_recurrent,
         op_reduction,
         op_refused,
+        op_sampling,
         op_sequence,
         op_signal,
+        op_training,
         op_window,
     )
 

@@ -115,6 +115,23 @@ def bilinear(ctx: Context, x1: Node, x2: Node, weight: Node, bias: Node | None =
     return result if bias is None else ctx.add(result, bias)
 
 
+@converter("aten.linalg_matrix_power.default", "aten.matrix_power.default")
+def matrix_power(ctx: Context, x: Node, n: int) -> Node:
+    if n < 0:
+        raise Unsupported("a negative power of a matrix")
+    if n == 0:
+        matrix = x.shape[-2:]
+        one = ctx.cast(ctx.emit("eq", ctx.iota(matrix, 0), ctx.iota(matrix, 1)), x.dtype)
+        return ctx.broadcast_to(one, x.shape)
+    result: Node | None = None
+    for bit in bin(n)[2:]:
+        result = ctx.emit("matmul", result, result) if result is not None else None
+        if bit == "1":
+            result = ctx.emit("matmul", result, x) if result is not None else x
+    assert result is not None
+    return result
+
+
 # -- convolutions -----------------------------------------------------------------------------------------------
 
 

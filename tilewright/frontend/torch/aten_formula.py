@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from tilewright.dtypes import DType
 from tilewright.frontend.torch.context import Context, widened
-from tilewright.frontend.torch.registry import Inexpressible, Number, Operand, Unsupported, converter
+from tilewright.frontend.torch.registry import Inexpressible, Number, Operand, converter
 from tilewright.frontend.torch.types import common_dtype
 from tilewright.graph.ir import Node
 
@@ -224,7 +225,13 @@ def addcdiv(ctx: Context, x: Node, tensor1: Node, tensor2: Node, value: Number =
 @converter("aten.lerp.Scalar", "aten.lerp.Tensor")
 @widened
 def lerp(ctx: Context, x: Node, end: Node, weight: Operand) -> Node:
-    return ctx.add(x, ctx.mul(ctx.sub(end, x), weight))
+    """From the nearer end, so that both are met exactly."""
+    span = ctx.sub(end, x)
+    from_start = ctx.add(x, ctx.mul(span, weight))
+    from_end = ctx.sub(end, ctx.mul(span, ctx.sub(1, weight) if isinstance(weight, Node) else 1 - weight))
+    if not isinstance(weight, Node):
+        return from_start if abs(weight) < 0.5 else from_end
+    return ctx.select(ctx.compare("lt", ctx.emit("abs", weight), 0.5), from_start, from_end)
 
 
 @converter("aten.logaddexp.default")
@@ -270,9 +277,42 @@ def heaviside(ctx: Context, x: Node, values: Node) -> Node:
     return ctx.select(ctx.compare("eq", x, 0), values, step, x.dtype)
 
 
+def _is_negative(ctx: Context, x: Node) -> Node:
+    """Whether the sign is minus, that of a zero included: its reciprocal is an infinity of that sign."""
+    below = ctx.compare("lt", x, 0)
+    if not x.dtype.is_float:
+        return below
+    return ctx.emit("logical_or", below, ctx.compare("lt", ctx.emit("reciprocal", x), 0))
+
+
+@converter("aten.signbit.default")
+def signbit(ctx: Context, x: Node) -> Node:
+    return ctx.full(False, ctx.dtype, x.shape) if x.dtype is DType.BOOL else _is_negative(ctx, x)
+
+
 @converter("aten.copysign.Tensor", "aten.copysign.Scalar")
 def copysign(ctx: Context, x: Node, other: Operand) -> Node:
-    if isinstance(other, Node):
-        raise Unsupported("the sign of a tensor's negative zeros is not in the graph's vocabulary")
     magnitude = ctx.emit("abs", ctx.cast(x, ctx.dtype))
-    return ctx.emit("neg", magnitude) if math.copysign(1, other) < 0 else magnitude
+    negated = ctx.emit("neg", magnitude)
+    if isinstance(other, Node):
+        return ctx.emit("select", _is_negative(ctx, other), negated, magnitude)
+    return negated if math.copysign(1, other) < 0 else magnitude
+
+
+@_formula("aten.angle.default")
+def angle(ctx: Context, x: Node) -> Node:
+    """Of a real number: 0 or pi, or NaN."""
+    plain = ctx.select(ctx.compare("lt", x, 0), math.pi, 0.0, x.dtype)
+    return ctx.select(ctx.emit("isnan", x), x, plain, x.dtype)
+
+
+@converter("aten.isin.Tensor_Tensor", "aten.isin.Tensor_Scalar", "aten.isin.Scalar_Tensor")
+def isin(
+    ctx: Context, elements: Operand, test: Operand, *, assume_unique: bool = False, invert: bool = False
+) -> Node:
+    dtype = common_dtype((elements, test))
+    x, those = ctx.operand(elements, dtype), ctx.operand(test, dtype)
+    those = ctx.reshape(those, (those.type.size,))
+    found = ctx.emit("eq", ctx.unsqueeze(x, x.type.rank), those)
+    found = ctx.emit("any", found, axes=(x.type.rank,), keepdims=False)
+    return ctx.emit("logical_not", found) if invert else found

@@ -323,9 +323,28 @@ def diag(ctx: Context, x: Node, diagonal: int = 0) -> Node:
     return diag_embed(ctx, x, diagonal) if x.type.rank == 1 else diagonal_of(ctx, x, diagonal, 0, 1)
 
 
+@converter("aten.diagonal_scatter.default")
+def diagonal_scatter(ctx: Context, x: Node, src: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
+    """`x` with `src` in place of its diagonal."""
+    a, b = axis_of(dim1, x.type.rank), axis_of(dim2, x.type.rank)
+    order = (*(axis for axis in range(x.type.rank) if axis not in (a, b)), a, b)
+    matrices = ctx.permute(x, order)
+    rows, columns = matrices.shape[-2:]
+    if not src.type.size:
+        return x
+    # Row i holds element i of the diagonal, counted from the row where it begins.
+    element = np.clip(np.arange(rows) - max(-offset, 0), 0, src.shape[-1] - 1)
+    values = ctx.unsqueeze(ctx.take(ctx.cast(src, x.dtype), element, src.type.rank - 1), src.type.rank)
+    on_diagonal = ctx.constant(np.eye(rows, columns, offset, dtype=np.bool_))
+    result = ctx.emit("select", on_diagonal, values, matrices)
+    return ctx.permute(result, tuple(order.index(axis) for axis in range(x.type.rank)))
+
+
 @converter("aten.unfold.default", "aten.unfold_copy.default")
 def unfold(ctx: Context, x: Node, dimension: int, size: int, step: int) -> Node:
     """Windows along one axis; the window becomes the last axis."""
+    if x.type.rank == 0:
+        return ctx.reshape(x, ctx.shape)
     axis = axis_of(dimension, x.type.rank)
     count = (x.shape[axis] - size) // step + 1
     windows = np.arange(count)[:, None] * step + np.arange(size)[None, :]

@@ -164,7 +164,12 @@ def native_group_norm(
     group: int,
     eps: float,
 ) -> Result:
-    return _group_norm(ctx, x, group, weight, bias, eps), _NO_STATISTICS, _NO_STATISTICS
+    groups = ctx.widen(ctx.reshape(x, (N, group, x.type.size // max(N * group, 1))))
+    mean = ctx.emit("mean", groups, axes=(2,), keepdims=False)
+    variance = ctx.emit("var", groups, axes=(2,), correction=0, keepdims=False)
+    deviation = ctx.emit("rsqrt", ctx.add(variance, eps))
+    result = _group_norm(ctx, x, group, weight, bias, eps)
+    return result, ctx.cast(mean, x.dtype), ctx.cast(deviation, x.dtype)
 
 
 @converter("aten.instance_norm.default")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 
 from tilewright.dtypes import DType
+from tilewright.frontend.torch.aten_formula import lerp
 from tilewright.frontend.torch.context import Context, axis_of, widened
-from tilewright.frontend.torch.registry import Inexpressible, Number, converter
+from tilewright.frontend.torch.registry import Inexpressible, Number, Operand, converter
 from tilewright.frontend.torch.types import common_dtype
 from tilewright.graph.ir import Node
 
-MOST_STEPS = 1 << 28  # of a formula that is quadratic in an extent: above, PyTorch's own algorithm is the better one
+MOST_STEPS = (
+    1 << 28
+)  # of a formula that is quadratic in an extent: above, PyTorch's own algorithm is the better one
 
 
 def check_steps(steps: int, what: str) -> None:
@@ -142,6 +145,59 @@ def nanmedian_of_all(ctx: Context, x: Node) -> Node:
     return _median(ctx, ctx.reshape(x, (x.type.size,)), 0, False, True)[0]
 
 
+# -- quantiles --------------------------------------------------------------------------------------------------
+
+
+def _quantile(ctx: Context, x: Node, q: Operand, dim: int | None, interpolation: str, skip_nan: bool) -> Node:
+    """The elements at q of the way along the sorted axis, or between the two on either side."""
+    if dim is None or x.type.rank == 0:
+        x, dim = ctx.reshape(x, (x.type.size,)), 0
+    axis = axis_of(dim, x.type.rank)
+    x = ctx.move_axis(x, axis, x.type.rank - 1)
+    last = x.type.rank - 1
+    values, _ = sorted_along(ctx, x, last)
+    points = ctx.reshape(ctx.operand(q, x.dtype), (q.type.size if isinstance(q, Node) else 1,))
+    nan = ctx.emit("isnan", x)
+    if skip_nan:
+        count = ctx.emit("sum", ctx.cast(ctx.emit("logical_not", nan), x.dtype), axes=(last,), keepdims=True)
+        length = ctx.emit("clamp", ctx.sub(count, 1), min=0.0, max=None)
+    else:
+        length = ctx.full(x.shape[last] - 1, x.dtype, (*x.shape[:last], 1))
+    place = ctx.mul(points, length)
+    if interpolation in ("lower", "higher", "nearest"):
+        place = ctx.emit({"lower": "floor", "higher": "ceil", "nearest": "round"}[interpolation], place)
+    below = ctx.emit("floor", place)
+    result = ctx.emit("take_along", values, ctx.cast(below, DType.I64), axis=last)
+    if interpolation in ("linear", "midpoint"):
+        above = ctx.emit("take_along", values, ctx.cast(ctx.emit("ceil", place), DType.I64), axis=last)
+        weight: Operand = 0.5 if interpolation == "midpoint" else ctx.sub(place, below)
+        result = lerp(ctx, result, above, weight)
+    if not skip_nan:
+        broken = ctx.emit("any", nan, axes=(last,), keepdims=True)
+        result = ctx.select(broken, float("nan"), result, x.dtype)
+    if isinstance(q, Node) and q.type.rank:
+        result = ctx.move_axis(result, last, 0)
+    return ctx.reshape(result, ctx.shape)
+
+
+def _register_quantile(name: str, skip_nan: bool) -> None:
+    @converter(f"aten.{name}.default", f"aten.{name}.scalar")
+    def convert(
+        ctx: Context,
+        x: Node,
+        q: Operand,
+        dim: int | None = None,
+        keepdim: bool = False,
+        *,
+        interpolation: str = "linear",
+    ) -> Node:
+        return _quantile(ctx, x, q, dim, interpolation, skip_nan)
+
+
+_register_quantile("quantile", False)
+_register_quantile("nanquantile", True)
+
+
 # -- searching --------------------------------------------------------------------------------------------------
 
 
@@ -215,6 +271,18 @@ _register_running_extreme("cummax")
 _register_running_extreme("cummin")
 
 
+@converter("aten.linalg_vander.default")
+def vander(ctx: Context, x: Node, *, N: int | None = None) -> Node:
+    """1, x, x^2, ... along a new last axis."""
+    x = ctx.reshape(ctx.cast(x, ctx.dtype), ctx.shape[:-1])
+    ones = ctx.full(1, x.dtype, (*x.shape, 1))
+    if ctx.shape[-1] == 1:
+        return ones
+    powers = ctx.broadcast_to(ctx.unsqueeze(x, x.type.rank), (*x.shape, ctx.shape[-1] - 1))
+    powers = ctx.emit("cumprod", powers, axis=x.type.rank)
+    return ctx.concat([ones, powers], x.type.rank)
+
+
 @converter("aten.logcumsumexp.default")
 @widened
 def logcumsumexp(ctx: Context, x: Node, dim: int) -> Node:
@@ -253,4 +321,3 @@ def histc(ctx: Context, x: Node, bins: int = 100, min: Number = 0, max: Number =
     bin_of = ctx.select(inside, bin_of, bins, DType.I64)
     ones = ctx.full(1, ctx.dtype, x.shape)
     return ctx.emit("put", ctx.full(0, ctx.dtype, (bins,)), bin_of, ones, axis=0, combine="add")
-

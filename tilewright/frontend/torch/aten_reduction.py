@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from tilewright.dtypes import DType
@@ -267,6 +268,13 @@ def cdist(ctx: Context, x1: Node, x2: Node, p: Number = 2, compute_mode: int | N
     return vector_norm(ctx, ctx.sub(rows, columns), p, -1)
 
 
+@converter("aten.pdist.default", "aten._pdist_forward.default")
+def pdist(ctx: Context, x: Node, p: Number = 2) -> Node:
+    """The distance of every pair of rows, in order."""
+    rows, columns = np.triu_indices(x.shape[0], 1)
+    return vector_norm(ctx, ctx.sub(ctx.take(x, rows, 0), ctx.take(x, columns, 0)), p, -1)
+
+
 @converter("aten.cosine_similarity.default")
 @widened
 def cosine_similarity(ctx: Context, x1: Node, x2: Node, dim: int = 1, eps: float = 1e-8) -> Node:
@@ -282,6 +290,7 @@ def cosine_similarity(ctx: Context, x1: Node, x2: Node, dim: int = 1, eps: float
     return ctx.emit("sum", ctx.mul(unit(x1), unit(x2)), axes=(axis,), keepdims=False)
 
 
+refuse("counting equal elements is not supported yet", "aten.mode.default")
 refuse(
     "the shape of its result depends on data",
     "aten.nonzero.default",

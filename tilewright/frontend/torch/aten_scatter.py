@@ -93,9 +93,7 @@ def scatter(ctx: Context, x: Node, dim: int, index: Node, source: Operand) -> No
 
 
 @converter("aten.scatter.reduce", "aten.scatter.value_reduce")
-def scatter_combined(
-    ctx: Context, x: Node, dim: int, index: Node, source: Operand, *, reduce: str
-) -> Node:
+def scatter_combined(ctx: Context, x: Node, dim: int, index: Node, source: Operand, *, reduce: str) -> Node:
     wide, index, source, axis = _scatter_operands(ctx, x, dim, index, source)
     return ctx.reshape(_put(ctx, "put_along", wide, index, source, axis, _COMBINE[reduce]), x.shape)
 
@@ -219,9 +217,7 @@ def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(next((e for e in extents if e != 1), 1) for extents in zip(*padded, strict=True))
 
 
-def _masked_put(
-    ctx: Context, x: Node, indices: Sequence[Node | None], value: Node, accumulate: bool
-) -> Node:
+def _masked_put(ctx: Context, x: Node, indices: Sequence[Node | None], value: Node, accumulate: bool) -> Node:
     """x[mask] = values that are the same for every place of the mask: a selection."""
     masks = [i for i in indices if i is not None]
     if len(masks) != 1 or indices[0] is None:

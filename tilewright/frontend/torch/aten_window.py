@@ -2,14 +2,63 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from tilewright.frontend.torch.aten_contraction import spatial
 from tilewright.frontend.torch.context import Context, Ints
-from tilewright.frontend.torch.registry import Absent, Result, Unsupported, converter
+from tilewright.frontend.torch.registry import Absent, Number, Result, Unsupported, converter
 from tilewright.graph.ir import Node
 
 _NO_INDICES = Absent("the positions of the maxima in each window are not computed")
+
+
+def _windows(ctx: Context, x: Node, kernel: Ints, stride: Ints, dilation: Ints, sizes: Ints) -> Node:
+    """[..., spatial] -> [..., windows, elements of a window]: what each window sees, in order."""
+    rank = len(kernel)
+    lead = x.type.rank - rank
+    for d in range(rank):
+        place = np.arange(sizes[d])[:, None] * stride[d] + np.arange(kernel[d])[None, :] * dilation[d]
+        x = ctx.take(x, place, lead + 2 * d)
+    order = (*range(lead), *(lead + 2 * d for d in range(rank)), *(lead + 2 * d + 1 for d in range(rank)))
+    return ctx.reshape(ctx.permute(x, order), (*x.shape[:lead], math.prod(sizes), math.prod(kernel)))
+
+
+def _max_indices(
+    ctx: Context,
+    x: Node,
+    rank: int,
+    kernel_size: Ints,
+    stride: Ints,
+    padding: int | Ints,
+    dilation: int | Ints,
+    sizes: Ints,
+) -> Node:
+    """Where each window's maximum is in the flattened spatial axes."""
+    kernel, steps = spatial(kernel_size, rank), spatial(stride or kernel_size, rank)
+    around, gaps = spatial(padding, rank), spatial(dilation, rank)
+    lead = x.type.rank - rank
+    extents = x.shape[lead:]
+    high = [
+        max(0, (n - 1) * step + gap * (k - 1) + 1 - extent - p)
+        for n, step, gap, k, extent, p in zip(sizes, steps, gaps, kernel, extents, around, strict=True)
+    ]
+    low: Number = -math.inf if x.dtype.is_float else int(np.iinfo(x.dtype.numpy).min)
+    zeros = (0,) * lead
+    padded = ctx.emit(
+        "pad", x, low=(*zeros, *around), high=(*zeros, *high), interior=(0,) * x.type.rank, value=low
+    )
+    best = ctx.emit(
+        "argmax", _windows(ctx, padded, kernel, steps, gaps, sizes), axis=lead + 1, keepdims=False
+    )
+    # The same windows over the numbers of the elements; padding never wins over an element, so its number is free.
+    numbers = np.pad(np.arange(math.prod(extents)).reshape(extents), list(zip(around, high, strict=True)))
+    seen = _windows(ctx, ctx.constant(numbers), kernel, steps, gaps, sizes)
+    seen = ctx.broadcast_to(seen, (*x.shape[:lead], *seen.shape))
+    found = ctx.emit("take_along", seen, ctx.unsqueeze(best, lead + 1), axis=lead + 1)
+    return ctx.reshape(found, (*x.shape[:lead], *sizes))
 
 
 def _batched(ctx: Context, x: Node, rank: int, pool: Callable[[Node], Node]) -> Node:
@@ -64,7 +113,9 @@ def _register_pools(rank: int) -> None:
         dilation: int | Ints = 1,
         ceil_mode: bool = False,
     ) -> Result:
-        return _max_pool(ctx, x, rank, kernel_size, stride, padding, dilation, ceil_mode), _NO_INDICES
+        values = _max_pool(ctx, x, rank, kernel_size, stride, padding, dilation, ceil_mode)
+        sizes = values.shape[-rank:]
+        return values, _max_indices(ctx, x, rank, kernel_size, stride, padding, dilation, sizes)
 
     @converter(f"aten.avg_pool{rank}d.default")
     def avg_pool(
@@ -107,6 +158,19 @@ def _register_pools(rank: int) -> None:
 
 for _rank in (1, 2, 3):
     _register_pools(_rank)
+
+
+@converter("aten.max_unpool2d.default", "aten.max_unpool3d.default")
+def max_unpool(ctx: Context, x: Node, indices: Node, output_size: Ints, *rest: object) -> Node:
+    """Zeros, and each element at its place in the flattened spatial axes."""
+    lead = x.type.rank - len(output_size)
+    flat = (*x.shape[:lead], math.prod(x.shape[lead:]))
+    room = ctx.full(0, x.dtype, (*x.shape[:lead], math.prod(output_size)))
+    if not x.type.size:
+        return ctx.reshape(room, ctx.shape)
+    places, values = ctx.reshape(indices, flat), ctx.reshape(x, flat)
+    result = ctx.emit("put_along", room, places, values, axis=lead, combine="set")
+    return ctx.reshape(result, ctx.shape)
 
 
 # -- resampling -------------------------------------------------------------------------------------------------

@@ -92,21 +92,22 @@ class Captured:
     program: ExportedProgram  # functional; its inputs are the tensors among the arguments
     writes: tuple[int, ...]  # the first results are new values of these inputs
     torch_side: frozenset[str]  # nodes that must stay with PyTorch whatever converters there are
+    returns_itself: bool  # whether an argument is a result, or one tensor is two: no copies will do
 
 
 def capture(body: fx.GraphModule, arguments: Sequence[Any]) -> Captured:
-    """The graph for arguments like these. MutationError if it writes to an argument that a result shares memory with."""
+    """The graph for arguments like these. MutationError if it writes to an argument and returns a view of it."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tensors = tuple(a for a in arguments if isinstance(a, torch.Tensor))
-            program = torch.export.export(_Flat(body, arguments), tensors, strict=False)
+            examples = _examples([a for a in arguments if isinstance(a, torch.Tensor)])
+            program = torch.export.export(_Flat(body, arguments), examples, strict=False)
             before = _argument_views(program)
             program = functionalised(program, outside=True)
-            if any(writes(node) for node in program.graph.nodes):
-                program = retraced(program, {})
+            if any(writes(node) for node in program.graph.nodes) or torch.is_autocast_enabled("cpu"):
+                program = retraced(program, {})  # also writes out the casts that autocast implies
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
     names = user_inputs(program)
@@ -114,7 +115,16 @@ def capture(body: fx.GraphModule, arguments: Sequence[Any]) -> Captured:
     shared = [name for name in targets if name in before]
     if shared:
         raise MutationError(f"the graph writes to {', '.join(shared)} and returns a view of it")
-    return Captured(program, tuple(names.index(name) for name in targets), _torch_side(program))
+    results = _results(program)
+    itself = len(set(results)) < len(results) or any(node.op == "placeholder" for node in results)
+    return Captured(program, tuple(names.index(name) for name in targets), _torch_side(program), itself)
+
+
+def _examples(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Tensors like these, each in memory of its own. An export reads no data."""
+    return tuple(
+        torch.empty_strided(tuple(t.shape), t.stride(), dtype=t.dtype, device="cpu") for t in tensors
+    )
 
 
 def user_inputs(program: ExportedProgram) -> list[str]:
@@ -192,24 +202,17 @@ def _shares(node: fx.Node, storage: int) -> bool:
 
 def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
     """The axes from the slowest to the fastest, if the elements fill their memory without gaps; else None."""
-    axes = range(value.dim())
+    axes = tuple(range(value.dim()))
+    if value.is_contiguous() or not value.numel():
+        return axes
     strides = value.stride()
-    order = tuple(sorted(axes, key=lambda axis: (-strides[axis] if value.shape[axis] != 1 else 0, axis)))
-    order = _with_units(order, value)
+    order = tuple(sorted(axes, key=lambda axis: (-strides[axis], axis)))
     expected = 1
     for axis in reversed(order):
-        if value.shape[axis] not in (0, 1) and strides[axis] != expected:
-            return tuple(axes) if value.numel() == 0 else None
-        expected *= max(int(value.shape[axis]), 1)
+        if value.shape[axis] != 1 and strides[axis] != expected:
+            return None
+        expected *= int(value.shape[axis])
     return order
-
-
-def _with_units(order: tuple[int, ...], value: torch.Tensor) -> tuple[int, ...]:
-    """`order` with axes of one element, whose strides say nothing, where they stand in the shape."""
-    long = [axis for axis in order if value.shape[axis] != 1]
-    if long == sorted(long):
-        return tuple(range(value.dim()))
-    return tuple(long + [axis for axis in order if value.shape[axis] == 1])
 
 
 def is_dense(node: fx.Node) -> bool:
@@ -394,8 +397,6 @@ def export_region(module: fx.GraphModule) -> ExportedProgram:
     values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        examples = tuple(
-            torch.empty_strided(tuple(v.shape), v.stride(), dtype=v.dtype, device="cpu") for v in values
-        )
+        examples = _examples(values)
         program = torch.export.export(_Flat(module, examples), examples, strict=False)
         return functionalised(program)

@@ -45,7 +45,8 @@ def infer_sort_places(inputs: Sequence[TensorType], attrs: Attrs) -> TensorType:
     expect_kind(x.dtype, NUMBER)
     expect_axis(attrs["axis"], x.rank)
     expect(
-        isinstance(attrs["descending"], bool), f"descending must be True or False, got {attrs['descending']!r}"
+        isinstance(attrs["descending"], bool),
+        f"descending must be True or False, got {attrs['descending']!r}",
     )
     return TensorType(x.shape, DType.I64)
 

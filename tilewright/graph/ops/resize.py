@@ -164,16 +164,13 @@ def expr_taps(axis: te.Expr, extent: int, size: int, attrs: Attrs, dtype: DType)
     mode, coordinates = attrs["mode"], attrs["coordinates"]
     if extent == size:
         return [(axis, None)]
-    if extent == 1:
-        return [(te.as_index(0), None)]
     if mode == "nearest":
         return [(nearest_index(axis, extent, size, coordinates), None)]
     positions = Positions.of(extent, size, coordinates)
     numerator = shifted(scaled(axis, positions.scale), positions.offset)
     if mode == "linear" and positions.offset < 0:
         numerator = te.call("max", numerator, 0)
-    if positions.divisor == 1:
-        return [(numerator, None)]  # every position is an element's
+    # Neighbours of weight 0 are read all the same: an infinity times 0 is NaN, as in PyTorch.
     first = numerator // positions.divisor
     t = te.cast(numerator % positions.divisor, dtype) / positions.divisor
     if mode == "linear":

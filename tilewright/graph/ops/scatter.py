@@ -51,13 +51,17 @@ def identity(combine: str, dtype: DType) -> float | int:
     return int(limits.min if combine == "max" else limits.max)
 
 
-def expect_scatter(inputs: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, TensorType, TensorType, int]:
+def expect_scatter(
+    inputs: Sequence[TensorType], attrs: Attrs
+) -> tuple[TensorType, TensorType, TensorType, int]:
     expect_operands(inputs, 3)
     x, indices, updates = inputs
     axis = expect_axis(attrs["axis"], x.rank)
     combine = expect_choice("combine", attrs["combine"], *COMBINE)
     expect(indices.dtype in (DType.I64, DType.I32), f"indices must be i64 or i32, got {indices.dtype.short}")
-    expect(updates.dtype is x.dtype, f"updates must be of x's type {x.dtype.short}, got {updates.dtype.short}")
+    expect(
+        updates.dtype is x.dtype, f"updates must be of x's type {x.dtype.short}, got {updates.dtype.short}"
+    )
     if combine != "set":
         expect_kind(x.dtype, NUMBER)
     return x, indices, updates, axis

@@ -1,0 +1,348 @@
+"""Reading a tensor at places that are themselves computed: grid_sample, roi_align, deformable convolution; and col2im.
+
+Places become positions in the flattened image, and every reading is one `take` of rows of channels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tilewright.dtypes import DType
+from tilewright.frontend.onnx.context import Context, Ints
+from tilewright.frontend.onnx.op_contraction import ones
+from tilewright.frontend.onnx.registry import Unsupported, converter
+from tilewright.graph.ir import Node
+
+
+def rows_of(ctx: Context, x: Node) -> Node:
+    """N C spatial as [N * spatial, C]."""
+    rank = x.type.rank
+    last = ctx.permute(x, (0, *range(2, rank), 1))
+    return ctx.reshape(last, (x.shape[0] * math.prod(x.shape[2:]), x.shape[1]))
+
+
+def read(ctx: Context, rows: Node, extents: Ints, batch: Node, place: Sequence[Node]) -> Node:
+    """Rows of channels at whole-numbered places (floats, clamped into the image) of the images that `batch` names."""
+    flat = batch
+    for coordinate, extent in zip(place, extents, strict=True):
+        inside = ctx.emit("clamp", coordinate, min=0.0, max=float(extent - 1))
+        flat = ctx.add(ctx.mul(flat, extent), ctx.cast(inside, DType.I64))
+    return ctx.take(rows, flat, 0)
+
+
+def batch_numbers(ctx: Context, shape: Ints) -> Node:
+    return ctx.iota(shape, 0)
+
+
+# -- grid_sample ------------------------------------------------------------------------------------------------------
+
+
+def _reflected(ctx: Context, place: Node, low: float, high: float) -> Node:
+    """Folded back at the borders until it is between them."""
+    span = high - low
+    if span <= 0:
+        return ctx.full(low, place.dtype, place.shape)
+    beyond = ctx.emit("abs", ctx.sub(place, low))
+    around = ctx.arithmetic("fmod", beyond, 2 * span)
+    return ctx.add(ctx.select(ctx.compare("gt", around, span), ctx.sub(2 * span, around), around), low)
+
+
+_CUBIC_A = -0.75
+
+
+def _taps(ctx: Context, place: Node, mode: str) -> list[tuple[Node, Node | None]]:
+    """(whole-numbered place, weight) of the elements that are summed along one axis."""
+    if mode == "nearest":
+        return [(place, None)]
+    floor = ctx.emit("floor", place)
+    t = ctx.sub(place, floor)
+    if mode == "linear":
+        return [(floor, ctx.sub(1, t)), (ctx.add(floor, 1), t)]
+
+    def near(d: Node) -> Node:
+        bent = ctx.sub(ctx.mul(d, _CUBIC_A + 2), _CUBIC_A + 3)
+        return ctx.add(ctx.mul(ctx.mul(bent, d), d), 1)
+
+    def far(d: Node) -> Node:
+        bent = ctx.add(ctx.mul(ctx.sub(ctx.mul(d, _CUBIC_A), 5 * _CUBIC_A), d), 8 * _CUBIC_A)
+        return ctx.sub(ctx.mul(bent, d), 4 * _CUBIC_A)
+
+    return [
+        (ctx.sub(floor, 1), far(ctx.add(t, 1))),
+        (floor, near(t)),
+        (ctx.add(floor, 1), near(ctx.sub(1, t))),
+        (ctx.add(floor, 2), far(ctx.sub(2, t))),
+    ]
+
+
+def sampled(
+    ctx: Context,
+    rows: Node,
+    extents: Ints,
+    batch: Node,
+    places: Sequence[Node],
+    mode: str,
+    padding: str,
+    borders: Sequence[tuple[float, float]],
+) -> Node:
+    """Rows of channels interpolated at `places`, one float tensor per spatial axis."""
+    total: Node | None = None
+    for taps in itertools.product(*(_taps(ctx, place, mode) for place in places)):
+        weight: Node | None = None
+        coordinates = []
+        for (coordinate, factor), extent, (low, high) in zip(taps, extents, borders, strict=True):
+            if padding == "zeros":
+                inside = ctx.both(ctx.compare("ge", coordinate, 0), ctx.compare("lt", coordinate, extent))
+                factor = (
+                    ctx.cast(inside, coordinate.dtype) if factor is None else ctx.select(inside, factor, 0)
+                )
+            elif padding == "reflection":
+                coordinate = ctx.emit("trunc", _reflected(ctx, coordinate, low, high))
+            coordinates.append(coordinate)
+            if factor is not None:
+                weight = factor if weight is None else ctx.mul(weight, factor)
+        value = read(ctx, rows, extents, batch, coordinates)
+        if weight is not None:
+            value = ctx.mul(value, ctx.cast(ctx.unsqueeze(weight, weight.type.rank), value.dtype))
+        total = value if total is None else ctx.add(total, value)
+    assert total is not None
+    return total
+
+
+_MODES = {"bilinear": "linear", "bicubic": "cubic"}
+
+
+@converter("GridSample")
+def grid_sample(
+    ctx: Context,
+    x: Node,
+    grid: Node,
+    *,
+    align_corners: int = 0,
+    mode: str = "linear",
+    padding_mode: str = "zeros",
+) -> Node:
+    extents = x.shape[2:]
+    mode = _MODES.get(mode, mode)
+    if grid.shape[-1] != len(extents) or mode not in ("nearest", "linear", "cubic"):
+        raise Unsupported(f"mode {mode} with a grid {grid.type!r} of {x.type!r}")
+    if padding_mode not in ("zeros", "border", "reflection"):
+        raise Unsupported(f"padding_mode {padding_mode}")
+    if not all(extents):
+        raise Unsupported("an axis without elements")
+    points = ctx.widen(grid)
+    places, borders = [], []
+    for axis, extent in enumerate(extents):
+        low, high = (0.0, extent - 1.0) if align_corners else (-0.5, extent - 0.5)
+        value = ctx.index_axis(
+            points, points.type.rank - 1, len(extents) - 1 - axis
+        )  # the grid counts backwards
+        if align_corners:
+            place = ctx.mul(ctx.mul(ctx.add(value, 1), 0.5), extent - 1)
+        else:
+            place = ctx.mul(ctx.sub(ctx.mul(ctx.add(value, 1), extent), 1), 0.5)
+        if mode == "nearest":
+            place = ctx.emit("round", place)
+        beyond = ctx.emit("logical_or", ctx.compare("lt", place, low), ctx.compare("gt", place, high))
+        if padding_mode == "border":
+            place = ctx.select(beyond, ctx.emit("clamp", place, min=0.0, max=extent - 1.0), place)
+        elif padding_mode == "reflection":
+            place = ctx.select(beyond, _reflected(ctx, place, low, high), place)
+            if mode == "nearest":
+                place = ctx.emit("trunc", place)
+        places.append(place)
+        borders.append((low, high))
+    batch = batch_numbers(ctx, grid.shape[:-1])
+    result = sampled(ctx, rows_of(ctx, ctx.widen(x)), extents, batch, places, mode, padding_mode, borders)
+    return ctx.cast(ctx.move_axis(result, result.type.rank - 1, 1), x.dtype)
+
+
+# -- roi_align --------------------------------------------------------------------------------------------------------
+
+
+@converter("RoiAlign")
+def roi_align(
+    ctx: Context,
+    x: Node,
+    rois: Node,
+    batch_indices: Node,
+    *,
+    coordinate_transformation_mode: str | None = None,
+    mode: str = "avg",
+    output_height: int = 1,
+    output_width: int = 1,
+    sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+) -> Node:
+    if sampling_ratio <= 0:
+        raise Unsupported("a number of samples that depends on data (sampling_ratio = 0)")
+    default = "half_pixel" if ctx.opset >= 16 else "output_half_pixel"
+    half = (coordinate_transformation_mode or default) == "half_pixel"
+    count, samples = rois.shape[0], int(sampling_ratio)
+    corners = ctx.sub(ctx.mul(ctx.widen(rois), spatial_scale), 0.5 if half else 0.0)
+    axes = []
+    for axis, size in ((1, output_height), (0, output_width)):
+        begin = ctx.slice_axis(corners, 1, axis, axis + 1)
+        length = ctx.sub(ctx.slice_axis(corners, 1, axis + 2, axis + 3), begin)
+        if not half:
+            length = ctx.arithmetic("maximum", length, 1)
+        step = ctx.div(length, size)
+        offsets = np.arange(size)[:, None] + (np.arange(samples)[None] + 0.5) / samples
+        offset = ctx.constant(offsets.reshape(1, -1).astype(step.dtype.numpy))
+        axes.append(ctx.add(begin, ctx.mul(offset, step)))  # [rois, size * samples]
+    shape = (count, output_height * samples, output_width * samples)
+    heights = ctx.broadcast_to(ctx.unsqueeze(axes[0], 2), shape)
+    widths = ctx.broadcast_to(ctx.unsqueeze(axes[1], 1), shape)
+    batch = ctx.broadcast_to(ctx.reshape(ctx.cast(batch_indices, DType.I64), (count, 1, 1)), shape)
+    terms = _bilinear_terms(ctx, rows_of(ctx, ctx.widen(x)), x.shape[2:], batch, (heights, widths))
+    channels = x.shape[1]
+    bins = (count, output_height, samples, output_width, samples, channels)
+    if mode == "avg":
+        total = terms[0]
+        for term in terms[1:]:
+            total = ctx.add(total, term)
+        result = ctx.reduce("mean", ctx.reshape(total, bins), (2, 4), False)
+    elif mode == "max":
+        best = terms[0]
+        for term in terms[1:]:
+            best = ctx.emit("maximum", best, term)
+        result = ctx.reduce("amax", ctx.reshape(best, bins), (2, 4), False)
+    else:
+        raise Unsupported(f"the mode {mode}")
+    return ctx.cast(ctx.move_axis(result, 3, 1), x.dtype)
+
+
+def _bilinear_terms(
+    ctx: Context, rows: Node, extents: Ints, batch: Node, places: tuple[Node, Node]
+) -> list[Node]:
+    """The four weighted neighbours of every place; 0 for a place more than one element outside."""
+    valid: Node | None = None
+    taps: list[list[tuple[Node, Node]]] = []
+    for place, extent in zip(places, extents, strict=True):
+        near = ctx.both(ctx.compare("ge", place, -1), ctx.compare("le", place, extent))
+        valid = near if valid is None else ctx.both(valid, near)
+        inside = ctx.emit("clamp", place, min=0.0, max=float(extent - 1))
+        low = ctx.emit("floor", inside)
+        t = ctx.sub(inside, low)
+        taps.append([(low, ctx.sub(1, t)), (ctx.add(low, 1), t)])
+    assert valid is not None
+    terms = []
+    for (y, wy), (x, wx) in itertools.product(*taps):
+        weight = ctx.select(valid, ctx.mul(wy, wx), 0)
+        value = read(ctx, rows, extents, batch, (y, x))
+        terms.append(ctx.mul(value, ctx.unsqueeze(weight, weight.type.rank)))
+    return terms
+
+
+# -- deformable convolution -------------------------------------------------------------------------------------------
+
+
+@converter("DeformConv")
+def deform_conv(
+    ctx: Context,
+    x: Node,
+    w: Node,
+    offset: Node,
+    bias: Node | None = None,
+    mask: Node | None = None,
+    *,
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    offset_group: int = 1,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Node:
+    if x.type.rank != 4 or group < 1 or offset_group < 1 or x.shape[1] % offset_group:
+        raise Unsupported(f"x {x.type!r} in {group} and {offset_group} groups: two spatial axes")
+    batch, channels, *extents = x.shape
+    kernel = w.shape[2:]
+    stride, dilation = ones(strides, 2), ones(dilations, 2)
+    low = (0, 0) if pads is None else tuple(pads[:2])
+    sizes = offset.shape[2:]
+    taps = math.prod(kernel)
+    moves = ctx.reshape(ctx.widen(offset), (batch, offset_group, taps, 2, *sizes))
+    shape = (batch, offset_group, taps, *sizes)
+    places = []
+    for axis in range(2):
+        kernel_step = np.arange(kernel[axis]) * dilation[axis]
+        across = np.repeat(kernel_step, kernel[1]) if axis == 0 else np.tile(kernel_step, kernel[0])
+        line = np.arange(sizes[axis]) * stride[axis] - low[axis]
+        along = line.reshape(-1, 1) if axis == 0 else line.reshape(1, -1)
+        grid = across.reshape(-1, 1, 1) + along
+        moved = ctx.index_axis(moves, 3, axis)
+        places.append(ctx.add(moved, ctx.constant(grid.astype(moved.dtype.numpy))))
+    # Every group of channels has its own images: the group counts as part of the batch.
+    inner = channels // offset_group
+    images = ctx.reshape(ctx.widen(x), (batch * offset_group, inner, *extents))
+    number = ctx.add(ctx.mul(ctx.iota(shape, 0), offset_group), ctx.iota(shape, 1))
+    borders = [(0.0, extent - 1.0) for extent in extents]
+    seen = sampled(ctx, rows_of(ctx, images), extents, number, places, "linear", "zeros", borders)
+    if mask is not None:
+        seen = ctx.mul(seen, ctx.reshape(ctx.widen(mask), (*shape, 1)))
+    # [batch, offset group, taps, H, W, inner] -> per group of the convolution, a product over (channels, taps).
+    columns = ctx.permute(seen, (0, 1, 5, 2, 3, 4))
+    columns = ctx.reshape(columns, (batch, group, channels // group * taps, math.prod(sizes)))
+    weight = ctx.reshape(ctx.widen(w), (1, group, w.shape[0] // group, w.shape[1] * taps))
+    result = ctx.reshape(ctx.emit("matmul", weight, columns), (batch, w.shape[0], *sizes))
+    if bias is not None:
+        result = ctx.add(result, ctx.reshape(ctx.widen(bias), (w.shape[0], 1, 1)))
+    return ctx.cast(result, x.dtype)
+
+
+# -- col2im -----------------------------------------------------------------------------------------------------------
+
+
+@converter("Col2Im")
+def col2im(
+    ctx: Context,
+    x: Node,
+    image_shape: Node,
+    block_shape: Node,
+    *,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Node:
+    """Blocks added up where they overlap: for every position in the block, its image with gaps between, shifted."""
+    extents, block = ctx.static_ints(image_shape), ctx.static_ints(block_shape)
+    rank = len(extents)
+    stride, dilation = ones(strides, rank), ones(dilations, rank)
+    widths = (0,) * (2 * rank) if pads is None else tuple(pads)
+    batch, packed, count = x.shape
+    channels = packed // math.prod(block)
+    padded = [extent + widths[axis] + widths[axis + rank] for axis, extent in enumerate(extents)]
+    blocks = [
+        (room - step * (k - 1) - 1) // s + 1
+        for room, k, s, step in zip(padded, block, stride, dilation, strict=True)
+    ]
+    if math.prod(blocks) != count or channels * math.prod(block) != packed:
+        raise Unsupported(f"blocks {block} of an image {extents} from {x.type!r}")
+    parts = ctx.reshape(x, (batch, channels, *block, *blocks))
+    total: Node | None = None
+    for offset in itertools.product(*(range(k) for k in block)):
+        part = parts
+        for place in offset:
+            part = ctx.index_axis(part, 2, place)
+        low = [place * step for place, step in zip(offset, dilation, strict=True)]
+        high = [
+            room - begin - (n - 1) * s - 1
+            for room, begin, n, s in zip(padded, low, blocks, stride, strict=True)
+        ]
+        spread = ctx.emit(
+            "pad",
+            part,
+            low=(0, 0, *low),
+            high=(0, 0, *high),
+            interior=(0, 0, *(s - 1 for s in stride)),
+            value=0.0 if x.dtype.is_float else 0,
+        )
+        total = spread if total is None else ctx.add(total, spread)
+    assert total is not None
+    for axis in range(rank):
+        total = ctx.slice_axis(total, axis + 2, widths[axis], widths[axis] + extents[axis])
+    return total

@@ -82,6 +82,29 @@ def test_a_model_of_the_users_own(tmp_path: Path) -> None:
     assert run("compile", "mine:absent", folder=tmp_path).returncode == 1
 
 
+def test_check_says_how_far_it_is_from_float64(tmp_path: Path) -> None:
+    report = json.loads(run("check", "bert-tiny", "--small", "--json", folder=tmp_path).stdout)
+    assert report["ok"] and report["outputs"][0]["error"] < 1e-4
+
+
+def test_an_onnx_model(tmp_path: Path) -> None:
+    from onnx import TensorProto, helper, save
+
+    shape = [2, 3]
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        "relu",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    save(model, tmp_path / "relu.onnx")
+    assert run("compile", "relu.onnx", folder=tmp_path).returncode == 0
+    assert run("explain", "relu.onnx", folder=tmp_path).returncode == 0
+    refused = run("bench", "relu.onnx", folder=tmp_path)
+    assert refused.returncode == 1 and "PyTorch" in refused.stderr
+
+
 def test_an_exported_program(tmp_path: Path) -> None:
     script = (
         "import torch\n"

@@ -152,6 +152,13 @@ WRITES: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("pad", [(2, 1), (2, -1), (-1, 2), (-1, -1), (-2, 1, 1, -1)])
+@pytest.mark.parametrize("mode", ["circular", "reflect", "replicate"])
+def test_padding_that_cuts_off(pad: tuple[int, ...], mode: str) -> None:
+    shape = (1, 2, 5) if len(pad) == 2 else (1, 2, 4, 5)
+    check(lambda x: torch.nn.functional.pad(x, pad, mode=mode), floats(*shape))
+
+
 @pytest.mark.parametrize("name", WRITES)
 def test_scatter_into_slices(name: str) -> None:
     check(WRITES[name], floats(3, 5, 2))

@@ -59,6 +59,9 @@ class Outcome:
     seconds: float = 0.0
     opaque: int = 0  # nodes that are not compiled
     pinned: tuple[str, ...] = field(default=())  # inputs whose value became a constant
+    constant: bool = (
+        False  # no kernel reads an input: all of the result was computed when the model was compiled
+    )
 
     @property
     def key(self) -> str:
@@ -98,8 +101,18 @@ def run_case(kind: str, case: Any, numerics: str = "strict") -> Outcome:
     began = time.perf_counter()
 
     def outcome(status: str, detail: str = "", rep: Any = None) -> Outcome:
-        pinned = sorted({n for v in rep.variants.values() for e in v for n in e.pinned}) if rep else []
-        return Outcome(kind, case.name, status, detail, time.perf_counter() - began, 0, tuple(pinned))
+        variants = [variant for entries in rep.variants.values() for variant in entries] if rep else []
+        pinned = {name for variant in variants for name in variant.pinned}
+        compiled = [variant.model for variant in variants] or ([rep.general] if rep else [])
+        reading = any(
+            place.space == "input"
+            for model in compiled
+            for step in model.plan.steps
+            for place in step.arguments
+        )
+        constant = bool(compiled) and not reading
+        seconds = time.perf_counter() - began
+        return Outcome(kind, case.name, status, detail, seconds, 0, tuple(sorted(pinned)), constant)
 
     try:
         model, data_sets = case_data(case)
@@ -292,10 +305,12 @@ def summary(outcomes: Sequence[Outcome]) -> str:
             counts = collections.Counter(outcome.status for outcome in of_kind)
             whole = sum(outcome.status == "pass" and not outcome.opaque for outcome in of_kind)
             pinned = sum(outcome.status == "pass" and bool(outcome.pinned) for outcome in of_kind)
+            constant = sum(outcome.status == "pass" and outcome.constant for outcome in of_kind)
             parts = [f"{status} {counts[status]}" for status in ("pass", "unsupported", *BAD)]
             lines.append(
                 f"{kind:18} {len(of_kind):5} tests: {', '.join(parts)};"
-                f" fully compiled {whole} (of these with pinned inputs {pinned})"
+                f" fully compiled {whole} (of these with"
+                f" pinned inputs {pinned}, constant {constant})"
             )
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from tilewright.runtime.model import CompiledModel
 
 app = typer.Typer(
     name="tilewright",
-    help="A tensor compiler: a PyTorch model in, a compiled model out.",
+    help="A tensor compiler: a PyTorch or ONNX model in, a compiled model out.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -26,7 +27,7 @@ app = typer.Typer(
 MODEL = Annotated[
     str,
     typer.Argument(
-        help="a zoo model, a .pt2 file, a .tw artifact (bench, explain), or package.module:function"
+        help="a zoo model, a .pt2 or .onnx file, a .tw artifact (bench, explain), or package.module:function"
     ),
 ]
 JSON = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
@@ -44,7 +45,7 @@ def _compiled(
 ) -> tuple[CompiledModel, float]:
     begin = time.perf_counter()
     with compile_progress(quiet) as trace:
-        inputs: Any = source.inputs if source.inputs or not source.kwargs else source.kwargs
+        inputs: Any = source.inputs or source.kwargs or None
         model = tilewright.compile(source.model, inputs, numerics=numerics, threads=threads, trace=trace)
     return model, time.perf_counter() - begin
 
@@ -136,11 +137,32 @@ def explain(
     else:
         source = load_source(model, batch=batch, small=small, seed=seed)
         compiled, _ = _compiled(source, numerics, threads, json)
-        inputs = source.inputs if not source.kwargs else {**source.kwargs} if not source.inputs else None
+        inputs = source.inputs or source.kwargs or None
     explanation = compiled.explain(inputs)
     print_json(explanation.to_dict()) if json else console.print(
         str(explanation), soft_wrap=True, markup=False
     )
+
+
+@app.command()
+def check(
+    model: MODEL,
+    numerics: NUMERICS = None,
+    threads: THREADS = None,
+    batch: BATCH = 1,
+    small: SMALL = False,
+    seed: SEED = 0,
+    json: JSON = False,
+) -> None:
+    """Compare a compiled model with PyTorch in float64; on a mismatch, name the first task that deviates."""
+    from tilewright.measure.bisect import check_model
+
+    source = load_source(model, batch=batch, small=small, seed=seed)
+    compiled, _ = _compiled(source, numerics, threads, json)
+    report = check_model(compiled, source.eager(), source.inputs or source.kwargs)
+    print_json({**asdict(report), "ok": report.ok}) if json else console.print(str(report), markup=False)
+    if not report.ok:
+        raise typer.Exit(1)
 
 
 @app.command()

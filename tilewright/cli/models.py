@@ -2,6 +2,7 @@
 
 resnet50              a model of the zoo, with random weights
 model.pt2             a program saved by torch.export.save
+model.onnx            an ONNX model with fixed input shapes
 model.tw              an artifact (where a compiled model will do)
 package.module:name   a function without arguments that returns (nn.Module, example inputs)
 """
@@ -20,9 +21,7 @@ from tilewright.errors import MissingDependencyError, TilewrightError
 class ModelArgumentError(TilewrightError):
     """A MODEL argument that names nothing."""
 
-    remedy = (
-        "give a zoo model (see `tilewright zoo`), a .pt2 file, a .tw artifact, or package.module:function"
-    )
+    remedy = "give a zoo model (see `tilewright zoo`), a .pt2, .onnx or .tw file, or package.module:function"
 
 
 @dataclass(frozen=True)
@@ -30,12 +29,17 @@ class Source:
     """A model that is not compiled yet."""
 
     name: str
-    model: Any  # nn.Module or ExportedProgram
+    model: Any  # nn.Module, ExportedProgram, or the path of an ONNX model
     inputs: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def eager(self) -> Any:
         """The model as PyTorch runs it."""
+        if isinstance(self.model, Path):
+            raise ModelArgumentError(
+                f"{self.model} is an ONNX model, and this command compares with PyTorch",
+                remedy="use `tilewright compile`, and then `bench` or `explain` on the artifact",
+            )
         return self.model.module() if hasattr(self.model, "graph_signature") else self.model
 
 
@@ -54,10 +58,12 @@ def require_torch() -> Any:
 
 
 def load_source(argument: str, *, batch: int = 1, small: bool = False, seed: int = 0) -> Source:
+    if argument.endswith((".pt2", ".onnx")) and not Path(argument).is_file():
+        raise ModelArgumentError(f"there is no file {argument}")
+    if argument.endswith(".onnx"):
+        return Source(Path(argument).stem, Path(argument), (), {})
     torch = require_torch()
     if argument.endswith(".pt2"):
-        if not Path(argument).is_file():
-            raise ModelArgumentError(f"there is no file {argument}")
         program = torch.export.load(argument)
         inputs, kwargs = program.example_inputs or ((), {})
         return Source(Path(argument).stem, program, tuple(inputs), dict(kwargs))
@@ -67,7 +73,7 @@ def load_source(argument: str, *, batch: int = 1, small: bool = False, seed: int
 
     if argument not in zoo.names():
         raise ModelArgumentError(
-            f"{argument!r} is no model of the zoo, no .pt2 file and no package.module:function"
+            f"{argument!r} is no model of the zoo, no .pt2 or .onnx file and no package.module:function"
         )
     model = zoo.build(argument, seed=seed, small=small)
     return Source(argument, model, zoo.example_inputs(argument, batch=batch, seed=seed + 1, small=small), {})

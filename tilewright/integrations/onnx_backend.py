@@ -53,18 +53,16 @@ class TilewrightRep(BackendRep):
         self.variants: OrderedDict[Any, list[Variant]] = OrderedDict()
         self._result = namedtupledict("Outputs", self.output_names)
         try:
-            self._general: CompiledModel | None = self._compiled(import_onnx(model))
+            self.general: CompiledModel | None = self._compiled(import_onnx(model))
         except (UnknownShapeError, UnsupportedOpsError):
-            self._general = (
-                None  # what a call brings may help; if not, its errors are those of the first call
-            )
+            self.general = None  # what a call brings may help; if not, its errors are those of the first call
 
     def run(self, inputs: Any, **kwargs: Any) -> Any:
         """The outputs, as a namedtuple in the model's order."""
         if kwargs:
             raise InputError(f"unknown argument(s) {', '.join(kwargs)}")
         named = self._named(inputs)
-        model = self._general
+        model = self.general
         if model is None or not self._fits(model, named):
             model = self.variant(named).model
         results = model(*(named[name] for name in self.input_names))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 from tests.frontend.onnx.checking import check, check_model, floats, ints, model_of
@@ -98,6 +99,68 @@ def test_a_model_with_quantised_weights() -> None:
         "t": np.float32(0.01).reshape(()),
     }
     check(body, inputs, atol=1e-5, compiled=True)
+
+
+def contraction(model: onnx.ModelProto, op: str) -> Node:
+    (found,) = [node for node in import_onnx(model).graph.nodes() if node.op == op]
+    return found
+
+
+def with_weights(body: str, x: np.ndarray, **weights: np.ndarray) -> onnx.ModelProto:
+    model = model_of(body, {"x": x})
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(array, name) for name, array in weights.items()
+    )
+    return model
+
+
+QDQ = "q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z)"
+
+
+@pytest.mark.parametrize("zero", [0, 131])
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("op", ["MatMul", "Gemm"])
+def test_the_qdq_form_is_a_product_of_bytes(zero: int, per_channel: bool, op: str) -> None:
+    steps = np.abs(floats(8, seed=1)) + 0.01 if per_channel else np.float32(0.02).reshape(())
+    call = "MatMul (d, e)" if op == "MatMul" else "Gemm <transB: int = 1> (d, e, b)"
+    body = f"{QDQ} e = DequantizeLinear <axis: int = {int(op == 'MatMul')}> (w, t) y = {call}"
+    x, w = floats(5, 16), whole(np.int8, 16, 8)
+    weights = {
+        "s": SCALE,
+        "z": np.array(zero, np.uint8),
+        "w": w if op == "MatMul" else w.T.copy(),
+        "t": steps,
+    }
+    if op == "Gemm":
+        weights["b"] = floats(8, seed=3)
+    model = with_weights(body, x, **weights)
+    check_model(model, {"x": x}, rtol=1e-4, atol=1e-4, compiled=True)
+    assert [operand.dtype.short for operand in contraction(model, "matmul").inputs] == ["u8", "i8"]
+
+
+@pytest.mark.parametrize("zero", [0, 131])
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_the_qdq_form_is_a_convolution_of_bytes(zero: int, per_channel: bool) -> None:
+    """What is padded around is the zero point."""
+    steps = np.abs(floats(6, seed=1)) + 0.01 if per_channel else np.float32(0.02).reshape(())
+    body = (
+        f"{QDQ} e = DequantizeLinear <axis: int = 0> (w, t)"
+        " y = Conv <pads: ints = [1, 0, 2, 1], group: int = 2> (d, e, b)"
+    )
+    x = floats(1, 4, 6, 5)
+    weights = {"s": SCALE, "z": np.array(zero, np.uint8), "w": whole(np.int8, 6, 2, 3, 3), "t": steps}
+    model = with_weights(body, x, b=floats(6, seed=2), **weights)
+    check_model(model, {"x": x}, rtol=1e-4, atol=1e-3, compiled=True)
+    assert [operand.dtype.short for operand in contraction(model, "conv").inputs] == ["u8", "i8"]
+
+
+def test_scales_along_the_sum_stay_in_floats() -> None:
+    body = f"{QDQ} e = DequantizeLinear <axis: int = 0> (w, t) y = MatMul (d, e)"
+    x = floats(5, 16)
+    weights = {"w": whole(np.int8, 16, 8), "t": np.abs(floats(16, seed=1)) + 0.01}
+    model = with_weights(body, x, s=SCALE, z=np.array(3, np.uint8), **weights)
+    check_model(model, {"x": x}, rtol=1e-4, atol=1e-4)
+    assert contraction(model, "matmul").dtype.short == "f32"
 
 
 def test_the_sum_is_in_i32() -> None:

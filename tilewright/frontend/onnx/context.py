@@ -41,6 +41,7 @@ class Context:
         statics: Statics,
         run_graph: Callable[[onnx.GraphProto, Sequence[Value]], list[Value]],
         max_bytes: int,
+        quantised: dict[Node, Any] | None = None,
     ) -> None:
         self.proto = proto
         self.source = source
@@ -48,6 +49,7 @@ class Context:
         self.statics = statics
         self.run_graph = run_graph
         self.max_bytes = max_bytes
+        self.quantised = {} if quantised is None else quantised  # see `products`
 
     def wants(self, output: int) -> bool:
         """Whether the node's result at this position has a name, so that something may read it."""

@@ -26,7 +26,7 @@ class ExternalData:
         self.max_bytes = max_bytes
 
     def read(self, tensor: onnx.TensorProto, size: int) -> np.ndarray:
-        """The `size` bytes of `tensor`, as a read-only array of bytes that is a view of the file."""
+        """The `size` bytes of `tensor`: a copy, since what is mapped could still shrink under our hands."""
         entries = {entry.key: entry.value for entry in tensor.external_data}
         where = f"the data of {tensor.name!r}"
         if self.folder is None:
@@ -49,7 +49,12 @@ class ExternalData:
                 raise ExternalDataError(
                     f"{where} is bytes {offset} to {offset + length} of {entries['location']!r}, which has {available}"
                 )
-            return np.memmap(file, np.uint8, mode="r", offset=offset, shape=(length,))
+            found = np.fromfile(file, np.uint8, count=length, offset=offset)
+            if found.size != length:
+                raise ExternalDataError(
+                    f"{where} could not be read to its end: {entries['location']!r} was cut short"
+                )
+            return found
 
     def _open(self, location: str, where: str) -> int:
         """A descriptor of the file; ExternalDataError for anything but a plain file in the model's folder."""

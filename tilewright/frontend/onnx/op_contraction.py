@@ -7,31 +7,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.dtypes import DType
 from tilewright.frontend.onnx.context import Context, Ints
+from tilewright.frontend.onnx.products import (
+    Pairs,
+    convolution,
+    ones,
+    product,
+    quantised_convolution,
+    quantised_product,
+    window_padding,
+)
 from tilewright.frontend.onnx.registry import Unsupported, converter
 from tilewright.graph.ir import Node
-
-Pairs = tuple[tuple[int, int], ...]
 
 
 @converter("MatMul")
 def matmul(ctx: Context, a: Node, b: Node) -> Node:
-    return product(ctx, a, b)
-
-
-def product(ctx: Context, a: Node, b: Node) -> Node:
-    """NumPy's matmul: vectors become matrices, and the axis that they got goes again."""
-    if not a.type.rank or not b.type.rank:
-        raise Unsupported("a matrix product with a single number")
-    row, column = a.type.rank == 1, b.type.rank == 1
-    result = ctx.emit("matmul", ctx.unsqueeze(a, 0) if row else a, ctx.unsqueeze(b, 1) if column else b)
-    shape = list(result.shape)
-    if column:
-        del shape[-1]
-    if row:
-        del shape[-1 if column else -2]
-    return ctx.reshape(result, shape)
+    found = quantised_product(ctx, a, b)
+    return product(ctx, a, b) if found is None else found
 
 
 @converter("Gemm")
@@ -49,6 +42,10 @@ def gemm(
 ) -> Node:
     if transA:
         a = ctx.permute(a, (1, 0))
+    exact = quantised_product(ctx, a, b, transposed=bool(transB))
+    if exact is not None:
+        result = exact if alpha == 1 else ctx.mul(exact, alpha)
+        return result if c is None or beta == 0 else ctx.add(result, c if beta == 1 else ctx.mul(c, beta))
     plain = alpha == 1 and (c is None or (beta == 1 and c.shape == (b.shape[0 if transB else 1],)))
     if transB and plain:
         return ctx.emit("linear", a, b, *([] if c is None else [c]))
@@ -71,70 +68,6 @@ def scaled(ctx: Context, x: Node, factor: float) -> Node:
 # -- convolutions -----------------------------------------------------------------------------------------------------
 
 
-def window_padding(
-    auto_pad: str,
-    pads: Ints | None,
-    extents: Ints,
-    kernel: Ints,
-    stride: Ints,
-    dilation: Ints,
-) -> Pairs:
-    """(low, high) per spatial axis, from `pads` or from the rule that `auto_pad` names."""
-    rank = len(extents)
-    if auto_pad in ("NOTSET", ""):
-        if pads is None:
-            return ((0, 0),) * rank
-        if len(pads) != 2 * rank or any(width < 0 for width in pads):
-            raise Unsupported(f"pads {tuple(pads)} for {rank} spatial axes")
-        return tuple((pads[axis], pads[axis + rank]) for axis in range(rank))
-    if auto_pad == "VALID":
-        return ((0, 0),) * rank
-    if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
-        raise Unsupported(f"auto_pad {auto_pad}")
-    pairs = []
-    for extent, k, s, step in zip(extents, kernel, stride, dilation, strict=True):
-        total = max(0, (-(-extent // s) - 1) * s + step * (k - 1) + 1 - extent)
-        less, more = total // 2, total - total // 2
-        pairs.append((less, more) if auto_pad == "SAME_UPPER" else (more, less))
-    return tuple(pairs)
-
-
-def ones(values: Ints | None, rank: int) -> tuple[int, ...]:
-    return (1,) * rank if values is None else tuple(values)
-
-
-def convolution(
-    ctx: Context,
-    x: Node,
-    w: Node,
-    bias: Node | None,
-    *,
-    auto_pad: str,
-    dilations: Ints | None,
-    group: int,
-    kernel_shape: Ints | None,
-    pads: Ints | None,
-    strides: Ints | None,
-) -> Node:
-    rank = x.type.rank - 2
-    if kernel_shape is not None and tuple(kernel_shape) != w.shape[2:]:
-        raise Unsupported(f"kernel_shape {tuple(kernel_shape)} with a weight {w.type!r}")
-    if not 1 <= rank <= 3 or w.type.rank != x.type.rank:
-        raise Unsupported(f"x {x.type!r} with a weight {w.type!r}")
-    stride, dilation = ones(strides, rank), ones(dilations, rank)
-    padding = window_padding(auto_pad, pads, x.shape[2:], w.shape[2:], stride, dilation)
-    operands = [x, w] if bias is None else [x, w, bias]
-    return ctx.emit(
-        "conv",
-        *operands,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=int(group),
-        layout="channels_first",
-    )
-
-
 @converter("Conv")
 def conv(
     ctx: Context,
@@ -149,6 +82,23 @@ def conv(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Node:
+    exact = quantised_convolution(
+        ctx,
+        x,
+        w,
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+    if exact is not None:
+        return (
+            exact
+            if bias is None
+            else ctx.add(exact, ctx.reshape(bias, (*bias.shape, *[1] * (x.type.rank - 2))))
+        )
     return convolution(
         ctx,
         x,
@@ -384,7 +334,3 @@ def det(ctx: Context, x: Node) -> Node:
         factor = ctx.div(ctx.slice_axis(below, 2, 0, 1), ctx.reshape(safe, (rows.shape[0], 1, 1)))
         rows = ctx.sub(ctx.slice_axis(below, 2, 1, left), ctx.mul(factor, first))
     return ctx.cast(ctx.reshape(result, batch), x.dtype)
-
-
-def is_byte(x: Node) -> bool:
-    return x.dtype in (DType.I8, DType.U8)

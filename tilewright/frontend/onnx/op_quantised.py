@@ -1,6 +1,6 @@
 """Quantised arithmetic. Sums of products of bytes are exact in i32; only the rescaling is in floats.
 
-A zero point other than 0, or one per row or channel, is taken off before the product, in i32.
+A product of two dequantised tensors (the QDQ form) is taken of the bytes too, see `products.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,14 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.frontend.onnx.context import Context, Ints, axis_of
-from tilewright.frontend.onnx.op_contraction import convolution, is_byte, product
+from tilewright.frontend.onnx.products import (
+    Quantised,
+    along,
+    integer_convolution,
+    integer_product,
+    is_byte,
+    one,
+)
 from tilewright.frontend.onnx.registry import Unsupported, converter
 from tilewright.frontend.onnx.types import dtype_of
 from tilewright.graph.ir import Node
@@ -83,36 +90,12 @@ def dequantize_linear(
         value = ctx.sub(value, ctx.cast(_per_axis(ctx, zero_point, x, axis, block_size), value.dtype))
     working = DType.F64 if dtype is DType.F64 else DType.F32
     steps = ctx.cast(_per_axis(ctx, scale, x, axis, block_size), working)
-    return ctx.cast(ctx.mul(ctx.cast(value, working), steps), dtype)
-
-
-def centred(ctx: Context, x: Node, zero: Node | None) -> Node:
-    """x less its zero point: as it is where that is 0, else in i32."""
-    if zero is None or (ctx.statics.is_static(zero) and not ctx.static(zero).any()):
-        return x
-    return ctx.sub(ctx.cast(x, DType.I32), ctx.cast(zero, DType.I32))
-
-
-def same_kind(ctx: Context, a: Node, b: Node) -> tuple[Node, Node]:
-    """Both as bytes, or both as i32."""
-    if is_byte(a) and is_byte(b):
-        return a, b
-    return ctx.cast(a, DType.I32), ctx.cast(b, DType.I32)
-
-
-def _along(ctx: Context, parameter: Node | None, rank: int, *, rows: bool) -> Node | None:
-    """A parameter of a matrix: one number, or one per row (of a) or per column (of b)."""
-    if parameter is None or parameter.type.rank != 1:
-        return parameter
-    if parameter.type.size == 1:
-        return ctx.reshape(parameter, ())
-    return ctx.reshape(parameter, (*parameter.shape, 1)) if rows and rank >= 2 else parameter
-
-
-def integer_product(ctx: Context, a: Node, b: Node, a_zero: Node | None, b_zero: Node | None) -> Node:
-    left = centred(ctx, a, _along(ctx, a_zero, a.type.rank, rows=True))
-    right = centred(ctx, b, _along(ctx, b_zero, b.type.rank, rows=False))
-    return product(ctx, *same_kind(ctx, left, right))
+    result = ctx.cast(ctx.mul(ctx.cast(value, working), steps), dtype)
+    if is_byte(x) and dtype is DType.F32 and scale.dtype is DType.F32 and not block_size:
+        ctx.quantised[result] = Quantised(
+            x, scale, zero_point, axis_of(axis, x.type.rank) if x.type.rank > 1 else 0
+        )
+    return result
 
 
 @converter("MatMulInteger")
@@ -144,50 +127,11 @@ def qlinear_matmul(
     y_zero: Node,
 ) -> Node:
     total = integer_product(ctx, a, b, a_zero, b_zero)
-    left = _along(ctx, a_scale, a.type.rank, rows=True)
-    right = _along(ctx, b_scale, b.type.rank, rows=False)
+    left = along(ctx, a_scale, a.type.rank, rows=True)
+    right = along(ctx, b_scale, b.type.rank, rows=False)
     assert left is not None and right is not None
     scale = ctx.mul(ctx.widen(left), ctx.widen(right))
-    return requantised(ctx, total, scale, _one(ctx, y_scale), _one(ctx, y_zero), y_zero.dtype)
-
-
-def _one(ctx: Context, x: Node) -> Node:
-    return ctx.reshape(x, ()) if x.type.size == 1 else x
-
-
-def integer_convolution(
-    ctx: Context,
-    x: Node,
-    w: Node,
-    x_zero: Node | None,
-    w_zero: Node | None,
-    *,
-    auto_pad: str,
-    dilations: Ints | None,
-    group: int,
-    kernel_shape: Ints | None,
-    pads: Ints | None,
-    strides: Ints | None,
-) -> Node:
-    if x_zero is not None:
-        x_zero = _one(ctx, x_zero)
-    if w_zero is not None:
-        w_zero = ctx.reshape(
-            w_zero, (-1 if w_zero.type.size == 0 else w_zero.type.size, *[1] * (w.type.rank - 1))
-        )
-    data, weight = same_kind(ctx, centred(ctx, x, x_zero), centred(ctx, w, w_zero))
-    return convolution(
-        ctx,
-        data,
-        weight,
-        None,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
+    return requantised(ctx, total, scale, one(ctx, y_scale), one(ctx, y_zero), y_zero.dtype)
 
 
 @converter("ConvInteger")
@@ -256,7 +200,7 @@ def qlinear_conv(
     spatial = [1] * (x.type.rank - 2)
     if bias is not None:
         total = ctx.add(total, ctx.reshape(bias, (*bias.shape, *spatial)))
-    scale = ctx.mul(ctx.widen(_one(ctx, x_scale)), ctx.widen(_one(ctx, w_scale)))
+    scale = ctx.mul(ctx.widen(one(ctx, x_scale)), ctx.widen(one(ctx, w_scale)))
     if scale.type.rank:
         scale = ctx.reshape(scale, (*scale.shape, *spatial))
-    return requantised(ctx, total, scale, _one(ctx, y_scale), _one(ctx, y_zero), y_zero.dtype)
+    return requantised(ctx, total, scale, one(ctx, y_scale), one(ctx, y_zero), y_zero.dtype)

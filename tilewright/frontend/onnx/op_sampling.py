@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.frontend.onnx.context import Context, Ints
-from tilewright.frontend.onnx.op_contraction import ones
+from tilewright.frontend.onnx.products import ones
 from tilewright.frontend.onnx.registry import Unsupported, converter
 from tilewright.graph.ir import Node
 

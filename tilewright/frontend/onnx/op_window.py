@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.frontend.onnx.context import Context, Ints, lowest
-from tilewright.frontend.onnx.op_contraction import Pairs, ones, window_padding
+from tilewright.frontend.onnx.products import Pairs, ones, window_padding
 from tilewright.frontend.onnx.registry import Unsupported, converter
 from tilewright.graph.ir import Node
 

@@ -83,6 +83,7 @@ class _Walk:
         self.external = ExternalData(loaded.folder, max_bytes)
         self.statics = Statics()
         self.failures: list[tuple[str, str]] = []
+        self.quantised: dict[Node, Any] = {}
         self.converted = 0
         self.depth = 0
 
@@ -235,7 +236,9 @@ class _Walk:
                     continue
                 if position >= len(results):
                     raise ModelFileError(f"{_operator(proto)} at {_place(proto)} has no output {position}")
-                scope.values[name] = _named(results[position], name)
+                scope.values[name] = named = _named(results[position], name)
+                if isinstance(named, Node) and results[position] in self.quantised:
+                    self.quantised[named] = self.quantised[results[position]]
 
     def _node(self, proto: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int]) -> Sequence[Value]:
         domain = "" if proto.domain in STANDARD else proto.domain
@@ -269,7 +272,7 @@ class _Walk:
         def run_graph(graph: onnx.GraphProto, arguments: Sequence[Value]) -> list[Value]:
             return self._subgraph(graph, arguments, scope, opsets)
 
-        return Context(proto, _place(proto), opset, self.statics, run_graph, self.max_bytes)
+        return Context(proto, _place(proto), opset, self.statics, run_graph, self.max_bytes, self.quantised)
 
     def _attribute(self, attribute: AttributeProto) -> Any:
         if attribute.ref_attr_name:

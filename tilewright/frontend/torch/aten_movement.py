@@ -474,7 +474,10 @@ def _replicated(extent: int, before: int, after: int) -> np.ndarray:
 
 
 def _circular(extent: int, before: int, after: int) -> np.ndarray:
-    return np.arange(-before, extent + after) % extent
+    """A negative padding cuts off first, and what is left goes round."""
+    first, last = max(-before, 0), extent - max(-after, 0)
+    room = last - first
+    return first + np.arange(-max(before, 0), room + max(after, 0)) % max(room, 1)
 
 
 _INDICES: dict[str, Callable[[int, int, int], np.ndarray]] = {

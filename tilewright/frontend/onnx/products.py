@@ -1,0 +1,235 @@
+"""Products and convolutions, of floats and of bytes.
+
+Bytes stay bytes up to the contraction, whose sums are exact in i32. Zero points are taken off afterwards:
+
+    sum (a - p)(b - q) = sum a b - p sum b - q sum a + K p q
+
+which is the same number, as integers wrap around; for constant weights the sums of b are constants.
+
+`ctx.quantised` remembers of which bytes a float tensor was dequantised. A product of two such tensors is that of their
+bytes times the product of their scales: what the QDQ form of a quantised model means to say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.dtypes import DType
+from tilewright.frontend.onnx.context import Context, Ints
+from tilewright.frontend.onnx.registry import Unsupported
+from tilewright.graph.ir import Node
+
+Pairs = tuple[tuple[int, int], ...]
+
+MAX_TERMS = 1 << 15  # of two bytes each, whose sum i32 holds for certain
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A float tensor that is (x - zero) * scale, with one scale or one per slice of `axis`."""
+
+    x: Node
+    scale: Node
+    zero: Node | None
+    axis: int
+
+    @property
+    def whole(self) -> bool:
+        """One scale and one zero point for all."""
+        return self.scale.type.size == 1 and (self.zero is None or self.zero.type.size == 1)
+
+    def along(self, axis: int) -> bool:
+        """One scale and zero point for all, or per slice of this axis."""
+        return self.whole or (self.axis == axis and self.scale.type.rank == 1)
+
+
+def product(ctx: Context, a: Node, b: Node) -> Node:
+    """NumPy's matmul: vectors become matrices, and the axis that they got goes again."""
+    if not a.type.rank or not b.type.rank:
+        raise Unsupported("a matrix product with a single number")
+    row, column = a.type.rank == 1, b.type.rank == 1
+    result = ctx.emit("matmul", ctx.unsqueeze(a, 0) if row else a, ctx.unsqueeze(b, 1) if column else b)
+    shape = list(result.shape)
+    if column:
+        del shape[-1]
+    if row:
+        del shape[-1 if column else -2]
+    return ctx.reshape(result, shape)
+
+
+def window_padding(
+    auto_pad: str,
+    pads: Ints | None,
+    extents: Ints,
+    kernel: Ints,
+    stride: Ints,
+    dilation: Ints,
+) -> Pairs:
+    """(low, high) per spatial axis, from `pads` or from the rule that `auto_pad` names."""
+    rank = len(extents)
+    if auto_pad in ("NOTSET", ""):
+        if pads is None:
+            return ((0, 0),) * rank
+        if len(pads) != 2 * rank or any(width < 0 for width in pads):
+            raise Unsupported(f"pads {tuple(pads)} for {rank} spatial axes")
+        return tuple((pads[axis], pads[axis + rank]) for axis in range(rank))
+    if auto_pad == "VALID":
+        return ((0, 0),) * rank
+    if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
+        raise Unsupported(f"auto_pad {auto_pad}")
+    pairs = []
+    for extent, k, s, step in zip(extents, kernel, stride, dilation, strict=True):
+        total = max(0, (-(-extent // s) - 1) * s + step * (k - 1) + 1 - extent)
+        less, more = total // 2, total - total // 2
+        pairs.append((less, more) if auto_pad == "SAME_UPPER" else (more, less))
+    return tuple(pairs)
+
+
+def ones(values: Ints | None, rank: int) -> tuple[int, ...]:
+    return (1,) * rank if values is None else tuple(values)
+
+
+def convolution(
+    ctx: Context,
+    x: Node,
+    w: Node,
+    bias: Node | None,
+    *,
+    auto_pad: str,
+    dilations: Ints | None,
+    group: int,
+    kernel_shape: Ints | None,
+    pads: Ints | None,
+    strides: Ints | None,
+) -> Node:
+    rank = x.type.rank - 2
+    if kernel_shape is not None and tuple(kernel_shape) != w.shape[2:]:
+        raise Unsupported(f"kernel_shape {tuple(kernel_shape)} with a weight {w.type!r}")
+    if not 1 <= rank <= 3 or w.type.rank != x.type.rank:
+        raise Unsupported(f"x {x.type!r} with a weight {w.type!r}")
+    stride, dilation = ones(strides, rank), ones(dilations, rank)
+    padding = window_padding(auto_pad, pads, x.shape[2:], w.shape[2:], stride, dilation)
+    operands = [x, w] if bias is None else [x, w, bias]
+    return ctx.emit(
+        "conv",
+        *operands,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=int(group),
+        layout="channels_first",
+    )
+
+
+# -- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def is_byte(x: Node) -> bool:
+    return x.dtype in (DType.I8, DType.U8)
+
+
+def one(ctx: Context, x: Node) -> Node:
+    return ctx.reshape(x, ()) if x.type.size == 1 else x
+
+
+def present(ctx: Context, zero: Node | None) -> Node | None:
+    """The zero point as i32; None where it is known to be 0."""
+    if zero is None or (ctx.statics.is_static(zero) and not ctx.static(zero).any()):
+        return None
+    return ctx.cast(zero, DType.I32)
+
+
+def along(ctx: Context, parameter: Node | None, rank: int, *, rows: bool) -> Node | None:
+    """A parameter of a matrix: one number, or one per row (of a) or per column (of b)."""
+    if parameter is None or parameter.type.rank != 1:
+        return parameter
+    if parameter.type.size == 1:
+        return ctx.reshape(parameter, ())
+    return ctx.reshape(parameter, (*parameter.shape, 1)) if rows and rank >= 2 else parameter
+
+
+def integer_product(ctx: Context, a: Node, b: Node, a_zero: Node | None, b_zero: Node | None) -> Node:
+    p = present(ctx, along(ctx, a_zero, a.type.rank, rows=True))
+    q = present(ctx, along(ctx, b_zero, b.type.rank, rows=False))
+    if (p is None and q is None) or min(a.type.rank, b.type.rank) < 2:
+        return product(ctx, *same_kind(ctx, less(ctx, a, p), less(ctx, b, q)))
+    total = product(ctx, a, b)
+    if p is not None:
+        total = ctx.sub(
+            total, ctx.mul(p, ctx.reduce("sum", ctx.cast(b, DType.I32), (b.type.rank - 2,), True))
+        )
+    if q is not None:
+        total = ctx.sub(
+            total, ctx.mul(q, ctx.reduce("sum", ctx.cast(a, DType.I32), (a.type.rank - 1,), True))
+        )
+    if p is not None and q is not None:
+        total = ctx.add(total, ctx.mul(ctx.mul(p, q), a.shape[-1]))
+    return total
+
+
+def less(ctx: Context, x: Node, zero: Node | None) -> Node:
+    return x if zero is None else ctx.sub(ctx.cast(x, DType.I32), zero)
+
+
+def same_kind(ctx: Context, a: Node, b: Node) -> tuple[Node, Node]:
+    """Both as bytes, or both as i32."""
+    if is_byte(a) and is_byte(b):
+        return a, b
+    return ctx.cast(a, DType.I32), ctx.cast(b, DType.I32)
+
+
+def integer_convolution(
+    ctx: Context, x: Node, w: Node, x_zero: Node | None, w_zero: Node | None, **attributes: Any
+) -> Node:
+    """`attributes` are those of `convolution`. Padding is of zero points, not of zeros."""
+    rank = x.type.rank - 2
+    p = present(ctx, None if x_zero is None else one(ctx, x_zero))
+    q = present(ctx, w_zero)
+    if q is not None:
+        q = ctx.reshape(q, (q.type.size, *[1] * (w.type.rank - 1)))
+    if q is not None or p is None or not ctx.statics.is_static(p) or p.type.rank:
+        data, weight = same_kind(ctx, less(ctx, x, p), less(ctx, w, q))
+        return convolution(ctx, data, weight, None, **attributes)
+    stride, dilation = ones(attributes["strides"], rank), ones(attributes["dilations"], rank)
+    pairs = window_padding(
+        attributes["auto_pad"], attributes["pads"], x.shape[2:], w.shape[2:], stride, dilation
+    )
+    low, high = zip(*pairs, strict=True)
+    data = ctx.pad(x, (0, 0, *low), (0, 0, *high), int(ctx.static(p)))
+    total = convolution(ctx, data, w, None, **{**attributes, "auto_pad": "VALID", "pads": None})
+    taken = ctx.reduce("sum", ctx.cast(w, DType.I32), range(1, w.type.rank), False)
+    return ctx.sub(total, ctx.reshape(ctx.mul(taken, p), (w.shape[0], *[1] * rank)))
+
+
+# -- dequantised tensors ----------------------------------------------------------------------------------------------
+
+
+def quantised_product(ctx: Context, a: Node, b: Node, *, transposed: bool = False) -> Node | None:
+    """The product of two dequantised tensors by way of their bytes; None where they are none, or do not allow it."""
+    left, right = ctx.quantised.get(a), ctx.quantised.get(b)
+    if left is None or right is None or min(a.type.rank, b.type.rank) < 2 or a.shape[-1] > MAX_TERMS:
+        return None
+    columns = b.type.rank - (2 if transposed else 1)
+    if not left.whole or not right.along(columns):
+        return None
+    matrix = right.x
+    if transposed:
+        matrix = ctx.permute(matrix, (1, 0))
+    total = integer_product(ctx, left.x, matrix, left.zero, right.zero)
+    scale = ctx.mul(one(ctx, left.scale), one(ctx, right.scale))
+    return ctx.mul(ctx.cast(total, DType.F32), scale)
+
+
+def quantised_convolution(ctx: Context, x: Node, w: Node, **attributes: Any) -> Node | None:
+    """The same of a convolution."""
+    left, right = ctx.quantised.get(x), ctx.quantised.get(w)
+    if left is None or right is None or not left.whole or not right.along(0):
+        return None
+    if w.type.size // max(w.shape[0], 1) > MAX_TERMS:
+        return None
+    total = integer_convolution(ctx, left.x, right.x, left.zero, right.zero, **attributes)
+    scale = ctx.mul(one(ctx, left.scale), one(ctx, right.scale))
+    if scale.type.rank:
+        scale = ctx.reshape(scale, (*scale.shape, *[1] * (x.type.rank - 2)))
+    return ctx.mul(ctx.cast(total, DType.F32), scale)

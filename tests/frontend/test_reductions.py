@@ -54,7 +54,7 @@ REDUCTIONS: dict[str, Any] = {
     "distance": lambda x: [torch.dist(x, x.flip(0)), torch.cdist(x, x[:1] + 1), torch.cdist(x, x + 1, p=1.0)],
     "logsumexp": lambda x: [x.logsumexp(1), x.logsumexp((0, 2), keepdim=True)],
     "cumsum": lambda x: [x.cumsum(1), x.cumsum(-1, dtype=torch.float64)],
-    "diff": lambda x: [x.diff(), x.diff(n=2, dim=0), x.diff(dim=1, prepend=x[:, :1])],
+    "diff": lambda x: [x.diff(), x.diff(n=2, dim=0), x.diff(dim=1, prepend=x[:, :1]), x.diff(n=0, prepend=x)],
     "trace": lambda x: x[0].trace(),
 }
 

@@ -390,6 +390,16 @@ def test_without_freezing_uncounted_writes_are_seen() -> None:
     assert compiled.kinds == ["compiled"]
 
 
+def test_weights_that_the_graph_holds_itself() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
+    graph = torch_compile.backend(torch.fx.symbolic_trace(net), [])
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(graph(x)[0], net(x))
+            net[0].weight.mul_(2)
+
+
 # -- shapes that change ---------------------------------------------------------------------------------------------
 
 

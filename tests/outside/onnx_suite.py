@@ -322,6 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tests", type=Path, help="a file of kind/name lines: only these")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--threads", type=int, default=1, help="of each compiled model")
+    parser.add_argument("--numerics", default="strict", choices=("strict", "fast"))
     parser.add_argument(
         "--timeout", type=float, default=60, help="seconds for one test (light models: 5 times as many)"
     )
@@ -351,7 +352,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for part, timeout in ((rest, options.timeout), (light, 5 * options.timeout)):
         if part:
             outcomes += run_all(
-                part, jobs=options.jobs, timeout=timeout, threads=options.threads, report=report
+                part,
+                jobs=options.jobs,
+                timeout=timeout,
+                threads=options.threads,
+                numerics=options.numerics,
+                report=report,
             )
 
     passes = {outcome.key for outcome in outcomes if outcome.status == "pass"}

@@ -135,6 +135,8 @@ class CompiledGraph:
         # The arguments whose sizes choose a variant; None: all of them.
         count = sum(node.op == "placeholder" for node in module.graph.nodes)
         self._changing = [i for i in range(count) if i not in set(self._weights)] if self._weights else None
+        # Tensors that the graph holds itself, as those of tracing without inlined modules do.
+        self._own = [t for t in (*module.parameters(), *module.buffers()) if not t.is_inference()]
         self._scalars = captured.scalar_positions(module)
         self._tables: dict[Any, VariantTable[Runner]] = {}
         self._sets: dict[Any, tuple[list[torch.Tensor], list[int]]] = {}
@@ -168,7 +170,7 @@ class CompiledGraph:
             (a.shape, None if a.is_contiguous() else a.stride()) if isinstance(a, torch.Tensor) else a
             for a in (arguments if changing is None else [arguments[i] for i in changing])
         ]
-        return (*key, *(arguments[i].item() for i in self._scalars))
+        return (*key, *(arguments[i].item() for i in self._scalars), *(t._version for t in self._own))
 
     def _weight_set(self, arguments: Sequence[Any]) -> tuple[int, ...] | None:
         """Which weights these are, if they are constants of a variant; None if weights are inputs."""

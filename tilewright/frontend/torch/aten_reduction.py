@@ -235,6 +235,8 @@ def cumsum(ctx: Context, x: Node, dim: int, dtype: torch.dtype | None = None) ->
 def diff(
     ctx: Context, x: Node, n: int = 1, dim: int = -1, prepend: Node | None = None, append: Node | None = None
 ) -> Node:
+    if n == 0:
+        return x  # without what would be put before and after it
     axis = axis_of(dim, x.type.rank)
     parts = [part for part in (prepend, x, append) if part is not None]
     x = ctx.concat([ctx.cast(part, ctx.dtype) for part in parts], axis)

@@ -63,7 +63,9 @@ def run(script: str, *arguments: str, cache: str | None = None) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -51,6 +51,7 @@ REDUCTIONS: dict[str, Any] = {
     "frobenius": lambda x: torch.linalg.norm(x, dim=(1, 2)),
     "normalize": lambda x: F.normalize(x, dim=1),
     "cosine": lambda x: F.cosine_similarity(x, x.flip(1), dim=2),
+    "cosine, broadcast": lambda x: F.cosine_similarity(x, x[:, :, :1], dim=-1),
     "distance": lambda x: [torch.dist(x, x.flip(0)), torch.cdist(x, x[:1] + 1), torch.cdist(x, x + 1, p=1.0)],
     "logsumexp": lambda x: [x.logsumexp(1), x.logsumexp((0, 2), keepdim=True)],
     "cumsum": lambda x: [x.cumsum(1), x.cumsum(-1, dtype=torch.float64)],

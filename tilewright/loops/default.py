@@ -415,7 +415,9 @@ def _register_tile(
         1, max(r.result.dtype.bytes for r in formula.reductions) * lanes // machine.vector_bytes
     )
     available = machine.vector_registers // (per_register * len(formula.reductions))
-    written_out = max((r.length for r in formula.reductions if 0 < r.length <= _UNROLLED_REDUCTION), default=1)
+    written_out = max(
+        (r.length for r in formula.reductions if 0 < r.length <= _UNROLLED_REDUCTION), default=1
+    )
     guarded = any(isinstance(node, te.Select) for r in formula.reductions for node in te.walk(r.body))
     most = _UNROLLED_STATEMENTS // (written_out * (3 if guarded else 1))
     row_limit = min(row_axis.extent, 14) if row_axis is not None else 1

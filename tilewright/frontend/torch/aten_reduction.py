@@ -13,6 +13,7 @@ from tilewright.dtypes import DType
 from tilewright.frontend.torch.context import Context, Ints, axes_of, axis_of, widened
 from tilewright.frontend.torch.registry import Number, converter, refuse
 from tilewright.graph.ir import Node
+from tilewright.graph.ops.common import broadcast_shapes
 
 Dims = int | Ints | None
 
@@ -281,12 +282,12 @@ def pdist(ctx: Context, x: Node, p: Number = 2) -> Node:
 @widened
 def cosine_similarity(ctx: Context, x1: Node, x2: Node, dim: int = 1, eps: float = 1e-8) -> Node:
     """The product of the two vectors, each divided by its length or by eps if that is greater."""
-    axis = axis_of(dim, max(x1.type.rank, x2.type.rank))
+    shape = broadcast_shapes(x1.shape, x2.shape)
+    axis = axis_of(dim, len(shape))
 
     def unit(x: Node) -> Node:
-        # The axis counts from the start of the broadcast shape, so from the end it is the same for both.
-        own = axis - max(x1.type.rank, x2.type.rank) + x.type.rank
-        length = ctx.emit("sqrt", ctx.emit("sum", ctx.emit("square", x), axes=(own,), keepdims=True))
+        x = ctx.broadcast_to(x, shape)  # first: an element that is repeated counts as often
+        length = ctx.emit("sqrt", ctx.emit("sum", ctx.emit("square", x), axes=(axis,), keepdims=True))
         return ctx.div(x, ctx.emit("clamp", length, min=float(eps), max=None))
 
     return ctx.emit("sum", ctx.mul(unit(x1), unit(x2)), axes=(axis,), keepdims=False)

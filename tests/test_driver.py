@@ -257,6 +257,8 @@ def test_training_mode(model: nn.Module, x: torch.Tensor) -> None:
 
 def test_not_a_model() -> None:
     with pytest.raises(errors.UnsupportedModelError):
+        tilewright.compile(lambda x: x, (torch.ones(1),))
+    with pytest.raises(errors.ModelFileError, match=r"cannot read resnet50\.pth"):
         tilewright.compile("resnet50.pth", (torch.ones(1),))
 
 

@@ -42,8 +42,10 @@ def compile(
 ) -> CompiledModel:
     """Compile `model` for inputs like `example_inputs`.
 
-    - `model`: an `nn.Module` in eval mode, or a `torch.export.ExportedProgram` (then `example_inputs` may be left out).
-    - `example_inputs`: a tuple of positional arguments, a dict of keyword arguments, or a single tensor.
+    - `model`: an `nn.Module` in eval mode, a `torch.export.ExportedProgram`, an `onnx.ModelProto`, or the path of an
+      `.onnx` file.
+    - `example_inputs`: a tuple of positional arguments, a dict of keyword arguments, or a single tensor. An exported
+      program has its own; an ONNX model needs them only where it leaves dimensions open.
     - `target`: None or "cpu" for this machine, or a machine description.
     - `effort`: "none": no measurement, each kernel's schedule is chosen by counting.
     - `numerics`: "fast", or "strict": no fast-math flags, every rounding of the model's own types kept.

@@ -1,5 +1,5 @@
 """Models of Hugging Face's transformers, small and with random weights, through both ways in: PyTorch's outputs within
-the bounds of DESIGN, section 9. The same models at their base sizes are in `benchmarks/hf_models.py`."""
+the stated error bounds. The same models at their base sizes are in `benchmarks/hf_models.py`."""
 
 from __future__ import annotations
 

@@ -316,7 +316,8 @@ class Worker:
             cwd=Path(__file__).parents[2],
         )
         self.lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -340,6 +341,10 @@ class Worker:
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
+        self.reader.join()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 def run_operator(worker: Worker, name: str, limit: int | None) -> Iterator[tuple[str, str] | Worker]:

@@ -20,7 +20,7 @@ from tilewright.runtime import tree
 from tilewright.runtime.model import CompiledModel
 from tilewright.runtime.plan import Step
 
-# Relative L2 error against float64 (DESIGN, section 9): of a whole model, and of one kernel, by the element type of
+# Relative L2 error against float64: of a whole model, and of one kernel, by the element type of
 # the result. Integers and bools must be exact.
 MODEL_BOUNDS = {"f64": 1e-10, "f32": 1e-4, "f16": 2e-2, "bf16": 1e-1}
 KERNEL_BOUNDS = {"f64": 1e-11, "f32": 1e-5, "f16": 5e-3, "bf16": 4e-2}

@@ -1,5 +1,5 @@
 """Models of Hugging Face's transformers as PyTorch exports them to ONNX, small and with random weights: PyTorch's
-outputs within the bounds of DESIGN, section 9. What PyTorch itself cannot export is not tested."""
+outputs within the stated error bounds. What PyTorch itself cannot export is not tested."""
 
 from __future__ import annotations
 

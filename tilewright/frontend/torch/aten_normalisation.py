@@ -28,6 +28,8 @@ def _in_dtype_of_weights(ctx: Context, x: Node, *weights: Node | None) -> tuple[
 def _batch_norm(
     ctx: Context, x: Node, weight: Node | None, bias: Node | None, mean: Node, variance: Node, eps: float
 ) -> Node:
+    if x.type.rank < 2:
+        raise Unsupported("batch norm of a tensor without an axis of channels")
     result = x.dtype
     x, (weight, bias, mean_, variance_) = _in_dtype_of_weights(ctx, x, weight, bias, mean, variance)
     assert mean_ is not None and variance_ is not None

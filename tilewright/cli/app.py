@@ -201,7 +201,7 @@ def demo(model: Annotated[str, typer.Argument(help="a zoo model")] = "resnet50",
     console.print(
         "\nTry next:\n"
         + "\n".join(
-            f"  {command:<32} {what}"
+            f"  {command:<36} {what}"
             for command, what in (
                 (f"tilewright explain {model}", "which kernels run, how long, how exact"),
                 (f"tilewright compile {model} -o m.tw", "save it; tilewright.load('m.tw') needs no PyTorch"),

@@ -1,33 +1,33 @@
-"""Packing puts each tile's elements in the order in which they are walked, and can be undone."""
+"""Packing puts each block's elements in the order in which they are walked, and can be undone."""
 
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.runtime.packing import Packing
+from tilewright.runtime.packing import Packing, dense_order
+from tilewright.runtime.winograd import TAPS, matrices
 
 
 @st.composite
 def packings(draw: st.DrawFn) -> Packing:
-    extent = draw(st.integers(1, 20))
-    width = draw(st.integers(1, extent))
-    extents = draw(st.lists(st.integers(1, 4), max_size=3))
-    # The original is dense, its axes in any order but for the contiguous one.
-    order = draw(st.permutations(range(len(extents))))
-    strides, stride = [0] * len(extents), extent
-    for axis in order:
-        strides[axis] = stride
-        stride *= extents[axis]
-    return Packing(extent, width, tuple(zip(extents, strides, strict=True)))
+    shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=3)))
+    filled = tuple(axis for axis in range(len(shape)) if draw(st.booleans()))
+    blocks = tuple(
+        draw(st.integers(1, extent + 3 if n in filled else extent)) for n, extent in enumerate(shape)
+    )
+    order = tuple(draw(st.permutations(range(2 * len(shape)))))
+    return Packing(shape, blocks, order, filled)
 
 
 @given(packings())
 def test_unpack_undoes_pack(packing: Packing) -> None:
-    array = np.arange(packing.original_size)
+    array = np.arange(packing.original_size) + 1
     packed = packing.pack(array)
     assert packed.size == packing.size
     np.testing.assert_array_equal(packing.unpack(packed), array)
@@ -35,11 +35,48 @@ def test_unpack_undoes_pack(packing: Packing) -> None:
 
 @given(packings())
 def test_packed_order_is_the_order_of_the_walk(packing: Packing) -> None:
-    array = np.arange(packing.original_size)
+    array = (np.arange(packing.original_size) + 1).reshape(packing.shape)
     walked = []
-    for tile in range(packing.tiles):
-        start = min(tile * packing.width, packing.extent - packing.width)
-        for indices in itertools.product(*(range(extent) for extent, _ in packing.loops)):
-            offset = sum(i * stride for i, (_, stride) in zip(indices, packing.loops, strict=True))
-            walked.extend(start + offset + lane for lane in range(packing.width))
+    for place in itertools.product(*map(range, packing.packed_shape)):
+        split = [place[packing.order.index(axis)] for axis in range(len(place))]
+        index, inside = [], True
+        for axis, (extent, block) in enumerate(zip(packing.shape, packing.blocks, strict=True)):
+            start = split[2 * axis] * block
+            if axis not in packing.zero_filled:
+                start = min(start, extent - block)
+            index.append(start + split[2 * axis + 1])
+            inside = inside and index[-1] < extent
+        walked.append(array[tuple(index)] if inside else 0)
     np.testing.assert_array_equal(packing.pack(array), walked)
+
+
+@pytest.mark.parametrize("outputs", [2, 4, 6])
+def test_a_transform_is_undone_to_within_rounding(outputs: int) -> None:
+    packing = Packing((3, 3, 5, 8), (1, 1, 5, 3), (0, 2, 6, 4, 1, 3, 5, 7), winograd=outputs)
+    array = np.random.default_rng(0).standard_normal(packing.shape).astype(np.float32)
+    packed = packing.pack(array)
+    assert packed.size == packing.size == (outputs + 2) ** 2 * 5 * 9
+    np.testing.assert_allclose(packing.unpack(packed), array.reshape(-1), atol=1e-6)
+
+
+@pytest.mark.parametrize("outputs", [2, 4, 6])
+def test_winograd_matrices_compute_a_convolution(outputs: int) -> None:
+    at, g, bt = (np.array([[float(x) for x in row] for row in m]) for m in matrices(outputs))
+    rng = np.random.default_rng(1)
+    data, window = rng.standard_normal(outputs + TAPS - 1), rng.standard_normal(TAPS)
+    expected = [data[n : n + TAPS] @ window for n in range(outputs)]
+    np.testing.assert_allclose(at @ ((g @ window) * (bt @ data)), expected, atol=1e-12)
+
+
+@given(st.lists(st.integers(2, 5), min_size=1, max_size=4), st.randoms())
+def test_dense_order_finds_the_axes_of_a_dense_array(extents: list[int], random) -> None:
+    order = list(range(len(extents)))
+    random.shuffle(order)
+    strides = [0] * len(extents)
+    stride = 1
+    for axis in reversed(order):
+        strides[axis] = stride
+        stride *= extents[axis]
+    assert dense_order(extents, strides) == tuple(order)
+    assert stride == math.prod(extents)
+    assert dense_order(extents, [s * 2 for s in strides]) is None

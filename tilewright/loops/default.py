@@ -15,22 +15,29 @@ having a tail loop, and the choice between shapes is made by counting accesses (
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright import te
-from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import Across, Buffer, Kind, Program, Scope, Stmt, Store, block, nest
-from tilewright.runtime.packing import Packing
-from tilewright.te.index import coefficient, linear, simplify
+from tilewright.loops.tiling import (
+    PackedOperand,
+    Tiles,
+    blocks_of,
+    extent_of,
+    lanes_for,
+    load_offsets,
+    pack_operand,
+    parallel_nest,
+    places_in,
+    whole,
+    with_values,
+)
+from tilewright.te.index import coefficient
 
-Values = Mapping[te.Var, te.Expr]
-
-# A parallel iteration should be worth its start (about a microsecond), and there should be enough to balance threads.
-_GRAIN = 16_384  # scalar operations
-_PARALLEL_ITERATIONS = 256
 _UNROLLED_REDUCTION = 9  # a 3x3 window is written out
 _UNROLLED_STATEMENTS = (
     108  # written out at most, window and register tile together: code size and compile time
@@ -48,61 +55,6 @@ def default_program(formula: Formula, machine: CpuMachine) -> Program:
     return _rowwise(formula, machine)
 
 
-# -- tiles of an axis -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """An axis cut into tiles of equal size; the last one is moved back where the size does not divide the extent."""
-
-    axis: te.Var
-    size: int
-
-    @property
-    def count(self) -> int:
-        return -(-self.axis.extent // self.size)
-
-    @property
-    def var(self) -> te.Var:
-        return te.Var(f"{self.axis.name}_t", self.count)
-
-    def start(self) -> te.Expr:
-        """Where the tile begins, as an expression of `var`."""
-        first = self.var * self.size
-        if self.axis.extent % self.size == 0:
-            return first
-        return te.call("min", first, self.axis.extent - self.size)
-
-    @property
-    def waste(self) -> float:
-        """Work done over work needed."""
-        return self.count * self.size / self.axis.extent
-
-
-def _power_of_two_below(limit: int) -> int:
-    return 1 << (max(limit, 1).bit_length() - 1)
-
-
-def _lanes(formula: Formula, machine: CpuMachine, extent: int) -> int:
-    """Lanes for a vector loop over an axis: the machine's for the widest type computed with, fewer on a short axis."""
-    widest = max((node.dtype for node in _computed(formula)), key=lambda dtype: dtype.compute.bytes)
-    return min(machine.lanes(widest), _power_of_two_below(extent))
-
-
-def _computed(formula: Formula) -> list[te.Expr]:
-    """Expressions that hold tensor elements: index arithmetic and conditions on indices are left out."""
-
-    def elements(expr: te.Expr) -> list[te.Expr]:
-        if expr.dtype in (DType.I64, DType.BOOL) and not te.loads(expr):
-            return []
-        below = (
-            [] if isinstance(expr, te.Load) else [e for child in te.children(expr) for e in elements(child)]
-        )
-        return [expr, *below]
-
-    return [e for expr in formula.expressions() for e in elements(expr)] or [formula.value]
-
-
 # -- the choice of the vector axis ------------------------------------------------------------------------------------
 
 
@@ -112,10 +64,6 @@ def _vector_cost(offsets: Sequence[te.Expr], axis: te.Var, lanes: int) -> float:
     for offset in offsets:
         cost += 1 if coefficient(offset, axis) in (0, 1) else lanes
     return (cost + 1) / lanes
-
-
-def _load_offsets(expr: te.Expr) -> list[te.Expr]:
-    return [load.indices[0] for load in te.loads(expr) if load.indices]
 
 
 @dataclass(frozen=True)
@@ -129,21 +77,14 @@ def _columns(formula: Formula) -> tuple[te.Var, ...]:
     return tuple(axis for axis in formula.axes if axis not in rows)
 
 
-def _extent(axes: Sequence[te.Var]) -> int:
-    total = 1
-    for axis in axes:
-        total *= axis.extent
-    return total
-
-
 def _best_spatial_axis(formula: Formula, machine: CpuMachine) -> _Spatial | None:
     """The output axis along which the reductions vectorise best, with the cost per row."""
     best: _Spatial | None = None
-    columns = _extent(_columns(formula))
+    columns = extent_of(_columns(formula))
     for axis in reversed(formula.rows):
-        lanes = _lanes(formula, machine, axis.extent)
-        cost = sum(r.length * _vector_cost(_load_offsets(r.body), axis, lanes) for r in formula.reductions)
-        cost += columns * _vector_cost([*_load_offsets(formula.value), formula.store], axis, lanes)
+        lanes = lanes_for(formula, machine, axis.extent)
+        cost = sum(r.length * _vector_cost(load_offsets(r.body), axis, lanes) for r in formula.reductions)
+        cost += columns * _vector_cost([*load_offsets(formula.value), formula.store], axis, lanes)
         if best is None or cost < best.cost:
             best = _Spatial(axis, cost)
     return best
@@ -155,79 +96,15 @@ def _rowwise_cost(formula: Formula, machine: CpuMachine) -> float:
         if not reduction.axes:
             return float("inf")
         axis = reduction.axes[-1]
-        lanes = _lanes(formula, machine, axis.extent)
-        cost += (
-            reduction.length * _vector_cost(_load_offsets(reduction.body), axis, lanes) + _COMBINING_ACROSS
-        )
+        lanes = lanes_for(formula, machine, axis.extent)
+        cost += reduction.length * _vector_cost(load_offsets(reduction.body), axis, lanes) + _COMBINING_ACROSS
     columns = _columns(formula)
     if columns:
-        lanes = _lanes(formula, machine, columns[-1].extent)
-        cost += _extent(columns) * _vector_cost(
-            [*_load_offsets(formula.value), formula.store], columns[-1], lanes
+        lanes = lanes_for(formula, machine, columns[-1].extent)
+        cost += extent_of(columns) * _vector_cost(
+            [*load_offsets(formula.value), formula.store], columns[-1], lanes
         )
     return cost
-
-
-# -- the parallel loop ------------------------------------------------------------------------------------------------
-
-
-def _parallel(loops: Sequence[te.Var], work: int, body: Stmt) -> Stmt:
-    """`body` in the loops over `loops` (outermost first), the outer ones joined into one parallel loop.
-
-    `work` is the number of scalar operations in the body. The parallel loop gets as many iterations as make each worth
-    its start; a long axis is cut in two, the outer part parallel.
-    """
-    total = _extent(loops)
-    wanted = max(1, min(_PARALLEL_ITERATIONS, total * work // _GRAIN))
-    outer: list[te.Var] = []
-    values: dict[te.Var, te.Expr] = {}
-    inner = [loop for loop in loops if loop.extent > 1]
-    taken = 1
-    while inner and taken < wanted:
-        loop = inner.pop(0)
-        if taken * loop.extent <= 2 * wanted:
-            outer.append(loop)
-            taken *= loop.extent
-            continue
-        chunks = Tiles(loop, _chunk(loop.extent, -(-wanted // taken)))
-        part = te.Var(f"{loop.name}_p", chunks.size)
-        outer.append(chunks.var)
-        taken *= chunks.count
-        values[loop] = chunks.start() + part
-        inner.insert(0, part)
-        break
-    parallel = te.Var("p", taken)
-    rest: te.Expr = parallel
-    for loop in reversed(outer):
-        values[loop] = rest % loop.extent
-        rest = rest // loop.extent
-    # A cut loop's value mentions its chunk variable, which is itself decoded from the parallel one.
-    decoded = {var: te.substitute(value, values) for var, value in values.items()}
-    serial = nest([(loop, Kind.SERIAL) for loop in inner], substitute_stmt(body, decoded))
-    return nest([(parallel, Kind.PARALLEL)], serial)
-
-
-def _chunk(extent: int, pieces: int) -> int:
-    """A chunk size that cuts `extent` into about `pieces`: an exact divisor if there is one close by."""
-    size = max(1, -(-extent // pieces))
-    for candidate in range(size, max(size // 2, 1) - 1, -1):
-        if extent % candidate == 0:
-            return candidate
-    return size
-
-
-def substitute_stmt(stmt: Stmt, values: Values) -> Stmt:
-    """`stmt` with variables replaced and indices simplified."""
-    from tilewright.loops.ir import Block, For
-
-    def change(expr: te.Expr) -> te.Expr:
-        return simplify(te.substitute(expr, values))
-
-    if isinstance(stmt, For):
-        return For(stmt.var, stmt.kind, substitute_stmt(stmt.body, values))
-    if isinstance(stmt, Block):
-        return Block(tuple(substitute_stmt(child, values) for child in stmt.stmts))
-    return Store(stmt.buffer, change(stmt.index), change(stmt.value))
 
 
 # -- elementwise ------------------------------------------------------------------------------------------------------
@@ -236,13 +113,13 @@ def substitute_stmt(stmt: Stmt, values: Values) -> Stmt:
 def _elementwise(formula: Formula, machine: CpuMachine) -> Program:
     if not formula.axes:
         return _program(formula, Store(formula.output, formula.store, formula.value), "scalar")
-    offsets = [*_load_offsets(formula.value), formula.store]
+    offsets = [*load_offsets(formula.value), formula.store]
     costs = {
-        axis: _vector_cost(offsets, axis, _lanes(formula, machine, axis.extent))
+        axis: _vector_cost(offsets, axis, lanes_for(formula, machine, axis.extent))
         for axis in reversed(formula.axes)
     }
     axis = min(costs, key=lambda a: costs[a])
-    lanes = _lanes(formula, machine, axis.extent)
+    lanes = lanes_for(formula, machine, axis.extent)
     unroll = next(u for u in (4, 2, 1) if u * lanes <= axis.extent or u == 1)
     tiles = Tiles(axis, lanes * unroll)
     lane, step = te.Var("v", lanes), te.Var("u", unroll)
@@ -252,12 +129,12 @@ def _elementwise(formula: Formula, machine: CpuMachine) -> Program:
     )
     body = nest([(step, Kind.UNROLL), (lane, Kind.VECTOR)], store)
     outer = [a for a in formula.axes if a != axis]
-    nested = _parallel([*outer, tiles.var], tiles.size * len(offsets), body)
+    nested = parallel_nest([*outer, tiles.var], tiles.size * len(offsets), body)
     return _program(formula, nested, f"elementwise: {axis.name} in vectors of {lanes} x {unroll}")
 
 
 def _program(formula: Formula, body: Stmt, decisions: str) -> Program:
-    body = substitute_stmt(body, {})
+    body = with_values(body, {})
     return Program(formula.name, (*formula.inputs, formula.output), body, decisions)
 
 
@@ -284,7 +161,7 @@ def _with_results(expr: te.Expr, results: Mapping[Buffer, te.Expr]) -> te.Expr:
 
 def _reduction_kinds(axes: Sequence[te.Var]) -> list[tuple[te.Var, Kind]]:
     """Loops over reduction axes: small windows are written out, of the rest a short innermost one."""
-    if _extent(axes) <= _UNROLLED_REDUCTION:
+    if extent_of(axes) <= _UNROLLED_REDUCTION:
         return [(axis, Kind.UNROLL) for axis in axes]
     kinds = [(axis, Kind.SERIAL) for axis in axes]
     if axes[-1].extent <= 4:
@@ -300,7 +177,7 @@ def _tiled(formula: Formula, machine: CpuMachine, axis: te.Var) -> Program:
       for k: acc[m, u, :] = fma(a[m, k], b[k, u, :], acc[m, u, :])
       out[m, u, :] = epilogue(acc[m, u, :])
     """
-    lanes = _lanes(formula, machine, axis.extent)
+    lanes = lanes_for(formula, machine, axis.extent)
     row_axis = _row_axis(formula, axis)
     rows, vectors = _register_tile(formula, machine, axis, row_axis, lanes)
     tiles = Tiles(axis, lanes * vectors)
@@ -313,7 +190,7 @@ def _tiled(formula: Formula, machine: CpuMachine, axis: te.Var) -> Program:
     element = row * tiles.size + step * lanes + lane
     in_tile = [(row, Kind.UNROLL), (step, Kind.UNROLL), (lane, Kind.VECTOR)]
 
-    packings = _packings(formula, tiles)
+    packed = _packed(formula, tiles, step * lanes + lane)
     results: dict[Buffer, te.Expr] = {}
     stmts: list[Stmt] = []
     for reduction in formula.reductions:
@@ -321,7 +198,7 @@ def _tiled(formula: Formula, machine: CpuMachine, axis: te.Var) -> Program:
             f"acc_{reduction.result.name}", reduction.result.dtype, rows * tiles.size, Scope.REGISTER
         )
         accumulator = te.Load(kept, (element,))
-        read = _read_packed(reduction, packings, tiles, step * lanes + lane)
+        read = te.rewrite(reduction.body, lambda node: packed[node].load if node in packed else None)
         body = _with_results(te.substitute(read, position), results)
         update = nest(in_tile, Store(kept, element, _updated(reduction, accumulator, body)))
         stmts.append(nest(in_tile, Store(kept, element, te.reduce_identity(reduction.kind, kept.dtype))))
@@ -332,66 +209,39 @@ def _tiled(formula: Formula, machine: CpuMachine, axis: te.Var) -> Program:
     columns = _columns(formula)
     stmts.append(nest([(column, Kind.SERIAL) for column in columns], write))
 
-    work = rows * tiles.size * (sum(2 * r.length for r in formula.reductions) + _extent(columns))
-    nested = _parallel(_tile_order(formula, tiles, row_tiles), work, block(*stmts))
+    work = rows * tiles.size * (sum(2 * r.length for r in formula.reductions) + extent_of(columns))
+    nested = parallel_nest(_tile_order(formula, tiles, row_tiles), work, block(*stmts))
     shape = f"{rows} x {vectors} x {lanes}"
-    packed = ", packed " + ", ".join(buffer.name for buffer in packings) if packings else ""
-    decisions = f"tiled: {shape} of ({row_axis.name if row_axis else '-'}, {axis.name}){packed}"
+    stored = {operand.original: operand for operand in packed.values()}
+    names = ", packed " + ", ".join(buffer.name for buffer in stored) if stored else ""
+    decisions = f"tiled: {shape} of ({row_axis.name if row_axis else '-'}, {axis.name}){names}"
     program = _program(formula, nested, decisions)
-    params = (*(_packed_buffer(b, packings.get(b)) for b in formula.inputs), formula.output)
-    return replace(program, params=params, packings=tuple(packings.get(buffer) for buffer in formula.inputs))
+    inputs = [stored[b].buffer if b in stored else b for b in formula.inputs]
+    packings = tuple(stored[b].packing if b in stored else None for b in formula.inputs)
+    return replace(program, params=(*inputs, formula.output), packings=packings)
 
 
-def _packings(formula: Formula, tiles: Tiles) -> dict[Buffer, Packing]:
+def _packed(formula: Formula, tiles: Tiles, element: te.Expr) -> dict[te.Expr, PackedOperand]:
     """Constant operands that are read once, along the vector axis and reduction axes alone: packed, each tile streams
-    through memory instead of touching one short piece of every row."""
+    through memory instead of touching one short piece of every row. `element` is the place in the tile."""
     if tiles.count == 1 or tiles.waste > _PACKING_WASTE:
         return {}
-    found: dict[Buffer, Packing] = {}
-    all_loads = [load for expr in formula.expressions() for load in te.loads(expr)]
+    found: dict[te.Expr, PackedOperand] = {}
+    readers = Counter(load.source for expr in formula.expressions() for load in te.loads(expr))
     for reduction in formula.reductions:
+        walk = [blocks_of(tiles), *map(whole, reduction.axes), places_in(tiles, element)]
         for load in te.loads(reduction.body):
-            buffer = load.source
-            if not isinstance(buffer, Buffer) or buffer not in formula.constants:
+            if load.source not in formula.constants or readers[load.source] > 1:
                 continue
-            form = linear(load.indices[0])
-            loops = tuple((axis.extent, form.terms.get(axis, 0)) for axis in reduction.axes)
-            packing = Packing(tiles.axis.extent, tiles.size, loops)
-            walked = {*reduction.axes, tiles.axis}
-            if (
-                set(form.terms) == walked
-                and form.terms[tiles.axis] == 1
-                and not form.constant
-                and packing.original_size == buffer.size
-                and sum(other.source == buffer for other in all_loads) == 1
-            ):
-                found[buffer] = packing
+            operand = pack_operand(load, walk)
+            if operand is not None and coefficient(load.indices[0], tiles.axis) == 1:
+                found[load] = operand
     return found
-
-
-def _packed_buffer(buffer: Buffer, packing: Packing | None) -> Buffer:
-    return buffer if packing is None else replace(buffer, size=packing.size)
-
-
-def _read_packed(
-    reduction: Reduction, packings: Mapping[Buffer, Packing], tiles: Tiles, element: te.Expr
-) -> te.Expr:
-    """The reduction's body with packed operands read in their packed order; `element` is the place in the tile."""
-    place: te.Expr = tiles.var
-    for axis in reduction.axes:
-        place = place * axis.extent + axis
-
-    def rule(node: te.Expr) -> te.Expr | None:
-        if not (isinstance(node, te.Load) and isinstance(node.source, Buffer) and node.source in packings):
-            return None
-        return te.Load(_packed_buffer(node.source, packings[node.source]), (place * tiles.size + element,))
-
-    return te.rewrite(reduction.body, rule)
 
 
 def _row_axis(formula: Formula, vector_axis: te.Var) -> te.Var | None:
     """The axis that gives the register tile its rows: the one along which most loads stay where they are."""
-    offsets = [offset for r in formula.reductions for offset in _load_offsets(r.body)]
+    offsets = [offset for r in formula.reductions for offset in load_offsets(r.body)]
     best: tuple[int, te.Var] | None = None
     for axis in reversed(formula.rows):
         if axis == vector_axis:
@@ -442,7 +292,7 @@ def _register_tile(
 def _tile_order(formula: Formula, tiles: Tiles, row_tiles: Tiles | None) -> list[te.Var]:
     """Loops over tiles, outermost first: axes that all operands share (batch), then the vector axis, so that one panel
     of its operand serves all the rows before the next is read, then the rows."""
-    offsets = [offset for r in formula.reductions for offset in _load_offsets(r.body)]
+    offsets = [offset for r in formula.reductions for offset in load_offsets(r.body)]
     tiled = {tiles.axis} | ({row_tiles.axis} if row_tiles else set())
     others = [axis for axis in formula.rows if axis not in tiled]
     shared = [axis for axis in others if all(coefficient(offset, axis) != 0 for offset in offsets)]
@@ -462,7 +312,7 @@ def _rowwise(formula: Formula, machine: CpuMachine) -> Program:
     results: dict[Buffer, te.Expr] = {}
     stmts: list[Stmt] = []
     for reduction in formula.reductions:
-        lanes = _lanes(formula, machine, reduction.axes[-1].extent)
+        lanes = lanes_for(formula, machine, reduction.axes[-1].extent)
         stmts.append(_row_reduction(reduction, results, lanes))
         results[reduction.result] = te.Load(reduction.result, (te.as_index(0),))
     columns = _columns(formula)
@@ -471,7 +321,7 @@ def _rowwise(formula: Formula, machine: CpuMachine) -> Program:
         stmts.append(Store(formula.output, formula.store, value))
     else:
         axis = columns[-1]
-        lanes = _lanes(formula, machine, axis.extent)
+        lanes = lanes_for(formula, machine, axis.extent)
         unroll = 2 if 2 * lanes <= axis.extent else 1
         tiles = Tiles(axis, lanes * unroll)
         lane, step = te.Var("v", lanes), te.Var("u", unroll)
@@ -479,8 +329,8 @@ def _rowwise(formula: Formula, machine: CpuMachine) -> Program:
         store = Store(formula.output, te.substitute(formula.store, position), te.substitute(value, position))
         inner = nest([(step, Kind.UNROLL), (lane, Kind.VECTOR)], store)
         stmts.append(nest([*((c, Kind.SERIAL) for c in columns[:-1]), (tiles.var, Kind.SERIAL)], inner))
-    work = sum(2 * r.length for r in formula.reductions) + _extent(columns)
-    body = _parallel(formula.rows, work, block(*stmts))
+    work = sum(2 * r.length for r in formula.reductions) + extent_of(columns)
+    body = parallel_nest(formula.rows, work, block(*stmts))
     return _program(
         formula, body, "rowwise: " + ", ".join(f"{r.kind} of {r.length}" for r in formula.reductions)
     )

@@ -24,6 +24,10 @@ from tilewright.loops.ir import Buffer, Scope
 from tilewright.te.index import Linear, coefficient, linear, simplify
 
 
+class NestedReduction(InternalError):
+    """A reduction that another one reads element by element: such a task has no normal form, only templates."""
+
+
 @dataclass(frozen=True)
 class Reduction:
     result: Buffer  # stands for the result in the expressions that read it
@@ -126,7 +130,7 @@ def _flat_formula(output: te.Compute, inputs: Sequence[te.Tensor], name: str) ->
             reduction = _reduction_for(stage, reduced[stage], indices, len(reductions))
             own_axes = {axis for r in reductions for axis in r.axes}
             if any(te.variables(index) & own_axes for index in indices):
-                raise InternalError(f"{name}: reduction {stage.name} is read inside another reduction's loop")
+                raise NestedReduction(f"{name}: reduction {stage.name} is read inside another's loop")
             value = _replace_reads(value, stage, indices, reduction.result)
             reductions = [
                 replace(r, body=_replace_reads(r.body, stage, indices, reduction.result)) for r in reductions

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright import te
 from tilewright.dtypes import DType
-from tilewright.loops.ir import Across, Block, Buffer, For, Program, Stmt, register_buffers
+from tilewright.loops.ir import Across, Block, Buffer, For, If, Prefetch, Program, Stmt, local_buffers
 from tilewright.te.scalars import SCALARS
 
 
@@ -20,7 +20,7 @@ def interpret_program(program: Program, inputs: Sequence[np.ndarray]) -> np.ndar
         for buffer, array in zip(program.params[:-1], inputs, strict=True)
     }
     output = program.params[-1]
-    for buffer in (output, *register_buffers(program)):
+    for buffer in (output, *local_buffers(program)):
         memory[buffer] = np.full(buffer.size, np.nan if buffer.dtype.is_float else -1).astype(
             buffer.dtype.numpy
         )
@@ -40,7 +40,12 @@ class _Machine:
         elif isinstance(stmt, For):
             for value in range(stmt.var.extent):
                 self.run(stmt.body, {**env, stmt.var: value})
-        else:
+        elif isinstance(stmt, If):
+            if self.value(stmt.cond, env):
+                self.run(stmt.then, env)
+            elif stmt.other is not None:
+                self.run(stmt.other, env)
+        elif not isinstance(stmt, Prefetch):
             index = int(self.value(stmt.index, env))
             if not 0 <= index < stmt.buffer.size:
                 raise IndexError(f"{stmt.buffer.name}[{index}] of {stmt.buffer.size}")

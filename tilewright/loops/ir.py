@@ -2,8 +2,8 @@
 
 Semantics
 ---------
-- A `Program` is a function of buffers: its parameters (the task's inputs in order, then its output) and local register
-  buffers. Buffers are one-dimensional, of a fixed number of elements, and do not overlap.
+- A `Program` is a function of buffers: its parameters (the task's inputs in order, then its output) and local ones in
+  registers or scratch memory. Buffers are one-dimensional, of a fixed number of elements, and do not overlap.
 - Statements run in order. `For` runs its body for var = 0, 1, ..., extent - 1; what its kind allows:
   * SERIAL: nothing more.
   * PARALLEL: iterations may run in any order, on any thread. Only the outermost statement may be parallel. Iterations
@@ -14,6 +14,10 @@ Semantics
     computed for all lanes, then stored for all lanes.
 - A register buffer lives in machine registers: once unrolled loops are written out, each of its accesses is at a
   constant offset (a lane counts from there), and a given element is always accessed with the same number of lanes.
+- A scratch buffer is memory of the thread's own (on its stack), private to one iteration of the parallel loop and
+  undefined at its beginning. All of a program's together hold at most `SCRATCH_LIMIT` bytes.
+- `If` runs one of its branches; its condition is the same in every lane and is not under a vector loop.
+- `Prefetch` changes nothing: it names an element that will be read soon, and may name one that does not exist.
 - `Store` rounds nothing: the value's type is the buffer's. `Across` combines the lanes of a register vector pairwise
   (first half with second half, and so on): a fixed order.
 - Expressions are those of `te`; a `Load` reads a `Buffer` at one flat index, and `Select` is lazy in its loads.
@@ -23,7 +27,7 @@ Semantics
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tilewright.dtypes import DType
@@ -34,6 +38,10 @@ from tilewright.te import Expr, Source, Var
 class Scope(enum.Enum):
     GLOBAL = "global"
     REGISTER = "register"
+    SCRATCH = "scratch"
+
+
+SCRATCH_LIMIT = 1 << 20  # bytes: threads have stacks of 2 MiB and more
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,23 @@ class Store:
     value: Expr
 
 
-Stmt = For | Block | Store
+@dataclass(frozen=True)
+class If:
+    cond: Expr
+    then: Stmt
+    other: Stmt | None = None
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """Brings the cache line of an element into the cache of the given level: 1 is the nearest."""
+
+    buffer: Buffer
+    index: Expr
+    level: int = 2
+
+
+Stmt = For | Block | Store | If | Prefetch
 
 
 @dataclass(frozen=True)
@@ -127,11 +151,30 @@ def walk_stmts(stmt: Stmt) -> Iterator[Stmt]:
     elif isinstance(stmt, Block):
         for child in stmt.stmts:
             yield from walk_stmts(child)
+    elif isinstance(stmt, If):
+        yield from walk_stmts(stmt.then)
+        if stmt.other is not None:
+            yield from walk_stmts(stmt.other)
 
 
-def register_buffers(program: Program) -> list[Buffer]:
+def local_buffers(program: Program) -> list[Buffer]:
+    """The register and scratch buffers, in the order in which they are first written."""
     found: dict[Buffer, None] = {}
     for stmt in walk_stmts(program.body):
-        if isinstance(stmt, Store) and stmt.buffer.scope is Scope.REGISTER:
+        if isinstance(stmt, Store) and stmt.buffer.scope is not Scope.GLOBAL:
             found[stmt.buffer] = None
     return list(found)
+
+
+def map_exprs(stmt: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
+    """`stmt` with `change` applied to every expression in it."""
+    if isinstance(stmt, For):
+        return For(stmt.var, stmt.kind, map_exprs(stmt.body, change))
+    if isinstance(stmt, Block):
+        return Block(tuple(map_exprs(child, change) for child in stmt.stmts))
+    if isinstance(stmt, If):
+        other = None if stmt.other is None else map_exprs(stmt.other, change)
+        return If(change(stmt.cond), map_exprs(stmt.then, change), other)
+    if isinstance(stmt, Prefetch):
+        return Prefetch(stmt.buffer, change(stmt.index), stmt.level)
+    return Store(stmt.buffer, change(stmt.index), change(stmt.value))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.loops.ir import Across, Block, For, Program, Stmt, Store, register_buffers
+from tilewright.loops.ir import Across, Block, For, If, Prefetch, Program, Stmt, Store, local_buffers
 from tilewright.te import Call, Cast, Const, Expr, Load, Reduce, Select, Var
 from tilewright.te.scalars import SCALARS
 
@@ -36,7 +36,7 @@ def print_expr(expr: Expr) -> str:
 def print_program(program: Program) -> str:
     params = ", ".join(f"{b.name}: {b.dtype.short}[{b.size}]" for b in program.params)
     lines = [f"program {program.name}({params})"]
-    lines += [f"  register {b.name}: {b.dtype.short}[{b.size}]" for b in register_buffers(program)]
+    lines += [f"  {b.scope.value} {b.name}: {b.dtype.short}[{b.size}]" for b in local_buffers(program)]
 
     def visit(stmt: Stmt, depth: int) -> None:
         pad = "  " * depth
@@ -46,6 +46,14 @@ def print_program(program: Program) -> str:
         elif isinstance(stmt, Block):
             for child in stmt.stmts:
                 visit(child, depth)
+        elif isinstance(stmt, If):
+            lines.append(f"{pad}if {print_expr(stmt.cond)}:")
+            visit(stmt.then, depth + 1)
+            if stmt.other is not None:
+                lines.append(f"{pad}else:")
+                visit(stmt.other, depth + 1)
+        elif isinstance(stmt, Prefetch):
+            lines.append(f"{pad}prefetch L{stmt.level} {stmt.buffer.name}[{print_expr(stmt.index)}]")
         else:
             assert isinstance(stmt, Store)
             lines.append(f"{pad}{stmt.buffer.name}[{print_expr(stmt.index)}] = {print_expr(stmt.value)}")

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from tilewright import te
 from tilewright.errors import VerificationError
-from tilewright.loops.ir import Across, Block, Buffer, For, Kind, Program, Scope, Stmt, Store
+from tilewright.loops.ir import (
+    SCRATCH_LIMIT,
+    Across,
+    Block,
+    Buffer,
+    For,
+    If,
+    Kind,
+    Prefetch,
+    Program,
+    Scope,
+    Stmt,
+    Store,
+    local_buffers,
+)
 from tilewright.te.index import bounds, coefficient, linear, simplify
 
 
@@ -18,6 +32,7 @@ class _Verifier:
         self.program = program
         self.loops: list[For] = []
         self.widths: dict[tuple[Buffer, int], int] = {}  # lanes with which a register element is accessed
+        self.inside_branch = False  # what a condition guards may look as if it left its buffer
 
     def fail(self, what: str) -> None:
         where = " > ".join(f"{loop.kind.value} {loop.var.name}" for loop in self.loops) or "top"
@@ -29,6 +44,10 @@ class _Verifier:
         names = [buffer.name for buffer in self.program.params]
         if len(set(names)) != len(names):
             self.fail("two parameters have one name")
+        scratch = [b for b in local_buffers(self.program) if b.scope is Scope.SCRATCH]
+        held = sum(buffer.size * buffer.dtype.bytes for buffer in scratch)
+        if held > SCRATCH_LIMIT:
+            self.fail(f"{held} bytes of scratch memory, of at most {SCRATCH_LIMIT}")
         self.statement(self.program.body, outermost=True)
 
     def statement(self, stmt: Stmt, outermost: bool = False) -> None:
@@ -37,8 +56,29 @@ class _Verifier:
                 self.statement(child)
         elif isinstance(stmt, For):
             self.loop(stmt, outermost)
+        elif isinstance(stmt, If):
+            self.branch(stmt)
+        elif isinstance(stmt, Prefetch):
+            self.bound(stmt.index)
         else:
             self.store(stmt)
+
+    def branch(self, stmt: If) -> None:
+        self.bound(stmt.cond)
+        self.expression(stmt.cond, guarded=False)
+        outer = self.inside_branch
+        self.inside_branch = True
+        self.statement(stmt.then)
+        if stmt.other is not None:
+            self.statement(stmt.other)
+        self.inside_branch = outer
+
+    def bound(self, *expressions: te.Expr) -> None:
+        bound = {loop.var for loop in self.loops}
+        for expr in expressions:
+            unbound = {var for var in te.variables(expr) if var.extent > 1} - bound
+            if unbound:
+                self.fail(f"{sorted(var.name for var in unbound)} used outside of their loops")
 
     def loop(self, loop: For, outermost: bool) -> None:
         if any(outer.var.name == loop.var.name for outer in self.loops):
@@ -62,13 +102,9 @@ class _Verifier:
             self.fail(
                 f"a {stmt.value.dtype} is stored into {stmt.buffer.name}, which holds {stmt.buffer.dtype}"
             )
-        bound = {loop.var for loop in self.loops}
-        for expr in (stmt.index, stmt.value):
-            unbound = {var for var in te.variables(expr) if var.extent > 1} - bound
-            if unbound:
-                self.fail(f"{sorted(var.name for var in unbound)} used outside of their loops")
-        self.access(stmt.buffer, stmt.index, guarded=False)
-        self.expression(stmt.value, guarded=False)
+        self.bound(stmt.index, stmt.value)
+        self.access(stmt.buffer, stmt.index, guarded=self.inside_branch)
+        self.expression(stmt.value, guarded=self.inside_branch)
 
     def expression(self, expr: te.Expr, guarded: bool) -> None:
         if isinstance(expr, te.Reduce):

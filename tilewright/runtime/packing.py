@@ -1,66 +1,112 @@
 """How a constant is stored for the kernel that reads it.
 
 A kernel that walks an operand tile by tile reads it fastest where each tile's elements lie one after another in the
-order in which they are used. A constant is put into that order once, when the model is linked.
+order in which they are used. A constant is put into that order once, when the model is linked; one that a kernel wants
+transformed (Winograd's algorithm) is transformed then too.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
+
+from tilewright.runtime import winograd
 
 
 class Packing(msgspec.Struct, frozen=True):
-    """An operand cut into tiles of `width` along its contiguous axis of `extent` elements.
+    """The constant as a dense array of `shape`, each axis cut into blocks, the blocks put into another order.
 
-    Within a tile, `loops` are the (extent, stride in elements) of the other axes, outermost first; the tile's own
-    elements are innermost. The last tile is moved back where the width does not divide the extent, so that it repeats
-    elements of its neighbour.
+    An axis of n elements in blocks of b becomes two: ceil(n / b) blocks, and b places in one. Where b does not divide
+    n, the last block is moved back and repeats elements of its neighbour; for axes in `zero_filled` it is filled up
+    with zeros instead. `order` is a permutation of (blocks of axis 0, places of axis 0, blocks of axis 1, ...), the
+    outermost first. `winograd`: the two leading axes, a window of 3 x 3, are first replaced by their transform for so
+    many outputs (0: they are not).
     """
 
-    extent: int
-    width: int
-    loops: tuple[tuple[int, int], ...]
+    shape: tuple[int, ...]
+    blocks: tuple[int, ...]
+    order: tuple[int, ...]
+    zero_filled: tuple[int, ...] = ()
+    winograd: int = 0
 
     @property
-    def tiles(self) -> int:
-        return -(-self.extent // self.width)
+    def walked(self) -> tuple[int, ...]:
+        """The shape that is cut into blocks."""
+        if not self.winograd:
+            return self.shape
+        points = self.winograd + winograd.TAPS - 1
+        return (points, points, *self.shape[2:])
 
     @property
-    def tile_size(self) -> int:
-        return self.width * math.prod(extent for extent, _ in self.loops)
+    def packed_shape(self) -> tuple[int, ...]:
+        """Extents in the order of storage."""
+        split = self._split()
+        return tuple(split[axis] for axis in self.order)
 
     @property
     def size(self) -> int:
-        return self.tiles * self.tile_size
+        return math.prod(self.packed_shape)
 
     @property
     def original_size(self) -> int:
-        return self.extent * math.prod(extent for extent, _ in self.loops)
+        return math.prod(self.shape)
 
     def pack(self, array: np.ndarray) -> np.ndarray:
-        """The elements of a dense array in packed order."""
-        flat = np.ascontiguousarray(array).reshape(-1)
-        assert flat.size == self.original_size
-        packed = np.empty((self.tiles, self.tile_size), flat.dtype)
-        for tile in range(self.tiles):
-            packed[tile] = self._view(flat, tile).reshape(-1)
-        return packed.reshape(-1)
+        """The elements of a dense array in packed order, flat."""
+        dtype = array.dtype
+        dense = np.ascontiguousarray(array).reshape(self.shape)
+        if self.winograd:
+            dense = winograd.transform_weights(dense, self.winograd)
+        for axis, (extent, block) in enumerate(zip(self.walked, self.blocks, strict=True)):
+            if block == extent:
+                continue
+            if axis in self.zero_filled:
+                missing = -extent % block
+                dense = np.pad(dense, [(0, missing if a == axis else 0) for a in range(dense.ndim)])
+            else:
+                dense = dense.take(self._places(extent, block), axis=axis)
+        packed = dense.reshape(self._split()).transpose(self.order)
+        return np.ascontiguousarray(packed, dtype).reshape(-1)
 
     def unpack(self, packed: np.ndarray) -> np.ndarray:
-        """The dense array, flat: the inverse of `pack`."""
-        flat = np.empty(self.original_size, packed.dtype)
-        for tile, values in enumerate(packed.reshape(self.tiles, self.tile_size)):
-            view = self._view(flat, tile)
-            view[...] = values.reshape(view.shape)
-        return flat
+        """The dense array, flat: the inverse of `pack` (of a transform to within rounding)."""
+        dtype = packed.dtype
+        back = np.argsort(self.order)
+        blocks = packed.reshape(self.packed_shape).transpose(back)
+        padded = [outer * inner for outer, inner in self._pairs()]
+        dense = blocks.reshape(padded)
+        for axis, (extent, block) in enumerate(zip(self.walked, self.blocks, strict=True)):
+            if axis in self.zero_filled or extent % block == 0:
+                dense = dense.take(np.arange(extent), axis=axis)
+            else:
+                dense = dense.take(np.unique(self._places(extent, block), return_index=True)[1], axis=axis)
+        if self.winograd:
+            dense = winograd.restore_weights(dense, self.winograd)
+        return np.ascontiguousarray(dense, dtype).reshape(-1)
 
-    def _view(self, flat: np.ndarray, tile: int) -> np.ndarray:
-        """The elements of one tile where they are in the dense array."""
-        start = min(tile * self.width, self.extent - self.width)
-        shape = (*(extent for extent, _ in self.loops), self.width)
-        strides = (*(stride * flat.itemsize for _, stride in self.loops), flat.itemsize)
-        return as_strided(flat[start:], shape, strides)
+    @staticmethod
+    def _places(extent: int, block: int) -> np.ndarray:
+        """Which element stands at each place of the cut axis."""
+        starts = np.minimum(np.arange(0, extent, block), extent - block)
+        places: np.ndarray = (starts[:, None] + np.arange(block)).reshape(-1)
+        return places
+
+    def _pairs(self) -> list[tuple[int, int]]:
+        return [(-(-n // b), b) for n, b in zip(self.walked, self.blocks, strict=True)]
+
+    def _split(self) -> list[int]:
+        return [extent for pair in self._pairs() for extent in pair]
+
+
+def dense_order(extents: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+    """The axes from the outermost to the innermost, if together they walk a dense array exactly once; else None."""
+    order = sorted(range(len(extents)), key=lambda axis: -strides[axis])
+    expected = 1
+    for axis in reversed(order):
+        if strides[axis] != expected:
+            return None
+        expected *= extents[axis]
+    return tuple(order)

@@ -24,7 +24,7 @@ from tilewright.codegen.llvm.types import I1, I64, PTR, Typed, element_type, spl
 from tilewright.dtypes import DType
 from tilewright.errors import InternalError
 from tilewright.hw import CpuMachine
-from tilewright.loops.ir import Across, Block, Buffer, For, Kind, Program, Scope, Stmt, Store
+from tilewright.loops.ir import Across, Block, Buffer, For, If, Kind, Prefetch, Program, Scope, Stmt, Store
 from tilewright.te.index import bounds, linear, simplify
 
 FAST_FLAGS = ("nsz", "arcp", "contract", "afn")  # never nnan or ninf: NaN and infinity mean something
@@ -120,6 +120,10 @@ class _Emitter:
                 self.statement(child)
         elif isinstance(stmt, Store):
             self.store(stmt)
+        elif isinstance(stmt, If):
+            self.branch(stmt)
+        elif isinstance(stmt, Prefetch):
+            self.prefetch(stmt)
         elif stmt.kind is Kind.UNROLL:
             for value in range(stmt.var.extent):
                 self.bindings[stmt.var] = value
@@ -154,6 +158,30 @@ class _Emitter:
         counter.add_incoming(following, self.builder.block)
         self.builder.cbranch(self.builder.icmp_signed("<", following, last), head, after)
         self.builder.position_at_end(after)
+
+    def branch(self, stmt: If) -> None:
+        cond = self.value(stmt.cond).value
+        then, after = self.builder.append_basic_block("then"), self.builder.append_basic_block("after")
+        other = after if stmt.other is None else self.builder.append_basic_block("else")
+        self.builder.cbranch(cond, then, other)
+        for block, body in ((then, stmt.then), (other, stmt.other)):
+            if body is None:
+                continue
+            self.builder.position_at_end(block)
+            self.regions.append(_Region())
+            self.statement(body)
+            self.regions.pop()
+            self.builder.branch(after)
+        self.builder.position_at_end(after)
+
+    def prefetch(self, stmt: Prefetch) -> None:
+        name, i32 = "llvm.prefetch.p0", ir.IntType(32)
+        function = self.module.globals.get(name) or ir.Function(
+            self.module, ir.FunctionType(ir.VoidType(), [PTR, i32, i32, i32]), name
+        )
+        offset = self.offset(stmt.index)
+        pointer = self._pointer(stmt.buffer, offset.base, offset.constant)
+        self.builder.call(function, [pointer, i32(0), i32(4 - stmt.level), i32(1)])
 
     @property
     def lanes(self) -> int:
@@ -388,12 +416,16 @@ class _Emitter:
         if offset.vector is not None:
             lanes, raw = self.lanes, self._gather(buffer, offset, masks)
         elif offset.stride == 0 or self.lanes == 1:
-            lanes, raw = 1, self.known(key, lambda: self._load_scalar(buffer, offset, masks))
+            lanes, raw = 1, self._once(key, buffer, lambda: self._load_scalar(buffer, offset, masks))
         elif offset.stride == 1:
-            lanes, raw = self.lanes, self.known(key, lambda: self._load_vector(buffer, offset, masks))
+            lanes, raw = self.lanes, self._once(key, buffer, lambda: self._load_vector(buffer, offset, masks))
         else:
             lanes, raw = self.lanes, self._gather(buffer, offset, masks)
         return Typed(scalars.from_memory(self.builder, raw, buffer.dtype), buffer.dtype, lanes)
+
+    def _once(self, key: object, buffer: Buffer, make: Callable[[], ir.Value]) -> ir.Value:
+        """An input never changes, so one load serves; scratch memory does."""
+        return self.known(key, make) if buffer.scope is Scope.GLOBAL else make()
 
     @staticmethod
     def _may_leave(index: te.Expr, buffer: Buffer) -> bool:
@@ -401,6 +433,10 @@ class _Emitter:
         return low is None or high is None or low < 0 or high >= buffer.size
 
     def _pointer(self, buffer: Buffer, base: ir.Value | None, constant: int) -> ir.Value:
+        if buffer.scope is Scope.SCRATCH and buffer not in self.pointers:
+            scratch = ir.IRBuilder(self.entry).alloca(ir.ArrayType(stored_type(buffer.dtype), buffer.size))
+            scratch.align, scratch.type = 64, PTR  # llvmlite would have it point to arrays alone
+            self.pointers[buffer] = scratch
         pointer, kind = self.pointers[buffer], stored_type(buffer.dtype)
         if base is not None:
             pointer = self.builder.gep(pointer, [base], source_etype=kind)

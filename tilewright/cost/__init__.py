@@ -1,0 +1,1 @@
+"""How long a Config would take: models that predict, and learn."""

@@ -1,0 +1,149 @@
+"""Schedules: how the stages of a task are computed, decided step by step.
+
+    schedule = Schedule.of(output, inputs)          one plain nest per stage
+    schedule = schedule.tile(["out.i0", "out.i1"], [6, 16], tail="shift").parallel("out.i0.o")
+    program = schedule.program()
+
+A schedule is a value: each primitive gives a new one, or raises `ScheduleError` and says why it may not. Loops, stages
+and tensors go by their names; `print(schedule)` shows them. What was done is `schedule.trace`, plain data that `replay`
+does again. Each primitive is described where it is made, with its picture: `restructure.py`, `kinds.py`, `stages.py`,
+`caches.py`, `reductions.py`, `layout.py`, `intrinsics.py`, `prefetch.py`; what holds after any of them, in `rules.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewright import te
+from tilewright.loops.ir import Program
+from tilewright.loops.schedule.begin import begin
+from tilewright.loops.schedule.intrinsics import Intrinsic, Operand, outer_product
+from tilewright.loops.schedule.lower import lower
+from tilewright.loops.schedule.nest import Nest, leaves, loop_names
+from tilewright.loops.schedule.rules import check_complete
+from tilewright.loops.schedule.text import print_nest
+from tilewright.loops.schedule.trace import Step, Trace, apply, from_json, step, to_json
+from tilewright.loops.verify import verify_program
+
+__all__ = [
+    "Intrinsic",
+    "Operand",
+    "Schedule",
+    "Step",
+    "Trace",
+    "from_json",
+    "outer_product",
+    "replay",
+    "to_json",
+]
+
+
+@dataclass(frozen=True, repr=False)
+class Schedule:
+    nest: Nest
+    trace: Trace = ()
+    intrinsics: Mapping[str, Intrinsic] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        output: te.Tensor,
+        inputs: Sequence[te.Tensor],
+        name: str = "kernel",
+        *,
+        constants: Collection[int] = (),
+    ) -> Schedule:
+        """The stages of `output` as a function of `inputs`, of which those numbered `constants` never change."""
+        return Schedule(begin(output, inputs, name, constants))
+
+    def __str__(self) -> str:
+        return print_nest(self.nest)
+
+    def __repr__(self) -> str:
+        return f"<schedule of {self.nest.name}: {'; '.join(map(str, self.trace)) or 'nothing done'}>"
+
+    @property
+    def loops(self) -> list[str]:
+        return loop_names(self.nest.body)
+
+    @property
+    def stages(self) -> list[str]:
+        return [leaf.stage for _, leaf in leaves(self.nest.body)]
+
+    def program(self) -> Program:
+        """The loop program: verified, and its decisions are the trace."""
+        check_complete(self.nest)
+        program = lower(self.nest, "; ".join(map(str, self.trace)))
+        verify_program(program)
+        return program
+
+    def then(self, done: Step) -> Schedule:
+        """The schedule after one more step."""
+        return Schedule(apply(self.nest, done, self.intrinsics), (*self.trace, done), self.intrinsics)
+
+    def _do(self, primitive: str, **arguments: Any) -> Schedule:
+        return self.then(step(primitive, arguments))
+
+    # -- the primitives ------------------------------------------------------------------------------------------------
+
+    def split(
+        self, loop: str, factor: int, tail: str = "exact", into: Sequence[str] | None = None
+    ) -> Schedule:
+        return self._do("split", loop=loop, factor=factor, tail=tail, into=into)
+
+    def fuse(self, outer: str, inner: str, into: str | None = None) -> Schedule:
+        return self._do("fuse", outer=outer, inner=inner, into=into)
+
+    def reorder(self, *loops: str) -> Schedule:
+        return self._do("reorder", loops=loops)
+
+    def tile(self, loops: Sequence[str], factors: Sequence[int], tail: str = "exact") -> Schedule:
+        return self._do("tile", loops=loops, factors=factors, tail=tail)
+
+    def vectorise(self, loop: str) -> Schedule:
+        return self._do("vectorise", loop=loop)
+
+    def unroll(self, loop: str) -> Schedule:
+        return self._do("unroll", loop=loop)
+
+    def parallel(self, loop: str) -> Schedule:
+        return self._do("parallel", loop=loop)
+
+    def compute_at(self, stage: str, loop: str) -> Schedule:
+        return self._do("compute_at", stage=stage, loop=loop)
+
+    def inline(self, stage: str) -> Schedule:
+        return self._do("inline", stage=stage)
+
+    def cache_read(self, tensor: str, stage: str, scope: str = "scratch") -> Schedule:
+        return self._do("cache_read", tensor=tensor, stage=stage, scope=scope)
+
+    def cache_write(self, stage: str, scope: str = "scratch") -> Schedule:
+        return self._do("cache_write", stage=stage, scope=scope)
+
+    def set_scope(self, stage: str, scope: str) -> Schedule:
+        return self._do("set_scope", stage=stage, scope=scope)
+
+    def rfactor(self, loop: str) -> Schedule:
+        return self._do("rfactor", loop=loop)
+
+    def pack(self, tensor: str, blocks: Sequence[int], order: Sequence[int] | None = None) -> Schedule:
+        return self._do("pack", tensor=tensor, blocks=blocks, order=order)
+
+    def tensorise(self, loop: str, intrinsic: Intrinsic) -> Schedule:
+        known = Schedule(self.nest, self.trace, {**self.intrinsics, intrinsic.name: intrinsic})
+        return known._do("tensorise", loop=loop, intrinsic=intrinsic.name)
+
+    def prefetch(self, loop: str, tensor: str, ahead: int = 1, level: int = 1) -> Schedule:
+        return self._do("prefetch", loop=loop, tensor=tensor, ahead=ahead, level=level)
+
+
+def replay(trace: Iterable[Step], start: Schedule, intrinsics: Iterable[Intrinsic] = ()) -> Schedule:
+    """The steps of a trace done to `start`, with the intrinsics that it names."""
+    schedule = Schedule(
+        start.nest, start.trace, {**start.intrinsics, **{each.name: each for each in intrinsics}}
+    )
+    for done in trace:
+        schedule = schedule.then(done)
+    return schedule

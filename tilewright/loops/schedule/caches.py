@@ -1,0 +1,111 @@
+"""Tiles: copies of what is read, a place for what is computed, and the kind of memory they are in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilewright import te
+from tilewright.errors import ScheduleError
+from tilewright.loops.ir import Scope
+from tilewright.loops.schedule.nest import (
+    Leaf,
+    Nest,
+    Node,
+    Tile,
+    find_leaf,
+    find_tile,
+    fresh,
+    leaves,
+    map_leaves,
+    plain,
+    reads,
+    replaced,
+    stage_nest,
+    walk,
+    with_loads,
+    with_tile,
+)
+
+_SCOPES = {"scratch": Scope.SCRATCH, "register": Scope.REGISTER}
+
+
+def cache_read(nest: Nest, tensor: str, stage: str, scope: str = "scratch") -> Nest:
+    """`stage` reads a copy of `tensor`, made by a new stage `tensor.of.stage`.
+
+        out[i, j] = a[i, j] * 2     ->     a.of.out[i, j] = a[i, j]
+                                           out[i, j] = a.of.out[i, j] * 2
+
+    Needs: `stage` reads `tensor`, which is an input or is computed outside of all loops of others. By itself this only
+    costs: `compute_at` then makes the copy as small as what one iteration reads. Elsewhere: cache_read (TVM), stage_mem
+    (Exo).
+    """
+    source = find_tile(nest, tensor)
+    path, leaf = find_leaf(nest, stage)
+    if not reads(leaf, source):
+        raise ScheduleError(f"cache_read: stage {stage} does not read {tensor}")
+    if source.scope is not Scope.GLOBAL:
+        plain(nest, tensor)
+    name = fresh(nest, f"{tensor}.of.{stage}")
+    copy = Tile(name, source.dtype, source.shape, _scope(scope))
+    nodes = stage_nest(name, copy, [], None, lambda indices: te.Load(source, indices))
+
+    def redirect(other: Leaf) -> Leaf:
+        if other is not leaf:
+            return other
+        (changed,) = with_loads((leaf,), source, lambda indices: te.Load(copy, indices))
+        assert isinstance(changed, Leaf)
+        return changed
+
+    root = path[0] if path else leaf
+    body = _before(nest, root, nodes)
+    return replace(nest, body=map_leaves(body, redirect))
+
+
+def cache_write(nest: Nest, stage: str, scope: str = "scratch") -> Nest:
+    """`stage` is computed into a tile of its own, by a new stage `stage.local`, and copied from there.
+
+        out[i, j] += a[i, k] * b[k, j]     ->     out.local[i, j] += a[i, k] * b[k, j]
+                                                  out[i, j] = out.local[i, j]
+
+    Needs: nothing has been done to the stage yet. `compute_at` then makes the tile as small as what is copied at a
+    time: this is how accumulators come into registers. Elsewhere: cache_write (TVM).
+    """
+    found = plain(nest, stage)
+    leaf = found.leaf
+    name = fresh(nest, f"{stage}.local")
+    local = Tile(name, leaf.target.dtype, leaf.target.shape, _scope(scope))
+    inner = stage_nest(name, local, list(found.reductions), leaf.kind, found.value_at)
+    outer = stage_nest(stage, leaf.target, [], None, lambda indices: te.Load(local, indices))
+    return replace(nest, body=replaced(nest.body, found.root, (*inner, *outer)))
+
+
+def set_scope(nest: Nest, stage: str, scope: str) -> Nest:
+    """Where the tile of a stage is kept: in "scratch" memory or in a "register" (as many as it needs).
+
+        scratch product: f32[6, 16]     ->     register product: f32[6, 16]
+
+    Needs: the stage is not the output. Registers have no addresses, so in the end all loops that the tile's index moves
+    with have to be unrolled or vectorised; `Schedule.program` checks it. Elsewhere: set_scope (TVM), set_memory (Exo).
+    """
+    _, leaf = find_leaf(nest, stage)
+    if leaf.target.scope is Scope.GLOBAL:
+        raise ScheduleError(f"set_scope: stage {stage} is the output; cache_write gives it a tile of its own")
+    return with_tile(nest, leaf.target, replace(leaf.target, scope=_scope(scope)))
+
+
+def _scope(name: str) -> Scope:
+    if name not in _SCOPES:
+        raise ScheduleError(f"there is no scope {name!r}; there are: {', '.join(_SCOPES)}")
+    return _SCOPES[name]
+
+
+def _before(nest: Nest, root: Node, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The body with `nodes` in front of the outermost statement `root`; of the one that holds it, for an intrinsic."""
+    for top in nest.body:
+        if top is root or any(node is root for _, node in walk((top,))):
+            return replaced(nest.body, top, (*nodes, top))
+    raise AssertionError("the statement is not in the nest")
+
+
+def readers(nest: Nest, tile: Tile) -> list[Leaf]:
+    return [leaf for _, leaf in leaves(nest.body) if reads(leaf, tile)]

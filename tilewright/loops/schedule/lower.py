@@ -1,0 +1,154 @@
+"""From the tree of a schedule to a loop program: tiles become flat buffers, and reductions get their beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright import te
+from tilewright.loops import ir
+from tilewright.loops.ir import Across, Buffer, For, If, Kind, Prefetch, Program, Scope, Stmt, Store
+from tilewright.loops.schedule.intrinsics import Access, Operand, match
+from tilewright.loops.schedule.nest import (
+    Fetch,
+    Leaf,
+    Loop,
+    Micro,
+    Nest,
+    Node,
+    Path,
+    Tile,
+    flat,
+    identity,
+    leaves,
+)
+from tilewright.loops.schedule.rules import across
+from tilewright.te.index import simplify
+
+
+def lower(nest: Nest, decisions: str = "") -> Program:
+    """The program that runs the nest as it stands."""
+    params = tuple(_buffer(tile) for tile in (*nest.inputs, nest.output))
+    packings = nest.packings if any(packing is not None for packing in nest.packings) else ()
+    body = ir.map_exprs(_statements(nest.body), simplify)
+    return Program(nest.name, params, body, decisions, packings)
+
+
+def _buffer(tile: Tile) -> Buffer:
+    return Buffer(
+        tile.name, tile.dtype, tile.size if tile.scope is Scope.GLOBAL else max(tile.size, 1), tile.scope
+    )
+
+
+def _statements(nodes: Sequence[Node], started: frozenset[str] = frozenset()) -> Stmt:
+    """The nodes in order. `started`: the reductions that have their beginning further out."""
+    stmts: list[Stmt] = []
+    for node in nodes:
+        begun = set(started)
+        for path, leaf in leaves((node,)):
+            if leaf.kind is not None and leaf.stage not in started and _begins(node, path, leaf):
+                stmts.append(_beginning(node, leaf))
+                begun.add(leaf.stage)
+        stmts.append(_statement(node, frozenset(begun)))
+    return ir.block(*stmts)
+
+
+def _begins(node: Node, path: Path, leaf: Leaf) -> bool:
+    """Whether the beginning of a reduction belongs in front of this node: its outermost loop, or the leaf itself."""
+    if isinstance(node, Loop):
+        return node.var in leaf.reduced
+    if isinstance(node, Micro):
+        return True
+    return not path
+
+
+def _statement(node: Node, started: frozenset[str]) -> Stmt:
+    if isinstance(node, Leaf):
+        return _guarded(node.guards, Store(*_target(node), _combined(node, _value(node.value))))
+    if isinstance(node, Fetch):
+        return Prefetch(_buffer(node.tile), flat(node.tile, node.indices), node.level)
+    if isinstance(node, Micro):
+        found = match(node.loop, node.intrinsic)
+        operands = [_operand(access) for access in (found.output, *found.inputs)]
+        return _guarded(found.leaf.guards, node.intrinsic.implement(*operands))
+    if node.kind is Kind.VECTOR and len(node.body) == 1:
+        (leaf,) = node.body
+        if isinstance(leaf, Leaf) and node.var in leaf.reduced:
+            return _across(node, leaf)
+    return _loop(node, _statements(node.body, started))
+
+
+def _loop(loop: Loop, body: Stmt) -> Stmt:
+    """The loop around its body; a condition that does not depend on it is asked once, outside."""
+    inside: list[te.Expr] = []
+    outside: list[te.Expr] = []
+    while isinstance(body, If) and body.other is None:
+        (inside if loop.var in te.variables(body.cond) else outside).append(body.cond)
+        body = body.then
+    body = _under(inside, body)
+    return _under(outside, body if loop.var.extent == 1 else For(loop.var, loop.kind, body))
+
+
+def _guarded(guards: Sequence[te.Expr], stmt: Stmt) -> Stmt:
+    return _under([_value(guard) for guard in guards], stmt)
+
+
+def _under(conditions: Sequence[te.Expr], stmt: Stmt) -> Stmt:
+    for condition in reversed(conditions):
+        stmt = If(condition, stmt)
+    return stmt
+
+
+def _across(loop: Loop, leaf: Leaf) -> Stmt:
+    """A reduction over the lanes of a register tile."""
+    found = across(loop, leaf)
+    assert found is not None and leaf.kind is not None
+    tile, start = found
+    return Store(*_target(leaf), _combined(leaf, Across(leaf.kind, _buffer(tile), start, loop.var.extent)))
+
+
+def _beginning(node: Node, leaf: Leaf) -> Stmt:
+    """The identity, stored to every element that the reduction inside `node` combines into."""
+    guards = [guard for guard in leaf.guards if not te.variables(guard) & leaf.reduced]
+
+    def visit(inner: Node) -> Stmt:
+        if isinstance(inner, Loop):
+            (child,) = (c for c in inner.body if any(other is leaf for _, other in leaves((c,))))
+            return visit(child) if inner.var in leaf.reduced else _loop(inner, visit(child))
+        if isinstance(inner, Micro):
+            if inner.intrinsic.initialise is None:
+                return visit(inner.loop)
+            out = _operand(match(inner.loop, inner.intrinsic).output)
+            return _guarded(guards, inner.intrinsic.initialise(out, identity(leaf)))
+        assert inner is leaf
+        return _guarded(guards, Store(*_target(leaf), identity(leaf)))
+
+    return visit(node)
+
+
+def _target(leaf: Leaf) -> tuple[Buffer, te.Expr]:
+    return _buffer(leaf.target), flat(leaf.target, leaf.indices)
+
+
+def _combined(leaf: Leaf, value: te.Expr) -> te.Expr:
+    """What a leaf stores, given its value."""
+    if leaf.kind is None:
+        return value
+    kept = te.Load(_buffer(leaf.target), (flat(leaf.target, leaf.indices),))
+    if leaf.kind == "sum" and isinstance(value, te.Call) and value.op == "mul" and value.dtype.is_float:
+        return te.call("fma", *value.args, kept)
+    return te.call(te.REDUCE_COMBINERS[leaf.kind], kept, value)
+
+
+def _value(expr: te.Expr) -> te.Expr:
+    """The expression with its loads at flat places."""
+
+    def rule(node: te.Expr) -> te.Expr | None:
+        if not (isinstance(node, te.Load) and isinstance(node.source, Tile)):
+            return None
+        return te.Load(_buffer(node.source), (flat(node.source, node.indices),))
+
+    return te.rewrite(expr, rule)
+
+
+def _operand(access: Access) -> Operand:
+    return Operand(_buffer(access.tile), access.base, access.strides)

@@ -1,0 +1,376 @@
+"""What a schedule works on: a tree of loops whose leaves compute stages, element by element.
+
+Semantics
+---------
+- A `Tile` is a tensor in memory with its shape kept: an input, the output, or a local one, in scratch memory or in
+  registers. Every tile that is written is written by one `Leaf`.
+- A `Leaf` stores `value` at `indices` of its target, once for every iteration of the loops around it in which its
+  `guards` hold. With a reduction `kind` it combines the value with what is there; the loops in `reduced` run over the
+  elements that are combined. The store of the identity that must come before is not written down: it belongs right
+  in front of the outermost loop of `reduced`, over the loops below that are not in it, of the same kinds.
+- A local tile belongs to the innermost loop that holds its leaf and all its readers: each iteration fills it anew. So
+  loops carry no dependence except those of reductions, whose elements may be combined in any order.
+- Iterations of a loop that `overlaps` write some elements twice, with the same value.
+- `Micro` is a nest that an intrinsic computes, and `Fetch` a prefetch.
+
+Names of loops, of stages and of tiles are handles: each is unique in its nest, and they are all that a trace needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.errors import ScheduleError
+from tilewright.loops.ir import Kind, Scope
+from tilewright.runtime.packing import Packing
+from tilewright.te.index import Linear, linear, simplify
+
+if TYPE_CHECKING:
+    from tilewright.loops.schedule.intrinsics import Intrinsic
+
+Change = Callable[[te.Expr], te.Expr]
+
+
+@dataclass(frozen=True)
+class Tile(te.Source):
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    scope: Scope
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Loop:
+    var: te.Var
+    body: tuple[Node, ...]
+    kind: Kind = Kind.SERIAL
+    overlaps: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.var.name
+
+
+@dataclass(frozen=True)
+class Leaf:
+    stage: str
+    target: Tile
+    indices: tuple[te.Expr, ...]
+    value: te.Expr
+    kind: str | None = None  # of the reduction, as in `te.Reduce`
+    reduced: frozenset[te.Var] = frozenset()
+    guards: tuple[te.Expr, ...] = ()
+
+    def map(self, change: Change) -> Leaf:
+        return replace(
+            self,
+            indices=tuple(map(change, self.indices)),
+            value=change(self.value),
+            guards=tuple(guard for guard in map(change, self.guards) if guard != _TRUE),
+        )
+
+    def expressions(self) -> tuple[te.Expr, ...]:
+        return (*self.indices, self.value, *self.guards)
+
+
+@dataclass(frozen=True)
+class Micro:
+    loop: Loop  # what it computes: a perfect nest around one leaf
+    intrinsic: Intrinsic
+
+
+@dataclass(frozen=True)
+class Fetch:
+    tile: Tile
+    indices: tuple[te.Expr, ...]
+    level: int
+
+
+Node = Loop | Leaf | Micro | Fetch
+Path = tuple[Loop, ...]  # loops around something, outermost first
+
+_TRUE = te.const(True, DType.BOOL)
+
+
+@dataclass(frozen=True)
+class Nest:
+    name: str
+    inputs: tuple[Tile, ...]
+    output: Tile
+    body: tuple[Node, ...]
+    constants: frozenset[str] = frozenset()  # the inputs that are the same in every call
+    packings: tuple[Packing | None, ...] = ()  # one for each input
+
+
+# -- walking ----------------------------------------------------------------------------------------------------------
+
+
+def walk(nodes: tuple[Node, ...], path: Path = ()) -> Iterator[tuple[Path, Node]]:
+    """Every node with the loops around it, parents first; into what intrinsics compute too."""
+    for node in nodes:
+        yield path, node
+        if isinstance(node, Loop):
+            yield from walk(node.body, (*path, node))
+        elif isinstance(node, Micro):
+            yield from walk((node.loop,), path)
+
+
+def leaves(nodes: tuple[Node, ...]) -> list[tuple[Path, Leaf]]:
+    return [(path, node) for path, node in walk(nodes) if isinstance(node, Leaf)]
+
+
+def loop_names(nodes: tuple[Node, ...]) -> list[str]:
+    return [node.name for _, node in walk(nodes) if isinstance(node, Loop)]
+
+
+def find_loop(nest: Nest, name: str) -> Path:
+    """The loops from the outermost to the one of this name."""
+    for path, node in walk(nest.body):
+        if isinstance(node, Loop) and node.name == name:
+            if any(isinstance(n, Micro) and node in _chain(n.loop) for _, n in walk(nest.body)):
+                raise ScheduleError(
+                    f"loop {name} belongs to an intrinsic: schedule it before it is tensorised"
+                )
+            return (*path, node)
+    raise ScheduleError(f"there is no loop {name}; there are: {', '.join(loop_names(nest.body))}")
+
+
+def find_leaf(nest: Nest, stage: str) -> tuple[Path, Leaf]:
+    found = leaves(nest.body)
+    for path, leaf in found:
+        if leaf.stage == stage:
+            return path, leaf
+    raise ScheduleError(f"there is no stage {stage}; there are: {', '.join(leaf.stage for _, leaf in found)}")
+
+
+def find_tile(nest: Nest, name: str) -> Tile:
+    tiles = [*nest.inputs, *(leaf.target for _, leaf in leaves(nest.body))]
+    for tile in tiles:
+        if tile.name == name:
+            return tile
+    raise ScheduleError(f"there is no tensor {name}; there are: {', '.join(tile.name for tile in tiles)}")
+
+
+def _chain(loop: Loop) -> list[Loop]:
+    return [node for _, node in walk((loop,)) if isinstance(node, Loop)]
+
+
+def perfect_chain(loop: Loop) -> tuple[list[Loop], Leaf] | None:
+    """The loops from `loop` down to its only leaf, or None where one of them holds something more."""
+    chain = [loop]
+    while len(chain[-1].body) == 1:
+        (child,) = chain[-1].body
+        if isinstance(child, Leaf):
+            return chain, child
+        if not isinstance(child, Loop):
+            return None
+        chain.append(child)
+    return None
+
+
+def reads(leaf: Leaf, tile: Tile) -> list[te.Load]:
+    return [load for expr in leaf.expressions() for load in _loads_of(expr, tile)]
+
+
+# -- rebuilding -------------------------------------------------------------------------------------------------------
+
+
+def replaced(nodes: tuple[Node, ...], old: Node, new: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The tree with the node `old` (that very object) replaced by `new`."""
+    result: list[Node] = []
+    for node in nodes:
+        if node is old:
+            result.extend(new)
+        elif isinstance(node, Loop):
+            result.append(replace(node, body=replaced(node.body, old, new)))
+        else:
+            result.append(node)
+    return tuple(result)
+
+
+def map_leaves(nodes: tuple[Node, ...], change: Callable[[Leaf], Leaf]) -> tuple[Node, ...]:
+    def visit(node: Node) -> Node:
+        if isinstance(node, Loop):
+            return replace(node, body=map_leaves(node.body, change))
+        if isinstance(node, Leaf):
+            return change(node)
+        if isinstance(node, Micro):
+            loop = visit(node.loop)
+            assert isinstance(loop, Loop)
+            return replace(node, loop=loop)
+        return node
+
+    return tuple(map(visit, nodes))
+
+
+def map_exprs(nodes: tuple[Node, ...], change: Change) -> tuple[Node, ...]:
+    """The tree with `change` applied to every expression in it."""
+    changed = map_leaves(nodes, lambda leaf: leaf.map(change))
+
+    def visit(node: Node) -> Node:
+        if isinstance(node, Loop):
+            return replace(node, body=tuple(map(visit, node.body)))
+        if isinstance(node, Fetch):
+            return replace(node, indices=tuple(map(change, node.indices)))
+        return node
+
+    return tuple(map(visit, changed))
+
+
+def with_values(nodes: tuple[Node, ...], values: Mapping[te.Var, te.Expr]) -> tuple[Node, ...]:
+    """The tree with variables replaced by expressions, and simplified."""
+    return map_exprs(nodes, lambda expr: simplify(te.substitute(expr, values)))
+
+
+def with_loads(
+    nodes: tuple[Node, ...], tile: Tile, change: Callable[[tuple[te.Expr, ...]], te.Expr]
+) -> tuple[Node, ...]:
+    """The tree with every read of `tile` replaced by `change` of its indices, and simplified where it has any."""
+
+    def rule(node: te.Expr) -> te.Expr | None:
+        return change(node.indices) if isinstance(node, te.Load) and node.source == tile else None
+
+    def in_expr(expr: te.Expr) -> te.Expr:
+        return simplify(te.rewrite(expr, rule)) if _loads_of(expr, tile) else expr
+
+    return map_exprs(nodes, in_expr)
+
+
+def _loads_of(expr: te.Expr, tile: Tile) -> list[te.Load]:
+    return [load for load in te.loads(expr) if load.source == tile]
+
+
+def with_tile(nest: Nest, old: Tile, new: Tile) -> Nest:
+    """The nest with one tile in the place of another of the same shape, everywhere."""
+    body = with_loads(nest.body, old, lambda indices: te.Load(new, indices))
+    body = map_leaves(body, lambda leaf: replace(leaf, target=new) if leaf.target == old else leaf)
+    return replace(nest, body=body)
+
+
+def fresh(nest: Nest, name: str) -> str:
+    """`name`, which must not be taken yet by a loop, a stage or a tensor."""
+    stages = {leaf.stage for _, leaf in leaves(nest.body)}
+    tiles = {tile.name for tile in nest.inputs}
+    if name in stages | tiles or name in loop_names(nest.body):
+        raise ScheduleError(f"there is something named {name} already")
+    return name
+
+
+# -- places in memory -------------------------------------------------------------------------------------------------
+
+
+def flat(tile: Tile, indices: tuple[te.Expr, ...]) -> te.Expr:
+    """The offset of an element, row-major."""
+    offset: te.Expr = te.as_index(0)
+    for index, extent in zip(indices, tile.shape, strict=True):
+        offset = offset * extent + index
+    return _rejoined(linear(offset)).expr()
+
+
+def _rejoined(form: Linear) -> Linear:
+    """`(x // n) * (c * n) + (x % n) * c` is `x * c`: two axes that were fused are walked as one."""
+    for atom, factor in form.terms.items():
+        if not (isinstance(atom, te.Call) and atom.op == "mod" and isinstance(atom.args[1], te.Const)):
+            continue
+        whole, divisor = atom.args
+        quotient = linear(te.call("floordiv", whole, divisor))
+        if len(quotient.terms) != 1 or quotient.constant:
+            continue
+        ((other, one),) = quotient.terms.items()
+        if one == 1 and form.terms.get(other) == factor * int(divisor.value):  # type: ignore[attr-defined]
+            rest = {a: c for a, c in form.terms.items() if a not in (atom, other)}
+            return _rejoined(Linear(rest, form.constant) + linear(whole).scaled(factor))
+    return form
+
+
+# -- stages that nothing has been done to yet -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A stage in the form in which a schedule begins: its own loops over its whole shape, outermost in the program."""
+
+    root: Node
+    leaf: Leaf
+    axes: tuple[te.Var | None, ...]  # the loop over each axis of the target; None: the axis has one element
+    reductions: tuple[Loop, ...]  # outermost first
+
+    def value_at(self, indices: Sequence[te.Expr]) -> te.Expr:
+        """The stage's value at an index of its target."""
+        places = zip(self.axes, indices, strict=True)
+        return te.substitute(self.leaf.value, {axis: index for axis, index in places if axis is not None})
+
+
+def plain(nest: Nest, stage: str, *, reductions_too: bool = True) -> Plain:
+    """The stage, if its loops (`reductions_too`: those of its reduction included) are as they were at the beginning."""
+    path, leaf = find_leaf(nest, stage)
+
+    def refuse(why: str) -> ScheduleError:
+        return ScheduleError(f"stage {stage} has been scheduled already: {why}; do this before")
+
+    root: Node = path[0] if path else leaf
+    if all(node is not root for node in nest.body):
+        raise refuse("an intrinsic computes it")
+    for loop in path:
+        if len(loop.body) != 1:
+            raise refuse(f"its loop {loop.name} holds other statements too")
+        ours = loop.var in leaf.reduced
+        if loop.kind is not Kind.SERIAL:
+            raise refuse(f"its loop {loop.name} is {loop.kind.value}")
+        if loop.overlaps and (reductions_too or not ours):
+            raise refuse(f"its loop {loop.name} was split")
+    axes: list[te.Var | None] = []
+    spatial = {loop.var for loop in path if loop.var not in leaf.reduced}
+    for index, extent in zip(leaf.indices, leaf.target.shape, strict=True):
+        if extent == 1 and isinstance(index, te.Const):
+            axes.append(None)
+        elif isinstance(index, te.Var) and index in spatial and index.extent == extent:
+            axes.append(index)
+        else:
+            raise refuse("its loops were split, fused or placed elsewhere")
+    if {axis for axis in axes if axis is not None} != spatial:
+        raise refuse("its loops were split, fused or placed elsewhere")
+    if leaf.guards and (reductions_too or any(te.variables(g) - leaf.reduced for g in leaf.guards)):
+        raise refuse("it is guarded")
+    reductions = tuple(loop for loop in path if loop.var in leaf.reduced)
+    return Plain(root, leaf, tuple(axes), reductions)
+
+
+def identity(leaf: Leaf) -> te.Expr:
+    """What an element holds that nothing has been combined into; where there is no reduction, zero."""
+    if leaf.kind is not None:
+        return te.reduce_identity(leaf.kind, leaf.target.dtype)
+    return te.cast(te.const(0, leaf.target.dtype.compute), leaf.target.dtype)
+
+
+def nested(loops: list[Loop], inner: tuple[Node, ...]) -> tuple[Node, ...]:
+    """`inner` in loops like these, the first outermost."""
+    for loop in reversed(loops):
+        inner = (replace(loop, body=inner),)
+    return inner
+
+
+def stage_nest(
+    stage: str,
+    target: Tile,
+    reduction_loops: list[Loop],
+    kind: str | None,
+    value: Callable[[tuple[te.Expr, ...]], te.Expr],
+) -> tuple[Node, ...]:
+    """The plain nest of a stage: a loop for every axis of `target` that has more than one element, then the
+    reduction's. `value` gives the element at an index."""
+    axes = [te.Var(f"{stage}.i{position}", extent) for position, extent in enumerate(target.shape)]
+    indices: tuple[te.Expr, ...] = tuple(axis if axis.extent != 1 else te.as_index(0) for axis in axes)
+    reduced = frozenset(loop.var for loop in reduction_loops)
+    leaf = Leaf(stage, target, indices, simplify(value(indices)), kind, reduced)
+    spatial = [Loop(axis, ()) for axis in axes if axis.extent != 1]
+    return nested([*spatial, *reduction_loops], (leaf,))

@@ -1,0 +1,172 @@
+"""Loops cut, joined and exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilewright import te
+from tilewright.errors import ScheduleError
+from tilewright.loops.ir import Kind
+from tilewright.loops.schedule.nest import (
+    Leaf,
+    Loop,
+    Nest,
+    find_loop,
+    fresh,
+    leaves,
+    map_leaves,
+    nested,
+    replaced,
+    with_values,
+)
+from tilewright.te.index import simplify
+
+TAILS = ("exact", "guard", "shift")
+
+
+def split(nest: Nest, loop: str, factor: int, tail: str = "exact", into: Sequence[str] | None = None) -> Nest:
+    """One loop becomes two, the inner one of `factor` iterations.
+
+        for i < 12:              for i.o < 3:
+          x[i] = ...      ->       for i.i < 4:
+                                     x[i.o * 4 + i.i] = ...
+
+    Where the factor does not divide the loop, `tail` says what happens at the end:
+
+        exact   it is refused
+        guard   for i.o < 4: for i.i < 4: if i.o * 4 + i.i < 13: ...
+        shift   for i.o < 4: for i.i < 4: ... min(i.o * 4, 9) + i.i ...
+
+    A shifted tile repeats elements of its neighbour. That needs a loop of at least `factor` iterations, and that
+    nothing is added up twice: the loop is not one of a reduction, unless of a maximum or the like, and stays outside of
+    those of the reduction. `into` names the new loops. Elsewhere: split (Halide, TVM), divide_loop (Exo).
+    """
+    path = find_loop(nest, loop)
+    found = path[-1]
+    var, extent = found.var, found.var.extent
+    _serial("split", found)
+    if factor < 1:
+        raise ScheduleError(f"split: loop {loop} by {factor}: a factor is at least 1")
+    if tail not in TAILS:
+        raise ScheduleError(f"split: there is no tail {tail!r}; there are: {', '.join(TAILS)}")
+    divides = extent % factor == 0
+    if tail == "exact" and not divides:
+        raise ScheduleError(
+            f"split: {factor} does not divide loop {loop}, which has {extent} iterations",
+            remedy='another factor, or tail="guard" or tail="shift"',
+        )
+    if tail == "shift" and not divides and factor > extent:
+        raise ScheduleError(f"split: loop {loop} has {extent} iterations, too few for a tile of {factor}")
+    names = (f"{loop}.o", f"{loop}.i") if into is None else tuple(into)
+    if len(names) != 2 or names[0] == names[1]:
+        raise ScheduleError(f"split: loop {loop} becomes two loops, with two names; got {list(names)}")
+    outer = te.Var(fresh(nest, names[0]), -(-extent // factor))
+    inner = te.Var(fresh(nest, names[1]), factor)
+    shifted = tail == "shift" and not divides
+    start: te.Expr = outer * factor
+    position = (te.call("min", start, extent - factor) if shifted else start) + inner
+    body = with_values(found.body, {var: position})
+    guard = None if divides or shifted else simplify(te.call("lt", position, te.as_index(extent)))
+
+    def adjust(leaf: Leaf) -> Leaf:
+        if guard is not None:
+            leaf = replace(leaf, guards=(*leaf.guards, guard))
+        return _renamed(leaf, {var}, {outer, inner})
+
+    body = map_leaves(body, adjust)
+    pair = Loop(outer, (Loop(inner, body),), overlaps=found.overlaps or shifted)
+    return replace(nest, body=replaced(nest.body, found, (pair,)))
+
+
+def fuse(nest: Nest, outer: str, inner: str, into: str | None = None) -> Nest:
+    """Two loops become one.
+
+        for i < 3:                   for i+j < 12:
+          for j < 4:          ->       x[(i+j) // 4, (i+j) % 4] = ...
+            x[i, j] = ...
+
+    Needs: `inner` is all that `outer` holds, and for every stage inside both are loops of its reduction or neither is.
+    Elsewhere: fuse (Halide, TVM), mult_loops (Exo).
+    """
+    path = find_loop(nest, inner)
+    if len(path) < 2 or path[-2].name != outer:
+        raise ScheduleError(f"fuse: loop {inner} is not directly inside loop {outer}")
+    first, second = path[-2:]
+    _serial("fuse", first)
+    _serial("fuse", second)
+    if len(first.body) != 1:
+        raise ScheduleError(f"fuse: loop {outer} holds other statements than loop {inner}")
+    for _, leaf in leaves(second.body):
+        if (first.var in leaf.reduced) != (second.var in leaf.reduced):
+            raise ScheduleError(f"fuse: of {outer} and {inner}, one is a loop of the reduction {leaf.stage}")
+    both = te.Var(fresh(nest, into or f"{outer}+{inner}"), first.var.extent * second.var.extent)
+    length = max(second.var.extent, 1)
+    body = with_values(second.body, {first.var: both // length, second.var: both % length})
+    body = map_leaves(body, lambda leaf: _renamed(leaf, {first.var, second.var}, {both}))
+    fused = Loop(both, body, overlaps=first.overlaps or second.overlaps)
+    return replace(nest, body=replaced(nest.body, first, (fused,)))
+
+
+def reorder(nest: Nest, loops: Sequence[str]) -> Nest:
+    """The loops in this order, the first outermost; others between them stay where they are.
+
+        for i < 3:               for j < 4:
+          for j < 4:      ->       for i < 3:
+            ...                      ...
+
+    Needs: between the outermost and the innermost of them no loop holds anything besides the next. Loops carry no
+    dependence but that of a reduction, and those may be exchanged, floats included: the order of a sum is the
+    schedule's. A loop with overlapping tiles stays outside of a reduction's, or elements would be added twice.
+    Elsewhere: reorder (Halide, TVM), reorder_loops (Exo).
+    """
+    if len(set(loops)) != len(loops) or not loops:
+        raise ScheduleError(f"reorder: {list(loops)}: loops are named once each")
+    paths = [find_loop(nest, name) for name in loops]
+    deepest = max(paths, key=len)
+    on_path = {loop.name for loop in deepest}
+    for path in paths:
+        if path[-1].name not in on_path:
+            raise ScheduleError(
+                f"reorder: loops {path[-1].name} and {deepest[-1].name} are not inside one another"
+            )
+    top = min(len(path) for path in paths) - 1
+    chain = deepest[top:]
+    for loop in chain[:-1]:
+        if len(loop.body) != 1:
+            raise ScheduleError(
+                f"reorder: loop {loop.name} holds other statements than loop {chain[chain.index(loop) + 1].name}"
+            )
+    wanted = iter([path[-1] for path in paths])
+    order = [next(wanted) if loop.name in loops else loop for loop in chain]
+    return replace(nest, body=replaced(nest.body, chain[0], nested(order, chain[-1].body)))
+
+
+def tile(nest: Nest, loops: Sequence[str], factors: Sequence[int], tail: str = "exact") -> Nest:
+    """Nested loops cut into tiles: each is split, and the inner loops are moved inside all the outer ones.
+
+        for i < 12:              for i.o < 3:
+          for j < 16:     ->       for j.o < 2:
+            ...                      for i.i < 4:
+                                       for j.i < 8:
+                                         ...
+
+    Needs what `split` and `reorder` need. Elsewhere: tile (Halide, TVM).
+    """
+    if len(loops) != len(factors):
+        raise ScheduleError(f"tile: {len(loops)} loops and {len(factors)} factors")
+    for loop, factor in zip(loops, factors, strict=True):
+        nest = split(nest, loop, factor, tail)
+    return reorder(nest, [*(f"{loop}.o" for loop in loops), *(f"{loop}.i" for loop in loops)])
+
+
+def _renamed(leaf: Leaf, old: set[te.Var], new: set[te.Var]) -> Leaf:
+    """The leaf after its loops `old` became `new`."""
+    if not leaf.reduced & old:
+        return leaf
+    return replace(leaf, reduced=(leaf.reduced - old) | new)
+
+
+def _serial(primitive: str, loop: Loop) -> None:
+    if loop.kind is not Kind.SERIAL:
+        raise ScheduleError(f"{primitive}: loop {loop.name} is {loop.kind.value} already")

@@ -1,0 +1,203 @@
+"""What holds of every nest, checked after each primitive: a later one may not undo what an earlier one needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tilewright import te
+from tilewright.errors import ScheduleError
+from tilewright.loops.ir import SCRATCH_LIMIT, Kind, Scope
+from tilewright.loops.schedule.intrinsics import match
+from tilewright.loops.schedule.nest import Leaf, Loop, Micro, Nest, Path, Tile, flat, leaves, walk
+from tilewright.te.index import coefficient, linear
+
+MOST_COPIES = 1024  # of a statement, by unrolling: code size and compile time
+MOST_LANES = 64
+# Combining an element twice changes nothing.
+IDEMPOTENT = ("max", "min", "any", "all")
+
+
+def check(nest: Nest) -> None:
+    """Raises ScheduleError, naming the loop, where a rule is broken."""
+    for rule in RULES:
+        rule(nest)
+
+
+def check_complete(nest: Nest) -> None:
+    """What must hold besides when the schedule is finished: registers at constant places, scratch within its limit."""
+    _registers(nest)
+    _scratch(nest)
+
+
+def _parallel(nest: Nest) -> None:
+    for path, node in walk(nest.body):
+        if not (isinstance(node, Loop) and node.kind is Kind.PARALLEL):
+            continue
+        if path:
+            raise ScheduleError(
+                f"parallel: loop {node.name} is inside loop {path[-1].name}, not the outermost"
+            )
+        if len(nest.body) > 1:
+            outside = [
+                leaf.stage for around, leaf in leaves(nest.body) if not around or around[0] is not node
+            ]
+            raise ScheduleError(
+                f"parallel: loop {node.name} must hold everything; outside of it: {', '.join(outside)}",
+                remedy="compute_at or inline for the stages outside",
+            )
+        for _, leaf in leaves(node.body):
+            if node.var in leaf.reduced:
+                raise ScheduleError(
+                    f"parallel: loop {node.name} belongs to the reduction {leaf.stage}: its iterations all update"
+                    " the same elements",
+                    remedy="rfactor first",
+                )
+
+
+def _vector(nest: Nest) -> None:
+    for path, node in walk(nest.body):
+        if isinstance(node, Loop) and node.kind is Kind.VECTOR:
+            _vector_loop(node)
+        if path and path[-1].kind is Kind.VECTOR and not isinstance(node, Leaf):
+            raise ScheduleError(
+                f"vectorise: loop {path[-1].name} is not innermost: a vector loop holds only stores"
+            )
+
+
+def _vector_loop(loop: Loop) -> None:
+    lanes = loop.var.extent
+    if lanes < 2 or lanes > MOST_LANES or lanes & (lanes - 1):
+        raise ScheduleError(
+            f"vectorise: loop {loop.name} has {lanes} iterations; lanes are 2, 4, 8, ... {MOST_LANES}",
+            remedy="split it by the number of lanes first",
+        )
+    for node in loop.body:
+        if not isinstance(node, Leaf):
+            continue
+        if any(loop.var in te.variables(guard) for guard in node.guards):
+            raise ScheduleError(
+                f"vectorise: stage {node.stage} is guarded by a condition on loop {loop.name}: lanes would differ",
+                remedy='split with tail="shift" instead of "guard"',
+            )
+        if loop.var in node.reduced:
+            if across(loop, node) is None:
+                raise ScheduleError(
+                    f"vectorise: loop {loop.name} belongs to the reduction {node.stage}: its lanes would all update"
+                    " the same element",
+                    remedy="rfactor first, and vectorise the loop of the stage that it makes",
+                )
+        elif not coefficient(flat(node.target, node.indices), loop.var):
+            raise ScheduleError(
+                f"vectorise: the lanes of loop {loop.name} do not each write an element of {node.target.name} that"
+                " is a fixed step from the last"
+            )
+
+
+def across(loop: Loop, leaf: Leaf) -> tuple[Tile, int] | None:
+    """The register tile and the place in it from which the vector loop combines all lanes; None where it does not."""
+    if not (isinstance(leaf.value, te.Load) and isinstance(leaf.value.source, Tile)):
+        return None
+    tile = leaf.value.source
+    form = linear(flat(tile, leaf.value.indices))
+    if tile.scope is not Scope.REGISTER or form.terms != {loop.var: 1} or leaf.guards:
+        return None
+    return tile, form.constant
+
+
+def _overlaps(nest: Nest) -> None:
+    for path, leaf in leaves(nest.body):
+        if leaf.kind is None or leaf.kind in IDEMPOTENT:
+            continue
+        reduction: Loop | None = None
+        for loop in path:
+            if loop.var in leaf.reduced:
+                reduction = loop
+            if loop.overlaps and reduction is not None:
+                where = "is one" if reduction is loop else f"would be inside {reduction.name}, one"
+                raise ScheduleError(
+                    f"loop {loop.name} has overlapping tiles and {where} of the reduction {leaf.stage}: elements"
+                    " would be combined twice",
+                    remedy='split with tail="guard" instead of "shift"',
+                )
+
+
+def _copies(nest: Nest) -> None:
+    for path, leaf in leaves(nest.body):
+        unrolled = [loop for loop in path if loop.kind is Kind.UNROLL]
+        copies = math.prod(loop.var.extent for loop in unrolled)
+        if copies > MOST_COPIES:
+            raise ScheduleError(
+                f"unroll: loops {', '.join(loop.name for loop in unrolled)} make {copies} copies of stage {leaf.stage};"
+                f" at most {MOST_COPIES}"
+            )
+
+
+def _intrinsics(nest: Nest) -> None:
+    for _, node in walk(nest.body):
+        if isinstance(node, Micro):
+            match(node.loop, node.intrinsic)
+
+
+RULES: tuple[Callable[[Nest], None], ...] = (_parallel, _vector, _overlaps, _copies, _intrinsics)
+
+
+def _accesses(leaf: Leaf) -> list[tuple[Tile, te.Expr]]:
+    found = [(leaf.target, flat(leaf.target, leaf.indices))]
+    for expr in leaf.expressions():
+        for load in te.loads(expr):
+            assert isinstance(load.source, Tile)
+            found.append((load.source, flat(load.source, load.indices)))
+    return found
+
+
+def _registers(nest: Nest) -> None:
+    """Of what an intrinsic does with registers only the program's verifier can judge."""
+    widths: dict[Tile, tuple[int, str]] = {}
+    inside = {
+        leaf.stage for _, node in walk(nest.body) if isinstance(node, Micro) for _, leaf in leaves((node,))
+    }
+    for path, leaf in leaves(nest.body):
+        if leaf.stage in inside:
+            continue
+        for tile, offset in _accesses(leaf):
+            if tile.scope is not Scope.REGISTER:
+                continue
+            lanes = _register_lanes(path, leaf, tile, offset)
+            before, stage = widths.setdefault(tile, (lanes, leaf.stage))
+            if before != lanes:
+                raise ScheduleError(
+                    f"{tile.name} is in registers, and is accessed with {before} lanes by {stage} but with {lanes} by"
+                    f" {leaf.stage}",
+                    remedy="vectorise both in the same way, or keep it in scratch memory",
+                )
+
+
+def _register_lanes(path: Path, leaf: Leaf, tile: Tile, offset: te.Expr) -> int:
+    """With how many lanes the leaf accesses a register tile."""
+    fixed = {loop.var for loop in path if loop.kind in (Kind.UNROLL, Kind.VECTOR)}
+    moving = sorted(var.name for var in te.variables(offset) - fixed)
+    if moving:
+        raise ScheduleError(
+            f"{tile.name} is in registers, and stage {leaf.stage} accesses it at a place that moves with loop"
+            f" {moving[0]}",
+            remedy="unroll or vectorise that loop, or keep the tile in scratch memory",
+        )
+    lane = next((loop.var for loop in path if loop.kind is Kind.VECTOR), None)
+    stride = coefficient(offset, lane) if lane is not None else 0
+    if stride not in (0, 1):
+        raise ScheduleError(
+            f"{tile.name} is in registers, where the lanes of stage {leaf.stage} cannot be {stride} elements apart"
+        )
+    return lane.extent if lane is not None and stride == 1 else 1
+
+
+def _scratch(nest: Nest) -> None:
+    tiles = [leaf.target for _, leaf in leaves(nest.body) if leaf.target.scope is Scope.SCRATCH]
+    held = {tile.name: tile.size * tile.dtype.bytes for tile in tiles}
+    if sum(held.values()) > SCRATCH_LIMIT:
+        largest = max(held, key=lambda name: held[name])
+        raise ScheduleError(
+            f"{sum(held.values())} bytes of scratch memory, of at most {SCRATCH_LIMIT}; most of it is {largest}",
+            remedy="compute_at makes a tile as small as what one iteration reads; inline makes it disappear",
+        )

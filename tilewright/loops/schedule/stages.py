@@ -1,0 +1,148 @@
+"""Where a stage is computed: inside the loop that needs it, or inside the expression."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilewright import te
+from tilewright.errors import ScheduleError
+from tilewright.loops.ir import Scope
+from tilewright.loops.schedule.nest import (
+    Leaf,
+    Loop,
+    Nest,
+    Tile,
+    find_loop,
+    identity,
+    leaves,
+    plain,
+    reads,
+    replaced,
+    stage_nest,
+    walk,
+    with_loads,
+)
+from tilewright.te.index import Linear, bounds, in_range, linear, simplify
+
+
+def compute_at(nest: Nest, stage: str, loop: str) -> Nest:
+    """A stage is computed inside a loop of its readers: as much of it as one iteration reads.
+
+        for i < 64: for j < 64: p[i, j] = ...          for io < 8:
+        for io < 8:                                      for i < 8: for j < 64: p[i, j] = ... (io * 8 + i, j)
+          for ii < 8: for j < 64:                ->      for ii < 8: for j < 64:
+            out[io * 8 + ii, j] = p[io * 8 + ii, j]        out[io * 8 + ii, j] = p[ii, j]
+
+    Needs: nothing has been done to the stage yet (so it begins with the last stage and goes backwards), and all its
+    readers are inside the loop. The region that is read is found from the bounds of the readers' indices, a box with
+    the loop's iteration as its corner. Elements of the box outside of the tensor (a reader never uses them: it is
+    guarded) are not computed. Elements read by several iterations are computed several times. Elsewhere: compute_at.
+    """
+    found = plain(nest, stage)
+    tile = found.leaf.target
+    path = find_loop(nest, loop)
+    target = path[-1]
+    if path[0] is found.root:
+        raise ScheduleError(f"compute_at: loop {loop} belongs to stage {stage} itself")
+    _all_inside(nest, stage, tile, target)
+    outer = {around.var for around in path}
+    indices = [load.indices for _, leaf in leaves(target.body) for load in reads(leaf, tile)]
+    if not indices:
+        raise ScheduleError(f"compute_at: no stage reads {stage}")
+    box = [
+        _region([index[axis] for index in indices], outer, extent) for axis, extent in enumerate(tile.shape)
+    ]
+    smaller = replace(tile, shape=tuple(side.extent for side in box))
+    starts = [side.start.expr() for side in box]
+
+    def value(places: tuple[te.Expr, ...]) -> te.Expr:
+        at = [simplify(start + place) for start, place in zip(starts, places, strict=True)]
+        inside = te.all_of(
+            [c for i, n in zip(at, tile.shape, strict=True) if (c := in_range(i, n)) is not None]
+        )
+        element = found.value_at(at)
+        return element if inside is None else te.select(inside, element, identity(found.leaf))
+
+    def relative(index: tuple[te.Expr, ...]) -> te.Expr:
+        return te.Load(
+            smaller,
+            tuple((linear(i) + side.start.scaled(-1)).expr() for i, side in zip(index, box, strict=True)),
+        )
+
+    new = stage_nest(stage, smaller, list(found.reductions), found.leaf.kind, value)
+    body = with_loads(target.body, tile, relative)
+    first = next(
+        n for n, node in enumerate(body) if any(_reads(leaf, smaller) for _, leaf in leaves((node,)))
+    )
+    placed = replace(target, body=(*body[:first], *new, *body[first:]))
+    without = replaced(nest.body, found.root, ())
+    return replace(nest, body=replaced(without, _same(without, loop), (placed,)))
+
+
+@dataclass(frozen=True)
+class _Side:
+    start: Linear
+    extent: int
+
+
+def _region(indices: Sequence[te.Expr], outer: set[te.Var], extent: int) -> _Side:
+    """The interval of one axis that covers all `indices`: where it starts, by the variables `outer`, and its length."""
+    whole = _Side(Linear({}, 0), extent)
+    corner: dict[te.Expr, int] | None = None
+    low: int | None = None
+    high: int | None = None
+    for index in indices:
+        form = linear(index)
+        fixed = {
+            atom: c for atom, c in form.terms.items() if te.variables(atom) <= outer and not te.loads(atom)
+        }
+        rest = Linear({atom: c for atom, c in form.terms.items() if atom not in fixed}, form.constant)
+        least, most = bounds(rest.expr())
+        if least is None or most is None or (corner is not None and fixed != corner):
+            return whole
+        corner = fixed
+        low = least if low is None else min(low, least)
+        high = most if high is None else max(high, most)
+    assert corner is not None and low is not None and high is not None
+    length = high - low + 1
+    return whole if length >= extent else _Side(Linear(corner, low), length)
+
+
+def _all_inside(nest: Nest, stage: str, tile: Tile, loop: Loop) -> None:
+    inside = {id(leaf) for _, leaf in leaves(loop.body)}
+    for _, leaf in leaves(nest.body):
+        if _reads(leaf, tile) and id(leaf) not in inside:
+            raise ScheduleError(f"compute_at: stage {leaf.stage} reads {stage} outside of loop {loop.name}")
+
+
+def _reads(leaf: Leaf, tile: Tile) -> bool:
+    return bool(reads(leaf, tile))
+
+
+def _same(nodes: Sequence[object], name: str) -> Loop:
+    """The loop of this name in a tree that was rebuilt."""
+    for _, node in walk(nodes):  # type: ignore[arg-type]
+        if isinstance(node, Loop) and node.name == name:
+            return node
+    raise AssertionError(f"loop {name} was lost")
+
+
+def inline(nest: Nest, stage: str) -> Nest:
+    """A stage disappears into the expressions that read it.
+
+        p[i] = a[i] + 1                out[i] = (a[i] + 1) * 2
+        out[i] = p[i] * 2       ->
+
+    Needs: the stage is neither a reduction nor the output, and nothing has been done to it yet. It is computed as often
+    as it is read. Elsewhere: compute_inline (TVM), inline (Halide, Exo).
+    """
+    found = plain(nest, stage)
+    if found.leaf.kind is not None:
+        raise ScheduleError(
+            f"inline: stage {stage} is a reduction", remedy="compute_at places it inside a loop"
+        )
+    if found.leaf.target.scope is Scope.GLOBAL:
+        raise ScheduleError(f"inline: stage {stage} is the output")
+    body = replaced(nest.body, found.root, ())
+    return replace(nest, body=with_loads(body, found.leaf.target, found.value_at))

@@ -1,0 +1,44 @@
+"""A schedule's tree as text: what its loops are called, and what is where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright import te
+from tilewright.loops.ir import Scope
+from tilewright.loops.schedule.nest import Fetch, Leaf, Loop, Micro, Nest, Node, leaves
+from tilewright.loops.text import print_expr
+
+
+def print_nest(nest: Nest) -> str:
+    lines: list[str] = []
+    for _, leaf in leaves(nest.body):
+        if leaf.target.scope is not Scope.GLOBAL:
+            shape = ", ".join(map(str, leaf.target.shape))
+            lines.append(f"{leaf.target.scope.value} {leaf.target.name}: {leaf.target.dtype.short}[{shape}]")
+
+    def visit(nodes: Sequence[Node], depth: int) -> None:
+        pad = "  " * depth
+        for node in nodes:
+            if isinstance(node, Loop):
+                overlapping = ", overlapping" if node.overlaps else ""
+                lines.append(f"{pad}{node.kind.value} {node.name} < {node.var.extent}{overlapping}:")
+                visit(node.body, depth + 1)
+            elif isinstance(node, Micro):
+                lines.append(f"{pad}{node.intrinsic.name}:")
+                visit((node.loop,), depth + 1)
+            elif isinstance(node, Fetch):
+                lines.append(f"{pad}prefetch {node.tile.name}[{', '.join(map(print_expr, node.indices))}]")
+            else:
+                lines.append(pad + _leaf(node))
+
+    visit(nest.body, 0)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _leaf(leaf: Leaf) -> str:
+    place = f"{leaf.target.name}[{', '.join(map(print_expr, leaf.indices))}]"
+    combine = {"sum": "+", "prod": "*"}.get(leaf.kind or "", leaf.kind or "")
+    guard = te.all_of(leaf.guards)
+    condition = "" if guard is None else f"if {print_expr(guard)}: "
+    return f"{condition}{place} {combine}= {print_expr(leaf.value)}"

@@ -1,0 +1,137 @@
+"""What was done to a schedule, as plain data: it can be stored, changed and done again.
+
+A `Step` is a primitive's name and its arguments: names of loops and stages, numbers, lists of them. In JSON a trace is
+a list of objects, `{"primitive": "split", "loop": "out.i0", "factor": 8}`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args, get_origin
+
+from tilewright.errors import ScheduleError
+from tilewright.loops.schedule import (
+    caches,
+    intrinsics,
+    kinds,
+    layout,
+    prefetch,
+    reductions,
+    restructure,
+    stages,
+)
+from tilewright.loops.schedule.intrinsics import Intrinsic
+from tilewright.loops.schedule.nest import Nest
+from tilewright.loops.schedule.rules import check
+
+PRIMITIVES: dict[str, Callable[..., Nest]] = {
+    primitive.__name__: primitive
+    for primitive in (
+        restructure.split,
+        restructure.fuse,
+        restructure.reorder,
+        restructure.tile,
+        kinds.vectorise,
+        kinds.unroll,
+        kinds.parallel,
+        stages.compute_at,
+        stages.inline,
+        caches.cache_read,
+        caches.cache_write,
+        caches.set_scope,
+        reductions.rfactor,
+        layout.pack,
+        intrinsics.tensorise,
+        prefetch.prefetch,
+    )
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    primitive: str
+    arguments: tuple[tuple[str, Any], ...]  # by name; those that are not given have their defaults
+
+    def __str__(self) -> str:
+        return f"{self.primitive}({', '.join(f'{name}={value!r}' for name, value in self.arguments)})"
+
+    def to_data(self) -> dict[str, Any]:
+        return {"primitive": self.primitive, **{name: _listed(value) for name, value in self.arguments}}
+
+
+Trace = tuple[Step, ...]
+
+
+def step(primitive: str, arguments: Mapping[str, Any]) -> Step:
+    """A step, checked for a primitive that exists and arguments of plain data that it takes."""
+    if primitive not in PRIMITIVES:
+        raise ScheduleError(f"there is no primitive {primitive}; there are: {', '.join(PRIMITIVES)}")
+    known = inspect.signature(PRIMITIVES[primitive], eval_str=True).parameters
+    for name, value in arguments.items():
+        if name not in known or name == "nest":
+            raise ScheduleError(f"{primitive} takes no argument {name}")
+        if not _fits(value, known[name].annotation):
+            raise ScheduleError(f"{primitive}: {name} cannot be {value!r}")
+    for name, parameter in known.items():
+        if name != "nest" and parameter.default is inspect.Parameter.empty and name not in arguments:
+            raise ScheduleError(f"{primitive} needs an argument {name}")
+    kept = {
+        name: tuple(value) if isinstance(value, (list, tuple)) else value
+        for name, value in arguments.items()
+        if value != known[name].default
+    }
+    return Step(primitive, tuple(kept.items()))
+
+
+def apply(nest: Nest, done: Step, declared: Mapping[str, Intrinsic]) -> Nest:
+    """The nest after one step; `declared` are the intrinsics by name."""
+    arguments = dict(done.arguments)
+    if done.primitive == "tensorise":
+        name = arguments["intrinsic"]
+        if name not in declared:
+            raise ScheduleError(
+                f"tensorise: no intrinsic {name} was declared; there are: {', '.join(declared) or 'none'}"
+            )
+        arguments["intrinsic"] = declared[name]
+    changed = PRIMITIVES[done.primitive](nest, **arguments)
+    check(changed)
+    return changed
+
+
+def to_json(trace: Iterable[Step]) -> str:
+    return json.dumps([each.to_data() for each in trace])
+
+
+def from_json(text: str) -> Trace:
+    """The steps of a trace, each checked; ScheduleError where the text is not one."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ScheduleError(f"a trace is JSON: {error}") from None
+    if not isinstance(data, list) or not all(isinstance(each, dict) and "primitive" in each for each in data):
+        raise ScheduleError("a trace is a list of objects, each with a primitive")
+    return tuple(
+        step(str(each["primitive"]), {name: value for name, value in each.items() if name != "primitive"})
+        for each in data
+    )
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether plain data has the type of a primitive's parameter; an intrinsic goes by its name."""
+    if annotation is Intrinsic:
+        return isinstance(value, str)
+    if annotation in (int, str):
+        return isinstance(value, annotation) and not isinstance(value, bool)
+    if get_origin(annotation) is Sequence:
+        (item,) = get_args(annotation)
+        return isinstance(value, (list, tuple)) and all(_fits(each, item) for each in value)
+    if annotation is type(None):
+        return value is None
+    return any(_fits(value, option) for option in get_args(annotation))
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,216 @@
+"""What schedules are made of: tiles of an axis, the parallel loop, operands in packed order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.hw import CpuMachine
+from tilewright.loops.formula import Formula
+from tilewright.loops.ir import Buffer, Kind, Stmt, map_exprs, nest
+from tilewright.runtime.packing import Packing, dense_order
+from tilewright.te.index import linear, simplify
+
+Values = Mapping[te.Var, te.Expr]
+
+# A parallel iteration should be worth its start (about a microsecond), and there should be enough to balance threads.
+GRAIN = 16_384  # scalar operations
+PARALLEL_ITERATIONS = 256
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """An axis cut into tiles of equal size; the last one is moved back where the size does not divide the extent."""
+
+    axis: te.Var
+    size: int
+
+    @property
+    def count(self) -> int:
+        return -(-self.axis.extent // self.size)
+
+    @property
+    def var(self) -> te.Var:
+        return te.Var(f"{self.axis.name}_t", self.count)
+
+    def start(self) -> te.Expr:
+        """Where the tile begins, as an expression of `var`."""
+        return self.start_of(self.var)
+
+    def start_of(self, tile: te.Expr) -> te.Expr:
+        """Where a tile begins; one beyond the end is the last."""
+        first = tile * self.size
+        if self.axis.extent % self.size == 0:
+            return first
+        return te.call("min", first, self.axis.extent - self.size)
+
+    @property
+    def waste(self) -> float:
+        """Work done over work needed."""
+        return self.count * self.size / self.axis.extent
+
+
+def extent_of(axes: Sequence[te.Var]) -> int:
+    total = 1
+    for axis in axes:
+        total *= axis.extent
+    return total
+
+
+def with_values(stmt: Stmt, values: Values) -> Stmt:
+    """`stmt` with variables replaced and indices simplified."""
+    return map_exprs(stmt, lambda expr: simplify(te.substitute(expr, values)))
+
+
+def load_offsets(expr: te.Expr) -> list[te.Expr]:
+    return [load.indices[0] for load in te.loads(expr) if load.indices]
+
+
+# -- lanes ------------------------------------------------------------------------------------------------------------
+
+
+def power_of_two_below(limit: int) -> int:
+    return 1 << (max(limit, 1).bit_length() - 1)
+
+
+def lanes_for(formula: Formula, machine: CpuMachine, extent: int) -> int:
+    """Lanes for a vector loop over an axis: the machine's for the widest type computed with, fewer on a short axis."""
+    widest = max((node.dtype for node in _computed(formula)), key=lambda dtype: dtype.compute.bytes)
+    return min(machine.lanes(widest), power_of_two_below(extent))
+
+
+def _computed(formula: Formula) -> list[te.Expr]:
+    """Expressions that hold tensor elements: index arithmetic and conditions on indices are left out."""
+
+    def elements(expr: te.Expr) -> list[te.Expr]:
+        if expr.dtype in (DType.I64, DType.BOOL) and not te.loads(expr):
+            return []
+        below = (
+            [] if isinstance(expr, te.Load) else [e for child in te.children(expr) for e in elements(child)]
+        )
+        return [expr, *below]
+
+    return [e for expr in formula.expressions() for e in elements(expr)] or [formula.value]
+
+
+# -- the parallel loop ------------------------------------------------------------------------------------------------
+
+
+def parallel_nest(loops: Sequence[te.Var], work: int, body: Stmt) -> Stmt:
+    """`body` in the loops over `loops` (outermost first), the outer ones joined into one parallel loop.
+
+    `work` is the number of scalar operations in the body. The parallel loop gets as many iterations as make each worth
+    its start; a long axis is cut in two, the outer part parallel.
+    """
+    wanted = max(1, min(PARALLEL_ITERATIONS, extent_of(loops) * work // GRAIN))
+    return parallel_chunks(loops, wanted, body)
+
+
+def parallel_chunks(loops: Sequence[te.Var], wanted: int, body: Stmt) -> Stmt:
+    """`body` in the loops over `loops`, the outer ones joined into one parallel loop of about `wanted` iterations."""
+    outer: list[te.Var] = []
+    values: dict[te.Var, te.Expr] = {}
+    inner = [loop for loop in loops if loop.extent > 1]
+    taken = 1
+    while inner and taken < wanted:
+        loop = inner.pop(0)
+        if taken * loop.extent <= 2 * wanted:
+            outer.append(loop)
+            taken *= loop.extent
+            continue
+        chunks = Tiles(loop, _chunk(loop.extent, -(-wanted // taken)))
+        part = te.Var(f"{loop.name}_p", chunks.size)
+        outer.append(chunks.var)
+        taken *= chunks.count
+        values[loop] = chunks.start() + part
+        inner.insert(0, part)
+        break
+    parallel = te.Var("p", taken)
+    rest: te.Expr = parallel
+    for loop in reversed(outer):
+        values[loop] = rest % loop.extent
+        rest = rest // loop.extent
+    # A cut loop's value mentions its chunk variable, which is itself decoded from the parallel one.
+    decoded = {var: te.substitute(value, values) for var, value in values.items()}
+    serial = nest([(loop, Kind.SERIAL) for loop in inner], with_values(body, decoded))
+    return nest([(parallel, Kind.PARALLEL)], serial)
+
+
+def _chunk(extent: int, pieces: int) -> int:
+    """A chunk size that cuts `extent` into about `pieces`: an exact divisor if there is one close by."""
+    size = max(1, -(-extent // pieces))
+    for candidate in range(size, max(size // 2, 1) - 1, -1):
+        if extent % candidate == 0:
+            return candidate
+    return size
+
+
+# -- packed operands --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Walked:
+    """One axis of a packed operand in the order of storage: its blocks of `block` elements, or the places in a block.
+    `value` is which of them a load reads."""
+
+    axis: te.Var
+    block: int
+    value: te.Expr
+    places: bool
+
+    @property
+    def extent(self) -> int:
+        return self.block if self.places else -(-self.axis.extent // self.block)
+
+
+def whole(axis: te.Var, value: te.Expr | None = None) -> Walked:
+    """An axis that is stored without being cut."""
+    return Walked(axis, axis.extent, axis if value is None else value, places=True)
+
+
+def blocks_of(tiles: Tiles, value: te.Expr | None = None) -> Walked:
+    return Walked(tiles.axis, tiles.size, tiles.var if value is None else value, places=False)
+
+
+def places_in(tiles: Tiles, value: te.Expr) -> Walked:
+    return Walked(tiles.axis, tiles.size, value, places=True)
+
+
+@dataclass(frozen=True)
+class PackedOperand:
+    original: Buffer
+    packing: Packing
+    load: te.Load
+
+    @property
+    def buffer(self) -> Buffer:
+        return replace(self.original, size=self.packing.size)
+
+
+def pack_operand(load: te.Load, walk: Sequence[Walked]) -> PackedOperand | None:
+    """The operand of `load` stored in the order of `walk`, outermost first, and the load from there. None where the
+    load does not walk its whole buffer exactly once."""
+    buffer = load.source
+    assert isinstance(buffer, Buffer)
+    form = linear(load.indices[0])
+    axes = list(dict.fromkeys(item.axis for item in walk))
+    if set(form.terms) != set(axes) or form.constant or extent_of(axes) != buffer.size:
+        return None
+    order = dense_order([axis.extent for axis in axes], [form.terms[axis] for axis in axes])
+    if order is None:
+        return None
+    dense = [axes[number] for number in order]
+    blocks = {item.axis: item.block for item in walk}
+    storage = [2 * dense.index(item.axis) + int(item.places) for item in walk]
+    uncut = [number for number in range(2 * len(dense)) if number not in storage]  # of extent 1
+    packing = Packing(
+        tuple(axis.extent for axis in dense),
+        tuple(blocks[axis] for axis in dense),
+        (*uncut, *storage),
+    )
+    place: te.Expr = te.as_index(0)
+    for item in walk:
+        place = place * item.extent + item.value
+    return PackedOperand(buffer, packing, te.Load(replace(buffer, size=packing.size), (place,)))

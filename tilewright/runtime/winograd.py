@@ -1,0 +1,80 @@
+"""Winograd's algorithm for convolutions with windows of three: F(m, 3) computes m outputs from m + 2 inputs with m + 2
+multiplications instead of 3 m.
+
+    y = At @ ((G @ w) * (Bt @ d))        along one axis; both axes of an image in turn
+
+The matrices follow from m + 1 distinct points and infinity, by the construction of Cook and Toom: polynomials are
+multiplied by their values at the points. Small points that come in pairs of opposite signs, with their inverses, keep
+the entries, and so the error, small.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+TAPS = 3
+POINTS = {
+    2: (0, 1, -1),
+    4: (0, 1, -1, 2, -2),
+    6: (0, 1, -1, 2, -2, Fraction(1, 2), Fraction(-1, 2)),
+}
+
+Matrix = tuple[tuple[Fraction, ...], ...]
+
+
+@lru_cache(maxsize=8)
+def matrices(outputs: int) -> tuple[Matrix, Matrix, Matrix]:
+    """(At, G, Bt) of F(outputs, 3), exact.
+
+    With points a_i and N(x) = prod (x - a_i): At has the powers of the points, G the window's value at each, divided by
+    N'(a_i), and Bt the coefficients of N(x) / (x - a_i), the last row those of N itself.
+    """
+    points = [Fraction(point) for point in POINTS[outputs]]
+    count = outputs + TAPS - 1
+    rows_g: list[tuple[Fraction, ...]] = []
+    rows_b: list[tuple[Fraction, ...]] = []
+    for number, point in enumerate(points):
+        others = points[:number] + points[number + 1 :]
+        scale = Fraction(1)
+        for other in others:
+            scale *= point - other
+        rows_g.append(tuple(point**power / scale for power in range(TAPS)))
+        rows_b.append((*_from_roots(others), Fraction(0)))
+    rows_g.append((*[Fraction(0)] * (TAPS - 1), Fraction(1)))
+    rows_b.append(_from_roots(points))
+    rows_a = tuple(
+        (*(point**power for point in points), Fraction(int(power == outputs - 1))) for power in range(outputs)
+    )
+    assert all(len(row) == count for row in (*rows_a, *rows_b))
+    return rows_a, tuple(rows_g), tuple(rows_b)
+
+
+def _from_roots(roots: list[Fraction]) -> tuple[Fraction, ...]:
+    """Coefficients of prod (x - root), the constant first."""
+    coefficients = [Fraction(1)]
+    for root in roots:
+        shifted = [Fraction(0), *coefficients]
+        scaled = [*(-root * c for c in coefficients), Fraction(0)]
+        coefficients = [a + b for a, b in zip(shifted, scaled, strict=True)]
+    return tuple(coefficients)
+
+
+def _array(matrix: Matrix) -> np.ndarray:
+    return np.array([[float(entry) for entry in row] for row in matrix])
+
+
+def transform_weights(weights: np.ndarray, outputs: int) -> np.ndarray:
+    """(3, 3, ...) -> (outputs + 2, outputs + 2, ...), in float64."""
+    g = _array(matrices(outputs)[1])
+    transformed: np.ndarray = np.einsum("ai,bj,ij...->ab...", g, g, weights.astype(np.float64))
+    return transformed
+
+
+def restore_weights(transformed: np.ndarray, outputs: int) -> np.ndarray:
+    """The inverse of `transform_weights`, to within rounding."""
+    inverse = np.linalg.pinv(_array(matrices(outputs)[1]))
+    weights: np.ndarray = np.einsum("ia,jb,ab...->ij...", inverse, inverse, transformed.astype(np.float64))
+    return weights

@@ -1,0 +1,530 @@
+"""Matrix products and direct convolutions: register tiles over packed panels.
+
+    for every chunk of panels and block of rows:                    (parallel)
+      stage the block's data in scratch                             (where it is a formula: a padding, a conversion)
+      for blocks of taps:                                           (where the reduction is long)
+        for every panel of the weight, `vectors` registers wide:
+          for every `rows` rows of the block:
+            acc[rows, vectors] = 0
+            for taps, `unroll` written out: acc += data[row, tap] * panel[tap, :]
+              prefetch a line of the next panel
+            out = epilogue(acc)
+
+A panel of a constant weight is contiguous in the order in which it is read. It stays in the second cache while the rows
+of the block pass; the rows of the block stay there while the panels of the chunk pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilewright import te
+from tilewright.loops.ir import (
+    Buffer,
+    For,
+    If,
+    Kind,
+    Prefetch,
+    Program,
+    Scope,
+    Stmt,
+    Store,
+    block,
+    nest,
+)
+from tilewright.loops.tiling import (
+    PackedOperand,
+    Tiles,
+    blocks_of,
+    extent_of,
+    lanes_for,
+    pack_operand,
+    places_in,
+    whole,
+    with_values,
+)
+from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.template import Applied, Terms, Work
+from tilewright.space.templates.cpu.product import Coordinate, Product, Staged, coordinates, product_of
+
+NAME = "contraction"
+_LINE = 64
+_STAGED_BYTES = 512 << 10
+_PARTIAL_BYTES = 256 << 10
+_WRITTEN_OUT = 320  # multiply-adds written out at most: code size and compile time
+
+
+class Contraction:
+    name = NAME
+
+    def apply(self, work: Work) -> Applied | None:
+        product = product_of(work.formula)
+        if product is None:
+            return None
+        dims = coordinates(product)
+        if dims is None and not isinstance(product.data, te.Load):
+            return None
+        return _Applied(work, product, dims)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The numbers that follow from a config."""
+
+    rows: int
+    vectors: int
+    unroll: int
+    panels: Tiles  # of the vector axis
+    per_chunk: int  # panels in a chunk
+    chunks: int
+    block: int  # values of the outermost row axis in a block
+    blocks: int
+    tap_block: int  # taps in a block of the innermost reduction axis; its extent where it is not cut
+    prefetch: int
+    staged: bool
+
+
+class _Applied:
+    def __init__(self, work: Work, product: Product, dims: tuple[Coordinate, ...] | None) -> None:
+        self.work = work
+        self.machine = work.machine
+        self.product = product
+        self.dims = dims
+        self.lanes = lanes_for(product.formula, work.machine, product.vector.extent)
+        self.must_stage = not isinstance(product.data, te.Load)
+        accumulator = product.reduction.result.dtype
+        self.registers_each = max(1, accumulator.bytes * self.lanes // work.machine.vector_bytes)
+
+    # -- the space ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def space(self) -> Space:
+        rows = self.product.rows
+        tile_axis = rows[-1].extent if rows else 1
+        outer = rows[0].extent if rows else 1
+        taps = self.product.reduction.axes
+        last = taps[-1].extent
+        blocks = [n for n in (1, 2, 3, 4, 6, 7, 8, 12, 14, 16, 24, 28, 32, 48, 64, 96, 128) if n < outer]
+        cut = [n for n in range(128, 1025) if len(taps) == 1 and last % n == 0 and n < last]
+        stage = (True,) if self.must_stage else (False, True) if self.dims is not None else (False,)
+        return Space(
+            NAME,
+            (
+                Knob("rows", tuple(n for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14) if n <= tile_axis)),
+                Knob(
+                    "vectors",
+                    tuple(n for n in (1, 2, 3, 4, 6, 8) if n * self.lanes <= self.product.vector.extent),
+                ),
+                Knob("unroll", tuple(n for n in (1, 2, 4, 8) if n <= max(self.product.length, 1))),
+                Knob("block", (*blocks, 0)),
+                Knob("chunks", (1, 2, 4, 8, 16, 32)),
+                Knob("tap_block", (0, *_spread(cut, 3))),
+                Knob("prefetch", (0, 1, 2) if self.product.constant_weight else (0,)),
+                Knob("stage", stage),
+            ),
+            self._legal,
+            together=(("rows", "vectors"), ("block", "chunks", "stage"), ("tap_block", "prefetch")),
+        )
+
+    def _legal(self, values: Mapping[str, Value]) -> bool:
+        shape = self._shape(values)
+        held = shape.rows * shape.vectors + shape.vectors + 1
+        if held * self.registers_each > self.machine.vector_registers:
+            return False
+        if shape.rows * shape.vectors * shape.unroll > _WRITTEN_OUT and shape.unroll > 1:
+            return False
+        if (
+            int(values["chunks"]) > shape.panels.count
+            or shape.per_chunk * (shape.chunks - 1) >= shape.panels.count
+        ):
+            return False
+        if len(self.product.rows) == 1 and shape.blocks > 1 and shape.block % shape.rows:
+            return False
+        if shape.staged and self._staged_bytes(shape) > _STAGED_BYTES:
+            return False
+        if shape.prefetch and not self._prefetch_pays(shape):
+            return False
+        return shape.tap_block == self._last_tap.extent or self._partial_size(shape) * 4 <= _PARTIAL_BYTES
+
+    @property
+    def _last_tap(self) -> te.Var:
+        return self.product.reduction.axes[-1]
+
+    def _shape(self, values: Mapping[str, Value]) -> _Shape:
+        rows, vectors = int(values["rows"]), int(values["vectors"])
+        panels = Tiles(self.product.vector, vectors * self.lanes)
+        per_chunk = -(-panels.count // int(values["chunks"]))
+        outer = self.product.rows[0].extent if self.product.rows else 1
+        size = int(values["block"]) or outer
+        return _Shape(
+            rows=rows,
+            vectors=vectors,
+            unroll=int(values["unroll"]),
+            panels=panels,
+            per_chunk=per_chunk,
+            chunks=-(-panels.count // per_chunk),
+            block=size,
+            blocks=-(-outer // size),
+            tap_block=int(values["tap_block"]) or self._last_tap.extent,
+            prefetch=int(values["prefetch"]),
+            staged=bool(values["stage"]),
+        )
+
+    def _staged_bytes(self, shape: _Shape) -> int:
+        total = self.product.data.dtype.bytes
+        for extent in self._staged_extents(shape):
+            total *= extent
+        return total
+
+    def _staged_extents(self, shape: _Shape) -> tuple[int, ...]:
+        assert self.dims is not None
+        outer = self.product.rows[0] if self.product.rows else None
+        return tuple(
+            dim.extent(shape.block if dim.axis == outer else dim.axis.extent if dim.axis else 1)
+            for dim in self.dims
+        )
+
+    def _tiles_per_block(self, shape: _Shape) -> int:
+        """Register tiles of one panel in one block."""
+        rows = self.product.rows
+        if not rows:
+            return 1
+        if len(rows) == 1:
+            return -(-shape.block // shape.rows)
+        inner = extent_of(rows[1:-1]) * -(-rows[-1].extent // shape.rows)
+        return shape.block * inner
+
+    def _partial_size(self, shape: _Shape) -> int:
+        return shape.per_chunk * self._tiles_per_block(shape) * shape.rows * shape.panels.size
+
+    def _prefetch_pays(self, shape: _Shape) -> bool:
+        """Whether the lines of a panel are about as many as the steps in which one can be asked for."""
+        steps = self._tiles_per_block(shape) * max(1, self._last_tap.extent // shape.unroll)
+        return shape.panels.size * self._last_tap.extent * 4 // _LINE * 2 >= steps
+
+    # -- what it costs --------------------------------------------------------------------------------------------
+
+    def terms(self, config: Config) -> Terms:
+        shape = self._shape(dict(config.values))
+        product, machine = self.product, self.machine
+        repeats = extent_of(product.shared)
+        tiles = repeats * shape.blocks * self._tiles_per_block(shape) * shape.chunks * shape.per_chunk
+        length = product.length
+        steps = tiles * length
+        pieces = max(1, self._last_tap.extent // shape.tap_block)
+        size = product.weight_load.dtype.bytes
+        panel = shape.panels.size * length * size
+        weight_bytes = panel * shape.panels.count * repeats
+        block_bytes = self._block_bytes(shape)
+        data_bytes = block_bytes * shape.blocks * repeats
+        chunk_panels = shape.per_chunk if shape.chunks > 1 else shape.panels.count
+
+        # A panel's rows come by once per register tile; it waits in the nearest cache that holds it and its data.
+        resident = panel // pieces + shape.rows * length * 4 // pieces
+        panel_reads = tiles * panel
+        from_l2 = 0.0 if resident <= machine.caches.l1 * 3 // 4 else float(panel_reads)
+        from_l3 = 0.0
+        if panel // pieces + block_bytes // pieces > machine.caches.l2_per_core * 3 // 4:
+            # The block's data passes by for every panel, or the panel for every row.
+            from_l3 += min(data_bytes * shape.panels.count, panel_reads)
+        elif block_bytes > machine.caches.l1 // 2:
+            from_l2 += data_bytes * shape.panels.count
+        # Panels come from memory once for each block of rows, unless the chunk's stay in the second cache.
+        again = shape.blocks if panel * chunk_panels > machine.caches.l2_per_core // 2 else 1
+        if product.constant_weight:
+            from_memory = float(weight_bytes)
+            from_l3 += weight_bytes * (again - 1)
+        else:
+            from_memory, from_l3 = 0.0, from_l3 + weight_bytes * again
+        from_l3 += data_bytes * shape.chunks
+        written = product.formula.output.size * product.formula.output.dtype.bytes
+        partial = 2.0 * (pieces - 1) * self._partial_size(shape) * 4 * shape.chunks * shape.blocks * repeats
+        staged = self._staged_bytes(shape) * shape.chunks * shape.blocks * repeats if shape.staged else 0
+        epilogue = tiles * shape.rows * shape.vectors
+        each = shape.rows * shape.vectors
+        return Terms(
+            arithmetic=steps * max(each, 8.0) + epilogue,
+            loads=steps * (shape.rows + shape.vectors) + epilogue + staged / (4 * self.lanes) + partial / 64,
+            stores=epilogue + staged / (4 * self.lanes) + partial / 64,
+            branches=steps / shape.unroll + 3.0 * tiles * pieces,
+            from_l2=from_l2 + partial + staged,
+            from_l3=from_l3 + 2.0 * written,
+            from_memory=from_memory,
+            prefetched=from_memory if shape.prefetch else 0.0,
+            iterations=repeats * shape.chunks * shape.blocks,
+            scalar=tiles * pieces * 12.0 + steps * max(0, shape.rows - 8) * 0.25,
+        )
+
+    def _block_bytes(self, shape: _Shape) -> int:
+        if self.dims is None:
+            outer = self.product.rows[0].extent if self.product.rows else 1
+            load = te.loads(self.product.data)[0]
+            assert isinstance(load.source, Buffer)
+            return load.source.size * load.dtype.bytes * shape.block // outer
+        return self._staged_bytes(shape)
+
+    # -- the program ----------------------------------------------------------------------------------------------
+
+    def program(self, config: Config) -> Program:
+        return _Builder(self, self._shape(dict(config.values))).program(config)
+
+
+def _spread(values: list[int], count: int) -> list[int]:
+    """At most `count` of the values, evenly spread."""
+    if len(values) <= count:
+        return values
+    return [values[round(n * (len(values) - 1) / (count - 1))] for n in range(count)]
+
+
+class _Builder:
+    """The loop nest of one config."""
+
+    def __init__(self, applied: _Applied, shape: _Shape) -> None:
+        self.shape, self.product, self.dims = shape, applied.product, applied.dims
+        self.partial_size = applied._partial_size(shape)
+        self.staged_extents = applied._staged_extents(shape) if shape.staged else ()
+        self.lanes = applied.lanes
+        product, formula = self.product, applied.product.formula
+
+        self.chunk = te.Var("chunk", shape.chunks)
+        self.block = te.Var("block", shape.blocks)
+        self.panel = te.Var("panel", shape.per_chunk)
+        self.row, self.vec, self.lane = (
+            te.Var("r", shape.rows),
+            te.Var("u", shape.vectors),
+            te.Var("v", self.lanes),
+        )
+        self.taps = product.reduction.axes
+        self.piece = te.Var("piece", self.taps[-1].extent // shape.tap_block)
+        self.in_tile = [(self.row, Kind.UNROLL), (self.vec, Kind.UNROLL), (self.lane, Kind.VECTOR)]
+        self.element = self.row * shape.panels.size + self.vec * self.lanes + self.lane
+
+        # Which panel: chunks of panels, the last one moved back.
+        first = Tiles(te.Var("panels", shape.panels.count), shape.per_chunk).start_of(self.chunk)
+        self.which_panel = first + self.panel
+        self.values: dict[te.Var, te.Expr] = {
+            product.vector: shape.panels.start_of(self.which_panel) + self.vec * self.lanes + self.lane
+        }
+        self.row_loops: list[te.Var] = []
+        self.block_start: te.Expr = te.as_index(0)
+        self._place_rows()
+        self.accumulator = Buffer(
+            "acc", product.reduction.result.dtype, shape.rows * shape.panels.size, Scope.REGISTER
+        )
+        self.packed = self._packed_weight()
+        self.formula = formula
+
+    def _place_rows(self) -> None:
+        """Loops over register tiles in a block, and the row axes' values in them."""
+        rows, shape = self.product.rows, self.shape
+        if not rows:
+            return
+        blocks = Tiles(rows[0], shape.block)
+        self.block_start = blocks.start_of(self.block) if shape.blocks > 1 else te.as_index(0)
+        if len(rows) == 1:
+            in_block = te.Var("row", shape.block)
+            tiles = Tiles(in_block, shape.rows)
+            self.row_loops = [tiles.var]
+            self.values[rows[0]] = self.block_start + tiles.start() + self.row
+            return
+        in_block = te.Var(rows[0].name + "_b", shape.block)
+        tiles = Tiles(rows[-1], shape.rows)
+        self.row_loops = [in_block, *rows[1:-1], tiles.var]
+        self.values[rows[0]] = self.block_start + in_block
+        self.values[rows[-1]] = tiles.start() + self.row
+
+    def _packed_weight(self) -> PackedOperand | None:
+        product, panels = self.product, self.shape.panels
+        load = product.weight_load
+        if not product.constant_weight:
+            return None
+        readers = [x for e in product.formula.expressions() for x in te.loads(e) if x.source == load.source]
+        if len(readers) > 1:
+            return None
+        moving = te.variables(load.indices[0])
+        outer = [whole(axis) for axis in product.shared if axis in moving]
+        taps = [whole(axis) for axis in self.taps if axis in moving]
+        walk = [
+            *outer,
+            blocks_of(panels, self.which_panel),
+            *taps,
+            places_in(panels, self.vec * self.lanes + self.lane),
+        ]
+        return pack_operand(load, walk)
+
+    def program(self, config: Config) -> Program:
+        product, formula = self.product, self.formula
+        stmts: list[Stmt] = []
+        data = product.data
+        if self.shape.staged:
+            staged = self._stage()
+            stmts.append(self._fill(staged))
+            data = te.Load(staged.buffer, (staged.offset(self._places_in_block()),))
+        weight = product.weight
+        if self.packed is not None:
+            packed = self.packed
+            weight = te.rewrite(weight, lambda node: packed.load if node == product.weight_load else None)
+        tile = self._register_tile(data, weight)
+        loops = [(self.panel, Kind.SERIAL), *((loop, Kind.SERIAL) for loop in self.row_loops)]
+        stmts.append(nest([(self.piece, Kind.SERIAL), *loops], tile))
+        body = self._parallel(with_values(block(*stmts), {}))
+        inputs = [
+            self.packed.buffer if self.packed is not None and b == self.packed.original else b
+            for b in formula.inputs
+        ]
+        packings = tuple(
+            self.packed.packing if self.packed is not None and b == self.packed.original else None
+            for b in formula.inputs
+        )
+        return Program(formula.name, (*inputs, formula.output), body, str(config), packings)
+
+    def _parallel(self, body: Stmt) -> Stmt:
+        loops = [axis for axis in (*self.product.shared, self.chunk, self.block) if axis.extent > 1]
+        parallel = te.Var("p", extent_of(loops))
+        rest: te.Expr = parallel
+        values: dict[te.Var, te.Expr] = {}
+        for loop in reversed(loops):
+            values[loop] = rest % loop.extent
+            rest = rest // loop.extent
+        return nest([(parallel, Kind.PARALLEL)], with_values(body, values))
+
+    # -- staging ----------------------------------------------------------------------------------------------------
+
+    def _stage(self) -> Staged:
+        assert self.dims is not None
+        size = 1
+        for extent in self.staged_extents:
+            size *= extent
+        buffer = Buffer("staged", self.product.data.dtype, size, Scope.SCRATCH)
+        return Staged(buffer, self.dims, self.staged_extents)
+
+    def _places_in_block(self) -> list[te.Expr]:
+        """Where in the staged block the current row and tap are."""
+        assert self.dims is not None
+        places: list[te.Expr] = []
+        for dim in self.dims:
+            axis: te.Expr | None = None
+            if dim.axis is not None:
+                axis = self.values.get(dim.axis, dim.axis)
+                if dim.axis == self.product.rows[0]:
+                    axis = axis - self.block_start
+            places.append(dim.of(axis, dim.tap))
+        return places
+
+    def _fill(self, staged: Staged) -> Stmt:
+        """The block's data, element by element: vectors along the last dimension."""
+        last = staged.extents[-1]
+        lanes = min(self.lanes, 1 << (last.bit_length() - 1))
+        tiles = Tiles(te.Var("s_last", last), lanes)
+        lane = te.Var("sv", lanes)
+        outer = [te.Var(f"s{n}", extent) for n, extent in enumerate(staged.extents[:-1])]
+        places: list[te.Expr] = [*outer, tiles.start() + lane]
+        values: dict[te.Var, te.Expr] = {}
+        for dim, place in zip(staged.coordinates, places, strict=True):
+            starts = self.product.rows and dim.axis == self.product.rows[0]
+            values |= dim.at(place + self.block_start * dim.axis_step if starts else place)
+        value = te.substitute(self.product.data, values)
+        guard = _uniform_guard(value, lane)
+        loops = [(tiles.var, Kind.SERIAL), (lane, Kind.VECTOR)]
+        at = staged.offset(places)
+        if guard is None:
+            filled = nest(loops, Store(staged.buffer, at, value))
+        else:
+            inside = nest(loops, Store(staged.buffer, at, guard.then))
+            filled = If(guard.cond, inside, nest(loops, Store(staged.buffer, at, guard.other)))
+        return nest([(var, Kind.SERIAL) for var in outer], filled)
+
+    # -- the register tile ------------------------------------------------------------------------------------------
+
+    def _register_tile(self, data: te.Expr, weight: te.Expr) -> Stmt:
+        product, formula, shape = self.product, self.formula, self.shape
+        kept = te.Load(self.accumulator, (self.element,))
+        if self.accumulator.dtype.is_float:
+            update = te.call("fma", data, weight, kept)
+        else:
+            update = te.call("add", kept, te.call("mul", data, weight))
+        step = nest(self.in_tile, Store(self.accumulator, self.element, te.substitute(update, self.values)))
+        summing = self._tap_loops(step)
+        zero = nest(self.in_tile, Store(self.accumulator, self.element, te.const(0, self.accumulator.dtype)))
+
+        result = product.reduction.result
+        read = te.rewrite(
+            formula.value, lambda n: kept if isinstance(n, te.Load) and n.source == result else None
+        )
+        out = Store(
+            formula.output, te.substitute(formula.store, self.values), te.substitute(read, self.values)
+        )
+        finish = nest(self.in_tile, out)
+        if self.piece.extent == 1:
+            return block(zero, summing, finish)
+
+        partial = Buffer("partial", self.accumulator.dtype, self.partial_size, Scope.SCRATCH)
+        place: te.Expr = self.panel
+        for loop in self.row_loops:
+            place = place * loop.extent + loop
+        place = place * (shape.rows * shape.panels.size) + self.element
+        resume = nest(self.in_tile, Store(self.accumulator, self.element, te.Load(partial, (place,))))
+        suspend = nest(self.in_tile, Store(partial, place, kept))
+        first = te.call("eq", self.piece, te.as_index(0))
+        last = te.call("eq", self.piece, te.as_index(self.piece.extent - 1))
+        return block(If(first, zero, resume), summing, If(last, finish, suspend))
+
+    def _tap_loops(self, step: Stmt) -> Stmt:
+        """The loops over taps, the innermost `unroll` steps written out; a step is followed by a prefetch."""
+        unroll, taps = self.shape.unroll, list(self.taps)
+        written: list[te.Var] = []
+        while len(taps) > 1 and taps[-1].extent <= unroll:
+            written.insert(0, taps[-1])
+            unroll //= taps.pop().extent
+        last, outer = taps[-1], taps[:-1]
+        length = self.shape.tap_block if last == self.taps[-1] else last.extent
+        unroll = max(1, min(unroll, length))
+        counter, copy = te.Var(last.name + "_u", length // unroll), te.Var(last.name + "_c", unroll)
+        base = self.piece * self.shape.tap_block if self.piece.extent > 1 else te.as_index(0)
+        inner = nest([(axis, Kind.UNROLL) for axis in written], step)
+        main = nest([(copy, Kind.UNROLL)], with_values(inner, {last: base + counter * unroll + copy}))
+        if self.shape.prefetch and self.packed is not None:
+            main = block(main, *self._prefetches(counter))
+        stmts: list[Stmt] = [
+            For(counter, Kind.SERIAL, main)
+            if counter.extent > 1
+            else with_values(main, {counter: te.as_index(0)})
+        ]
+        rest = length - counter.extent * unroll
+        if rest:
+            tail = te.Var(last.name + "_r", rest)
+            done = counter.extent * unroll
+            stmts.append(nest([(tail, Kind.UNROLL)], with_values(inner, {last: base + done + tail})))
+        return nest([(axis, Kind.SERIAL) for axis in outer], block(*stmts))
+
+    def _prefetches(self, counter: te.Var) -> list[Stmt]:
+        """Lines of the next panel, as many as spread it over this one's register tiles."""
+        assert self.packed is not None
+        panel_size = self.shape.panels.size * self.product.length
+        size = self.packed.original.dtype.bytes
+        step: te.Expr = te.as_index(0)
+        for loop in self.row_loops:
+            step = step * loop.extent + loop
+        if self.piece.extent > 1:
+            step = self.piece * extent_of(self.row_loops) + step
+        for axis in self.taps[:-1]:
+            step = step * axis.extent + axis
+        step = step * counter.extent + counter
+        steps = extent_of([*self.row_loops, *self.taps[:-1], counter, self.piece])
+        lines = -(-panel_size * size // _LINE)
+        each = -(-lines // steps)
+        next_panel = (self.which_panel + 1) * panel_size
+        stride = _LINE // size
+        return [
+            Prefetch(self.packed.buffer, next_panel + (step * each + n) * stride, self.shape.prefetch)
+            for n in range(each)
+        ]
+
+
+def _uniform_guard(value: te.Expr, lane: te.Var) -> te.Select | None:
+    """The value as a choice that is the same in every lane, if it is one."""
+    if isinstance(value, te.Select) and lane not in te.variables(value.cond):
+        return value
+    return None

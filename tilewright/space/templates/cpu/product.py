@@ -1,0 +1,192 @@
+"""Sums of products, seen as matrix products: which operand is walked along the vector axis, which axes give rows, and
+how the other operand can be laid out in scratch memory.
+
+    out[batch, rows, vector] = epilogue(sum over taps of data[batch, rows, taps] * weight[batch, taps, vector])
+
+A convolution is one too: `rows` are the image's axes, `taps` the window's and the channels, and the data moves along
+y + ky and x + kx.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilewright import te
+from tilewright.loops.formula import Formula, Reduction
+from tilewright.loops.ir import Buffer
+from tilewright.te.index import coefficient, linear, simplify
+
+
+@dataclass(frozen=True)
+class Product:
+    formula: Formula
+    data: te.Expr  # does not move along `vector`
+    weight: te.Expr  # moves along `vector`; a load, or a load converted
+    vector: te.Var
+
+    @property
+    def reduction(self) -> Reduction:
+        return self.formula.reductions[0]
+
+    @property
+    def weight_load(self) -> te.Load:
+        return te.loads(self.weight)[0]
+
+    @cached_property
+    def rows(self) -> tuple[te.Var, ...]:
+        """Axes that the data alone moves along, outermost first."""
+        return self._axes(data=True, weight=False)
+
+    @cached_property
+    def shared(self) -> tuple[te.Var, ...]:
+        """Axes that both operands move along, or the weight alone: all its loops but the vector's."""
+        both = set(self._axes(data=True, weight=True)) | set(self._axes(data=False, weight=True))
+        return tuple(axis for axis in self.formula.axes if axis in both and axis != self.vector)
+
+    def _axes(self, *, data: bool, weight: bool) -> tuple[te.Var, ...]:
+        in_data, in_weight = te.variables(self.data), te.variables(self.weight)
+        return tuple(a for a in self.formula.axes if (a in in_data) is data and (a in in_weight) is weight)
+
+    @property
+    def constant_weight(self) -> bool:
+        return self.weight_load.source in self.formula.constants
+
+    @property
+    def length(self) -> int:
+        return self.reduction.length
+
+
+def product_of(formula: Formula | None) -> Product | None:
+    """The formula as a product of data and weight, or None."""
+    if formula is None or len(formula.reductions) != 1:
+        return None
+    (reduction,) = formula.reductions
+    body = reduction.body
+    if reduction.kind != "sum" or not (isinstance(body, te.Call) and body.op == "mul"):
+        return None
+    if set(formula.rows) != set(formula.axes) or any(te.loads(index) for index in _indices(formula)):
+        return None
+    contiguous = [axis for axis in formula.axes if coefficient(formula.store, axis) == 1]
+    if len(contiguous) != 1:
+        return None
+    (vector,) = contiguous
+    moving = [operand for operand in body.args if vector in te.variables(operand)]
+    if len(moving) != 1:
+        return None
+    weight = moving[0]
+    data = body.args[1] if weight is body.args[0] else body.args[0]
+    plain = weight.value if isinstance(weight, te.Cast) else weight
+    if not isinstance(plain, te.Load):
+        return None
+    product = Product(formula, data, weight, vector)
+    readers = [load for e in formula.expressions() for load in te.loads(e) if load.source == plain.source]
+    walked = coefficient(plain.indices[0], vector) == 1
+    if not walked and (not product.constant_weight or len(readers) > 1):
+        return None
+    return product
+
+
+def _indices(formula: Formula) -> list[te.Expr]:
+    return [load.indices[0] for e in formula.expressions() for load in te.loads(e) if load.indices]
+
+
+# -- the data operand in scratch memory -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """One dimension along which the data moves: `axis_step * axis + tap_step * tap`, or one of the two alone."""
+
+    axis: te.Var | None
+    tap: te.Var | None
+    axis_step: int = 1
+    tap_step: int = 1
+
+    def extent(self, length: int) -> int:
+        """How many values it takes while `axis` takes `length` neighbouring ones."""
+        taps = self.tap.extent if self.tap is not None else 1
+        steps = length if self.axis is not None else 1
+        return (steps - 1) * self.axis_step + (taps - 1) * self.tap_step + 1
+
+    def at(self, value: te.Expr) -> dict[te.Var, te.Expr]:
+        """Values of axis and tap whose combination is `value`; they may lie beyond their extents."""
+        zero = te.as_index(0)
+        if self.axis is None or (self.tap is not None and self.axis_step != 1):
+            assert self.tap is not None
+            return {self.tap: value} | ({self.axis: zero} if self.axis is not None else {})
+        return {self.axis: value} | ({self.tap: zero} if self.tap is not None else {})
+
+    def of(self, axis: te.Expr | None, tap: te.Expr | None) -> te.Expr:
+        total: te.Expr = te.as_index(0)
+        if axis is not None:
+            total = total + axis * self.axis_step
+        return total if tap is None else total + tap * self.tap_step
+
+
+def coordinates(product: Product) -> tuple[Coordinate, ...] | None:
+    """The dimensions of the data: rows (with their window's axis), then the taps that belong to none; None where it
+    moves along its axes in another way."""
+    taps = [axis for axis in product.reduction.axes if axis in te.variables(product.data)]
+    found: list[Coordinate] = []
+    for row in product.rows:
+        partner = next((tap for tap in taps if _steps(product.data, row, tap) is not None), None)
+        if partner is None:
+            found.append(Coordinate(row, None))
+            continue
+        steps = _steps(product.data, row, partner)
+        assert steps is not None
+        if 1 not in steps:
+            return None
+        taps.remove(partner)
+        found.append(Coordinate(row, partner, *steps))
+    return (*found, *(Coordinate(None, tap) for tap in taps))
+
+
+def _steps(data: te.Expr, row: te.Var, tap: te.Var) -> tuple[int, int] | None:
+    """(a, b) if the data depends on row and tap only through a * row + b * tap, and overlaps along them."""
+    ratios: set[tuple[int, int]] = set()
+    for expr in _index_forms(data):
+        form = linear(expr)
+        if any(not isinstance(atom, te.Var) and {row, tap} & te.variables(atom) for atom in form.terms):
+            return None
+        a, b = form.terms.get(row, 0), form.terms.get(tap, 0)
+        if not a and not b:
+            continue
+        if a <= 0 or b <= 0:
+            return None
+        shared = math.gcd(a, b)
+        ratios.add((a // shared, b // shared))
+    if len(ratios) != 1:
+        return None
+    a, b = ratios.pop()
+    # Without overlap (a row of A and its columns) they are two dimensions, not one.
+    return (a, b) if b * (tap.extent - 1) >= a and a * (row.extent - 1) >= b and a <= 8 and b <= 8 else None
+
+
+def _index_forms(expr: te.Expr) -> list[te.Expr]:
+    """The integer expressions in which variables enter: offsets of loads, sides of comparisons."""
+    found: list[te.Expr] = []
+    for node in te.walk(expr):
+        if isinstance(node, te.Load):
+            found.extend(node.indices)
+        elif isinstance(node, te.Call) and node.dtype.short == "bool":
+            found.extend(arg for arg in node.args if arg.dtype.short == "i64")
+    return found
+
+
+@dataclass(frozen=True)
+class Staged:
+    """The data operand, or a block of it, as a dense array in scratch memory."""
+
+    buffer: Buffer
+    coordinates: tuple[Coordinate, ...]
+    extents: tuple[int, ...]
+
+    def offset(self, places: Sequence[te.Expr]) -> te.Expr:
+        offset: te.Expr = te.as_index(0)
+        for place, extent in zip(places, self.extents, strict=True):
+            offset = offset * extent + place
+        return simplify(offset)

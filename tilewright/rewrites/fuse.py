@@ -1,7 +1,7 @@
 """fuse: which nodes share a kernel. Every group has one output, and the code generator's default program can run it.
 
 1. A contraction takes the elementwise nodes behind it that have its shape, as long as what is between them is read
-   nowhere else: they are applied to its result in registers.
+   nowhere else: they are applied to its result in registers. A convolution takes the border of zeros before it.
 2. A reduction takes elementwise nodes behind it in the same way, and cheap producers before it: it reads its operand up
    to three times, so what is fused before it is computed three times. Windows that overlap take none.
 3. What is left is elementwise work and movement. A producer goes into its consumer where all its readers are there, and
@@ -185,6 +185,8 @@ class _Fusion:
     def readable(self, node: Node, group: Group) -> bool:
         """Whether the readers of `node` in `group` may have it as a formula instead of in memory."""
         if group.anchor is not None:
+            if fusion_of(group.anchor) is Fusion.COMPLEX:
+                return set(self.users[node]) == {group.anchor} and _pads(node, group.anchor)
             if fusion_of(group.anchor) is not Fusion.REDUCTION or group.anchor.op in OVERLAPPING:
                 return False
             for user in self.users[node]:
@@ -229,6 +231,18 @@ class _Fusion:
         group.evaluations[node] = evaluations
         group.recomputed += evaluations > TOLERANCE * node.type.size
         self.group_of[node] = group
+
+
+def _pads(node: Node, anchor: Node) -> bool:
+    """Whether `node` is the border of zeros of a channels-last convolution: what the kernel reads there costs nothing,
+    and it copies what it reads often."""
+    if anchor.op != "conv" or anchor.attrs["layout"] != "channels_last" or anchor.inputs[0] is not node:
+        return False
+    if node.op != "pad" or any(node.attrs["interior"]) or node.attrs["value"]:
+        return False
+    low, high = node.attrs["low"], node.attrs["high"]
+    within_image = not any((low[0], high[0], low[-1], high[-1]))
+    return within_image and min(*low, *high) >= 0
 
 
 def _interpolates(node: Node) -> bool:

@@ -2,12 +2,12 @@
 
     for every chunk of panels and block of rows:                    (parallel)
       stage the block's data in scratch                             (where it is a formula: a padding, a conversion)
-      for blocks of taps:                                           (where the reduction is long)
-        for every panel of the weight, `vectors` registers wide:
+      for every panel of the weight, `vectors` registers wide:
+        for pieces of the taps:                                     (where a panel is longer than the first cache)
           for every `rows` rows of the block:
-            acc[rows, vectors] = 0
+            acc[rows, vectors] = 0, or what the piece before left
             for taps, `unroll` written out: acc += data[row, tap] * panel[tap, :]
-              prefetch a line of the next panel
+              prefetch a line of the next piece
             out = epilogue(acc)
 
 A panel of a constant weight is contiguous in the order in which it is read. It stays in the second cache while the rows
@@ -16,7 +16,7 @@ of the block pass; the rows of the block stay there while the panels of the chun
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -79,9 +79,9 @@ class _Shape:
     panels: Tiles  # of the vector axis
     per_chunk: int  # panels in a chunk
     chunks: int
-    block: int  # values of the outermost row axis in a block
+    block: int  # values of the outermost row axis in a block: whole register tiles where it is the only one
     blocks: int
-    tap_block: int  # taps in a block of the innermost reduction axis; its extent where it is not cut
+    tap_block: int  # taps of the innermost reduction axis that are summed at once; 0: all taps of all axes
     prefetch: int
     staged: bool
 
@@ -103,11 +103,11 @@ class _Applied:
     def space(self) -> Space:
         rows = self.product.rows
         tile_axis = rows[-1].extent if rows else 1
-        outer = rows[0].extent if rows else 1
+        outer = rows[0].extent if len(rows) > 1 else -(-tile_axis // 4)
         taps = self.product.reduction.axes
         last = taps[-1].extent
         blocks = [n for n in (1, 2, 3, 4, 6, 7, 8, 12, 14, 16, 24, 28, 32, 48, 64, 96, 128) if n < outer]
-        cut = [n for n in range(128, 1025) if len(taps) == 1 and last % n == 0 and n < last]
+        cut = [n for n in range(48, 769) if last % n == 0 and n < self.product.length]
         stage = (True,) if self.must_stage else (False, True) if self.dims is not None else (False,)
         return Space(
             NAME,
@@ -118,9 +118,9 @@ class _Applied:
                     tuple(n for n in (1, 2, 3, 4, 6, 8) if n * self.lanes <= self.product.vector.extent),
                 ),
                 Knob("unroll", tuple(n for n in (1, 2, 4, 8) if n <= max(self.product.length, 1))),
-                Knob("block", (*blocks, 0)),
+                Knob("block", (0, *blocks)),
                 Knob("chunks", (1, 2, 4, 8, 16, 32)),
-                Knob("tap_block", (0, *_spread(cut, 3))),
+                Knob("tap_block", (0, *_spread(cut, 5))),
                 Knob("prefetch", (0, 1, 2) if self.product.constant_weight else (0,)),
                 Knob("stage", stage),
             ),
@@ -140,13 +140,13 @@ class _Applied:
             or shape.per_chunk * (shape.chunks - 1) >= shape.panels.count
         ):
             return False
-        if len(self.product.rows) == 1 and shape.blocks > 1 and shape.block % shape.rows:
+        if len(self.product.rows) == 1 and shape.block > self.product.rows[0].extent:
             return False
         if shape.staged and self._staged_bytes(shape) > _STAGED_BYTES:
             return False
         if shape.prefetch and not self._prefetch_pays(shape):
             return False
-        return shape.tap_block == self._last_tap.extent or self._partial_size(shape) * 4 <= _PARTIAL_BYTES
+        return not shape.tap_block or self._partial_size(shape) * 4 <= _PARTIAL_BYTES
 
     @property
     def _last_tap(self) -> te.Var:
@@ -157,7 +157,8 @@ class _Applied:
         panels = Tiles(self.product.vector, vectors * self.lanes)
         per_chunk = -(-panels.count // int(values["chunks"]))
         outer = self.product.rows[0].extent if self.product.rows else 1
-        size = int(values["block"]) or outer
+        unit = rows if len(self.product.rows) == 1 else 1
+        size = int(values["block"]) * unit or outer
         return _Shape(
             rows=rows,
             vectors=vectors,
@@ -167,7 +168,7 @@ class _Applied:
             chunks=-(-panels.count // per_chunk),
             block=size,
             blocks=-(-outer // size),
-            tap_block=int(values["tap_block"]) or self._last_tap.extent,
+            tap_block=int(values["tap_block"]),
             prefetch=int(values["prefetch"]),
             staged=bool(values["stage"]),
         )
@@ -197,12 +198,13 @@ class _Applied:
         return shape.block * inner
 
     def _partial_size(self, shape: _Shape) -> int:
-        return shape.per_chunk * self._tiles_per_block(shape) * shape.rows * shape.panels.size
+        return self._tiles_per_block(shape) * shape.rows * shape.panels.size
 
     def _prefetch_pays(self, shape: _Shape) -> bool:
-        """Whether the lines of a panel are about as many as the steps in which one can be asked for."""
-        steps = self._tiles_per_block(shape) * max(1, self._last_tap.extent // shape.unroll)
-        return shape.panels.size * self._last_tap.extent * 4 // _LINE * 2 >= steps
+        """Whether the lines of a piece of a panel are about as many as the steps in which one can be asked for."""
+        taps = shape.tap_block or self._last_tap.extent
+        steps = self._tiles_per_block(shape) * max(1, taps // shape.unroll)
+        return shape.panels.size * taps * 4 // _LINE * 2 >= steps
 
     # -- what it costs --------------------------------------------------------------------------------------------
 
@@ -213,26 +215,25 @@ class _Applied:
         tiles = repeats * shape.blocks * self._tiles_per_block(shape) * shape.chunks * shape.per_chunk
         length = product.length
         steps = tiles * length
-        pieces = max(1, self._last_tap.extent // shape.tap_block)
+        pieces = length // shape.tap_block if shape.tap_block else 1
         size = product.weight_load.dtype.bytes
         panel = shape.panels.size * length * size
         weight_bytes = panel * shape.panels.count * repeats
         block_bytes = self._block_bytes(shape)
         data_bytes = block_bytes * shape.blocks * repeats
         chunk_panels = shape.per_chunk if shape.chunks > 1 else shape.panels.count
+        caches = machine.caches
 
-        # A panel's rows come by once per register tile; it waits in the nearest cache that holds it and its data.
-        resident = panel // pieces + shape.rows * length * 4 // pieces
-        panel_reads = tiles * panel
-        from_l2 = 0.0 if resident <= machine.caches.l1 * 3 // 4 else float(panel_reads)
-        from_l3 = 0.0
-        if panel // pieces + block_bytes // pieces > machine.caches.l2_per_core * 3 // 4:
-            # The block's data passes by for every panel, or the panel for every row.
-            from_l3 += min(data_bytes * shape.panels.count, panel_reads)
-        elif block_bytes > machine.caches.l1 // 2:
-            from_l2 += data_bytes * shape.panels.count
+        # The part of a panel that all rows of the block pass by stays in the first cache, or comes again for each tile.
+        near = panel // pieces + shape.rows * length * 4 // pieces <= caches.l1 * 3 // 4
+        passes = repeats * shape.blocks * shape.chunks * shape.per_chunk
+        panel_reads = passes * panel if near else tiles * panel
+        data_reads = data_bytes * shape.chunks * shape.per_chunk
+        fits = panel + block_bytes <= caches.l2_per_core * 3 // 4
+        from_l2 = float(panel_reads) + (data_reads if fits and block_bytes > caches.l1 // 2 else 0)
+        from_l3 = 0.0 if fits else float(min(data_reads, panel_reads))
         # Panels come from memory once for each block of rows, unless the chunk's stay in the second cache.
-        again = shape.blocks if panel * chunk_panels > machine.caches.l2_per_core // 2 else 1
+        again = shape.blocks if panel * chunk_panels > caches.l2_per_core // 2 else 1
         if product.constant_weight:
             from_memory = float(weight_bytes)
             from_l3 += weight_bytes * (again - 1)
@@ -240,16 +241,20 @@ class _Applied:
             from_memory, from_l3 = 0.0, from_l3 + weight_bytes * again
         from_l3 += data_bytes * shape.chunks
         written = product.formula.output.size * product.formula.output.dtype.bytes
-        partial = 2.0 * (pieces - 1) * self._partial_size(shape) * 4 * shape.chunks * shape.blocks * repeats
+        partial = 2.0 * (pieces - 1) * self._partial_size(shape) * passes  # elements
         staged = self._staged_bytes(shape) * shape.chunks * shape.blocks * repeats if shape.staged else 0
         epilogue = tiles * shape.rows * shape.vectors
         each = shape.rows * shape.vectors
+        asked = passes * panel / _LINE if shape.prefetch else 0.0
         return Terms(
             arithmetic=steps * max(each, 8.0) + epilogue,
-            loads=steps * (shape.rows + shape.vectors) + epilogue + staged / (4 * self.lanes) + partial / 64,
-            stores=epilogue + staged / (4 * self.lanes) + partial / 64,
+            loads=steps * (shape.rows + shape.vectors)
+            + epilogue
+            + (staged / 4 + partial / 2) / self.lanes
+            + asked,
+            stores=epilogue + (staged / 4 + partial / 2) / self.lanes,
             branches=steps / shape.unroll + 3.0 * tiles * pieces,
-            from_l2=from_l2 + partial + staged,
+            from_l2=from_l2 + staged,
             from_l3=from_l3 + 2.0 * written,
             from_memory=from_memory,
             prefetched=from_memory if shape.prefetch else 0.0,
@@ -297,7 +302,9 @@ class _Builder:
             te.Var("v", self.lanes),
         )
         self.taps = product.reduction.axes
-        self.piece = te.Var("piece", self.taps[-1].extent // shape.tap_block)
+        self.piece_loops: list[te.Var] = []
+        if shape.tap_block:
+            self.piece_loops = [*self.taps[:-1], te.Var("piece", self.taps[-1].extent // shape.tap_block)]
         self.in_tile = [(self.row, Kind.UNROLL), (self.vec, Kind.UNROLL), (self.lane, Kind.VECTOR)]
         self.element = self.row * shape.panels.size + self.vec * self.lanes + self.lane
 
@@ -367,8 +374,8 @@ class _Builder:
             packed = self.packed
             weight = te.rewrite(weight, lambda node: packed.load if node == product.weight_load else None)
         tile = self._register_tile(data, weight)
-        loops = [(self.panel, Kind.SERIAL), *((loop, Kind.SERIAL) for loop in self.row_loops)]
-        stmts.append(nest([(self.piece, Kind.SERIAL), *loops], tile))
+        loops = [self.panel, *self.piece_loops, *self.row_loops]
+        stmts.append(nest([(loop, Kind.SERIAL) for loop in loops], tile))
         body = self._parallel(with_values(block(*stmts), {}))
         inputs = [
             self.packed.buffer if self.packed is not None and b == self.packed.original else b
@@ -457,32 +464,31 @@ class _Builder:
             formula.output, te.substitute(formula.store, self.values), te.substitute(read, self.values)
         )
         finish = nest(self.in_tile, out)
-        if self.piece.extent == 1:
+        if extent_of(self.piece_loops) == 1:
             return block(zero, summing, finish)
 
         partial = Buffer("partial", self.accumulator.dtype, self.partial_size, Scope.SCRATCH)
-        place: te.Expr = self.panel
-        for loop in self.row_loops:
-            place = place * loop.extent + loop
-        place = place * (shape.rows * shape.panels.size) + self.element
+        place = _counted(self.row_loops) * (shape.rows * shape.panels.size) + self.element
         resume = nest(self.in_tile, Store(self.accumulator, self.element, te.Load(partial, (place,))))
         suspend = nest(self.in_tile, Store(partial, place, kept))
-        first = te.call("eq", self.piece, te.as_index(0))
-        last = te.call("eq", self.piece, te.as_index(self.piece.extent - 1))
+        piece = _counted(self.piece_loops)
+        first = te.call("eq", piece, te.as_index(0))
+        last = te.call("eq", piece, te.as_index(extent_of(self.piece_loops) - 1))
         return block(If(first, zero, resume), summing, If(last, finish, suspend))
 
     def _tap_loops(self, step: Stmt) -> Stmt:
         """The loops over taps, the innermost `unroll` steps written out; a step is followed by a prefetch."""
-        unroll, taps = self.shape.unroll, list(self.taps)
+        unroll, cut = self.shape.unroll, self.shape.tap_block
+        taps = [self.taps[-1]] if cut else list(self.taps)
         written: list[te.Var] = []
         while len(taps) > 1 and taps[-1].extent <= unroll:
             written.insert(0, taps[-1])
             unroll //= taps.pop().extent
         last, outer = taps[-1], taps[:-1]
-        length = self.shape.tap_block if last == self.taps[-1] else last.extent
+        length = cut or last.extent
         unroll = max(1, min(unroll, length))
         counter, copy = te.Var(last.name + "_u", length // unroll), te.Var(last.name + "_c", unroll)
-        base = self.piece * self.shape.tap_block if self.piece.extent > 1 else te.as_index(0)
+        base = self.piece_loops[-1] * cut if cut else te.as_index(0)
         inner = nest([(axis, Kind.UNROLL) for axis in written], step)
         main = nest([(copy, Kind.UNROLL)], with_values(inner, {last: base + counter * unroll + copy}))
         if self.shape.prefetch and self.packed is not None:
@@ -500,27 +506,28 @@ class _Builder:
         return nest([(axis, Kind.SERIAL) for axis in outer], block(*stmts))
 
     def _prefetches(self, counter: te.Var) -> list[Stmt]:
-        """Lines of the next panel, as many as spread it over this one's register tiles."""
+        """Lines of what comes after this piece of the panel, as many as spread it over this one's register tiles."""
         assert self.packed is not None
-        panel_size = self.shape.panels.size * self.product.length
         size = self.packed.original.dtype.bytes
-        step: te.Expr = te.as_index(0)
-        for loop in self.row_loops:
-            step = step * loop.extent + loop
-        if self.piece.extent > 1:
-            step = self.piece * extent_of(self.row_loops) + step
-        for axis in self.taps[:-1]:
-            step = step * axis.extent + axis
-        step = step * counter.extent + counter
-        steps = extent_of([*self.row_loops, *self.taps[:-1], counter, self.piece])
-        lines = -(-panel_size * size // _LINE)
-        each = -(-lines // steps)
-        next_panel = (self.which_panel + 1) * panel_size
-        stride = _LINE // size
+        piece_size = self.shape.panels.size * (self.shape.tap_block or self.product.length)
+        pieces = extent_of(self.piece_loops)
+        loops = [*self.row_loops, *([] if self.piece_loops else self.taps[:-1]), counter]
+        lines = -(-piece_size * size // _LINE)
+        each = -(-lines // extent_of(loops))
+        following = (self.which_panel * pieces + _counted(self.piece_loops) + 1) * piece_size
+        first = following + _counted(loops) * (each * _LINE // size)
         return [
-            Prefetch(self.packed.buffer, next_panel + (step * each + n) * stride, self.shape.prefetch)
+            Prefetch(self.packed.buffer, first + n * (_LINE // size), self.shape.prefetch)
             for n in range(each)
         ]
+
+
+def _counted(loops: Sequence[te.Var]) -> te.Expr:
+    """How many iterations of the nest of `loops` came before this one."""
+    count: te.Expr = te.as_index(0)
+    for loop in loops:
+        count = count * loop.extent + loop
+    return count
 
 
 def _uniform_guard(value: te.Expr, lane: te.Var) -> te.Select | None:

@@ -3,6 +3,7 @@
 
     python benchmarks/cpu_models.py                                    # the six models of the README's table
     python benchmarks/cpu_models.py --models resnet50,gpt2 --threads 4 --markdown table.md --json results.json
+    python benchmarks/cpu_models.py --scaling --models resnet50,bert-base   # ours on one thread and on all of them
     python benchmarks/cpu_models.py --small --rounds 1 --models resnet18 --contenders torch-eager,ours   # does it work?
 
 One process per contender. Rounds of turns are handed out with a pause after each turn; in its turn a contender runs
@@ -20,7 +21,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,26 @@ def measure(model: str, names: Sequence[str], options: argparse.Namespace, scrat
     return result
 
 
+def measure_scaling(model: str, options: argparse.Namespace, scratch: Path) -> float:
+    """How many times faster ours is on all threads than on one, taking turns."""
+    folder = scratch / f"{model}-scaling"
+    folder.mkdir()
+    job = Job(model, options.small, options.batch, options.threads, folder)
+    prepare_apart(job, with_onnx=False)
+    seats: list[Seat] = []
+    try:
+        for threads in (1, options.threads):
+            contender = replace(CONTENDERS[OURS], name=f"{OURS}-{threads}", title=f"{threads} thread(s)")
+            seats.append(Seat(contender, replace(job, threads=threads), options.timeout))
+        if failed := take_turns(seats, options.rounds, options.turn, options.gap):
+            raise next(iter(failed.values()))
+        one, every = (statistics.median(seat.seconds) for seat in seats)
+    finally:
+        for seat in seats:
+            seat.close()
+    return one / every
+
+
 def summary(seat: Seat, error: float) -> Timing:
     milliseconds = sorted(1000 * seconds for seconds in seat.seconds)
     return Timing(
@@ -249,6 +270,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--timeout", type=float, default=1800, metavar="S", help="for one answer of a contender"
     )
+    parser.add_argument("--scaling", action="store_true", help="only ours: all threads against one")
     parser.add_argument("--small", action="store_true", help="reduced models and short turns: a smoke test")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, after each model")
     parser.add_argument(
@@ -289,6 +311,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"about {options.turn:g} s, one process per contender{', reduced models' if options.small else ''}."
     )
     say(f"{about['cpu']}, {about['cores']} cores, load {about['load_average']}; {method}")
+    if options.scaling:
+        return report_scaling(options, about, method)
     print(aligned(header(names)), flush=True)
 
     results: list[ModelResult] = []
@@ -306,6 +330,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 options.markdown.write_text(markdown(results, names, about, method))
     print(means(results))
     return int(any(absence.failed for result in results for absence in result.absences.values()))
+
+
+def report_scaling(options: argparse.Namespace, about: dict[str, Any], method: str) -> int:
+    ratios: dict[str, float] = {}
+    print(aligned(["model", f"{options.threads} threads / 1"]), flush=True)
+    with tempfile.TemporaryDirectory(prefix="tilewright-bench-") as scratch:
+        for model in options.models:
+            ratios[model] = measure_scaling(model, options, Path(scratch))
+            print(aligned([model, ratio(ratios[model])]), flush=True)
+    if options.json:
+        data = {"machine": about, "method": method, "scaling": ratios}
+        options.json.write_text(json.dumps(data, indent=2) + "\n")
+    return 0
 
 
 if __name__ == "__main__":

@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     from tilewright.driver import compile
     from tilewright.errors import TilewrightError
     from tilewright.runtime.artifact import load
+    from tilewright.runtime.dynamic import DynamicModel
     from tilewright.runtime.model import CompiledModel
 
 __version__ = "0.1.0"
-__all__ = ["CompiledModel", "TilewrightError", "__version__", "compile", "load"]
+__all__ = ["CompiledModel", "DynamicModel", "TilewrightError", "__version__", "compile", "load"]
 
 _HOMES = {
     "compile": "tilewright.driver",
     "load": "tilewright.runtime.artifact",
     "CompiledModel": "tilewright.runtime.model",
+    "DynamicModel": "tilewright.runtime.dynamic",
     "TilewrightError": "tilewright.errors",
 }
 

@@ -20,6 +20,10 @@ class TilewrightError(Exception):
         super().__init__(f"{message}\n  try: {self.remedy}" if self.remedy else message)
 
 
+class TilewrightWarning(UserWarning):
+    """A model, or a part of one, runs by other means although it was meant to be compiled."""
+
+
 class InternalError(TilewrightError):
     """A broken invariant of the compiler: our bug, not the user's."""
 
@@ -65,6 +69,12 @@ class MutationError(TilewrightError):
     remedy = (
         "return the new value instead of writing it in place, or take the buffer as an input and an output"
     )
+
+
+class ModelChangedError(TilewrightError):
+    """A model for changing shapes whose weights were written to: its variants would not be of one model."""
+
+    remedy = "compile the model again, with its new weights"
 
 
 class ExportError(TilewrightError):
@@ -171,6 +181,14 @@ class TextFormError(TilewrightError):
 
 class VerificationError(InternalError):
     """A stage produced something illegal; the verifier says what and where."""
+
+
+class ScheduleError(TilewrightError):
+    """A schedule primitive applied where it may not be: which loop or stage, and why."""
+
+    remedy = (
+        "print the schedule to see its loops and stages; docs/05-schedules.md says what each primitive needs"
+    )
 
 
 class TypeRuleError(TilewrightError):

@@ -17,7 +17,8 @@ import time
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import psutil
 
@@ -29,7 +30,13 @@ from .prepare import prepare
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 MOST_RUNS_IN_A_TURN = 200
 
-_spawn = multiprocessing.get_context("spawn")
+spawn = multiprocessing.get_context("spawn")
+
+
+class AnyJob(Protocol):
+    """What a loader understands, and where its outputs go."""
+
+    def outputs_file(self, contender: str) -> Path: ...
 
 
 class ContenderError(Exception):
@@ -43,25 +50,27 @@ class ContenderError(Exception):
 # -- in the contender's process ---------------------------------------------------------------------------------------
 
 
-def _serve(contender: Contender, job: Job, pipe: Connection) -> None:
-    """Load the model, leave its outputs in a file, then time it whenever asked: "n" -> n times in seconds."""
+def _serve(contender: Contender, pipe: Connection) -> None:
+    """Do what comes: a job is loaded and its outputs are left in a file; n: n times of what was loaded last."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends this process
-    try:
-        module, function = contender.loader.split(":")
-        run = getattr(importlib.import_module(module), function)(job)
-        save_arrays(job.outputs_file(contender.name), arrays_of(run()))
-        pipe.send(("ready", _timed(run, warm_up=2, count=3)))
-        while (count := pipe.recv()) is not None:
-            pipe.send(("times", _timed(run, warm_up=1, count=count)))
-    except NotAvailable as reason:
-        pipe.send(("not available", str(reason)))
-    except EOFError:
-        pass  # the parent is gone
-    except Exception as error:  # whatever a contender raises is its result
-        traceback.print_exc()
-        pipe.send(
-            ("failed", f"{type(error).__name__}: {(str(error).strip() or '(no message)').splitlines()[0]}")
-        )
+    run: Any = None
+    with contextlib.suppress(EOFError):  # the parent is gone
+        while (asked := pipe.recv()) is not None:
+            try:
+                if isinstance(asked, int):
+                    pipe.send(("times", _timed(run, warm_up=1, count=asked)))
+                    continue
+                run = None  # what it held is free before the next is loaded
+                module, function = contender.loader.split(":")
+                run = getattr(importlib.import_module(module), function)(asked)
+                save_arrays(asked.outputs_file(contender.name), arrays_of(run()))
+                pipe.send(("ready", _timed(run, warm_up=2, count=3)))
+            except NotAvailable as reason:
+                pipe.send(("not available", str(reason)))
+            except Exception as error:  # whatever a contender raises is its result
+                traceback.print_exc()
+                message = (str(error).strip() or "(no message)").splitlines()[0]
+                pipe.send(("failed", f"{type(error).__name__}: {message}"))
 
 
 def _timed(run: Any, warm_up: int, count: int) -> list[float]:
@@ -81,25 +90,39 @@ def _timed(run: Any, warm_up: int, count: int) -> list[float]:
 class Seat:
     """A contender that takes part: its process, and what it has been timed at so far."""
 
-    def __init__(self, contender: Contender, job: Job, timeout: float) -> None:
-        """Start the process and wait until it can run. Raises ContenderError."""
+    def __init__(self, contender: Contender, job: AnyJob | None, timeout: float) -> None:
+        """Start the process and, unless jobs are to be loaded later, wait until it can run. Raises ContenderError."""
         self.contender = contender
-        self.seconds: list[float] = []
-        self.idle_cpu = 0.0
-        self.idle_wall = 0.0
         self._timeout = timeout
         started = time.perf_counter()
-        self._pipe, theirs = _spawn.Pipe()
-        self._process = _spawn.Process(target=_serve, args=(contender, job, theirs))
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(contender, theirs))
         self._process.start()
         theirs.close()  # or the end of the process would not be seen here
+        self._watched = psutil.Process(self._process.pid)
+        if job is None:
+            return
         try:
-            self._typical = statistics.median(self._answer())
+            self.load(job)
         except BaseException:
             self.close()
             raise
-        self._watched = psutil.Process(self._process.pid)
         self.setup_seconds = time.perf_counter() - started
+
+    def load(self, job: AnyJob) -> None:
+        """Another job for the same process, with times of its own. Raises ContenderError; unless the process ended with
+        it (`alive`), yet another may be loaded."""
+        self.seconds: list[float] = []
+        self.idle_cpu = 0.0
+        self.idle_wall = 0.0
+        started = time.perf_counter()
+        self._pipe.send(job)
+        self._typical = statistics.median(self._answer())
+        self.setup_seconds = time.perf_counter() - started
+
+    @property
+    def alive(self) -> bool:
+        return self._process.is_alive()
 
     @property
     def idle_share(self) -> float:
@@ -130,6 +153,7 @@ class Seat:
 
     def _answer(self) -> list[float]:
         if not self._pipe.poll(self._timeout):
+            self._process.kill()  # its answer may still come, to another question
             raise ContenderError(f"no answer within {self._timeout:.0f} s")
         try:
             kind, content = self._pipe.recv()
@@ -143,7 +167,7 @@ class Seat:
 
 def prepare_apart(job: Job, with_onnx: bool) -> None:
     """`prepare` in a process of its own, so that no exporter's memory or threads stay behind."""
-    process = _spawn.Process(target=prepare, args=(job, with_onnx))
+    process = spawn.Process(target=prepare, args=(job, with_onnx))
     process.start()
     process.join()
     if process.exitcode != 0:

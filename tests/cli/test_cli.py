@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 
@@ -103,6 +105,67 @@ def test_an_onnx_model(tmp_path: Path) -> None:
     assert run("explain", "relu.onnx", folder=tmp_path).returncode == 0
     refused = run("bench", "relu.onnx", folder=tmp_path)
     assert refused.returncode == 1 and "PyTorch" in refused.stderr
+
+
+def test_check_an_onnx_model(tmp_path: Path) -> None:
+    _save_open_onnx(tmp_path / "scaled.onnx")
+    np.savez(tmp_path / "inputs.npz", x=np.arange(6, dtype=np.float32).reshape(2, 3))
+    done = run("check", "scaled.onnx", "--inputs", "inputs.npz", "--json", folder=tmp_path)
+    report = json.loads(done.stdout)
+    assert report["ok"] and report["oracle"]["outputs"][0]["error"] < 1e-6
+    assert report["reference"]["outputs"][0]["error"] < 1e-6
+    text = run("check", "scaled.onnx", "--inputs", "inputs.npz", folder=tmp_path)
+    assert text.returncode == 0 and text.stdout.count("right: 1 result(s)") == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "complaint"),
+    [
+        ("absent.onnx", None, "there is no file absent.onnx"),
+        ("broken.onnx", None, "no ONNX model, or a truncated one"),
+        (
+            "scaled.onnx",
+            None,
+            "leaves dimensions open: x: rows (axis 0) try: pass example inputs of these sizes: --inputs",
+        ),
+        ("strange.onnx", None, "Unheard (no converter)"),
+        ("scaled.onnx", "absent.npz", "cannot read the inputs in absent.npz"),
+        ("scaled.onnx", "text.npz", "cannot read the inputs in text.npz"),
+        ("scaled.onnx", "single.npy", "it holds one array without a name"),
+        ("scaled.onnx", "misnamed.npz", "the model has no inputs called 'z'"),
+        ("scaled.onnx", "double.npz", "its example of float64"),
+        ("scaled.onnx", "narrow.npz", "its example [2, 2]"),
+        ("two.onnx", "x.npz", "the inputs b are missing"),
+        ("resnet18", "x.npz", "--inputs is for ONNX models"),
+    ],
+)
+def test_mistakes_of_check_with_onnx(model: str, inputs: str | None, complaint: str, tmp_path: Path) -> None:
+    _save_open_onnx(tmp_path / "scaled.onnx")
+    _save_open_onnx(tmp_path / "strange.onnx", operator="Unheard", width=3, rows=2)
+    (tmp_path / "broken.onnx").write_bytes((tmp_path / "scaled.onnx").read_bytes()[:-9])
+    (tmp_path / "text.npz").write_text("no arrays here")
+    two = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 17]> agraph (float[2] x, float[2] b) => (float[2] y) {y = Add(x, b)}'
+    )
+    onnx.save(two, tmp_path / "two.onnx")
+    np.save(tmp_path / "single.npy", np.ones(3))
+    np.savez(tmp_path / "misnamed.npz", z=np.ones((2, 3), np.float32))
+    np.savez(tmp_path / "double.npz", x=np.ones((2, 3)))
+    np.savez(tmp_path / "narrow.npz", x=np.ones((2, 2), np.float32))
+    np.savez(tmp_path / "x.npz", x=np.ones(2, np.float32))
+    done = run("check", model, *(("--inputs", inputs) if inputs else ()), folder=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert complaint in " ".join(done.stderr.split())
+    assert "try:" in done.stderr and "Traceback" not in done.stderr
+
+
+def _save_open_onnx(path: Path, operator: str = "Softmax", width: int = 3, rows: int | str = "rows") -> None:
+    """x of any number of rows -> operator."""
+    given = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [rows, width])
+    made = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [rows, width])
+    graph = onnx.helper.make_graph([onnx.helper.make_node(operator, ["x"], ["y"])], "g", [given], [made])
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
 
 
 def test_an_exported_program(tmp_path: Path) -> None:

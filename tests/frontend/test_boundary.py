@@ -237,3 +237,18 @@ def test_assertions_and_dead_code_vanish() -> None:
 def test_importing_the_frontend_does_not_import_torch() -> None:
     code = "import sys, tilewright.frontend; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_arrays_and_tensors_there_and_back(dtype: torch.dtype) -> None:
+    from tilewright.frontend.torch.types import to_numpy, to_torch
+
+    tensor = torch.arange(6).reshape(2, 3).to(dtype)
+    again = to_torch(to_numpy(tensor))
+    assert again.dtype is dtype and torch.equal(again, tensor)
+    assert to_torch(to_numpy(tensor)[0, 0]).shape == ()
+    assert to_torch("no array") == "no array"
+    fixed = np.ones(3)
+    fixed.flags.writeable = False
+    to_torch(fixed).zero_()
+    assert fixed.sum() == 3

@@ -3,6 +3,8 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
 from tilewright.runtime.dispatch import Policy, VariantTable
 
 
@@ -61,3 +63,24 @@ def test_clear() -> None:
     compiled(table, [1, 2])
     table.clear()
     assert len(table) == 0 and compiled(table, [1]) == [1]
+
+
+def test_variants_that_are_there_already() -> None:
+    table: VariantTable[str] = VariantTable(Policy(limit=1, eager=1))
+    table.add("a", "first")
+    table.add("b", "second")  # more than the limit: they cost nothing
+    table.add("a", "another")
+    assert table.variants() == ("first", "second")
+    assert table.find("a") == "first" and table.find("c") is None
+    assert compiled(table, ["c", "c"]) == []
+
+
+def test_a_failure_to_make_one_is_the_callers_and_leaves_nothing() -> None:
+    table: VariantTable[str] = VariantTable()
+
+    def broken() -> str:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        table.get("a", broken)
+    assert len(table) == 0 and table.get("a", lambda: "made") == "made"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from dataclasses import asdict
@@ -14,7 +15,17 @@ import tilewright
 from tilewright.cli import doctor as doctor_command
 from tilewright.cli.models import Source, is_artifact, load_source, require_torch
 from tilewright.cli.output import compile_progress, console, print_json, print_table
+from tilewright.errors import UnknownShapeError
 from tilewright.runtime.model import CompiledModel
+
+
+def parse_seconds(text: str | float) -> float:
+    """`"90"`, `"90s"`, `"1.5m"` -> 90.0"""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(text).strip())
+    if match is None:
+        raise typer.BadParameter("a number of seconds such as 120, 120s, 5m or 1h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
 
 app = typer.Typer(
     name="tilewright",
@@ -35,18 +46,47 @@ THREADS = Annotated[
     int | None, typer.Option(help="threads of a call; default: as many as this process may use")
 ]
 NUMERICS = Annotated[str | None, typer.Option(help="fast, or strict")]
+EFFORT = Annotated[
+    str, typer.Option(help="none: measure nothing; quick, full: measure candidates for a minute, for ten")
+]
+BUDGET = Annotated[
+    float | None,
+    typer.Option(parser=parse_seconds, metavar="SECONDS", help="of measuring, such as 120s or 5m"),
+]
 BATCH = Annotated[int, typer.Option(help="batch size of a zoo model")]
 SMALL = Annotated[bool, typer.Option("--small", help="the zoo model's small version")]
 SEED = Annotated[int, typer.Option(help="seed of a zoo model's weights and inputs")]
+INPUTS = Annotated[
+    Path | None, typer.Option("--inputs", help="an .npz file: example inputs of an ONNX model, by name")
+]
 
 
 def _compiled(
-    source: Source, numerics: str | None, threads: int | None, quiet: bool
+    source: Source,
+    numerics: str | None,
+    threads: int | None,
+    quiet: bool,
+    effort: str = "none",
+    budget: float | None = None,
 ) -> tuple[CompiledModel, float]:
     begin = time.perf_counter()
     with compile_progress(quiet) as trace:
         inputs: Any = source.inputs or source.kwargs or None
-        model = tilewright.compile(source.model, inputs, numerics=numerics, threads=threads, trace=trace)
+        try:
+            model = tilewright.compile(
+                source.model,
+                inputs,
+                effort=effort,
+                budget=budget,
+                numerics=numerics,
+                threads=threads,
+                trace=trace,
+            )
+        except UnknownShapeError as error:
+            remedy = (
+                "pass example inputs of these sizes: --inputs FILE, written by numpy.savez(FILE, name=array)"
+            )
+            raise UnknownShapeError(error.message, remedy=remedy) from None
     return model, time.perf_counter() - begin
 
 
@@ -56,16 +96,19 @@ def compile(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="where to save; default: MODEL.tw")
     ] = None,
+    effort: EFFORT = "none",
+    budget: BUDGET = None,
     numerics: NUMERICS = None,
     threads: THREADS = None,
     batch: BATCH = 1,
     small: SMALL = False,
     seed: SEED = 0,
+    inputs: INPUTS = None,
     json: JSON = False,
 ) -> None:
     """Compile a model and save it as an artifact."""
-    source = load_source(model, batch=batch, small=small, seed=seed)
-    compiled, seconds = _compiled(source, numerics, threads, json)
+    source = load_source(model, batch=batch, small=small, seed=seed, inputs=inputs)
+    compiled, seconds = _compiled(source, numerics, threads, json, effort, budget)
     path = output or Path(f"{source.name}.tw")
     compiled.save(path)
     plan, memory = compiled.plan, compiled.plan.memory
@@ -125,20 +168,21 @@ def explain(
     batch: BATCH = 1,
     small: SMALL = False,
     seed: SEED = 0,
+    inputs: INPUTS = None,
     json: JSON = False,
 ) -> None:
     """Show a compiled model's kernels: task, schedule, operations, bytes, measured time, error against the oracle."""
     from tilewright.measure.check import kernel_error
 
-    inputs: Any = None
+    given: Any = None
     if is_artifact(model):
         compiled = tilewright.load(model, threads=threads)
         compiled.checker = kernel_error
     else:
-        source = load_source(model, batch=batch, small=small, seed=seed)
+        source = load_source(model, batch=batch, small=small, seed=seed, inputs=inputs)
         compiled, _ = _compiled(source, numerics, threads, json)
-        inputs = source.inputs or source.kwargs or None
-    explanation = compiled.explain(inputs)
+        given = source.inputs or source.kwargs or None
+    explanation = compiled.explain(given)
     print_json(explanation.to_dict()) if json else console.print(
         str(explanation), soft_wrap=True, markup=False
     )
@@ -152,17 +196,27 @@ def check(
     batch: BATCH = 1,
     small: SMALL = False,
     seed: SEED = 0,
+    inputs: INPUTS = None,
     json: JSON = False,
 ) -> None:
-    """Compare a compiled model with PyTorch in float64; on a mismatch, name the first task that deviates."""
-    from tilewright.measure.bisect import check_model
-
-    source = load_source(model, batch=batch, small=small, seed=seed)
+    """Compare a compiled model with PyTorch, or with onnx's reference, in float64; on a mismatch, name the first task
+    that deviates."""
+    source = load_source(model, batch=batch, small=small, seed=seed, inputs=inputs)
     compiled, _ = _compiled(source, numerics, threads, json)
-    report = check_model(compiled, source.eager(), source.inputs or source.kwargs)
+    report = _checked(source, compiled, seed)
     print_json({**asdict(report), "ok": report.ok}) if json else console.print(str(report), markup=False)
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _checked(source: Source, compiled: CompiledModel, seed: int) -> Any:
+    if source.is_onnx:
+        from tilewright.integrations.onnx_check import check_onnx
+
+        return check_onnx(compiled, source.model, source.kwargs or None, seed=seed)
+    from tilewright.measure.bisect import check_model
+
+    return check_model(compiled, source.eager(), source.inputs or source.kwargs)
 
 
 @app.command()

@@ -7,11 +7,14 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import msgspec
+
 import tilewright
 from tilewright import knobs
 from tilewright.cli.output import console, print_table
 from tilewright.hw import host
 from tilewright.measure.calibrate import calibrate
+from tilewright.measure.calibration import calibration_for
 from tilewright.runtime import threads
 
 _PACKAGES = ("numpy", "llvmlite", "msgspec", "safetensors", "ml_dtypes", "lightgbm", "torch", "onnx")
@@ -19,7 +22,7 @@ _PACKAGES = ("numpy", "llvmlite", "msgspec", "safetensors", "ml_dtypes", "lightg
 
 def examine(*, measure: bool) -> dict[str, Any]:
     machine = host()
-    count = knobs.get("threads")
+    calibration = calibrate(machine) if measure else calibration_for(machine)
     return {
         "tilewright": tilewright.__version__,
         "python": platform.python_version(),
@@ -31,9 +34,10 @@ def examine(*, measure: bool) -> dict[str, Any]:
             "vector_registers": machine.vector_registers,
             "fused_multiply_add": machine.has_fma,
             "cores": machine.cores,
+            "caches": asdict(machine.caches),
             "features": list(machine.features),
         },
-        "measured": [asdict(calibrate(machine, n)) for n in sorted({1, count})] if measure else None,
+        "calibration": msgspec.to_builtins(calibration),
         "threads": threads.describe(),
         "libraries": {name: _version(name) for name in _PACKAGES},
         "cache": _cache(),
@@ -65,6 +69,28 @@ def _cache() -> dict[str, Any]:
     return {"folder": str(cache.folder), "bytes": cache.size_bytes(), "limit": cache.limit_bytes}
 
 
+def show_calibration(stated: dict[str, int], calibration: dict[str, Any]) -> None:
+    """Cache sizes, where the system and the measurement differ both; then what all threads and one of them can do."""
+    found = "measured" if calibration["measured"] else "assumed"
+    sizes = []
+    for level in ("l1", "l2", "l3"):
+        size, said = calibration["capacities"][level], stated[level]
+        remark = "" if size == said else f" (the system says {_size(said)})"
+        sizes.append(f"{level.upper()} {_size(size)}{remark}" if size else f"no {level.upper()}")
+    console.print("caches: " + ", ".join(sizes))
+    one, every = calibration["one"], calibration["all"]
+    for figures in (one, every) if every["threads"] > 1 else (one,):
+        console.print(
+            f"{found} on {figures['threads']} thread(s): {figures['flops'] / 1e9:.0f} GFLOP/s fp32, "
+            f"{figures['memory'] / 1e9:.1f} GB/s read, {figures['copy'] / 1e9:.1f} GB/s copy; "
+            f"from L1, L2, L3: {figures['l1'] / 1e9:.0f}, {figures['l2'] / 1e9:.0f}, {figures['l3'] / 1e9:.0f} GB/s"
+        )
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.3g} MiB" if count >= 1 << 20 else f"{count / 2**10:.3g} KiB"
+
+
 def show(found: dict[str, Any]) -> None:
     machine = found["machine"]
     console.print(f"[bold]Tilewright {found['tilewright']}[/], Python {found['python']}, {found['platform']}")
@@ -73,11 +99,7 @@ def show(found: dict[str, Any]) -> None:
         f"{machine['cpu']}: {machine['vector_bits']}-bit vectors, {machine['vector_registers']} registers, "
         f"{fma}fused multiply-add, {machine['cores']} core(s)"
     )
-    for figures in found["measured"] or ():
-        console.print(
-            f"measured on {figures['threads']} thread(s): {figures['flops'] / 1e9:.0f} GFLOP/s fp32, "
-            f"{figures['read_bandwidth'] / 1e9:.1f} GB/s read, {figures['copy_bandwidth'] / 1e9:.1f} GB/s copy"
-        )
+    show_calibration(machine["caches"], found["calibration"])
     console.print("threads: " + ", ".join(f"{key} {value}" for key, value in found["threads"].items()))
     cache = found["cache"]
     console.print(

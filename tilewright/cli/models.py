@@ -2,7 +2,7 @@
 
 resnet50              a model of the zoo, with random weights
 model.pt2             a program saved by torch.export.save
-model.onnx            an ONNX model with fixed input shapes
+model.onnx            an ONNX model; if it leaves dimensions open, with example inputs in an .npz file
 model.tw              an artifact (where a compiled model will do)
 package.module:name   a function without arguments that returns (nn.Module, example inputs)
 """
@@ -10,10 +10,13 @@ package.module:name   a function without arguments that returns (nn.Module, exam
 from __future__ import annotations
 
 import sys
+import zipfile
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tilewright.errors import MissingDependencyError, TilewrightError
 
@@ -33,9 +36,13 @@ class Source:
     inputs: tuple[Any, ...]
     kwargs: dict[str, Any]
 
+    @property
+    def is_onnx(self) -> bool:
+        return isinstance(self.model, Path)
+
     def eager(self) -> Any:
         """The model as PyTorch runs it."""
-        if isinstance(self.model, Path):
+        if self.is_onnx:
             raise ModelArgumentError(
                 f"{self.model} is an ONNX model, and this command compares with PyTorch",
                 remedy="use `tilewright compile`, and then `bench` or `explain` on the artifact",
@@ -57,16 +64,23 @@ def require_torch() -> Any:
     return torch
 
 
-def load_source(argument: str, *, batch: int = 1, small: bool = False, seed: int = 0) -> Source:
+def load_source(
+    argument: str, *, batch: int = 1, small: bool = False, seed: int = 0, inputs: Path | None = None
+) -> Source:
+    """`inputs`: an .npz file with the example inputs of an ONNX model, by name."""
+    if inputs is not None and not argument.endswith(".onnx"):
+        raise ModelArgumentError(
+            f"--inputs is for ONNX models, and {argument} is none", remedy="leave --inputs out"
+        )
     if argument.endswith((".pt2", ".onnx")) and not Path(argument).is_file():
         raise ModelArgumentError(f"there is no file {argument}")
     if argument.endswith(".onnx"):
-        return Source(Path(argument).stem, Path(argument), (), {})
+        return Source(Path(argument).stem, Path(argument), (), {} if inputs is None else _arrays(inputs))
     torch = require_torch()
     if argument.endswith(".pt2"):
         program = torch.export.load(argument)
-        inputs, kwargs = program.example_inputs or ((), {})
-        return Source(Path(argument).stem, program, tuple(inputs), dict(kwargs))
+        args, kwargs = program.example_inputs or ((), {})
+        return Source(Path(argument).stem, program, tuple(args), dict(kwargs))
     if ":" in argument:
         return _from_function(argument)
     from tilewright import zoo
@@ -77,6 +91,20 @@ def load_source(argument: str, *, batch: int = 1, small: bool = False, seed: int
         )
     model = zoo.build(argument, seed=seed, small=small)
     return Source(argument, model, zoo.example_inputs(argument, batch=batch, seed=seed + 1, small=small), {})
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise ValueError("it holds one array without a name")
+        with archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ModelArgumentError(
+            f"cannot read the inputs in {path}: {error}",
+            remedy="write them with numpy.savez(path, name=array, ...), by the names of the model's inputs",
+        ) from None
 
 
 def _from_function(argument: str) -> Source:

@@ -74,11 +74,13 @@ def compile_progress(quiet: bool) -> Iterator[Trace]:
         def show(kind: str, event: Event) -> None:
             if kind == "begin" and event.name in _STAGES:
                 progress.update(bar, description=_STAGES[event.name])
-            elif kind == "begin" and event.name == "build":
+            elif kind == "begin" and event.name in ("tune", "build"):
                 progress.update(bar, total=event.notes["tasks"], completed=0)
             elif kind == "begin" and event.name == "kernel":
                 progress.update(bar, description=escape(f"building {event.notes['label'][:40]}"))
-            elif kind == "end" and event.name == "kernel":
+            elif kind == "begin" and event.name == "tune.task":
+                progress.update(bar, description=escape(f"measuring {event.notes['label'][:40]}"))
+            elif kind == "end" and event.name in ("kernel", "tune.task"):
                 progress.advance(bar)
 
         yield Trace(listener=show)
@@ -87,5 +89,7 @@ def compile_progress(quiet: bool) -> Iterator[Trace]:
 def _plain_line(kind: str, event: Event) -> None:
     if kind == "begin" and event.name in _STAGES:
         err.print(_STAGES[event.name])
+    elif kind == "begin" and event.name == "tune":
+        err.print(f"measuring candidates for {event.notes['tasks']} kernels")
     elif kind == "begin" and event.name == "build":
         err.print(f"building {event.notes['tasks']} kernels")

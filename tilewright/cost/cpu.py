@@ -19,6 +19,7 @@ _L3_BYTES = 10.0
 _MEMORY_BYTES = 4.5
 _SHOWN_L2, _SHOWN_L3, _SHOWN_MEMORY = 0.25, 0.5, 0.6  # of the time of the traffic, what cannot be hidden
 _BRANCH = 0.7  # cycles
+_LOAD = 0.16  # cycles: what a load costs even where the ports have room
 
 
 def seconds(terms: Terms, machine: CpuMachine, threads: int | None = None) -> float:
@@ -27,7 +28,7 @@ def seconds(terms: Terms, machine: CpuMachine, threads: int | None = None) -> fl
     busy = min(threads, terms.iterations)
     share = -(-terms.iterations // busy) / terms.iterations  # of the work, what the slowest thread does
     core = max(terms.arithmetic / _PORTS, terms.loads / _PORTS, terms.stores)
-    core += terms.branches * _BRANCH + terms.scalar
+    core += terms.branches * _BRANCH + terms.loads * _LOAD + terms.scalar
     fetched = terms.from_memory - terms.prefetched
     l2, l3, memory = terms.from_l2 / _L2_BYTES, terms.from_l3 / _L3_BYTES, fetched / _MEMORY_BYTES
     shown = _SHOWN_L2 * l2 + _SHOWN_L3 * l3 + _SHOWN_MEMORY * memory

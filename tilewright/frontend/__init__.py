@@ -9,9 +9,10 @@ from typing import Any
 from tilewright.errors import UnsupportedModelError
 from tilewright.frontend.imported import ImportedModel
 from tilewright.frontend.onnx import import_onnx
+from tilewright.frontend.reimport import Source, source_of
 from tilewright.frontend.torch_export import import_torch
 
-__all__ = ["ImportedModel", "import_model", "import_onnx", "import_torch"]
+__all__ = ["ImportedModel", "Source", "import_model", "import_onnx", "import_torch", "source_of"]
 
 
 def import_model(model: Any, example_inputs: Any = None) -> ImportedModel:

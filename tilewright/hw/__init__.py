@@ -1,5 +1,6 @@
 """What a machine *is*, as frozen data, and how to find out about this one."""
 
+from tilewright.hw.caches import Caches
 from tilewright.hw.cpu import CpuMachine, host
 
-__all__ = ["CpuMachine", "host"]
+__all__ = ["Caches", "CpuMachine", "host"]

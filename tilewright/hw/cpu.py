@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from tilewright import knobs
 from tilewright.dtypes import DType
+from tilewright.hw.caches import Caches, detect_caches
 from tilewright.runtime import host as runtime_host
 
 
@@ -21,6 +22,7 @@ class CpuMachine:
     vector_registers: int
     has_fma: bool
     cores: int
+    caches: Caches = field(default_factory=Caches)
 
     def lanes(self, dtype: DType) -> int:
         """Elements of a type in a vector register; nothing is computed in less than 32 bits."""
@@ -61,6 +63,7 @@ def _machine(features: frozenset[str]) -> CpuMachine:
         vector_registers=registers,
         has_fma=has_fma,
         cores=knobs.usable_cores(),
+        caches=detect_caches(),
     )
 
 

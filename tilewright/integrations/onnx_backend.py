@@ -6,7 +6,8 @@
 Kernels are made for shapes, and an ONNX model may compute shapes from the *values* of its inputs: the target of a
 Reshape, the bounds of a Slice, the axes of a sum, the k of a TopK. So a model is compiled for what its first call
 brings: the shapes of all inputs, and the values of those that decide shapes, which become constants. Later calls are
-checked against both; other shapes or other such values compile another variant. The last `MAX_VARIANTS` are kept.
+checked against both; other shapes or other such values compile another variant. The last `MAX_VARIANTS` are kept. (For
+shapes alone, and a bounded number of compilations, there is `tilewright.compile(..., dynamic=True)`.)
 A model that needs neither is compiled by `prepare`, so that its errors come early.
 
 Numerics are strict unless asked otherwise: the standard defines every operator by itself, its rounding included.
@@ -26,9 +27,10 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 import tilewright
 from tilewright.errors import InputError, TargetError, UnknownShapeError, UnsupportedOpsError
 from tilewright.frontend.onnx import import_onnx
+from tilewright.runtime.dispatch import Policy
 from tilewright.runtime.model import CompiledModel
 
-MAX_VARIANTS = 16
+MAX_VARIANTS = Policy().limit
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,8 @@ Weights
 
 Shapes that change
     Symbolic sizes are accepted, and so are numbers that Dynamo passes as tensors. Every size is compiled by itself,
-    into a bounded table (`runtime.dispatch`): the first 4 sizes of a graph at once, a later one when it comes for the
-    second time, and never more than 16 (`variants`). All other calls run in PyTorch. So a sequence that grows from 1 to
-    n costs 4 compilations the first time and at most 16 ever, and its passing sizes run as fast as PyTorch runs them.
-    Nothing is padded: that more rows leave the others as they are would have to be proved for each graph.
+    into a bounded table; `runtime.dispatch` has the policy. `variants` is its limit. Calls that have no variant run in
+    PyTorch, as fast as PyTorch runs them.
 """
 
 from __future__ import annotations
@@ -50,17 +48,20 @@ import torch
 from torch import fx, nn
 
 from tilewright import driver
-from tilewright.errors import MutationError, OptionError, TilewrightError, UnsupportedOpsError
+from tilewright.errors import (
+    MutationError,
+    OptionError,
+    TilewrightError,
+    TilewrightWarning,
+    UnsupportedOpsError,
+)
 from tilewright.frontend.torch import captured
+from tilewright.frontend.torch.types import to_torch
 from tilewright.runtime.dispatch import Policy, VariantTable
 from tilewright.runtime.model import CompiledModel
 
 NAME = "tilewright"
 _WEIGHT_SETS = 4  # modules sharing one graph whose weights become constants
-
-
-class TilewrightWarning(UserWarning):
-    """A graph, or a part of one, runs in PyTorch although it was meant to be compiled."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +283,7 @@ class RegionCall:
         outputs = self.model(*[tensors[i] for i in self._inputs])
         count = len(self._writes)
         for position, value in zip(self._writes, outputs, strict=False):
-            tensors[position].copy_(_as_torch(value))
+            tensors[position].copy_(to_torch(value))
         waiting = zip(outputs[count:], self._orders, strict=True)
         return [_placed(*next(waiting)) if r is None else r.value for r in self._results]
 
@@ -299,17 +300,9 @@ class _RegionModule(nn.Module):
         return results[0] if len(results) == 1 else tuple(results)
 
 
-def _as_torch(value: Any) -> torch.Tensor:
-    """A model all of whose inputs are constants gives arrays."""
-    if isinstance(value, torch.Tensor):
-        return value
-    if value.dtype.name == "bfloat16":
-        return torch.from_numpy(value.view("int16")).view(torch.bfloat16)
-    return torch.from_numpy(value)
-
-
 def _placed(value: Any, order: tuple[int, ...] | None) -> torch.Tensor:
-    tensor = _as_torch(value)
+    """A result in the order of PyTorch's strides. A model all of whose inputs are constants gives arrays."""
+    tensor: torch.Tensor = to_torch(value)
     return tensor if order is None else tensor.permute(order)
 
 

@@ -1,47 +1,95 @@
 """What this machine can do at most, measured: arithmetic and memory, through our own code generator and threads.
 
 The peak is a loop of independent multiply-adds on registers. Bandwidth is a sum over (reads) and a copy of (reads and
-writes) arrays much larger than the caches.
+writes) arrays. Read again and again, an array comes from the level of memory that it fits into: over growing arrays the
+speed goes down in steps, and where it does is how large the caches are.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import math
+import time
+from collections.abc import Sequence
 
 import numpy as np
 
 from tilewright import te
 from tilewright.dtypes import DType
-from tilewright.hw import CpuMachine
+from tilewright.hw import Caches, CpuMachine
 from tilewright.loops.default import default_program
 from tilewright.loops.formula import formula_of
 from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Store, block, nest
+from tilewright.measure.calibration import (
+    VERSION,
+    Calibration,
+    Capacities,
+    Speeds,
+    keep,
+    machine_key,
+    stored,
+)
 from tilewright.measure.single import SingleKernel
+from tilewright.runtime.executor import aligned_empty
 
 _ACCUMULATORS = 12  # two ports, four or five cycles each, and some to spare; fits sixteen registers
 _STEPS = 20_000
 _ARRAY_BYTES = 256 << 20
 
+_READ_AT_ONCE = 8  # vectors, each into a register of its own
+_READ_BYTES = 8 << 20  # by one call, however small the array
+_SMALLEST_ARRAY = 8 << 10
+_PASSES = 4  # over all sizes: the fastest counts, others were disturbed
+_CLEAR_STEP = 1.2  # a smaller change of speed says nothing about a capacity
+_AGREEMENT = 1.5  # sizes grow by sqrt(2): closer than this, the system's word is the better figure
 
-@dataclass(frozen=True)
-class Calibration:
-    threads: int
-    flops: float  # fp32 operations per second, a multiply-add counting two
-    read_bandwidth: float  # bytes per second
-    copy_bandwidth: float  # bytes per second, read and written bytes together
+
+def calibrated(machine: CpuMachine) -> Calibration:
+    """The figures that are kept of this machine, or those measured now, which takes some seconds."""
+    return stored(machine) or calibrate(machine)
 
 
-def calibrate(machine: CpuMachine, threads: int) -> Calibration:
-    return Calibration(threads, peak_flops(machine, threads), *bandwidths(machine, threads))
+def calibrate(machine: CpuMachine) -> Calibration:
+    """Measure, and keep the result."""
+    capacities = measured_capacities(machine)
+    one, every = (speeds(machine, capacities, threads) for threads in (1, machine.cores))
+    result = Calibration(VERSION, machine_key(machine), True, capacities, one, every)
+    keep(machine, result)
+    return result
+
+
+def speeds(machine: CpuMachine, capacities: Capacities, threads: int) -> Speeds:
+    """Each thread reads an array of its own; that of a shared level is divided among them."""
+    l2, l3 = capacities.l2, capacities.l3 or capacities.l2
+    sizes = [
+        capacities.l1 // 2,
+        _between(capacities.l1, l2),
+        max(_between(l2, l3) // threads, l3 // 4 // threads),
+    ]
+    l1, second, third = _read_speeds(machine, [max(size, _SMALLEST_ARRAY) for size in sizes], threads)
+    memory, copy = bandwidths(machine, threads)
+    return Speeds(threads, peak_flops(machine, threads), l1, second, third, memory, copy)
+
+
+def _between(smaller: int, larger: int) -> int:
+    return math.isqrt(smaller * larger)
+
+
+# -- arithmetic -------------------------------------------------------------------------------------------------------
 
 
 def peak_flops(machine: CpuMachine, threads: int) -> float:
     """fp32 operations per second of plain multiply-adds, on all `threads`."""
+    kernel, operands, operations = peak_kernel(machine, threads)
+    return operations / kernel.seconds(operands)
+
+
+def peak_kernel(machine: CpuMachine, threads: int) -> tuple[SingleKernel, list[np.ndarray], int]:
+    """The loop of multiply-adds, its inputs, and the operations of one call."""
     lanes = machine.lanes(DType.F32)
-    program = _multiply_add_program(lanes, threads)
-    kernel = SingleKernel(program, machine, threads=threads)
+    kernel = SingleKernel(_multiply_add_program(lanes, threads), machine, threads=threads)
     operands = [np.full(lanes, 1.0, np.float32), np.full(lanes, 1e-9, np.float32)]
-    return 2 * lanes * _ACCUMULATORS * _STEPS * threads / kernel.seconds(operands)
+    return kernel, operands, 2 * lanes * _ACCUMULATORS * _STEPS * threads
 
 
 def _multiply_add_program(lanes: int, iterations: int) -> Program:
@@ -61,18 +109,129 @@ def _multiply_add_program(lanes: int, iterations: int) -> Program:
     return Program("multiply_add", (x, y, out), For(part, Kind.PARALLEL, body))
 
 
+# -- beyond the caches ------------------------------------------------------------------------------------------------
+
+
 def bandwidths(machine: CpuMachine, threads: int) -> tuple[float, float]:
     """(read, copy) bytes per second beyond the caches."""
-    rows, columns = 512, _ARRAY_BYTES // 4 // 512
-    x = te.Tensor("x", (rows, columns), DType.F32)
-    (axis,) = te.reduce_axes([columns])
-    total = te.compute("total", (rows,), DType.F32, lambda i: te.reduce_over("sum", x[i, axis], [axis]))
+    (reading, array), (copying, _) = read_kernel(machine, threads), copy_kernel(machine, threads)
+    return array.nbytes / reading.seconds([array]), 2 * array.nbytes / copying.seconds([array])
+
+
+def read_kernel(machine: CpuMachine, threads: int) -> tuple[SingleKernel, np.ndarray]:
+    """Sums over the rows of a large array, and the array: each call reads it once."""
+    x = _large_tensor()
+    (axis,) = te.reduce_axes([x.shape[1]])
+    total = te.compute("total", x.shape[:1], DType.F32, lambda i: te.reduce_over("sum", x[i, axis], [axis]))
+    return _of_large_array(machine, threads, total, x)
+
+
+def copy_kernel(machine: CpuMachine, threads: int) -> tuple[SingleKernel, np.ndarray]:
+    """A copy of a large array, and the array: each call reads as many bytes as it writes."""
+    x = _large_tensor()
     copy = te.compute("copy", x.shape, DType.F32, lambda i, j: x[i, j])
-    array = np.ones((rows * columns,), np.float32)
-    seconds = [
-        SingleKernel(default_program(formula_of(output, [x]), machine), machine, threads=threads).seconds(
-            [array]
-        )
-        for output in (total, copy)
+    return _of_large_array(machine, threads, copy, x)
+
+
+def _large_tensor() -> te.Tensor:
+    rows = 512
+    return te.Tensor("x", (rows, _ARRAY_BYTES // 4 // rows), DType.F32)
+
+
+def _of_large_array(
+    machine: CpuMachine, threads: int, output: te.Tensor, x: te.Tensor
+) -> tuple[SingleKernel, np.ndarray]:
+    program = default_program(formula_of(output, [x]), machine)
+    return SingleKernel(program, machine, threads=threads), np.ones(math.prod(x.shape), np.float32)
+
+
+# -- the levels -------------------------------------------------------------------------------------------------------
+
+
+def measured_capacities(machine: CpuMachine) -> Capacities:
+    """How large the caches are for one thread."""
+    sizes = _growing_sizes(machine.caches)
+    return believed(machine.caches, sizes, _read_speeds(machine, sizes, threads=1))
+
+
+def _growing_sizes(caches: Caches) -> list[int]:
+    """From what every first level holds to well beyond the last, growing by about sqrt(2)."""
+    largest = min(max(4 * caches.last, 64 << 20), _ARRAY_BYTES)
+    steps = math.floor(2 * math.log2(largest / _SMALLEST_ARRAY))
+    return [round(_SMALLEST_ARRAY * 2 ** (step / 2)) for step in range(steps + 1)]
+
+
+def believed(caches: Caches, sizes: Sequence[int], speeds: Sequence[float]) -> Capacities:
+    """What the system says of the caches where the speeds agree with it or say nothing; otherwise what they show."""
+    said = [caches.l1, caches.l2] + ([caches.l3] if caches.l3 else [])
+    result: list[int] = []
+    for stated, (shown, ratio) in zip(said, steps_down(sizes, speeds, len(said)), strict=True):
+        agree = max(stated, shown) < _AGREEMENT * min(stated, shown)
+        size = stated if agree or ratio < _CLEAR_STEP else shown
+        result.append(max([size, *result]))
+    return Capacities(result[0], result[1], result[2] if caches.l3 else 0)
+
+
+def steps_down(sizes: Sequence[int], speeds: Sequence[float], count: int) -> list[tuple[int, float]]:
+    """Where speeds go down, as (size, by which factor): the `count` steps between plateaus that fit the speeds best, by
+    the squares of the differences of logarithms. The size is the middle of the last before and the first after."""
+    logs = np.log(np.asarray(speeds, np.float64))
+    sums, squares = (np.concatenate([[0.0], np.cumsum(values)]) for values in (logs, logs**2))
+
+    def spread(first: int, last: int) -> float:
+        total = sums[last] - sums[first]
+        return float(squares[last] - squares[first] - total * total / (last - first))
+
+    def misfit(cuts: tuple[int, ...]) -> float:
+        return sum(spread(first, last) for first, last in itertools.pairwise((0, *cuts, len(logs))))
+
+    cuts = min(itertools.combinations(range(1, len(logs)), count), key=misfit)
+    plateaus = [logs[first:last].mean() for first, last in itertools.pairwise((0, *cuts, len(logs)))]
+    return [
+        (_between(sizes[cut - 1], sizes[cut]), math.exp(before - after))
+        for cut, (before, after) in zip(cuts, itertools.pairwise(plateaus), strict=True)
     ]
-    return array.nbytes / seconds[0], 2 * array.nbytes / seconds[1]
+
+
+def _read_speeds(machine: CpuMachine, sizes: Sequence[int], threads: int) -> list[float]:
+    """Bytes per second of all threads while each reads an array of its own of about each size, again and again."""
+    block_bytes = machine.vector_bytes * _READ_AT_ONCE
+    kernels = []
+    for size in sizes:
+        blocks = max(1, size // block_bytes)
+        times = max(2, _READ_BYTES // (blocks * block_bytes))
+        program = _read_program(machine.lanes(DType.F32), blocks, times, threads)
+        kernels.append(
+            (SingleKernel(program, machine, threads=threads), blocks * block_bytes * threads, times)
+        )
+    array = aligned_empty(max(size for _, size, _ in kernels)).view(np.float32)
+    array[:] = 0
+    fastest = [math.inf] * len(kernels)
+    for _ in range(_PASSES):
+        for number, (kernel, size, _) in enumerate(kernels):
+            inputs = [array[: size // 4]]
+            output = kernel(inputs)
+            begin = time.perf_counter()
+            kernel(inputs, output)
+            fastest[number] = min(fastest[number], time.perf_counter() - begin)
+    return [size * times / seconds for (_, size, times), seconds in zip(kernels, fastest, strict=True)]
+
+
+def _read_program(lanes: int, blocks: int, times: int, threads: int) -> Program:
+    """for p (parallel): for t < times: for b < blocks: acc[u] += x[p, b, u] for u (unrolled), in lanes."""
+    at_once = lanes * _READ_AT_ONCE
+    x = Buffer("x", DType.F32, threads * blocks * at_once)
+    out = Buffer("out", DType.F32, threads * at_once)
+    kept = Buffer("acc", DType.F32, at_once, Scope.REGISTER)
+    part, again, number = te.Var("p", threads), te.Var("t", times), te.Var("b", blocks)
+    which, lane = te.Var("u", _READ_AT_ONCE), te.Var("v", lanes)
+    element = which * lanes + lane
+    tile = [(which, Kind.UNROLL), (lane, Kind.VECTOR)]
+    read = te.Load(x, ((part * blocks + number) * at_once + element,))
+    total = te.call("add", te.Load(kept, (element,)), read)
+    body = block(
+        nest(tile, Store(kept, element, te.const(0, DType.F32))),
+        nest([(again, Kind.SERIAL), (number, Kind.SERIAL), *tile], Store(kept, element, total)),
+        nest(tile, Store(out, part * at_once + element, te.Load(kept, (element,)))),
+    )
+    return Program("read", (x, out), For(part, Kind.PARALLEL, body))

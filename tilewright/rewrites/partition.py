@@ -16,13 +16,14 @@ from dataclasses import replace
 from tilewright.graph.ir import Graph, Node, input_node
 from tilewright.graph.op import apply
 from tilewright.graph.task import Partition, Task, TaskCall
+from tilewright.rewrites.chain import chained
 from tilewright.rewrites.fuse import Group, fuse
 
 
 def partition(graph: Graph) -> Partition:
     """The calls that compute `graph`. The partition's own graph differs from it by the copies for outputs."""
     graph, copies, owners = _own_outputs(graph)
-    fused = fuse(graph, materialised=copies)
+    fused = chained(graph, fuse(graph, materialised=copies), lambda group: make_task(group)[0])
     views = {view: owners.get(target, target) for view, target in fused.views.items()}
     for value, owner in owners.items():
         views.pop(owner, None)

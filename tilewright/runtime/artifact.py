@@ -8,8 +8,10 @@ that truncation and corruption are found before anything is parsed, let alone ru
 part as well, from which a damaged file can be told which part it was. It holds native code and is to be trusted like a
 shared library: the digest guards against accidents, not against an attacker. Nothing in it is unpickled or evaluated.
 
-The manifest is a list of variants, one per instruction set, each a plan with its object code and its constants; the
-first one that this machine can run is taken. Today `save` writes one.
+The manifest is a list of variants, each a plan with its object code and its constants: for one instruction set and one
+kind of call (the shapes and types of its inputs). Of each kind of call, the first that this machine can run is taken.
+`save` writes the variants of a `DynamicModel`, for one instruction set; constants that several have in common are
+written once.
 """
 
 from __future__ import annotations
@@ -36,10 +38,11 @@ from tilewright.errors import (
     VerificationError,
 )
 from tilewright.runtime import host
-from tilewright.runtime.executor import aligned_empty
+from tilewright.runtime.executor import aligned_empty, content_key
 from tilewright.runtime.plan import ALIGNMENT, FORMAT_VERSION, Plan, TensorSpec, aligned
 
 if TYPE_CHECKING:
+    from tilewright.runtime.dynamic import DynamicModel
     from tilewright.runtime.model import CompiledModel
 
 # As PNG's: not text, with the line ends that a transfer in text mode would change.
@@ -80,13 +83,21 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-def save(model: CompiledModel, path: str | os.PathLike[str]) -> None:
+def save(model: CompiledModel | DynamicModel, path: str | os.PathLike[str]) -> None:
     """Write a model; the file appears whole or not at all."""
+    from tilewright.runtime.dynamic import DynamicModel
+
     target = Path(path)
+    models = model.variants if isinstance(model, DynamicModel) else (model,)
+    if not models:
+        raise ArtifactError(
+            "nothing of the model is compiled yet, so that there is nothing to save",
+            remedy="call it first, once with each shape that the file shall have",
+        )
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         with open(temporary, "x+b") as stream:
-            _write(model, stream)
+            _write(models, stream)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, target)
@@ -113,20 +124,24 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _write(model: CompiledModel, stream: BinaryIO) -> None:
-    executor = model.executor
+def _write(models: Sequence[CompiledModel], stream: BinaryIO) -> None:
     stream.write(bytes(HEADER_SIZE))
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-        keys = _constant_keys(executor.plan.constants)
-        parts = [_write_part(archive, stream, _CONSTANTS, _safetensors(keys, executor.constants))]
-        objects = {}
-        for digest, data in executor.objects.items():
-            name = f"objects/{hashlib.sha256(data).hexdigest()}.o"
-            objects[digest] = name
-            if all(part.name != name for part in parts):
-                parts.append(_write_part(archive, stream, name, [data]))
-        variant = Variant(executor.plan, objects, keys)
-        manifest = msgspec.json.encode(Manifest(FORMAT_VERSION, tuple(parts), (variant,)))
+        keys, arrays = _all_constants(models)
+        parts = {
+            _CONSTANTS: _write_part(
+                archive, stream, _CONSTANTS, _safetensors(list(arrays), list(arrays.values()))
+            )
+        }
+        variants = []
+        for model, constants in zip(models, keys, strict=True):
+            objects = {}
+            for digest, data in model.executor.objects.items():
+                objects[digest] = name = f"objects/{hashlib.sha256(data).hexdigest()}.o"
+                if name not in parts:
+                    parts[name] = _write_part(archive, stream, name, [data])
+            variants.append(Variant(model.plan, objects, constants))
+        manifest = msgspec.json.encode(Manifest(FORMAT_VERSION, tuple(parts.values()), tuple(variants)))
         last = _write_part(archive, stream, _MANIFEST, [manifest])
     length = stream.seek(0, os.SEEK_END)
     fields = (MAGIC, FORMAT_VERSION, HEADER_SIZE, length, last.offset, last.bytes)
@@ -168,6 +183,24 @@ def _constant_keys(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
     return tuple(keys)
 
 
+def _all_constants(models: Sequence[CompiledModel]) -> tuple[list[tuple[str, ...]], dict[str, np.ndarray]]:
+    """(The names of each model's constants, the constants by name.) Equal ones of several models have one name."""
+    if len(models) == 1:
+        keys = _constant_keys(models[0].plan.constants)
+        return [keys], dict(zip(keys, models[0].executor.constants, strict=True))
+    arrays: dict[str, np.ndarray] = {}
+    known: dict[Any, str] = {}
+    chosen: list[tuple[str, ...]] = []
+    for number, model in enumerate(models):
+        names = []
+        for key, array in zip(_constant_keys(model.plan.constants), model.executor.constants, strict=True):
+            name = known.setdefault(content_key(array), f"{number}/{key}")
+            arrays.setdefault(name, array)
+            names.append(name)
+        chosen.append(tuple(names))
+    return chosen, arrays
+
+
 def _safetensors(keys: Sequence[str], arrays: Sequence[np.ndarray]) -> list[Any]:
     """The constants as pieces of a safetensors file.
 
@@ -199,28 +232,32 @@ def _safetensors(keys: Sequence[str], arrays: Sequence[np.ndarray]) -> list[Any]
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def load(path: str | os.PathLike[str], threads: int | None = None) -> CompiledModel:
-    """A model from its file. Everything is verified before anything runs; ArtifactError says what is wrong."""
+def load(path: str | os.PathLike[str], threads: int | None = None) -> CompiledModel | DynamicModel:
+    """A model from its file: for one kind of call, or for as many as it was saved for. Everything is verified before
+    anything runs; ArtifactError says what is wrong."""
+    from tilewright.runtime.dynamic import DynamicModel
     from tilewright.runtime.model import CompiledModel
 
     place = str(path)
     memory, manifest_at, manifest_bytes = _read_verified(place)
     manifest = _decode_manifest(place, memory, manifest_at, manifest_bytes)
     parts = {part.name: part for part in manifest.parts}
-    variant = _choose(place, manifest)
+    models = []
     try:
-        variant.plan.validate()
-        constants = _constants(place, memory, parts, variant)
-        objects = {
-            digest: memory[parts[name].offset :][: parts[name].bytes].tobytes()
-            for digest, name in variant.objects.items()
-        }
-        return CompiledModel(variant.plan, constants, objects, threads=threads)
+        for variant in _choose(place, manifest):
+            variant.plan.validate()
+            constants = _constants(place, memory, parts, variant)
+            objects = {
+                digest: memory[parts[name].offset :][: parts[name].bytes].tobytes()
+                for digest, name in variant.objects.items()
+            }
+            models.append(CompiledModel(variant.plan, constants, objects, threads=threads))
     except (VerificationError, CodegenError, KeyError) as error:
         message = (
             error.message if isinstance(error, (VerificationError, CodegenError)) else f"no part {error}"
         )
         raise ArtifactError(f"{place} does not hold a sound model: {message}") from error
+    return models[0] if len(models) == 1 else DynamicModel(models[0].plan.input_names, models)
 
 
 def _read_verified(place: str) -> tuple[np.ndarray, int, int]:
@@ -304,19 +341,23 @@ def _decode_manifest(place: str, memory: np.ndarray, at: int, size: int) -> Mani
     return manifest
 
 
-def _choose(place: str, manifest: Manifest) -> Variant:
-    """The first variant that this machine can run."""
+def _choose(place: str, manifest: Manifest) -> list[Variant]:
+    """Of each kind of call, the first variant that this machine can run."""
     problem = ArtifactMachineError("it holds no object code at all")
+    chosen: dict[bytes, Variant] = {}
     for variant in manifest.variants:
         target = variant.plan.target
         if not isinstance(target.get("triple"), str) or not isinstance(target.get("features"), list):
             raise ArtifactError(f"{place} has a variant without a target")
         try:
             host.check(target)
-            return variant
         except ArtifactMachineError as error:
             problem = error
-    raise ArtifactMachineError(f"{place} cannot run here: {problem.message}")
+            continue
+        chosen.setdefault(msgspec.json.encode((variant.plan.input_tree, variant.plan.inputs)), variant)
+    if not chosen:
+        raise ArtifactMachineError(f"{place} cannot run here: {problem.message}")
+    return list(chosen.values())
 
 
 def _constants(place: str, memory: np.ndarray, parts: dict[str, Part], variant: Variant) -> list[np.ndarray]:

@@ -9,6 +9,13 @@ grows) must not be compiled for ever, so a new shape earns its compilation:
 
 So the cost is bounded by `limit` compilations and the memory of their variants, and the regret by the calls that a
 shape had to wait for, which are as fast as they were without a compiler. The counts of waiting shapes are bounded too.
+A sequence that grows from 1 to n costs `eager` compilations the first time, and never more than `limit`.
+
+Nothing is padded to a size that is there already: that more rows leave the others as they are would have to be proved
+for each model.
+
+This is the policy of `tilewright.compile(..., dynamic=True)` and of the backend for torch.compile. The other means are
+PyTorch where the model is its own, and NumPy (the graph run by the oracle) for ONNX models.
 """
 
 from __future__ import annotations
@@ -26,9 +33,9 @@ _WAITING = 1024  # shapes that are counted but not compiled
 
 @dataclass(frozen=True)
 class Policy:
-    limit: int = 16
-    eager: int = 4
-    patience: int = 2
+    limit: int = 16  # variants at most
+    eager: int = 4  # so many are compiled at once
+    patience: int = 2  # a later one when its shape comes for this time
 
 
 class VariantTable(Generic[T]):
@@ -42,6 +49,19 @@ class VariantTable(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._variants)
+
+    def variants(self) -> tuple[T, ...]:
+        """Those that there are, in the order in which they were made."""
+        with self._lock:
+            return tuple(self._variants.values())
+
+    def find(self, key: Hashable) -> T | None:
+        return self._variants.get(key)
+
+    def add(self, key: Hashable, variant: T) -> None:
+        """A variant that there is already, whatever the policy says."""
+        with self._lock:
+            self._variants.setdefault(key, variant)
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T | None:
         """The variant for `key`, made now if it has earned it; None: run by other means."""

@@ -98,7 +98,7 @@ class CompiledModel:
             flat = random_inputs(self.plan)
             args, kwargs = tree.unflatten(self.plan.input_tree, flat)
         else:
-            args, kwargs = _as_arguments(inputs)
+            args, kwargs = as_arguments(inputs)
         for _ in range(max(warmup, 1)):
             self(*args, **kwargs)
         times: list[float] = []
@@ -112,10 +112,15 @@ class CompiledModel:
         times.sort()
         return BenchResult(statistics.median(times), times[0], times[int(0.9 * (len(times) - 1))], len(times))
 
-    def __repr__(self) -> str:
+    @property
+    def signature(self) -> str:
+        """The tensors in and out: "(x: f32[8,64]) -> (f32[8,10])"."""
         inputs = ", ".join(f"{port.path}: {port.spec}" for port in self._in_ports)
         outputs = ", ".join(str(spec) for spec in self.plan.outputs)
-        return f"<CompiledModel ({inputs}) -> ({outputs}), {len(self.plan.steps)} kernels, {self.threads} threads>"
+        return f"({inputs}) -> ({outputs})"
+
+    def __repr__(self) -> str:
+        return f"<CompiledModel {self.signature}, {len(self.plan.steps)} kernels, {self.threads} threads>"
 
     # -- arguments -------------------------------------------------------------------------------------------------
 
@@ -148,16 +153,16 @@ class CompiledModel:
         if given or extra:
             unknown = [*given, *(f"args[{index}]" for index in extra)]
             raise InputError(
-                f"unexpected argument(s) {', '.join(unknown)}: the model was compiled with ({self._signature()})",
+                f"unexpected argument(s) {', '.join(unknown)}: the model was compiled with ({self._arguments()})",
                 remedy="leave them out, or compile the model with examples for them",
             )
         return [found[index] for index in range(len(found))]
 
     def _missing(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
         got = f"{len(args)} positional argument(s)" + (f" and the keywords {list(kwargs)}" if kwargs else "")
-        raise InputError(f"the argument {name} is missing: the model takes ({self._signature()}), got {got}")
+        raise InputError(f"the argument {name} is missing: the model takes ({self._arguments()}), got {got}")
 
-    def _signature(self) -> str:
+    def _arguments(self) -> str:
         names = self.plan.input_names
         positional = [names[i] if i < len(names) else f"args[{i}]" for i in range(len(self._positional))]
         return ", ".join([*positional, *self._keyword])
@@ -176,7 +181,7 @@ class CompiledModel:
         """The model's inputs as dense NumPy arrays, with the same checks as a call."""
         if inputs is None:
             return random_inputs(self.plan)
-        args, kwargs = _as_arguments(inputs)
+        args, kwargs = as_arguments(inputs)
         arrays = []
         for port, leaf in zip(self._in_ports, self._bind(args, kwargs), strict=True):
             port.address(leaf, [])  # only for its checks
@@ -184,7 +189,8 @@ class CompiledModel:
         return arrays
 
 
-def _as_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def as_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) of a tuple of positional arguments, a dict of keyword arguments, or one tensor."""
     if isinstance(inputs, dict):
         return (), inputs
     return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}

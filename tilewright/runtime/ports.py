@@ -148,7 +148,9 @@ class Port:
         if tuple(value.shape) != self.shape:
             return InputError(
                 f"{self.path}: expected the shape {self.shape}, got {tuple(value.shape)}"
-                + ("" if self._dtype_fits(value) else f" (and {self.spec.dtype}, got {value.dtype})")
+                + ("" if self._dtype_fits(value) else f" (and {self.spec.dtype}, got {value.dtype})"),
+                remedy="call it with the shape that it was compiled for, or compile with dynamic=True for shapes that"
+                " change",
             )
         return InputError(
             f"{self.path}: expected {self.spec}, got elements of {value.dtype}",

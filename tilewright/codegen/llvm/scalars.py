@@ -5,6 +5,7 @@ The elementary functions (exp, tanh, ...) are in `math`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -41,6 +42,15 @@ def _number(value: ir.Value, number: float) -> ir.Constant:
     if isinstance(value.type, ir.VectorType):
         return ir.Constant(value.type, [number] * value.type.count)
     return ir.Constant(value.type, number)
+
+
+def _is_number(value: ir.Value) -> bool:
+    """Whether it is known when the code is written, and no NaN."""
+    if not isinstance(value, ir.Constant):
+        return False
+    if isinstance(value.type, ir.VectorType):
+        return isinstance(value.constant, (list, tuple)) and all(map(_is_number, value.constant))
+    return isinstance(value.constant, float) and not math.isnan(value.constant)
 
 
 def _intrinsic(builder: ir.IRBuilder, name: str, *args: ir.Value) -> ir.Value:
@@ -86,6 +96,9 @@ def _extreme(comparison: str) -> Emitter:
 
     def emit(context: Context, a: ir.Value, b: ir.Value) -> ir.Value:
         builder = context.builder
+        if context.dtype.is_float and _is_number(b):
+            # One instruction: where a is NaN the comparison is false, and a is taken.
+            return builder.select(_compared(context, comparison, b, a), b, a)
         better = _compared(context, comparison, a, b)
         best = builder.select(better, a, b)
         if not context.dtype.is_float:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tilewright.frontend.onnx.program import ImportedOnnx
 
-__all__ = ["import_onnx"]
+__all__ = ["import_onnx", "require_onnx"]
 
 
 def import_onnx(
@@ -42,12 +42,16 @@ def import_onnx(
     Errors: ModelFileError (not a sound model; ExternalDataError, ModelSizeError), UnknownShapeError (dimensions that
     are only names), UnsupportedOpsError (naming every operator that cannot be converted).
     """
+    require_onnx()
+    from tilewright.frontend.onnx.program import import_program
+
+    return import_program(model, example_inputs, pin=pin, max_bytes=max_bytes)
+
+
+def require_onnx() -> None:
     try:
         import onnx  # noqa: F401
     except ImportError:
         raise MissingDependencyError(
             "importing an ONNX model needs the package onnx", remedy="pip install 'tilewright[onnx]'"
         ) from None
-    from tilewright.frontend.onnx.program import import_program
-
-    return import_program(model, example_inputs, pin=pin, max_bytes=max_bytes)

@@ -1,8 +1,4 @@
-"""What a converter works with: the builder of nodes for the ONNX node that is being converted.
-
-Methods leave out what does nothing (a cast to the same type, a reshape to the same shape), so that converters need no
-special cases.
-"""
+"""What a converter works with: the builder of nodes for the ONNX node that is being converted."""
 
 from __future__ import annotations
 
@@ -15,23 +11,19 @@ import numpy as np
 import onnx
 
 from tilewright.dtypes import DType
-from tilewright.errors import InternalError, TypeRuleError
-from tilewright.frontend.onnx.registry import Unsupported
+from tilewright.errors import InternalError
+from tilewright.frontend.builder import Builder, Ints, Number, Operand, Unsupported
 from tilewright.frontend.onnx.statics import Statics
-from tilewright.graph.ir import Node, TensorType, constant
-from tilewright.graph.op import apply
+from tilewright.graph.ir import Node
 
-Ints = Sequence[int]
-Number = int | float | bool
-Operand = Node | Number
 Value = Any  # a Node, a list of values (a sequence), or None (an empty optional)
 
 # Elements of the tables of comparisons that scatter, sort and their like are written with.
 MAX_TABLE = 1 << 26
 
 
-class Context:
-    """Builds the nodes of one ONNX node. `source` goes into every node."""
+class Context(Builder):
+    """Builds the nodes of one ONNX node."""
 
     def __init__(
         self,
@@ -43,8 +35,8 @@ class Context:
         max_bytes: int,
         quantised: dict[Node, Any] | None = None,
     ) -> None:
+        super().__init__(source)
         self.proto = proto
-        self.source = source
         self.opset = opset
         self.statics = statics
         self.run_graph = run_graph
@@ -57,33 +49,17 @@ class Context:
 
     # -- nodes ---------------------------------------------------------------------------------------------------
 
-    def emit(self, op: str, *inputs: Node, **attrs: Any) -> Node:
-        for operand in inputs:
-            if not isinstance(operand, Node):
-                raise Unsupported(f"an operand that is no tensor but {_kind(operand)}")
-        try:
-            node = apply(op, *inputs, source=self.source, **attrs)
-        except TypeRuleError as error:
-            raise Unsupported(error.message) from None
-        self._check_size(node.type)
-        return node
+    def made(self, node: Node) -> None:
+        if math.prod(node.shape) * node.dtype.bytes > self.max_bytes:
+            raise Unsupported(
+                f"a result of type {node.type!r} is larger than the limit of {self.max_bytes} bytes"
+            )
 
-    def _check_size(self, type: TensorType) -> None:
-        if math.prod(type.shape) * type.dtype.bytes > self.max_bytes:
-            raise Unsupported(f"a result of type {type!r} is larger than the limit of {self.max_bytes} bytes")
-
-    def constant(self, value: np.ndarray | np.generic) -> Node:
-        return constant(np.asarray(value))
+    def stray(self, op: str, operand: Any) -> Exception:
+        return Unsupported(f"an operand that is no tensor but {_kind(operand)}")
 
     def ints(self, values: Ints) -> Node:
         return self.constant(np.array(tuple(values), np.int64))
-
-    def full(self, value: Number, dtype: DType, shape: Ints = ()) -> Node:
-        number = bool(value) if dtype is DType.BOOL else float(value) if dtype.is_float else int(value)
-        return self.emit("full", value=number, shape=tuple(map(int, shape)), dtype=dtype)
-
-    def iota(self, shape: Ints, axis: int, dtype: DType = DType.I64) -> Node:
-        return self.emit("iota", shape=tuple(shape), axis=axis, dtype=dtype)
 
     # -- values that must be known -------------------------------------------------------------------------------
 
@@ -108,13 +84,6 @@ class Context:
 
     # -- types ---------------------------------------------------------------------------------------------------
 
-    def cast(self, x: Node, dtype: DType) -> Node:
-        return x if x.dtype is dtype else self.emit("cast", x, dtype=dtype)
-
-    def widen(self, x: Node) -> Node:
-        """16-bit floats as the f32 in which they are computed."""
-        return self.cast(x, x.dtype.compute)
-
     def operand(self, x: Operand, dtype: DType) -> Node:
         return x if isinstance(x, Node) else self.full(x, dtype)
 
@@ -124,20 +93,6 @@ class Context:
         if dtype is None:
             raise InternalError(f"{op} of numbers alone")
         return self.emit(op, *(self.operand(x, dtype) for x in operands))
-
-    # Shorthands for formulas.
-
-    def add(self, a: Operand, b: Operand) -> Node:
-        return self.arithmetic("add", a, b)
-
-    def sub(self, a: Operand, b: Operand) -> Node:
-        return self.arithmetic("sub", a, b)
-
-    def mul(self, a: Operand, b: Operand) -> Node:
-        return self.arithmetic("mul", a, b)
-
-    def div(self, a: Operand, b: Operand) -> Node:
-        return self.arithmetic("div", a, b)
 
     def both(self, a: Node, b: Node) -> Node:
         return self.emit("logical_and", a, b)
@@ -150,63 +105,6 @@ class Context:
         if dtype is None:
             raise InternalError("a select of numbers alone")
         return self.emit("select", condition, self.operand(a, dtype), self.operand(b, dtype))
-
-    # -- movement ------------------------------------------------------------------------------------------------
-
-    def reshape(self, x: Node, shape: Ints) -> Node:
-        shape = tuple(int(extent) for extent in shape)
-        return x if x.shape == shape else self.emit("reshape", x, shape=shape)
-
-    def permute(self, x: Node, axes: Ints) -> Node:
-        axes = tuple(int(axis) for axis in axes)
-        return x if axes == tuple(range(len(axes))) else self.emit("permute", x, axes=axes)
-
-    def move_axis(self, x: Node, source: int, destination: int) -> Node:
-        axes = [axis for axis in range(x.type.rank) if axis != source]
-        axes.insert(destination, source)
-        return self.permute(x, axes)
-
-    def broadcast_to(self, x: Node, shape: Ints) -> Node:
-        shape = tuple(int(extent) for extent in shape)
-        return x if x.shape == shape else self.emit("broadcast_to", x, shape=shape)
-
-    def unsqueeze(self, x: Node, axis: int) -> Node:
-        return self.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:]))
-
-    def squeeze(self, x: Node, axis: int) -> Node:
-        return self.reshape(x, (*x.shape[:axis], *x.shape[axis + 1 :]))
-
-    def slice_axis(self, x: Node, axis: int, start: int, stop: int, step: int = 1) -> Node:
-        """Elements start, start + step, ... below stop along `axis`; 0 <= start <= stop <= the extent."""
-        if (start, stop, step) == (0, x.shape[axis], 1):
-            return x
-        starts, stops, steps = [0] * x.type.rank, list(x.shape), [1] * x.type.rank
-        starts[axis], stops[axis], steps[axis] = start, stop, step
-        return self.emit("slice", x, starts=tuple(starts), stops=tuple(stops), steps=tuple(steps))
-
-    def index_axis(self, x: Node, axis: int, place: int) -> Node:
-        """The element at `place` of an axis, which disappears."""
-        return self.squeeze(self.slice_axis(x, axis, place, place + 1), axis)
-
-    def concat(self, parts: Sequence[Node], axis: int) -> Node:
-        """The parts one after the other; empty ones are left out, except the last that remains."""
-        filled = [part for part in parts if part.shape[axis]] or list(parts[:1])
-        return filled[0] if len(filled) == 1 else self.emit("concat", *filled, axis=axis)
-
-    def stack(self, parts: Sequence[Node], axis: int) -> Node:
-        return self.concat([self.unsqueeze(part, axis) for part in parts], axis)
-
-    def take(self, x: Node, indices: Node | np.ndarray, axis: int) -> Node:
-        if isinstance(indices, np.ndarray):
-            indices = self.constant(indices)
-        return self.emit("take", x, indices, axis=axis)
-
-    def pad(self, x: Node, low: Ints, high: Ints, value: Number) -> Node:
-        if not any(low) and not any(high):
-            return x
-        number = bool(value) if x.dtype is DType.BOOL else float(value) if x.dtype.is_float else int(value)
-        zeros = (0,) * x.type.rank
-        return self.emit("pad", x, low=tuple(low), high=tuple(high), interior=zeros, value=number)
 
     # -- reductions ----------------------------------------------------------------------------------------------
 

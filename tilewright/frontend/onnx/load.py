@@ -37,6 +37,8 @@ def default_max_bytes() -> int:
 
 def load(source: Any) -> Loaded:
     """The model, from a file or as it is. ModelFileError if it is not sound."""
+    if isinstance(source, Loaded):
+        return source
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         model, folder = _read(path), path.resolve().parent

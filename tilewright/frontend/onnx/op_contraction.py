@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from tilewright.frontend.onnx.context import Context, Ints
+from tilewright.frontend.builder import Ints, Unsupported
+from tilewright.frontend.onnx.context import Context
 from tilewright.frontend.onnx.products import (
     Pairs,
+    Window,
     convolution,
-    ones,
+    per_channel,
     product,
     quantised_convolution,
     quantised_product,
     window_padding,
 )
-from tilewright.frontend.onnx.registry import Unsupported, converter
+from tilewright.frontend.onnx.registry import converter
 from tilewright.graph.ir import Node
 
 
@@ -69,48 +72,12 @@ def scaled(ctx: Context, x: Node, factor: float) -> Node:
 
 
 @converter("Conv")
-def conv(
-    ctx: Context,
-    x: Node,
-    w: Node,
-    bias: Node | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
-) -> Node:
-    exact = quantised_convolution(
-        ctx,
-        x,
-        w,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
-    if exact is not None:
-        return (
-            exact
-            if bias is None
-            else ctx.add(exact, ctx.reshape(bias, (*bias.shape, *[1] * (x.type.rank - 2))))
-        )
-    return convolution(
-        ctx,
-        x,
-        w,
-        bias,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
+def conv(ctx: Context, x: Node, w: Node, bias: Node | None = None, **attributes: Any) -> Node:
+    window = Window.of(attributes)
+    exact = quantised_convolution(ctx, x, w, window)
+    if exact is None:
+        return convolution(ctx, x, w, bias, window)
+    return exact if bias is None else ctx.add(exact, per_channel(ctx, bias, x.type.rank - 2))
 
 
 @converter("ConvTranspose")
@@ -120,28 +87,22 @@ def conv_transpose(
     w: Node,
     bias: Node | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints | None = None,
     output_padding: Ints | None = None,
     output_shape: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
+    **attributes: Any,
 ) -> Node:
     """Computed whole, without padding; what the pads take away is sliced off, and what is added beyond is zeros (and
     the bias) that no window reaches."""
-    rank = x.type.rank - 2
-    if not 1 <= rank <= 3 or w.type.rank != x.type.rank:
-        raise Unsupported(f"x {x.type!r} with a weight {w.type!r}")
-    stride, dilation = ones(strides, rank), ones(dilations, rank)
+    window = Window.of(attributes)
+    rank = window.check(x, w)
+    stride, dilation = window.stride(rank), window.dilation(rank)
     extra = (0,) * rank if output_padding is None else tuple(output_padding)
     kernel = w.shape[2:]
     spans = [
         (extent - 1) * s + step * (k - 1) + 1 + more
         for extent, s, k, step, more in zip(x.shape[2:], stride, kernel, dilation, extra, strict=True)
     ]
-    pairs = _transposed_padding(auto_pad, pads, output_shape, spans, x.shape[2:], stride)
+    pairs = _transposed_padding(window, output_shape, spans, x.shape[2:], stride)
     zeros = (0,) * rank
     result = ctx.emit(
         "conv_transpose",
@@ -151,7 +112,7 @@ def conv_transpose(
         padding=zeros,
         output_padding=zeros,
         dilation=dilation,
-        groups=int(group),
+        groups=int(window.group),
     )
     low = [0, 0, *(max(0, -before) for before, _ in pairs)]
     high = [0, 0, *(more + max(0, -behind) for more, (_, behind) in zip(extra, pairs, strict=True))]
@@ -161,24 +122,19 @@ def conv_transpose(
         if end <= begin:
             raise Unsupported(f"pads {pairs} that leave nothing of {result.type!r}")
         result = ctx.slice_axis(result, axis, begin, end)
-    return result if bias is None else ctx.add(result, ctx.reshape(bias, (*bias.shape, *[1] * rank)))
+    return result if bias is None else ctx.add(result, per_channel(ctx, bias, rank))
 
 
 def _transposed_padding(
-    auto_pad: str,
-    pads: Ints | None,
-    output_shape: Ints | None,
-    spans: Ints,
-    extents: Ints,
-    stride: Ints,
+    window: Window, output_shape: Ints | None, spans: Ints, extents: Ints, stride: Ints
 ) -> Pairs:
     rank = len(spans)
     if output_shape is not None:
         sizes = tuple(output_shape)[-rank:]
-    elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+    elif window.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         sizes = tuple(extent * s for extent, s in zip(extents, stride, strict=True))
     else:
-        return window_padding(auto_pad, pads, extents, (1,) * rank, stride, (1,) * rank)
+        return window_padding(window.auto_pad, window.pads, extents, (1,) * rank, stride, (1,) * rank)
     pairs = []
     for span, size in zip(spans, sizes, strict=True):
         total = span - size
@@ -186,7 +142,7 @@ def _transposed_padding(
         if total < 0:
             pairs.append((0, total))  # what is missing is added at the end
         else:
-            pairs.append((half, total - half) if auto_pad == "SAME_UPPER" else (total - half, half))
+            pairs.append((half, total - half) if window.auto_pad == "SAME_UPPER" else (total - half, half))
     return tuple(pairs)
 
 

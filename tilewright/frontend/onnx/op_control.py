@@ -14,8 +14,9 @@ from typing import Any
 import onnx
 
 from tilewright.dtypes import DType
-from tilewright.frontend.onnx.context import Context, Ints, Value, axis_of
-from tilewright.frontend.onnx.registry import NotStatic, Unsupported, converter
+from tilewright.frontend.builder import Ints, Unsupported
+from tilewright.frontend.onnx.context import Context, Value, axis_of
+from tilewright.frontend.onnx.registry import NotStatic, converter
 from tilewright.graph.ir import Node
 
 MAX_ITERATIONS = 512

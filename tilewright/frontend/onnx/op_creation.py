@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from tilewright.dtypes import DType
+from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.onnx.context import Context
-from tilewright.frontend.onnx.registry import Unsupported, converter
+from tilewright.frontend.onnx.registry import converter
 from tilewright.frontend.onnx.statics import MAX_ELEMENTS
 from tilewright.frontend.onnx.types import dtype_of
 from tilewright.graph.ir import Node

@@ -11,8 +11,9 @@ from collections.abc import Callable
 import numpy as np
 
 from tilewright.dtypes import DType
-from tilewright.frontend.onnx.context import Context, Operand, axis_of, widened
-from tilewright.frontend.onnx.registry import Unsupported, converter
+from tilewright.frontend.builder import Operand, Unsupported
+from tilewright.frontend.onnx.context import Context, axis_of, widened
+from tilewright.frontend.onnx.registry import converter
 from tilewright.frontend.onnx.types import dtype_of
 from tilewright.graph.ir import Node
 

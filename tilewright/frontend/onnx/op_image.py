@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.frontend.onnx.context import Context, Ints, axis_of
-from tilewright.frontend.onnx.registry import Unsupported, converter
+from tilewright.frontend.builder import Ints, Unsupported
+from tilewright.frontend.onnx.context import Context, axis_of
+from tilewright.frontend.onnx.registry import converter
 from tilewright.graph.ir import Node
 
 MAX_WEIGHTS = 1 << 24

@@ -12,8 +12,9 @@ from collections.abc import Callable
 import numpy as np
 
 from tilewright.dtypes import DType
+from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.onnx.context import Context, axis_of, highest, lowest
-from tilewright.frontend.onnx.registry import Unsupported, converter
+from tilewright.frontend.onnx.registry import converter
 from tilewright.graph.ir import Node
 
 # -- gathering --------------------------------------------------------------------------------------------------------

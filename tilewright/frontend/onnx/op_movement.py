@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.dtypes import DType
-from tilewright.frontend.onnx.context import Context, Ints, axes_of, axis_of
-from tilewright.frontend.onnx.registry import NotStatic, Unsupported, converter
+from tilewright.frontend.builder import Ints, Unsupported
+from tilewright.frontend.onnx.context import Context, axes_of, axis_of
+from tilewright.frontend.onnx.registry import NotStatic, converter
 from tilewright.graph.ir import Node
 from tilewright.graph.ops.common import broadcast_shapes
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.onnx.context import Context, axis_of, widened
-from tilewright.frontend.onnx.registry import FallBack, Unsupported, converter
+from tilewright.frontend.onnx.registry import FallBack, converter
 from tilewright.graph.ir import Node
 
 

@@ -5,19 +5,24 @@ A product of two dequantised tensors (the QDQ form) is taken of the bytes too, s
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tilewright.dtypes import DType
-from tilewright.frontend.onnx.context import Context, Ints, axis_of
+from tilewright.frontend.builder import Unsupported
+from tilewright.frontend.onnx.context import Context, axis_of
 from tilewright.frontend.onnx.products import (
     Quantised,
+    Window,
     along,
     integer_convolution,
     integer_product,
     is_byte,
     one,
+    per_channel,
 )
-from tilewright.frontend.onnx.registry import Unsupported, converter
+from tilewright.frontend.onnx.registry import converter
 from tilewright.frontend.onnx.types import dtype_of
 from tilewright.graph.ir import Node
 
@@ -141,27 +146,9 @@ def conv_integer(
     w: Node,
     x_zero: Node | None = None,
     w_zero: Node | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
+    **attributes: Any,
 ) -> Node:
-    return integer_convolution(
-        ctx,
-        x,
-        w,
-        x_zero,
-        w_zero,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
+    return integer_convolution(ctx, x, w, x_zero, w_zero, Window.of(attributes))
 
 
 @converter("QLinearConv")
@@ -176,31 +163,13 @@ def qlinear_conv(
     y_scale: Node,
     y_zero: Node,
     bias: Node | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
+    **attributes: Any,
 ) -> Node:
-    total = integer_convolution(
-        ctx,
-        x,
-        w,
-        x_zero,
-        w_zero,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
-    spatial = [1] * (x.type.rank - 2)
+    total = integer_convolution(ctx, x, w, x_zero, w_zero, Window.of(attributes))
+    rank = x.type.rank - 2
     if bias is not None:
-        total = ctx.add(total, ctx.reshape(bias, (*bias.shape, *spatial)))
+        total = ctx.add(total, per_channel(ctx, bias, rank))
     scale = ctx.mul(ctx.widen(one(ctx, x_scale)), ctx.widen(one(ctx, w_scale)))
     if scale.type.rank:
-        scale = ctx.reshape(scale, (*scale.shape, *spatial))
+        scale = per_channel(ctx, scale, rank)
     return requantised(ctx, total, scale, one(ctx, y_scale), one(ctx, y_zero), y_zero.dtype)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.dtypes import DType
+from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.onnx.context import Context
 from tilewright.frontend.onnx.op_control import MAX_ITERATIONS
 from tilewright.frontend.onnx.op_movement import pieces
-from tilewright.frontend.onnx.registry import Unsupported, converter
+from tilewright.frontend.onnx.registry import converter
 from tilewright.graph.ir import Node
 
 Activation = Callable[[Node], Node]

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import numpy as np
 
 from tilewright.dtypes import DType
-from tilewright.frontend.onnx.context import Context, Ints, axes_of, axis_of, highest, lowest, widened
-from tilewright.frontend.onnx.registry import Unsupported, converter
+from tilewright.frontend.builder import Ints, Unsupported
+from tilewright.frontend.onnx.context import Context, axes_of, axis_of, highest, lowest, widened
+from tilewright.frontend.onnx.registry import converter
 from tilewright.graph.ir import Node
 
 Formula = Callable[[Context, Node, tuple[int, ...], bool], Node]

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.dtypes import DType
-from tilewright.frontend.onnx.context import Context, Ints
+from tilewright.frontend.builder import Ints, Unsupported
+from tilewright.frontend.onnx.context import Context
 from tilewright.frontend.onnx.products import ones
-from tilewright.frontend.onnx.registry import Unsupported, converter
+from tilewright.frontend.onnx.registry import converter
 from tilewright.graph.ir import Node
 
 

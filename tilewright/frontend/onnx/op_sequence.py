@@ -8,9 +8,10 @@ import numpy as np
 import onnx
 
 from tilewright.dtypes import DType
+from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.onnx.context import Context, Value, axis_of
 from tilewright.frontend.onnx.op_movement import pieces
-from tilewright.frontend.onnx.registry import Unsupported, converter
+from tilewright.frontend.onnx.registry import converter
 from tilewright.graph.ir import Node
 
 Sequence = list[Any]

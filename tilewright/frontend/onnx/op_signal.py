@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.onnx.context import Context, axis_of
-from tilewright.frontend.onnx.registry import Unsupported, converter
+from tilewright.frontend.onnx.registry import converter
 from tilewright.graph.ir import Node
 
 MAX_LENGTH = 4096  # of a transform: the matrix has the square of it

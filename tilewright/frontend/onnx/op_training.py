@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tilewright.dtypes import DType
-from tilewright.frontend.onnx.context import Context, Operand
-from tilewright.frontend.onnx.registry import Unsupported, converter
+from tilewright.frontend.builder import Operand, Unsupported
+from tilewright.frontend.onnx.context import Context
+from tilewright.frontend.onnx.registry import converter
 from tilewright.graph.ir import Node
 
 DOMAIN = "ai.onnx.preview.training"

@@ -8,32 +8,61 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tilewright.dtypes import DType
-from tilewright.frontend.onnx.context import Context, Ints, lowest
+from tilewright.frontend.builder import Ints, Unsupported
+from tilewright.frontend.onnx.context import Context, lowest
 from tilewright.frontend.onnx.products import Pairs, ones, window_padding
-from tilewright.frontend.onnx.registry import Unsupported, converter
+from tilewright.frontend.onnx.registry import converter
 from tilewright.graph.ir import Node
 
 
-def placed(
-    extents: Ints, kernel: Ints, stride: Ints, dilation: Ints, padding: Pairs, ceil_mode: bool
-) -> tuple[Pairs, tuple[int, ...]]:
-    """(padding with what the last window needs beyond it, result extents)."""
-    wider, sizes = [], []
-    for extent, k, s, step, (low, high) in zip(extents, kernel, stride, dilation, padding, strict=True):
-        room = extent + low + high - step * (k - 1) - 1
-        size = (-(-room // s) if ceil_mode else room // s) + 1
-        if ceil_mode and (size - 1) * s >= extent + low:
-            size -= 1  # the last window would start in the padding
-        if size < 1:
-            raise Unsupported(f"a window of {k} on an axis of {extent}")
-        reach = (size - 1) * s + step * (k - 1) + 1
-        wider.append((low, max(high, reach - extent - low)))
-        sizes.append(size)
-    return tuple(wider), tuple(sizes)
+@dataclass(frozen=True)
+class Pool:
+    """Where the windows of a pooling operator lie on its input."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    declared: Pairs  # padding as the model has it
+    padding: Pairs  # and with what the last window needs beyond it
+    sizes: tuple[int, ...]  # extents of the result
+
+    @staticmethod
+    def of(
+        x: Node,
+        *,
+        kernel_shape: Ints,
+        auto_pad: str = "NOTSET",
+        ceil_mode: int = 0,
+        dilations: Ints | None = None,
+        pads: Ints | None = None,
+        strides: Ints | None = None,
+        **others: Any,
+    ) -> Pool:
+        """From the attributes that every pooling operator has, with the standard's defaults."""
+        if others:
+            raise Unsupported(f"the attribute {', '.join(others)}")
+        rank = check_rank(x, kernel_shape)
+        extents, kernel = x.shape[2:], tuple(kernel_shape)
+        stride, dilation = ones(strides, rank), ones(dilations, rank)
+        declared = window_padding(auto_pad, pads, extents, kernel, stride, dilation)
+        wider, sizes = [], []
+        for extent, k, s, step, (low, high) in zip(extents, kernel, stride, dilation, declared, strict=True):
+            room = extent + low + high - step * (k - 1) - 1
+            size = (-(-room // s) if ceil_mode else room // s) + 1
+            if ceil_mode and (size - 1) * s >= extent + low:
+                size -= 1  # the last window would start in the padding
+            if size < 1:
+                raise Unsupported(f"a window of {k} on an axis of {extent}")
+            reach = (size - 1) * s + step * (k - 1) + 1
+            wider.append((low, max(high, reach - extent - low)))
+            sizes.append(size)
+        return Pool(kernel, stride, dilation, declared, tuple(wider), tuple(sizes))
 
 
 def padded(ctx: Context, x: Node, pairs: Pairs, value: float | int) -> Node:
@@ -48,42 +77,27 @@ def check_rank(x: Node, kernel: Ints) -> int:
 
 
 @converter("MaxPool")
-def max_pool(
-    ctx: Context,
-    x: Node,
-    *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Ints | None = None,
-    kernel_shape: Ints,
-    pads: Ints | None = None,
-    storage_order: int = 0,
-    strides: Ints | None = None,
-) -> Node | tuple[Node, Node]:
-    rank = check_rank(x, kernel_shape)
-    kernel, stride, dilation = tuple(kernel_shape), ones(strides, rank), ones(dilations, rank)
-    declared = window_padding(auto_pad, pads, x.shape[2:], kernel, stride, dilation)
-    padding, sizes = placed(x.shape[2:], kernel, stride, dilation, declared, bool(ceil_mode))
+def max_pool(ctx: Context, x: Node, *, storage_order: int = 0, **attributes: Any) -> Node | tuple[Node, Node]:
+    pool = Pool.of(x, **attributes)
     even = all(
         low == high and 2 * low <= step * (k - 1) + 1
-        for (low, high), k, step in zip(padding, kernel, dilation, strict=True)
+        for (low, high), k, step in zip(pool.padding, pool.kernel, pool.dilation, strict=True)
     )
-    source = x if even else padded(ctx, x, padding, lowest(x.dtype))
+    source = x if even else padded(ctx, x, pool.padding, lowest(x.dtype))
     result = ctx.emit(
         "max_pool",
         source,
-        kernel=kernel,
-        stride=stride,
-        padding=tuple(low for low, _ in padding) if even else (0,) * rank,
-        dilation=dilation,
+        kernel=pool.kernel,
+        stride=pool.stride,
+        padding=tuple(low if even else 0 for low, _ in pool.padding),
+        dilation=pool.dilation,
         ceil_mode=False,
         layout="channels_first",
     )
-    result = trimmed(ctx, result, sizes)
+    result = trimmed(ctx, result, pool.sizes)
     if not ctx.wants(1):
         return result
-    places = _places_of_maxima(ctx, x, kernel, stride, dilation, padding, sizes, bool(storage_order))
-    return result, places
+    return result, _places_of_maxima(ctx, x, pool, bool(storage_order))
 
 
 def trimmed(ctx: Context, x: Node, sizes: Ints) -> Node:
@@ -93,29 +107,20 @@ def trimmed(ctx: Context, x: Node, sizes: Ints) -> Node:
     return x
 
 
-def _places_of_maxima(
-    ctx: Context,
-    x: Node,
-    kernel: Ints,
-    stride: Ints,
-    dilation: Ints,
-    padding: Pairs,
-    sizes: Ints,
-    by_column: bool,
-) -> Node:
+def _places_of_maxima(ctx: Context, x: Node, pool: Pool, by_column: bool) -> Node:
     """The position of each window's greatest element in the whole tensor, counted along rows or along columns."""
-    wide = padded(ctx, x, padding, lowest(x.dtype))
-    extents = x.shape[2:]
+    wide = padded(ctx, x, pool.padding, lowest(x.dtype))
+    extents, sizes = x.shape[2:], pool.sizes
     if by_column:
         steps = [math.prod(extents[:axis]) for axis in range(len(extents))]
     else:
         steps = [math.prod(extents[axis + 1 :]) for axis in range(len(extents))]
     seen, tables = [], []
-    for offset in itertools.product(*(range(k) for k in kernel)):
+    for offset in itertools.product(*(range(k) for k in pool.kernel)):
         part = wide
         table = np.zeros(sizes, np.int64)
         for axis, (o, s, step, size, (low, _)) in enumerate(
-            zip(offset, stride, dilation, sizes, padding, strict=True)
+            zip(offset, pool.stride, pool.dilation, sizes, pool.padding, strict=True)
         ):
             begin = o * step
             part = ctx.slice_axis(part, axis + 2, begin, begin + (size - 1) * s + 1, s)
@@ -133,70 +138,52 @@ def _places_of_maxima(
 
 
 @converter("AveragePool")
-def average_pool(
-    ctx: Context,
-    x: Node,
-    *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    count_include_pad: int = 0,
-    dilations: Ints | None = None,
-    kernel_shape: Ints,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
-) -> Node:
-    rank = check_rank(x, kernel_shape)
-    kernel, stride, dilation = tuple(kernel_shape), ones(strides, rank), ones(dilations, rank)
-    declared = window_padding(auto_pad, pads, x.shape[2:], kernel, stride, dilation)
-    padding, sizes = placed(x.shape[2:], kernel, stride, dilation, declared, bool(ceil_mode))
-    total = window_sum(ctx, ctx.widen(x), kernel, stride, dilation, padding, sizes)
-    counts = _counts(x.shape[2:], kernel, stride, dilation, declared, sizes, bool(count_include_pad))
+def average_pool(ctx: Context, x: Node, *, count_include_pad: int = 0, **attributes: Any) -> Node:
+    pool = Pool.of(x, **attributes)
+    total = window_sum(ctx, ctx.widen(x), pool)
+    counts = _counts(x.shape[2:], pool, bool(count_include_pad))
     divisor = counts.reshape(1, 1, *counts.shape)
     if counts.min() == counts.max():
         divisor = divisor.reshape(-1)[:1].reshape(())
     return ctx.cast(ctx.div(total, ctx.constant(divisor.astype(total.dtype.numpy))), x.dtype)
 
 
-def window_sum(
-    ctx: Context, x: Node, kernel: Ints, stride: Ints, dilation: Ints, padding: Pairs, sizes: Ints
-) -> Node:
+def window_sum(ctx: Context, x: Node, pool: Pool) -> Node:
     """The sum of every window."""
-    rank = len(kernel)
-    wide = padded(ctx, x, padding, 0)
-    if all(step == 1 for step in dilation):
+    rank = len(pool.kernel)
+    wide = padded(ctx, x, pool.padding, 0)
+    if all(step == 1 for step in pool.dilation):
         total = ctx.emit(
             "avg_pool",
             wide,
-            kernel=tuple(kernel),
-            stride=tuple(stride),
+            kernel=pool.kernel,
+            stride=pool.stride,
             padding=(0,) * rank,
             ceil_mode=False,
             count_include_pad=True,
             divisor=1,
             layout="channels_first",
         )
-        return trimmed(ctx, total, sizes)
+        return trimmed(ctx, total, pool.sizes)
     images = ctx.reshape(wide, (x.shape[0] * x.shape[1], 1, *wide.shape[2:]))
     total = ctx.emit(
         "conv",
         images,
-        ctx.full(1, x.dtype, (1, 1, *kernel)),
-        stride=tuple(stride),
+        ctx.full(1, x.dtype, (1, 1, *pool.kernel)),
+        stride=pool.stride,
         padding=((0, 0),) * rank,
-        dilation=tuple(dilation),
+        dilation=pool.dilation,
         groups=1,
         layout="channels_first",
     )
-    return trimmed(ctx, ctx.reshape(total, (*x.shape[:2], *total.shape[2:])), sizes)
+    return trimmed(ctx, ctx.reshape(total, (*x.shape[:2], *total.shape[2:])), pool.sizes)
 
 
-def _counts(
-    extents: Ints, kernel: Ints, stride: Ints, dilation: Ints, padding: Pairs, sizes: Ints, with_padding: bool
-) -> np.ndarray:
+def _counts(extents: Ints, pool: Pool, with_padding: bool) -> np.ndarray:
     """How many elements every window has; of the padding, what was declared counts if `with_padding`."""
     result = np.ones((), np.int64)
     for extent, k, s, step, (low, high), size in zip(
-        extents, kernel, stride, dilation, padding, sizes, strict=True
+        extents, pool.kernel, pool.stride, pool.dilation, pool.declared, pool.sizes, strict=True
     ):
         places = np.arange(size)[:, None] * s + np.arange(k)[None] * step - low
         begin, end = (-low, extent + high) if with_padding else (0, extent)
@@ -205,24 +192,10 @@ def _counts(
 
 
 @converter("LpPool")
-def lp_pool(
-    ctx: Context,
-    x: Node,
-    *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Ints | None = None,
-    kernel_shape: Ints,
-    p: int = 2,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
-) -> Node:
-    rank = check_rank(x, kernel_shape)
-    kernel, stride, dilation = tuple(kernel_shape), ones(strides, rank), ones(dilations, rank)
-    declared = window_padding(auto_pad, pads, x.shape[2:], kernel, stride, dilation)
-    padding, sizes = placed(x.shape[2:], kernel, stride, dilation, declared, bool(ceil_mode))
+def lp_pool(ctx: Context, x: Node, *, p: int = 2, **attributes: Any) -> Node:
+    pool = Pool.of(x, **attributes)
     powers = _power(ctx, ctx.emit("abs", ctx.widen(x)), p)
-    total = window_sum(ctx, powers, kernel, stride, dilation, padding, sizes)
+    total = window_sum(ctx, powers, pool)
     return ctx.cast(_root(ctx, total, p), x.dtype)
 
 

@@ -12,12 +12,13 @@ bytes times the product of their scales: what the QDQ form of a quantised model 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.dtypes import DType
-from tilewright.frontend.onnx.context import Context, Ints
-from tilewright.frontend.onnx.registry import Unsupported
+from tilewright.frontend.builder import Ints, Unsupported
+from tilewright.frontend.onnx.context import Context
 from tilewright.graph.ir import Node
 
 Pairs = tuple[tuple[int, int], ...]
@@ -90,36 +91,66 @@ def ones(values: Ints | None, rank: int) -> tuple[int, ...]:
     return (1,) * rank if values is None else tuple(values)
 
 
-def convolution(
-    ctx: Context,
-    x: Node,
-    w: Node,
-    bias: Node | None,
-    *,
-    auto_pad: str,
-    dilations: Ints | None,
-    group: int,
-    kernel_shape: Ints | None,
-    pads: Ints | None,
-    strides: Ints | None,
-) -> Node:
-    rank = x.type.rank - 2
-    if kernel_shape is not None and tuple(kernel_shape) != w.shape[2:]:
-        raise Unsupported(f"kernel_shape {tuple(kernel_shape)} with a weight {w.type!r}")
-    if not 1 <= rank <= 3 or w.type.rank != x.type.rank:
-        raise Unsupported(f"x {x.type!r} with a weight {w.type!r}")
-    stride, dilation = ones(strides, rank), ones(dilations, rank)
-    padding = window_padding(auto_pad, pads, x.shape[2:], w.shape[2:], stride, dilation)
+@dataclass(frozen=True)
+class Window:
+    """The attributes that every convolution has, with the standard's defaults."""
+
+    auto_pad: str = "NOTSET"
+    dilations: Ints | None = None
+    group: int = 1
+    kernel_shape: Ints | None = None
+    pads: Ints | None = None
+    strides: Ints | None = None
+
+    @staticmethod
+    def of(attributes: Mapping[str, Any]) -> Window:
+        unknown = [name for name in attributes if name not in Window.__dataclass_fields__]
+        if unknown:
+            raise Unsupported(f"the attribute {', '.join(unknown)}")
+        return Window(**attributes)
+
+    def check(self, x: Node, w: Node) -> int:
+        """The number of spatial axes."""
+        rank = x.type.rank - 2
+        if self.kernel_shape is not None and tuple(self.kernel_shape) != w.shape[2:]:
+            raise Unsupported(f"kernel_shape {tuple(self.kernel_shape)} with a weight {w.type!r}")
+        if not 1 <= rank <= 3 or w.type.rank != x.type.rank:
+            raise Unsupported(f"x {x.type!r} with a weight {w.type!r}")
+        return rank
+
+    def stride(self, rank: int) -> tuple[int, ...]:
+        return ones(self.strides, rank)
+
+    def dilation(self, rank: int) -> tuple[int, ...]:
+        return ones(self.dilations, rank)
+
+    def padding(self, x: Node, w: Node) -> Pairs:
+        rank = x.type.rank - 2
+        return window_padding(
+            self.auto_pad, self.pads, x.shape[2:], w.shape[2:], self.stride(rank), self.dilation(rank)
+        )
+
+    def without_padding(self) -> Window:
+        return replace(self, auto_pad="VALID", pads=None)
+
+
+def convolution(ctx: Context, x: Node, w: Node, bias: Node | None, window: Window) -> Node:
+    rank = window.check(x, w)
     operands = [x, w] if bias is None else [x, w, bias]
     return ctx.emit(
         "conv",
         *operands,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=int(group),
+        stride=window.stride(rank),
+        padding=window.padding(x, w),
+        dilation=window.dilation(rank),
+        groups=int(window.group),
         layout="channels_first",
     )
+
+
+def per_channel(ctx: Context, values: Node, rank: int) -> Node:
+    """One number per channel, in a shape that broadcasts against an image of `rank` spatial axes."""
+    return ctx.reshape(values, (*values.shape, *[1] * rank))
 
 
 # -- bytes ------------------------------------------------------------------------------------------------------------
@@ -180,9 +211,9 @@ def same_kind(ctx: Context, a: Node, b: Node) -> tuple[Node, Node]:
 
 
 def integer_convolution(
-    ctx: Context, x: Node, w: Node, x_zero: Node | None, w_zero: Node | None, **attributes: Any
+    ctx: Context, x: Node, w: Node, x_zero: Node | None, w_zero: Node | None, window: Window
 ) -> Node:
-    """`attributes` are those of `convolution`. Padding is of zero points, not of zeros."""
+    """Padding is of zero points, not of zeros."""
     rank = x.type.rank - 2
     p = present(ctx, None if x_zero is None else one(ctx, x_zero))
     q = present(ctx, w_zero)
@@ -190,14 +221,10 @@ def integer_convolution(
         q = ctx.reshape(q, (q.type.size, *[1] * (w.type.rank - 1)))
     if q is not None or p is None or not ctx.statics.is_static(p) or p.type.rank:
         data, weight = same_kind(ctx, less(ctx, x, p), less(ctx, w, q))
-        return convolution(ctx, data, weight, None, **attributes)
-    stride, dilation = ones(attributes["strides"], rank), ones(attributes["dilations"], rank)
-    pairs = window_padding(
-        attributes["auto_pad"], attributes["pads"], x.shape[2:], w.shape[2:], stride, dilation
-    )
-    low, high = zip(*pairs, strict=True)
+        return convolution(ctx, data, weight, None, window)
+    low, high = zip(*window.padding(x, w), strict=True)
     data = ctx.pad(x, (0, 0, *low), (0, 0, *high), int(ctx.static(p)))
-    total = convolution(ctx, data, w, None, **{**attributes, "auto_pad": "VALID", "pads": None})
+    total = convolution(ctx, data, w, None, window.without_padding())
     taken = ctx.reduce("sum", ctx.cast(w, DType.I32), range(1, w.type.rank), False)
     return ctx.sub(total, ctx.reshape(ctx.mul(taken, p), (w.shape[0], *[1] * rank)))
 
@@ -221,15 +248,15 @@ def quantised_product(ctx: Context, a: Node, b: Node, *, transposed: bool = Fals
     return ctx.mul(ctx.cast(total, DType.F32), scale)
 
 
-def quantised_convolution(ctx: Context, x: Node, w: Node, **attributes: Any) -> Node | None:
+def quantised_convolution(ctx: Context, x: Node, w: Node, window: Window) -> Node | None:
     """The same of a convolution."""
     left, right = ctx.quantised.get(x), ctx.quantised.get(w)
     if left is None or right is None or not left.whole or not right.along(0):
         return None
     if w.type.size // max(w.shape[0], 1) > MAX_TERMS:
         return None
-    total = integer_convolution(ctx, left.x, right.x, left.zero, right.zero, **attributes)
+    total = integer_convolution(ctx, left.x, right.x, left.zero, right.zero, window)
     scale = ctx.mul(one(ctx, left.scale), one(ctx, right.scale))
     if scale.type.rank:
-        scale = ctx.reshape(scale, (*scale.shape, *[1] * (x.type.rank - 2)))
+        scale = per_channel(ctx, scale, x.type.rank - 2)
     return ctx.mul(ctx.cast(total, DType.F32), scale)

@@ -21,12 +21,13 @@ from tilewright.errors import (
     UnknownShapeError,
     UnsupportedOpsError,
 )
+from tilewright.frontend.builder import Absent, Unsupported
 from tilewright.frontend.imported import ImportedModel
 from tilewright.frontend.onnx.context import Context, Value
 from tilewright.frontend.onnx.external import ExternalData
 from tilewright.frontend.onnx.functions import bound, function_of
 from tilewright.frontend.onnx.load import Loaded, default_max_bytes, load
-from tilewright.frontend.onnx.registry import STANDARD, Absent, FallBack, Unsupported, find
+from tilewright.frontend.onnx.registry import STANDARD, FallBack, find
 from tilewright.frontend.onnx.statics import Statics
 from tilewright.frontend.onnx.types import array_of, checked_shape, dtype_of
 from tilewright.graph.ir import Graph, Node, TensorType, constant, input_node

@@ -12,8 +12,9 @@ operator has; an `Absent` stands for one that cannot be computed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from tilewright.frontend.builder import Unsupported
 
 Converter = Callable[..., Any]
 
@@ -24,23 +25,12 @@ _TABLE: dict[tuple[str, str], list[tuple[int, Converter]]] = {}
 STANDARD = ("", "ai.onnx")
 
 
-class Unsupported(Exception):
-    """This use of an operator cannot be expressed in the graph; the message says why."""
-
-
 class NotStatic(Unsupported):
     """A value that must be known when the graph is made, and depends on what is given at each call."""
 
 
 class FallBack(Exception):
     """A converter's word for: let the standard's own definition of the operator, a function of others, do it."""
-
-
-@dataclass(frozen=True)
-class Absent:
-    """A result that is not computed; using it is unsupported, for this reason."""
-
-    reason: str
 
 
 def converter(*names: str, since: int = 1, domain: str = "") -> Callable[[_F], _F]:

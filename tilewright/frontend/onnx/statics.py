@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tilewright.frontend.onnx.registry import NotStatic, Unsupported
+from tilewright.frontend.builder import Unsupported
+from tilewright.frontend.onnx.registry import NotStatic
 from tilewright.graph.ir import Node
 from tilewright.graph.oracle import evaluate_node
 

@@ -11,8 +11,8 @@ from onnx import TensorProto, numpy_helper
 
 from tilewright.dtypes import DType
 from tilewright.errors import ModelFileError, ModelSizeError
+from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.onnx.external import ExternalData
-from tilewright.frontend.onnx.registry import Unsupported
 
 _DTYPES: dict[int, DType] = {
     TensorProto.DOUBLE: DType.F64,

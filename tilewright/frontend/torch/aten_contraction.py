@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tilewright.frontend.torch.context import Context, Ints, axis_of
-from tilewright.frontend.torch.registry import Number, Unsupported, converter
+from tilewright.frontend.builder import Ints, Number, Unsupported
+from tilewright.frontend.torch.context import Context, axis_of
+from tilewright.frontend.torch.registry import converter
 from tilewright.graph.ir import Node
 
 # -- matrix products ---------------------------------------------------------------------------------------------

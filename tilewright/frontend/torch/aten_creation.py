@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from tilewright.dtypes import DType
-from tilewright.frontend.torch.context import Context, Ints
-from tilewright.frontend.torch.registry import Number, Operand, converter, refuse
+from tilewright.frontend.builder import Ints, Number, Operand
+from tilewright.frontend.torch.context import Context
+from tilewright.frontend.torch.registry import converter, refuse
 from tilewright.graph.ir import Node
 
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.torch.context import Context
-from tilewright.frontend.torch.registry import Unsupported, converter
+from tilewright.frontend.torch.registry import converter
 from tilewright.graph.ir import Node
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from tilewright.dtypes import DType
+from tilewright.frontend.builder import Number, Operand, Unsupported
 from tilewright.frontend.torch.context import Context
-from tilewright.frontend.torch.registry import Inexpressible, Number, Operand, Unsupported, converter
+from tilewright.frontend.torch.registry import Inexpressible, converter
 from tilewright.frontend.torch.types import common_dtype, from_torch_dtype
 from tilewright.graph.ir import Node
 

@@ -9,8 +9,9 @@ import math
 from collections.abc import Callable
 
 from tilewright.dtypes import DType
+from tilewright.frontend.builder import Number, Operand
 from tilewright.frontend.torch.context import Context, widened
-from tilewright.frontend.torch.registry import Inexpressible, Number, Operand, converter
+from tilewright.frontend.torch.registry import Inexpressible, converter
 from tilewright.frontend.torch.types import common_dtype
 from tilewright.graph.ir import Node
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tilewright.dtypes import DType
-from tilewright.frontend.torch.context import Context, Ints, axis_of
-from tilewright.frontend.torch.registry import Number, Operand, Unsupported, converter, refuse
+from tilewright.frontend.builder import Ints, Number, Operand, Unsupported
+from tilewright.frontend.torch.context import Context, axis_of
+from tilewright.frontend.torch.registry import converter, refuse
 from tilewright.frontend.torch.types import common_dtype
 from tilewright.graph.ir import Node
 

@@ -7,9 +7,10 @@ import math
 import torch
 
 from tilewright.dtypes import DType
+from tilewright.frontend.builder import Absent, Ints, Unsupported
 from tilewright.frontend.torch.aten_movement import repeated_elements
-from tilewright.frontend.torch.context import Context, Ints, axis_of
-from tilewright.frontend.torch.registry import Absent, Inexpressible, Result, Unsupported, converter
+from tilewright.frontend.torch.context import Context, axis_of
+from tilewright.frontend.torch.registry import Inexpressible, Result, converter
 from tilewright.graph.ir import Node
 
 _NO_STATISTICS = Absent("the statistics that training saves are not computed")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from tilewright.dtypes import DType
+from tilewright.frontend.builder import Number, Operand
 from tilewright.frontend.torch.aten_formula import lerp
 from tilewright.frontend.torch.context import Context, axis_of, widened
-from tilewright.frontend.torch.registry import Inexpressible, Number, Operand, converter
+from tilewright.frontend.torch.registry import Inexpressible, converter
 from tilewright.frontend.torch.types import common_dtype
 from tilewright.graph.ir import Node
 

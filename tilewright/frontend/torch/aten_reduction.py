@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from tilewright.dtypes import DType
-from tilewright.frontend.torch.context import Context, Ints, axes_of, axis_of, widened
-from tilewright.frontend.torch.registry import Number, converter, refuse
+from tilewright.frontend.builder import Ints, Number
+from tilewright.frontend.torch.context import Context, axes_of, axis_of, widened
+from tilewright.frontend.torch.registry import converter, refuse
 from tilewright.graph.ir import Node
 from tilewright.graph.ops.common import broadcast_shapes
 

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 
 from tilewright.dtypes import DType
+from tilewright.frontend.builder import Number, Operand, Unsupported
 from tilewright.frontend.torch.aten_ordering import check_steps
 from tilewright.frontend.torch.context import Context, axis_of
-from tilewright.frontend.torch.registry import Inexpressible, Number, Operand, Unsupported, converter
+from tilewright.frontend.torch.registry import Inexpressible, converter
 from tilewright.graph.ir import Node
 from tilewright.graph.ops.scatter import identity
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tilewright.frontend.builder import Absent, Ints, Number, Unsupported
 from tilewright.frontend.torch.aten_contraction import spatial
-from tilewright.frontend.torch.context import Context, Ints
-from tilewright.frontend.torch.registry import Absent, Number, Result, Unsupported, converter
+from tilewright.frontend.torch.context import Context
+from tilewright.frontend.torch.registry import Result, converter
 from tilewright.graph.ir import Node
 
 _NO_INDICES = Absent("the positions of the maxima in each window are not computed")

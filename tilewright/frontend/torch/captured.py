@@ -28,11 +28,11 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partit
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from tilewright.errors import MutationError
+from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.imported import ImportedModel
 from tilewright.frontend.torch.decompose import retraced
 from tilewright.frontend.torch.mutation import functionalised, writes
 from tilewright.frontend.torch.program import Literal, import_program, unsupported_nodes
-from tilewright.frontend.torch.registry import Unsupported
 from tilewright.frontend.torch.types import tensor_type, to_numpy
 from tilewright.graph.ir import Graph, Node, constant, input_node
 from tilewright.graph.op import apply

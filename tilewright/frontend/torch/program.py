@@ -16,11 +16,12 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
 from tilewright.errors import InternalError, UnsupportedOpsError
+from tilewright.frontend.builder import Absent, Unsupported
 from tilewright.frontend.torch.context import Context
 from tilewright.frontend.torch.decompose import decomposed, origin_of
 from tilewright.frontend.torch.mutation import Aliases, functional_name, functionalised, writes
 from tilewright.frontend.torch.places import Place, place_of
-from tilewright.frontend.torch.registry import STORAGE_ARGUMENTS, Absent, Inexpressible, Unsupported, table
+from tilewright.frontend.torch.registry import STORAGE_ARGUMENTS, Inexpressible, table
 from tilewright.frontend.torch.types import tensor_type, to_numpy
 from tilewright.graph.ir import Graph, Node, constant, input_node
 

@@ -11,13 +11,11 @@ returns one node, or a tuple for an operator with several results; an entry that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tilewright.frontend.builder import Absent, Unsupported
 from tilewright.graph.ir import Node
 
-Number = int | float | bool
-Operand = Node | int | float | bool
 Converter = Callable[..., Any]
 
 _F = TypeVar("_F", bound=Converter)
@@ -27,19 +25,8 @@ _TABLE: dict[str, Converter] = {}
 STORAGE_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
 
 
-class Unsupported(Exception):
-    """This use of an operator cannot be expressed in the graph; the message says why."""
-
-
 class Inexpressible(Unsupported):
-    """The same, where no decomposition into simpler operators could help either."""
-
-
-@dataclass(frozen=True)
-class Absent:
-    """A result that is not computed; using it is unsupported, for this reason."""
-
-    reason: str
+    """Unsupported, where no decomposition into simpler operators could help either."""
 
 
 Result = Node | Sequence[Node | Absent]

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from tilewright.dtypes import DType
-from tilewright.frontend.torch.registry import Inexpressible, Operand
+from tilewright.frontend.builder import Operand
+from tilewright.frontend.torch.registry import Inexpressible
 from tilewright.graph.ir import Node, TensorType
 
 _FROM_TORCH: dict[torch.dtype, DType] = {
@@ -59,6 +60,20 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     if tensor.dtype is torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
+
+
+def to_torch(value: Any) -> Any:
+    """An array as a tensor that shares its memory; what is none, as it is."""
+    if isinstance(value, np.generic):
+        value = np.asarray(value)
+    if not isinstance(value, np.ndarray):
+        return value
+    value = np.ascontiguousarray(value).reshape(value.shape)
+    if not value.flags.writeable:
+        value = value.copy()  # PyTorch warns of memory that it may not write to
+    if value.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(value)
 
 
 def common_dtype(operands: Iterable[Operand]) -> DType:

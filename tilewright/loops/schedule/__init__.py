@@ -24,7 +24,7 @@ from tilewright.loops.schedule.lower import lower
 from tilewright.loops.schedule.nest import Nest, leaves, loop_names
 from tilewright.loops.schedule.rules import check_complete
 from tilewright.loops.schedule.text import print_nest
-from tilewright.loops.schedule.trace import Step, Trace, apply, from_json, step, to_json
+from tilewright.loops.schedule.trace import Step, Trace, apply, from_json, step, summary, to_json
 from tilewright.loops.verify import verify_program
 
 __all__ = [
@@ -72,9 +72,9 @@ class Schedule:
         return [leaf.stage for _, leaf in leaves(self.nest.body)]
 
     def program(self) -> Program:
-        """The loop program: verified, and its decisions are the trace."""
+        """The loop program, verified."""
         check_complete(self.nest)
-        program = lower(self.nest, "; ".join(map(str, self.trace)))
+        program = lower(self.nest, summary(self.trace))
         verify_program(program)
         return program
 

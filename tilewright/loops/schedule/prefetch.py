@@ -38,7 +38,9 @@ def prefetch(nest: Nest, loop: str, tensor: str, ahead: int = 1, level: int = 1)
         later = {**first, target.var: target.var + ahead}
         for load in reads(leaf, tile):
             if any(te.loads(index) for index in load.indices):
-                raise ScheduleError(f"prefetch: where {tensor} is read depends on data, which may not be there yet")
+                raise ScheduleError(
+                    f"prefetch: where {tensor} is read depends on data, which may not be there yet"
+                )
             if any(target.var in te.variables(index) for index in load.indices):
                 found[tuple(simplify(te.substitute(index, later)) for index in load.indices)] = None
     if not found:

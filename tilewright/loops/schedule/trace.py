@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
@@ -99,6 +100,13 @@ def apply(nest: Nest, done: Step, declared: Mapping[str, Intrinsic]) -> Nest:
     changed = PRIMITIVES[done.primitive](nest, **arguments)
     check(changed)
     return changed
+
+
+def summary(trace: Iterable[Step]) -> str:
+    """The primitives that were used, in words for `Program.decisions`."""
+    counts = Counter(done.primitive for done in trace)
+    used = ", ".join(name if count == 1 else f"{name} x {count}" for name, count in counts.items())
+    return f"scheduled: {used or 'nothing'}"
 
 
 def to_json(trace: Iterable[Step]) -> str:

@@ -2,5 +2,7 @@
 
 from tilewright.space.template import Template
 from tilewright.space.templates.cpu.contraction import Contraction
+from tilewright.space.templates.cpu.depthwise import Depthwise
+from tilewright.space.templates.cpu.separable import SeparableChain
 
-TEMPLATES: tuple[Template, ...] = (Contraction(),)
+TEMPLATES: tuple[Template, ...] = (Contraction(), Depthwise(), SeparableChain())

@@ -492,7 +492,7 @@ class _Builder:
         inner = nest([(axis, Kind.UNROLL) for axis in written], step)
         main = nest([(copy, Kind.UNROLL)], with_values(inner, {last: base + counter * unroll + copy}))
         if self.shape.prefetch and self.packed is not None:
-            main = block(main, *self._prefetches(counter))
+            main = block(main, *self._prefetches([*outer, counter]))
         stmts: list[Stmt] = [
             For(counter, Kind.SERIAL, main)
             if counter.extent > 1
@@ -505,13 +505,13 @@ class _Builder:
             stmts.append(nest([(tail, Kind.UNROLL)], with_values(inner, {last: base + done + tail})))
         return nest([(axis, Kind.SERIAL) for axis in outer], block(*stmts))
 
-    def _prefetches(self, counter: te.Var) -> list[Stmt]:
+    def _prefetches(self, tap_loops: list[te.Var]) -> list[Stmt]:
         """Lines of what comes after this piece of the panel, as many as spread it over this one's register tiles."""
         assert self.packed is not None
         size = self.packed.original.dtype.bytes
         piece_size = self.shape.panels.size * (self.shape.tap_block or self.product.length)
         pieces = extent_of(self.piece_loops)
-        loops = [*self.row_loops, *([] if self.piece_loops else self.taps[:-1]), counter]
+        loops = [*self.row_loops, *tap_loops]
         lines = -(-piece_size * size // _LINE)
         each = -(-lines // extent_of(loops))
         following = (self.which_panel * pieces + _counted(self.piece_loops) + 1) * piece_size

@@ -1,0 +1,103 @@
+"""Those who compute an operator, each imported only in its own process. `machine` computes nothing: in its turn it does
+as much arithmetic or moves as many bytes as it can, and says how many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from operators.cases import OperatorJob
+from operators.prepare import integer_operands, torch_module
+from peers.job import NotAvailable, Run
+
+
+def load_numpy(job: OperatorJob) -> Run:
+    formula = job.case.formula.numpy
+    if formula is None:
+        raise NotAvailable("NumPy has no such operator")
+    return formula(*job.case.operands(), job.case.sizes)
+
+
+def load_torch(job: OperatorJob) -> Run:
+    import torch
+
+    torch.set_num_threads(job.threads)
+    module, inputs = _torch(job)
+
+    @torch.inference_mode()
+    def run() -> Any:
+        return module(*inputs)
+
+    return run
+
+
+def _torch(job: OperatorJob) -> tuple[Any, tuple[Any, ...]]:
+    import torch
+
+    inputs, _ = job.case.operands()
+    return torch_module(job.case), tuple(torch.from_numpy(array) for array in inputs)
+
+
+def load_onnx_runtime(job: OperatorJob) -> Run:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise NotAvailable(f"{error}; pip install onnxruntime") from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = job.threads
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(_onnx(job), options, providers=["CPUExecutionProvider"])
+    inputs = (integer_operands(job.case) if job.case.int8 else job.case.operands())[0]
+    feed = dict(zip((value.name for value in session.get_inputs()), inputs, strict=True))
+    return lambda: session.run(None, feed)
+
+
+def _onnx(job: OperatorJob) -> str:
+    if not job.onnx_file.exists():
+        raise NotAvailable(f"no ONNX file of the operator: {job.onnx_error_file.read_text()}")
+    return str(job.onnx_file)
+
+
+def load_ours(job: OperatorJob) -> Run:
+    if not job.case.int8:
+        return load_ours_in_fp32(job)
+    inputs, _ = integer_operands(job.case)
+    return _compiled(job, _onnx(job), tuple(inputs))
+
+
+def load_ours_in_fp32(job: OperatorJob) -> Run:
+    return _compiled(job, *_torch(job))
+
+
+def _compiled(job: OperatorJob, model: Any, inputs: tuple[Any, ...]) -> Run:
+    import tilewright
+
+    options: dict[str, Any] = (
+        {"effort": job.effort} if job.budget is None else {"effort": job.effort, "budget": job.budget}
+    )
+    compiled: Any = tilewright.compile(model, inputs, target="cpu", threads=job.threads, **options)
+    return lambda: compiled(*inputs)
+
+
+def load_machine(job: OperatorJob) -> Run:
+    """One call does as many operations, or moves as many bytes, as its only output says."""
+    from tilewright.hw import host
+    from tilewright.measure import calibrate
+
+    if job.bound == "flops":
+        kernel, inputs, count = calibrate.peak_kernel(host(), job.threads)
+    else:
+        reading = job.bound == "read"
+        make = calibrate.read_kernel if reading else calibrate.copy_kernel
+        kernel, array = make(host(), job.threads)
+        inputs, count = [array], array.nbytes if reading else 2 * array.nbytes
+    output, said = kernel(inputs), np.array([count], np.float64)
+
+    def run() -> np.ndarray:
+        kernel(inputs, output)
+        return said
+
+    return run

@@ -1,0 +1,103 @@
+"""Before anybody's turn, in a process of its own: the right answer in float64, and the operator as an ONNX file."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+import numpy as np
+
+from operators.cases import Case, OperatorJob
+from peers.job import Run, save_arrays
+
+
+def load(job: OperatorJob) -> Run:
+    import torch
+
+    case = job.case
+    inputs, weights = integer_operands(case) if case.int8 else case.operands()
+    exact_inputs, exact_weights = (
+        [torch.from_numpy(array).double() for array in arrays] for arrays in (inputs, weights)
+    )
+    exact = case.formula.torch(exact_inputs, exact_weights, case.sizes)
+    save_arrays(job.reference_file, [exact.numpy()])
+    try:
+        if case.int8:
+            _write_integer_model(case, job)
+        else:
+            _export(torch_module(case), tuple(torch.from_numpy(array) for array in inputs), job)
+    except (
+        Exception
+    ) as error:  # an exporter may raise anything; those who need the file will say why it is missing
+        job.onnx_error_file.write_text(
+            f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}"
+        )
+    return lambda: np.zeros(1)
+
+
+def torch_module(case: Case) -> Any:
+    """The operator with its weights as a module of its inputs."""
+    import torch
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            _, weights = case.operands()
+            self.weights = torch.nn.ParameterList(
+                torch.nn.Parameter(torch.from_numpy(array), requires_grad=False) for array in weights
+            )
+
+        def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+            return case.formula.torch(inputs, list(self.weights), case.sizes)
+
+    return Module().eval()
+
+
+def _export(module: Any, inputs: tuple[Any, ...], job: OperatorJob) -> None:
+    import torch
+
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, inputs, str(job.onnx_file), dynamo=True, verbose=False)
+
+
+# -- int8 -------------------------------------------------------------------------------------------------------------
+
+
+def integer_operands(case: Case) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Unsigned bytes for the input, signed ones for the weights, as most quantised models have them; no bias."""
+    inputs, weights = case.operands()
+    rng = np.random.default_rng(0)
+    unsigned = [rng.integers(0, 256, array.shape, dtype=np.uint8) for array in inputs]
+    signed = [rng.integers(-127, 128, weights[0].shape, dtype=np.int8)]
+    zeros = [np.zeros(array.shape, np.int8) for array in weights[1:]]
+    return unsigned, signed + zeros
+
+
+def _write_integer_model(case: Case, job: OperatorJob) -> None:
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    inputs, weights = integer_operands(case)
+    weight = weights[0].T.copy() if case.operator == "matmul" else weights[0]
+    attributes: dict[str, Any] = {}
+    if case.operator == "conv":
+        pads = case.sizes["padding"]
+        attributes = {
+            "strides": case.sizes["stride"],
+            "dilations": case.sizes["dilation"],
+            "pads": (*pads, *pads),
+            "group": case.sizes["groups"],
+        }
+    kind = "MatMulInteger" if case.operator == "matmul" else "ConvInteger"
+    graph = helper.make_graph(
+        [helper.make_node(kind, ["x", "w"], ["y"], **attributes)],
+        "integer",
+        [helper.make_tensor_value_info("x", TensorProto.UINT8, inputs[0].shape)],
+        [helper.make_tensor_value_info("y", TensorProto.INT32, None)],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(onnx.shape_inference.infer_shapes(model), str(job.onnx_file))

@@ -1,0 +1,263 @@
+"""Each illegal use of a primitive is refused, and the message names the loop and the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.loops import formulas
+from tests.loops.schedule.examples import Task, chain, conv2d, plain_sum
+from tilewright.errors import ScheduleError, TilewrightError
+from tilewright.loops.schedule import Schedule
+
+MATMUL = formulas.matmul(6, 37, 20)
+SUM = plain_sum(3, 22)
+CHAIN = chain(5, 12)
+
+
+def of(task: Task, **options: object) -> Schedule:
+    return Schedule.of(*task, **options)  # type: ignore[arg-type]
+
+
+def placed() -> Schedule:
+    """The product inside tiles of the output."""
+    return of(MATMUL).tile(["out.i0", "out.i1"], [3, 8], "shift").compute_at("product", "out.i1.o")
+
+
+CASES: dict[str, tuple[Callable[[], object], str]] = {
+    # names
+    "no such loop": (
+        lambda: of(SUM).split("i7", 2),
+        "there is no loop i7; there are: out.local.i0, out.r0, out.i0",
+    ),
+    "no such stage": (
+        lambda: of(SUM).inline("nothing"),
+        "there is no stage nothing; there are: out.local, out",
+    ),
+    "no such tensor": (lambda: of(SUM).pack("y", [1]), "there is no tensor y; there are: x, out.local, out"),
+    "a name twice": (lambda: of(SUM).split("out.r0", 2, into=("x", "b")), "something named x already"),
+    # split
+    "a factor that does not divide": (
+        lambda: of(SUM).split("out.r0", 4),
+        "split: 4 does not divide loop out.r0, which has 22 iterations",
+    ),
+    "no factor": (lambda: of(SUM).split("out.r0", 0), "split: loop out.r0 by 0"),
+    "an unknown tail": (lambda: of(SUM).split("out.r0", 4, "peel"), "there is no tail 'peel'"),
+    "a tile larger than the loop": (
+        lambda: of(SUM).split("out.i0", 4, "shift"),
+        "loop out.i0 has 3 iterations, too few for a tile of 4",
+    ),
+    "one name for two loops": (
+        lambda: of(SUM).split("out.r0", 2, into=("a", "a")),
+        "loop out.r0 becomes two loops, with two names",
+    ),
+    "a shifted sum": (
+        lambda: of(SUM).split("out.r0", 4, "shift"),
+        "loop out.r0.o has overlapping tiles and is one of the reduction out.local",
+    ),
+    "a vector that is split": (
+        lambda: of(CHAIN).split("out.i1", 4).vectorise("out.i1.i").split("out.i1.i", 2),
+        "split: loop out.i1.i is vector already",
+    ),
+    # reorder and fuse
+    "overlapping tiles inside a sum": (
+        lambda: of(MATMUL).split("product.i1", 8, "shift").reorder("product.r0", "product.i1.o"),
+        "loop product.i1.o has overlapping tiles and would be inside product.r0, one of the reduction product",
+    ),
+    "loops of two nests": (
+        lambda: of(MATMUL).reorder("product.i0", "out.i0"),
+        "reorder: loops out.i0 and product.i0 are not inside one another",
+    ),
+    "a loop across another statement": (
+        lambda: placed().reorder("out.i1.i", "out.i1.o"),
+        "reorder: loop out.i1.o holds other statements than loop out.i0.i",
+    ),
+    "a loop twice": (lambda: of(MATMUL).reorder("out.i0", "out.i0"), "loops are named once each"),
+    "a vector moved outside": (
+        lambda: of(CHAIN).split("out.i1", 4).vectorise("out.i1.i").reorder("out.i1.i", "out.i0"),
+        "vectorise: loop out.i1.i is not innermost",
+    ),
+    "a parallel loop moved inside": (
+        lambda: of(CHAIN).inline("moved").inline("scaled").parallel("out.i0").reorder("out.i1", "out.i0"),
+        "parallel: loop out.i0 is inside loop out.i1, not the outermost",
+    ),
+    "fuse of loops apart": (
+        lambda: of(MATMUL).fuse("product.i0", "product.r0"),
+        "loop product.r0 is not directly inside loop product.i0",
+    ),
+    "fuse of a reduction's loop with another": (
+        lambda: of(MATMUL).fuse("product.i1", "product.r0"),
+        "fuse: of product.i1 and product.r0, one is a loop of the reduction product",
+    ),
+    "fuse across another statement": (
+        lambda: placed().fuse("out.i1.o", "out.i0.i"),
+        "fuse: loop out.i1.o holds other statements than loop out.i0.i",
+    ),
+    "tiles without factors": (lambda: of(MATMUL).tile(["out.i0", "out.i1"], [2]), "2 loops and 1 factors"),
+    # kinds
+    "a vector of 37": (
+        lambda: of(MATMUL).vectorise("out.i1"),
+        "loop out.i1 has 37 iterations; lanes are 2, 4, 8",
+    ),
+    "a vector outside of a loop": (
+        lambda: of(CHAIN).split("out.i0", 4, "shift").vectorise("out.i0.i"),
+        "vectorise: loop out.i0.i is not innermost",
+    ),
+    "a vector over a sum": (
+        lambda: of(SUM).split("out.r0", 2).vectorise("out.r0.i"),
+        "loop out.r0.i belongs to the reduction out.local: its lanes would all update the same element",
+    ),
+    "a guarded vector": (
+        lambda: of(MATMUL).split("out.i1", 8, "guard").vectorise("out.i1.i"),
+        "stage out is guarded by a condition on loop out.i1.i",
+    ),
+    "lanes at no fixed step": (
+        lambda: (
+            of(CHAIN)
+            .reorder("out.i1", "out.i0")
+            .fuse("out.i1", "out.i0", into="f")
+            .split("f", 4)
+            .vectorise("f.i")
+        ),
+        "the lanes of loop f.i do not each write an element of out",
+    ),
+    "lanes that write one element": (
+        lambda: (
+            of(CHAIN)
+            .split("out.i1", 4)
+            .inline("moved")
+            .compute_at("scaled", "out.i1.i")
+            .vectorise("out.i1.i")
+        ),
+        "the lanes of loop out.i1.i do not each write an element of scaled",
+    ),
+    "parallel inside": (lambda: of(MATMUL).parallel("out.i1"), "parallel: loop out.i1 is inside loop out.i0"),
+    "parallel with something outside": (
+        lambda: of(MATMUL).parallel("out.i0"),
+        "parallel: loop out.i0 must hold everything; outside of it: product",
+    ),
+    "twice a kind": (lambda: of(CHAIN).unroll("out.i0").unroll("out.i0"), "loop out.i0 is unroll already"),
+    "too much code": (
+        lambda: of(MATMUL).unroll("product.i0").unroll("product.i1").unroll("product.r0"),
+        "loops product.i0, product.i1, product.r0 make 4440 copies of stage product; at most 1024",
+    ),
+    # places
+    "a reader outside": (
+        lambda: of(CHAIN).compute_at("scaled", "out.i0"),
+        "compute_at: stage moved reads scaled outside of loop out.i0",
+    ),
+    "in its own loop": (
+        lambda: of(CHAIN).compute_at("moved", "moved.i0"),
+        "compute_at: loop moved.i0 belongs to stage moved itself",
+    ),
+    "the output": (lambda: of(CHAIN).compute_at("out", "moved.i0"), "no stage reads out"),
+    "placed after it was scheduled": (
+        lambda: of(MATMUL).split("product.r0", 4).split("product.i0", 2).compute_at("product", "out.i0"),
+        "stage product has been scheduled already: its loops were split",
+    ),
+    "placed after it was unrolled": (
+        lambda: of(MATMUL).unroll("product.i0").compute_at("product", "out.i0"),
+        "stage product has been scheduled already: its loop product.i0 is unroll",
+    ),
+    "placed around another": (
+        lambda: of(conv2d()).compute_at("padded", "conv.i0").compute_at("conv", "out.i0"),
+        "stage conv has been scheduled already: its loop conv.i0 holds other statements too",
+    ),
+    "inlined sum": (lambda: of(MATMUL).inline("product"), "inline: stage product is a reduction"),
+    "inlined output": (lambda: of(MATMUL).inline("out"), "inline: stage out is the output"),
+    # tiles
+    "a copy of what is not read": (lambda: of(MATMUL).cache_read("a", "out"), "stage out does not read a"),
+    "no such memory": (lambda: of(MATMUL).set_scope("product", "shared"), "there is no scope 'shared'"),
+    "the output elsewhere": (lambda: of(MATMUL).set_scope("out", "register"), "stage out is the output"),
+    "written after it was scheduled": (
+        lambda: of(MATMUL).split("out.i1", 8, "guard").cache_write("out"),
+        "stage out has been scheduled already",
+    ),
+    "registers that move": (
+        lambda: placed().set_scope("product", "register").program(),
+        "product is in registers, and stage product accesses it at a place that moves with loop product.i0",
+    ),
+    "registers of two widths": (
+        lambda: (
+            placed()
+            .set_scope("product", "register")
+            .reorder("product.r0", "product.i0", "product.i1")
+            .unroll("product.i0")
+            .vectorise("product.i1")
+            .unroll("out.i0.i")
+            .unroll("out.i1.i")
+            .program()
+        ),
+        "product is in registers, and is accessed with 8 lanes by product but with 1 by out",
+    ),
+    "too much scratch": (
+        lambda: of(formulas.matmul(600, 600, 2)).program(),
+        "1440000 bytes of scratch memory, of at most 1048576; most of it is product",
+    ),
+    # rfactor
+    "rfactor of no sum": (
+        lambda: of(SUM).rfactor("out.i0"),
+        "rfactor: loop out.i0 is not a loop of a reduction",
+    ),
+    "rfactor inside": (
+        lambda: placed().rfactor("product.r0"),
+        "product.r0 is not a loop of a reduction outside",
+    ),
+    "rfactor after a split": (
+        lambda: of(MATMUL).split("product.i0", 2).rfactor("product.r0"),
+        "stage product has been scheduled already",
+    ),
+    # pack
+    "blocks of another rank": (lambda: of(MATMUL).pack("b", [16]), "pack: b has 2 axes; got blocks for 1"),
+    "a block too large": (
+        lambda: of(MATMUL).pack("b", [20, 64]),
+        "axis 1 of b has 37 elements; a block has 1 to 37",
+    ),
+    "no order": (lambda: of(MATMUL).pack("b", [20, 37], [0, 1, 2, 2]), "is not an order of the 4 axes"),
+    "blocks across tiles": (
+        lambda: of(MATMUL, constants=[1]).pack("b", [20, 16]),
+        "pack: b is read at product.i1 along axis 1, not in tiles of 16 of its 37 elements",
+    ),
+    "packed twice": (
+        lambda: of(MATMUL, constants=[2]).pack("bias", [37]).pack("bias", [1, 37]),
+        "pack: bias is packed already",
+    ),
+    "packed under a prefetch": (
+        lambda: of(MATMUL, constants=[1]).prefetch("product.r0", "b").pack("b", [20, 37]),
+        "pack: b is prefetched where it lies now",
+    ),
+    "nothing reads it": (lambda: of(MATMUL).pack("out", [6, 37]), "pack: nothing reads out"),
+    # prefetch
+    "fetch what stays": (
+        lambda: of(MATMUL).prefetch("product.i0", "b"),
+        "nothing inside loop product.i0 reads b",
+    ),
+    "fetch what is no input": (lambda: of(MATMUL).prefetch("out.i0", "product"), "product is not an input"),
+    "fetch into no cache": (lambda: of(MATMUL).prefetch("product.r0", "b", 1, 4), "levels are 1 to 3"),
+    "fetch in a vector": (
+        lambda: of(CHAIN).split("out.i1", 4).vectorise("out.i1.i").prefetch("out.i1.i", "x"),
+        "loop out.i1.i is a vector loop",
+    ),
+    "fetch where data say": (
+        lambda: of(formulas.gathered()).prefetch("out.i0", "table"),
+        "where table is read depends on data",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_refused_with_the_reason(case: str) -> None:
+    misuse, message = CASES[case]
+    with pytest.raises(ScheduleError) as caught:
+        misuse()
+    assert message in caught.value.message
+    assert isinstance(caught.value, TilewrightError) and caught.value.remedy
+
+
+def test_a_sum_does_not_run_in_parallel_over_its_own_elements() -> None:
+    whole = of(MATMUL).reorder("product.r0", "product.i0", "product.i1")
+    alone = Schedule(replace(whole.nest, body=whole.nest.body[:1]))
+    with pytest.raises(ScheduleError, match=r"loop product\.r0 belongs to the reduction product"):
+        alone.parallel("product.r0")

@@ -1,0 +1,29 @@
+"""Whether a kernel's innermost loops keep vectors on the stack: read from its assembly."""
+
+from __future__ import annotations
+
+import re
+
+from tilewright.codegen.llvm import toolchain
+from tilewright.codegen.llvm.build import llvm_ir
+from tilewright.hw import CpuMachine
+from tilewright.loops.ir import Program
+
+_LABEL = re.compile(r"^(\.?L?BB\d+_\d+):", re.MULTILINE)
+_VECTOR_ON_STACK = re.compile(r"\(%rsp[,)].*%[yz]mm\d|%[yz]mm\d.*\(%rsp\)|\[sp.*\bq\d+|\bq\d+,.*\[sp")
+
+
+def stack_vectors_in_loops(program: Program, machine: CpuMachine) -> int:
+    """Instructions that move a vector to or from the stack within the loops that multiply most."""
+    text = toolchain.assembly(llvm_ir(program, machine, "fast", "kernel"), machine)
+    parts = _LABEL.split(text)
+    loops = [
+        body
+        for label, body in zip(parts[1::2], parts[2::2], strict=True)
+        if re.search(rf"\bj\w+\s+{re.escape(label)}\b", body)
+    ]
+    multiplied = [len(re.findall(r"\bvf?n?madd|\bfmla", body)) for body in loops]
+    most = max(multiplied, default=0)
+    hot = [body for body, count in zip(loops, multiplied, strict=True) if count == most]
+    assert most, "no loop multiplies"
+    return sum(bool(_VECTOR_ON_STACK.search(line)) for body in hot for line in body.splitlines())

@@ -1,0 +1,187 @@
+"""Every config of the contraction template computes the task: matrix products, convolutions, any epilogue."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.space.checked import Inputs, error, legal_configs, results
+from tilewright.dtypes import DType
+from tilewright.graph.ir import Node
+from tilewright.graph.op import apply
+from tilewright.graph.task import Task
+from tilewright.hw import host
+from tilewright.space.template import Applied, Work
+from tilewright.space.templates.cpu.contraction import Contraction
+from tilewright.tune.choose import choose, descend
+
+QUICK = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+)
+
+
+def applied_to(task: Task, numerics: str = "fast") -> Applied:
+    applied = Contraction().apply(Work(task, host(), numerics))
+    assert applied is not None
+    return applied
+
+
+def with_epilogue(x: Inputs, node: Node) -> Node:
+    """bias, residual, relu."""
+    bias = x(node.shape[-1], constant=True, dtype=node.dtype)
+    added = apply("add", node, apply("broadcast_to", bias, shape=node.shape))
+    return apply("relu", apply("add", added, x(*node.shape, dtype=node.dtype)))
+
+
+def matmul_task(
+    m: int, n: int, k: int, batch: tuple[int, ...] = (), *, constant: bool = True, dtype: DType = DType.F32
+) -> Task:
+    x = Inputs()
+    a = x(*batch, m, k, dtype=dtype)
+    b = x(*(() if constant else batch), k, n, constant=constant, dtype=dtype)
+    return x.task(with_epilogue(x, apply("matmul", a, b)))
+
+
+def conv_task(
+    size: tuple[int, int],
+    channels: tuple[int, int],
+    window: tuple[int, int],
+    stride: int,
+    dilation: int,
+    pad: tuple[tuple[int, int], tuple[int, int]],
+    *,
+    batch: int = 1,
+    groups: int = 1,
+    dtype: DType = DType.F32,
+) -> Task:
+    x = Inputs()
+    image = x(batch, *size, channels[0], dtype=dtype)
+    weights = x(*window, channels[0] // groups, channels[1], constant=True, dtype=dtype)
+    low, high = (0, pad[0][0], pad[1][0], 0), (0, pad[0][1], pad[1][1], 0)
+    if any(low + high):
+        image = apply("pad", image, low=low, high=high, interior=(0, 0, 0, 0), value=0.0)
+    conv = apply(
+        "conv",
+        image,
+        weights,
+        stride=(stride, stride),
+        padding=((0, 0), (0, 0)),
+        dilation=(dilation, dilation),
+        groups=groups,
+        layout="channels_last",
+    )
+    return x.task(with_epilogue(x, conv))
+
+
+@given(data=st.data(), m=st.integers(1, 40), n=st.integers(2, 120), k=st.integers(2, 70))
+@QUICK
+def test_matrix_products(data: st.DataObject, m: int, n: int, k: int) -> None:
+    task = matmul_task(m, n, k)
+    applied = applied_to(task)
+    config = data.draw(legal_configs(applied.space))
+    assert error(applied.program(config), task) < 1e-5
+
+
+@given(
+    data=st.data(), batch=st.integers(1, 3), m=st.integers(1, 20), n=st.integers(2, 50), k=st.integers(2, 40)
+)
+@QUICK
+def test_batches_with_weights_from_outside(data: st.DataObject, batch: int, m: int, n: int, k: int) -> None:
+    task = matmul_task(m, n, k, (batch,), constant=False)
+    applied = applied_to(task)
+    config = data.draw(legal_configs(applied.space))
+    assert error(applied.program(config), task) < 1e-5
+
+
+@given(
+    data=st.data(),
+    size=st.tuples(st.integers(5, 15), st.integers(5, 15)),
+    channels=st.tuples(st.integers(2, 20), st.integers(2, 40)),
+    window=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    stride=st.integers(1, 2),
+    dilation=st.integers(1, 2),
+    pad=st.tuples(*[st.tuples(st.integers(0, 2), st.integers(0, 2))] * 2),
+)
+@QUICK
+def test_convolutions(data: st.DataObject, size, channels, window, stride, dilation, pad) -> None:
+    task = conv_task(size, channels, window, stride, dilation, pad)
+    applied = Contraction().apply(Work(task, host()))
+    if applied is None:
+        assert (
+            stride == dilation == 2
+        )  # the data moves along 2 y + 2 ky in a way that is none of its own steps
+        return
+    config = data.draw(legal_configs(applied.space))
+    assert error(applied.program(config), task) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.I8])
+@pytest.mark.parametrize("padding", [0, 1])
+def test_other_types(dtype: DType, padding: int) -> None:
+    x = Inputs()
+    image = x(1, 6, 7, 16, dtype=dtype)
+    weights = x(3, 3, 16, 24, constant=True, dtype=dtype)
+    if padding:
+        edge = (0, padding, padding, 0)
+        image = apply(
+            "pad", image, low=edge, high=edge, interior=(0, 0, 0, 0), value=0 if dtype.is_integer else 0.0
+        )
+    attrs = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
+    task = x.task(apply("conv", image, weights, layout="channels_last", **attrs))
+    work = Work(task, host())
+    result, reference = results(choose(work).program, task)
+    if dtype.is_integer:
+        assert (result == reference).all()
+    else:
+        assert error(choose(work).program, task) < (5e-4 if dtype is DType.F16 else 4e-3)
+
+
+def test_grouped_convolution() -> None:
+    task = conv_task((9, 11), (8, 32), (3, 3), 1, 1, ((1, 1), (1, 1)), groups=2, batch=2)
+    work = Work(task, host())
+    found = descend(applied_to(task), work)
+    assert found is not None
+    assert error(applied_to(task).program(found[1]), task) < 1e-5
+
+
+def test_infinity_and_nan_stay_where_they_belong() -> None:
+    """The border of zeros is not multiplied with anything from outside the image."""
+    import numpy as np
+
+    from tilewright.measure.single import SingleKernel
+
+    task = conv_task((6, 6), (4, 16), (3, 3), 1, 1, ((1, 1), (1, 1)))
+    program = choose(Work(task, host())).program
+    arrays = [np.zeros(n.shape, np.float32) for n in task.graph.inputs]
+    arrays[0][0, 2, 2, 0] = np.nan
+    arrays[1][...] = 1
+    packings = (*program.packings, *[None] * 4)
+    stored = [p.pack(a) if p else a.reshape(-1) for a, p in zip(arrays, packings, strict=False)]
+    out = SingleKernel(program, host())(stored).reshape(task.output.shape)
+    expected = np.zeros((6, 6), bool)
+    expected[1:4, 1:4] = True
+    assert (np.isnan(out[0, :, :, 0]) == expected).all()
+
+
+@pytest.mark.parametrize("op", ["add", "softmax"])
+def test_it_declines_what_is_no_product(op: str) -> None:
+    x = Inputs()
+    node = apply(op, x(8, 32), x(8, 32)) if op == "add" else apply(op, x(8, 32), axis=1)
+    assert Contraction().apply(Work(x.task(node), host())) is None
+
+
+def test_a_choice_is_made_without_building_anything() -> None:
+    task = matmul_task(128, 768, 768)
+    choice = choose(Work(task, host()))
+    assert choice.config is not None and choice.config.template == "contraction"
+    assert choice.predicted is not None and 1e-4 < choice.predicted < 1e-2
+
+
+def test_no_register_tile_spills() -> None:
+    """Of the configs that the model likes, none keeps a vector on the stack inside its innermost loop."""
+    from tests.space.spills import stack_vectors_in_loops
+
+    for task in (matmul_task(128, 768, 768), conv_task((14, 14), (64, 128), (3, 3), 1, 1, ((1, 1), (1, 1)))):
+        choice = choose(Work(task, host()))
+        assert stack_vectors_in_loops(choice.program, host()) == 0

@@ -1,0 +1,43 @@
+"""Attention as one kernel: which applications of the operator it can compute, and what of the movement around them it
+takes in. Rewrites leave such a node whole, and the template that computes it asks the same questions."""
+
+from __future__ import annotations
+
+from tilewright.dtypes import DType
+from tilewright.graph.ir import Graph, Node
+
+# Movement that is only another way to index an operand.
+ABSORBED = frozenset(["permute", "reshape", "slice", "broadcast_to"])
+_WIDEST = 512  # of a head: a block of queries and one of results are held in a core's own cache
+
+
+def fits_one_kernel(node: Node) -> bool:
+    """Whether a tiled kernel computes this attention: something is to be computed, in f32, on heads of common size."""
+    query, key, value = node.inputs[:3]
+    extents = (*query.shape[-2:], *key.shape[-2:], *value.shape[-2:], node.type.size)
+    widest = max(query.shape[-1], value.shape[-1])
+    return node.dtype.compute is DType.F32 and min(extents) > 0 and widest <= _WIDEST
+
+
+def merges_heads(node: Node) -> bool:
+    """Whether the movement behind an attention leaves rows of the result whole: [B, H, T, E] -> [B, T, H, E]."""
+    axes = node.attrs["axes"] if node.op == "permute" else ()
+    return bool(axes) and axes[-1] == len(axes) - 1
+
+
+def attention_in(graph: Graph) -> Node | None:
+    """The attention of a graph that is nothing else than it and movement it takes in."""
+    nodes = [node for node in graph.nodes() if not node.is_input]
+    found = [node for node in nodes if node.op == "attention"]
+    if len(found) != 1 or not fits_one_kernel(found[0]):
+        return None
+    (attention,) = found
+    behind: list[Node] = []
+    node = graph.outputs[0]
+    while node is not attention:
+        if node.op != "reshape" and not merges_heads(node):
+            return None
+        behind.append(node)
+        node = node.inputs[0]
+    others = [node for node in nodes if node is not attention and node not in behind]
+    return attention if all(node.op in ABSORBED or node.is_constant for node in others) else None

@@ -1,0 +1,216 @@
+"""Separable convolutions: chains that one kernel can compute without writing what is between them.
+
+    expand      1x1 convolution, elementwise nodes behind it        (may be absent)
+    depthwise   zero padding, a window for each channel by itself, elementwise nodes behind it
+    project     1x1 convolution, elementwise nodes behind it        (may be absent)
+
+`separable_of` says whether a task is such a chain. Fusion makes no other tasks with two convolutions, and templates
+take every one that it recognises: both ask here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.dtypes import DType
+from tilewright.graph.ir import Node
+from tilewright.graph.op import Fusion, op_of
+from tilewright.graph.task import Task
+
+ROOM = 768 << 10  # bytes of scratch memory that a chain may need at the least
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A convolution and the elementwise nodes behind it, of which `last` is read by the next stage."""
+
+    conv: Node
+    last: Node
+
+    @property
+    def weight(self) -> Node:
+        return self.conv.inputs[1]
+
+    @property
+    def channels(self) -> int:
+        return self.conv.shape[-1]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The windows of the depthwise convolution along one axis."""
+
+    extent: int  # elements of the source
+    outputs: int
+    taps: int
+    stride: int
+    dilation: int
+    before: int  # zeros before the first element
+    behind: int
+
+    @property
+    def reach(self) -> int:
+        """Elements from the first that a window sees to its last."""
+        return self.dilation * (self.taps - 1) + 1
+
+    @property
+    def padded(self) -> int:
+        return self.before + self.extent + self.behind
+
+
+@dataclass(frozen=True)
+class Separable:
+    task: Task
+    source: Node  # of the chain's first convolution: an input of the task
+    expand: Stage | None
+    rows: Window
+    columns: Window
+    depthwise: Stage
+    project: Stage | None
+
+    @property
+    def batch(self) -> int:
+        return self.source.shape[0]
+
+    @property
+    def stages(self) -> list[Stage]:
+        return [stage for stage in (self.expand, self.depthwise, self.project) if stage is not None]
+
+    @property
+    def least_scratch(self) -> int:
+        """Bytes for the rows of one window and, before a projection, one row of results, of all channels."""
+        expanded = self.rows.reach * self.columns.padded if self.expand else 0
+        filtered = self.columns.outputs if self.project else 0
+        return 4 * (self.depthwise.channels + 16) * (expanded + filtered)
+
+
+def separable_of(task: Task) -> Separable | None:
+    """The chain that a task is, or None."""
+    graph = task.graph
+    nodes = [node for node in graph.nodes() if not node.is_input and not node.is_constant]
+    if any(node.dtype is not DType.F32 for node in graph.nodes()):
+        return None
+    convs = [node for node in nodes if node.op == "conv"]
+    middle = next((number for number, conv in enumerate(convs) if is_depthwise(conv)), None)
+    if middle is None or middle > 1 or len(convs) - middle > 2:
+        return None
+    if not all(is_pointwise(conv) for number, conv in enumerate(convs) if number != middle):
+        return None
+    constants = {node for node in graph.inputs if node.attrs["index"] in task.constants}
+    if any(conv.inputs[1] not in constants for conv in convs):
+        return None
+    pad = convs[middle].inputs[0] if convs[middle].inputs[0].op == "pad" else None
+    heads = [conv.inputs[0] for conv in convs]
+    if pad is not None:
+        if not _pads_image(pad):
+            return None
+        heads[middle] = pad.inputs[0]
+    elementwise = [node for node in nodes if node not in convs and node is not pad]
+    stages = _stages(convs, elementwise, heads, task.output)
+    if stages is None or not heads[0].is_input or heads[0] in constants:
+        return None
+    rows, columns = _windows(convs[middle], pad)
+    found = Separable(
+        task,
+        heads[0],
+        stages[0] if middle else None,
+        rows,
+        columns,
+        stages[middle],
+        stages[middle + 1] if len(stages) > middle + 1 else None,
+    )
+    return found if found.least_scratch <= ROOM else None
+
+
+def is_depthwise(conv: Node) -> bool:
+    """A window for each channel by itself, one result for each."""
+    channels = conv.inputs[0].shape[-1]
+    return (
+        _is_image_conv(conv)
+        and conv.attrs["groups"] == channels == conv.shape[-1]
+        and channels > 1
+        and conv.inputs[1].shape[:2] != (1, 1)
+        and all(taps > stride for taps, stride in zip(_reaches(conv), conv.attrs["stride"], strict=True))
+    )
+
+
+def is_pointwise(conv: Node) -> bool:
+    return (
+        _is_image_conv(conv)
+        and conv.attrs["groups"] == 1
+        and conv.inputs[1].shape[:2] == (1, 1)
+        and conv.attrs["stride"] == (1, 1)
+        and conv.shape[-1] > 1
+    )
+
+
+def _is_image_conv(conv: Node) -> bool:
+    return (
+        conv.op == "conv"
+        and conv.type.rank == 4
+        and conv.attrs["layout"] == "channels_last"
+        and conv.attrs["padding"] == ((0, 0), (0, 0))
+        and len(conv.inputs) == 2
+        and conv.type.size > 0
+    )
+
+
+def _reaches(conv: Node) -> list[int]:
+    kernel = conv.inputs[1].shape[:2]
+    return [step * (k - 1) + 1 for k, step in zip(kernel, conv.attrs["dilation"], strict=True)]
+
+
+def _pads_image(pad: Node) -> bool:
+    ends = (pad.attrs["low"], pad.attrs["high"])
+    return (
+        pad.attrs["value"] == 0
+        and not any(pad.attrs["interior"])
+        and all(amounts[0] == amounts[3] == 0 and min(amounts) >= 0 for amounts in ends)
+    )
+
+
+def _windows(conv: Node, pad: Node | None) -> list[Window]:
+    kernel = conv.inputs[1].shape[:2]
+    windows = []
+    for axis in (1, 2):
+        before, behind = (pad.attrs["low"][axis], pad.attrs["high"][axis]) if pad else (0, 0)
+        windows.append(
+            Window(
+                extent=conv.inputs[0].shape[axis] - before - behind,
+                outputs=conv.shape[axis],
+                taps=kernel[axis - 1],
+                stride=conv.attrs["stride"][axis - 1],
+                dilation=conv.attrs["dilation"][axis - 1],
+                before=before,
+                behind=behind,
+            )
+        )
+    return windows
+
+
+def _follows(shape: tuple[int, ...], image: tuple[int, ...]) -> bool:
+    """Whether a tensor that is broadcast to an image has one element for each pixel, or one for all."""
+    extents = ((1,) * (4 - len(shape)) + shape)[1:3]
+    return extents in ((1, 1), image)
+
+
+def _stages(
+    convs: list[Node], elementwise: list[Node], heads: list[Node], output: Node
+) -> list[Stage] | None:
+    """The stages in order, or None where an elementwise node has not the shape of its convolution, or reads another
+    stage than its own, or a tensor that varies along one axis of the image alone: pixels are walked as one axis."""
+    number_of = {conv: number for number, conv in enumerate(convs)}
+    for node in elementwise:
+        numbers = {number_of[operand] for operand in node.inputs if operand in number_of}
+        if len(numbers) != 1 or op_of(node.op).fusion is not Fusion.ELEMENTWISE:
+            return None
+        (number,) = numbers
+        image = convs[number].shape[1:3]
+        outside = [operand.shape for operand in node.inputs if operand not in number_of]
+        if node.shape != convs[number].shape or not all(_follows(shape, image) for shape in outside):
+            return None
+        number_of[node] = number
+    stages = [Stage(conv, last) for conv, last in zip(convs, [*heads[1:], output], strict=True)]
+    if any(number_of.get(stage.last) != number for number, stage in enumerate(stages)):
+        return None
+    return stages

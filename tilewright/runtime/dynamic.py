@@ -1,0 +1,221 @@
+"""A model for shapes that change: a bounded table of compiled models, one for each kind of call.
+
+Calls are of one kind if their tensors have the same shapes and element types, at the same places of the same arguments,
+and if all else in them (numbers, strings, None) is equal. What earns a kind its compilation, and the limit, is the
+policy of `dispatch`; calls of other kinds run by `otherwise`, as the model's own framework runs them. A model that was
+loaded from a file can compile nothing: it has the variants that were saved, and refuses other calls.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.dtypes import DType
+from tilewright.errors import InputError
+from tilewright.runtime import tree
+from tilewright.runtime.dispatch import Policy, VariantTable
+from tilewright.runtime.executor import aligned_copy, content_key
+from tilewright.runtime.explain import BenchResult, Checker, Explanation
+from tilewright.runtime.model import CompiledModel, as_arguments
+from tilewright.runtime.plan import ALIGNMENT, TensorSpec
+from tilewright.runtime.ports import torch_module
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class DynamicModel:
+    """Called like the model, with any shapes that it takes. Safe to call from several threads; one compiles at a
+    time."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        variants: Sequence[CompiledModel] = (),
+        *,
+        make: Callable[[Arguments], CompiledModel] | None = None,
+        otherwise: Callable[[Arguments], Any] | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        """`names`: of the arguments that can be given by name. `variants`: those that are there from the start."""
+        self._names = tuple(names)
+        self._make = make
+        self._threads: int | None = None  # what was set, for variants to come
+        self._otherwise = otherwise
+        self._table: VariantTable[CompiledModel] = VariantTable(policy)
+        self._plain: dict[Hashable, CompiledModel] = {}  # the same, by a key that is quick to make
+        for model in variants:
+            self._table.add(_kind_of_plan(model, self._names), model)
+
+    @property
+    def variants(self) -> tuple[CompiledModel, ...]:
+        """The compiled models that there are now."""
+        return self._table.variants()
+
+    @property
+    def policy(self) -> Policy:
+        return self._table.policy
+
+    @property
+    def threads(self) -> int:
+        """How many threads a call uses; None or 0 sets the default. 0 if there is no variant yet."""
+        return next((model.threads for model in self.variants), 0)
+
+    @threads.setter
+    def threads(self, count: int | None) -> None:
+        self._threads = count or 0
+        for model in self.variants:
+            model.threads = count
+
+    @property
+    def checker(self) -> Checker | None:
+        return next((model.checker for model in self.variants), None)
+
+    @checker.setter
+    def checker(self, checker: Checker | None) -> None:
+        for model in self.variants:
+            model.checker = checker
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        key = None if kwargs else _plain_key(args)
+        model = self._plain.get(key) if key is not None else None
+        if model is None:
+            model = self.variant(args, kwargs)
+            if model is None:
+                assert self._otherwise is not None
+                return self._otherwise((args, kwargs))
+            if key is not None:
+                self._plain[key] = model
+        return model(*args, **kwargs)
+
+    def variant(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CompiledModel | None:
+        """The compiled model for such a call, made now if the policy allows it; None if it does not."""
+        kind = _kind(bind(self._names, args, kwargs))
+        if self._make is not None:
+            return self._table.get(kind, lambda: self._made((args, dict(kwargs))))
+        found = self._table.find(kind)
+        if found is None:
+            known = "".join(f"\n  {model.signature}" for model in self.variants)
+            raise InputError(
+                f"the model was saved for {len(self.variants)} kinds of calls, and this is none of them: got"
+                f" {_described(bind(self._names, args, kwargs))}; it has{known}",
+                remedy="compile the model with dynamic=True, call it once with each shape, and save it again",
+            )
+        return found
+
+    def _made(self, arguments: Arguments) -> CompiledModel:
+        assert self._make is not None
+        model = self._make(arguments)
+        if self._threads is not None:
+            model.threads = self._threads
+        return model
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all variants compiled so far to one file; `tilewright.load` gives a model for their shapes."""
+        from tilewright.runtime.artifact import save
+
+        save(self, path)
+
+    def explain(self, inputs: Any = None, *, repeats: int = 10) -> Explanation:
+        """As of a `CompiledModel`: the variant for `inputs`, or the first one."""
+        return self._for(inputs).explain(inputs, repeats=repeats)
+
+    def bench(self, inputs: Any = None, *, repeats: int | None = None, warmup: int = 3) -> BenchResult:
+        """As of a `CompiledModel`: the variant for `inputs`, or the first one."""
+        return self._for(inputs).bench(inputs, repeats=repeats, warmup=warmup)
+
+    def _for(self, inputs: Any) -> CompiledModel:
+        if inputs is None:
+            found = next(iter(self.variants), None)
+        else:
+            found = self.variant(*as_arguments(inputs))
+        if found is None:
+            raise InputError(
+                "nothing is compiled for these inputs" if inputs is not None else "nothing is compiled yet",
+                remedy="call the model with inputs of this shape first: a shape that recurs is compiled",
+            )
+        return found
+
+    def __repr__(self) -> str:
+        rows = "".join(f"\n  {model.signature}" for model in self.variants)
+        return f"<DynamicModel, {len(self.variants)} variants of at most {self.policy.limit}{rows}>"
+
+
+class ConstantPool:
+    """Constants that the variants of one model share, found by their contents: most variants keep their weights in the
+    same order."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, np.ndarray] = {}
+
+    def shared(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [self._known.setdefault(content_key(array), _aligned(array)) for array in arrays]
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    fits = array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0
+    return array if fits else aligned_copy(array)
+
+
+# -- kinds of calls ---------------------------------------------------------------------------------------------------
+
+
+def bind(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name; by their number, those that have none."""
+    given: dict[str, Any] = {}
+    for position, value in enumerate(args):
+        name = names[position] if position < len(names) else f"args[{position}]"
+        if name in kwargs:
+            raise InputError(f"{name} was given twice: at position {position} and by keyword")
+        given[name] = value
+    return {**given, **kwargs}
+
+
+def _kind(given: Mapping[str, Any]) -> Hashable:
+    return tuple((name, _frozen(given[name])) for name in sorted(given))
+
+
+def _kind_of_plan(model: CompiledModel, names: Sequence[str]) -> Hashable:
+    args, kwargs = tree.unflatten(model.plan.input_tree, list(model.plan.inputs))
+    return _kind(bind(names, args, kwargs))
+
+
+def _frozen(value: Any) -> Hashable:
+    leaves, spec = tree.flatten(value)
+    return _frozen_spec(spec), tuple(_leaf(leaf) for leaf in leaves)
+
+
+def _frozen_spec(spec: Any) -> Hashable:
+    if isinstance(spec, dict):
+        return tuple((key, _frozen_spec(item)) for key, item in spec.items())
+    return tuple(map(_frozen_spec, spec)) if isinstance(spec, list) else spec
+
+
+def _leaf(value: Any) -> tuple[tuple[int, ...], str]:
+    if isinstance(value, TensorSpec):
+        return tuple(value.shape), DType.parse(value.dtype).numpy.name
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None or dtype is None:
+        raise InputError(f"expected a tensor, got {tree.describe(value)}")
+    return tuple(shape), str(dtype).removeprefix("torch.")
+
+
+def _plain_key(args: tuple[Any, ...]) -> Hashable | None:
+    """The key of a call with nothing but tensors; None for others."""
+    module = torch_module()
+    tensor = np.ndarray if module is None else (np.ndarray, module.Tensor)
+    if not all(isinstance(value, tensor) for value in args):
+        return None
+    return tuple((value.shape, value.dtype) for value in args)
+
+
+def _described(given: Mapping[str, Any]) -> str:
+    parts = []
+    for name, value in given.items():
+        leaves, _ = tree.flatten(value)
+        tensors = [f"{dtype}{list(shape)}" for shape, dtype in map(_leaf, leaves)]
+        parts.append(f"{name}: {', '.join(tensors) or repr(value)}")
+    return f"({', '.join(parts)})"

@@ -1,0 +1,529 @@
+"""Attention in one kernel: softmax(scale q k' + mask) v, a block of queries at a time, the scores never in memory.
+
+    for every head and block of queries:                            (parallel)
+      qt[d, row] = scale * q[row, d]                                (transposed into scratch: rows are lanes)
+      top[row] = lowest; total[row] = 0; acc[row, e] = 0
+      for blocks of keys:                                           (causal: those that some query of the block sees)
+        for tiles of keys: p[key, row] = mask(sum over d of k[key, d] * qt[d, row]); top = max(top, p)
+        fade[row] = exp(top before - top)
+        p[key, row] = exp(p[key, row] - top[row]); total = total * fade + sum over keys of p
+        for tiles of rows: acc[row, e] = acc[row, e] * fade[row] + sum over keys of p[key, row] * v[key, e]
+      out[row, e] = acc[row, e] / total[row]
+
+Queries are the lanes of the scores, so keys are read where they lie, element by element, maxima and sums never cross
+lanes, and the second product finds what it broadcasts side by side. Where all keys are one block nothing fades, and the
+result goes straight from registers to its place.
+
+`top` begins at the lowest finite number: a query that sees nothing has only zeros for weights, and their sum says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.graph.attention import attention_in
+from tilewright.graph.ir import Graph, Node
+from tilewright.graph.lower import lower_graph
+from tilewright.graph.ops.common import broadcast_indices
+from tilewright.graph.ops.movement import reshape_indices
+from tilewright.loops.ir import Buffer, If, Kind, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.tiling import Tiles, power_of_two_below, with_values
+from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.template import Applied, Terms, Work
+
+NAME = "attention"
+_LOWEST = -3.4028234663852886e38
+_UNROLL = 4
+_SCRATCH = 512 << 10
+_EXP = 16  # instructions of an exponential and the sum it goes into
+
+
+class Attention:
+    name = NAME
+
+    def apply(self, work: Work) -> Applied | None:
+        node = attention_in(work.task.graph)
+        return None if node is None or work.numerics == "strict" else _Applied(work, _Operands(work, node))
+
+
+# -- what is computed -------------------------------------------------------------------------------------------------
+
+
+class _Operands:
+    """The elements of q, k, v and the mask as loads from the task's inputs, and where a result is stored: the movement
+    around the operator is nothing but these formulas."""
+
+    def __init__(self, work: Work, node: Node) -> None:
+        graph = work.task.graph
+        self.node, self.graph = node, graph
+        self.inputs = tuple(Buffer(f"x{n}", x.dtype, x.type.size) for n, x in enumerate(graph.inputs))
+        self.output = Buffer("out", node.dtype, node.type.size)
+        *lead, self.queries, self.values = node.shape
+        self.keys, self.width = node.inputs[1].shape[-2:]
+        self.lead = tuple(te.Var(f"b{n}", extent) for n, extent in enumerate(lead))
+        self.half = node.dtype.is_half
+        self.causal: bool = node.attrs["causal"]
+        self.scale: float = node.attrs["scale"]
+
+    @property
+    def heads(self) -> int:
+        return math.prod(var.extent for var in self.lead)
+
+    def query(self, row: te.Expr, column: te.Expr) -> te.Expr:
+        return self._matrix(0, row, column)
+
+    def key(self, row: te.Expr, column: te.Expr) -> te.Expr:
+        return self._matrix(1, row, column)
+
+    def value(self, row: te.Expr, column: te.Expr) -> te.Expr:
+        return self._matrix(2, row, column)
+
+    @property
+    def masked(self) -> bool:
+        return len(self.node.inputs) == 4
+
+    @property
+    def mask_is_by_row(self) -> bool:
+        """Whether queries of one head have different masks."""
+        shape = self.node.inputs[3].shape if self.masked else ()
+        return len(shape) > 1 and shape[-2] > 1
+
+    def mask(self, score: te.Expr, row: te.Expr, key: te.Expr) -> te.Expr:
+        """The score as the mask, not causality, leaves it."""
+        if not self.masked:
+            return score
+        mask = self.node.inputs[3]
+        full = (*(var.extent for var in self.lead), self.queries, self.keys)
+        value = self._element(mask, broadcast_indices((*self.lead, row, key), mask.shape, full))
+        if mask.dtype is DType.BOOL:
+            return te.select(value, score, -math.inf)
+        return score + _wide(value)
+
+    def place(self, row: te.Expr, column: te.Expr) -> te.Expr:
+        """Where the result of a query is in the output."""
+        chain: list[Node] = []
+        node = self.graph.outputs[0]
+        while node is not self.node:
+            chain.append(node)
+            node = node.inputs[0]
+        indices: tuple[te.Expr, ...] = (*self.lead, row, column)
+        for node in reversed(chain):
+            if node.op == "permute":
+                indices = tuple(indices[axis] for axis in node.attrs["axes"])
+            else:
+                indices = reshape_indices(indices, node.shape, node.inputs[0].shape)
+        return _offset(indices, self.graph.outputs[0].shape)
+
+    def _matrix(self, number: int, row: te.Expr, column: te.Expr) -> te.Expr:
+        operand = self.node.inputs[number]
+        full = tuple(var.extent for var in self.lead)
+        lead = broadcast_indices(self.lead, operand.shape[:-2], full)
+        return _wide(self._element(operand, (*lead, row, column)))
+
+    def _element(self, operand: Node, indices: Sequence[te.Expr]) -> te.Expr:
+        tensor, inputs = self._lowered[operand]
+        return _read(tensor, indices, dict(zip(inputs, self.inputs, strict=True)))
+
+    @cached_property
+    def _lowered(self) -> dict[Node, tuple[te.Tensor, list[te.Tensor]]]:
+        return {x: lower_graph(Graph(self.graph.inputs, (x,))) for x in self.node.inputs}
+
+
+def _read(tensor: te.Source, indices: Sequence[te.Expr], buffers: Mapping[te.Tensor, Buffer]) -> te.Expr:
+    """An element of a tensor that only moves elements of others, as a load from a buffer."""
+    if not isinstance(tensor, te.Compute):
+        assert isinstance(tensor, te.Tensor)
+        return te.Load(buffers[tensor], (_offset(indices, tensor.shape),))
+    body = te.substitute(tensor.body, dict(zip(tensor.axes, indices, strict=True)))
+
+    def rule(node: te.Expr) -> te.Expr | None:
+        return _read(node.source, node.indices, buffers) if isinstance(node, te.Load) else None
+
+    return te.rewrite(body, rule)
+
+
+def _wide(value: te.Expr) -> te.Expr:
+    """A moved element as f32, without the conversions there and back of a type that is only stored."""
+    while isinstance(value, te.Cast):
+        value = value.value
+    return te.cast(value, DType.F32)
+
+
+def _offset(indices: Sequence[te.Expr], shape: Sequence[int]) -> te.Expr:
+    offset: te.Expr = te.as_index(0)
+    for index, extent in zip(indices, shape, strict=True):
+        offset = offset * extent + index
+    return offset
+
+
+# -- the space --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The numbers that follow from a config."""
+
+    vectors: int  # of queries in a block
+    keys: int  # in a block
+    staged: bool  # whether v is copied to where it lies densely
+
+
+class _Applied:
+    def __init__(self, work: Work, operands: _Operands) -> None:
+        self.machine, self.operands = work.machine, operands
+        self.lanes = work.machine.lanes(DType.F32)
+
+    @cached_property
+    def space(self) -> Space:
+        operands = self.operands
+        most = -(-operands.queries // self.lanes)
+        keys = [n for n in (32, 48, 64, 96, 128, 192, 256, 384, 512) if n < operands.keys]
+        return Space(
+            NAME,
+            (
+                Knob("vectors", tuple(n for n in (1, 2, 3, 4, 6, 8) if n <= most)),
+                Knob("keys", (*keys, operands.keys)),
+                Knob("stage", (True,) if operands.half else (False, True)),
+            ),
+            lambda values: self._scratch_bytes(_shape(values)) <= _SCRATCH,
+        )
+
+    def _scratch_bytes(self, shape: _Shape) -> int:
+        rows = shape.vectors * self.lanes
+        operands = self.operands
+        held = rows * (operands.width + operands.values + shape.keys + 4)
+        held += shape.keys * operands.values * shape.staged
+        held += shape.keys * operands.width * operands.half
+        return 4 * held
+
+    def terms(self, config: Config) -> Terms:
+        raise NotImplementedError
+
+    def program(self, config: Config) -> Program:
+        return _Builder(self, _shape(dict(config.values))).program(config)
+
+
+def _shape(values: Mapping[str, Value]) -> _Shape:
+    return _Shape(int(values["vectors"]), int(values["keys"]), bool(values["stage"]))
+
+
+# -- the program ------------------------------------------------------------------------------------------------------
+
+
+class _Builder:
+    """The loop nest of one config."""
+
+    def __init__(self, applied: _Applied, shape: _Shape) -> None:
+        self.operands, self.shape, self.lanes = applied.operands, shape, applied.lanes
+        self.registers = applied.machine.vector_registers
+        self.rows = shape.vectors * self.lanes
+        self.block = te.Var("block", -(-self.operands.queries // self.rows))
+        self.first_row: te.Expr = self.block * self.rows
+        self.lane = te.Var("v", self.lanes)
+
+        width, values = self.operands.width, self.operands.values
+        self.value_lanes = min(self.lanes, power_of_two_below(values))
+        self.padded = _padded(values, self.value_lanes)
+        self.padded_width = _padded(width, min(self.lanes, power_of_two_below(width)))
+        self.one_block = shape.keys >= self.operands.keys
+        self.direct = self.one_block and self.padded == values  # from registers to the output
+        self.staged = shape.staged or self.padded > values
+        self.qt = self._scratch("qt", width * self.rows)
+        self.p = self._scratch("p", shape.keys * self.rows)
+        self.top, self.before, self.total, self.fade = (
+            self._scratch(name, self.rows) for name in ("top", "before", "total", "fade")
+        )
+        self.acc = self._scratch("kept", self.rows * self.padded)
+        self.staged_values = self._scratch("vs", shape.keys * self.padded)
+        self.staged_keys = self._scratch("ks", shape.keys * self.padded_width)
+
+    @staticmethod
+    def _scratch(name: str, size: int) -> Buffer:
+        return Buffer(name, DType.F32, size, Scope.SCRATCH)
+
+    def program(self, config: Config) -> Program:
+        operands = self.operands
+        full, rest = divmod(operands.queries, self.rows)
+        parts = [self._queries(self.rows, self.shape.vectors)] if full else []
+        if rest:
+            parts.append(self._queries(rest, -(-rest // self.lanes)))
+        body = parts[0]
+        if len(parts) == 2:
+            body = If(te.call("lt", self.block, te.as_index(full)), parts[0], parts[1])
+        loops = [var for var in (*operands.lead, self.block) if var.extent > 1]
+        parallel = te.Var("head", math.prod(var.extent for var in loops))
+        place: te.Expr = parallel
+        values: dict[te.Var, te.Expr] = {}
+        for var in reversed(loops):
+            values[var] = place % var.extent
+            place = place // var.extent
+        nested = nest([(parallel, Kind.PARALLEL)], with_values(body, values))
+        return Program("attention", (*operands.inputs, operands.output), nested, str(config))
+
+    # -- a block of queries ---------------------------------------------------------------------------------------
+
+    def _queries(self, rows: int, vectors: int) -> Stmt:
+        """All of one block, of which `rows` exist; they take `vectors` vectors."""
+        shape, keys = self.shape, self.operands.keys
+        stmts: list[Stmt] = [self._transpose_queries(rows, vectors)]
+        stmts.append(self._each(vectors, self.top, te.const(_LOWEST, DType.F32)))
+        stmts.append(self._each(vectors, self.total, te.const(0, DType.F32)))
+        if not self.one_block:
+            stmts.append(self._clear(rows))
+        whole, rest = divmod(keys, shape.keys)
+        number = te.Var("kb", whole)
+        if whole:
+            body = self._keys(rows, vectors, number * shape.keys, shape.keys)
+            stmts.append(nest([(number, Kind.SERIAL)], body))
+        if rest:
+            stmts.append(self._keys(rows, vectors, te.as_index(whole * shape.keys), rest))
+        if not self.one_block:
+            stmts.append(self._reciprocals(vectors))
+        if not self.direct:
+            stmts.append(self._finish(rows))
+        return block(*stmts)
+
+    def _at(self, buffer: Buffer, index: te.Expr | int) -> te.Expr:
+        return te.Load(buffer, (te.as_index(index),))
+
+    def _each(self, vectors: int, buffer: Buffer, value: te.Expr) -> Stmt:
+        """`buffer` = `value`, a formula of the row `u * lanes + v`, for every row of the block."""
+        u = te.Var("u", vectors)
+        return nest(
+            [(u, Kind.UNROLL), (self.lane, Kind.VECTOR)], Store(buffer, u * self.lanes + self.lane, value)
+        )
+
+    def _transpose_queries(self, rows: int, vectors: int) -> Stmt:
+        width = self.operands.width
+        column = te.Var("d", width)
+        u = te.Var("u", -(-rows // self.lanes))
+        row = u * self.lanes + self.lane
+        source = self.first_row + row
+        if rows < vectors * self.lanes:
+            source = te.call("min", source, te.as_index(self.operands.queries - 1))
+        value = self.operands.query(source, column) * te.const(self.operands.scale, DType.F32)
+        at = column * self.rows + row
+        return nest(
+            [(column, Kind.SERIAL), (u, Kind.UNROLL), (self.lane, Kind.VECTOR)], Store(self.qt, at, value)
+        )
+
+    def _clear(self, rows: int) -> Stmt:
+        row, u, lane = (
+            te.Var("r", rows),
+            te.Var("u", self.padded // self.value_lanes),
+            te.Var("v", self.value_lanes),
+        )
+        place = row * self.padded + u * self.value_lanes + lane
+        loops = [(row, Kind.SERIAL), (u, Kind.UNROLL), (lane, Kind.VECTOR)]
+        return nest(loops, Store(self.acc, place, te.const(0, DType.F32)))
+
+    def _finish(self, rows: int) -> Stmt:
+        """out = acc / total, from scratch."""
+        tiles = Tiles(te.Var("e", self.operands.values), self.value_lanes)
+        row, u, lane = te.Var("r", rows), te.Var("u", tiles.count), te.Var("v", self.value_lanes)
+        column = tiles.start_of(u) + lane
+        value = self._at(self.acc, row * self.padded + column) * self._at(self.fade, row)
+        loops = [(row, Kind.SERIAL), (u, Kind.UNROLL), (lane, Kind.VECTOR)]
+        return nest(loops, self._result(row, column, value))
+
+    def _reciprocals(self, vectors: int) -> Stmt:
+        """fade = 1 / total, or 0 for a query that sees nothing."""
+        u = te.Var("u", vectors)
+        total = self._at(self.total, u * self.lanes + self.lane)
+        none = te.call("eq", total, te.const(0, DType.F32))
+        return self._each(vectors, self.fade, te.select(none, 0.0, te.const(1, DType.F32) / total))
+
+    def _result(self, row: te.Expr, column: te.Expr, value: te.Expr) -> Store:
+        output = self.operands.output
+        return Store(output, self.operands.place(self.first_row + row, column), te.cast(value, output.dtype))
+
+    # -- a block of keys ------------------------------------------------------------------------------------------
+
+    def _keys(self, rows: int, vectors: int, first: te.Expr, count: int) -> Stmt:
+        stmts: list[Stmt] = []
+        if self.operands.half:
+            stmts.append(self._stage(self.staged_keys, self.operands.key, self.operands.width, first, count))
+        if self.staged:
+            stmts.append(
+                self._stage(self.staged_values, self.operands.value, self.operands.values, first, count)
+            )
+        if not self.one_block:
+            u = te.Var("u", vectors)
+            stmts.append(self._each(vectors, self.before, self._at(self.top, u * self.lanes + self.lane)))
+        groups = _groups(vectors)
+        for start, size in groups:
+            stmts.append(self._scores(start, size, rows, first, count))
+        for start, size in groups:
+            stmts.append(self._exponentials(start, size, count))
+        if self.one_block:
+            stmts.append(self._reciprocals(vectors))
+        stmts.append(self._weighted(rows, first, count))
+        whole = block(*stmts)
+        if not self.operands.causal or self.one_block:
+            return whole
+        last_row = self.first_row + (rows - 1)
+        return If(te.call("le", first, last_row), whole)
+
+    def _stage(self, buffer: Buffer, source, width: int, first: te.Expr, count: int) -> Stmt:
+        """A block of keys or values, dense and in f32; rows are filled up with zeros to whole vectors."""
+        lanes = min(self.lanes, power_of_two_below(width))
+        padded = _padded(width, lanes)
+        row, lane, u = te.Var("r", count), te.Var("v", lanes), te.Var("u", padded // lanes)
+        column = u * lanes + lane
+        value = source(first + row, column)
+        if padded > width:
+            value = te.select(te.call("lt", column, te.as_index(width)), value, 0.0)
+        store = Store(buffer, row * padded + column, value)
+        return nest([(row, Kind.SERIAL), (u, Kind.UNROLL), (lane, Kind.VECTOR)], store)
+
+    def _scores(self, start: int, vectors: int, rows: int, first: te.Expr, count: int) -> Stmt:
+        """p[key, row] for some vectors of rows, and their maxima so far."""
+        operands = self.operands
+        tile = min(self.registers * 3 // 4 // vectors, 16, count)
+        tiles = Tiles(te.Var("key", count), tile)
+        key, u, d = te.Var("k", tile), te.Var("u", vectors), te.Var("d", operands.width)
+        in_tile = [(key, Kind.UNROLL), (u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
+        register = Buffer("scores", DType.F32, tile * vectors * self.lanes, Scope.REGISTER)
+        element = (key * vectors + u) * self.lanes + self.lane
+        kept = te.Load(register, (element,))
+        in_block = tiles.start() + key
+        row = (u + start) * self.lanes + self.lane
+
+        def of_key(column: te.Expr) -> te.Expr:
+            if operands.half:
+                return self._at(self.staged_keys, in_block * self.padded_width + column)
+            return operands.key(first + in_block, column)
+
+        update = te.call("fma", of_key(d), self._at(self.qt, d * self.rows + row), kept)
+        step = nest(in_tile, Store(register, element, update))
+        zero = nest(in_tile, Store(register, element, te.const(0, DType.F32)))
+        query = self.first_row + row
+        if rows < self.rows and operands.mask_is_by_row:
+            query = te.call("min", query, te.as_index(operands.queries - 1))
+        seen = operands.mask(kept, query, first + in_block)
+        stmts: list[Stmt] = [zero, _unrolled(d, step)]
+        if operands.masked:
+            stmts.append(nest(in_tile, Store(register, element, seen)))
+        if operands.causal:
+            visible = te.call("le", first + in_block, self.first_row + row)
+            hidden = nest(in_tile, Store(register, element, te.select(visible, kept, -math.inf)))
+            some_hidden = te.call(
+                "lt", self.first_row + start * self.lanes, first + tiles.start() + (tile - 1)
+            )
+            stmts.append(If(some_hidden, hidden))
+        stmts.append(nest(in_tile, Store(self.p, in_block * self.rows + row, kept)))
+        in_row = [(u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
+        tops = Buffer("tops", DType.F32, vectors * self.lanes, Scope.REGISTER)
+        place = u * self.lanes + self.lane
+        stmts.append(nest(in_row, Store(tops, place, self._at(self.top, row))))
+        stmts.append(nest(in_tile, Store(tops, place, _larger(kept, self._at(tops, place)))))
+        stmts.append(nest(in_row, Store(self.top, row, self._at(tops, place))))
+        return nest([(tiles.var, Kind.SERIAL)], block(*stmts))
+
+    def _exponentials(self, start: int, vectors: int, count: int) -> Stmt:
+        """p = exp(p - top) for some vectors of rows, and their sums; how much what was summed before fades."""
+        u, key = te.Var("u", vectors), te.Var("k", count)
+        in_row = [(u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
+        size = vectors * self.lanes
+        tops, sums = (Buffer(name, DType.F32, size, Scope.REGISTER) for name in ("tops", "sums"))
+        element = u * self.lanes + self.lane
+        row = (u + start) * self.lanes + self.lane
+        top, sum_ = self._at(tops, element), self._at(sums, element)
+        place = key * self.rows + row
+        weight = te.call("exp", self._at(self.p, place) - top)
+        fresh = Buffer("weight", DType.F32, size, Scope.REGISTER)
+        weighted = block(
+            nest(in_row, Store(fresh, element, weight)),
+            nest(in_row, Store(self.p, place, self._at(fresh, element))),
+            nest(in_row, Store(sums, element, sum_ + self._at(fresh, element))),
+        )
+        begin: list[Stmt] = [nest(in_row, Store(tops, element, self._at(self.top, row)))]
+        if self.one_block:
+            begin.append(nest(in_row, Store(sums, element, te.const(0, DType.F32))))
+        else:
+            fade = te.call("exp", self._at(self.before, row) - top)
+            begin.append(nest(in_row, Store(self.fade, row, fade)))
+            begin.append(
+                nest(in_row, Store(sums, element, self._at(self.total, row) * self._at(self.fade, row)))
+            )
+        end = nest(in_row, Store(self.total, row, sum_))
+        return block(*begin, nest([(key, Kind.SERIAL)], weighted), end)
+
+    def _weighted(self, rows: int, first: te.Expr, count: int) -> Stmt:
+        """acc[row, e] = acc[row, e] * fade[row] + sum over keys of p[key, row] * v[key, e]."""
+        stmts: list[Stmt] = []
+        for start, vectors in _groups(self.padded // self.value_lanes):
+            tile = min(self.registers * 3 // 4 // vectors, 12, rows)
+            # Tiles may not overlap: what is accumulated twice is wrong.
+            many = te.Var("tile", rows // tile)
+            whole = self._weighted_tile(many * tile, tile, start, vectors, first, count)
+            stmts.append(nest([(many, Kind.SERIAL)], whole))
+            if rest := rows % tile:
+                stmts.append(
+                    self._weighted_tile(te.as_index(rows - rest), rest, start, vectors, first, count)
+                )
+        return block(*stmts)
+
+    def _weighted_tile(
+        self, first_row: te.Expr, rows: int, start: int, vectors: int, first: te.Expr, count: int
+    ) -> Stmt:
+        lanes = self.value_lanes
+        r, u, lane, key = te.Var("r", rows), te.Var("u", vectors), te.Var("v", lanes), te.Var("k", count)
+        in_tile = [(r, Kind.UNROLL), (u, Kind.UNROLL), (lane, Kind.VECTOR)]
+        register = Buffer("sum", DType.F32, rows * vectors * lanes, Scope.REGISTER)
+        element = (r * vectors + u) * lanes + lane
+        kept = te.Load(register, (element,))
+        row, column = first_row + r, (u + start) * lanes + lane
+        if self.staged:
+            value = self._at(self.staged_values, key * self.padded + column)
+        else:
+            value = self.operands.value(first + key, column)
+        update = te.call("fma", self._at(self.p, key * self.rows + row), value, kept)
+        step = nest(in_tile, Store(register, element, update))
+        fade = self._at(self.fade, row)
+        begin: te.Expr = te.const(0, DType.F32)
+        if not self.one_block:
+            begin = self._at(self.acc, row * self.padded + column) * fade
+        end = Store(self.acc, row * self.padded + column, kept)
+        if self.direct:
+            end = self._result(row, column, kept * fade)
+        return block(nest(in_tile, Store(register, element, begin)), _unrolled(key, step), nest(in_tile, end))
+
+
+def _padded(extent: int, lanes: int) -> int:
+    return -(-extent // lanes) * lanes
+
+
+def _groups(vectors: int) -> list[tuple[int, int]]:
+    """(first, how many) of the vectors that one register tile takes: at most four, as even as possible."""
+    count = -(-vectors // 4)
+    starts = [number * vectors // count for number in range(count + 1)]
+    return [(start, end - start) for start, end in itertools.pairwise(starts)]
+
+
+def _larger(a: te.Expr, b: te.Expr) -> te.Expr:
+    """The larger one; b where either is NaN. One instruction: NaN reaches the result through the exponential."""
+    return te.select(te.call("lt", b, a), a, b)
+
+
+def _unrolled(axis: te.Var, step: Stmt) -> Stmt:
+    """The loop over `axis` with `_UNROLL` steps written out."""
+    count, rest = divmod(axis.extent, _UNROLL)
+    outer, copy, tail = (
+        te.Var(axis.name + "_o", count),
+        te.Var(axis.name + "_c", _UNROLL),
+        te.Var(axis.name + "_r", rest),
+    )
+    stmts: list[Stmt] = []
+    if count:
+        body = nest([(copy, Kind.UNROLL)], with_values(step, {axis: outer * _UNROLL + copy}))
+        stmts.append(nest([(outer, Kind.SERIAL)], body))
+    if rest:
+        stmts.append(nest([(tail, Kind.UNROLL)], with_values(step, {axis: tail + count * _UNROLL})))
+    return block(*stmts)

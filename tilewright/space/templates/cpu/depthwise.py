@@ -1,0 +1,336 @@
+"""Depthwise convolutions: a window over each channel by itself, channels in the lanes of vectors.
+
+    for every chunk of rows and block of channels:                  (parallel)
+      for every row:
+        for every `columns` neighbouring results of the row:
+          for every vector of channels of the block:
+            acc[columns] = sum over the window of data * weight
+            out = epilogue(acc)
+
+Neighbouring results share what they read, in registers. Zero padding costs nothing: results at the left and right end
+are tiles of their own whose places are known, so that the taps beyond the image are left out when the code is written;
+rows at the top and bottom take a branch that asks for each row of the window.
+
+`window_sums` and `stage_value` also serve the chains of `separable.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.graph.ir import Graph, Node, input_node, rebuild
+from tilewright.graph.lower import lower_graph
+from tilewright.graph.separable import Separable, Stage, Window, separable_of
+from tilewright.loops.ir import Buffer, For, If, Kind, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.tiling import Tiles, power_of_two_below, with_values
+from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.template import Applied, Terms, Work
+from tilewright.te.index import in_range, simplify
+
+NAME = "depthwise"
+F32 = DType.F32
+_WRITTEN_OUT = 1200  # multiply-adds written out at most: code size and compile time
+
+Place = Sequence[te.Expr]  # batch, row, column, channel
+ValueOf = Callable[[te.Expr, Place], te.Expr]
+
+
+def stage_value(stage: Stage, inputs: Sequence[Node], buffers: Mapping[Node, Buffer]) -> ValueOf:
+    """The elementwise nodes behind a convolution as a function of its sum and the place of the element."""
+    if stage.last is stage.conv:
+        return lambda total, place: total
+    summed = input_node(len(inputs), stage.conv.type)
+
+    def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
+        return summed if node is stage.conv else None
+
+    behind = rebuild(Graph(tuple(inputs), (stage.last,)), rule)
+    output, tensors = lower_graph(Graph((*inputs, summed), behind.outputs))
+    sources = dict(zip(tensors, (*(buffers[node] for node in inputs), None), strict=True))
+
+    def element(tensor: te.Source, place: Place, total: te.Expr) -> te.Expr:
+        if isinstance(tensor, te.Compute):
+            body = te.substitute(tensor.body, dict(zip(tensor.axes, place, strict=True)))
+            return te.rewrite(body, lambda node: read(node, total))
+        assert isinstance(tensor, te.Tensor)
+        buffer = sources[tensor]
+        return total if buffer is None else te.Load(buffer, (offset(place, tensor.shape),))
+
+    def read(node: te.Expr, total: te.Expr) -> te.Expr | None:
+        if isinstance(node, te.Load) and isinstance(node.source, te.Tensor):
+            return element(node.source, node.indices, total)
+        return None
+
+    return lambda total, place: element(output, place, total)
+
+
+def offset(place: Place, shape: Sequence[int]) -> te.Expr:
+    total: te.Expr = te.as_index(0)
+    for index, extent in zip(place, shape, strict=True):
+        total = total * extent + index
+    return simplify(total)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Neighbouring results of a row, and how to read what they are made of."""
+
+    rows: Window
+    columns: Window
+    count: int  # results
+    lane: te.Var
+    accumulator: Buffer
+    data: Callable[[int, te.Expr], te.Expr]  # (row of the window, column of the source) -> element
+    weight: Callable[[int, int], te.Expr]
+
+    def element(self, result: int) -> te.Expr:
+        return self.lane + result * self.lane.extent
+
+    def stmt(self, first: int | te.Expr, inside: Callable[[int], te.Expr | None] | None = None) -> Stmt:
+        """The sums of the results from the one at column `first` on. Where `first` is a number, taps beyond the ends
+        are left out; otherwise there are none. `inside`: whether a row of the window is one of the image."""
+        width, stride = self.columns.extent, self.columns.stride
+        begun = set(range(self.count)) if inside else set()
+        stmts: list[Stmt] = [self._zero(result) for result in sorted(begun)]
+        for ky in range(self.rows.taps):
+            taken: list[Stmt] = []
+            for kx in range(self.columns.taps):
+                for result in range(self.count):
+                    reach = result * stride + kx * self.columns.dilation - self.columns.before
+                    if isinstance(first, int) and not 0 <= first * stride + reach < width:
+                        continue
+                    column = simplify(te.as_index(first) * stride + reach)
+                    product = (self.data(ky, column), self.weight(ky, kx))
+                    at = self.element(result)
+                    total = te.Load(self.accumulator, (at,))
+                    value = te.call("fma", *product, total) if result in begun else te.call("mul", *product)
+                    begun.add(result)
+                    taken.append(Store(self.accumulator, at, value))
+            row = For(self.lane, Kind.VECTOR, block(*taken)) if taken else None
+            condition = inside(ky) if inside else None
+            if row is not None:
+                stmts.append(row if condition is None else If(condition, row))
+        stmts.extend(self._zero(result) for result in range(self.count) if result not in begun)
+        return block(*stmts)
+
+    def _zero(self, result: int) -> Stmt:
+        return For(self.lane, Kind.VECTOR, Store(self.accumulator, self.element(result), te.const(0, F32)))
+
+    def results(self, write: Callable[[int, te.Expr], Store]) -> Stmt:
+        """`write(result, its sum)` for all of them."""
+        stores = [write(n, te.Load(self.accumulator, (self.element(n),))) for n in range(self.count)]
+        return For(self.lane, Kind.VECTOR, block(*stores))
+
+
+def column_tiles(window: Window, count: int) -> tuple[list[int], Tiles | None, int]:
+    """(columns at which tiles begin that touch an end or stand alone, tiles in between, where those begin)."""
+    outputs = window.outputs
+    everywhere = [*range(0, outputs - count + 1, count)]
+    if everywhere[-1] + count < outputs:
+        everywhere.append(outputs - count)
+    if len(everywhere) <= 3:
+        return everywhere, None, 0
+    first_inside = -(-window.before // window.stride)
+    last_inside = (window.extent - window.reach + window.before) // window.stride
+    left = [start for start in everywhere if start < first_inside]
+    begin = left[-1] + count if left else 0
+    right: list[int] = []
+    end = outputs
+    while end - 1 > last_inside:
+        end -= count
+        right.append(end)
+    if end - begin < count:
+        return everywhere, None, 0
+    return left + right[::-1], Tiles(te.Var("x", end - begin), count), begin
+
+
+def task_buffers(chain: Separable) -> dict[Node, Buffer]:
+    return {
+        node: Buffer(f"x{number}", node.dtype, node.type.size)
+        for number, node in enumerate(chain.task.graph.inputs)
+    }
+
+
+def image_rows(row: te.Expr, window: Window, ky: int | None = None) -> te.Expr | None:
+    """Whether row `ky` of the window of result `row` is in the image (None: whether all are); None: always."""
+    first = row * window.stride - window.before
+    if ky is not None:
+        return in_range(first + ky * window.dilation, window.extent)
+    above, below = in_range(first, window.extent), in_range(first + (window.reach - 1), window.extent)
+    return te.all_of([condition for condition in (above, below) if condition is not None])
+
+
+class RowSums:
+    """One row of results from a source in memory: stmts for tiles at the ends and in between, with the row inside."""
+
+    def __init__(
+        self,
+        chain: Separable,
+        buffers: Mapping[Node, Buffer],
+        lanes: int,
+        count: int,
+    ) -> None:
+        self.chain, self.count = chain, count
+        self.lane = te.Var("v", lanes)
+        self.source = buffers[chain.source]
+        self.kernel = buffers[chain.depthwise.weight]
+        self.accumulator = Buffer("window", F32, count * lanes, Scope.REGISTER)
+
+    def stmt(
+        self,
+        batch: te.Expr,
+        row: te.Expr,
+        channel: te.Expr,
+        loops: Sequence[te.Var],
+        write: Callable[[te.Expr, te.Expr], Store],
+    ) -> Stmt:
+        """`write(column, sum)` for every result of the row, at the channels from `channel` on; `loops` run over these,
+        inside the loop over columns."""
+        chain, channels = self.chain, self.chain.depthwise.channels
+        height, width, taps = chain.rows.extent, chain.columns.extent, chain.columns.taps
+
+        def data(ky: int, column: te.Expr) -> te.Expr:
+            y = row * chain.rows.stride + (ky * chain.rows.dilation - chain.rows.before)
+            return te.Load(
+                self.source, (((batch * height + y) * width + column) * channels + channel + self.lane,)
+            )
+
+        def weight(ky: int, kx: int) -> te.Expr:
+            return te.Load(self.kernel, ((ky * taps + kx) * channels + channel + self.lane,))
+
+        sums = Sums(chain.rows, chain.columns, self.count, self.lane, self.accumulator, data, weight)
+        ends, between, begin = column_tiles(chain.columns, self.count)
+
+        def tiles(inside: Callable[[int], te.Expr | None] | None) -> Stmt:
+            def tile(first: int | te.Expr) -> Stmt:
+                written = sums.results(lambda n, total: write(te.as_index(first) + n, total))
+                return nest([(loop, Kind.SERIAL) for loop in loops], block(sums.stmt(first, inside), written))
+
+            stmts = [tile(first) for first in ends]
+            if between is not None:
+                stmts.append(nest([(between.var, Kind.SERIAL)], tile(between.start() + begin)))
+            return block(*stmts)
+
+        all_inside = image_rows(row, chain.rows)
+        if all_inside is None:
+            return tiles(None)
+        return If(all_inside, tiles(None), tiles(lambda ky: image_rows(row, chain.rows, ky)))
+
+
+def written_out(chain: Separable, count: int) -> int:
+    """Multiply-adds in the code for tiles of `count` results."""
+    ends, between, _ = column_tiles(chain.columns, count)
+    variants = (len(ends) + (between is not None)) * (2 if chain.rows.before or chain.rows.behind else 1)
+    return variants * count * chain.rows.taps * chain.columns.taps
+
+
+# -- the template -----------------------------------------------------------------------------------------------------
+
+
+class Depthwise:
+    name = NAME
+
+    def apply(self, work: Work) -> Applied | None:
+        chain = separable_of(work.task)
+        if chain is None or chain.expand is not None or chain.project is not None:
+            return None
+        return _Applied(work, chain)
+
+
+class _Applied:
+    def __init__(self, work: Work, chain: Separable) -> None:
+        self.work, self.chain = work, chain
+        self.lanes = min(work.machine.lanes(F32), power_of_two_below(chain.depthwise.channels))
+        self.vectors = -(-chain.depthwise.channels // self.lanes)
+
+    @cached_property
+    def space(self) -> Space:
+        rows = self.chain.rows.outputs
+        return Space(
+            NAME,
+            (
+                Knob("columns", column_choices(self.chain)),
+                Knob("rows", (*(n for n in (1, 2, 4, 7, 8, 14, 16, 28, 56) if n < rows), rows)),
+                Knob("blocks", tuple(n for n in (1, 2, 4, 8, 16) if n <= self.vectors)),
+            ),
+            self._legal,
+            together=(("rows", "blocks"),),
+        )
+
+    def _legal(self, values: Mapping[str, Value]) -> bool:
+        blocks = int(values["blocks"])
+        return -(-self.vectors // blocks) * (blocks - 1) < self.vectors
+
+    def terms(self, config: Config) -> Terms:
+        chain, count = self.chain, config.int("columns")
+        chunks = -(-chain.rows.outputs // config.int("rows"))
+        blocks = config.int("blocks")
+        per_block = -(-self.vectors // blocks)
+        rows = chain.batch * chunks * config.int("rows")
+        across = Tiles(te.Var("x", chain.columns.outputs), count).count
+        tiles = rows * across * blocks * per_block
+        taps = chain.rows.taps * chain.columns.taps
+        seen = window_loads(chain, count)
+        source = chain.source.type.bytes * (1 + (chain.rows.reach - chain.rows.stride) / config.int("rows"))
+        return Terms(
+            arithmetic=tiles * count * (taps + behind(chain.depthwise)),
+            loads=tiles * (seen + taps),
+            stores=tiles * count,
+            branches=2.0 * tiles,
+            from_l2=source * (chain.rows.reach / chain.rows.stride),
+            from_l3=source + 2.0 * chain.task.output.type.bytes,
+            iterations=chain.batch * chunks * blocks,
+            scalar=tiles * 4.0,
+        )
+
+    def program(self, config: Config) -> Program:
+        chain, count = self.chain, config.int("columns")
+        buffers = task_buffers(chain)
+        inputs = chain.task.graph.inputs
+        out = Buffer("out", F32, chain.task.output.type.size)
+        rows = Tiles(te.Var("y", chain.rows.outputs), config.int("rows"))
+        blocks = config.int("blocks")
+        groups = Tiles(te.Var("g", self.vectors), -(-self.vectors // blocks))
+        parallel = te.Var("p", chain.batch * rows.count * groups.count)
+        group = parallel % groups.count
+        chunk = (parallel // groups.count) % rows.count
+        batch = parallel // (groups.count * rows.count)
+        y, vector = te.Var("yi", rows.size), te.Var("gi", groups.size)
+        row = rows.start_of(chunk) + y
+        channels = Tiles(te.Var("c", chain.depthwise.channels), self.lanes)
+        channel = channels.start_of(groups.start_of(group) + vector)
+        value = stage_value(chain.depthwise, inputs, buffers)
+        line = RowSums(chain, buffers, self.lanes, count)
+
+        def write(column: te.Expr, total: te.Expr) -> Store:
+            place = (batch, row, column, channel + line.lane)
+            return Store(out, offset(place, chain.task.output.shape), value(total, place))
+
+        body = nest([(y, Kind.SERIAL)], line.stmt(batch, row, channel, [vector], write))
+        program = with_values(nest([(parallel, Kind.PARALLEL)], body), {})
+        return Program("kernel", (*(buffers[node] for node in inputs), out), program, str(config))
+
+
+def column_choices(chain: Separable) -> tuple[int, ...]:
+    outputs = chain.columns.outputs
+    choices = [n for n in (2, 4, 5, 6, 7, 8, 10) if n < outputs] + ([outputs] if outputs <= 10 else [])
+    return tuple(n for n in choices if written_out(chain, n) <= _WRITTEN_OUT) or (min(outputs, 2),)
+
+
+def window_loads(chain: Separable, count: int) -> int:
+    """Vectors of the source that `count` neighbouring results read."""
+    columns = chain.columns
+    return chain.rows.taps * min((count - 1) * columns.stride + columns.reach, count * columns.taps)
+
+
+def behind(stage: Stage) -> int:
+    """About how many instructions the elementwise nodes behind a convolution take for each vector."""
+    nodes, node = 0, stage.last
+    while node is not stage.conv:
+        nodes += 2
+        node = next(operand for operand in node.inputs if not operand.is_input and not operand.is_constant)
+    return nodes

@@ -1,0 +1,98 @@
+"""Convolutions with windows of 3 x 3 that move by one, found in formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.loops.formula import Formula
+from tilewright.runtime.winograd import TAPS
+from tilewright.space.templates.cpu.product import Product, product_of
+from tilewright.te.index import coefficient, linear, simplify
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A 3 x 3 convolution. `data` is what the window sees at (`row`, `column`) of the image, counted from the first
+    place that any window sees; `inside` is where it is not zero (None: everywhere)."""
+
+    product: Product
+    batch: tuple[te.Var, ...]
+    y: te.Var
+    x: te.Var
+    channel: te.Var
+    row: te.Var
+    column: te.Var
+    data: te.Expr
+    inside: te.Expr | None
+
+    @property
+    def output(self) -> te.Var:
+        """The axis of the output's channels."""
+        return self.product.vector
+
+
+def convolution_of(formula: Formula | None) -> Convolution | None:
+    product = product_of(formula)
+    if product is None or product.shared or not product.constant_weight or len(product.rows) < 2:
+        return None
+    load = product.weight_load
+    if product.weight is not load or product.reduction.result.dtype is not DType.F32:
+        return None
+    if sum(x.source == load.source for e in product.formula.expressions() for x in te.loads(e)) > 1:
+        return None
+    axes = _window_and_channel(product.reduction.axes)
+    if axes is None:
+        return None
+    ky, kx, channel, values = axes
+    outputs, step = product.vector.extent, channel.extent * product.vector.extent
+    walked = linear(te.substitute(load.indices[0], values))
+    if walked.constant or walked.terms != {ky: TAPS * step, kx: step, channel: outputs, product.vector: 1}:
+        return None
+    data = simplify(te.substitute(product.data, values))
+    *batch, y, x = product.rows
+    along_y = _along(data, y, ky)
+    along_x = _along(along_y[1], x, kx) if along_y is not None else None
+    if along_y is None or along_x is None:
+        return None
+    row, (column, data) = along_y[0], along_x
+    if any(coefficient(load.indices[0], channel) != 1 for load in te.loads(data)):
+        return None
+    inside = None
+    if isinstance(data, te.Select) and data.other == te.const(0, data.dtype) and _is_box(data.cond):
+        inside, data = data.cond, data.then
+    return Convolution(product, tuple(batch), y, x, channel, row, column, data, inside)
+
+
+def _window_and_channel(
+    axes: Sequence[te.Var],
+) -> tuple[te.Var, te.Var, te.Var, dict[te.Var, te.Expr]] | None:
+    """(ky, kx, channel, values of the reduction's axes in them). Where nothing is padded, kx and the channel are walked
+    as one axis."""
+    if len(axes) == 3 and axes[0].extent == axes[1].extent == TAPS:
+        return axes[0], axes[1], axes[2], {}
+    if len(axes) != 2 or axes[0].extent != TAPS or axes[1].extent % TAPS or axes[1].extent == TAPS:
+        return None
+    both = axes[1]
+    kx, channel = te.Var(f"{both.name}_x", TAPS), te.Var(f"{both.name}_c", both.extent // TAPS)
+    return axes[0], kx, channel, {both: kx * channel.extent + channel}
+
+
+def _along(data: te.Expr, axis: te.Var, tap: te.Var) -> tuple[te.Var, te.Expr] | None:
+    """(place, the data as a function of it) if the data depends on axis and tap only through place = axis + tap."""
+    place = te.Var(f"{axis.name}_at", axis.extent + tap.extent - 1)
+    moved = simplify(te.substitute(data, {axis: place, tap: te.as_index(0)}))
+    back = simplify(te.substitute(moved, {place: axis + tap}))
+    return (place, moved) if place in te.variables(moved) and back == data else None
+
+
+def _is_box(condition: te.Expr) -> bool:
+    """Whether it bounds places one by one: then it holds between two places where it holds."""
+    if isinstance(condition, te.Call) and condition.op == "and":
+        return all(map(_is_box, condition.args))
+    if not isinstance(condition, te.Call) or condition.op not in ("lt", "le"):
+        return False
+    sides = [linear(side) for side in condition.args if side.dtype is DType.I64]
+    return len(sides) == 2 and all(isinstance(atom, te.Var) for side in sides for atom in side.terms)

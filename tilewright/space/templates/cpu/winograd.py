@@ -1,0 +1,209 @@
+"""Winograd's algorithm for convolutions with windows of 3 x 3 that move by one.
+
+An image is cut into tiles of m x m outputs, each from (m + 2) x (m + 2) inputs. Transformed, a tile's outputs are
+products of single elements, summed over channels: (m + 2)^2 matrix products of tiles x channels by channels x outputs,
+instead of 9 m^2.
+
+    for every share of the weight's panels and block of tiles:      (parallel)
+      for blocks of channels:                                       (where all of them would not fit)
+        for every tile, vector of channels:
+          seen[e, tile, channel] = Bt d B                           (d guarded at the image's edge alone)
+        for every panel, element e of a transformed tile:
+          for every `rows` tiles:
+            acc[rows, vectors] = 0, or what earlier channels gave
+            for channels, `unroll` written out: acc += seen[e, row, channel] * panel[e, channel, :]
+              prefetch a line of the next element's panel
+            products[e, row, :] = acc
+      for every tile, vector of outputs:
+        out = epilogue(At products A)                               (no more than lies inside of the image)
+
+The weight is transformed when the model is linked, and stored panel by panel in the order in which it is read. A
+transform goes along one axis at a time: columns into a buffer that stays in the nearest cache, then rows out of it.
+Where all channels fit, `products` holds one panel at a time and its tiles are finished before the next panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.loops.formula import Formula
+from tilewright.loops.ir import (
+    SCRATCH_LIMIT,
+    Buffer,
+    For,
+    If,
+    Kind,
+    Prefetch,
+    Program,
+    Scope,
+    Stmt,
+    Store,
+    block,
+    nest,
+)
+from tilewright.loops.tiling import Tiles, extent_of, power_of_two_below, with_values
+from tilewright.runtime.packing import Packing
+from tilewright.runtime.winograd import POINTS, TAPS, matrices
+from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.template import Applied, Terms, Work
+from tilewright.space.templates.cpu.product import Product, product_of
+from tilewright.space.templates.cpu.straight_line import operations, times_vector
+from tilewright.te.index import coefficient, linear, simplify
+
+NAME = "winograd"
+_LINE = 64
+_MOST_TILES = 64  # in a block
+_MOST_ROWS = 10  # of a register tile: more broadcasts wait for each other
+_CHAINS = 8  # of multiply-adds, to fill both ports
+_HIDDEN_WEIGHT = 0.75  # of the weight's way from memory, what prefetching hides
+_UNHIDDEN = 4.0  # cycles for a line that a transform moves from or to the second cache
+_WRITTEN_OUT = 4  # outputs of a tile along an axis: the transforms of larger ones do not fit the registers
+
+
+class Winograd:
+    name = NAME
+
+    def apply(self, work: Work) -> Applied | None:
+        if work.numerics == "strict":
+            return None
+        convolution = convolution_of(work.formula)
+        if convolution is None:
+            return None
+        applied = _Applied(work, convolution)
+        return applied if next(applied.space.configs(), None) is not None else None
+
+
+class _Applied:
+    def __init__(self, work: Work, convolution: Convolution) -> None:
+        self.machine, self.convolution = work.machine, convolution
+        self.lanes = min(work.machine.lanes(DType.F32), power_of_two_below(convolution.output.extent))
+
+    @cached_property
+    def space(self) -> Space:
+        conv = self.convolution
+        channels, panels = conv.channel.extent, -(-conv.output.extent // self.lanes)
+        cut = [n for n in (512, 384, 256, 192, 128, 96, 64, 32) if n < channels and channels % n == 0]
+        padded = -(-channels // self.machine.lanes(DType.F32)) * self.machine.lanes(DType.F32)
+        tiles = {1, 2, 4, 8, 12, 16, 20, 24, 30, 36, 48}
+        for outputs in POINTS:  # all tiles in equal blocks
+            every = extent_of(conv.batch) * -(-conv.y.extent // outputs) * -(-conv.x.extent // outputs)
+            tiles |= {n for parts in (1, 2, 4, 8) if (n := -(-every // parts)) <= _MOST_TILES}
+        return Space(
+            NAME,
+            (
+                Knob("outputs", tuple(POINTS)),
+                Knob("tiles", tuple(sorted(tiles))),
+                Knob("vectors", tuple(n for n in (1, 2, 3, 4) if n <= panels)),
+                Knob("channels", (padded, *cut)),
+                Knob("shares", (1, 2, 4, 8, 16)),
+            ),
+            self._legal,
+            together=(("outputs", "tiles", "vectors", "channels", "shares"),),
+        )
+
+    def _legal(self, values: Mapping[str, Value]) -> bool:
+        shape = self._shape(values)
+        if shape.panels.size > self.convolution.output.extent or shape.tiles > shape.all_tiles:
+            return False
+        if shape.shares != values["shares"]:
+            return False
+        return (shape.seen_size + shape.products_size) * 4 <= SCRATCH_LIMIT
+
+    def _rows(self, tiles: int, vectors: int) -> int:
+        """Of the register tiles that are `vectors` wide, the height that takes fewest instructions for `tiles` rows:
+        accumulators, a vector of weights for each column and one element of data must fit the registers."""
+        most = max(1, (self.machine.vector_registers - 1) // vectors - 1)
+        return min(
+            range(min(tiles, most, _MOST_ROWS), 0, -1),
+            key=lambda rows: -(-tiles // rows) * (max(rows * vectors, _CHAINS) + 1),
+        )
+
+    def _shape(self, values: Mapping[str, Value]) -> Shape:
+        conv, outputs = self.convolution, int(values["outputs"])
+        channels = int(values["channels"])
+        panels = Tiles(conv.output, int(values["vectors"]) * self.lanes)
+        return Shape(
+            outputs=outputs,
+            tiles_y=-(-conv.y.extent // outputs),
+            tiles_x=-(-conv.x.extent // outputs),
+            images=extent_of(conv.batch),
+            tiles=int(values["tiles"]),
+            rows=self._rows(int(values["tiles"]), int(values["vectors"])),
+            vectors=int(values["vectors"]),
+            channels=channels,
+            channel_blocks=-(-conv.channel.extent // channels),
+            channel_lanes=self.machine.lanes(DType.F32),
+            panels=panels,
+            share=-(-panels.count // int(values["shares"])),
+        )
+
+    def terms(self, config: Config) -> Terms:
+        shape, caches = self._shape(dict(config.values)), self.machine.caches
+        at, _, bt = matrices(shape.outputs)
+        iterations = shape.shares * shape.blocks
+        panels = iterations * shape.share  # panels times blocks of tiles
+        every_channel = shape.channels * shape.channel_blocks
+        formula = self.convolution.product.formula
+
+        # The transforms, in vectors of one tile.
+        seen = float(iterations * shape.tiles * every_channel // shape.channel_lanes)
+        finished = float(panels * shape.tiles * shape.vectors)
+        epilogue = sum(isinstance(node, te.Call) for node in te.walk(formula.value))
+        through_memory = shape.outputs > _WRITTEN_OUT
+        unhidden = _UNHIDDEN * (3 if through_memory else 1)
+        moved_in = seen * shape.elements
+        moved_out = finished * shape.outputs**2
+        transforms = seen * 2 * shape.side * operations(bt) + moved_out * epilogue
+        transforms += finished * (shape.side + shape.outputs) * operations(at)
+        middle = through_memory * (moved_in + finished * shape.side * shape.outputs)
+
+        # The products, in steps of a register tile.
+        register_tiles = float(panels * shape.channel_blocks * shape.elements * shape.row_tiles)
+        steps = register_tiles * shape.channels
+        each = shape.rows * shape.vectors
+        partial = register_tiles * each
+
+        # A panel is read once for every register tile. It comes from memory for the first block of tiles; for the
+        # others it may have stayed in the second cache, the more of it the better a share of the weight and the scratch
+        # fit there.
+        panel = shape.channels * shape.panels.size * 4
+        weight_bytes = shape.elements * panel * shape.channel_blocks * shape.panels.count
+        scratch = (shape.seen_size + shape.products_size) * 4
+        crowding = (weight_bytes / shape.shares + scratch) / caches.l2_per_core
+        again = (shape.blocks - 1) * weight_bytes * min(1.0, max(0.0, 2 * crowding - 1.4))
+        reads = 1 if panel <= caches.l1 // 2 else shape.row_tiles
+        data_bytes = shape.seen_size * shape.channel_blocks * 4.0
+        from_scratch = data_bytes * (panels + 2 * iterations) + 3.0 * partial * LINE
+        beyond_l2 = max(0.0, 1 - caches.l2_per_core / 3 / scratch)
+        image = self._image_bytes() * shape.shares
+        written = formula.output.size * formula.output.dtype.bytes
+        return Terms(
+            arithmetic=transforms + steps * max(each, _CHAINS),
+            loads=moved_in
+            + middle
+            + finished * shape.elements
+            + moved_out
+            + steps * (shape.rows + shape.vectors),
+            stores=moved_in + middle + moved_out + partial,
+            branches=steps / shape.unroll + 3.0 * register_tiles,
+            from_l2=from_scratch + weight_bytes * shape.blocks * reads,
+            from_l3=image + 2.0 * written + beyond_l2 * from_scratch + again,
+            from_memory=float(weight_bytes),
+            prefetched=_HIDDEN_WEIGHT * weight_bytes,
+            iterations=iterations,
+            scalar=register_tiles * 12.0 + unhidden * (moved_in + finished * shape.elements),
+        )
+
+    def _image_bytes(self) -> int:
+        sources = {load.source for load in te.loads(self.convolution.data)}
+        return sum(source.size * source.dtype.bytes for source in sources if isinstance(source, Buffer))
+
+    def program(self, config: Config) -> Program:
+        return Nest(self.convolution, self._shape(dict(config.values))).program(config)
+
+

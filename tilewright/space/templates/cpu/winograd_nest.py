@@ -1,0 +1,395 @@
+"""The loop nest of Winograd's algorithm: see `winograd.py` for its structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.loops.ir import Buffer, For, If, Kind, Prefetch, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.tiling import Tiles, with_values
+from tilewright.runtime.packing import Packing
+from tilewright.runtime.winograd import TAPS, matrices
+from tilewright.space.space import Config
+from tilewright.space.templates.cpu.straight_line import times_vector
+from tilewright.space.templates.cpu.window import Convolution
+
+LINE = 64  # bytes
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The numbers that follow from a config."""
+
+    outputs: int  # of a tile along one axis: m
+    tiles_y: int
+    tiles_x: int
+    images: int
+    tiles: int  # in a block
+    rows: int
+    vectors: int
+    channels: int  # in a block, filled up to whole vectors
+    channel_blocks: int
+    channel_lanes: int
+    panels: Tiles  # of the output's channels
+    share: int  # panels in a parallel iteration
+
+    @property
+    def side(self) -> int:
+        return self.outputs + TAPS - 1
+
+    @property
+    def elements(self) -> int:
+        return self.side**2
+
+    @property
+    def all_tiles(self) -> int:
+        return self.images * self.tiles_y * self.tiles_x
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.all_tiles // self.tiles)
+
+    @property
+    def shares(self) -> int:
+        return -(-self.panels.count // self.share)
+
+    @property
+    def row_tiles(self) -> int:
+        return -(-self.tiles // self.rows)
+
+    @property
+    def kept_panels(self) -> int:
+        """Panels whose products are held at once."""
+        return self.share if self.channel_blocks > 1 else 1
+
+    @property
+    def unroll(self) -> int:
+        return min(4, self.channel_lanes)
+
+    @property
+    def channel_vectors(self) -> int:
+        return self.channels // self.channel_lanes
+
+    @property
+    def stride(self) -> int:
+        """Vectors from one tile's elements to the next: an odd number, so that one element of many tiles lies in
+        all sets of a cache."""
+        return self.elements | 1
+
+    @property
+    def seen_size(self) -> int:
+        return self.stride * self.tiles * self.channels
+
+    @property
+    def products_size(self) -> int:
+        return self.stride * self.row_tiles * self.rows * self.kept_panels * self.panels.size
+
+
+class _Line:
+    """Statements for the lanes of one vector, in order, with their values in registers."""
+
+    def __init__(self, name: str, lane: te.Var) -> None:
+        self.registers = Buffer(name, DType.F32, 64 * lane.extent, Scope.REGISTER)
+        self.lane = lane
+        self.stmts: list[Stmt] = []
+
+    def keep(self, value: te.Expr) -> te.Expr:
+        place = len(self.stmts) * self.lane.extent + self.lane
+        self.stmts.append(Store(self.registers, place, value))
+        return te.Load(self.registers, (place,))
+
+    def store(self, buffer: Buffer, index: te.Expr, value: te.Expr) -> None:
+        self.stmts.append(Store(buffer, index, value))
+
+    def vector(self) -> Stmt:
+        return nest([(self.lane, Kind.VECTOR)], block(*self.stmts))
+
+
+@dataclass(frozen=True)
+class _Middle:
+    """Where a matrix is kept that has been multiplied from one side and not yet from the other."""
+
+    buffer: Buffer
+    place: Callable[[te.Expr, te.Expr], te.Expr]
+
+    @staticmethod
+    def in_registers(side: int, lane: te.Var) -> _Middle:
+        buffer = Buffer(f"{lane.name}_middle", DType.F32, side * side * lane.extent, Scope.REGISTER)
+        return _Middle(buffer, lambda i, j: (i * side + j) * lane.extent + lane)
+
+    @property
+    def loops(self) -> Kind:
+        return Kind.UNROLL if self.buffer.scope is Scope.REGISTER else Kind.SERIAL
+
+
+def _both_sides(
+    matrix: Sequence[Sequence[Fraction]],
+    lane: te.Var,
+    read: Callable[[te.Expr, te.Expr], te.Expr],
+    middle: _Middle,
+    write: Callable[[te.Expr, _Line, Sequence[te.Expr]], Stmt],
+) -> Stmt:
+    """matrix @ d @ matrix^T, where `read` gives the elements of d and `write` takes the rows of the result.
+
+    for columns j: middle[:, j] = matrix @ d[:, j]
+    for rows i: write(i, matrix @ middle[i, :])
+    """
+    rows, side = len(matrix), len(matrix[0])
+    i, j = te.Var("i", rows), te.Var("j", side)
+    line = _Line(f"{lane.name}_column", lane)
+    column = [line.keep(read(te.as_index(n), j)) for n in range(side)]
+    for n, value in enumerate(times_vector(matrix, column, line.keep)):
+        line.store(middle.buffer, middle.place(te.as_index(n), j), value)
+    along_columns = For(j, middle.loops, line.vector())
+
+    line = _Line(f"{lane.name}_row", lane)
+    row = [line.keep(te.Load(middle.buffer, (middle.place(i, te.as_index(n)),))) for n in range(side)]
+    along_rows = For(i, middle.loops, write(i, line, times_vector(matrix, row, line.keep)))
+    return block(along_columns, along_rows)
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """The image of a tile, and the first of its rows and columns."""
+
+    image: dict[te.Var, te.Expr]
+    top: te.Expr
+    left: te.Expr
+
+
+class Nest:
+    """The loop nest of one config."""
+
+    def __init__(self, convolution: Convolution, shape: Shape) -> None:
+        self.convolution, self.shape = convolution, shape
+        self.lanes = shape.panels.size // shape.vectors
+        self.at, _, self.bt = matrices(shape.outputs)
+        self.share, self.tile_block = te.Var("share", shape.shares), te.Var("block", shape.blocks)
+        self.channel_block = te.Var("channels", shape.channel_blocks)
+        self.panel, self.tile = te.Var("panel", shape.share), te.Var("tile", shape.tiles)
+        self.element = te.Var("e", shape.elements)
+
+        weight = convolution.product.weight_load.source
+        assert isinstance(weight, Buffer)
+        self.original = weight
+        self.packing = Packing(
+            (TAPS, TAPS, convolution.channel.extent, convolution.output.extent),
+            (shape.side, shape.side, shape.channels, shape.panels.size),
+            (0, 2, 6, 4, 1, 3, 5, 7),
+            zero_filled=(2,),
+            winograd=shape.outputs,
+        )
+        self.weight = Buffer(weight.name, weight.dtype, self.packing.size)
+        self.seen = Buffer("seen", DType.F32, shape.seen_size, Scope.SCRATCH)
+        self.products = Buffer("products", DType.F32, shape.products_size, Scope.SCRATCH)
+
+        # Which panel: shares of panels, the last one moved back.
+        first = Tiles(te.Var("panels", shape.panels.count), shape.share).start_of(self.share)
+        self.which_panel = first + self.panel
+        self.first_tile = Tiles(te.Var("tiles", shape.all_tiles), shape.tiles).start_of(self.tile_block)
+        self.here = self._tile_at(self.first_tile + self.tile)
+
+    def _tile_at(self, number: te.Expr) -> _Tile:
+        shape = self.shape
+        per_image = shape.tiles_y * shape.tiles_x
+        place = number % per_image
+        image: dict[te.Var, te.Expr] = {}
+        rest = number // per_image
+        for axis in reversed(self.convolution.batch):
+            image[axis] = rest % axis.extent
+            rest = rest // axis.extent
+        return _Tile(image, place // shape.tiles_x * shape.outputs, place % shape.tiles_x * shape.outputs)
+
+    def program(self, config: Config) -> Program:
+        shape, formula = self.shape, self.convolution.product.formula
+        see = nest([(self.tile, Kind.SERIAL)], self._see())
+        if shape.channel_blocks > 1:
+            multiply = nest([(self.panel, Kind.SERIAL)], self._multiply())
+            finish = nest([(self.tile, Kind.SERIAL), (self.panel, Kind.SERIAL)], self._finish())
+            body = block(nest([(self.channel_block, Kind.SERIAL)], block(see, multiply)), finish)
+        else:
+            finish = nest([(self.tile, Kind.SERIAL)], self._finish())
+            body = block(see, nest([(self.panel, Kind.SERIAL)], block(self._multiply(), finish)))
+        inputs = [self.weight if buffer == self.original else buffer for buffer in formula.inputs]
+        packings = tuple(self.packing if buffer == self.original else None for buffer in formula.inputs)
+        params = (*inputs, formula.output)
+        return Program(formula.name, params, self._parallel(body), str(config), packings)
+
+    def _parallel(self, body: Stmt) -> Stmt:
+        shape = self.shape
+        parallel = te.Var("p", shape.shares * shape.blocks)
+        values = {self.share: parallel // shape.blocks, self.tile_block: parallel % shape.blocks}
+        return nest([(parallel, Kind.PARALLEL)], with_values(body, values))
+
+    # -- Bt d B -----------------------------------------------------------------------------------------------------
+
+    def _see(self) -> Stmt:
+        """The transformed inputs of one tile."""
+        shape = self.shape
+        vector, lane = te.Var("cv", shape.channel_vectors), te.Var("c", shape.channel_lanes)
+        channel = self.channel_block * shape.channels + vector * lane.extent + lane
+
+        def transform(guarded: bool) -> Stmt:
+            def place(i: te.Expr, j: te.Expr) -> te.Expr:
+                return self._seen_at(self.tile, vector, i * shape.side + j) + lane
+
+            def write(i: te.Expr, line: _Line, results: Sequence[te.Expr]) -> Stmt:
+                for j, result in enumerate(results):
+                    line.store(self.seen, place(i, te.as_index(j)), result)
+                return line.vector()
+
+            middle = self._middle(lane, self.seen, place)
+            both = _both_sides(self.bt, lane, lambda i, j: self._data(i, j, channel, guarded), middle, write)
+            return nest([(vector, Kind.SERIAL)], both)
+
+        if self._inside is None:
+            return transform(guarded=False)
+        return If(self._all_inside(), transform(guarded=False), transform(guarded=True))
+
+    def _middle(self, lane: te.Var, memory: Buffer, place: Callable[[te.Expr, te.Expr], te.Expr]) -> _Middle:
+        """Registers where they suffice, else the memory that the matrix is taken from or goes to."""
+        if self.shape.outputs <= _WRITTEN_OUT:
+            return _Middle.in_registers(self.shape.side, lane)
+        return _Middle(memory, place)
+
+    def _seen_at(self, tile: te.Expr, vector: te.Expr, element: te.Expr) -> te.Expr:
+        shape = self.shape
+        return ((tile * shape.channel_vectors + vector) * shape.stride + element) * shape.channel_lanes
+
+    def _data(self, i: te.Expr, j: te.Expr, channel: te.Expr, guarded: bool) -> te.Expr:
+        """What the tile sees at (i, j). Channels beyond the last are zeros."""
+        conv = self.convolution
+        conditions = [self._inside] if guarded and self._inside is not None else []
+        if self.shape.channels > conv.channel.extent:
+            conditions.append(te.Call("lt", (conv.channel, te.as_index(conv.channel.extent)), DType.BOOL))
+        inside = te.all_of(conditions)
+        value = conv.data if inside is None else te.select(inside, conv.data, 0.0)
+        return te.substitute(value, self._places(self.here, i, j) | {conv.channel: channel})
+
+    def _places(self, tile: _Tile, i: te.Expr, j: te.Expr) -> dict[te.Var, te.Expr]:
+        """Where element (i, j) of what a tile sees is."""
+        conv = self.convolution
+        return {**tile.image, conv.row: tile.top + i, conv.column: tile.left + j}
+
+    @cached_property
+    def _inside(self) -> te.Expr | None:
+        """Where in the image, and inside of what a padding surrounds, an element is. The last tiles may overhang."""
+        conv, shape = self.convolution, self.shape
+        conditions = [] if conv.inside is None else [conv.inside]
+        for place, tiles in ((conv.row, shape.tiles_y), (conv.column, shape.tiles_x)):
+            if tiles * shape.outputs + TAPS - 1 > place.extent:
+                conditions.append(te.Call("lt", (place, te.as_index(place.extent)), DType.BOOL))
+        return te.all_of(conditions)
+
+    def _all_inside(self) -> te.Expr:
+        assert self._inside is not None
+        ends = (te.as_index(0), te.as_index(self.shape.side - 1))
+        corners = [te.substitute(self._inside, self._places(self.here, end, end)) for end in ends]
+        both = te.all_of(corners)
+        assert both is not None
+        return both
+
+    # -- the products -------------------------------------------------------------------------------------------------
+
+    def _multiply(self) -> Stmt:
+        """All elements' products of the block's tiles with one panel, over one block of channels."""
+        shape, lanes = self.shape, self.lanes
+        row, vec, lane = te.Var("r", shape.rows), te.Var("u", shape.vectors), te.Var("v", lanes)
+        in_tile = [(row, Kind.UNROLL), (vec, Kind.UNROLL), (lane, Kind.VECTOR)]
+        row_tiles = Tiles(te.Var("tiles", shape.tiles), shape.rows)
+        row_tile = row_tiles.var
+        vector = te.Var("cv", shape.channel_vectors)
+        steps, step = te.Var("k", shape.channel_lanes // shape.unroll), te.Var("kk", shape.unroll)
+        in_vector = steps * shape.unroll + step
+        channel = vector * shape.channel_lanes + in_vector
+        size = shape.panels.size
+        accumulators = Buffer("acc", DType.F32, shape.rows * size, Scope.REGISTER)
+        place = row * size + vec * lanes + lane
+        kept = te.Load(accumulators, (place,))
+
+        panel = (self.which_panel * shape.channel_blocks + self.channel_block) * shape.elements + self.element
+        data = te.Load(self.seen, (self._seen_at(row_tiles.start() + row, vector, self.element) + in_vector,))
+        weight = te.Load(self.weight, ((panel * shape.channels + channel) * size + vec * lanes + lane,))
+        update = nest(
+            [(step, Kind.UNROLL), *in_tile], Store(accumulators, place, te.call("fma", data, weight, kept))
+        )
+
+        lines = shape.channels * size * 4 // LINE
+        asked = -(-lines // (shape.channels // shape.unroll * row_tiles.count))
+        number = ((row_tile * vector.extent + vector) * steps.extent + steps) * asked
+        following = (panel + 1) * (shape.channels * size)
+        fetch = [Prefetch(self.weight, following + (number + n) * (LINE // 4), 2) for n in range(asked)]
+
+        partial = self._product_at(row_tile * shape.rows + row, vec, self.element) + lane
+        first: Stmt = nest(in_tile, Store(accumulators, place, te.const(0, DType.F32)))
+        if shape.channel_blocks > 1:
+            resume = nest(in_tile, Store(accumulators, place, te.Load(self.products, (partial,))))
+            first = If(te.call("eq", self.channel_block, te.as_index(0)), first, resume)
+        tile = block(
+            first,
+            nest([(vector, Kind.SERIAL), (steps, Kind.SERIAL)], block(update, *fetch)),
+            nest(in_tile, Store(self.products, partial, kept)),
+        )
+        return nest([(self.element, Kind.SERIAL), (row_tile, Kind.SERIAL)], tile)
+
+    def _product_at(self, row: te.Expr, vec: te.Expr, element: te.Expr) -> te.Expr:
+        """Where in `products` an element's vector of outputs for the current panel begins."""
+        shape = self.shape
+        panel = self.panel if shape.kept_panels > 1 else te.as_index(0)
+        vector = (row * shape.kept_panels + panel) * shape.vectors + vec
+        return (vector * shape.stride + element) * self.lanes
+
+    # -- At m A -----------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> Stmt:
+        """The outputs of one tile for one panel."""
+        shape, conv = self.shape, self.convolution
+        vec, lane = te.Var("u", shape.vectors), te.Var("v", self.lanes)
+
+        def place(i: te.Expr, j: te.Expr) -> te.Expr:
+            return self._product_at(self._row_of_tile(), vec, i * shape.side + j) + lane
+
+        def write(i: te.Expr, line: _Line, results: Sequence[te.Expr]) -> Stmt:
+            kept = [line.keep(result) for result in results]
+            stores = [self._write(i, j, vec, lane, value) for j, value in enumerate(kept)]
+            row = block(line.vector(), *stores)
+            if shape.tiles_y * shape.outputs == conv.y.extent:
+                return row
+            return If(te.call("lt", self.here.top + i, te.as_index(conv.y.extent)), row)
+
+        middle = self._middle(lane, self.products, place)
+        both = _both_sides(self.at, lane, lambda i, j: te.Load(self.products, (place(i, j),)), middle, write)
+        return nest([(vec, Kind.SERIAL)], both)
+
+    def _row_of_tile(self) -> te.Expr:
+        """Where in `products` the current tile is: the last register tile was moved back, its products were not."""
+        shape = self.shape
+        before_last = (shape.row_tiles - 1) * shape.rows
+        moved = shape.row_tiles * shape.rows - shape.tiles
+        if not moved or not before_last:
+            return self.tile
+        return self.tile + self.tile // before_last * moved
+
+    def _write(self, i: te.Expr, j: int, vec: te.Var, lane: te.Var, result: te.Expr) -> Stmt:
+        conv, formula = self.convolution, self.convolution.product.formula
+        source = conv.product.reduction.result
+        values = {
+            **self.here.image,
+            conv.y: self.here.top + i,
+            conv.x: self.here.left + j,
+            conv.output: self.shape.panels.start_of(self.which_panel) + vec * self.lanes + lane,
+        }
+        value = te.rewrite(
+            te.substitute(formula.value, values),
+            lambda node: result if isinstance(node, te.Load) and node.source == source else None,
+        )
+        store = nest(
+            [(lane, Kind.VECTOR)], Store(formula.output, te.substitute(formula.store, values), value)
+        )
+        if self.shape.tiles_x * self.shape.outputs == conv.x.extent:
+            return store
+        return If(te.call("lt", self.here.left + j, te.as_index(conv.x.extent)), store)

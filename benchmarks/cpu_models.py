@@ -105,12 +105,16 @@ def relative_error(outputs: Path, reference: Path) -> float:
 # -- one model --------------------------------------------------------------------------------------------------------
 
 
+def job_of(model: str, options: argparse.Namespace, folder: Path) -> Job:
+    return Job(model, options.small, options.batch, options.threads, folder, options.effort, options.budget)
+
+
 def measure(model: str, names: Sequence[str], options: argparse.Namespace, scratch: Path) -> ModelResult:
     """Every contender set up one after the other, then all of them in turns."""
     result = ModelResult(model, options.batch, options.small)
     folder = scratch / model
     folder.mkdir()
-    job = Job(model, options.small, options.batch, options.threads, folder)
+    job = job_of(model, options, folder)
     say(f"{model}: preparing")
     try:
         prepare_apart(job, with_onnx=any(CONTENDERS[name].needs_onnx for name in names))
@@ -145,7 +149,7 @@ def measure_scaling(model: str, options: argparse.Namespace, scratch: Path) -> f
     """How many times faster ours is on all threads than on one, taking turns."""
     folder = scratch / f"{model}-scaling"
     folder.mkdir()
-    job = Job(model, options.small, options.batch, options.threads, folder)
+    job = job_of(model, options, folder)
     prepare_apart(job, with_onnx=False)
     seats: list[Seat] = []
     try:
@@ -270,6 +274,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--timeout", type=float, default=1800, metavar="S", help="for one answer of a contender"
     )
+    parser.add_argument("--effort", default="none", help="of ours: none, quick or full (default: none)")
+    parser.add_argument("--budget", type=float, metavar="S", help="of ours, for each model")
     parser.add_argument("--scaling", action="store_true", help="only ours: all threads against one")
     parser.add_argument("--small", action="store_true", help="reduced models and short turns: a smoke test")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, after each model")
@@ -306,8 +312,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [name for name in CONTENDERS if name in options.contenders]
     fix_threads(options.threads)
     about = describe()
+    effort = "" if options.effort == "none" else f"ours with effort {options.effort}, "
     method = (
-        f"fp32, batch {options.batch}, {options.threads} threads, median milliseconds over {options.rounds} turns of "
+        f"fp32, batch {options.batch}, {options.threads} threads, {effort}median milliseconds over {options.rounds} turns of "
         f"about {options.turn:g} s, one process per contender{', reduced models' if options.small else ''}."
     )
     say(f"{about['cpu']}, {about['cores']} cores, load {about['load_average']}; {method}")

@@ -75,10 +75,9 @@ def load_ours_in_fp32(job: OperatorJob) -> Run:
 def _compiled(job: OperatorJob, model: Any, inputs: tuple[Any, ...]) -> Run:
     import tilewright
 
-    options: dict[str, Any] = (
-        {"effort": job.effort} if job.budget is None else {"effort": job.effort, "budget": job.budget}
+    compiled: Any = tilewright.compile(
+        model, inputs, target="cpu", effort=job.effort, budget=job.budget, threads=job.threads
     )
-    compiled: Any = tilewright.compile(model, inputs, target="cpu", threads=job.threads, **options)
     return lambda: compiled(*inputs)
 
 

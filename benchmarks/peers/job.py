@@ -27,6 +27,8 @@ class Job:
     batch: int
     threads: int
     folder: Path  # holds inputs.npz, reference.npz and, where somebody needs it, model.onnx
+    effort: str = "none"  # of ours
+    budget: float | None = None  # seconds, of ours
 
     @property
     def inputs_file(self) -> Path:

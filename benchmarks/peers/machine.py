@@ -12,7 +12,7 @@ import psutil
 
 PACKAGES = ("tilewright", "torch", "onnxruntime", "openvino", "onnx", "llvmlite", "numpy")
 FEATURES = ("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile",
-            "amx_bf16", "asimd", "sve")  # fmt: skip
+            "amx_bf16", "amx_int8", "asimd", "asimddp", "sve")  # fmt: skip
 
 
 def describe() -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Tilewright without tuning: no candidate is measured, the analytical model decides."""
+"""Tilewright. Without effort no candidate is measured, and the analytical model decides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ def load(job: Job) -> Run:
     import tilewright
 
     model, inputs = torch_model(job)
-    compiled: Any = tilewright.compile(model, inputs, target="cpu", effort="none", threads=job.threads)
+    compiled: Any = tilewright.compile(
+        model, inputs, target="cpu", effort=job.effort, budget=job.budget, threads=job.threads
+    )
 
     def run() -> Any:
         return compiled(*inputs)

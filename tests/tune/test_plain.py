@@ -76,8 +76,9 @@ def searched(work: Work, seconds: object, trials: int = 1000) -> tuple[plain.Sea
     return search, choice.config
 
 
-def test_it_finds_what_is_fastest_in_each_knob(work: Work) -> None:
+def test_it_finds_what_is_fastest_in_each_knob(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times that depend on each knob alone: going from neighbour to neighbour must reach the least."""
+    monkeypatch.setattr(plain, "_HOPELESS", float("inf"))
     target = max(plain.some_configs(plain.applied_templates(work)[0].space), key=str)
 
     def seconds(config: Config | None) -> float:
@@ -85,10 +86,8 @@ def test_it_finds_what_is_fastest_in_each_knob(work: Work) -> None:
             return 10.0
         return 1.0 + sum(config[name] != value for name, value in target.values)
 
-    _, start = plain, choose(work).config
     search, found = searched(work, seconds)
-    assert found is not None and seconds(found) <= seconds(start)
-    assert search.finished == seconds(found)
+    assert found == target and search.finished == 1.0
 
 
 def test_the_default_program_may_win(work: Work) -> None:
@@ -126,10 +125,10 @@ def test_no_config_is_tried_twice(work: Work) -> None:
 
 def test_promising_configs_are_legal_and_cover_every_value(work: Work) -> None:
     (applied, *_) = plain.applied_templates(work)
-    configs = [config for _, config in plain.promising(applied, lambda one, c: len(str(c)))]
+    configs = [config for _, config in plain.promising(applied, work, lambda one, c: len(str(c)))]
     assert all(is_legal(work, config) for config in configs)
     covered = {choice for config in configs for choice in config.values}
-    assert covered == {choice for config in plain.some_configs(applied.space) for choice in config.values}
+    assert covered >= {choice for config in plain.some_configs(applied.space) for choice in config.values}
 
 
 def test_a_config_of_another_version_is_not_legal(work: Work) -> None:

@@ -19,6 +19,7 @@ _L3_BYTES = 10.0
 _MEMORY_BYTES = 4.5
 _SHOWN_L2, _SHOWN_L3, _SHOWN_MEMORY = 0.25, 0.5, 0.6  # of the time of the traffic, what cannot be hidden
 _BRANCH = 0.7  # cycles
+_TIE = 0.05  # where memory is the bound, less arithmetic still is better
 _LOAD = 0.16  # cycles: what a load costs even where the ports have room
 
 
@@ -33,5 +34,5 @@ def seconds(terms: Terms, machine: CpuMachine, threads: int | None = None) -> fl
     l2, l3, memory = terms.from_l2 / _L2_BYTES, terms.from_l3 / _L3_BYTES, fetched / _MEMORY_BYTES
     shown = _SHOWN_L2 * l2 + _SHOWN_L3 * l3 + _SHOWN_MEMORY * memory
     least = l2 + l3 + terms.from_memory / _MEMORY_BYTES
-    cycles = max(core + shown, least)
+    cycles = max(core + shown, least) + _TIE * core
     return cycles * share / (GIGAHERTZ * 1e9) + (LAUNCH_SECONDS if busy > 1 else 0.0)

@@ -61,7 +61,7 @@ class _Machine:
             index = int(self.value(expr.indices[0], env))
             if not 0 <= index < expr.source.size:
                 raise IndexError(f"{expr.source.name}[{index}] of {expr.source.size}")
-            return self.memory[expr.source][index]
+            return self.elements(expr.source)[index]
         if isinstance(expr, te.Select):
             return self.value(expr.then if self.value(expr.cond, env) else expr.other, env)
         if isinstance(expr, te.Cast):
@@ -71,6 +71,12 @@ class _Machine:
         assert isinstance(expr, te.Call)
         arguments = [self.value(arg, env) for arg in expr.args]
         return np.asarray(SCALARS[expr.op].numpy(*arguments)).astype(expr.dtype.numpy)[()]
+
+    def elements(self, buffer: Buffer) -> np.ndarray:
+        if buffer.of is None:
+            return self.memory[buffer]
+        whole = buffer.size * buffer.dtype.bytes // buffer.of.dtype.bytes
+        return self.memory[buffer.of][:whole].view(buffer.dtype.numpy)
 
     def across(self, expr: Across) -> Any:
         combine = SCALARS[te.REDUCE_COMBINERS[expr.kind]].numpy

@@ -16,6 +16,8 @@ Semantics
   constant offset (a lane counts from there), and a given element is always accessed with the same number of lanes.
 - A scratch buffer is memory of the thread's own (on its stack), private to one iteration of the parallel loop and
   undefined at its beginning. All of a program's together hold at most `SCRATCH_LIMIT` bytes.
+- A buffer can be read as elements of another type, its bytes taken together in the machine's order: a view, which is
+  only read, and is aligned no better than what it is a view of.
 - `If` runs one of its branches; its condition is the same in every lane and is not under a vector loop.
 - `Prefetch` changes nothing: it names an element that will be read soon, and may name one that does not exist.
 - `Store` rounds nothing: the value's type is the buffer's. `Across` combines the lanes of a register vector pairwise
@@ -50,6 +52,17 @@ class Buffer(Source):
     dtype: DType
     size: int
     scope: Scope = Scope.GLOBAL
+    of: Buffer | None = None  # what it is a view of
+
+    @property
+    def memory(self) -> Buffer:
+        """The buffer whose bytes it has."""
+        return self if self.of is None else self.of
+
+    def read_as(self, dtype: DType) -> Buffer:
+        """The view as elements of another type; bytes at the end that make no whole element are not in it."""
+        size = self.size * self.dtype.bytes // dtype.bytes
+        return Buffer(f"{self.name}.{dtype.short}", dtype, size, self.scope, self)
 
 
 class Kind(enum.Enum):

@@ -96,6 +96,8 @@ class _Verifier:
     def store(self, stmt: Store) -> None:
         if stmt.buffer in self.inputs:
             self.fail(f"{stmt.buffer.name} is an input and is written")
+        if stmt.buffer.of is not None:
+            self.fail(f"{stmt.buffer.name} is a view and is written")
         if stmt.buffer.scope is Scope.GLOBAL and stmt.buffer != self.output:
             self.fail(f"{stmt.buffer.name} is written and is not the output")
         if stmt.value.dtype is not stmt.buffer.dtype:
@@ -118,7 +120,7 @@ class _Verifier:
             if not isinstance(expr.source, Buffer) or len(expr.indices) != 1:
                 self.fail(f"{expr.source.name} is read with {len(expr.indices)} indices")
             assert isinstance(expr.source, Buffer)
-            if expr.source == self.output:
+            if expr.source.memory == self.output:
                 self.fail("the output is read")
             self.access(expr.source, expr.indices[0], guarded)
         if isinstance(expr, Across) and expr.offset + expr.lanes > expr.buffer.size:

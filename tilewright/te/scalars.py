@@ -33,6 +33,19 @@ def _erf_like(x: Any) -> Any:
     return _erf(x).astype(np.asarray(x).dtype)
 
 
+def _exp2_weight(x: Any) -> Any:
+    exponent = np.finfo(np.asarray(x).dtype).minexp
+    return np.where(x < exponent - 0.5, 0, np.exp2(x)).astype(np.asarray(x).dtype)
+
+
+def _dot4(a: Any, b: Any, c: Any) -> Any:
+    total = np.asarray(c, np.int64)
+    for shift in (0, 8, 16, 24):
+        unsigned, signed = np.right_shift(a, shift) & 255, np.right_shift(b, shift) & 255
+        total = total + unsigned * np.where(signed < 128, signed, signed - 256)
+    return total.astype(np.int32)  # wraps around
+
+
 _TABLE = [
     # arithmetic, any type
     Scalar("add", 2, np.add, symbol="+"),
@@ -65,6 +78,7 @@ _TABLE = [
     Scalar("sqrt", 1, np.sqrt),
     Scalar("rsqrt", 1, lambda x: 1 / np.sqrt(x)),
     Scalar("exp", 1, np.exp),
+    Scalar("exp2_weight", 1, _exp2_weight),  # for arguments up to 0; below the normal numbers it is 0
     Scalar("expm1", 1, np.expm1),
     Scalar("log", 1, np.log),
     Scalar("log1p", 1, np.log1p),
@@ -81,6 +95,8 @@ _TABLE = [
     Scalar(
         "fma", 3, lambda a, b, c: (np.multiply(a, b, dtype=np.longdouble) + c).astype(np.asarray(c).dtype)
     ),
+    # i32: the four unsigned bytes of a times the four signed bytes of b, plus c
+    Scalar("dot4", 3, _dot4),
 ]
 
 SCALARS: dict[str, Scalar] = {scalar.name: scalar for scalar in _TABLE}

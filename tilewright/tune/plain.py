@@ -30,7 +30,7 @@ from tilewright.space.space import Config, Space
 from tilewright.space.template import Applied, Work
 from tilewright.space.templates.cpu import TEMPLATES
 from tilewright.support.trace import Trace
-from tilewright.tune.choose import Choice, choose
+from tilewright.tune.choose import Choice, choose, descend
 from tilewright.tune.memory import Found, Memory, work_key
 
 _ENUMERATED = 4096  # combinations of knobs; of more than this, so many are drawn at random
@@ -162,7 +162,8 @@ class Search:
     def _candidates(self, applied: Iterable[Applied]) -> Iterator[Config | None]:
         """By predicted time; the default program second."""
         ranked = sorted(
-            (pair for one in applied for pair in promising(one, self._predicted)), key=lambda pair: pair[0]
+            (pair for one in applied for pair in promising(one, self.work, self._predicted)),
+            key=lambda pair: pair[0],
         )
         configs: list[Config | None] = [config for _, config in ranked]
         if self.work.formula is not None:
@@ -227,12 +228,15 @@ def applied_templates(work: Work) -> list[Applied]:
     return [applied for template in TEMPLATES if (applied := template.apply(work)) is not None]
 
 
-def promising(applied: Applied, predicted: Predictor) -> list[tuple[float, Config]]:
+def promising(applied: Applied, work: Work, predicted: Predictor) -> list[tuple[float, Config]]:
     """For each value of each knob the config that is predicted best with it, best first: what is alike in all but
-    knobs that hardly matter is tried once."""
+    knobs that hardly matter is tried once. They come from around the best prediction, and from all over the space."""
+    around: list[Config] = []
+    if (found := descend(applied, work)) is not None:
+        around = [found[1], *variations(applied.space, found[1])]
     ranked = sorted(
-        ((predicted(applied, config), config) for config in some_configs(applied.space)),
-        key=lambda pair: pair[0],
+        ((predicted(applied, config), config) for config in {*around, *some_configs(applied.space)}),
+        key=lambda pair: (pair[0], str(pair[1])),
     )
     best_with: dict[tuple[str, object], tuple[float, Config]] = {}
     for seconds, config in ranked:
@@ -257,18 +261,21 @@ def some_configs(space: Space) -> Iterator[Config]:
             yield config
 
 
-def neighbours(applied: Applied, config: Config, predicted: Predictor) -> list[Config]:
-    """Configs that differ in one knob, or in one group of knobs that belong together; the most promising first, and
-    hopeless ones left out."""
-    space, base = applied.space, dict(config.values)
-    found: dict[Config, float] = {}
+def variations(space: Space, config: Config) -> Iterator[Config]:
+    """Legal configs that differ in one knob, or in one group of knobs that belong together."""
+    base = dict(config.values)
     for group in space.groups():
         names = [knob.name for knob in group]
         for combination in itertools.product(*(knob.choices for knob in group)):
             values = {**base, **dict(zip(names, combination, strict=True))}
             other = Config.of(space.template, values)
             if other != config and space.legal(values):
-                found[other] = predicted(applied, other)
+                yield other
+
+
+def neighbours(applied: Applied, config: Config, predicted: Predictor) -> list[Config]:
+    """The variations of a config, the most promising first, hopeless ones left out."""
+    found = {other: predicted(applied, other) for other in variations(applied.space, config)}
     limit = _HOPELESS * predicted(applied, config)
     return sorted(
         (other for other, seconds in found.items() if seconds <= limit), key=lambda other: found[other]

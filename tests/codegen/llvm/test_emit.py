@@ -53,9 +53,8 @@ def test_every_scalar_function_has_an_emitter() -> None:
     assert set(SCALARS) == set(scalars.EMITTERS) | (set(SCALARS) & vector_math.FUNCTIONS)
 
 
-FLOAT_OPS = [
-    n for n in SCALARS if n not in {"floordiv", "mod", "shl", "shr", "and", "or", "xor", "not", "rsqrt"}
-]
+NOT_OF_ANY_FLOAT = {"floordiv", "mod", "shl", "shr", "and", "or", "xor", "not", "rsqrt", "exp2_weight"}
+FLOAT_OPS = [n for n in SCALARS if n not in NOT_OF_ANY_FLOAT]
 INT_OPS = [
     "add",
     "sub",
@@ -104,6 +103,18 @@ def test_float_functions_with_special_values(op: str, dtype: DType) -> None:
         np.testing.assert_array_equal(got, expected)
     else:
         np.testing.assert_allclose(got, expected, rtol=4e-7 if dtype is DType.F32 else 2e-15, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F64])
+def test_the_weight_of_a_softmax(dtype: DType) -> None:
+    output, inputs = elementwise("exp2_weight", dtype, size=4099)
+    lowest = float(np.finfo(dtype.numpy).min)
+    special = [0.0, -0.0, -1.0, -0.5, -np.inf, np.nan, lowest, -126.4, -126.6, -1022.4, -1022.6]
+    falling = np.linspace(-1100 if dtype is DType.F64 else -130, 0, 4099 - len(special))
+    array = np.concatenate([special, falling]).astype(dtype.numpy)
+    got = run_program(default_program(formula_of(output, inputs), HERE), [array], numerics="strict")
+    expected = SCALARS["exp2_weight"].numpy(array)
+    np.testing.assert_allclose(got, expected, rtol=3e-7 if dtype is DType.F32 else 1e-15, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [DType.I8, DType.U8, DType.I16, DType.I32, DType.I64])

@@ -9,7 +9,7 @@ from tests.loops import formulas
 from tests.loops.schedule.examples import check_meaning, conv2d
 from tilewright.loops.schedule import Schedule, outer_product
 
-QUICK = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 LANES = 4
 
 
@@ -66,7 +66,7 @@ def test_products_of_any_size(drawn: tuple[Schedule, tuple[int, int, int]]) -> N
     check_meaning(schedule, formulas.matmul(*sizes))
 
 
-@settings(QUICK, max_examples=15)
+@settings(QUICK, max_examples=5)
 @given(products())
 def test_products_of_any_size_in_machine_code(drawn: tuple[Schedule, tuple[int, int, int]]) -> None:
     schedule, sizes = drawn
@@ -75,7 +75,7 @@ def test_products_of_any_size_in_machine_code(drawn: tuple[Schedule, tuple[int, 
     check_meaning(schedule, formulas.matmul(*sizes), native=True)
 
 
-@settings(QUICK, max_examples=20)
+@settings(QUICK, max_examples=8)
 @given(st.data())
 def test_convolutions_of_any_size(data: st.DataObject) -> None:
     """Rows in tiles, the padded rows they read computed in the tile or in the expression."""

@@ -209,6 +209,15 @@ def test_rfactor_of_a_guarded_reduction() -> None:
     check_meaning(schedule, task, native=True)
 
 
+def test_rfactor_of_the_only_loop_leaves_nothing_to_reduce() -> None:
+    """A reduction of one element is that element: it needs no beginning, and none stands in the way of a vector."""
+    schedule = of(SUM).rfactor("out.r0").split("out.local.rf.i0", 2, "guard").vectorise("out.local.rf.i1")
+    assert "out.local.rf[((out.local.rf.i0.o * 2) + out.local.rf.i0.i), out.local.rf.i1] = x[" in str(
+        schedule
+    )
+    check_meaning(schedule, SUM, native=True)
+
+
 @pytest.mark.parametrize("columns", [32, 37])
 def test_a_constant_is_packed_when_the_model_is_linked(columns: int) -> None:
     task = formulas.matmul(6, columns, 5)

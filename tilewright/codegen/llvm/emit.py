@@ -77,6 +77,10 @@ def _reads_registers(expr: te.Expr) -> bool:
     )
 
 
+def _alignment(buffer: Buffer) -> int:
+    return buffer.memory.dtype.bytes
+
+
 class _Emitter:
     def __init__(
         self, module: ir.Module, program: Program, machine: CpuMachine, flags: tuple[str, ...]
@@ -433,11 +437,12 @@ class _Emitter:
         return low is None or high is None or low < 0 or high >= buffer.size
 
     def _pointer(self, buffer: Buffer, base: ir.Value | None, constant: int) -> ir.Value:
-        if buffer.scope is Scope.SCRATCH and buffer not in self.pointers:
-            scratch = ir.IRBuilder(self.entry).alloca(ir.ArrayType(stored_type(buffer.dtype), buffer.size))
+        memory = buffer.memory
+        if memory.scope is Scope.SCRATCH and memory not in self.pointers:
+            scratch = ir.IRBuilder(self.entry).alloca(ir.ArrayType(stored_type(memory.dtype), memory.size))
             scratch.align, scratch.type = 64, PTR  # llvmlite would have it point to arrays alone
-            self.pointers[buffer] = scratch
-        pointer, kind = self.pointers[buffer], stored_type(buffer.dtype)
+            self.pointers[memory] = scratch
+        pointer, kind = self.pointers[memory], stored_type(buffer.dtype)
         if base is not None:
             pointer = self.builder.gep(pointer, [base], source_etype=kind)
         return self.builder.gep(pointer, [I64(constant)], source_etype=kind) if constant else pointer
@@ -460,7 +465,8 @@ class _Emitter:
         active = self._uniform_mask(masks)
         kind = stored_type(buffer.dtype)
         if active is None:
-            return self.builder.load(self._pointer(buffer, offset.base, offset.constant), typ=kind)
+            pointer = self._pointer(buffer, offset.base, offset.constant)
+            return self.builder.load(pointer, typ=kind, align=_alignment(buffer))
         place = (
             I64(offset.constant)
             if offset.base is None
@@ -468,20 +474,20 @@ class _Emitter:
         )
         # Where the condition fails, element 0 is read instead and the value is not used.
         safe = self.builder.select(active, place, I64(0))
-        return self.builder.load(self._pointer(buffer, safe, 0), typ=kind)
+        return self.builder.load(self._pointer(buffer, safe, 0), typ=kind, align=_alignment(buffer))
 
     def _load_vector(self, buffer: Buffer, offset: _Offset, masks: list[Typed]) -> ir.Value:
         kind = vector_of(stored_type(buffer.dtype), self.lanes)
         pointer = self._pointer(buffer, offset.base, offset.constant)
         if not masks:
-            return self.builder.load(pointer, typ=kind, align=buffer.dtype.bytes)
+            return self.builder.load(pointer, typ=kind, align=_alignment(buffer))
         lanes = [splat(self.builder, mask, self.lanes).value for mask in masks]
         mask = lanes[0]
         for other in lanes[1:]:
             mask = self.builder.and_(mask, other)
         intrinsic = self._masked_load(kind)
         return self.builder.call(
-            intrinsic, [pointer, ir.IntType(32)(buffer.dtype.bytes), mask, ir.Constant(kind, None)]
+            intrinsic, [pointer, ir.IntType(32)(_alignment(buffer)), mask, ir.Constant(kind, None)]
         )
 
     def _masked_load(self, kind: ir.VectorType) -> ir.Function:
@@ -505,7 +511,7 @@ class _Emitter:
             for mask in masks:
                 active = self.builder.extract_element(mask.value, I64(lane)) if mask.lanes > 1 else mask.value
                 place = self.builder.select(active, place, I64(0))
-            element = self.builder.load(self._pointer(buffer, place, 0), typ=kind)
+            element = self.builder.load(self._pointer(buffer, place, 0), typ=kind, align=_alignment(buffer))
             result = self.builder.insert_element(result, element, I64(lane))
         return result
 

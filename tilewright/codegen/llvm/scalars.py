@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from tilewright import te
+from tilewright.codegen.llvm.math.exponential import exp2_weight
+from tilewright.codegen.llvm.math.values import Emit, MathContext, Real
 from tilewright.codegen.llvm.types import I1, I8, I16, I32, Typed, element_type, like
 from tilewright.dtypes import DType
 from tilewright.errors import CodegenError
@@ -152,6 +154,11 @@ def _fma(context: Context, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     return _intrinsic(context.builder, "fma" if context.machine.has_fma else "fmuladd", a, b, c)
 
 
+def _exp2_weight(context: Context, x: ir.Value) -> ir.Value:
+    here = Emit(context.builder, x.type, MathContext(has_fma=context.machine.has_fma))
+    return exp2_weight(Real(here, x)).value
+
+
 def _rounding(name: str) -> Emitter:
     def emit(context: Context, a: ir.Value) -> ir.Value:
         return _intrinsic(context.builder, name, a)
@@ -205,6 +212,7 @@ EMITTERS: dict[str, Emitter] = {
     "mod": _mod,
     "div": _div,
     "fma": _fma,
+    "exp2_weight": _exp2_weight,
     "sqrt": _rounding("sqrt"),
     "floor": _rounding("floor"),
     "ceil": _rounding("ceil"),

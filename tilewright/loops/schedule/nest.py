@@ -367,10 +367,10 @@ def stage_nest(
     value: Callable[[tuple[te.Expr, ...]], te.Expr],
 ) -> tuple[Node, ...]:
     """The plain nest of a stage: a loop for every axis of `target` that has more than one element, then the
-    reduction's. `value` gives the element at an index."""
+    reduction's. `value` gives the element at an index. A reduction of one element is that element."""
     axes = [te.Var(f"{stage}.i{position}", extent) for position, extent in enumerate(target.shape)]
     indices: tuple[te.Expr, ...] = tuple(axis if axis.extent != 1 else te.as_index(0) for axis in axes)
     reduced = frozenset(loop.var for loop in reduction_loops)
-    leaf = Leaf(stage, target, indices, simplify(value(indices)), kind, reduced)
+    leaf = Leaf(stage, target, indices, simplify(value(indices)), kind if reduced else None, reduced)
     spatial = [Loop(axis, ()) for axis in axes if axis.extent != 1]
     return nested([*spatial, *reduction_loops], (leaf,))

@@ -4,5 +4,6 @@ from tilewright.space.template import Template
 from tilewright.space.templates.cpu.contraction import Contraction
 from tilewright.space.templates.cpu.depthwise import Depthwise
 from tilewright.space.templates.cpu.separable import SeparableChain
+from tilewright.space.templates.cpu.winograd import Winograd
 
-TEMPLATES: tuple[Template, ...] = (Contraction(), Depthwise(), SeparableChain())
+TEMPLATES: tuple[Template, ...] = (Contraction(), Depthwise(), SeparableChain(), Winograd())

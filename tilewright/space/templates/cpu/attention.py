@@ -1,12 +1,12 @@
 """Attention in one kernel: softmax(scale q k' + mask) v, a block of queries at a time, the scores never in memory.
 
     for every head and block of queries:                            (parallel)
-      qt[d, row] = scale * q[row, d]                                (transposed into scratch: rows are lanes)
+      qt[d, row] = scale * log2(e) * q[row, d]                      (transposed into scratch: rows are lanes)
       top[row] = lowest; total[row] = 0; acc[row, e] = 0
       for blocks of keys:                                           (causal: those that some query of the block sees)
         for tiles of keys: p[key, row] = mask(sum over d of k[key, d] * qt[d, row]); top = max(top, p)
-        fade[row] = exp(top before - top)
-        p[key, row] = exp(p[key, row] - top[row]); total = total * fade + sum over keys of p
+        fade[row] = 2^(top before - top)
+        p[key, row] = 2^(p[key, row] - top[row]); total = total * fade + sum over keys of p
         for tiles of rows: acc[row, e] = acc[row, e] * fade[row] + sum over keys of p[key, row] * v[key, e]
       out[row, e] = acc[row, e] / total[row]
 
@@ -14,7 +14,7 @@ Queries are the lanes of the scores, so keys are read where they lie, element by
 lanes, and the second product finds what it broadcasts side by side. Where all keys are one block nothing fades, and the
 result goes straight from registers to its place.
 
-`top` begins at the lowest finite number: a query that sees nothing has only zeros for weights, and their sum says so.
+Scores are kept times log2(e), so that their weights are powers of two. `top` begins at the lowest finite number: a query that sees nothing has only zeros for weights, and their sum says so.
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ from tilewright.space.template import Applied, Terms, Work
 
 NAME = "attention"
 _LOWEST = -3.4028234663852886e38
+_LARGE = 1e38
+_LOG2_E = math.log2(math.e)
 _UNROLL = 4
+import os
+
+PVMAX = int(os.environ.get("PVMAX", "4"))
 _SCRATCH = 512 << 10
 _EXP = 16  # instructions of an exponential and the sum it goes into
 
@@ -103,7 +108,11 @@ class _Operands:
         value = self._element(mask, broadcast_indices((*self.lead, row, key), mask.shape, full))
         if mask.dtype is DType.BOOL:
             return te.select(value, score, -math.inf)
-        return score + _wide(value)
+        added = _wide(value)
+        # Where a mask is the lowest number, the product would be an infinity, and a query that sees nothing but such
+        # keys (it weighs them alike) would become one that sees none.
+        small = te.call("lt", te.call("abs", added), te.const(_LARGE, DType.F32))
+        return score + te.select(small, added * te.const(_LOG2_E, DType.F32), added)
 
     def place(self, row: te.Expr, column: te.Expr) -> te.Expr:
         """Where the result of a query is in the output."""
@@ -245,7 +254,9 @@ class _Builder:
 
     @staticmethod
     def _scratch(name: str, size: int) -> Buffer:
-        return Buffer(name, DType.F32, size, Scope.SCRATCH)
+        # A few lines more than needed: buffers whose sizes are powers of two would begin at equal places in their
+        # pages, where loads of one wait for stores of another.
+        return Buffer(name, DType.F32, size + 80, Scope.SCRATCH)
 
     def program(self, config: Config) -> Program:
         operands = self.operands
@@ -292,6 +303,10 @@ class _Builder:
     def _at(self, buffer: Buffer, index: te.Expr | int) -> te.Expr:
         return te.Load(buffer, (te.as_index(index),))
 
+    def _score(self, vector: te.Expr, key: te.Expr) -> te.Expr:
+        """Where the scores of a key and a vector of rows are: each vector's lie together, for the second product."""
+        return (vector * self.shape.keys + key) * self.lanes
+
     def _each(self, vectors: int, buffer: Buffer, value: te.Expr) -> Stmt:
         """`buffer` = `value`, a formula of the row `u * lanes + v`, for every row of the block."""
         u = te.Var("u", vectors)
@@ -307,7 +322,7 @@ class _Builder:
         source = self.first_row + row
         if rows < vectors * self.lanes:
             source = te.call("min", source, te.as_index(self.operands.queries - 1))
-        value = self.operands.query(source, column) * te.const(self.operands.scale, DType.F32)
+        value = self.operands.query(source, column) * te.const(self.operands.scale * _LOG2_E, DType.F32)
         at = column * self.rows + row
         return nest(
             [(column, Kind.SERIAL), (u, Kind.UNROLL), (self.lane, Kind.VECTOR)], Store(self.qt, at, value)
@@ -356,7 +371,7 @@ class _Builder:
         if not self.one_block:
             u = te.Var("u", vectors)
             stmts.append(self._each(vectors, self.before, self._at(self.top, u * self.lanes + self.lane)))
-        groups = _groups(vectors)
+        groups = _even_parts(vectors, 4)
         for start, size in groups:
             stmts.append(self._scores(start, size, rows, first, count))
         for start, size in groups:
@@ -417,7 +432,7 @@ class _Builder:
                 "lt", self.first_row + start * self.lanes, first + tiles.start() + (tile - 1)
             )
             stmts.append(If(some_hidden, hidden))
-        stmts.append(nest(in_tile, Store(self.p, in_block * self.rows + row, kept)))
+        stmts.append(nest(in_tile, Store(self.p, self._score(u + start, in_block) + self.lane, kept)))
         in_row = [(u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
         tops = Buffer("tops", DType.F32, vectors * self.lanes, Scope.REGISTER)
         place = u * self.lanes + self.lane
@@ -427,7 +442,7 @@ class _Builder:
         return nest([(tiles.var, Kind.SERIAL)], block(*stmts))
 
     def _exponentials(self, start: int, vectors: int, count: int) -> Stmt:
-        """p = exp(p - top) for some vectors of rows, and their sums; how much what was summed before fades."""
+        """p = 2^(p - top) for some vectors of rows, and their sums; how much what was summed before fades."""
         u, key = te.Var("u", vectors), te.Var("k", count)
         in_row = [(u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
         size = vectors * self.lanes
@@ -435,8 +450,8 @@ class _Builder:
         element = u * self.lanes + self.lane
         row = (u + start) * self.lanes + self.lane
         top, sum_ = self._at(tops, element), self._at(sums, element)
-        place = key * self.rows + row
-        weight = te.call("exp", self._at(self.p, place) - top)
+        place = self._score(u + start, key) + self.lane
+        weight = te.call("exp2_weight", self._at(self.p, place) - top)
         fresh = Buffer("weight", DType.F32, size, Scope.REGISTER)
         weighted = block(
             nest(in_row, Store(fresh, element, weight)),
@@ -447,7 +462,7 @@ class _Builder:
         if self.one_block:
             begin.append(nest(in_row, Store(sums, element, te.const(0, DType.F32))))
         else:
-            fade = te.call("exp", self._at(self.before, row) - top)
+            fade = te.call("exp2_weight", self._at(self.before, row) - top)
             begin.append(nest(in_row, Store(self.fade, row, fade)))
             begin.append(
                 nest(in_row, Store(sums, element, self._at(self.total, row) * self._at(self.fade, row)))
@@ -458,20 +473,23 @@ class _Builder:
     def _weighted(self, rows: int, first: te.Expr, count: int) -> Stmt:
         """acc[row, e] = acc[row, e] * fade[row] + sum over keys of p[key, row] * v[key, e]."""
         stmts: list[Stmt] = []
-        for start, vectors in _groups(self.padded // self.value_lanes):
-            tile = min(self.registers * 3 // 4 // vectors, 12, rows)
+        group = te.Var("group", rows // self.lanes)
+        for start, vectors in _even_parts(self.padded // self.value_lanes, PVMAX):
             # Tiles may not overlap: what is accumulated twice is wrong.
-            many = te.Var("tile", rows // tile)
-            whole = self._weighted_tile(many * tile, tile, start, vectors, first, count)
-            stmts.append(nest([(many, Kind.SERIAL)], whole))
-            if rest := rows % tile:
-                stmts.append(
-                    self._weighted_tile(te.as_index(rows - rest), rest, start, vectors, first, count)
-                )
+            for part, size in self._row_tiles(self.lanes, vectors) if group.extent else ():
+                tile = self._weighted_tile(group, part, size, start, vectors, first, count)
+                stmts.append(nest([(group, Kind.SERIAL)], tile))
+            last = te.as_index(group.extent)
+            for part, size in self._row_tiles(rows % self.lanes, vectors):
+                stmts.append(self._weighted_tile(last, part, size, start, vectors, first, count))
         return block(*stmts)
 
+    def _row_tiles(self, rows: int, vectors: int) -> list[tuple[int, int]]:
+        """(first, how many) of the rows of one vector's lanes that a register tile takes."""
+        return _even_parts(rows, self.registers * 3 // 4 // vectors)
+
     def _weighted_tile(
-        self, first_row: te.Expr, rows: int, start: int, vectors: int, first: te.Expr, count: int
+        self, group: te.Expr, part: int, rows: int, start: int, vectors: int, first: te.Expr, count: int
     ) -> Stmt:
         lanes = self.value_lanes
         r, u, lane, key = te.Var("r", rows), te.Var("u", vectors), te.Var("v", lanes), te.Var("k", count)
@@ -479,12 +497,13 @@ class _Builder:
         register = Buffer("sum", DType.F32, rows * vectors * lanes, Scope.REGISTER)
         element = (r * vectors + u) * lanes + lane
         kept = te.Load(register, (element,))
-        row, column = first_row + r, (u + start) * lanes + lane
+        row, column = group * self.lanes + part + r, (u + start) * lanes + lane
         if self.staged:
             value = self._at(self.staged_values, key * self.padded + column)
         else:
             value = self.operands.value(first + key, column)
-        update = te.call("fma", self._at(self.p, key * self.rows + row), value, kept)
+        weight = self._at(self.p, self._score(group, key) + part + r)
+        update = te.call("fma", weight, value, kept)
         step = nest(in_tile, Store(register, element, update))
         fade = self._at(self.fade, row)
         begin: te.Expr = te.const(0, DType.F32)
@@ -500,10 +519,10 @@ def _padded(extent: int, lanes: int) -> int:
     return -(-extent // lanes) * lanes
 
 
-def _groups(vectors: int) -> list[tuple[int, int]]:
-    """(first, how many) of the vectors that one register tile takes: at most four, as even as possible."""
-    count = -(-vectors // 4)
-    starts = [number * vectors // count for number in range(count + 1)]
+def _even_parts(total: int, most: int) -> list[tuple[int, int]]:
+    """(first, how many) of parts of at most `most`, as even as possible."""
+    count = -(-total // most)
+    starts = [number * total // max(count, 1) for number in range(count + 1)]
     return [(start, end - start) for start, end in itertools.pairwise(starts)]
 
 

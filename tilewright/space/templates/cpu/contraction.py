@@ -16,7 +16,7 @@ of the block pass; the rows of the block stay there while the panels of the chun
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -42,12 +42,21 @@ from tilewright.loops.tiling import (
     lanes_for,
     pack_operand,
     places_in,
+    power_of_two_below,
     whole,
     with_values,
 )
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
-from tilewright.space.templates.cpu.product import Coordinate, Product, Staged, coordinates, product_of
+from tilewright.space.templates.cpu.product import (
+    Coordinate,
+    Product,
+    Staged,
+    coordinates,
+    product_of,
+    run_of,
+)
+from tilewright.te.index import simplify
 
 NAME = "contraction"
 _LINE = 64
@@ -421,27 +430,53 @@ class _Builder:
         return places
 
     def _fill(self, staged: Staged) -> Stmt:
-        """The block's data, element by element: vectors along the last dimension."""
-        last = staged.extents[-1]
-        lanes = min(self.lanes, 1 << (last.bit_length() - 1))
-        tiles = Tiles(te.Var("s_last", last), lanes)
-        lane = te.Var("sv", lanes)
-        outer = [te.Var(f"s{n}", extent) for n, extent in enumerate(staged.extents[:-1])]
-        places: list[te.Expr] = [*outer, tiles.start() + lane]
+        """The block's data, dimension by dimension; trailing ones that lie together in memory are copied as one run."""
+        places = [te.Var(f"s{n}", extent) for n, extent in enumerate(staged.extents)]
         values: dict[te.Var, te.Expr] = {}
         for dim, place in zip(staged.coordinates, places, strict=True):
             starts = self.product.rows and dim.axis == self.product.rows[0]
             values |= dim.at(place + self.block_start * dim.axis_step if starts else place)
-        value = te.substitute(self.product.data, values)
-        guard = _uniform_guard(value, lane)
-        loops = [(tiles.var, Kind.SERIAL), (lane, Kind.VECTOR)]
-        at = staged.offset(places)
-        if guard is None:
-            filled = nest(loops, Store(staged.buffer, at, value))
-        else:
-            inside = nest(loops, Store(staged.buffer, at, guard.then))
-            filled = If(guard.cond, inside, nest(loops, Store(staged.buffer, at, guard.other)))
+        value = simplify(te.substitute(self.product.data, values))
+        run = run_of(value, places)
+        if run is None:
+            return self._fill_vectors(staged, places, value)
+        outer, inner = places[: run.first], extent_of(places[run.first + 1 :])
+        begin, end = run.begin * inner, run.end * inner
+        start = staged.offset([*outer, *[te.as_index(0)] * (len(places) - run.first)])
+        source = te.substitute(run.load.indices[0], dict.fromkeys(places[run.first :], te.as_index(0)))
+        load = te.Load(run.load.source, (source,))
+
+        def zeros(low: int, high: int) -> list[Stmt]:
+            nothing = te.const(0, staged.buffer.dtype)
+            return self._along(low, high, lambda at: Store(staged.buffer, start + at, nothing))
+
+        copy = self._along(
+            begin, end, lambda at: Store(staged.buffer, start + at, te.Load(load.source, (source + at,)))
+        )
+        whole_row = staged.extents[run.first] * inner
+        filled = block(*zeros(0, begin), *copy, *zeros(end, whole_row))
+        if run.outer_guard is not None:
+            filled = If(run.outer_guard, filled, block(*zeros(0, whole_row)))
         return nest([(var, Kind.SERIAL) for var in outer], filled)
+
+    def _along(self, low: int, high: int, store: Callable[[te.Expr], Store]) -> list[Stmt]:
+        """`store` for every place in [low, high), in vectors."""
+        if high <= low:
+            return []
+        lanes = min(self.lanes, power_of_two_below(high - low))
+        tiles, lane = Tiles(te.Var(f"a{low}", high - low), lanes), te.Var("sv", lanes)
+        at = store(tiles.start() + lane + low)
+        return [nest([(tiles.var, Kind.SERIAL), (lane, Kind.VECTOR)], at)]
+
+    def _fill_vectors(self, staged: Staged, places: list[te.Var], value: te.Expr) -> Stmt:
+        """Any formula, in vectors along the last dimension."""
+        last = places[-1]
+        lanes = min(self.lanes, power_of_two_below(last.extent))
+        tiles, lane = Tiles(last, lanes), te.Var("sv", lanes)
+        at = {last: tiles.start() + lane}
+        store = Store(staged.buffer, te.substitute(staged.offset(places), at), te.substitute(value, at))
+        loops = [*((var, Kind.SERIAL) for var in places[:-1]), (tiles.var, Kind.SERIAL), (lane, Kind.VECTOR)]
+        return nest(loops, store)
 
     # -- the register tile ------------------------------------------------------------------------------------------
 
@@ -528,10 +563,3 @@ def _counted(loops: Sequence[te.Var]) -> te.Expr:
     for loop in loops:
         count = count * loop.extent + loop
     return count
-
-
-def _uniform_guard(value: te.Expr, lane: te.Var) -> te.Select | None:
-    """The value as a choice that is the same in every lane, if it is one."""
-    if isinstance(value, te.Select) and lane not in te.variables(value.cond):
-        return value
-    return None

@@ -190,3 +190,55 @@ class Staged:
         for place, extent in zip(places, self.extents, strict=True):
             offset = offset * extent + place
         return simplify(offset)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A value that is a plain copy along its trailing dimensions, from `first` on, which lie together in memory: it is
+    `load` while dimension `first` is in [begin, end) and `outer_guard` holds, and zero elsewhere."""
+
+    first: int
+    begin: int
+    end: int
+    load: te.Load
+    outer_guard: te.Expr | None
+
+
+def run_of(value: te.Expr, places: Sequence[te.Var]) -> Run | None:
+    """`value`, a formula over `places`, as a run over as many trailing ones as possible; None where it is no copy."""
+    conditions: list[te.Expr] = []
+    if isinstance(value, te.Select) and isinstance(value.other, te.Const) and value.other.value == 0:
+        conditions, value = _conjuncts(value.cond), value.then
+    if not isinstance(value, te.Load):
+        return None
+    form = linear(value.indices[0])
+    if any(not isinstance(atom, te.Var) and set(places) & te.variables(atom) for atom in form.terms):
+        return None
+    first, dense = len(places), 1
+    while first and form.terms.get(places[first - 1], 0) == dense:
+        first -= 1
+        dense *= places[first].extent
+        if any(places[first] in te.variables(condition) for condition in conditions):
+            break
+    if first == len(places):
+        return None
+    inner = set(places[first:])
+    outer_guards = [c for c in conditions if not te.variables(c) & inner]
+    own = [c for c in conditions if te.variables(c) & inner]
+    if any(te.variables(c) != {places[first]} for c in own):
+        return None
+    inside = [n for n in range(places[first].extent) if all(_holds(c, places[first], n) for c in own)]
+    if not inside or inside != list(range(inside[0], inside[-1] + 1)):
+        return None
+    return Run(first, inside[0], inside[-1] + 1, value, te.all_of(outer_guards))
+
+
+def _conjuncts(cond: te.Expr) -> list[te.Expr]:
+    if isinstance(cond, te.Call) and cond.op == "and":
+        return [part for arg in cond.args for part in _conjuncts(arg)]
+    return [cond]
+
+
+def _holds(cond: te.Expr, var: te.Var, value: int) -> bool:
+    decided = simplify(te.substitute(cond, {var: te.as_index(value)}))
+    return isinstance(decided, te.Const) and bool(decided.value)

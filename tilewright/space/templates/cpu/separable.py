@@ -473,7 +473,10 @@ class _Builder:
 
         def write(pixel: te.Expr, vector: te.Expr, total: te.Expr) -> Store:
             channel = panels.channels.start_of(first_vector + vector) + lane
-            place: Place = (self.batch, te.as_index(0), first_pixel + pixel, channel)
+            # Pixels are walked as one axis; an axis of extent 1 would be taken for one that is broadcast.
+            at_zero, at_pixel = te.as_index(0), first_pixel + pixel
+            image = (at_pixel, at_zero) if width == 1 else (at_zero, at_pixel)
+            place: Place = (self.batch, *image, channel)
             at = offset(place, chain.task.output.shape)
             return Store(self.out, at, value(total, place))
 

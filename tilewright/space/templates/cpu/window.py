@@ -62,7 +62,8 @@ def convolution_of(formula: Formula | None) -> Convolution | None:
         return None
     inside = None
     if isinstance(data, te.Select) and data.other == te.const(0, data.dtype) and _is_box(data.cond):
-        inside, data = data.cond, data.then
+        if channel not in te.variables(data.cond):
+            inside, data = data.cond, data.then
     return Convolution(product, tuple(batch), y, x, channel, row, column, data, inside)
 
 

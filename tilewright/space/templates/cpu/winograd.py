@@ -7,62 +7,45 @@ instead of 9 m^2.
     for every share of the weight's panels and block of tiles:      (parallel)
       for blocks of channels:                                       (where all of them would not fit)
         for every tile, vector of channels:
-          seen[e, tile, channel] = Bt d B                           (d guarded at the image's edge alone)
+          seen[tile, channel, e] = Bt d B                           (d guarded at the image's edge alone)
         for every panel, element e of a transformed tile:
           for every `rows` tiles:
             acc[rows, vectors] = 0, or what earlier channels gave
-            for channels, `unroll` written out: acc += seen[e, row, channel] * panel[e, channel, :]
+            for channels, `unroll` written out: acc += seen[row, channel, e] * panel[e, channel, :]
               prefetch a line of the next element's panel
-            products[e, row, :] = acc
+            products[row, :, e] = acc
       for every tile, vector of outputs:
         out = epilogue(At products A)                               (no more than lies inside of the image)
 
-The weight is transformed when the model is linked, and stored panel by panel in the order in which it is read. A
-transform goes along one axis at a time: columns into a buffer that stays in the nearest cache, then rows out of it.
+The weight is transformed when the model is linked, and stored panel by panel in the order in which it is read. The
+elements of a tile lie beside each other, vector by vector, because a transform writes (or reads) all of them at once.
 Where all channels fit, `products` holds one panel at a time and its tiles are finished before the next panel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
-from functools import cached_property
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
 
 from tilewright import te
 from tilewright.dtypes import DType
-from tilewright.loops.formula import Formula
-from tilewright.loops.ir import (
-    SCRATCH_LIMIT,
-    Buffer,
-    For,
-    If,
-    Kind,
-    Prefetch,
-    Program,
-    Scope,
-    Stmt,
-    Store,
-    block,
-    nest,
-)
-from tilewright.loops.tiling import Tiles, extent_of, power_of_two_below, with_values
-from tilewright.runtime.packing import Packing
+from tilewright.loops.ir import SCRATCH_LIMIT, Buffer, Program
+from tilewright.loops.tiling import Tiles, extent_of, power_of_two_below
 from tilewright.runtime.winograd import POINTS, TAPS, matrices
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
-from tilewright.space.templates.cpu.product import Product, product_of
-from tilewright.space.templates.cpu.straight_line import operations, times_vector
-from tilewright.te.index import coefficient, linear, simplify
+from tilewright.space.templates.cpu.straight_line import operations
+from tilewright.space.templates.cpu.window import Convolution, convolution_of
+from tilewright.space.templates.cpu.winograd_nest import LINE, Nest, Shape
 
 NAME = "winograd"
-_LINE = 64
 _MOST_TILES = 64  # in a block
 _MOST_ROWS = 10  # of a register tile: more broadcasts wait for each other
 _CHAINS = 8  # of multiply-adds, to fill both ports
+_SPILLED = 1.25  # of the registers, what a transform may need and still be worth writing out
 _HIDDEN_WEIGHT = 0.75  # of the weight's way from memory, what prefetching hides
 _UNHIDDEN = 4.0  # cycles for a line that a transform moves from or to the second cache
-_WRITTEN_OUT = 4  # outputs of a tile along an axis: the transforms of larger ones do not fit the registers
+_UNHIDDEN_TWICE = 12.0  # where it goes through memory between its two sides
 
 
 class Winograd:
@@ -114,15 +97,6 @@ class _Applied:
             return False
         return (shape.seen_size + shape.products_size) * 4 <= SCRATCH_LIMIT
 
-    def _rows(self, tiles: int, vectors: int) -> int:
-        """Of the register tiles that are `vectors` wide, the height that takes fewest instructions for `tiles` rows:
-        accumulators, a vector of weights for each column and one element of data must fit the registers."""
-        most = max(1, (self.machine.vector_registers - 1) // vectors - 1)
-        return min(
-            range(min(tiles, most, _MOST_ROWS), 0, -1),
-            key=lambda rows: -(-tiles // rows) * (max(rows * vectors, _CHAINS) + 1),
-        )
-
     def _shape(self, values: Mapping[str, Value]) -> Shape:
         conv, outputs = self.convolution, int(values["outputs"])
         channels = int(values["channels"])
@@ -133,34 +107,31 @@ class _Applied:
             tiles_x=-(-conv.x.extent // outputs),
             images=extent_of(conv.batch),
             tiles=int(values["tiles"]),
-            rows=self._rows(int(values["tiles"]), int(values["vectors"])),
+            rows=_rows(int(values["tiles"]), int(values["vectors"]), self.machine.vector_registers),
             vectors=int(values["vectors"]),
             channels=channels,
             channel_blocks=-(-conv.channel.extent // channels),
             channel_lanes=self.machine.lanes(DType.F32),
             panels=panels,
             share=-(-panels.count // int(values["shares"])),
+            in_registers=(outputs + TAPS - 1) ** 2 <= _SPILLED * self.machine.vector_registers,
         )
 
     def terms(self, config: Config) -> Terms:
         shape, caches = self._shape(dict(config.values)), self.machine.caches
-        at, _, bt = matrices(shape.outputs)
         iterations = shape.shares * shape.blocks
         panels = iterations * shape.share  # panels times blocks of tiles
         every_channel = shape.channels * shape.channel_blocks
-        formula = self.convolution.product.formula
 
         # The transforms, in vectors of one tile.
+        before, behind = _transform_operations(shape.outputs)
         seen = float(iterations * shape.tiles * every_channel // shape.channel_lanes)
         finished = float(panels * shape.tiles * shape.vectors)
-        epilogue = sum(isinstance(node, te.Call) for node in te.walk(formula.value))
-        through_memory = shape.outputs > _WRITTEN_OUT
-        unhidden = _UNHIDDEN * (3 if through_memory else 1)
-        moved_in = seen * shape.elements
-        moved_out = finished * shape.outputs**2
-        transforms = seen * 2 * shape.side * operations(bt) + moved_out * epilogue
-        transforms += finished * (shape.side + shape.outputs) * operations(at)
-        middle = through_memory * (moved_in + finished * shape.side * shape.outputs)
+        moved_in, moved_out = seen * shape.elements, finished * shape.outputs**2
+        transforms = seen * 2 * shape.side * before + finished * (shape.side + shape.outputs) * behind
+        between = 0.0 if shape.in_registers else moved_in + finished * shape.side * shape.outputs
+        lines = moved_in + finished * shape.elements
+        unhidden = lines * (_UNHIDDEN if shape.in_registers else _UNHIDDEN_TWICE)
 
         # The products, in steps of a register tile.
         register_tiles = float(panels * shape.channel_blocks * shape.elements * shape.row_tiles)
@@ -180,30 +151,54 @@ class _Applied:
         data_bytes = shape.seen_size * shape.channel_blocks * 4.0
         from_scratch = data_bytes * (panels + 2 * iterations) + 3.0 * partial * LINE
         beyond_l2 = max(0.0, 1 - caches.l2_per_core / 3 / scratch)
-        image = self._image_bytes() * shape.shares
-        written = formula.output.size * formula.output.dtype.bytes
         return Terms(
-            arithmetic=transforms + steps * max(each, _CHAINS),
-            loads=moved_in
-            + middle
-            + finished * shape.elements
-            + moved_out
-            + steps * (shape.rows + shape.vectors),
-            stores=moved_in + middle + moved_out + partial,
+            arithmetic=transforms + moved_out * self._epilogue + steps * max(each, _CHAINS),
+            loads=lines + between + moved_out + steps * (shape.rows + shape.vectors),
+            stores=moved_in + between + moved_out + partial,
             branches=steps / shape.unroll + 3.0 * register_tiles,
             from_l2=from_scratch + weight_bytes * shape.blocks * reads,
-            from_l3=image + 2.0 * written + beyond_l2 * from_scratch + again,
+            from_l3=self._image_bytes * shape.shares
+            + 2.0 * self._output_bytes
+            + beyond_l2 * from_scratch
+            + again,
             from_memory=float(weight_bytes),
             prefetched=_HIDDEN_WEIGHT * weight_bytes,
             iterations=iterations,
-            scalar=register_tiles * 12.0 + unhidden * (moved_in + finished * shape.elements),
+            scalar=register_tiles * 12.0 + unhidden,
         )
 
+    @cached_property
+    def _epilogue(self) -> int:
+        """Instructions for an output, behind the transform."""
+        return sum(isinstance(node, te.Call) for node in te.walk(self.convolution.product.formula.value))
+
+    @cached_property
     def _image_bytes(self) -> int:
         sources = {load.source for load in te.loads(self.convolution.data)}
         return sum(source.size * source.dtype.bytes for source in sources if isinstance(source, Buffer))
+
+    @cached_property
+    def _output_bytes(self) -> int:
+        output = self.convolution.product.formula.output
+        return output.size * output.dtype.bytes
 
     def program(self, config: Config) -> Program:
         return Nest(self.convolution, self._shape(dict(config.values))).program(config)
 
 
+@lru_cache(maxsize=1024)
+def _rows(tiles: int, vectors: int, registers: int) -> int:
+    """Of the register tiles that are `vectors` wide, the height that takes the fewest instructions for `tiles` rows:
+    accumulators, a vector of weights for each column and one element of data must fit the registers."""
+    most = max(1, (registers - 1) // vectors - 1)
+    return min(
+        range(min(tiles, most, _MOST_ROWS), 0, -1),
+        key=lambda rows: -(-tiles // rows) * (max(rows * vectors, _CHAINS) + 1),
+    )
+
+
+@lru_cache(maxsize=8)
+def _transform_operations(outputs: int) -> tuple[int, int]:
+    """Instructions for one line of Bt d and of At m."""
+    at, _, bt = matrices(outputs)
+    return operations(bt), operations(at)

@@ -36,6 +36,7 @@ class Shape:
     channel_lanes: int
     panels: Tiles  # of the output's channels
     share: int  # panels in a parallel iteration
+    in_registers: bool  # whether a transform keeps what is between its two sides there
 
     @property
     def side(self) -> int:
@@ -252,7 +253,7 @@ class Nest:
 
     def _middle(self, lane: te.Var, memory: Buffer, place: Callable[[te.Expr, te.Expr], te.Expr]) -> _Middle:
         """Registers where they suffice, else the memory that the matrix is taken from or goes to."""
-        if self.shape.outputs <= _WRITTEN_OUT:
+        if self.shape.in_registers:
             return _Middle.in_registers(self.shape.side, lane)
         return _Middle(memory, place)
 

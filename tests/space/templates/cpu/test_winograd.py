@@ -1,0 +1,242 @@
+"""Every config of the Winograd template computes the convolution, within the bounds of fp32."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.space.checked import Inputs, error
+from tests.space.spills import stack_vectors_in_loops
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.graph.ir import Node
+from tilewright.graph.op import apply
+from tilewright.graph.task import Task
+from tilewright.hw import host
+from tilewright.loops.ir import Buffer, Program
+from tilewright.loops.verify import verify_program
+from tilewright.measure.single import SingleKernel
+from tilewright.runtime.winograd import matrices
+from tilewright.space.space import Config
+from tilewright.space.template import Applied, Work
+from tilewright.space.templates.cpu.straight_line import operations, times_vector
+from tilewright.space.templates.cpu.winograd import Winograd
+from tilewright.te.scalars import SCALARS
+from tilewright.tune.choose import choose, descend
+
+QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+BOUND = 1e-5
+Padding = tuple[tuple[int, int], tuple[int, int]]
+AROUND: Padding = ((1, 1), (1, 1))
+
+
+def convolution(
+    x: Inputs, image: Node, channels: int, outputs: int, pad: Padding, window: int = 3, **attrs: object
+) -> Node:
+    dtype = image.dtype
+    weights = x(window, window, channels, outputs, constant=True, dtype=dtype)
+    low, high = (0, pad[0][0], pad[1][0], 0), (0, pad[0][1], pad[1][1], 0)
+    if any(low + high):
+        image = apply("pad", image, low=low, high=high, interior=(0, 0, 0, 0), value=0.0)
+    plain = {"stride": (1, 1), "dilation": (1, 1), "groups": 1}
+    return apply(
+        "conv", image, weights, padding=((0, 0), (0, 0)), layout="channels_last", **{**plain, **attrs}
+    )
+
+
+def conv_task(
+    size: tuple[int, int],
+    channels: tuple[int, int],
+    pad: Padding = AROUND,
+    *,
+    batch: int = 1,
+    epilogue: str = "bias, residual, relu",
+    prologue: str = "",
+) -> Task:
+    x = Inputs()
+    image = x(batch, *size, channels[0])
+    node = convolution(x, apply(prologue, image) if prologue else image, *channels, pad)
+    if "bias" in epilogue:
+        node = apply("add", node, x(channels[1], constant=True))
+    if "residual" in epilogue:
+        node = apply("add", node, x(*node.shape))
+    if "relu" in epilogue:
+        node = apply("relu", node)
+    return x.task(node)
+
+
+def applied_to(task: Task) -> Applied:
+    applied = Winograd().apply(Work(task, host()))
+    assert applied is not None
+    return applied
+
+
+def some_config(data: st.DataObject, applied: Applied, **fixed: int) -> Config:
+    configs = [c for c in applied.space.configs() if all(c[name] == value for name, value in fixed.items())]
+    return data.draw(st.sampled_from(configs))
+
+
+@given(
+    data=st.data(),
+    size=st.tuples(st.integers(4, 17), st.integers(4, 17)),
+    channels=st.tuples(st.integers(2, 70), st.integers(2, 70)),
+    pad=st.tuples(*[st.tuples(st.integers(0, 2), st.integers(0, 2))] * 2),
+    batch=st.integers(1, 3),
+    epilogue=st.sampled_from(["", "relu", "bias", "bias, relu", "bias, residual, relu"]),
+    outputs=st.sampled_from([2, 4, 6]),
+)
+@QUICK
+def test_any_config_of_any_convolution(
+    data: st.DataObject,
+    size: tuple[int, int],
+    channels: tuple[int, int],
+    pad: Padding,
+    batch: int,
+    epilogue: str,
+    outputs: int,
+) -> None:
+    task = conv_task(size, channels, pad, batch=batch, epilogue=epilogue)
+    applied = applied_to(task)
+    config = some_config(data, applied, outputs=outputs)
+    assert error(applied.program(config), task) < BOUND
+    assert applied.terms(config).arithmetic > 0
+
+
+@given(data=st.data(), channels=st.sampled_from([64, 96, 128]), shares=st.sampled_from([1, 2]))
+@QUICK
+def test_channels_in_blocks_are_summed_over_all_of_them(
+    data: st.DataObject, channels: int, shares: int
+) -> None:
+    task = conv_task((9, 14), (channels, 64))
+    applied = applied_to(task)
+    config = some_config(data, applied, channels=32, shares=shares)
+    assert error(applied.program(config), task) < BOUND
+
+
+@pytest.mark.parametrize(("outputs", "bound"), [(2, 1e-6), (4, 3e-6), (6, 6e-6)])
+def test_the_error_of_each_size_of_tile(outputs: int, bound: float) -> None:
+    task = conv_task((24, 24), (128, 64), epilogue="")
+    applied = applied_to(task)
+    config = next(c for c in applied.space.configs() if c["outputs"] == outputs and c["tiles"] == 8)
+    assert error(applied.program(config), task) < bound
+
+
+def default_of(task: Task) -> Program:
+    """The program that the analytical model would choose."""
+    applied = applied_to(task)
+    found = descend(applied, Work(task, host()))
+    assert found is not None
+    return applied.program(found[1])
+
+
+def test_a_formula_in_front_is_computed_where_it_is_seen() -> None:
+    task = conv_task((11, 10), (20, 24), prologue="relu", epilogue="")
+    assert error(default_of(task), task) < BOUND
+
+
+def test_nan_and_infinity_reach_what_their_windows_see() -> None:
+    task = conv_task((12, 12), (16, 16), epilogue="")
+    program = default_of(task)
+    kernel = SingleKernel(program, host())
+    (packing,) = (packing for packing in program.packings if packing is not None)
+    weights = packing.pack(np.ones((3, 3, 16, 16), np.float32))
+    for value in (np.nan, np.inf):
+        image = np.zeros((12, 12, 16), np.float32)
+        image[5, 5, 3] = value
+        seen = kernel([image.reshape(-1), weights]).reshape(12, 12, 16)[4:7, 4:7]
+        assert not np.isfinite(seen).any()
+
+
+def test_the_large_one_is_chosen_before_the_direct_kernel() -> None:
+    choice = choose(Work(conv_task((56, 56), (64, 64)), host()))
+    assert choice.config is not None and choice.config.template == "winograd"
+
+
+@pytest.mark.parametrize("outputs", [2, 4, 6])
+def test_registers_suffice_for_the_products(outputs: int) -> None:
+    task = conv_task((56, 56), (64, 64), epilogue="bias, relu")
+    applied = applied_to(task)
+    config = next(
+        c
+        for c in applied.space.configs()
+        if (c["outputs"], c["tiles"], c["vectors"], c["shares"]) == (outputs, 24, host_vectors(), 1)
+    )
+    program = applied.program(config)
+    verify_program(program)
+    assert stack_vectors_in_loops(program, host()) == 0
+
+
+def host_vectors() -> int:
+    return 4 if host().vector_registers >= 32 else 2
+
+
+def declined(output: Node, x: Inputs, numerics: str = "fast") -> bool:
+    return Winograd().apply(Work(x.task(output), host(), numerics)) is None
+
+
+@pytest.mark.parametrize(
+    ("window", "attrs"),
+    [(3, {"stride": (2, 2)}), (3, {"dilation": (2, 2)}), (3, {"stride": (1, 2)}), (5, {}), (1, {})],
+)
+def test_other_windows_are_declined(window: int, attrs: dict[str, tuple[int, int]]) -> None:
+    x = Inputs()
+    assert declined(convolution(x, x(1, 16, 16, 8), 8, 16, AROUND, window, **attrs), x)
+
+
+def test_groups_are_declined() -> None:
+    x = Inputs()
+    assert declined(convolution(x, x(1, 16, 16, 8), 4, 16, AROUND, groups=2), x)
+
+
+def test_strict_numerics_are_declined() -> None:
+    x = Inputs()
+    assert declined(convolution(x, x(1, 16, 16, 8), 8, 16, AROUND), x, "strict")
+
+
+def test_weights_of_16_bits_are_declined() -> None:
+    x = Inputs()
+    assert declined(convolution(x, x(1, 16, 16, 8, dtype=DType.BF16), 8, 16, AROUND), x)
+
+
+def test_weights_that_change_are_declined() -> None:
+    x = Inputs()
+    output = convolution(x, x(1, 16, 16, 8), 8, 16, AROUND)
+    x.constants.clear()
+    assert declined(output, x)
+
+
+def test_a_padding_that_is_not_zero_is_kept() -> None:
+    x = Inputs()
+    image = apply(
+        "pad", x(1, 9, 9, 16), low=(0, 1, 1, 0), high=(0, 1, 1, 0), interior=(0, 0, 0, 0), value=2.0
+    )
+    task = x.task(convolution(x, image, 16, 16, ((0, 0), (0, 0))))
+    assert error(default_of(task), task) < BOUND
+
+
+@pytest.mark.parametrize("outputs", [2, 4, 6])
+def test_straight_line_products_are_those_of_the_matrix(outputs: int) -> None:
+    at, _, bt = matrices(outputs)
+    for matrix in (at, bt):
+        values = np.random.default_rng(0).standard_normal(len(matrix[0])).astype(np.float32)
+        buffer = Buffer("x", DType.F32, len(values))
+        loads = [te.Load(buffer, (te.as_index(n),)) for n in range(len(values))]
+        products = [run(expr, values) for expr in times_vector(matrix, loads, lambda expr: expr)]
+        exact = [
+            sum(float(entry) * value for entry, value in zip(row, values, strict=True)) for row in matrix
+        ]
+        np.testing.assert_allclose(products, exact, rtol=1e-4, atol=1e-5)
+        assert operations(matrix) < sum(entry != 0 for row in matrix for entry in row)
+
+
+def run(expr: te.Expr, values: np.ndarray) -> np.ndarray:
+    if isinstance(expr, te.Load):
+        (index,) = expr.indices
+        assert isinstance(index, te.Const)
+        return np.asarray(values[int(index.value)])
+    if isinstance(expr, te.Const):
+        return np.float32(expr.value)
+    assert isinstance(expr, te.Call)
+    return np.asarray(SCALARS[expr.op].numpy(*(run(arg, values) for arg in expr.args)))

@@ -13,7 +13,7 @@ from tilewright.errors import OptionError
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for knob in knobs.KNOBS:
+    for knob in knobs.OPTIONS:
         monkeypatch.delenv(knob.variable, raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
@@ -81,7 +81,7 @@ def test_bad_values_are_named(
 def test_table_says_where_values_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
     rows = {row.name: row for row in knobs.table()}
-    assert set(rows) == {knob.name for knob in knobs.KNOBS}
+    assert set(rows) == {knob.name for knob in knobs.OPTIONS}
     assert (rows["cache_dir"].value, rows["cache_dir"].source) == (tmp_path, "environment")
     assert rows["cache_dir"].default != tmp_path
     assert rows["numerics"].source == "default"

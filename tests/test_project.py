@@ -128,3 +128,20 @@ def test_the_benchmark_outlives_a_contender_that_is_missing(tmp_path: Path) -> N
     (model,) = json.loads(results.read_text())["models"]
     assert model["contenders"]["torch-eager"]["error"] == 0
     assert model["absent"]["torch-nhwc"] == {"reason": "the model takes no images", "failed": False}
+
+
+def test_the_benchmark_of_operators_runs(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    results, table = tmp_path / "results.json", tmp_path / "table.md"
+    done = run_python(
+        "benchmarks/cpu_ops.py", "--quick", "--only=gemm,attention", "--cases=x", "--contenders=numpy,ours,machine",
+        "--threads=1", f"--json={results}", f"--markdown={table}", timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(results.read_text())
+    assert [case["section"] for case in found["cases"]] == ["gemm"] * 3 + ["attention"]
+    for case in found["cases"]:
+        assert case["best_peer"] == "numpy" and case["limit"] > 0 and case["efficiency"] > 0
+        assert all(timing["error"] < 1e-5 for timing in case["contenders"].values())
+    assert {c["met"] for criteria in found["criteria"].values() for c in criteria} <= {True, False}
+    assert "## attention" in table.read_text()

@@ -1,7 +1,7 @@
 """Every option of Tilewright, typed, and the one reader of the environment.
 
-A knob is read when it is used, not at import, so a test or a notebook may change the variable at any time. Values that
-a caller passes explicitly (`compile(..., numerics="strict")`, `load(path, threads=4)`) go before any knob.
+An option is read when it is used, not at import, so a test or a notebook may change the variable at any time. Values
+that a caller passes explicitly (`compile(..., numerics="strict")`, `load(path, threads=4)`) go before any option.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _quota_v1(group: Path) -> float | None:
 
 
 @dataclass(frozen=True)
-class Knob:
+class Option:
     name: str
     variable: str
     type: str  # for people: "bytes", "folder", ...
@@ -178,7 +178,7 @@ class Knob:
 
 
 @dataclass(frozen=True)
-class KnobState:
+class OptionState:
     """One row of `tilewright doctor`."""
 
     name: str
@@ -190,8 +190,8 @@ class KnobState:
     doc: str
 
 
-KNOBS: tuple[Knob, ...] = (
-    Knob(
+OPTIONS: tuple[Option, ...] = (
+    Option(
         "cache_dir",
         "TILEWRIGHT_CACHE_DIR",
         "folder",
@@ -199,7 +199,7 @@ KNOBS: tuple[Knob, ...] = (
         _default_cache_dir,
         "where compiled kernels and tuning records are kept",
     ),
-    Knob(
+    Option(
         "cache_limit",
         "TILEWRIGHT_CACHE_LIMIT",
         "bytes",
@@ -207,7 +207,7 @@ KNOBS: tuple[Knob, ...] = (
         2 << 30,
         "how large the cache of compiled kernels may grow before its oldest entries go",
     ),
-    Knob(
+    Option(
         "threads",
         "TILEWRIGHT_THREADS",
         "count",
@@ -215,7 +215,7 @@ KNOBS: tuple[Knob, ...] = (
         default_threads,
         "threads of a compiled model; the default is OMP_NUM_THREADS, or the physical cores this process may use",
     ),
-    Knob(
+    Option(
         "thread_runtime",
         "TILEWRIGHT_THREAD_RUNTIME",
         "choice",
@@ -223,7 +223,7 @@ KNOBS: tuple[Knob, ...] = (
         "auto",
         "openmp (one already loaded in the process, such as torch's), pool (our own threads), or auto",
     ),
-    Knob(
+    Option(
         "numerics",
         "TILEWRIGHT_NUMERICS",
         "choice",
@@ -231,7 +231,7 @@ KNOBS: tuple[Knob, ...] = (
         "fast",
         "fast: fast-math flags, and 16-bit roundings left out between fused operators; strict: neither",
     ),
-    Knob(
+    Option(
         "cpu_features",
         "TILEWRIGHT_CPU_FEATURES",
         "features",
@@ -241,7 +241,7 @@ KNOBS: tuple[Knob, ...] = (
     ),
 )
 
-_BY_NAME = {knob.name: knob for knob in KNOBS}
+_BY_NAME = {option.name: option for option in OPTIONS}
 
 
 @overload
@@ -253,26 +253,28 @@ def get(name: Literal["thread_runtime", "numerics"]) -> str: ...
 @overload
 def get(name: Literal["cpu_features"]) -> tuple[str, ...]: ...
 def get(name: str) -> Any:
-    """The value of a knob now: its environment variable where set and not empty, otherwise its default."""
+    """The value of an option now: its environment variable where set and not empty, otherwise its default."""
     return _read(_BY_NAME[name])[0]
 
 
-def table() -> tuple[KnobState, ...]:
-    """Every knob with its value and where it came from."""
+def table() -> tuple[OptionState, ...]:
+    """Every option with its value and where it came from."""
     rows = []
-    for knob in KNOBS:
-        value, source = _read(knob)
+    for option in OPTIONS:
+        value, source = _read(option)
         rows.append(
-            KnobState(knob.name, knob.variable, knob.type, value, knob.default_value(), source, knob.doc)
+            OptionState(
+                option.name, option.variable, option.type, value, option.default_value(), source, option.doc
+            )
         )
     return tuple(rows)
 
 
-def _read(knob: Knob) -> tuple[Any, str]:
-    text = os.environ.get(knob.variable, "")
+def _read(option: Option) -> tuple[Any, str]:
+    text = os.environ.get(option.variable, "")
     if not text.strip():
-        return knob.default_value(), "default"
+        return option.default_value(), "default"
     try:
-        return knob.parse(text), "environment"
+        return option.parse(text), "environment"
     except ValueError as error:
-        raise OptionError(f"{knob.variable}={text!r}: allowed is {error}") from None
+        raise OptionError(f"{option.variable}={text!r}: allowed is {error}") from None

@@ -98,7 +98,7 @@ def test_make_targets_exist() -> None:
 
 
 def test_options_exist_and_all_are_described() -> None:
-    variables = {knob.variable for knob in knobs.KNOBS}
+    variables = {knob.variable for knob in knobs.OPTIONS}
     for path in DOCUMENTS:
         used = set(re.findall(r"TILEWRIGHT_[A-Z_]*[A-Z]", path.read_text(encoding="utf-8")))
         assert used <= variables, f"{name_of(path)} names {sorted(used - variables)}"

@@ -74,7 +74,7 @@ def test_the_error_says_what_where_and_after_which_pass() -> None:
 
 
 def attention() -> Node:
-    x = x_input(2, 4, 8)
+    x = x_input(2, 4, 8, dtype=DType.F64)
     return apply("attention", x, x, x, causal=False, scale=1.0)
 
 

@@ -21,8 +21,7 @@ def fits_one_kernel(node: Node) -> bool:
 
 def merges_heads(node: Node) -> bool:
     """Whether the movement behind an attention leaves rows of the result whole: [B, H, T, E] -> [B, T, H, E]."""
-    axes = node.attrs["axes"] if node.op == "permute" else ()
-    return bool(axes) and axes[-1] == len(axes) - 1
+    return node.op == "permute" and bool(node.attrs["axes"][-1] == node.type.rank - 1)
 
 
 def attention_in(graph: Graph) -> Node | None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.errors import TypeRuleError, VerificationError
+from tilewright.graph.attention import fits_one_kernel
 from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import op_of, table
 
@@ -39,7 +40,11 @@ def _channels_first(node: Node) -> bool:
 
 _DECOMPOSED = (
     Forbidden("batch_norm", "it is folded into weights or becomes a multiplication and an addition"),
-    Forbidden("attention", "it becomes two matmuls around a softmax"),
+    Forbidden(
+        "attention",
+        "it becomes two matmuls around a softmax, where no kernel computes all of it",
+        lambda node: not fits_one_kernel(node),
+    ),
     Forbidden("linear", "it becomes a matmul with a transposed weight"),
     Forbidden("conv_transpose", "it becomes a pad and a conv, or a matmul"),
     Forbidden("conv", "its padding becomes a pad", _padded),

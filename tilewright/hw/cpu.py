@@ -28,6 +28,16 @@ class CpuMachine:
         """Elements of a type in a vector register; nothing is computed in less than 32 bits."""
         return self.vector_bytes // max(4, dtype.compute.bytes)
 
+    @property
+    def dot4_bytes(self) -> int:
+        """The widest vector, in bytes, of which one instruction multiplies unsigned bytes by signed ones and sums the
+        products exactly, four to a lane; 0 where there is none."""
+        if {"avx512vnni", "avx512vl"} <= set(self.features):
+            return self.vector_bytes
+        if "avxvnni" in self.features:
+            return min(self.vector_bytes, 32)
+        return 16 if "i8mm" in self.features else 0
+
     def feature_string(self) -> str:
         """As LLVM wants it. What is absent is said too: the processor's name would imply it."""
         return ",".join([f"+{name}" for name in self.features] + [f"-{name}" for name in self.absent])

@@ -9,7 +9,18 @@ import numpy as np
 
 from tilewright import te
 from tilewright.dtypes import DType
-from tilewright.loops.ir import Across, Block, Buffer, For, If, Prefetch, Program, Stmt, local_buffers
+from tilewright.loops.ir import (
+    Across,
+    Block,
+    Buffer,
+    For,
+    If,
+    Prefetch,
+    Program,
+    Stmt,
+    Transpose,
+    local_buffers,
+)
 from tilewright.te.scalars import SCALARS
 
 
@@ -45,6 +56,9 @@ class _Machine:
                 self.run(stmt.then, env)
             elif stmt.other is not None:
                 self.run(stmt.other, env)
+        elif isinstance(stmt, Transpose):
+            tile = self.memory[stmt.buffer][: stmt.rows * stmt.columns]
+            tile[:] = tile.reshape(stmt.rows, stmt.columns).T.flatten()
         elif not isinstance(stmt, Prefetch):
             index = int(self.value(stmt.index, env))
             if not 0 <= index < stmt.buffer.size:

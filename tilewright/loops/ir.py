@@ -20,7 +20,10 @@ Semantics
   only read, and is aligned no better than what it is a view of.
 - `If` runs one of its branches; its condition is the same in every lane and is not under a vector loop.
 - `Prefetch` changes nothing: it names an element that will be read soon, and may name one that does not exist.
-- `Store` rounds nothing: the value's type is the buffer's. `Across` combines the lanes of a register vector pairwise
+- `Transpose` turns a tile of a register buffer: its vectors, read in order, are the elements of a matrix by rows before,
+  and by columns afterwards.
+- `Store` rounds nothing: the value's type is the buffer's. One that is `streamed` writes what nobody reads soon: it may
+  go past the caches, and every vector should begin at a multiple of its length. `Across` combines the lanes of a register vector pairwise
   (first half with second half, and so on): a fixed order.
 - Expressions are those of `te`; a `Load` reads a `Buffer` at one flat index, and `Select` is lazy in its loads.
 - Arithmetic is what the expressions say, in the order they say it; `numerics` decides which fast-math flags it gets.
@@ -103,6 +106,7 @@ class Store:
     buffer: Buffer
     index: Expr
     value: Expr
+    streamed: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,18 @@ class Prefetch:
     level: int = 2
 
 
-Stmt = For | Block | Store | If | Prefetch
+@dataclass(frozen=True)
+class Transpose:
+    """The first `rows * columns` elements of a register buffer, a matrix of `rows` rows, become its transpose. They are
+    held in vectors of `lanes`."""
+
+    buffer: Buffer
+    rows: int
+    columns: int
+    lanes: int
+
+
+Stmt = For | Block | Store | If | Prefetch | Transpose
 
 
 @dataclass(frozen=True)
@@ -190,4 +205,6 @@ def map_exprs(stmt: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
         return If(change(stmt.cond), map_exprs(stmt.then, change), other)
     if isinstance(stmt, Prefetch):
         return Prefetch(stmt.buffer, change(stmt.index), stmt.level)
-    return Store(stmt.buffer, change(stmt.index), change(stmt.value))
+    if isinstance(stmt, Transpose):
+        return stmt
+    return Store(stmt.buffer, change(stmt.index), change(stmt.value), stmt.streamed)

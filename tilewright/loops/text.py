@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.loops.ir import Across, Block, For, If, Prefetch, Program, Stmt, Store, local_buffers
+from tilewright.loops.ir import Across, Block, For, If, Prefetch, Program, Stmt, Transpose, local_buffers
 from tilewright.te import Call, Cast, Const, Expr, Load, Reduce, Select, Var
 from tilewright.te.scalars import SCALARS
 
@@ -54,9 +54,15 @@ def print_program(program: Program) -> str:
                 visit(stmt.other, depth + 1)
         elif isinstance(stmt, Prefetch):
             lines.append(f"{pad}prefetch L{stmt.level} {stmt.buffer.name}[{print_expr(stmt.index)}]")
+        elif isinstance(stmt, Transpose):
+            lines.append(
+                f"{pad}transpose {stmt.buffer.name}[{stmt.rows}, {stmt.columns}] in {stmt.lanes} lanes"
+            )
         else:
-            assert isinstance(stmt, Store)
-            lines.append(f"{pad}{stmt.buffer.name}[{print_expr(stmt.index)}] = {print_expr(stmt.value)}")
+            arrow = "<-" if stmt.streamed else "="
+            lines.append(
+                f"{pad}{stmt.buffer.name}[{print_expr(stmt.index)}] {arrow} {print_expr(stmt.value)}"
+            )
 
     visit(program.body, 1)
     return "\n".join(lines) + "\n"

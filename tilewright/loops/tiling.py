@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright import te
@@ -189,9 +189,12 @@ class PackedOperand:
         return replace(self.original, size=self.packing.size)
 
 
-def pack_operand(load: te.Load, walk: Sequence[Walked]) -> PackedOperand | None:
+def pack_operand(
+    load: te.Load, walk: Sequence[Walked], zero_filled: Collection[te.Var] = ()
+) -> PackedOperand | None:
     """The operand of `load` stored in the order of `walk`, outermost first, and the load from there. None where the
-    load does not walk its whole buffer exactly once."""
+    load does not walk its whole buffer exactly once. The last block of an axis is moved back where it is not whole; of
+    those in `zero_filled` it is filled up."""
     buffer = load.source
     assert isinstance(buffer, Buffer)
     form = linear(load.indices[0])
@@ -209,8 +212,14 @@ def pack_operand(load: te.Load, walk: Sequence[Walked]) -> PackedOperand | None:
         tuple(axis.extent for axis in dense),
         tuple(blocks[axis] for axis in dense),
         (*uncut, *storage),
+        tuple(sorted(dense.index(axis) for axis in zero_filled)),
     )
+    return PackedOperand(buffer, packing, te.Load(replace(buffer, size=packing.size), (place_along(walk),)))
+
+
+def place_along(walk: Sequence[Walked]) -> te.Expr:
+    """Which element, counted in the order of `walk`, is the one at its values."""
     place: te.Expr = te.as_index(0)
     for item in walk:
         place = place * item.extent + item.value
-    return PackedOperand(buffer, packing, te.Load(replace(buffer, size=packing.size), (place,)))
+    return place

@@ -17,6 +17,7 @@ from tilewright.loops.ir import (
     Scope,
     Stmt,
     Store,
+    Transpose,
     local_buffers,
 )
 from tilewright.te.index import bounds, coefficient, linear, simplify
@@ -60,6 +61,8 @@ class _Verifier:
             self.branch(stmt)
         elif isinstance(stmt, Prefetch):
             self.bound(stmt.index)
+        elif isinstance(stmt, Transpose):
+            self.transpose(stmt)
         else:
             self.store(stmt)
 
@@ -147,8 +150,20 @@ class _Verifier:
             self.fail(f"register buffer {buffer.name} is accessed with stride {stride}")
         lanes = lane.extent if lane is not None and stride == 1 else 1
         start = linear(index).constant
+        self.width(buffer, start, lanes)
+
+    def width(self, buffer: Buffer, start: int, lanes: int) -> None:
         if self.widths.setdefault((buffer, start), lanes) != lanes:
             self.fail(f"register buffer {buffer.name} is accessed with {lanes} lanes and with others")
+
+    def transpose(self, stmt: Transpose) -> None:
+        size = stmt.rows * stmt.columns
+        if stmt.buffer.scope is not Scope.REGISTER:
+            self.fail(f"{stmt.buffer.name} is transposed and is not in registers")
+        if size > stmt.buffer.size or size % stmt.lanes:
+            self.fail(f"{stmt.rows} x {stmt.columns} elements of {stmt.buffer.name} are no tile of vectors")
+        for start in range(0, size, stmt.lanes):
+            self.width(stmt.buffer, start, stmt.lanes)
 
 
 def _only_stores(stmt: Stmt) -> bool:

@@ -6,7 +6,8 @@ conv(x, w, b) with padding  conv(pad(x), w) + b
 conv_transpose(x, w, b)     conv(pad(x) with zeros between its elements, flipped w) + b; or, where windows do not
                             overlap, a matmul over channels and a permute, which multiplies no zeros
 batch_norm                  x * scale + shift
-attention                   matmul(softmax(matmul(q * scale, permute(k)) + mask), v)
+attention                   matmul(softmax(matmul(q * scale, permute(k)) + mask), v); it stays whole where one kernel
+                            computes it all
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilewright.dtypes import DType
+from tilewright.graph.attention import fits_one_kernel
 from tilewright.graph.ir import Graph, Node, constant, rebuild
 from tilewright.graph.op import apply
 from tilewright.rewrites.base import Pass
@@ -30,10 +32,12 @@ class Decompose(Pass):
     name = "decompose"
     reaches = "decomposed"
 
+    keeps_attention: bool = False  # where it fits one kernel, which sums in an order of its own
+
     def run(self, graph: Graph) -> Graph:
         def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
             expand = _EXPANSIONS.get(node.op)
-            if expand is None:
+            if expand is None or (node.op == "attention" and self.keeps_attention and fits_one_kernel(node)):
                 return None
             node = replace(node, inputs=operands)
             result = expand(node)

@@ -4,9 +4,11 @@
    nowhere else: they are applied to its result in registers. A convolution takes the border of zeros before it.
 2. A reduction takes elementwise nodes behind it in the same way, and cheap producers before it: it reads its operand up
    to three times, so what is fused before it is computed three times. Windows that overlap take none.
-3. What is left is elementwise work and movement. A producer goes into its consumer where all its readers are there, and
+3. Attention takes in the movement that splits its operands into heads, and the permute that joins them again: to its
+   kernel they are strides.
+4. What is left is elementwise work and movement. A producer goes into its consumer where all its readers are there, and
    where that does not compute it more often than it has elements, or it is cheap. A concat stands alone.
-4. A reshape is a view of its operand, no kernel at all, unless the operand is fused through it.
+5. A reshape is a view of its operand, no kernel at all, unless the operand is fused through it.
 
 Groups with one output, whose other members are read only inside, cannot wait for each other: a path from one group's
 output back into it would be a cycle of nodes.
@@ -18,6 +20,7 @@ import heapq
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from tilewright.graph.attention import ABSORBED, merges_heads
 from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import Fusion, op_of
 
@@ -114,6 +117,9 @@ class _Fusion:
     def epilogue(self, anchor: Node) -> list[Node]:
         """The anchor and the longest run of elementwise nodes behind it, in order, of which only the last is read
         outside."""
+        if anchor.op == "attention":
+            readers = self.users[anchor] if anchor not in self.outputs else []
+            return [anchor, *readers] if len(readers) == 1 and merges_heads(readers[0]) else [anchor]
         taken, best = [anchor], 1
         inside = {anchor}
         waiting = [self.position[user] for user in set(self.users[anchor])]
@@ -184,6 +190,8 @@ class _Fusion:
 
     def readable(self, node: Node, group: Group) -> bool:
         """Whether the readers of `node` in `group` may have it as a formula instead of in memory."""
+        if group.anchor is not None and group.anchor.op == "attention":
+            return node.op in ABSORBED
         if group.anchor is not None:
             if fusion_of(group.anchor) is Fusion.COMPLEX:
                 return set(self.users[node]) == {group.anchor} and _pads(node, group.anchor)
@@ -216,7 +224,7 @@ class _Fusion:
         total = 0.0
         for user in set(self.users[node]):
             if user is group.anchor:
-                total += 3.0 * node.type.size
+                total += node.type.size if user.op == "attention" else 3.0 * node.type.size
             elif user.op == "pad":  # the padding reads nothing
                 total += group.evaluations[user] * node.type.size / max(user.type.size, 1)
             elif fusion_of(user) is Fusion.ELEMENTWISE and total:

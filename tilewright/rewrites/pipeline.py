@@ -29,7 +29,7 @@ def passes(numerics: str = "fast") -> Sequence[Pass]:
         # While batch norms still stand next to whole convolutions and linear layers.
         FoldBatchNorm(),
         # From here on only operators that have a lowering.
-        Decompose(),
+        Decompose(keeps_attention=numerics == "fast"),
         # Reshapes and attention's scaling move next to the matmuls before permutes are placed, so that a permute is
         # never written between a matmul and what it could compute in registers.
         simplify,

@@ -7,6 +7,7 @@ linear itself (a `floordiv`, a `mod`, a `min`, a load of an index). Variables kn
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -253,6 +254,18 @@ def coefficient(expr: Expr, var: Var) -> int | None:
     if any(atom != var and var in variables(atom) for atom in form.terms):
         return None
     return form.terms.get(var, 0)
+
+
+def divisor_of(expr: Expr) -> int:
+    """A number that divides every value of `expr`; 0 where it is always 0."""
+    form = linear(expr)
+    result = form.constant
+    for atom, factor in form.terms.items():
+        known = 1
+        if isinstance(atom, Call) and atom.op in ("min", "max"):
+            known = math.gcd(*(divisor_of(arg) for arg in atom.args))
+        result = math.gcd(result, factor * known)
+    return result
 
 
 def in_range(index: Expr, extent: int) -> Expr | None:

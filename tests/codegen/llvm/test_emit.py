@@ -16,7 +16,7 @@ from tilewright.codegen.llvm import scalars, toolchain
 from tilewright.codegen.llvm.build import llvm_ir
 from tilewright.dtypes import DType
 from tilewright.errors import CodegenError
-from tilewright.hw import host
+from tilewright.hw import CpuMachine, host
 from tilewright.loops.default import default_program
 from tilewright.loops.formula import formula_of
 from tilewright.loops.interpret import interpret_program
@@ -53,7 +53,19 @@ def test_every_scalar_function_has_an_emitter() -> None:
     assert set(SCALARS) == set(scalars.EMITTERS) | (set(SCALARS) & vector_math.FUNCTIONS)
 
 
-NOT_OF_ANY_FLOAT = {"floordiv", "mod", "shl", "shr", "and", "or", "xor", "not", "rsqrt", "exp2_weight"}
+NOT_OF_ANY_FLOAT = {
+    "floordiv",
+    "mod",
+    "shl",
+    "shr",
+    "and",
+    "or",
+    "xor",
+    "not",
+    "rsqrt",
+    "exp2_weight",
+    "dot4",
+}
 FLOAT_OPS = [n for n in SCALARS if n not in NOT_OF_ANY_FLOAT]
 INT_OPS = [
     "add",
@@ -191,3 +203,42 @@ def test_half_precision_without_its_instructions_is_refused() -> None:
     program = default_program(formula_of(te.compute("out", (8,), DType.F16, lambda i: x[i] + 1.0), [x]), bare)
     with pytest.raises(CodegenError, match="f16c"):
         llvm_ir(program, bare, "fast", "kernel")
+
+
+# -- four bytes at a time
+
+_EXTREME_BYTES = [0, 1, 127, 128, 129, 255]
+
+
+def _machines_for_dot4() -> list[CpuMachine]:
+    """This machine, and the same without what it has for bytes: every expansion that it can run."""
+    without = tuple(f for f in HERE.features if f not in ("avx512vnni", "avxvnni"))
+    plain = dataclasses.replace(HERE, features=without, absent=(*HERE.absent, "avx512vnni", "avxvnni"))
+    bare = tuple(f for f in without if "avx" not in f)
+    machines = [HERE, NARROW, plain, dataclasses.replace(plain, vector_bytes=16)]
+    if HERE.vector_bytes == 64:
+        machines += [dataclasses.replace(m, vector_bytes=32, vector_registers=16) for m in (HERE, plain)]
+    return [*machines, dataclasses.replace(plain, features=tuple(f for f in bare if f != "sse2"))]
+
+
+@pytest.mark.parametrize("machine", _machines_for_dot4(), ids=lambda m: f"{m.vector_bytes}-{m.dot4_bytes}")
+@pytest.mark.parametrize("size", [1, 67])
+def test_dot4_is_exact(machine: CpuMachine, size: int) -> None:
+    output, inputs = elementwise("dot4", DType.I32, size)
+    rng = np.random.default_rng(5)
+    a, b = (rng.choice(_EXTREME_BYTES, (size, 4)).astype(np.uint8).view(np.int32).reshape(-1) for _ in "ab")
+    c = rng.integers(-(2**31), 2**31, size).astype(np.int32)
+    unsigned, signed = a.view(np.uint8).astype(np.int64), b.view(np.int8).astype(np.int64)
+    expected = ((unsigned * signed).reshape(size, 4).sum(1) + c).astype(np.int32)
+    np.testing.assert_array_equal(SCALARS["dot4"].numpy(a, b, c), expected)
+    program = default_program(formula_of(output, inputs), machine)
+    np.testing.assert_array_equal(run_program(program, [a, b, c], machine=machine), expected)
+
+
+def test_dot4_is_one_instruction_where_there_is_one() -> None:
+    output, inputs = elementwise("dot4", DType.I32, 256)
+    text = toolchain.assembly(
+        llvm_ir(default_program(formula_of(output, inputs), HERE), HERE, "fast", "k"), HERE
+    )
+    assert ("vpdpbusd" in text) == (HERE.triple.startswith("x86_64") and HERE.dot4_bytes > 0)
+    assert "vpmaddubsw" not in text  # it saturates

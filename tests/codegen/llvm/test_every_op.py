@@ -15,7 +15,8 @@ from tilewright.loops.formula import formula_of
 from tilewright.loops.verify import verify_program
 
 
-@pytest.mark.parametrize(("case", "dtype"), lowering_params(CASES))
+# Attention has a reduction inside a reduction: only its template makes a program of it.
+@pytest.mark.parametrize(("case", "dtype"), lowering_params(case for case in CASES if case.op != "attention"))
 def test_machine_code_gives_the_oracles_result(case: Case, dtype: DType) -> None:
     arrays = case.arrays(dtype)
     node = node_of(case.op, arrays, case.attrs)

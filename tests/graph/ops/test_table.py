@@ -36,7 +36,7 @@ CASES: list[Case] = [
     *test_scatter.CASES,
     *test_windows.CASES,
 ]
-DECOMPOSED = {"conv_transpose", "batch_norm", "attention"}
+DECOMPOSED = {"conv_transpose", "batch_norm"}
 
 
 def test_every_operator_has_a_case() -> None:
@@ -120,6 +120,8 @@ def test_flops() -> None:
     assert flops("attention", (2, 3, 4), (2, 5, 4), (2, 5, 6), causal=False, scale=1.0) == 2 * 3 * 5 * (
         8 + 12 + 5
     )
+    seen = 1 + 2 + 3  # pairs of a query and a key
+    assert flops("attention", (2, 3, 4), (2, 5, 4), (2, 5, 6), causal=True, scale=1.0) == 2 * seen * 25
 
 
 @pytest.mark.parametrize("name", sorted(table()))

@@ -11,6 +11,7 @@ mem2reg turns all of them into SSA values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,29 +20,51 @@ from llvmlite import ir
 
 from tilewright import te
 from tilewright.codegen.llvm import math as vector_math
-from tilewright.codegen.llvm import scalars
+from tilewright.codegen.llvm import scalars, shuffles
 from tilewright.codegen.llvm.types import I1, I64, PTR, Typed, element_type, splat, stored_type, vector_of
 from tilewright.dtypes import DType
 from tilewright.errors import InternalError
 from tilewright.hw import CpuMachine
-from tilewright.loops.ir import Across, Block, Buffer, For, If, Kind, Prefetch, Program, Scope, Stmt, Store
-from tilewright.te.index import bounds, linear, simplify
+from tilewright.loops.ir import (
+    Across,
+    Block,
+    Buffer,
+    For,
+    If,
+    Kind,
+    Prefetch,
+    Program,
+    Scope,
+    Stmt,
+    Store,
+    Transpose,
+    walk_stmts,
+)
+from tilewright.runtime.plan import ALIGNMENT
+from tilewright.te.index import bounds, divisor_of, linear, simplify
 
 FAST_FLAGS = ("nsz", "arcp", "contract", "afn")  # never nnan or ninf: NaN and infinity mean something
+_STREAMED_BYTES = 16  # the shortest vector that goes past the caches as a whole
 
 
 def emit_program(program: Program, machine: CpuMachine, numerics: str, symbol: str) -> ir.Module:
     """The LLVM module with one public function `symbol` for the program."""
     module = ir.Module(name=symbol)
     module.triple = machine.triple
-    emitter = _Emitter(module, program, machine, FAST_FLAGS if numerics == "fast" else ())
-    body = emitter.emit_body(symbol + "_body")
-    _emit_entry(module, symbol, body, len(program.params))
+    flags = FAST_FLAGS if numerics == "fast" else ()
+    body = _Emitter(module, program, machine, flags).emit_body(symbol + "_body")
+    streaming = None
+    if any(isinstance(stmt, Store) and stmt.streamed for stmt in walk_stmts(program.body)):
+        streaming = _Emitter(module, program, machine, flags, streaming=True).emit_body(symbol + "_streaming")
+    _emit_entry(module, symbol, body, streaming, len(program.params))
     return module
 
 
-def _emit_entry(module: ir.Module, symbol: str, body: ir.Function, count: int) -> None:
-    """The public function: unpacks the argument pointers and calls the body, where they are known not to alias."""
+def _emit_entry(
+    module: ir.Module, symbol: str, body: ir.Function, streaming: ir.Function | None, count: int
+) -> None:
+    """The public function: unpacks the argument pointers and calls the body, where they are known not to alias; the one
+    that stores past the caches if the output is aligned as that demands."""
     entry = ir.Function(module, ir.FunctionType(ir.VoidType(), [PTR, I64, I64]), symbol)
     entry.attributes.add("nounwind")
     arguments, begin, end = entry.args
@@ -50,6 +73,11 @@ def _emit_entry(module: ir.Module, symbol: str, body: ir.Function, count: int) -
         builder.load(builder.gep(arguments, [I64(n)], inbounds=True, source_etype=PTR), typ=PTR)
         for n in range(count)
     ]
+    if streaming is not None:
+        last_bits = builder.and_(builder.ptrtoint(pointers[-1], I64), I64(ALIGNMENT - 1))
+        with builder.if_then(builder.icmp_unsigned("==", last_bits, I64(0))):
+            builder.call(streaming, [*pointers, begin, end])
+            builder.ret_void()
     builder.call(body, [*pointers, begin, end])
     builder.ret_void()
 
@@ -83,12 +111,19 @@ def _alignment(buffer: Buffer) -> int:
 
 class _Emitter:
     def __init__(
-        self, module: ir.Module, program: Program, machine: CpuMachine, flags: tuple[str, ...]
+        self,
+        module: ir.Module,
+        program: Program,
+        machine: CpuMachine,
+        flags: tuple[str, ...],
+        *,
+        streaming: bool = False,
     ) -> None:
         self.module = module
         self.program = program
         self.machine = machine
         self.flags = flags
+        self.streaming = streaming  # the output is aligned to cache lines
         self.math = vector_math.MathContext(has_fma=machine.has_fma)
         self.pointers: dict[Buffer, ir.Value] = {}
         self.registers: dict[tuple[Buffer, int, int], ir.Value] = {}
@@ -114,6 +149,8 @@ class _Emitter:
         start = function.append_basic_block("start")
         self.builder = ir.IRBuilder(start)
         self.statement(self.program.body)
+        if self.streaming:
+            self.builder.fence("seq_cst")  # what went past the caches is there before anyone hears of the end
         self.builder.ret_void()
         ir.IRBuilder(self.entry).branch(start)
         return function
@@ -128,6 +165,8 @@ class _Emitter:
             self.branch(stmt)
         elif isinstance(stmt, Prefetch):
             self.prefetch(stmt)
+        elif isinstance(stmt, Transpose):
+            self.transpose(stmt)
         elif stmt.kind is Kind.UNROLL:
             for value in range(stmt.var.extent):
                 self.bindings[stmt.var] = value
@@ -186,6 +225,14 @@ class _Emitter:
         offset = self.offset(stmt.index)
         pointer = self._pointer(stmt.buffer, offset.base, offset.constant)
         self.builder.call(function, [pointer, i32(0), i32(4 - stmt.level), i32(1)])
+
+    def transpose(self, stmt: Transpose) -> None:
+        size = stmt.rows * stmt.columns
+        kind = vector_of(element_type(stmt.buffer.dtype), stmt.lanes)
+        places = [self.register(stmt.buffer, start, stmt.lanes) for start in range(0, size, stmt.lanes)]
+        vectors = [self.builder.load(place, typ=kind) for place in places]
+        for vector, place in zip(shuffles.transposed(self.builder, vectors, stmt.rows), places, strict=True):
+            self.builder.store(vector, place)
 
     @property
     def lanes(self) -> int:
@@ -530,7 +577,18 @@ class _Emitter:
         wide = splat(self.builder, Typed(raw, buffer.dtype, value.lanes), self.lanes).value
         if offset.vector is None and offset.stride == 1:
             pointer = self._pointer(buffer, offset.base, offset.constant)
-            self.builder.store(wide, pointer, align=buffer.dtype.bytes)
+            stored = self.builder.store(wide, pointer, align=buffer.dtype.bytes)
+            if self.streaming and stmt.streamed:
+                self._past_caches(stored, stmt)
             return
         for lane, place in enumerate(self._lane_places(offset)):
             self.builder.store(self.builder.extract_element(wide, I64(lane)), self._pointer(buffer, place, 0))
+
+    def _past_caches(self, stored: ir.StoreInstr, stmt: Store) -> None:
+        """Marks a vector's store as streamed where its place is a multiple of what such instructions demand."""
+        assert self.lane is not None
+        first = te.substitute(stmt.index, {self.lane: te.as_index(0)})
+        step = math.gcd(divisor_of(first), self.lanes) * stmt.buffer.dtype.bytes
+        if step >= _STREAMED_BYTES:
+            stored.align = step
+            stored.set_metadata("nontemporal", self.module.add_metadata([ir.IntType(32)(1)]))

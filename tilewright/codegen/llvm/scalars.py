@@ -55,15 +55,19 @@ def _is_number(value: ir.Value) -> bool:
     return isinstance(value.constant, float) and not math.isnan(value.constant)
 
 
+def _function(builder: ir.IRBuilder, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
+    function = builder.module.globals.get(name) or ir.Function(
+        builder.module, ir.FunctionType(result, [arg.type for arg in args]), name
+    )
+    return builder.call(function, args)
+
+
 def _intrinsic(builder: ir.IRBuilder, name: str, *args: ir.Value) -> ir.Value:
     kind = args[0].type
     element = kind.element if isinstance(kind, ir.VectorType) else kind
     short = {"float": "f32", "double": "f64"}.get(str(element), str(element))
     full = f"llvm.{name}.v{kind.count}{short}" if isinstance(kind, ir.VectorType) else f"llvm.{name}.{short}"
-    function = builder.module.globals.get(full) or ir.Function(
-        builder.module, ir.FunctionType(kind, [kind] * len(args)), full
-    )
-    return builder.call(function, args)
+    return _function(builder, full, kind, *args)
 
 
 # -- arithmetic -------------------------------------------------------------------------------------------------------
@@ -159,6 +163,58 @@ def _exp2_weight(context: Context, x: ir.Value) -> ir.Value:
     return exp2_weight(Real(here, x)).value
 
 
+# -- four bytes at a time ---------------------------------------------------------------------------------------------
+
+_PAIRS_X86 = {
+    4: ("sse2", "sse2.pmadd.wd"),
+    8: ("avx2", "avx2.pmadd.wd"),
+    16: ("avx512bw", "avx512.pmaddw.d.512"),
+}
+
+
+def _dot4(context: Context, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    builder, machine = context.builder, context.machine
+    lanes = a.type.count if isinstance(a.type, ir.VectorType) else 1
+    x86 = machine.triple.startswith("x86_64")
+    if lanes in (4, 8, 16) and 4 * lanes <= machine.dot4_bytes:
+        if x86:
+            return _function(builder, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", c.type, c, a, b)
+        quads = ir.VectorType(I8, 16)
+        bytes_of = [builder.bitcast(x, quads) for x in (a, b)]
+        return _function(builder, "llvm.aarch64.neon.usdot.v4i32.v16i8", c.type, c, *bytes_of)
+    feature, name = _PAIRS_X86.get(lanes, ("", ""))
+    if x86 and feature in machine.features:
+        return _dot4_of_pairs(context, f"llvm.x86.{name}", a, b, c)
+    return _dot4_of_bytes(context, a, b, c)
+
+
+def _dot4_of_pairs(context: Context, name: str, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    """The even and the odd bytes as 16-bit numbers, whose products are summed in pairs: exact, as no 8-bit
+    multiply-add of the older instruction sets is."""
+    builder = context.builder
+    halves = ir.VectorType(I16, 2 * a.type.count)
+    unsigned, signed = builder.bitcast(a, halves), builder.bitcast(b, halves)
+    eight = _number(unsigned, 8)
+    even = _function(
+        builder,
+        name,
+        c.type,
+        builder.and_(unsigned, _number(unsigned, 255)),
+        builder.ashr(builder.shl(signed, eight), eight),
+    )
+    odd = _function(builder, name, c.type, builder.lshr(unsigned, eight), builder.ashr(signed, eight))
+    return builder.add(c, builder.add(even, odd))
+
+
+def _dot4_of_bytes(context: Context, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    builder, top = context.builder, _number(a, 24)
+    for shift in (24, 16, 8, 0):
+        left = _number(a, shift)
+        unsigned, signed = (builder.shl(x, left) for x in (a, b))
+        c = builder.add(c, builder.mul(builder.lshr(unsigned, top), builder.ashr(signed, top)))
+    return c
+
+
 def _rounding(name: str) -> Emitter:
     def emit(context: Context, a: ir.Value) -> ir.Value:
         return _intrinsic(context.builder, name, a)
@@ -212,6 +268,7 @@ EMITTERS: dict[str, Emitter] = {
     "mod": _mod,
     "div": _div,
     "fma": _fma,
+    "dot4": _dot4,
     "exp2_weight": _exp2_weight,
     "sqrt": _rounding("sqrt"),
     "floor": _rounding("floor"),

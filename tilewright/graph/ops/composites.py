@@ -8,7 +8,7 @@
 - `attention(causal, scale)` of (q [..., T, D], k [..., S, D], v [..., S, E]) and maybe a mask that broadcasts to
   [..., T, S]: softmax(scale q k' + mask) v. A bool mask is True where there is attention, a float one is added. Causal:
   query t sees keys 0 to t. Leading axes broadcast. A query that may see nothing (every score is -inf) gives 0, as
-  PyTorch's does. Decomposed before lowering.
+  PyTorch's does. Decomposed, unless one kernel computes it all: its lowering says what that kernel means.
 
 All are of floats of one type. Lowered in f32 or f64: reductions of whole rows, each a stage whose shape is that of the
 rows, and a last stage that is elementwise given what the rows hold.
@@ -28,6 +28,7 @@ from tilewright.graph.ir import Attrs, TensorType
 from tilewright.graph.op import Application, Fusion, Op, register
 from tilewright.graph.ops.common import (
     FLOAT,
+    broadcast_indices,
     broadcast_shapes,
     divided,
     expect,
@@ -381,9 +382,65 @@ def attention(
 
 
 def attention_flops(app: Application) -> int:
+    """Of the pairs of a query and a key that it sees."""
     q, k = app.inputs[:2]
     batch, queries, width = math.prod(app.type.shape[:-2]), app.type.shape[-2], app.type.shape[-1]
-    return batch * queries * k.shape[-2] * (2 * q.shape[-1] + 2 * width + 5)
+    pairs = queries * k.shape[-2]
+    if app.attrs["causal"]:
+        pairs = sum(min(query + 1, k.shape[-2]) for query in range(queries))
+    return batch * pairs * (2 * q.shape[-1] + 2 * width + 5)
+
+
+def lower_attention(app: Application, inputs: Sequence[te.Tensor]) -> te.Tensor:
+    """Scores, their rows' maxima, weights and the weights' sums, weighted values: what divides comes last."""
+    q, k, v, *masks = inputs
+    title, dtype = label(app, "attention"), app.type.dtype.compute
+    *lead, queries, _ = app.type.shape
+    keys, width = k.shape[-2:]
+    scores_shape = (*lead, queries, keys)
+
+    def element(x: te.Tensor, batch: Sequence[te.Expr], row: te.Expr, column: te.Expr) -> te.Expr:
+        return x[(*broadcast_indices(batch, x.shape[:-2], lead), row, column)]
+
+    def product(*axes: te.Var) -> te.Expr:
+        (d,) = te.reduce_axes([width])
+        *batch, row, key = axes
+        return te.reduce_over("sum", element(q, batch, row, d) * element(k, batch, key, d), [d])
+
+    products = te.compute(f"{title}_products", scores_shape, dtype, product)
+
+    def score(*axes: te.Var) -> te.Expr:
+        value = products[axes] * app.attrs["scale"]
+        for mask in masks:
+            other = mask[broadcast_indices(axes, mask.shape, scores_shape)]
+            value = te.select(other, value, -math.inf) if mask.dtype is DType.BOOL else value + other
+        return (
+            te.select(te.call("le", axes[-1], axes[-2]), value, -math.inf) if app.attrs["causal"] else value
+        )
+
+    scores = te.compute(f"{title}_scores", scores_shape, dtype, score)
+    top = reduce_stage(f"{title}_max", "max", scores, (len(lead) + 1,))
+
+    def weight(*axes: te.Var) -> te.Expr:
+        row = axes[:-1]
+        sees_nothing = te.call("eq", top[row], -math.inf)
+        return te.call("exp", scores[axes] - te.select(sees_nothing, 0.0, top[row]))
+
+    weights = te.compute(f"{title}_weights", scores_shape, dtype, weight)
+    total = reduce_stage(f"{title}_sum", "sum", weights, (len(lead) + 1,))
+
+    def weighted(*axes: te.Var) -> te.Expr:
+        (key,) = te.reduce_axes([keys])
+        *batch, row, column = axes
+        return te.reduce_over("sum", weights[(*batch, row, key)] * element(v, batch, key, column), [key])
+
+    sums = te.compute(f"{title}_weighted", app.type.shape, dtype, weighted)
+
+    def divided_by_total(*axes: te.Var) -> te.Expr:
+        row = axes[:-1]
+        return te.select(te.call("eq", total[row], 0.0), sums[axes], sums[axes] / total[row])
+
+    return te.compute(title, app.type.shape, app.type.dtype, divided_by_total)
 
 
 register(
@@ -392,6 +449,7 @@ register(
         infer=infer_attention,
         oracle=attention,
         fusion=Fusion.COMPLEX,
+        lower=lower_attention,
         flops=attention_flops,
         attrs=("causal", "scale"),
     )

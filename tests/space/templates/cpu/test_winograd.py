@@ -26,7 +26,7 @@ from tilewright.space.templates.cpu.winograd import Winograd
 from tilewright.te.scalars import SCALARS
 from tilewright.tune.choose import choose, descend
 
-QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 BOUND = 1e-5
 Padding = tuple[tuple[int, int], tuple[int, int]]
 AROUND: Padding = ((1, 1), (1, 1))
@@ -154,7 +154,9 @@ def test_the_large_one_is_chosen_before_the_direct_kernel() -> None:
     assert choice.config is not None and choice.config.template == "winograd"
 
 
-@pytest.mark.parametrize("outputs", [2, 4, 6])
+@pytest.mark.parametrize(
+    "outputs", [2, 6]
+)  # between them, the transform's own loop multiplies more than the products'
 def test_registers_suffice_for_the_products(outputs: int) -> None:
     task = conv_task((56, 56), (64, 64), epilogue="bias, relu")
     applied = applied_to(task)

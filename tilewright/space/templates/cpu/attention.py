@@ -14,14 +14,15 @@ Queries are the lanes of the scores, so keys are read where they lie, element by
 lanes, and the second product finds what it broadcasts side by side. Where all keys are one block nothing fades, and the
 result goes straight from registers to its place.
 
-Scores are kept times log2(e), so that their weights are powers of two. `top` begins at the lowest finite number: a query that sees nothing has only zeros for weights, and their sum says so.
+Scores are kept times log2(e), so that their weights are powers of two. `top` begins at the lowest finite number: a
+query that sees nothing has only zeros for weights, and their sum says so.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,17 +37,21 @@ from tilewright.loops.ir import Buffer, If, Kind, Program, Scope, Stmt, Store, b
 from tilewright.loops.tiling import Tiles, power_of_two_below, with_values
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
+from tilewright.te.index import coefficient
 
 NAME = "attention"
 _LOWEST = -3.4028234663852886e38
 _LARGE = 1e38
 _LOG2_E = math.log2(math.e)
 _UNROLL = 4
-import os
-
-PVMAX = int(os.environ.get("PVMAX", "4"))
+_WIDE = 4  # vectors side by side in a register tile
 _SCRATCH = 512 << 10
-_EXP = 16  # instructions of an exponential and the sum it goes into
+_EXP = 16  # instructions of a score's maximum, weight and sum
+_TRANSPOSING = 1.0  # cycles for an element of q
+_DRAINING = 20.0  # cycles between two register tiles in which the ports are not full
+
+
+_Element = Callable[[te.Expr, te.Expr], te.Expr]
 
 
 class Attention:
@@ -88,6 +93,14 @@ class _Operands:
 
     def value(self, row: te.Expr, column: te.Expr) -> te.Expr:
         return self._matrix(2, row, column)
+
+    @property
+    def values_are_dense(self) -> bool:
+        """Whether the values of one key follow those of the one before it."""
+        key, column = te.Var("key", self.keys), te.Var("e", self.values)
+        (load,) = te.loads(self.value(key, column))
+        (index,) = load.indices
+        return coefficient(index, key) == self.values and coefficient(index, column) == 1
 
     @property
     def masked(self) -> bool:
@@ -201,18 +214,70 @@ class _Applied:
                 Knob("stage", (True,) if operands.half else (False, True)),
             ),
             lambda values: self._scratch_bytes(_shape(values)) <= _SCRATCH,
+            together=(("vectors", "keys", "stage"),),
         )
 
     def _scratch_bytes(self, shape: _Shape) -> int:
-        rows = shape.vectors * self.lanes
-        operands = self.operands
-        held = rows * (operands.width + operands.values + shape.keys + 4)
-        held += shape.keys * operands.values * shape.staged
-        held += shape.keys * operands.width * operands.half
+        builder = _Builder(self, shape)
+        held = builder.rows * (self.operands.width + builder.padded + shape.keys)
+        held += shape.keys * builder.padded * builder.staged
+        held += shape.keys * builder.padded_width * self.operands.half
         return 4 * held
 
     def terms(self, config: Config) -> Terms:
-        raise NotImplementedError
+        shape, operands, caches = _shape(dict(config.values)), self.operands, self.machine.caches
+        builder = _Builder(self, shape)
+        width, columns = operands.width, builder.padded // builder.value_lanes
+        block_bytes = 4 * shape.keys * builder.padded
+        apart = not builder.staged and not operands.values_are_dense
+        # Values that lie apart meet in few sets of the first cache, and every tile of rows reads them again.
+        again = apart or block_bytes + 4 * shape.keys * self.lanes > caches.l1
+        spilled = 4 * shape.keys * builder.rows > 0.75 * caches.l1
+        arithmetic = loads = stores = branches = from_l2 = scalar = 0.0
+        for rows, vectors, keys in self._blocks(shape):
+            groups = _even_parts(vectors, _WIDE)
+            tiles = [
+                (size, tile)
+                for _, size in _even_parts(columns, _WIDE)
+                for part in (self.lanes,) * (rows // self.lanes) + (rows % self.lanes,)
+                for _, tile in builder.row_tiles(part, size)
+            ]
+            arithmetic += keys * (width * vectors + rows * columns + _EXP * vectors)
+            loads += sum(keys * width * (1 + size / builder.key_tile(size)) for _, size in groups)
+            loads += sum(keys * (size + tile) for size, tile in tiles) + keys * vectors
+            stores += 2 * keys * vectors
+            branches += sum(keys * width / builder.key_tile(size) / _UNROLL for _, size in groups)
+            branches += keys * (len(tiles) / _UNROLL + len(groups))
+            passes = -(-keys // shape.keys)
+            kept = passes * rows * columns * (not builder.one_block)
+            staged = keys * columns * builder.staged
+            arithmetic, loads, stores = arithmetic + kept, loads + kept + staged, stores + kept + staged
+            scalar += width * rows * _TRANSPOSING
+            scalar += _DRAINING * (passes * len(tiles) + sum(keys / builder.key_tile(n) for _, n in groups))
+            from_l2 += 4 * keys * (width * len(groups) + operands.values * (len(tiles) if again else 1))
+            from_l2 += 12 * keys * rows * spilled
+        heads = operands.heads
+        moved = sum(x.size * x.dtype.bytes for x in (*operands.inputs, operands.output))
+        return Terms(
+            arithmetic=heads * arithmetic,
+            loads=heads * loads,
+            stores=heads * stores,
+            branches=heads * branches,
+            from_l2=heads * from_l2,
+            from_l3=moved,
+            iterations=heads * builder.block.extent,
+            scalar=heads * scalar,
+        )
+
+    def _blocks(self, shape: _Shape) -> Iterator[tuple[int, int, int]]:
+        """(queries, their vectors, keys that they are compared with) of every block of a head."""
+        operands, rows = self.operands, shape.vectors * self.lanes
+        for first in range(0, operands.queries, rows):
+            count = min(rows, operands.queries - first)
+            keys = operands.keys
+            if operands.causal and shape.keys < keys:
+                keys = min(keys, -(-(first + count) // shape.keys) * shape.keys)
+            yield count, -(-count // self.lanes), keys
 
     def program(self, config: Config) -> Program:
         return _Builder(self, _shape(dict(config.values))).program(config)
@@ -371,7 +436,7 @@ class _Builder:
         if not self.one_block:
             u = te.Var("u", vectors)
             stmts.append(self._each(vectors, self.before, self._at(self.top, u * self.lanes + self.lane)))
-        groups = _even_parts(vectors, 4)
+        groups = _even_parts(vectors, _WIDE)
         for start, size in groups:
             stmts.append(self._scores(start, size, rows, first, count))
         for start, size in groups:
@@ -385,7 +450,7 @@ class _Builder:
         last_row = self.first_row + (rows - 1)
         return If(te.call("le", first, last_row), whole)
 
-    def _stage(self, buffer: Buffer, source, width: int, first: te.Expr, count: int) -> Stmt:
+    def _stage(self, buffer: Buffer, source: _Element, width: int, first: te.Expr, count: int) -> Stmt:
         """A block of keys or values, dense and in f32; rows are filled up with zeros to whole vectors."""
         lanes = min(self.lanes, power_of_two_below(width))
         padded = _padded(width, lanes)
@@ -400,7 +465,7 @@ class _Builder:
     def _scores(self, start: int, vectors: int, rows: int, first: te.Expr, count: int) -> Stmt:
         """p[key, row] for some vectors of rows, and their maxima so far."""
         operands = self.operands
-        tile = min(self.registers * 3 // 4 // vectors, 16, count)
+        tile = min(self.key_tile(vectors), count)
         tiles = Tiles(te.Var("key", count), tile)
         key, u, d = te.Var("k", tile), te.Var("u", vectors), te.Var("d", operands.width)
         in_tile = [(key, Kind.UNROLL), (u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
@@ -474,17 +539,21 @@ class _Builder:
         """acc[row, e] = acc[row, e] * fade[row] + sum over keys of p[key, row] * v[key, e]."""
         stmts: list[Stmt] = []
         group = te.Var("group", rows // self.lanes)
-        for start, vectors in _even_parts(self.padded // self.value_lanes, PVMAX):
+        for start, vectors in _even_parts(self.padded // self.value_lanes, _WIDE):
             # Tiles may not overlap: what is accumulated twice is wrong.
-            for part, size in self._row_tiles(self.lanes, vectors) if group.extent else ():
+            for part, size in self.row_tiles(self.lanes, vectors) if group.extent else ():
                 tile = self._weighted_tile(group, part, size, start, vectors, first, count)
                 stmts.append(nest([(group, Kind.SERIAL)], tile))
             last = te.as_index(group.extent)
-            for part, size in self._row_tiles(rows % self.lanes, vectors):
+            for part, size in self.row_tiles(rows % self.lanes, vectors):
                 stmts.append(self._weighted_tile(last, part, size, start, vectors, first, count))
         return block(*stmts)
 
-    def _row_tiles(self, rows: int, vectors: int) -> list[tuple[int, int]]:
+    def key_tile(self, vectors: int) -> int:
+        """Keys in a register tile of so many vectors of rows."""
+        return min(self.registers * 3 // 4 // vectors, 16)
+
+    def row_tiles(self, rows: int, vectors: int) -> list[tuple[int, int]]:
         """(first, how many) of the rows of one vector's lanes that a register tile takes."""
         return _even_parts(rows, self.registers * 3 // 4 // vectors)
 

@@ -75,11 +75,11 @@ class Contraction:
         dims = coordinates(product)
         if dims is None and not isinstance(product.data, te.Load):
             return None
-        return _Applied(work, product, dims)
+        return AppliedContraction(work, product, dims)
 
 
 @dataclass(frozen=True)
-class _Shape:
+class Shape:
     """The numbers that follow from a config."""
 
     rows: int
@@ -95,7 +95,9 @@ class _Shape:
     staged: bool
 
 
-class _Applied:
+class AppliedContraction:
+    name = NAME
+
     def __init__(self, work: Work, product: Product, dims: tuple[Coordinate, ...] | None) -> None:
         self.work = work
         self.machine = work.machine
@@ -105,6 +107,8 @@ class _Applied:
         self.must_stage = not isinstance(product.data, te.Load)
         accumulator = product.reduction.result.dtype
         self.registers_each = max(1, accumulator.bytes * self.lanes // work.machine.vector_bytes)
+        # Integers are widened, multiplied (two instructions on most machines) and added.
+        self.instructions = 1.0 if accumulator.is_float else 3.0
 
     # -- the space ------------------------------------------------------------------------------------------------
 
@@ -113,13 +117,12 @@ class _Applied:
         rows = self.product.rows
         tile_axis = rows[-1].extent if rows else 1
         outer = rows[0].extent if len(rows) > 1 else -(-tile_axis // 4)
-        taps = self.product.reduction.axes
-        last = taps[-1].extent
+        last = self._last_tap.extent
         blocks = [n for n in (1, 2, 3, 4, 6, 7, 8, 12, 14, 16, 24, 28, 32, 48, 64, 96, 128) if n < outer]
         cut = [n for n in range(48, 769) if last % n == 0 and n < self.product.length]
         stage = (True,) if self.must_stage else (False, True) if self.dims is not None else (False,)
         return Space(
-            NAME,
+            self.name,
             (
                 Knob("rows", tuple(n for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14) if n <= tile_axis)),
                 Knob(
@@ -139,8 +142,7 @@ class _Applied:
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
         shape = self._shape(values)
-        held = shape.rows * shape.vectors + shape.vectors + 1
-        if held * self.registers_each > self.machine.vector_registers:
+        if self._registers(shape) * self.registers_each > self.machine.vector_registers:
             return False
         if shape.rows * shape.vectors * shape.unroll > _WRITTEN_OUT and shape.unroll > 1:
             return False
@@ -157,18 +159,22 @@ class _Applied:
             return False
         return not shape.tap_block or self._partial_size(shape) * 4 <= _PARTIAL_BYTES
 
+    def _registers(self, shape: Shape) -> int:
+        """Vectors that are alive in the innermost loop."""
+        return shape.rows * shape.vectors + shape.vectors + 1
+
     @property
     def _last_tap(self) -> te.Var:
-        return self.product.reduction.axes[-1]
+        return self.product.taps[-1]
 
-    def _shape(self, values: Mapping[str, Value]) -> _Shape:
+    def _shape(self, values: Mapping[str, Value]) -> Shape:
         rows, vectors = int(values["rows"]), int(values["vectors"])
         panels = Tiles(self.product.vector, vectors * self.lanes)
         per_chunk = -(-panels.count // int(values["chunks"]))
         outer = self.product.rows[0].extent if self.product.rows else 1
         unit = rows if len(self.product.rows) == 1 else 1
         size = int(values["block"]) * unit or outer
-        return _Shape(
+        return Shape(
             rows=rows,
             vectors=vectors,
             unroll=int(values["unroll"]),
@@ -182,13 +188,13 @@ class _Applied:
             staged=bool(values["stage"]),
         )
 
-    def _staged_bytes(self, shape: _Shape) -> int:
+    def _staged_bytes(self, shape: Shape) -> int:
         total = self.product.data.dtype.bytes
         for extent in self._staged_extents(shape):
             total *= extent
         return total
 
-    def _staged_extents(self, shape: _Shape) -> tuple[int, ...]:
+    def _staged_extents(self, shape: Shape) -> tuple[int, ...]:
         assert self.dims is not None
         outer = self.product.rows[0] if self.product.rows else None
         return tuple(
@@ -196,7 +202,7 @@ class _Applied:
             for dim in self.dims
         )
 
-    def _tiles_per_block(self, shape: _Shape) -> int:
+    def _tiles_per_block(self, shape: Shape) -> int:
         """Register tiles of one panel in one block."""
         rows = self.product.rows
         if not rows:
@@ -206,10 +212,10 @@ class _Applied:
         inner = extent_of(rows[1:-1]) * -(-rows[-1].extent // shape.rows)
         return shape.block * inner
 
-    def _partial_size(self, shape: _Shape) -> int:
+    def _partial_size(self, shape: Shape) -> int:
         return self._tiles_per_block(shape) * shape.rows * shape.panels.size
 
-    def _prefetch_pays(self, shape: _Shape) -> bool:
+    def _prefetch_pays(self, shape: Shape) -> bool:
         """Whether the lines of a piece of a panel are about as many as the steps in which one can be asked for."""
         taps = shape.tap_block or self._last_tap.extent
         steps = self._tiles_per_block(shape) * max(1, taps // shape.unroll)
@@ -225,7 +231,7 @@ class _Applied:
         length = product.length
         steps = tiles * length
         pieces = length // shape.tap_block if shape.tap_block else 1
-        size = product.weight_load.dtype.bytes
+        size = product.weight_bytes
         panel = shape.panels.size * length * size
         weight_bytes = panel * shape.panels.count * repeats
         block_bytes = self._block_bytes(shape)
@@ -256,7 +262,7 @@ class _Applied:
         each = shape.rows * shape.vectors
         asked = passes * panel / _LINE if shape.prefetch else 0.0
         return Terms(
-            arithmetic=steps * max(each, 8.0) + epilogue,
+            arithmetic=steps * max(each * self.instructions, 8.0) + epilogue,
             loads=steps * (shape.rows + shape.vectors)
             + epilogue
             + (staged / 4 + partial / 2) / self.lanes
@@ -271,7 +277,7 @@ class _Applied:
             scalar=tiles * pieces * 12.0 + steps * max(0, shape.rows - 8) * 0.25,
         )
 
-    def _block_bytes(self, shape: _Shape) -> int:
+    def _block_bytes(self, shape: Shape) -> int:
         if self.dims is None:
             outer = self.product.rows[0].extent if self.product.rows else 1
             load = te.loads(self.product.data)[0]
@@ -282,7 +288,7 @@ class _Applied:
     # -- the program ----------------------------------------------------------------------------------------------
 
     def program(self, config: Config) -> Program:
-        return _Builder(self, self._shape(dict(config.values))).program(config)
+        return ContractionNest(self, self._shape(dict(config.values))).program(config)
 
 
 def _spread(values: list[int], count: int) -> list[int]:
@@ -292,14 +298,14 @@ def _spread(values: list[int], count: int) -> list[int]:
     return [values[round(n * (len(values) - 1) / (count - 1))] for n in range(count)]
 
 
-class _Builder:
+class ContractionNest:
     """The loop nest of one config."""
 
-    def __init__(self, applied: _Applied, shape: _Shape) -> None:
+    def __init__(self, applied: AppliedContraction, shape: Shape) -> None:
         self.shape, self.product, self.dims = shape, applied.product, applied.dims
         self.partial_size = applied._partial_size(shape)
         self.staged_extents = applied._staged_extents(shape) if shape.staged else ()
-        self.lanes = applied.lanes
+        self.lanes = self.staging_lanes = applied.lanes
         product, formula = self.product, applied.product.formula
 
         self.chunk = te.Var("chunk", shape.chunks)
@@ -310,7 +316,7 @@ class _Builder:
             te.Var("u", shape.vectors),
             te.Var("v", self.lanes),
         )
-        self.taps = product.reduction.axes
+        self.taps = product.taps
         self.piece_loops: list[te.Var] = []
         if shape.tap_block:
             self.piece_loops = [*self.taps[:-1], te.Var("piece", self.taps[-1].extent // shape.tap_block)]
@@ -376,15 +382,11 @@ class _Builder:
         data = product.data
         if self.shape.staged:
             staged = self._stage()
-            stmts.append(self._fill(staged))
+            stmts.append(self._fill(staged, product.data))
             data = te.Load(staged.buffer, (staged.offset(self._places_in_block()),))
-        weight = product.weight
-        if self.packed is not None:
-            packed = self.packed
-            weight = te.rewrite(weight, lambda node: packed.load if node == product.weight_load else None)
-        tile = self._register_tile(data, weight)
-        loops = [self.panel, *self.piece_loops, *self.row_loops]
-        stmts.append(nest([(loop, Kind.SERIAL) for loop in loops], tile))
+        loops = [*self.piece_loops, *self.row_loops]
+        tiles = nest([(loop, Kind.SERIAL) for loop in loops], self._register_tile(data, self._weight()))
+        stmts.append(nest([(self.panel, Kind.SERIAL)], block(*self._before_tiles(), tiles)))
         body = self._parallel(with_values(block(*stmts), {}))
         inputs = [
             self.packed.buffer if self.packed is not None and b == self.packed.original else b
@@ -395,6 +397,17 @@ class _Builder:
             for b in formula.inputs
         )
         return Program(formula.name, (*inputs, formula.output), body, str(config), packings)
+
+    def _weight(self) -> te.Expr:
+        """The element of the weight that the current tap, vector and lane take."""
+        packed, load = self.packed, self.product.weight_load
+        if packed is None:
+            return self.product.weight
+        return te.rewrite(self.product.weight, lambda node: packed.load if node == load else None)
+
+    def _before_tiles(self) -> list[Stmt]:
+        """What is done once for a panel."""
+        return []
 
     def _parallel(self, body: Stmt) -> Stmt:
         loops = [axis for axis in (*self.product.shared, self.chunk, self.block) if axis.extent > 1]
@@ -429,14 +442,14 @@ class _Builder:
             places.append(dim.of(axis, dim.tap))
         return places
 
-    def _fill(self, staged: Staged) -> Stmt:
+    def _fill(self, staged: Staged, data: te.Expr) -> Stmt:
         """The block's data, dimension by dimension; trailing ones that lie together in memory are copied as one run."""
         places = [te.Var(f"s{n}", extent) for n, extent in enumerate(staged.extents)]
         values: dict[te.Var, te.Expr] = {}
         for dim, place in zip(staged.coordinates, places, strict=True):
             starts = self.product.rows and dim.axis == self.product.rows[0]
             values |= dim.at(place + self.block_start * dim.axis_step if starts else place)
-        value = simplify(te.substitute(self.product.data, values))
+        value = simplify(te.substitute(data, values))
         run = run_of(value, places)
         if run is None:
             return self._fill_vectors(staged, places, value)
@@ -446,24 +459,24 @@ class _Builder:
         source = te.substitute(run.load.indices[0], dict.fromkeys(places[run.first :], te.as_index(0)))
         load = te.Load(run.load.source, (source,))
 
-        def zeros(low: int, high: int) -> list[Stmt]:
-            nothing = te.const(0, staged.buffer.dtype)
-            return self._along(low, high, lambda at: Store(staged.buffer, start + at, nothing))
+        def border(low: int, high: int) -> list[Stmt]:
+            outside = self._as_staged(te.const(run.border, staged.buffer.dtype))
+            return self._along(low, high, lambda at: Store(staged.buffer, start + at, outside))
 
-        copy = self._along(
-            begin, end, lambda at: Store(staged.buffer, start + at, te.Load(load.source, (source + at,)))
-        )
+        def copied(at: te.Expr) -> Store:
+            return Store(staged.buffer, start + at, self._as_staged(te.Load(load.source, (source + at,))))
+
         whole_row = staged.extents[run.first] * inner
-        filled = block(*zeros(0, begin), *copy, *zeros(end, whole_row))
+        filled = block(*border(0, begin), *self._along(begin, end, copied), *border(end, whole_row))
         if run.outer_guard is not None:
-            filled = If(run.outer_guard, filled, block(*zeros(0, whole_row)))
+            filled = If(run.outer_guard, filled, block(*border(0, whole_row)))
         return nest([(var, Kind.SERIAL) for var in outer], filled)
 
     def _along(self, low: int, high: int, store: Callable[[te.Expr], Store]) -> list[Stmt]:
         """`store` for every place in [low, high), in vectors."""
         if high <= low:
             return []
-        lanes = min(self.lanes, power_of_two_below(high - low))
+        lanes = min(self.staging_lanes, power_of_two_below(high - low))
         tiles, lane = Tiles(te.Var(f"a{low}", high - low), lanes), te.Var("sv", lanes)
         at = store(tiles.start() + lane + low)
         return [nest([(tiles.var, Kind.SERIAL), (lane, Kind.VECTOR)], at)]
@@ -474,22 +487,24 @@ class _Builder:
         lanes = min(self.lanes, power_of_two_below(last.extent))
         tiles, lane = Tiles(last, lanes), te.Var("sv", lanes)
         at = {last: tiles.start() + lane}
-        store = Store(staged.buffer, te.substitute(staged.offset(places), at), te.substitute(value, at))
+        element = self._as_staged(te.substitute(value, at))
+        store = Store(staged.buffer, te.substitute(staged.offset(places), at), element)
         loops = [*((var, Kind.SERIAL) for var in places[:-1]), (tiles.var, Kind.SERIAL), (lane, Kind.VECTOR)]
         return nest(loops, store)
+
+    def _as_staged(self, value: te.Expr) -> te.Expr:
+        """An element of the data as it is kept in scratch memory."""
+        return value
 
     # -- the register tile ------------------------------------------------------------------------------------------
 
     def _register_tile(self, data: te.Expr, weight: te.Expr) -> Stmt:
         product, formula, shape = self.product, self.formula, self.shape
         kept = te.Load(self.accumulator, (self.element,))
-        if self.accumulator.dtype.is_float:
-            update = te.call("fma", data, weight, kept)
-        else:
-            update = te.call("add", kept, te.call("mul", data, weight))
+        update = self._update(data, weight, kept)
         step = nest(self.in_tile, Store(self.accumulator, self.element, te.substitute(update, self.values)))
         summing = self._tap_loops(step)
-        zero = nest(self.in_tile, Store(self.accumulator, self.element, te.const(0, self.accumulator.dtype)))
+        zero = nest(self.in_tile, Store(self.accumulator, self.element, self._first_value()))
 
         result = product.reduction.result
         read = te.rewrite(
@@ -510,6 +525,15 @@ class _Builder:
         first = te.call("eq", piece, te.as_index(0))
         last = te.call("eq", piece, te.as_index(extent_of(self.piece_loops) - 1))
         return block(If(first, zero, resume), summing, If(last, finish, suspend))
+
+    def _update(self, data: te.Expr, weight: te.Expr, kept: te.Expr) -> te.Expr:
+        if kept.dtype.is_float:
+            return te.call("fma", data, weight, kept)
+        return te.call("add", kept, te.call("mul", data, weight))
+
+    def _first_value(self) -> te.Expr:
+        """What an accumulator begins at."""
+        return te.const(0, self.accumulator.dtype)
 
     def _tap_loops(self, step: Stmt) -> Stmt:
         """The loops over taps, the innermost `unroll` steps written out; a step is followed by a prefetch."""
@@ -543,7 +567,9 @@ class _Builder:
     def _prefetches(self, tap_loops: list[te.Var]) -> list[Stmt]:
         """Lines of what comes after this piece of the panel, as many as spread it over this one's register tiles."""
         assert self.packed is not None
-        size = self.packed.original.dtype.bytes
+        weight = self.packed.load.source
+        assert isinstance(weight, Buffer)
+        size = weight.dtype.bytes
         piece_size = self.shape.panels.size * (self.shape.tap_block or self.product.length)
         pieces = extent_of(self.piece_loops)
         loops = [*self.row_loops, *tap_loops]
@@ -551,10 +577,7 @@ class _Builder:
         each = -(-lines // extent_of(loops))
         following = (self.which_panel * pieces + _counted(self.piece_loops) + 1) * piece_size
         first = following + _counted(loops) * (each * _LINE // size)
-        return [
-            Prefetch(self.packed.buffer, first + n * (_LINE // size), self.shape.prefetch)
-            for n in range(each)
-        ]
+        return [Prefetch(weight, first + n * (_LINE // size), self.shape.prefetch) for n in range(each)]
 
 
 def _counted(loops: Sequence[te.Var]) -> te.Expr:

@@ -31,7 +31,7 @@ class Product:
     def reduction(self) -> Reduction:
         return self.formula.reductions[0]
 
-    @property
+    @cached_property
     def weight_load(self) -> te.Load:
         return te.loads(self.weight)[0]
 
@@ -50,13 +50,23 @@ class Product:
         in_data, in_weight = te.variables(self.data), te.variables(self.weight)
         return tuple(a for a in self.formula.axes if (a in in_data) is data and (a in in_weight) is weight)
 
-    @property
+    @cached_property
     def constant_weight(self) -> bool:
         return self.weight_load.source in self.formula.constants
 
     @property
+    def taps(self) -> tuple[te.Var, ...]:
+        """What is counted along the sum, outermost first."""
+        return self.reduction.axes
+
+    @property
     def length(self) -> int:
-        return self.reduction.length
+        return math.prod(tap.extent for tap in self.taps)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the weight, for one tap and one place along `vector`."""
+        return self.weight_load.dtype.bytes
 
 
 def product_of(formula: Formula | None) -> Product | None:
@@ -195,20 +205,22 @@ class Staged:
 @dataclass(frozen=True)
 class Run:
     """A value that is a plain copy along its trailing dimensions, from `first` on, which lie together in memory: it is
-    `load` while dimension `first` is in [begin, end) and `outer_guard` holds, and zero elsewhere."""
+    `load` while dimension `first` is in [begin, end) and `outer_guard` holds, and `border` elsewhere."""
 
     first: int
     begin: int
     end: int
     load: te.Load
     outer_guard: te.Expr | None
+    border: te.Number = 0
 
 
 def run_of(value: te.Expr, places: Sequence[te.Var]) -> Run | None:
     """`value`, a formula over `places`, as a run over as many trailing ones as possible; None where it is no copy."""
     conditions: list[te.Expr] = []
-    if isinstance(value, te.Select) and isinstance(value.other, te.Const) and value.other.value == 0:
-        conditions, value = _conjuncts(value.cond), value.then
+    border: te.Number = 0
+    if isinstance(value, te.Select) and isinstance(value.other, te.Const):
+        conditions, value, border = _conjuncts(value.cond), value.then, value.other.value
     if not isinstance(value, te.Load):
         return None
     form = linear(value.indices[0])
@@ -230,7 +242,7 @@ def run_of(value: te.Expr, places: Sequence[te.Var]) -> Run | None:
     inside = [n for n in range(places[first].extent) if all(_holds(c, places[first], n) for c in own)]
     if not inside or inside != list(range(inside[0], inside[-1] + 1)):
         return None
-    return Run(first, inside[0], inside[-1] + 1, value, te.all_of(outer_guards))
+    return Run(first, inside[0], inside[-1] + 1, value, te.all_of(outer_guards), border)
 
 
 def _conjuncts(cond: te.Expr) -> list[te.Expr]:

@@ -1,0 +1,49 @@
+"""The analytical model: what it must say whatever its constants are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewright.cost.cpu import seconds
+from tilewright.hw import host
+from tilewright.space.template import Terms
+
+TERMS = Terms(
+    arithmetic=1e6,
+    loads=5e5,
+    stores=1e4,
+    branches=1e4,
+    from_l2=1e6,
+    from_l3=1e5,
+    from_memory=1e6,
+    iterations=8,
+)
+
+
+@given(
+    st.sampled_from(
+        ["arithmetic", "loads", "stores", "branches", "from_l2", "from_l3", "from_memory", "scalar"]
+    ),
+    st.floats(1.0, 100.0),
+)
+def test_more_of_anything_never_takes_less_time(term: str, factor: float) -> None:
+    more = replace(TERMS, **{term: getattr(TERMS, term) * factor + (factor if term == "scalar" else 0)})
+    assert seconds(more, host(), 2) >= seconds(TERMS, host(), 2)
+
+
+def test_threads_divide_the_work_and_uneven_iterations_do_not() -> None:
+    one, two = seconds(TERMS, host(), 1), seconds(TERMS, host(), 2)
+    assert 1.9 < one / two < 2.01
+    three = seconds(replace(TERMS, iterations=3), host(), 2)  # two of three iterations on one thread
+    assert 1.3 < three / two < 1.4
+    assert seconds(replace(TERMS, iterations=1), host(), 2) == one
+
+
+def test_what_is_prefetched_hides_behind_the_arithmetic() -> None:
+    hidden = replace(TERMS, prefetched=TERMS.from_memory)
+    assert seconds(hidden, host(), 2) < seconds(TERMS, host(), 2)
+    slow = replace(TERMS, from_memory=1e9)
+    assert seconds(replace(slow, prefetched=1e9), host(), 2) > 1e9 / 2 / 50e9, "bandwidth is still a bound"

@@ -315,7 +315,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     effort = "" if options.effort == "none" else f"ours with effort {options.effort}, "
     method = (
         f"fp32, batch {options.batch}, {options.threads} threads, {effort}median milliseconds over "
-        f"{options.rounds} turns of about {options.turn:g} s, one process per contender{', reduced models' if options.small else ''}."
+        f"{options.rounds} turns of about {options.turn:g} s, one process per contender"
+        f"{', reduced models' if options.small else ''}."
     )
     say(f"{about['cpu']}, {about['cores']} cores, load {about['load_average']}; {method}")
     if options.scaling:

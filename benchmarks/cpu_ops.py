@@ -41,6 +41,7 @@ DOT_PRODUCTS = {
     "amx_int8": "AMX: tiles of 16 x 64 bytes into exact 32-bit sums",
     "asimddp": "NEON sdot and udot: 16 products of bytes an instruction into exact 32-bit sums",
 }
+ABOVE_THE_LIMIT = 1.02  # a share that arithmetic alone cannot reach: it is explained or not believed
 NO_DOT_PRODUCT = "no dot product of bytes that is exact: 16-bit multiply-adds are what remains"
 
 
@@ -119,9 +120,8 @@ def bytes_moved(case: Case, job: OperatorJob) -> int:
 
 def header(section: Section) -> list[str]:
     shown = [CONTENDERS[name].title for name in section.contenders if name != MACHINE]
-    limit = {"flops": "of the FMA peak", "read": "of read bandwidth", "copy": "of copy bandwidth"}[
-        section.bound
-    ]
+    limits = {"flops": "of the FMA peak", "read": "of read bandwidth", "copy": "of copy bandwidth"}
+    limit = limits[section.bound] if MACHINE in section.contenders else "of a limit"
     against = ["vs fp32"] if section.name == "int8" else []
     return [section.name, *shown, "GFLOP/s" if section.bound == "flops" else "GB/s", limit, "vs best peer",
             *against, "error"]  # fmt: skip
@@ -154,6 +154,11 @@ def remarks(result: OperatorResult) -> list[str]:
         f"{place}, {CONTENDERS[name].title}: {'failed' if absence.failed else 'not available'}: {absence.reason}"
         for name, absence in result.absences.items()
     ]
+    if (efficiency := result.efficiency) is not None and efficiency > ABOVE_THE_LIMIT:
+        lines.append(
+            f"{place}: {efficiency:.0%} of the limit: fewer operations than counted (Winograd), data in a cache, or a "
+            "limit that was disturbed"
+        )
     return lines + [
         f"{place}, {CONTENDERS[name].title}: kept {timing.idle_share:.0%} of a core busy while the others ran"
         for name, timing in result.timings.items()

@@ -263,6 +263,6 @@ SECTIONS: dict[str, Section] = {
         Section("conv", "flops", (TORCH, ONNX_RUNTIME, OURS, MACHINE), conv_cases),
         Section("attention", "flops", (NUMPY, TORCH, ONNX_RUNTIME, OURS, MACHINE), attention_cases),
         Section("bandwidth", "copy", (NUMPY, TORCH, ONNX_RUNTIME, OURS, MACHINE), bandwidth_cases),
-        Section("int8", "flops", (ONNX_RUNTIME, OURS, OURS_FP32, MACHINE), int8_cases),
+        Section("int8", "flops", (ONNX_RUNTIME, OURS, OURS_FP32), int8_cases),
     )
 }

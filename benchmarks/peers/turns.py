@@ -154,6 +154,7 @@ class Seat:
     def _answer(self) -> list[float]:
         if not self._pipe.poll(self._timeout):
             self._process.kill()  # its answer may still come, to another question
+            self._process.join()
             raise ContenderError(f"no answer within {self._timeout:.0f} s")
         try:
             kind, content = self._pipe.recv()

@@ -36,6 +36,7 @@ from tilewright.loops.tiling import (
     whole,
     with_values,
 )
+from tilewright.loops.transposed import transposed_program
 from tilewright.te.index import coefficient
 
 _UNROLLED_REDUCTION = 9  # a 3x3 window is written out
@@ -48,7 +49,7 @@ _COMBINING_ACROSS = 8  # vector operations that combining lanes at the end of a 
 
 def default_program(formula: Formula, machine: CpuMachine) -> Program:
     if not formula.reductions:
-        return _elementwise(formula, machine)
+        return transposed_program(formula, machine) or _elementwise(formula, machine)
     spatial = _best_spatial_axis(formula, machine)
     if spatial is not None and spatial.cost <= _rowwise_cost(formula, machine):
         return _tiled(formula, machine, spatial.axis)

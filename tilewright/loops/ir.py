@@ -20,11 +20,11 @@ Semantics
   only read, and is aligned no better than what it is a view of.
 - `If` runs one of its branches; its condition is the same in every lane and is not under a vector loop.
 - `Prefetch` changes nothing: it names an element that will be read soon, and may name one that does not exist.
-- `Transpose` turns a tile of a register buffer: its vectors, read in order, are the elements of a matrix by rows before,
-  and by columns afterwards.
+- `Transpose` turns a tile of a register buffer: its vectors in order are the elements of a matrix by rows before, and
+  by columns afterwards.
 - `Store` rounds nothing: the value's type is the buffer's. One that is `streamed` writes what nobody reads soon: it may
-  go past the caches, and every vector should begin at a multiple of its length. `Across` combines the lanes of a register vector pairwise
-  (first half with second half, and so on): a fixed order.
+  go past the caches, for which a vector should begin at a multiple of its length. `Across` combines the lanes of a
+  register vector pairwise (first half with second half, and so on): a fixed order.
 - Expressions are those of `te`; a `Load` reads a `Buffer` at one flat index, and `Select` is lazy in its loads.
 - Arithmetic is what the expressions say, in the order they say it; `numerics` decides which fast-math flags it gets.
 """

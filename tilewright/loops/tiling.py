@@ -95,6 +95,15 @@ def _computed(formula: Formula) -> list[te.Expr]:
     return [e for expr in formula.expressions() for e in elements(expr)] or [formula.value]
 
 
+# -- the output -------------------------------------------------------------------------------------------------------
+
+
+def is_streamed(formula: Formula, machine: CpuMachine) -> bool:
+    """Whether the output is so large that the next reader finds none of it in a cache: then it need not go through one,
+    which would read every line before it is written."""
+    return formula.output.size * formula.output.dtype.bytes >= machine.caches.last
+
+
 # -- the parallel loop ------------------------------------------------------------------------------------------------
 
 

@@ -33,11 +33,12 @@ from tilewright.measure.single import SingleKernel
 from tilewright.runtime.executor import aligned_empty
 
 _ACCUMULATORS = 12  # two ports, four or five cycles each, and some to spare; fits sixteen registers
-_STEPS = 20_000
+# A call takes milliseconds: starting and joining threads takes tens of microseconds, and is not what is measured.
+_STEPS = 2_000_000
 _ARRAY_BYTES = 256 << 20
 
 _READ_AT_ONCE = 8  # vectors, each into a register of its own
-_READ_BYTES = 8 << 20  # by one call, however small the array
+_READ_BYTES = 256 << 20  # by one call, however small the array: milliseconds again
 _SMALLEST_ARRAY = 8 << 10
 _PASSES = 4  # over all sizes: the fastest counts, others were disturbed
 _CLEAR_STEP = 1.2  # a smaller change of speed says nothing about a capacity
@@ -68,7 +69,8 @@ def speeds(machine: CpuMachine, capacities: Capacities, threads: int) -> Speeds:
     ]
     l1, second, third = _read_speeds(machine, [max(size, _SMALLEST_ARRAY) for size in sizes], threads)
     memory, copy = bandwidths(machine, threads)
-    return Speeds(threads, peak_flops(machine, threads), l1, second, third, memory, copy)
+    flops = max(peak_flops(machine, threads) for _ in range(_PASSES))
+    return Speeds(threads, flops, l1, second, third, memory, copy)
 
 
 def _between(smaller: int, larger: int) -> int:

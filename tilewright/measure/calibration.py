@@ -19,7 +19,7 @@ from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
 from tilewright.support.fingerprint import fingerprint
 
-VERSION = 1  # of the record, and of the way in which it is measured
+VERSION = 2  # of the record, and of the way in which it is measured
 
 # A processor of the last ten years, at rest: what is assumed of one that nobody has measured.
 _CYCLES = 2.5e9

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.loops import formulas
 from tests.loops.schedule.examples import check_meaning, conv2d
+from tilewright.errors import ScheduleError
 from tilewright.loops.schedule import Schedule, outer_product
 
 QUICK = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
@@ -49,9 +52,12 @@ def products(draw: st.DrawFn) -> tuple[Schedule, tuple[int, int, int]]:
         schedule = schedule.compute_at("a.of.product", draw(st.sampled_from([*around, order[0]])))
     if fits:
         schedule = schedule.split("out.i1.i", LANES, into=("u", "v")).unroll("u").vectorise("v")
+    tensorised = False
     if fits and inside and draw(st.booleans()):
-        schedule = schedule.tensorise("product.i0", outer_product(rows, vectors, LANES))
-    elif fits:
+        with contextlib.suppress(ScheduleError):  # a tile that leaves the tensor computes something else
+            schedule = schedule.tensorise("product.i0", outer_product(rows, vectors, LANES))
+            tensorised = True
+    if fits and not tensorised:
         schedule = schedule.split("product.i1", LANES, into=("pu", "pv")).unroll("pu").vectorise("pv")
         schedule = schedule.unroll("product.i0") if inside else schedule
     if fits and draw(st.booleans()):

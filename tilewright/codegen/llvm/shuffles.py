@@ -2,8 +2,8 @@
 
 A matrix of `rows` rows lies in vectors, row after row. Where both sides are powers of two, its transpose takes a few
 rounds over all vectors: to interleave the first half of the elements with the second moves the bits of every element's
-place round by one, and the transpose moves them round by log2(rows). Otherwise each vector of the result is put together
-from those that it has elements of.
+place round by one, and the transpose moves them round by log2(rows). Otherwise each vector of the result is put
+together from those that it has elements of.
 """
 
 from __future__ import annotations

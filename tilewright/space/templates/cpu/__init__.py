@@ -3,8 +3,16 @@
 from tilewright.space.template import Template
 from tilewright.space.templates.cpu.attention import Attention
 from tilewright.space.templates.cpu.contraction import Contraction
+from tilewright.space.templates.cpu.contraction_int8 import ContractionInt8
 from tilewright.space.templates.cpu.depthwise import Depthwise
 from tilewright.space.templates.cpu.separable import SeparableChain
 from tilewright.space.templates.cpu.winograd import Winograd
 
-TEMPLATES: tuple[Template, ...] = (Attention(), Contraction(), Depthwise(), SeparableChain(), Winograd())
+TEMPLATES: tuple[Template, ...] = (
+    Attention(),
+    Contraction(),
+    ContractionInt8(),
+    Depthwise(),
+    SeparableChain(),
+    Winograd(),
+)

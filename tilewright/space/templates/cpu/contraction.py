@@ -288,7 +288,10 @@ class AppliedContraction:
     # -- the program ----------------------------------------------------------------------------------------------
 
     def program(self, config: Config) -> Program:
-        return ContractionNest(self, self._shape(dict(config.values))).program(config)
+        return self.nest_of(self._shape(dict(config.values))).program(config)
+
+    def nest_of(self, shape: Shape) -> ContractionNest:
+        return ContractionNest(self, shape)
 
 
 def _spread(values: list[int], count: int) -> list[int]:
@@ -445,11 +448,7 @@ class ContractionNest:
     def _fill(self, staged: Staged, data: te.Expr) -> Stmt:
         """The block's data, dimension by dimension; trailing ones that lie together in memory are copied as one run."""
         places = [te.Var(f"s{n}", extent) for n, extent in enumerate(staged.extents)]
-        values: dict[te.Var, te.Expr] = {}
-        for dim, place in zip(staged.coordinates, places, strict=True):
-            starts = self.product.rows and dim.axis == self.product.rows[0]
-            values |= dim.at(place + self.block_start * dim.axis_step if starts else place)
-        value = simplify(te.substitute(data, values))
+        value = self._at_places(data, staged, places)
         run = run_of(value, places)
         if run is None:
             return self._fill_vectors(staged, places, value)
@@ -460,7 +459,7 @@ class ContractionNest:
         load = te.Load(run.load.source, (source,))
 
         def border(low: int, high: int) -> list[Stmt]:
-            outside = self._as_staged(te.const(run.border, staged.buffer.dtype))
+            outside = self._as_staged(run.border)
             return self._along(low, high, lambda at: Store(staged.buffer, start + at, outside))
 
         def copied(at: te.Expr) -> Store:
@@ -471,6 +470,14 @@ class ContractionNest:
         if run.outer_guard is not None:
             filled = If(run.outer_guard, filled, block(*border(0, whole_row)))
         return nest([(var, Kind.SERIAL) for var in outer], filled)
+
+    def _at_places(self, data: te.Expr, staged: Staged, places: Sequence[te.Var]) -> te.Expr:
+        """The data as a formula over places in the staged block."""
+        values: dict[te.Var, te.Expr] = {}
+        for dim, place in zip(staged.coordinates, places, strict=True):
+            starts = self.product.rows and dim.axis == self.product.rows[0]
+            values |= dim.at(place + self.block_start * dim.axis_step if starts else place)
+        return simplify(te.substitute(data, values))
 
     def _along(self, low: int, high: int, store: Callable[[te.Expr], Store]) -> list[Stmt]:
         """`store` for every place in [low, high), in vectors."""

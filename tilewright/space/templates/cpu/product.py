@@ -212,15 +212,16 @@ class Run:
     end: int
     load: te.Load
     outer_guard: te.Expr | None
-    border: te.Number = 0
+    border: te.Const
 
 
 def run_of(value: te.Expr, places: Sequence[te.Var]) -> Run | None:
     """`value`, a formula over `places`, as a run over as many trailing ones as possible; None where it is no copy."""
     conditions: list[te.Expr] = []
-    border: te.Number = 0
+    border = te.const(0, value.dtype)
     if isinstance(value, te.Select) and isinstance(value.other, te.Const):
-        conditions, value, border = _conjuncts(value.cond), value.then, value.other.value
+        border = value.other
+        conditions, value = _conjuncts(value.cond), value.then
     if not isinstance(value, te.Load):
         return None
     form = linear(value.indices[0])

@@ -28,6 +28,7 @@ from tilewright.loops.ir import (
     Buffer,
     If,
     Kind,
+    Prefetch,
     Program,
     Scope,
     Stmt,
@@ -55,6 +56,8 @@ from tilewright.te.index import in_range
 
 NAME = "separable"
 _UNROLL = 4  # steps of a sum written out
+_LINE = 16  # elements
+_MOST_PREFETCHES = 4  # in a step of a sum
 
 
 class SeparableChain:
@@ -108,6 +111,12 @@ class _Shape:
     expand: _Panels | None
     project: _Panels | None
     group: int  # vectors of channels that are expanded and filtered together
+    prefetch: bool  # of weights, while rows are expanded
+
+    @property
+    def single(self) -> bool:
+        """Whether a chunk is a single step."""
+        return self.chunk == self.step
 
 
 class _Applied:
@@ -136,6 +145,7 @@ class _Applied:
                 Knob("columns", column_choices(chain)),
                 Knob("expand", self._tile_choices(chain.expand, chain.columns.extent)),
                 Knob("project", self._tile_choices(chain.project, chain.columns.outputs)),
+                Knob("prefetch", (False, True) if chain.expand is not None else (False,)),
             ),
             self._legal,
             together=(("chunk", "step", "blocks"), ("expand", "columns"), ("project",)),
@@ -161,6 +171,8 @@ class _Applied:
         groups = -(-self.vectors // shape.group)
         if shape.blocks > groups or -(-groups // shape.blocks) * (shape.blocks - 1) >= groups:
             return False
+        if shape.prefetch and (not shape.single or self.prefetched_lines(shape)[0] > _MOST_PREFETCHES):
+            return False
         return 4 * sum(self._scratch(shape)) <= SCRATCH_LIMIT
 
     def _shape(self, values: Mapping[str, Value]) -> _Shape:
@@ -173,6 +185,7 @@ class _Applied:
             expand=expand,
             project=self._panels(self.chain.project, str(values["project"])),
             group=expand.vectors if expand is not None else self.vectors,
+            prefetch=bool(values["prefetch"]),
         )
 
     def _panels(self, stage: Stage | None, tile: str) -> _Panels | None:
@@ -191,11 +204,23 @@ class _Applied:
         chain = self.chain
         expanded = filtered = 0
         if shape.expand is not None:
-            kept = shape.group if shape.chunk == shape.step else self.vectors
+            kept = shape.group if shape.single else self.vectors
             expanded = kept * self.ring(shape) * chain.columns.padded * self.lanes
         if shape.project is not None:
             filtered = self.vectors * shape.step * chain.columns.outputs * self.lanes
         return expanded, filtered
+
+    def prefetched_lines(self, shape: _Shape) -> tuple[int, int]:
+        """Lines of weights to ask for in a step of the expansion's sums: (of the next panel, of the projection)."""
+        panels = shape.expand
+        assert panels is not None
+        tiles = -(-self.chain.columns.extent // panels.rows)
+        steps = self.ring(shape) * tiles * max(1, panels.depth // _UNROLL)
+        following = -(-panels.vectors * panels.depth * panels.lanes // (_LINE * steps))
+        if shape.project is None:
+            return following, 0
+        groups = -(-self.vectors // shape.group)
+        return following, -(-shape.project.packing.size // (_LINE * steps * groups))
 
     # -- what it costs --------------------------------------------------------------------------------------------
 
@@ -253,6 +278,7 @@ class _Applied:
             from_l2=from_l2,
             from_l3=from_l3,
             from_memory=from_memory,
+            prefetched=from_memory if shape.prefetch else 0.0,
             iterations=chunks * shape.blocks,
             scalar=sum(part.scalar for part in parts),
         )
@@ -278,6 +304,7 @@ class _Builder:
         chain = applied.chain
         self.chain, self.shape, self.lanes, self.vectors = chain, shape, applied.lanes, applied.vectors
         self.ring = applied.ring(shape)
+        self.prefetched = applied.prefetched_lines(shape) if shape.prefetch else (0, 0)
         self.inputs = chain.task.graph.inputs
         self.out = Buffer("out", F32, chain.task.output.type.size)
         self.packings: dict[Node, Packing] = {
@@ -309,7 +336,7 @@ class _Builder:
         if self.shape.expand is not None:
             before.append(self.zero_columns())
             kept = self.ring - self.shape.step * self.chain.rows.stride
-            if self.step.extent > 1:
+            if not self.shape.single:
                 before.append(self.in_groups(self.expand(te.as_index(0), kept)))
                 new = te.as_index(kept) + self.step * (self.shape.step * self.chain.rows.stride)
                 stages.append(self.expand(new, self.shape.step * self.chain.rows.stride))
@@ -334,7 +361,7 @@ class _Builder:
 
     def expanded_at(self, vector: te.Expr, row: te.Expr, column: te.Expr) -> te.Expr:
         """Of a vector of the group; rows and columns count from the first that the chunk's windows see."""
-        rolling = self.step.extent > 1
+        rolling = not self.shape.single
         place = row % self.ring if rolling else row
         kept = self.first_vector + vector if rolling else vector
         return ((kept * self.ring + place) * self.chain.columns.padded + column) * self.lanes + self.lane
@@ -377,7 +404,11 @@ class _Builder:
             at = self.expanded_at(vector, row, pixel + chain.columns.before)
             return Store(self.expanded, at, value(total, (self.batch, y, pixel, channel)))
 
-        tile = _tile(panels, self.lane, pixels.start(), [(_taps(panels.depth), left)], right, write)
+        def prefetch(step: te.Var) -> list[Stmt]:
+            done = (line * pixels.count + pixels.var) * step.extent + step
+            return self.prefetches(done, count * pixels.count * step.extent)
+
+        tile = _tile(panels, self.lane, pixels.start(), [(_taps(panels.depth), left)], right, write, prefetch)
         computed = nest([(pixels.var, Kind.SERIAL)], tile)
         inside = in_range(y, height)
         if inside is not None:
@@ -387,6 +418,23 @@ class _Builder:
             loops = [(vector, Kind.SERIAL), (pixel, Kind.SERIAL), (self.lane, Kind.VECTOR)]
             computed = If(inside, computed, nest(loops, zero))
         return nest([(line, Kind.SERIAL)], computed)
+
+    def prefetches(self, step: te.Expr, steps: int) -> list[Stmt]:
+        """In one of the `steps` of a group's sums: lines of the next group's weights, and of the projection's."""
+        following, projecting = self.prefetched
+        stmts: list[Stmt] = []
+        if following:
+            assert self.shape.expand is not None
+            panels = self.shape.expand
+            first = (self.first_vector + panels.vectors) * (panels.depth * panels.lanes)
+            weight = self.buffers[panels.stage.weight]
+            stmts += [Prefetch(weight, first + (step * following + n) * _LINE) for n in range(following)]
+        if projecting:
+            assert self.shape.project is not None
+            first = self.group * (steps * projecting * _LINE)
+            weight = self.buffers[self.shape.project.stage.weight]
+            stmts += [Prefetch(weight, first + (step * projecting + n) * _LINE) for n in range(projecting)]
+        return stmts
 
     # -- filtered rows ----------------------------------------------------------------------------------------------
 
@@ -490,9 +538,10 @@ class _Builder:
 
 @dataclass(frozen=True)
 class _Taps:
-    """Steps of a sum: the loops over them, and which step the innermost is at."""
+    """Steps of a sum: the loops over them, those that are written out, and which step the innermost is at."""
 
-    loops: list[tuple[te.Var, Kind]]
+    loops: tuple[te.Var, ...]
+    copies: te.Var
     k: te.Expr
 
 
@@ -502,13 +551,12 @@ def _taps(count: int, within: int = 0, first: int = 0) -> list[_Taps]:
     within = within or count
     outer, unroll = te.Var("kv", count // within), min(_UNROLL, within)
     middle, inner = te.Var("ko", within // unroll), te.Var("ki", unroll)
-    loops = [(outer, Kind.SERIAL), (middle, Kind.SERIAL), (inner, Kind.UNROLL)]
-    found = [_Taps(loops, outer * within + middle * unroll + inner + first)]
+    found = [_Taps((outer, middle), inner, outer * within + middle * unroll + inner + first)]
     done = within // unroll * unroll
     if within > done:
         assert outer.extent == 1
         tail = te.Var("kt", within - done)
-        found.append(_Taps([(tail, Kind.UNROLL)], tail + (first + done)))
+        found.append(_Taps((), tail, tail + (first + done)))
     return found
 
 
@@ -519,8 +567,10 @@ def _tile(
     sums: Sequence[tuple[Sequence[_Taps], Callable[[te.Expr, te.Expr], te.Expr]]],
     right: Callable[[te.Expr, te.Expr], te.Expr],
     write: Callable[[te.Expr, te.Expr, te.Expr], Store],
+    prefetch: Callable[[te.Var], list[Stmt]] = lambda step: [],
 ) -> Stmt:
-    """One register tile: zero, the sums with what each reads of the pixels, and `write(pixel, vector, total)`."""
+    """One register tile: zero, the sums with what each reads of the pixels, and `write(pixel, vector, total)`.
+    `prefetch(loop)` goes into the innermost loop over a sum."""
     row, vector = te.Var("pr", panels.rows), te.Var("pu", panels.vectors)
     accumulator = Buffer("acc_" + lane.name, F32, panels.rows * panels.vectors * lane.extent, Scope.REGISTER)
     element = (row * panels.vectors + vector) * lane.extent + lane
@@ -530,6 +580,9 @@ def _tile(
     for pieces, left in sums:
         for taps in pieces:
             product = te.call("fma", left(first_pixel + row, taps.k), right(vector, taps.k), total)
-            stmts.append(nest([*taps.loops, *in_tile], Store(accumulator, element, product)))
+            step = nest([(taps.copies, Kind.UNROLL), *in_tile], Store(accumulator, element, product))
+            if taps.loops:
+                step = block(step, *prefetch(taps.loops[-1]))
+            stmts.append(nest([(loop, Kind.SERIAL) for loop in taps.loops], step))
     stmts.append(nest(in_tile, write(first_pixel + row, vector, total)))
     return block(*stmts)

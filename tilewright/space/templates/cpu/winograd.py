@@ -10,10 +10,10 @@ instead of 9 m^2.
           seen[tile, channel, e] = Bt d B                           (d guarded at the image's edge alone)
         for every panel, element e of a transformed tile:
           for every `rows` tiles:
-            acc[rows, vectors] = 0, or what earlier channels gave
+            acc[rows, vectors] = 0
             for channels, `unroll` written out: acc += seen[row, channel, e] * panel[e, channel, :]
               prefetch a line of the next element's panel
-            products[row, :, e] = acc
+            products[row, :, e] = acc                               (or += from the second block of channels on)
       for every tile, vector of outputs:
         out = epilogue(At products A)                               (no more than lies inside of the image)
 
@@ -24,6 +24,7 @@ Where all channels fit, `products` holds one panel at a time and its tiles are f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 
@@ -39,6 +40,10 @@ from tilewright.space.templates.cpu.window import Convolution, convolution_of
 from tilewright.space.templates.cpu.winograd_nest import LINE, Nest, Shape
 
 NAME = "winograd"
+# The relative error for each square root of the number of products summed one after another, measured on random data;
+# and how much of it a config may have, below the bound for a kernel.
+_ROUNDING = {2: 4e-8, 4: 2.3e-7, 6: 4.3e-7}
+_MOST_ERROR = 7e-6
 _MOST_TILES = 64  # in a block
 _MOST_ROWS = 10  # of a register tile: more broadcasts wait for each other
 _CHAINS = 8  # of multiply-adds, to fill both ports
@@ -94,6 +99,8 @@ class _Applied:
         if shape.panels.size > self.convolution.output.extent or shape.tiles > shape.all_tiles:
             return False
         if shape.shares != values["shares"]:
+            return False
+        if _ROUNDING[shape.outputs] * math.sqrt(shape.channels + shape.channel_blocks) > _MOST_ERROR:
             return False
         return (shape.seen_size + shape.products_size) * 4 <= SCRATCH_LIMIT
 

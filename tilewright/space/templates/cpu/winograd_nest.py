@@ -326,14 +326,16 @@ class Nest:
         fetch = [Prefetch(self.weight, following + (number + n) * (LINE // 4), 2) for n in range(asked)]
 
         partial = self._product_at(row_tile * shape.rows + row, vec, self.element) + lane
-        first: Stmt = nest(in_tile, Store(accumulators, place, te.const(0, DType.F32)))
+        put: Stmt = nest(in_tile, Store(self.products, partial, kept))
         if shape.channel_blocks > 1:
-            resume = nest(in_tile, Store(accumulators, place, te.Load(self.products, (partial,))))
-            first = If(te.call("eq", self.channel_block, te.as_index(0)), first, resume)
+            # Sums of blocks are added up, not continued: shorter chains round less.
+            total = te.call("add", te.Load(self.products, (partial,)), kept)
+            add = nest(in_tile, Store(self.products, partial, total))
+            put = If(te.call("eq", self.channel_block, te.as_index(0)), put, add)
         tile = block(
-            first,
+            nest(in_tile, Store(accumulators, place, te.const(0, DType.F32))),
             nest([(vector, Kind.SERIAL), (steps, Kind.SERIAL)], block(update, *fetch)),
-            nest(in_tile, Store(self.products, partial, kept)),
+            put,
         )
         return nest([(self.element, Kind.SERIAL), (row_tile, Kind.SERIAL)], tile)
 

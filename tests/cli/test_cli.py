@@ -195,3 +195,23 @@ def test_mistakes_have_messages_and_exit_codes(arguments, code: int, complaint: 
     assert done.returncode == code, done.stderr
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("1.5m", 90.0), ("2h", 7200.0)])
+def test_budgets(text: str, seconds: float) -> None:
+    from tilewright.cli.app import parse_seconds
+
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--effort", "quick", "--budget", "soon"), "120s"),
+        (("--budget", "5s"), "needs no budget"),
+        (("--effort", "some"), "'quick'"),
+    ],
+)
+def test_wrong_efforts_are_named(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    done = run("compile", "bert-tiny", "--small", *options, folder=tmp_path)
+    assert done.returncode in (1, 2) and said in done.stderr

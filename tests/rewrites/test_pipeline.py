@@ -41,8 +41,8 @@ def test_names_are_unique_and_spelt_alike() -> None:
 def test_the_result() -> None:
     partition = run_pipeline(network())
     assert [call.task.label for call in partition.calls] == [
-        "permute+pad",
-        "conv+add+relu",
+        "permute",
+        "pad+conv+add+relu",
         "mean",
         "matmul+add",
     ]

@@ -159,7 +159,7 @@ def test_a_second_compilation_measures_nothing(
     assert torch.allclose(first(x), model(x), atol=1e-5)
 
     monkeypatch.setattr(Worker, "ask", None)
-    second = tilewright.compile(model, (x,), effort="quick", threads=1)
+    second = tilewright.compile(model, (x,), effort="quick", budget=6, threads=1)
     assert second.plan.kernels == first.plan.kernels
     assert torch.equal(second(x), first(x))
     assert spent < 60
@@ -199,20 +199,21 @@ def test_mistakes_are_named(model: nn.Module, x: torch.Tensor, options: dict[str
 def test_memory(own_cache: Path, work: Work) -> None:
     key, config = work_key(work, 1), choose(work).config
     assert key != work_key(work, 2) and key != work_key(replace(work, numerics="strict"), 1)
-    first = Found(key, "a", "quick", config, 1.0, 3)
+    first = Found(key, "a", "quick", 60.0, config, 1.0, 3)
     Memory(own_cache).add(first)
     other = Memory(own_cache)
     assert other.get(key) == first and other.get("x") is None
-    second = Found(key, "a", "full", None, 0.5, 30)
+    second = Found(key, "a", "full", 60.0, None, 0.5, 30)
     other.add(second)
     assert Memory(own_cache).get(key) == second
-    assert plain._remembered(work, first, "full") is None
-    remembered = plain._remembered(work, second, "quick")
+    assert plain._remembered(work, first, plain.Tuning("full", 60.0)) is None
+    assert plain._remembered(work, first, plain.Tuning("quick", 61.0)) is None
+    remembered = plain._remembered(work, second, plain.Tuning("quick"))
     assert remembered is not None and remembered.program == program_for(work, None)
 
 
 def test_damaged_lines_are_passed_over(own_cache: Path) -> None:
-    found = Found("k", "a", "quick", Config("t", (("rows", 3), ("on", True), ("how", "a"))), 1.0, 3)
+    found = Found("k", "a", "quick", 1.0, Config("t", (("rows", 3), ("on", True), ("how", "a"))), 1.0, 3)
     memory = Memory(own_cache)
     memory.add(found)
     (path,) = (own_cache / "tuned").iterdir()
@@ -223,5 +224,5 @@ def test_damaged_lines_are_passed_over(own_cache: Path) -> None:
 
 def test_a_memory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "tuned").write_text("not a folder")
-    Memory(tmp_path).add(Found("k", "a", "quick", None, 1.0, 3))
+    Memory(tmp_path).add(Found("k", "a", "quick", 1.0, None, 1.0, 3))
     assert Memory(tmp_path).get("k") is None

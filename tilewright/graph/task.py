@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tilewright.errors import InternalError
+from tilewright.graph.attention import ABSORBED
 from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import flops_of
 from tilewright.graph.text import print_graph
@@ -54,6 +55,8 @@ class Task:
     def label(self) -> str:
         """The operators in order: `conv+add+relu`."""
         ops = [node.op for node in self.graph.nodes() if not node.is_input and not node.is_constant]
+        if "attention" in ops:  # the movement around it is no work
+            ops = [op for op in ops if op not in ABSORBED]
         more = [f"{len(ops) - _LABEL_OPS} more"] if len(ops) > _LABEL_OPS else []
         return "+".join(ops[:_LABEL_OPS] + more)
 

@@ -1,39 +1,48 @@
 """The default program of any task: plain, sensible, chosen without measurement.
 
-Three shapes of loop nest cover every formula:
+Four shapes of loop nest cover every formula:
 
-- `elementwise`: no reduction; one vector axis, the rest outside.
+- `elementwise`: no reduction; one vector axis, the rest outside (`elementwise.py`).
+- `transposed`: the same, read along another axis than it is written along: tiles turned in registers (`transposed.py`).
 - `tiled`: reductions whose loads are contiguous along an axis of the *output* (matrix products, convolutions,
   pooling, sums over leading axes). A tile of `rows x vectors` accumulators stays in registers while the reduction
   runs.
 - `rowwise`: reductions that are contiguous along the *reduced* axis (softmax, norms, sums over the last axis). Lanes
-  hold partial results, combined at the end of the row.
+  hold partial results, combined at the end of the row (`rowwise.py`).
 
 All of them share: the outermost loop is parallel, tiles at the end of an axis are shifted back to overlap instead of
-having a tail loop, and the choice between shapes is made by counting accesses (`_vector_cost`).
+having a tail loop, an output far larger than the caches goes past them, and the choice between shapes is made by
+counting accesses (`vector_cost`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tilewright import te
 from tilewright.hw import CpuMachine
-from tilewright.loops.formula import Formula, Reduction
-from tilewright.loops.ir import Across, Buffer, Kind, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.elementwise import elementwise_program
+from tilewright.loops.formula import Formula
+from tilewright.loops.ir import Buffer, Kind, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.rowwise import contiguous_last, rowwise_program
 from tilewright.loops.tiling import (
     PackedOperand,
     Tiles,
     blocks_of,
+    columns_of,
     extent_of,
+    is_streamed,
     lanes_for,
     load_offsets,
     pack_operand,
     parallel_nest,
     places_in,
+    updated,
+    vector_cost,
     whole,
+    with_results,
     with_values,
 )
 from tilewright.loops.transposed import transposed_program
@@ -49,22 +58,14 @@ _COMBINING_ACROSS = 8  # vector operations that combining lanes at the end of a 
 
 def default_program(formula: Formula, machine: CpuMachine) -> Program:
     if not formula.reductions:
-        return transposed_program(formula, machine) or _elementwise(formula, machine)
+        return transposed_program(formula, machine) or elementwise_program(formula, machine)
     spatial = _best_spatial_axis(formula, machine)
     if spatial is not None and spatial.cost <= _rowwise_cost(formula, machine):
         return _tiled(formula, machine, spatial.axis)
-    return _rowwise(formula, machine)
+    return rowwise_program(formula, machine)
 
 
 # -- the choice of the vector axis ------------------------------------------------------------------------------------
-
-
-def _vector_cost(offsets: Sequence[te.Expr], axis: te.Var, lanes: int) -> float:
-    """Memory operations per element when `axis` is the vector axis: a contiguous or uniform access serves all lanes."""
-    cost = 0.0
-    for offset in offsets:
-        cost += 1 if coefficient(offset, axis) in (0, 1) else lanes
-    return (cost + 1) / lanes
 
 
 @dataclass(frozen=True)
@@ -73,19 +74,14 @@ class _Spatial:
     cost: float
 
 
-def _columns(formula: Formula) -> tuple[te.Var, ...]:
-    rows = set(formula.rows)
-    return tuple(axis for axis in formula.axes if axis not in rows)
-
-
 def _best_spatial_axis(formula: Formula, machine: CpuMachine) -> _Spatial | None:
     """The output axis along which the reductions vectorise best, with the cost per row."""
     best: _Spatial | None = None
-    columns = extent_of(_columns(formula))
+    columns = extent_of(columns_of(formula))
     for axis in reversed(formula.rows):
         lanes = lanes_for(formula, machine, axis.extent)
-        cost = sum(r.length * _vector_cost(load_offsets(r.body), axis, lanes) for r in formula.reductions)
-        cost += columns * _vector_cost([*load_offsets(formula.value), formula.store], axis, lanes)
+        cost = sum(r.length * vector_cost(load_offsets(r.body), axis, lanes) for r in formula.reductions)
+        cost += columns * vector_cost([*load_offsets(formula.value), formula.store], axis, lanes)
         if best is None or cost < best.cost:
             best = _Spatial(axis, cost)
     return best
@@ -93,71 +89,22 @@ def _best_spatial_axis(formula: Formula, machine: CpuMachine) -> _Spatial | None
 
 def _rowwise_cost(formula: Formula, machine: CpuMachine) -> float:
     cost = 0.0
-    for reduction in formula.reductions:
+    for reduction in contiguous_last(formula).reductions:
         if not reduction.axes:
             return float("inf")
         axis = reduction.axes[-1]
         lanes = lanes_for(formula, machine, axis.extent)
-        cost += reduction.length * _vector_cost(load_offsets(reduction.body), axis, lanes) + _COMBINING_ACROSS
-    columns = _columns(formula)
+        cost += reduction.length * vector_cost(load_offsets(reduction.body), axis, lanes) + _COMBINING_ACROSS
+    columns = columns_of(formula)
     if columns:
         lanes = lanes_for(formula, machine, columns[-1].extent)
-        cost += extent_of(columns) * _vector_cost(
+        cost += extent_of(columns) * vector_cost(
             [*load_offsets(formula.value), formula.store], columns[-1], lanes
         )
     return cost
 
 
-# -- elementwise ------------------------------------------------------------------------------------------------------
-
-
-def _elementwise(formula: Formula, machine: CpuMachine) -> Program:
-    if not formula.axes:
-        return _program(formula, Store(formula.output, formula.store, formula.value), "scalar")
-    offsets = [*load_offsets(formula.value), formula.store]
-    costs = {
-        axis: _vector_cost(offsets, axis, lanes_for(formula, machine, axis.extent))
-        for axis in reversed(formula.axes)
-    }
-    axis = min(costs, key=lambda a: costs[a])
-    lanes = lanes_for(formula, machine, axis.extent)
-    unroll = next(u for u in (4, 2, 1) if u * lanes <= axis.extent or u == 1)
-    tiles = Tiles(axis, lanes * unroll)
-    lane, step = te.Var("v", lanes), te.Var("u", unroll)
-    position = {axis: tiles.start() + step * lanes + lane}
-    store = Store(
-        formula.output, te.substitute(formula.store, position), te.substitute(formula.value, position)
-    )
-    body = nest([(step, Kind.UNROLL), (lane, Kind.VECTOR)], store)
-    outer = [a for a in formula.axes if a != axis]
-    nested = parallel_nest([*outer, tiles.var], tiles.size * len(offsets), body)
-    return _program(formula, nested, f"elementwise: {axis.name} in vectors of {lanes} x {unroll}")
-
-
-def _program(formula: Formula, body: Stmt, decisions: str) -> Program:
-    body = with_values(body, {})
-    return Program(formula.name, (*formula.inputs, formula.output), body, decisions)
-
-
-# -- reductions -------------------------------------------------------------------------------------------------------
-
-
-def _updated(reduction: Reduction, accumulator: te.Expr, body: te.Expr) -> te.Expr:
-    """One step of a reduction: `accumulator` combined with `body`."""
-    product = isinstance(body, te.Call) and body.op == "mul" and body.dtype.is_float
-    if reduction.kind == "sum" and product:
-        assert isinstance(body, te.Call)
-        return te.call("fma", *body.args, accumulator)
-    return te.call(te.REDUCE_COMBINERS[reduction.kind], accumulator, body)
-
-
-def _with_results(expr: te.Expr, results: Mapping[Buffer, te.Expr]) -> te.Expr:
-    """`expr` with reads of reductions' results replaced by where they are kept."""
-
-    def rule(node: te.Expr) -> te.Expr | None:
-        return results.get(node.source) if isinstance(node, te.Load) and not node.indices else None  # type: ignore[call-overload]
-
-    return te.rewrite(expr, rule)
+# -- accumulators in registers ----------------------------------------------------------------------------------------
 
 
 def _reduction_kinds(axes: Sequence[te.Var]) -> list[tuple[te.Var, Kind]]:
@@ -200,14 +147,15 @@ def _tiled(formula: Formula, machine: CpuMachine, axis: te.Var) -> Program:
         )
         accumulator = te.Load(kept, (element,))
         read = te.rewrite(reduction.body, lambda node: packed[node].load if node in packed else None)
-        body = _with_results(te.substitute(read, position), results)
-        update = nest(in_tile, Store(kept, element, _updated(reduction, accumulator, body)))
+        body = with_results(te.substitute(read, position), results)
+        update = nest(in_tile, Store(kept, element, updated(reduction, accumulator, body)))
         stmts.append(nest(in_tile, Store(kept, element, te.reduce_identity(reduction.kind, kept.dtype))))
         stmts.append(nest(_reduction_kinds(reduction.axes), update))
         results[reduction.result] = accumulator
-    value = _with_results(te.substitute(formula.value, position), results)
-    write = nest(in_tile, Store(formula.output, te.substitute(formula.store, position), value))
-    columns = _columns(formula)
+    value = with_results(te.substitute(formula.value, position), results)
+    place = te.substitute(formula.store, position)
+    write = nest(in_tile, Store(formula.output, place, value, is_streamed(formula, machine)))
+    columns = columns_of(formula)
     stmts.append(nest([(column, Kind.SERIAL) for column in columns], write))
 
     work = rows * tiles.size * (sum(2 * r.length for r in formula.reductions) + extent_of(columns))
@@ -216,10 +164,9 @@ def _tiled(formula: Formula, machine: CpuMachine, axis: te.Var) -> Program:
     stored = {operand.original: operand for operand in packed.values()}
     names = ", packed " + ", ".join(buffer.name for buffer in stored) if stored else ""
     decisions = f"tiled: {shape} of ({row_axis.name if row_axis else '-'}, {axis.name}){names}"
-    program = _program(formula, nested, decisions)
     inputs = [stored[b].buffer if b in stored else b for b in formula.inputs]
     packings = tuple(stored[b].packing if b in stored else None for b in formula.inputs)
-    return replace(program, params=(*inputs, formula.output), packings=packings)
+    return Program(formula.name, (*inputs, formula.output), with_values(nested, {}), decisions, packings)
 
 
 def _packed(formula: Formula, tiles: Tiles, element: te.Expr) -> dict[te.Expr, PackedOperand]:
@@ -299,92 +246,3 @@ def _tile_order(formula: Formula, tiles: Tiles, row_tiles: Tiles | None) -> list
     shared = [axis for axis in others if all(coefficient(offset, axis) != 0 for offset in offsets)]
     rest = [axis for axis in others if axis not in shared]
     return [*shared, tiles.var, *rest, *([row_tiles.var] if row_tiles else [])]
-
-
-def _rowwise(formula: Formula, machine: CpuMachine) -> Program:
-    """One row after another; lanes hold partial results of a reduction along the row.
-
-    for every row:                                   (parallel)
-      acc[u, :] = identity
-      for k in blocks: acc[u, :] = combine(acc[u, :], x[k, u, :])
-      result = combine(across lanes(acc), the rest)
-      out[columns] = value(result)
-    """
-    results: dict[Buffer, te.Expr] = {}
-    stmts: list[Stmt] = []
-    for reduction in formula.reductions:
-        lanes = lanes_for(formula, machine, reduction.axes[-1].extent)
-        stmts.append(_row_reduction(reduction, results, lanes))
-        results[reduction.result] = te.Load(reduction.result, (te.as_index(0),))
-    columns = _columns(formula)
-    value = _with_results(formula.value, results)
-    if not columns:
-        stmts.append(Store(formula.output, formula.store, value))
-    else:
-        axis = columns[-1]
-        lanes = lanes_for(formula, machine, axis.extent)
-        unroll = 2 if 2 * lanes <= axis.extent else 1
-        tiles = Tiles(axis, lanes * unroll)
-        lane, step = te.Var("v", lanes), te.Var("u", unroll)
-        position = {axis: tiles.start() + step * lanes + lane}
-        store = Store(formula.output, te.substitute(formula.store, position), te.substitute(value, position))
-        inner = nest([(step, Kind.UNROLL), (lane, Kind.VECTOR)], store)
-        stmts.append(nest([*((c, Kind.SERIAL) for c in columns[:-1]), (tiles.var, Kind.SERIAL)], inner))
-    work = sum(2 * r.length for r in formula.reductions) + extent_of(columns)
-    body = parallel_nest(formula.rows, work, block(*stmts))
-    return _program(
-        formula, body, "rowwise: " + ", ".join(f"{r.kind} of {r.length}" for r in formula.reductions)
-    )
-
-
-def _row_reduction(reduction: Reduction, results: Mapping[Buffer, te.Expr], lanes: int) -> Stmt:
-    name, dtype = reduction.result.name, reduction.result.dtype
-    axis = reduction.axes[-1]
-    body = _with_results(reduction.body, results)
-    identity = te.reduce_identity(reduction.kind, dtype)
-    combine = te.REDUCE_COMBINERS[reduction.kind]
-    result, zero = reduction.result, te.as_index(0)
-    kept_rest = te.Load(result, (zero,))
-    blocks = axis.extent // lanes
-    unroll = 4 if blocks >= 4 else 1
-    partial = Buffer(f"acc_{name}", dtype, unroll * lanes, Scope.REGISTER)
-    lane, step = te.Var("v", lanes), te.Var("u", unroll)
-    in_block = [(step, Kind.UNROLL), (lane, Kind.VECTOR)]
-
-    def accumulate(element: te.Expr, position: te.Expr) -> Store:
-        at = te.substitute(body, {axis: position})
-        return Store(partial, element, _updated(reduction, te.Load(partial, (element,)), at))
-
-    along: list[Stmt] = []
-    if lanes > 1:
-        wide = te.Var(f"{axis.name}_b", blocks // unroll)
-        element = step * lanes + lane
-        along.append(
-            nest([(wide, Kind.SERIAL), *in_block], accumulate(element, wide * (lanes * unroll) + element))
-        )
-        done = wide.extent * unroll
-        if blocks > done:
-            narrow = te.Var(f"{axis.name}_n", blocks - done)
-            along.append(
-                nest(
-                    [(narrow, Kind.SERIAL), (lane, Kind.VECTOR)],
-                    accumulate(lane, (narrow + done) * lanes + lane),
-                )
-            )
-    covered = blocks * lanes if lanes > 1 else 0
-    if axis.extent > covered:
-        tail = te.Var(f"{axis.name}_r", axis.extent - covered)
-        at = te.substitute(body, {axis: tail + covered})
-        along.append(nest([(tail, Kind.SERIAL)], Store(result, zero, _updated(reduction, kept_rest, at))))
-
-    stmts: list[Stmt] = [Store(result, zero, identity)]
-    if lanes > 1:
-        stmts.append(nest(in_block, Store(partial, step * lanes + lane, identity)))
-    stmts.append(nest([(outer, Kind.SERIAL) for outer in reduction.axes[:-1]], block(*along)))
-    if lanes > 1:
-        for other in range(1, unroll):
-            both = te.call(combine, te.Load(partial, (lane,)), te.Load(partial, (lane + other * lanes,)))
-            stmts.append(nest([(lane, Kind.VECTOR)], Store(partial, lane, both)))
-        across = Across(reduction.kind, partial, 0, lanes)
-        stmts.append(Store(result, zero, te.call(combine, kept_rest, across)))
-    return block(*stmts)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
-from tilewright.loops.formula import Formula
+from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import Buffer, Kind, Stmt, map_exprs, nest
 from tilewright.runtime.packing import Packing, dense_order
-from tilewright.te.index import linear, simplify
+from tilewright.te.index import coefficient, linear, simplify
 
 Values = Mapping[te.Var, te.Expr]
 
@@ -93,6 +93,40 @@ def _computed(formula: Formula) -> list[te.Expr]:
         return [expr, *below]
 
     return [e for expr in formula.expressions() for e in elements(expr)] or [formula.value]
+
+
+# -- what a formula does ----------------------------------------------------------------------------------------------
+
+
+def vector_cost(offsets: Sequence[te.Expr], axis: te.Var, lanes: int) -> float:
+    """Memory operations per element when `axis` is the vector axis: a contiguous or uniform access serves all lanes."""
+    cost = 0.0
+    for offset in offsets:
+        cost += 1 if coefficient(offset, axis) in (0, 1) else lanes
+    return (cost + 1) / lanes
+
+
+def columns_of(formula: Formula) -> tuple[te.Var, ...]:
+    rows = set(formula.rows)
+    return tuple(axis for axis in formula.axes if axis not in rows)
+
+
+def updated(reduction: Reduction, accumulator: te.Expr, body: te.Expr) -> te.Expr:
+    """One step of a reduction: `accumulator` combined with `body`."""
+    product = isinstance(body, te.Call) and body.op == "mul" and body.dtype.is_float
+    if reduction.kind == "sum" and product:
+        assert isinstance(body, te.Call)
+        return te.call("fma", *body.args, accumulator)
+    return te.call(te.REDUCE_COMBINERS[reduction.kind], accumulator, body)
+
+
+def with_results(expr: te.Expr, results: Mapping[Buffer, te.Expr]) -> te.Expr:
+    """`expr` with reads of reductions' results replaced by where they are kept."""
+
+    def rule(node: te.Expr) -> te.Expr | None:
+        return results.get(node.source) if isinstance(node, te.Load) and not node.indices else None  # type: ignore[call-overload]
+
+    return te.rewrite(expr, rule)
 
 
 # -- the output -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """fuse: which nodes share a kernel. Every group has one output, and the code generator's default program can run it.
 
 1. A contraction takes the elementwise nodes behind it that have its shape, as long as what is between them is read
-   nowhere else: they are applied to its result in registers. A convolution takes the border of zeros before it.
+   nowhere else: they are applied to its result in registers. A convolution takes the border of zeros before it,
+   and one of bytes any border.
 2. A reduction takes elementwise nodes behind it in the same way, and cheap producers before it: it reads its operand up
    to three times, so what is fused before it is computed three times. Windows that overlap take none.
 3. Attention takes in the movement that splits its operands into heads, and the permute that joins them again: to its
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from tilewright.graph.attention import ABSORBED, merges_heads
 from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import Fusion, op_of
+from tilewright.graph.ops.contractions import BYTES
 
 # Elementwise operators that cost many times an addition. Everything else elementwise is cheap.
 EXPENSIVE = frozenset(
@@ -242,11 +244,13 @@ class _Fusion:
 
 
 def _pads(node: Node, anchor: Node) -> bool:
-    """Whether `node` is the border of zeros of a channels-last convolution: what the kernel reads there costs nothing,
-    and it copies what it reads often."""
+    """Whether `node` is the border of a channels-last convolution: of zeros, or of bytes. What the kernel reads there
+    costs nothing, and it copies what it reads often."""
     if anchor.op != "conv" or anchor.attrs["layout"] != "channels_last" or anchor.inputs[0] is not node:
         return False
-    if node.op != "pad" or any(node.attrs["interior"]) or node.attrs["value"]:
+    if node.op != "pad" or any(node.attrs["interior"]):
+        return False
+    if node.attrs["value"] and node.dtype not in BYTES:
         return False
     low, high = node.attrs["low"], node.attrs["high"]
     within_image = not any((low[0], high[0], low[-1], high[-1]))

@@ -13,6 +13,7 @@ from tilewright.rewrites.fold_batch_norm import FoldBatchNorm
 from tilewright.rewrites.fold_constants import FoldConstants
 from tilewright.rewrites.layout import Layout
 from tilewright.rewrites.partition import partition
+from tilewright.rewrites.recognise_attention import RecogniseAttention
 from tilewright.rewrites.simplify import Simplify
 from tilewright.support.trace import Trace
 
@@ -28,6 +29,9 @@ def passes(numerics: str = "fast") -> Sequence[Pass]:
         simplify,
         # While batch norms still stand next to whole convolutions and linear layers.
         FoldBatchNorm(),
+        # Before decompose, which leaves an attention whole: what is written out by hand is to be one too. After
+        # simplify, which has made the transposed keys a plain permute and division by a number a product.
+        *((RecogniseAttention(),) if numerics == "fast" else ()),
         # From here on only operators that have a lowering.
         Decompose(keeps_attention=numerics == "fast"),
         # Reshapes and attention's scaling move next to the matmuls before permutes are placed, so that a permute is

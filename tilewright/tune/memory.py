@@ -25,11 +25,13 @@ _ROOMS = ("codegen", "loops", "space", "te")
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The fastest config that a search of so much effort has found; None: the default program."""
+    """The fastest config that a search of so much effort has found, within a budget for the whole model; None: the
+    default program."""
 
     key: str
     label: str
     effort: str
+    budget: float
     config: Config | None
     seconds: float
     trials: int

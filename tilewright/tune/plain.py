@@ -84,7 +84,7 @@ def tune(
     choices: dict[str, Choice] = {}
     shares: dict[str, float] = {}
     for key, work in works.items():
-        known = _remembered(work, memory.get(work_key(work, threads)), tuning.effort)
+        known = _remembered(work, memory.get(work_key(work, threads)), tuning)
         choices[key] = known or choose(work)
         if known is None and choices[key].config is not None:
             shares[key] = (choices[key].predicted or 0.0) * tasks[key][1]
@@ -103,15 +103,17 @@ def tune(
                     choices[key] = search.run(choices[key])
                     span.note(trials=search.trials, failures=search.failures, best=str(choices[key].config))
                 if search.finished is not None:
-                    memory.add(search.found(choices[key], tuning.effort))
+                    memory.add(search.found(choices[key], tuning))
         except KeyboardInterrupt:
             trace.mark("tune.interrupted")
     return choices
 
 
-def _remembered(work: Work, found: Found | None, effort: str) -> Choice | None:
-    """What an earlier search of at least this effort has found."""
-    if found is None or found.effort not in _ORDER or _ORDER.index(found.effort) < _ORDER.index(effort):
+def _remembered(work: Work, found: Found | None, tuning: Tuning) -> Choice | None:
+    """What an earlier search has found that was given at least as much: one that was starved is done again."""
+    if found is None or found.effort not in _ORDER or found.budget < tuning.seconds:
+        return None
+    if _ORDER.index(found.effort) < _ORDER.index(tuning.effort):
         return None
     if not is_legal(work, found.config):
         return None
@@ -154,10 +156,10 @@ class Search:
             return start
         return Choice(program_for(self.work, best), best, self.finished)
 
-    def found(self, choice: Choice, effort: str) -> Found:
+    def found(self, choice: Choice, tuning: Tuning) -> Found:
         assert self.finished is not None
         key, label = work_key(self.work, self.threads), self.work.task.label
-        return Found(key, label, effort, choice.config, self.finished, self.trials)
+        return Found(key, label, tuning.effort, tuning.seconds, choice.config, self.finished, self.trials)
 
     def _candidates(self, applied: Iterable[Applied]) -> Iterator[Config | None]:
         """By predicted time; the default program second."""

@@ -170,3 +170,36 @@ def test_the_sum_is_in_i32() -> None:
     output: Node = graph.outputs[0]
     assert output.dtype.short == "i32"
     check("y = MatMulInteger (a, b)", {"a": ones, "b": ones.T.copy()}, rtol=0, atol=0, compiled=True)
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("pads", [(0, 0, 0, 0), (1, 0, 2, 1)])
+def test_the_border_of_a_convolution_is_its_zero_point(pads: tuple[int, ...], known: bool) -> None:
+    """Known when the model is compiled, or only when it is called (dynamic quantisation): bytes go into the sum."""
+    x, zero, weight = whole(np.uint8, 1, 4, 6, 5), np.array(77, np.uint8), whole(np.int8, 8, 4, 3, 3, seed=1)
+    body = f"y = ConvInteger <pads: ints = [{', '.join(map(str, pads))}]> (x, w, z)"
+    inputs = {"x": x} if known else {"x": x, "z": zero}
+    model = model_of(body, inputs)
+    constants = {"w": weight, "z": zero} if known else {"w": weight}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, name) for name, a in constants.items())
+    check_model(model, inputs, rtol=0, atol=0, compiled=True)
+    assert [operand.dtype.short for operand in contraction(model, "conv").inputs] == ["u8", "i8"]
+
+
+@pytest.mark.parametrize(("zero", "convolutions"), [(128, 1), (114, 2)])
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_weights_with_zero_points_stay_bytes(zero: int, convolutions: int, per_channel: bool) -> None:
+    """Less its zero point a weight needs nine bits: it is the sum of two of bytes, or one that happens to fit."""
+    x = whole(np.uint8, 1, 4, 6, 5)
+    constants = {
+        "w": whole(np.uint8, 8, 4, 3, 3, seed=1),
+        "z": np.array(77, np.uint8),
+        "q": np.full(8, zero, np.uint8) if per_channel else np.array(zero, np.uint8),
+    }
+    constants["w"].flat[:2] = (0, 255)
+    if per_channel and convolutions == 2:
+        constants["q"][3] = 250
+    model = with_weights("y = ConvInteger <pads: ints = [1, 1, 1, 1]> (x, w, z, q)", x, **constants)
+    check_model(model, {"x": x}, rtol=0, atol=0, compiled=True)
+    found = [node for node in import_onnx(model).graph.nodes() if node.op == "conv"]
+    assert [[operand.dtype.short for operand in node.inputs] for node in found] == [["u8", "i8"]] * convolutions

@@ -99,9 +99,10 @@ class _Region:
     known: dict[object, ir.Value] = field(default_factory=dict)
 
 
-def _reads_registers(expr: te.Expr) -> bool:
+def _reads_local_memory(expr: te.Expr) -> bool:
+    """Whether it reads a buffer that may be written between two evaluations: inputs never are."""
     return any(
-        isinstance(load.source, Buffer) and load.source.scope is Scope.REGISTER for load in te.loads(expr)
+        isinstance(load.source, Buffer) and load.source.scope is not Scope.GLOBAL for load in te.loads(expr)
     )
 
 
@@ -340,8 +341,8 @@ class _Emitter:
     def sum_of(self, terms: list[tuple[te.Expr, int]]) -> ir.Value | None:
         if not terms:
             return None
-        if any(_reads_registers(atom) for atom, _ in terms):
-            return self._sum(terms)  # a register changes between two reads
+        if any(_reads_local_memory(atom) for atom, _ in terms):
+            return self._sum(terms)
         key = ("sum", tuple((atom, c, self.unrolled_in(atom)) for atom, c in terms))
         return self.known(key, lambda: self._sum(terms))
 

@@ -12,9 +12,11 @@ bytes times the product of their scales: what the QDQ form of a quantised model 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.frontend.builder import Ints, Unsupported
@@ -183,6 +185,8 @@ def along(ctx: Context, parameter: Node | None, rank: int, *, rows: bool) -> Nod
 def integer_product(ctx: Context, a: Node, b: Node, a_zero: Node | None, b_zero: Node | None) -> Node:
     p = present(ctx, along(ctx, a_zero, a.type.rank, rows=True))
     q = present(ctx, along(ctx, b_zero, b.type.rank, rows=False))
+    if q is not None and is_byte(b) and (signed := signed_parts(ctx, b, q, at_most=1)) is not None:
+        (b,), q = signed, None
     if (p is None and q is None) or min(a.type.rank, b.type.rank) < 2:
         return product(ctx, *same_kind(ctx, less(ctx, a, p), less(ctx, b, q)))
     total = product(ctx, a, b)
@@ -215,18 +219,57 @@ def integer_convolution(
 ) -> Node:
     """Padding is of zero points, not of zeros."""
     rank = x.type.rank - 2
-    p = present(ctx, None if x_zero is None else one(ctx, x_zero))
-    q = present(ctx, w_zero)
+    zero = None if x_zero is None else one(ctx, x_zero)
+    p, q = present(ctx, zero), present(ctx, w_zero)
     if q is not None:
         q = ctx.reshape(q, (q.type.size, *[1] * (w.type.rank - 1)))
-    if q is not None or p is None or not ctx.statics.is_static(p) or p.type.rank:
+    weights = signed_parts(ctx, w, q, at_most=2)
+    if weights is None or not is_byte(x) or (p is not None and p.type.rank):
         data, weight = same_kind(ctx, less(ctx, x, p), less(ctx, w, q))
         return convolution(ctx, data, weight, None, window)
-    low, high = zip(*window.padding(x, w), strict=True)
-    data = ctx.pad(x, (0, 0, *low), (0, 0, *high), int(ctx.static(p)))
-    total = convolution(ctx, data, w, None, window.without_padding())
-    taken = ctx.reduce("sum", ctx.cast(w, DType.I32), range(1, w.type.rank), False)
+    if p is None or zero is None:
+        return added(ctx, [convolution(ctx, x, part, None, window) for part in weights])
+    data, inside = with_border(ctx, x, zero, window.padding(x, w)), window.without_padding()
+    total = added(ctx, [convolution(ctx, data, part, None, inside) for part in weights])
+    taken = added(
+        ctx, [ctx.reduce("sum", ctx.cast(part, DType.I32), range(1, w.type.rank), False) for part in weights]
+    )
     return ctx.sub(total, ctx.reshape(ctx.mul(taken, p), (w.shape[0], *[1] * rank)))
+
+
+def signed_parts(ctx: Context, w: Node, q: Node | None, at_most: int) -> list[Node] | None:
+    """A weight less its zero point as a sum of byte tensors. It needs nine bits with its sign: where its values happen
+    to fit into eight it is one tensor, else two. None where it is not known, or takes more than `at_most`."""
+    if q is None:
+        return [w] if is_byte(w) else None
+    if not w.is_constant or not ctx.statics.is_static(q):
+        return None
+    rest = ctx.static(w).astype(np.int32) - ctx.static(q)
+    parts: list[np.ndarray] = []
+    while rest.any() or not parts:
+        parts.append(np.clip(rest, -128, 127))
+        rest = rest - parts[-1]
+    if len(parts) > at_most:
+        return None
+    return [ctx.constant(part.astype(np.int8)) for part in parts]
+
+
+def added(ctx: Context, parts: Sequence[Node]) -> Node:
+    total, *others = parts
+    for part in others:
+        total = ctx.add(total, part)
+    return total
+
+
+def with_border(ctx: Context, x: Node, value: Node, padding: Pairs) -> Node:
+    """An image with `value`, a single number that need not be known, around it."""
+    low, high = zip(*((0, 0), (0, 0), *padding), strict=True)
+    if not any((*low, *high)):
+        return x
+    if ctx.statics.is_static(value):
+        return ctx.pad(x, low, high, int(ctx.static(value)))
+    inside = np.pad(np.ones((1, 1, *x.shape[2:]), np.bool_), list(zip(low, high, strict=True)))
+    return ctx.select(ctx.constant(inside), ctx.pad(x, low, high, 0), value)
 
 
 # -- dequantised tensors ----------------------------------------------------------------------------------------------

@@ -80,9 +80,11 @@ class Chain:
         y = apply("clamp", apply("add", y, given(self.channels)), min=-2.0, max=None)
         if self.outputs is not None:
             y = apply("add", conv(y, given(1, 1, self.channels, self.outputs)), given(self.outputs))
+        varying = {source}
         if self.residual:
-            y = apply("add", y, source if y.shape == source.shape else given(*y.shape))
-        varying = {source, *(node for node in nodes if node.shape == y.shape)}
+            other = source if y.shape == source.shape else given(*y.shape)
+            y = apply("add", y, other)
+            varying.add(other)
         constants = frozenset(number for number, node in enumerate(nodes) if node not in varying)
         return Task(Graph(tuple(nodes), (y,)), constants)
 

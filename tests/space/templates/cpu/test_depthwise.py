@@ -15,7 +15,7 @@ from tilewright.space.template import Work
 from tilewright.space.templates.cpu.depthwise import Depthwise, column_tiles
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(chain=chains(expand=False, project=False), machine=machines(), data=st.data())
 def test_every_config_is_right(chain: Chain, machine: CpuMachine, data: st.DataObject) -> None:
     task = chain.task()

@@ -22,7 +22,7 @@ forms = st.one_of(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(chain=forms, machine=machines(), data=st.data())
 def test_every_config_is_right(chain: Chain, machine: CpuMachine, data: st.DataObject) -> None:
     task = chain.task()

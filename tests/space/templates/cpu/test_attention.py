@@ -1,0 +1,203 @@
+"""Attention in one kernel against its oracle: every mask, odd sizes, operands in any order, any number of threads."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilewright.dtypes import DType
+from tilewright.graph.attention import fits_one_kernel
+from tilewright.graph.ir import Graph, Node, TensorType, input_node
+from tilewright.graph.lower import lower_graph
+from tilewright.graph.op import apply
+from tilewright.graph.oracle import evaluate
+from tilewright.graph.task import Task
+from tilewright.hw import host
+from tilewright.loops.verify import verify_program
+from tilewright.measure.single import SingleKernel
+from tilewright.space.template import Applied, Work
+from tilewright.space.templates.cpu.attention import Attention
+from tilewright.te.interpret import interpret
+
+MASKS = ("none", "bool", "key bool", "added", "added by key", "lowest", "blind")
+
+
+@dataclass(frozen=True)
+class Problem:
+    heads: int
+    shared: int  # heads of queries that share one of keys and values
+    queries: int
+    keys: int
+    width: int
+    values: int
+    causal: bool
+    mask: str
+    order: str  # of the operands' axes: heads first, tokens first, or cut out of one tensor
+    dtype: DType = DType.F32
+
+    def operand(self, index: int, heads: int, length: int, width: int) -> tuple[list[Node], Node]:
+        if self.order == "heads":
+            x = input_node(index, TensorType((1, heads, length, width), self.dtype))
+            return [x], x
+        stored = heads * width + (5 if self.order == "cut" else 0)
+        x = input_node(index, TensorType((1, length, stored), self.dtype))
+        part = x
+        if self.order == "cut":
+            part = apply("slice", x, starts=(0, 0, 3), stops=(1, length, stored - 2), steps=(1, 1, 1))
+        split = apply("reshape", part, shape=(1, length, heads, width))
+        return [x], apply("permute", split, axes=(0, 2, 1, 3))
+
+    def repeated(self, x: Node) -> Node:
+        _, heads, length, width = x.shape
+        wide = apply("reshape", x, shape=(1, heads, 1, length, width))
+        wide = apply("broadcast_to", wide, shape=(1, heads, self.shared, length, width))
+        return apply("reshape", wide, shape=(1, heads * self.shared, length, width))
+
+    def task(self) -> Task:
+        own = self.heads * self.shared
+        shapes = [
+            (own, self.queries, self.width),
+            (self.heads, self.keys, self.width),
+            (self.heads, self.keys, self.values),
+        ]
+        inputs, operands = [], []
+        for index, shape in enumerate(shapes):
+            more, operand = self.operand(index, *shape)
+            inputs += more
+            operands.append(self.repeated(operand) if index and self.shared > 1 else operand)
+        if self.mask != "none":
+            by_key = "key" in self.mask
+            shape = (1, 1, 1 if by_key else self.queries, self.keys)
+            kind = DType.BOOL if "bool" in self.mask or self.mask == "blind" else self.dtype
+            inputs.append(input_node(3, TensorType(shape, kind)))
+            operands.append(inputs[-1])
+        result = apply("attention", *operands, causal=self.causal, scale=0.3)
+        if self.order != "heads":
+            result = apply("permute", result, axes=(0, 2, 1, 3))
+        return Task(Graph(tuple(inputs), (result,)))
+
+    def arrays(self, seed: int) -> list[np.ndarray]:
+        rng = np.random.default_rng(seed)
+        arrays: list[np.ndarray] = [rng.standard_normal(x.shape) * 2 for x in self.task().graph.inputs]
+        if self.mask in ("bool", "key bool"):
+            arrays[3] = arrays[3] > -1
+        elif self.mask == "blind":
+            arrays[3] = np.broadcast_to(rng.random((self.queries, 1)) > 0.5, arrays[3].shape)
+        elif self.mask == "lowest":
+            arrays[3] = np.where(arrays[3] > 0, 0, float(np.finfo(np.float32).min))
+        elif self.mask == "added":
+            arrays[3] = np.where(arrays[3] > 3, -np.inf, arrays[3])
+        inputs = self.task().graph.inputs
+        return [array.astype(x.dtype.numpy) for array, x in zip(arrays, inputs, strict=True)]
+
+
+def applied(task: Task) -> Applied:
+    found = Attention().apply(Work(task, host()))
+    assert found is not None
+    return found
+
+
+def run(problem: Problem, seed: int, *, changed: Any = None) -> tuple[np.ndarray, np.ndarray]:
+    """(what the kernel of some config gives, the oracle's result)"""
+    task, arrays = problem.task(), problem.arrays(seed)
+    if changed is not None:
+        changed(arrays)
+    choices = applied(task)
+    config = random.Random(seed).choice(list(choices.space.configs()))
+    program = choices.program(config)
+    verify_program(program)
+    flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
+    one, two = (SingleKernel(program, host(), threads=threads)(flat) for threads in (1, 2))
+    np.testing.assert_array_equal(one, two)
+    (expected,) = evaluate(task.graph, arrays)
+    return one.reshape(expected.shape), expected
+
+
+def error(got: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(got.astype(np.float64) - expected) / max(np.linalg.norm(expected), 1e-30))
+
+
+problems = st.builds(
+    Problem,
+    heads=st.integers(1, 3),
+    shared=st.integers(1, 2),
+    queries=st.integers(1, 70),
+    keys=st.integers(1, 130),
+    width=st.integers(1, 40),
+    values=st.integers(1, 70),
+    causal=st.booleans(),
+    mask=st.sampled_from(MASKS),
+    order=st.sampled_from(("heads", "tokens", "cut")),
+)
+
+
+@settings(max_examples=12, deadline=None)
+@given(problems, st.integers(0, 1000))
+def test_it_is_what_the_oracle_says(problem: Problem, seed: int) -> None:
+    got, expected = run(problem, seed)
+    assert np.isfinite(got).all()
+    assert error(got, expected) < 2e-6
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+@pytest.mark.parametrize("mask", ["none", "added"])
+def test_halves_are_computed_in_f32(dtype: DType, mask: str) -> None:
+    got, expected = run(Problem(2, 1, 33, 50, 24, 20, False, mask, "tokens", dtype), 1)
+    assert error(got, expected) < (6e-4 if dtype is DType.F16 else 5e-3)
+
+
+def nan_in(array: int) -> Any:
+    def change(arrays: list[np.ndarray]) -> None:
+        arrays[array].reshape(-1)[7] = np.nan
+
+    return change
+
+
+@pytest.mark.parametrize("array", [0, 1, 2])
+def test_nan_reaches_what_it_should(array: int) -> None:
+    got, expected = run(Problem(2, 1, 20, 70, 8, 16, False, "none", "heads"), 3, changed=nan_in(array))
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
+    seen = np.isfinite(expected)
+    assert error(got[seen], expected[seen]) < 2e-6
+
+
+def test_scores_of_any_size_do_not_overflow() -> None:
+    def large(arrays: list[np.ndarray]) -> None:
+        arrays[0] *= 100
+        arrays[1] *= 100
+
+    got, expected = run(Problem(1, 1, 40, 100, 16, 16, False, "none", "heads"), 5, changed=large)
+    assert error(got, expected) < 1e-4  # scores of thousands are rounded to thousandths
+
+
+def test_every_config_computes_the_same() -> None:
+    problem = Problem(1, 1, 50, 70, 20, 24, True, "none", "tokens")
+    task, arrays = problem.task(), problem.arrays(0)
+    (expected,) = evaluate(task.graph, arrays)
+    choices = applied(task)
+    for config in choices.space.configs():
+        assert choices.terms(config).arithmetic > 0
+        kernel = SingleKernel(choices.program(config), host(), threads=1)
+        assert error(kernel([array.reshape(-1) for array in arrays]).reshape(expected.shape), expected) < 2e-6
+
+
+def test_strict_numerics_and_other_work_are_declined() -> None:
+    task = Problem(1, 1, 4, 5, 6, 7, False, "none", "heads").task()
+    assert Attention().apply(Work(task, host(), "strict")) is None
+    x = input_node(0, TensorType((4, 5), DType.F32))
+    assert Attention().apply(Work(Task(Graph((x,), (apply("relu", x),))), host())) is None
+    assert not fits_one_kernel(Problem(1, 1, 4, 5, 6, 7, False, "none", "heads", DType.F64).task().output)
+
+
+def test_its_definition_is_the_oracles() -> None:
+    problem = Problem(1, 2, 3, 4, 5, 2, True, "blind", "heads")
+    task, arrays = problem.task(), problem.arrays(2)
+    output, inputs = lower_graph(task.graph)
+    (expected,) = evaluate(task.graph, arrays)
+    np.testing.assert_allclose(interpret(output, dict(zip(inputs, arrays, strict=True))), expected, rtol=1e-5)

@@ -1,0 +1,282 @@
+"""Reductions that are contiguous along the *reduced* axis: one row after another, lanes hold partial results.
+
+    for every row:                                   (parallel)
+      acc[u, :] = identity
+      for k in blocks: acc[u, :] = combine(acc[u, :], x[k, u, :])
+      the rest of the row, its last vector masked
+      result = across lanes(acc)
+      out[columns] = value(result)
+
+What one pass over the row computes at some expense and the result needs again, as the exponentials of a softmax, is
+kept in scratch. While a row is passed over again, the next one is asked for: it comes while this one is computed and
+written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilewright import te
+from tilewright.hw import CpuMachine
+from tilewright.loops.elementwise import best_unroll
+from tilewright.loops.formula import Formula, Reduction
+from tilewright.loops.ir import Across, Buffer, Kind, Prefetch, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.tiling import (
+    Tiles,
+    columns_of,
+    extent_of,
+    is_streamed,
+    lanes_for,
+    load_offsets,
+    parallel_nest,
+    updated,
+    with_results,
+    with_values,
+)
+from tilewright.te.index import coefficient, simplify
+
+_EXPENSIVE = frozenset(
+    ["exp", "expm1", "log", "log1p", "tanh", "erf", "pow", "sin", "cos", "div", "sqrt", "atan2"]
+)
+_LINE = 64
+_ACCUMULATORS = 8
+_SHORTEST_FETCHED = 256  # bytes of a row: of shorter ones the processor's own look-ahead sees the next
+
+
+def rowwise_program(formula: Formula, machine: CpuMachine) -> Program:
+    return _Rows(contiguous_last(formula), machine).program()
+
+
+def contiguous_last(formula: Formula) -> Formula:
+    """The same reductions, of the axes of each the last one contiguous if any is."""
+
+    def steps_by_one(reduction: Reduction, axis: te.Var) -> int:
+        return sum(coefficient(offset, axis) == 1 for offset in load_offsets(reduction.body))
+
+    reductions = tuple(
+        replace(r, axes=tuple(sorted(r.axes, key=lambda axis, r=r: steps_by_one(r, axis))))  # type: ignore[misc]
+        for r in formula.reductions
+    )
+    return replace(formula, reductions=reductions)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """An expression over the axes of `reduction` that is stored when that is computed, and read for the result."""
+
+    reduction: Reduction
+    expr: te.Expr
+    buffer: Buffer
+
+    def load(self, place: te.Expr) -> te.Load:
+        return te.Load(self.buffer, (place,))
+
+
+class _Rows:
+    def __init__(self, formula: Formula, machine: CpuMachine) -> None:
+        self.formula, self.machine = formula, machine
+        self.columns = tuple(
+            sorted(columns_of(formula), key=lambda axis: coefficient(formula.store, axis) == 1)
+        )
+        self.passes = len(formula.reductions) + bool(self.columns)
+        self.kept = self._find_kept()
+        self.fetched, self.level = self._find_fetched()
+        self.results: dict[Buffer, te.Expr] = {}
+
+    def program(self) -> Program:
+        formula = self.formula
+        stmts: list[Stmt] = []
+        for number, reduction in enumerate(formula.reductions):
+            stmts.append(self._reduction(number, reduction))
+            self.results[reduction.result] = te.Load(reduction.result, (te.as_index(0),))
+        stmts.append(self._write())
+        work = sum(2 * r.length for r in formula.reductions) + extent_of(self.columns)
+        body = with_values(parallel_nest(formula.rows, work, block(*stmts)), {})
+        words = "rowwise: " + ", ".join(f"{r.kind} of {r.length}" for r in formula.reductions)
+        words += ", kept in scratch" if self.kept else ""
+        words += ", streamed" if self.columns and is_streamed(formula, self.machine) else ""
+        return Program(formula.name, (*formula.inputs, formula.output), body, words)
+
+    # -- what is kept from one pass to the last ----------------------------------------------------------------------
+
+    def _find_kept(self) -> _Kept | None:
+        for reduction in reversed(self.formula.reductions):
+            renamed = self._renamed(reduction)
+            if renamed is None or reduction.length * 4 > self.machine.caches.l2_per_core // 3:
+                continue
+            needed = set(te.walk(simplify(te.substitute(self.formula.value, renamed))))
+            for expr in te.walk(simplify(reduction.body)):
+                if expr in needed and _is_expensive(expr) and te.variables(expr) & set(reduction.axes):
+                    room = reduction.length + self._lanes(reduction)
+                    return _Kept(reduction, expr, Buffer("kept", expr.dtype, room, Scope.SCRATCH))
+        return None
+
+    def _renamed(self, reduction: Reduction) -> dict[te.Var, te.Expr] | None:
+        """The columns as axes of a reduction over them; None where it is over something else."""
+        if [axis.extent for axis in self.columns] != [axis.extent for axis in reduction.axes]:
+            return None
+        return dict(zip(self.columns, reduction.axes, strict=True))
+
+    # -- what is asked for early -------------------------------------------------------------------------------------
+
+    def _find_fetched(self) -> tuple[list[te.Load], int]:
+        """The loads that meet a row first, and into which cache those of the next row are to come; no loads where it
+        does not pay."""
+        first, rows, caches = self.formula.reductions[0], self.formula.rows, self.machine.caches
+        found: dict[te.Load, int] = {}
+        for load in te.loads(first.body):
+            if load.indices and coefficient(load.indices[0], first.axes[-1]) == 1 and rows:
+                if coefficient(load.indices[0], rows[-1]):
+                    found[load] = first.length * load.dtype.bytes
+        held = sum(found.values())
+        total = held * extent_of(rows)
+        pays = _SHORTEST_FETCHED <= held <= caches.l2_per_core // 2 and total > caches.l2_per_core // 2
+        return list(found) if pays else [], 1 if held <= caches.l1 // 4 else 2
+
+    def _fetches(
+        self, number: int, axes: Sequence[te.Var], start: te.Expr, vectors: int, lanes: int
+    ) -> list[Stmt]:
+        """Prefetches in the block of pass `number` that begins at `start` of the last of `axes`: each pass but the first
+        asks for its share of the next row's lines."""
+        first = self.formula.reductions[0].axes
+        if number == 0 or [axis.extent for axis in first] != [axis.extent for axis in axes]:
+            return []
+        found: list[Stmt] = []
+        row = self.formula.rows[-1:]
+        for load in self.fetched:
+            for vector in range(number - 1, vectors, self.passes - 1):
+                if vector * lanes * load.dtype.bytes % _LINE:
+                    continue
+                place: dict[te.Var, te.Expr] = {axis: axis + 1 for axis in row}
+                place.update(zip(first[:-1], axes[:-1], strict=True))
+                place[first[-1]] = start + vector * lanes
+                assert isinstance(load.source, Buffer)
+                found.append(Prefetch(load.source, te.substitute(load.indices[0], place), self.level))
+        return found
+
+    # -- a pass over the row -----------------------------------------------------------------------------------------
+
+    def _lanes(self, reduction: Reduction) -> int:
+        """Enough for the axis, at most the machine's for what this reduction computes with."""
+        alone = replace(self.formula, reductions=(reduction,), value=te.Load(reduction.result, ()))
+        enough = 1 << (reduction.axes[-1].extent - 1).bit_length()
+        return lanes_for(alone, self.machine, enough)
+
+    def _reduction(self, number: int, reduction: Reduction) -> Stmt:
+        *outer, axis = reduction.axes
+        lanes = self._lanes(reduction)
+        vectors = -(-axis.extent // lanes)
+        unroll = min(_ACCUMULATORS // 2 if _is_expensive(reduction.body) else _ACCUMULATORS, vectors)
+        size = unroll * lanes
+        blocks, rest = te.Var(f"{axis.name}_b", axis.extent // size), axis.extent % size
+        lane, step = te.Var("v", lanes), te.Var("u", unroll)
+        partial = Buffer(f"acc_{reduction.result.name}", reduction.result.dtype, size, Scope.REGISTER)
+        identity = te.reduce_identity(reduction.kind, partial.dtype)
+
+        def accumulate(element: te.Expr, position: te.Expr, inside: te.Expr | None = None) -> Stmt:
+            return block(*self._accumulated(reduction, partial, element, position, inside))
+
+        along: list[Stmt] = []
+        if blocks.extent:
+            start = blocks * size
+            element = step * lanes + lane
+            whole = nest([(step, Kind.UNROLL), (lane, Kind.VECTOR)], accumulate(element, start + element))
+            fetches = self._fetches(number, reduction.axes, start, unroll, lanes)
+            along.append(nest([(blocks, Kind.SERIAL)], block(*fetches, whole)))
+        for vector in range(-(-rest // lanes)):
+            position = lane + (blocks.extent * size + vector * lanes)
+            ends_inside = (vector + 1) * lanes <= rest
+            inside = None if ends_inside else te.call("lt", position, te.as_index(axis.extent))
+            along.append(nest([(lane, Kind.VECTOR)], accumulate(lane + vector * lanes, position, inside)))
+
+        stmts: list[Stmt] = [
+            nest([(step, Kind.UNROLL), (lane, Kind.VECTOR)], Store(partial, step * lanes + lane, identity)),
+            nest([(loop, Kind.SERIAL) for loop in outer], block(*along)),
+        ]
+        combine = te.REDUCE_COMBINERS[reduction.kind]
+        left = unroll
+        while left > 1:
+            half = -(-left // 2)
+            for number in range(left - half):
+                one, other = (te.Load(partial, (lane + at * lanes,)) for at in (number, number + half))
+                both = Store(partial, lane + number * lanes, te.call(combine, one, other))
+                stmts.append(nest([(lane, Kind.VECTOR)], both))
+            left = half
+        result = Across(reduction.kind, partial, 0, lanes)
+        return block(*stmts, Store(reduction.result, te.as_index(0), result))
+
+    def _accumulated(
+        self,
+        reduction: Reduction,
+        partial: Buffer,
+        element: te.Expr,
+        position: te.Expr,
+        inside: te.Expr | None,
+    ) -> list[Stmt]:
+        """The stores that take the element at `position` in; where `inside` does not hold there is none."""
+
+        def at(expr: te.Expr) -> te.Expr:
+            return with_results(te.substitute(expr, {reduction.axes[-1]: position}), self.results)
+
+        def guarded(expr: te.Expr, otherwise: te.Expr) -> te.Expr:
+            return expr if inside is None else te.select(inside, expr, otherwise)
+
+        stmts: list[Stmt] = []
+        body = at(simplify(reduction.body))
+        if self.kept is not None and self.kept.reduction == reduction:
+            value, place = at(self.kept.expr), at(_flat(reduction.axes))
+            loaded = self.kept.load(place)
+            stmts.append(Store(self.kept.buffer, place, guarded(value, te.const(0, value.dtype))))
+            body = te.rewrite(body, lambda node: loaded if node == value else None)
+        body = guarded(body, te.reduce_identity(reduction.kind, partial.dtype))
+        return [*stmts, Store(partial, element, updated(reduction, te.Load(partial, (element,)), body))]
+
+    # -- the result ----------------------------------------------------------------------------------------------------
+
+    def _write(self) -> Stmt:
+        formula = self.formula
+        value = self._value()
+        if not self.columns:
+            return Store(formula.output, formula.store, value)
+        *outer, axis = self.columns
+        lanes = lanes_for(formula, self.machine, axis.extent)
+        unroll = best_unroll(axis.extent, lanes, _ACCUMULATORS // 2)
+        tiles = Tiles(axis, lanes * unroll)
+        lane, step = te.Var("v", lanes), te.Var("u", unroll)
+        position = {axis: tiles.start() + step * lanes + lane}
+        store = Store(
+            formula.output,
+            te.substitute(formula.store, position),
+            te.substitute(value, position),
+            is_streamed(formula, self.machine),
+        )
+        fetches = self._fetches(len(formula.reductions), self.columns, tiles.start(), unroll, lanes)
+        loops = [(loop, Kind.SERIAL) for loop in (*outer, tiles.var)]
+        return nest(loops, block(*fetches, nest([(step, Kind.UNROLL), (lane, Kind.VECTOR)], store)))
+
+    def _value(self) -> te.Expr:
+        value, kept = self.formula.value, self.kept
+        if kept is not None:
+            renamed = self._renamed(kept.reduction)
+            assert renamed is not None
+            loaded = kept.load(_flat(self.columns))
+
+            def rule(node: te.Expr) -> te.Expr | None:
+                return loaded if simplify(te.substitute(node, renamed)) == kept.expr else None
+
+            value = te.rewrite(value, rule)
+        return with_results(value, self.results)
+
+
+def _flat(axes: Sequence[te.Var]) -> te.Expr:
+    place: te.Expr = te.as_index(0)
+    for axis in axes:
+        place = place * axis.extent + axis
+    return place
+
+
+def _is_expensive(expr: te.Expr) -> bool:
+    return any(
+        isinstance(node, te.Call) and node.op in _EXPENSIVE and node.dtype.is_float for node in te.walk(expr)
+    )

@@ -48,6 +48,19 @@ def test_a_legal_program_passes() -> None:
         ),
         (Store(OUT, te.as_index(0), te.Reduce("sum", te.Load(X, (A,)), (A,))), "outside of their loops"),
         (Store(Buffer("other", F32, 4), te.as_index(0), ZERO), "not the output"),
+        (Store(OUT.read_as(DType.I32), te.as_index(0), te.const(0, DType.I32)), "is a view and is written"),
+        (
+            Store(OUT, te.as_index(0), te.cast(te.Load(OUT.read_as(DType.I32), (te.as_index(0),)), F32)),
+            "the output is read",
+        ),
+        (
+            Store(OUT, te.as_index(0), te.cast(te.Load(ACC.read_as(DType.I32), (te.as_index(0),)), F32)),
+            "is a view of registers",
+        ),
+        (
+            Store(OUT, te.as_index(0), te.cast(te.Load(X.read_as(DType.I64), (te.as_index(32),)), F32)),
+            "accessed at 32..32",
+        ),
     ],
 )
 def test_an_illegal_program_is_named(body: Stmt, complaint: str) -> None:

@@ -95,6 +95,24 @@ def test_it_stops_at_another_shape() -> None:
     assert labels(apply("relu", reshape(matmul(), 32))) == ["matmul", "relu"]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "border", "expected"),
+    [
+        (DType.F32, 0.0, ["pad+conv"]),
+        (DType.F32, 1.0, ["pad", "conv"]),
+        (DType.U8, 0, ["pad+conv"]),
+        (DType.U8, 7, ["pad+conv"]),
+    ],
+)
+def test_a_convolution_takes_its_border(dtype: DType, border: float, expected: list[str]) -> None:
+    around = (0, 1, 1, 0)
+    image = apply(
+        "pad", x_input(1, 6, 6, 4, dtype=dtype), low=around, high=around, interior=(0,) * 4, value=border
+    )
+    kernel = weight(3, 3, 4, 6, dtype=DType.I8 if dtype is DType.U8 else dtype)
+    assert labels(conv(image, kernel, layout="channels_last")) == expected
+
+
 def test_it_takes_no_producers() -> None:
     assert labels(matmul(apply("relu", X))) == ["relu", "matmul"]
     assert labels(apply("add", matmul(), apply("relu", Y))) == ["relu", "matmul+add"]

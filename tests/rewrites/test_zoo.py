@@ -104,19 +104,17 @@ def test_a_transformer_permutes_q_k_v_and_the_result_of_attention(name: str) -> 
 
 
 def test_kernels_of_a_residual_network() -> None:
-    found = labels("resnet18")
-    assert set(found) == {
-        *(
-            "permute",
-            "conv+add",
-            "pad+conv+add+relu",
-            "pad+conv+add+add+relu",
-            "max_pool",
-            "mean",
-            "matmul+add",
-        ),
+    # Of the two convolutions that meet in a residual addition, the later one takes it.
+    assert labels("resnet18") == {
+        "permute": 1,
+        "pad+conv+add+relu": 7,
+        "pad+conv+add": 3,
+        "pad+conv+add+add+relu": 3,
+        "conv+add+add+relu": 3,
+        "max_pool": 1,
+        "mean": 1,
+        "matmul+add": 1,
     }
-    assert found["pad+conv+add+add+relu"] == 6
 
 
 def test_kernels_of_a_transformer() -> None:

@@ -22,7 +22,7 @@ def stack_vectors_in_loops(program: Program, machine: CpuMachine) -> int:
         for label, body in zip(parts[1::2], parts[2::2], strict=True)
         if re.search(rf"\bj\w+\s+{re.escape(label)}\b", body)
     ]
-    multiplied = [len(re.findall(r"\bvf?n?madd|\bfmla", body)) for body in loops]
+    multiplied = [len(re.findall(r"\bvf?n?madd|\bfmla|\bvpdpbusd|\busdot", body)) for body in loops]
     most = max(multiplied, default=0)
     hot = [body for body, count in zip(loops, multiplied, strict=True) if count == most]
     assert most, "no loop multiplies"

@@ -65,7 +65,7 @@ class Buffer(Source):
     def read_as(self, dtype: DType) -> Buffer:
         """The view as elements of another type; bytes at the end that make no whole element are not in it."""
         size = self.size * self.dtype.bytes // dtype.bytes
-        return Buffer(f"{self.name}.{dtype.short}", dtype, size, self.scope, self)
+        return Buffer(f"{self.memory.name}.{dtype.short}", dtype, size, self.scope, self.memory)
 
 
 class Kind(enum.Enum):

@@ -138,6 +138,8 @@ class _Verifier:
             if not data_dependent:
                 self.fail(f"{buffer.name}[{buffer.size}] is accessed at {low}..{high}")
         if buffer.scope is Scope.REGISTER:
+            if buffer.of is not None:
+                self.fail(f"{buffer.name} is a view of registers")
             self.register_access(buffer, index)
 
     def register_access(self, buffer: Buffer, index: te.Expr) -> None:

@@ -24,60 +24,69 @@ FLOPS_PER_BYTE = (
 
 def chained(graph: Graph, fused: Fused, task_of: Callable[[Group], Task], parts: int = 2) -> Fused:
     """The groups with chains joined, for as many `parts` of an image as are computed at once."""
-    users = graph.users()
-    group_of = {group.output: group for group in fused.groups}
-    reader_of = {node: group for group in fused.groups for node in group.members}
+    groups = _Groups(graph, fused)
     joined: dict[Group, Group] = {}
-
-    def before(group: Group) -> Group | None:
-        """The group that computes what the depthwise convolution reads; a padding by itself goes with it."""
-        assert group.anchor is not None
-        source = group.anchor.inputs[0]
-        if source.op == "pad":
-            source = source.inputs[0]
-        return group_of.get(source)
-
-    def behind(group: Group) -> Group | None:
-        readers = {reader_of.get(user) for user in users[group.output]}
-        return readers.pop() if len(readers) == 1 else None
-
-    def join(groups: Sequence[Group]) -> Group | None:
-        """The groups as one, if nothing between them is read elsewhere."""
-        members = [node for group in groups for node in group.members]
-        inside = set(members)
-        for node in members:
-            if node is not groups[-1].output and not all(user in inside for user in users[node]):
-                return None
-        if any(group.output in graph.outputs for group in groups[:-1]):
-            return None
-        return Group(groups[-1].output, None, members)
-
     for group in fused.groups:
         if group.anchor is None or not is_depthwise(group.anchor):
             continue
-        pad = group_of.get(group.anchor.inputs[0])
-        lone = [pad] if pad is not None and pad.members == [group.anchor.inputs[0]] else []
-        first, last = before(group), behind(group)
-        head = [first] if first is not None and _is_pointwise(first, joined) else []
-        tail = [last] if last is not None and _is_pointwise(last, joined) else []
+        pad = groups.lone_pad(group)
+        head = [g for g in groups.before(group) if g not in joined]
+        tail = [g for g in groups.behind(group) if g not in joined]
         best: tuple[float, Group, list[Group]] | None = None
-        for groups in ([*head, *lone, group, *tail], [*head, *lone, group], [*lone, group, *tail]):
-            whole = join(groups) if len(groups) > 1 else None
+        for parts_of in ([*head, *pad, group, *tail], [*head, *pad, group], [*pad, group, *tail]):
+            whole = groups.join(parts_of)
             chain = separable_of(task_of(whole)) if whole is not None else None
             if whole is None or chain is None:
                 continue
             saved = gain(chain, parts)
-            if saved > (best[0] if best else 0):
-                best = (saved, whole, groups)
+            if saved > (best[0] if best else 0.0):
+                best = (saved, whole, parts_of)
         if best is not None:
             joined |= dict.fromkeys(best[2], best[1])
     left = dict.fromkeys(joined.get(group, group) for group in fused.groups)
-    position = {node: number for number, node in enumerate(graph.nodes())}
-    return Fused(tuple(sorted(left, key=lambda group: position[group.output])), fused.views)
+    return Fused(tuple(sorted(left, key=lambda group: groups.position[group.output])), fused.views)
 
 
-def _is_pointwise(group: Group, joined: dict[Group, Group]) -> bool:
-    return group not in joined and group.anchor is not None and is_pointwise(group.anchor)
+class _Groups:
+    """The neighbourhood of a group."""
+
+    def __init__(self, graph: Graph, fused: Fused) -> None:
+        self.users = graph.users()
+        self.position = {node: number for number, node in enumerate(self.users)}
+        self.outputs = frozenset(graph.outputs)
+        self.writer = {group.output: group for group in fused.groups}
+        self.holder = {node: group for group in fused.groups for node in group.members}
+
+    def lone_pad(self, group: Group) -> list[Group]:
+        """The group that does nothing but pad what the convolution of `group` reads, if there is one."""
+        assert group.anchor is not None
+        source = group.anchor.inputs[0]
+        found = self.writer.get(source)
+        return [found] if found is not None and source.op == "pad" and found.members == [source] else []
+
+    def before(self, group: Group) -> list[Group]:
+        """The group of the 1x1 convolution that the depthwise one reads, if there is one."""
+        assert group.anchor is not None
+        source = group.anchor.inputs[0]
+        found = self.writer.get(source.inputs[0] if source.op == "pad" else source)
+        return [found] if found is not None and _is_pointwise(found) else []
+
+    def behind(self, group: Group) -> list[Group]:
+        """The group of the 1x1 convolution that alone reads the depthwise one, if there is one."""
+        readers = {self.holder.get(user) for user in self.users[group.output]}
+        return [g for g in readers if g is not None and len(readers) == 1 and _is_pointwise(g)]
+
+    def join(self, groups: Sequence[Group]) -> Group | None:
+        """Several groups as one, if nothing between them is read elsewhere."""
+        members = [node for group in groups for node in group.members]
+        inside, output = set(members), groups[-1].output
+        hidden = [node for node in members if node is not output]
+        seen = any(node in self.outputs or not inside.issuperset(self.users[node]) for node in hidden)
+        return None if seen or len(groups) == 1 else Group(output, None, members)
+
+
+def _is_pointwise(group: Group) -> bool:
+    return group.anchor is not None and is_pointwise(group.anchor)
 
 
 def gain(chain: Separable, parts: int) -> float:

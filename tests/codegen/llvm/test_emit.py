@@ -20,7 +20,8 @@ from tilewright.hw import CpuMachine, host
 from tilewright.loops.default import default_program
 from tilewright.loops.formula import formula_of
 from tilewright.loops.interpret import interpret_program
-from tilewright.loops.ir import Program
+from tilewright.loops.ir import Block, Buffer, For, Kind, Program, Scope, Store
+from tilewright.loops.verify import verify_program
 from tilewright.te.scalars import SCALARS
 
 HERE = host()
@@ -242,3 +243,21 @@ def test_dot4_is_one_instruction_where_there_is_one() -> None:
     )
     assert ("vpdpbusd" in text) == (HERE.triple.startswith("x86_64") and HERE.dot4_bytes > 0)
     assert "vpmaddubsw" not in text  # it saturates
+
+
+def test_bytes_read_as_words() -> None:
+    """Of an input and of scratch memory, wherever they begin; what makes no whole word is not in the view."""
+    x, out = Buffer("x", DType.U8, 71), Buffer("out", DType.I32, 2 * 17)
+    kept = Buffer("kept", DType.U8, 71, Scope.SCRATCH)
+    word, byte = te.Var("w", 17), te.Var("b", 71)
+    copy = For(byte, Kind.SERIAL, Store(kept, byte, te.Load(x, (byte,))))
+    read = [
+        For(word, Kind.VECTOR, Store(out, word + 17 * n, te.Load(buffer.read_as(DType.I32), (word,))))
+        for n, buffer in enumerate((x, kept))
+    ]
+    program = Program("words", (x, out), Block((copy, *read)))
+    verify_program(program)
+    unaligned = np.random.default_rng(7).integers(0, 256, 72).astype(np.uint8)[1:]
+    expected = np.tile(unaligned[:68].copy().view(np.int32), 2)
+    np.testing.assert_array_equal(interpret_program(program, [unaligned]), expected)
+    np.testing.assert_array_equal(run_program(program, [unaligned]), expected)

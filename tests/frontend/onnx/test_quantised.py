@@ -202,4 +202,6 @@ def test_weights_with_zero_points_stay_bytes(zero: int, convolutions: int, per_c
     model = with_weights("y = ConvInteger <pads: ints = [1, 1, 1, 1]> (x, w, z, q)", x, **constants)
     check_model(model, {"x": x}, rtol=0, atol=0, compiled=True)
     found = [node for node in import_onnx(model).graph.nodes() if node.op == "conv"]
-    assert [[operand.dtype.short for operand in node.inputs] for node in found] == [["u8", "i8"]] * convolutions
+    assert [[operand.dtype.short for operand in node.inputs] for node in found] == [
+        ["u8", "i8"]
+    ] * convolutions

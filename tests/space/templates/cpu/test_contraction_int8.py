@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.space.checked import Inputs, legal_configs
+from tests.space.spills import stack_vectors_in_loops
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Node
 from tilewright.graph.op import apply
@@ -219,3 +220,10 @@ def test_what_it_leaves_to_others() -> None:
     task = matmul_task(8, 32, 16, DType.U8, DType.I8)
     assert not declined(task)
     assert declined(task, dataclasses.replace(HERE, triple="aarch64-unknown-linux-gnu", features=("neon",)))
+
+
+@pytest.mark.skipif(not HERE.dot4_bytes, reason="the loops are counted by the instruction")
+def test_nothing_is_spilled() -> None:
+    for kind in KINDS:
+        task = matmul_task(128, 768, 768, *kind)
+        assert stack_vectors_in_loops(choose(Work(task, HERE)).program, HERE) == 0

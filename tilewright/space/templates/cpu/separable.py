@@ -173,7 +173,7 @@ class _Applied:
             return False
         if shape.prefetch and (not shape.single or self.prefetched_lines(shape)[0] > _MOST_PREFETCHES):
             return False
-        return 4 * sum(self._scratch(shape)) <= SCRATCH_LIMIT
+        return 4 * sum(self.scratch(shape)) <= SCRATCH_LIMIT
 
     def _shape(self, values: Mapping[str, Value]) -> _Shape:
         expand = self._panels(self.chain.expand, str(values["expand"]))
@@ -199,7 +199,7 @@ class _Applied:
         """Expanded rows that are kept."""
         return (shape.step - 1) * self.chain.rows.stride + self.chain.rows.reach
 
-    def _scratch(self, shape: _Shape) -> tuple[int, int]:
+    def scratch(self, shape: _Shape) -> tuple[int, int]:
         """Elements of (expanded rows, filtered rows)."""
         chain = self.chain
         expanded = filtered = 0
@@ -231,7 +231,7 @@ class _Applied:
         steps = chunks * (shape.chunk // shape.step)
         groups = -(-self.vectors // shape.group)
         groups = -(-groups // shape.blocks) * shape.blocks
-        expanded, filtered = (4 * size for size in self._scratch(shape))
+        expanded, filtered = (4 * size for size in self.scratch(shape))
         near = caches.l1 * 3 // 4
         parts: list[Terms] = []
         from_l2 = from_l3 = from_memory = 0.0
@@ -313,7 +313,7 @@ class _Builder:
         self.buffers = task_buffers(chain)
         for node, packing in self.packings.items():
             self.buffers[node] = Buffer(self.buffers[node].name, F32, packing.size)
-        expanded, filtered = applied._scratch(shape)
+        expanded, filtered = applied.scratch(shape)
         self.expanded = Buffer("expanded", F32, expanded, Scope.SCRATCH)
         self.filtered = Buffer("filtered", F32, filtered, Scope.SCRATCH)
         self.lane = te.Var("v", self.lanes)

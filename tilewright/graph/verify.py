@@ -34,10 +34,6 @@ def _padded(node: Node) -> bool:
     return any(low or high for low, high in node.attrs["padding"])
 
 
-def _channels_first(node: Node) -> bool:
-    return bool(node.attrs["layout"] == "channels_first")
-
-
 _DECOMPOSED = (
     Forbidden("batch_norm", "it is folded into weights or becomes a multiplication and an addition"),
     Forbidden(
@@ -50,19 +46,12 @@ _DECOMPOSED = (
     Forbidden("conv", "its padding becomes a pad", _padded),
     Forbidden("conv", "its bias becomes an addition", lambda node: len(node.inputs) > 2),
 )
-_CHANNELS_LAST = (
-    Forbidden("conv", "convolutions are channels-last", _channels_first),
-    *(
-        Forbidden(op, "pooling is channels-last", _channels_first)
-        for op in ("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool")
-    ),
-)
+
 
 # In the order in which a graph passes through them. Each stage also forbids what the stages before it do.
 STAGES: Mapping[str, tuple[Forbidden, ...]] = {
     "imported": (),
     "decomposed": _DECOMPOSED,
-    "channels-last": _CHANNELS_LAST,
 }
 
 

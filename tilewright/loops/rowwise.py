@@ -8,7 +8,7 @@
       out[columns] = value(result)
 
 What one pass over the row computes at some expense and the result needs again, as the exponentials of a softmax, is
-kept in scratch. While a row is passed over again, the next one is asked for: it comes while this one is computed and
+kept in scratch. In the passes that take long, the next row is asked for: it comes while this one is computed and
 written.
 """
 
@@ -79,7 +79,13 @@ class _Rows:
         self.columns = tuple(
             sorted(columns_of(formula), key=lambda axis: coefficient(formula.store, axis) == 1)
         )
-        self.passes = len(formula.reductions) + bool(self.columns)
+        passes = len(formula.reductions) + bool(self.columns)
+        self.slow = [
+            number
+            for number in range(1, passes)
+            if number == passes - 1
+            or _is_expensive(formula.reductions[number].body, formula.reductions[number].axes)
+        ]
         self.kept = self._find_kept()
         self.fetched, self.level = self._find_fetched()
         self.results: dict[Buffer, te.Expr] = {}
@@ -107,7 +113,7 @@ class _Rows:
                 continue
             needed = set(te.walk(simplify(te.substitute(self.formula.value, renamed))))
             for expr in te.walk(simplify(reduction.body)):
-                if expr in needed and _is_expensive(expr) and te.variables(expr) & set(reduction.axes):
+                if expr in needed and _is_expensive(expr, reduction.axes):
                     room = reduction.length + self._lanes(reduction)
                     return _Kept(reduction, expr, Buffer("kept", expr.dtype, room, Scope.SCRATCH))
         return None
@@ -137,15 +143,15 @@ class _Rows:
     def _fetches(
         self, number: int, axes: Sequence[te.Var], start: te.Expr, vectors: int, lanes: int
     ) -> list[Stmt]:
-        """Prefetches in the block of pass `number` that begins at `start` of the last of `axes`: each pass but the first
+        """Prefetches in the block of pass `number` that begins at `start` of the last of `axes`: each slow pass
         asks for its share of the next row's lines."""
         first = self.formula.reductions[0].axes
-        if number == 0 or [axis.extent for axis in first] != [axis.extent for axis in axes]:
+        if number not in self.slow or [axis.extent for axis in first] != [axis.extent for axis in axes]:
             return []
         found: list[Stmt] = []
         row = self.formula.rows[-1:]
         for load in self.fetched:
-            for vector in range(number - 1, vectors, self.passes - 1):
+            for vector in range(self.slow.index(number), vectors, len(self.slow)):
                 if vector * lanes * load.dtype.bytes % _LINE:
                     continue
                 place: dict[te.Var, te.Expr] = {axis: axis + 1 for axis in row}
@@ -167,7 +173,9 @@ class _Rows:
         *outer, axis = reduction.axes
         lanes = self._lanes(reduction)
         vectors = -(-axis.extent // lanes)
-        unroll = min(_ACCUMULATORS // 2 if _is_expensive(reduction.body) else _ACCUMULATORS, vectors)
+        unroll = min(
+            _ACCUMULATORS // 2 if _is_expensive(reduction.body, reduction.axes) else _ACCUMULATORS, vectors
+        )
         size = unroll * lanes
         blocks, rest = te.Var(f"{axis.name}_b", axis.extent // size), axis.extent % size
         lane, step = te.Var("v", lanes), te.Var("u", unroll)
@@ -276,7 +284,12 @@ def _flat(axes: Sequence[te.Var]) -> te.Expr:
     return place
 
 
-def _is_expensive(expr: te.Expr) -> bool:
+def _is_expensive(expr: te.Expr, axes: Sequence[te.Var]) -> bool:
+    """Whether something in it takes long and is another value for every element of the row."""
     return any(
-        isinstance(node, te.Call) and node.op in _EXPENSIVE and node.dtype.is_float for node in te.walk(expr)
+        isinstance(node, te.Call)
+        and node.op in _EXPENSIVE
+        and node.dtype.is_float
+        and te.variables(node) & set(axes)
+        for node in te.walk(expr)
     )

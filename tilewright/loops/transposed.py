@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from tilewright import te
 from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula
-from tilewright.loops.ir import Buffer, Kind, Program, Scope, Store, Transpose, block, nest
+from tilewright.loops.ir import Buffer, Kind, Prefetch, Program, Scope, Store, Transpose, block, nest
 from tilewright.loops.tiling import (
     Tiles,
     extent_of,
@@ -27,9 +27,12 @@ from tilewright.loops.tiling import (
     power_of_two_below,
     with_values,
 )
-from tilewright.te.index import coefficient
+from tilewright.te.index import coefficient, divisor_of
 
-_BLOCK = 4  # tiles along each side of a block: what it reads and writes stays in the first cache
+_LINE = 64
+_BLOCK = 4  # tiles of a block, along both axes or along the shorter side
+_RUN = 64  # tiles along what is read, where all of it comes from memory
+_STAGED = 16  # tiles along what is written, where these are put together in scratch first
 _SHORT = 4  # elements of an axis that a tile holds as a whole
 
 
@@ -101,15 +104,15 @@ def _variables_outside(expr: te.Expr, load: te.Load) -> set[te.Var]:
 
 @dataclass(frozen=True)
 class _Cut:
-    """An axis cut into tiles, and these into blocks where there are enough."""
+    """An axis cut into blocks, and these into tiles."""
 
     axis: te.Var
     size: int
+    most: int  # tiles in a block
 
     @property
     def blocks(self) -> Tiles:
-        whole = self.size * _BLOCK
-        return Tiles(self.axis, whole if whole <= self.axis.extent else self.size)
+        return Tiles(self.axis, self.size * min(self.most, self.axis.extent // self.size))
 
     @property
     def inside(self) -> te.Var:
@@ -121,37 +124,74 @@ class _Cut:
 
 
 def _program(formula: Formula, machine: CpuMachine, turn: _Turn) -> Program:
+    streamed = is_streamed(formula, machine)
+    staged = streamed and not turn.writes_run and not _writes_lines(formula, turn)
     tile = Buffer("tile", turn.load.dtype, turn.rows * turn.columns, Scope.REGISTER)
-    written, read = _Cut(turn.written, turn.rows), _Cut(turn.read, turn.columns)
+    written = _Cut(turn.written, turn.rows, _STAGED if staged else _BLOCK)
+    read = _Cut(turn.read, turn.columns, _RUN if streamed and not staged else _BLOCK)
     step, lane = te.Var("u", tile.size // turn.lanes), te.Var("v", turn.lanes)
     in_tile = [(step, Kind.UNROLL), (lane, Kind.VECTOR)]
     element = step * turn.lanes + lane
-    in_registers = te.Load(tile, (element,))
 
     def placed(expr: te.Expr, at_written: te.Expr | int, at_read: te.Expr | int) -> te.Expr:
         return te.substitute(
             expr, {turn.written: written.start() + at_written, turn.read: read.start() + at_read}
         )
 
+    def value_from(source: Buffer, place: te.Expr, at: tuple[te.Expr | int, te.Expr | int]) -> te.Expr:
+        origin, loaded = placed(turn.load, *at), te.Load(source, (place,))
+        return te.rewrite(placed(formula.value, *at), lambda node: loaded if node == origin else None)
+
     source, (offset,) = turn.load.source, turn.load.indices
+    assert isinstance(source, Buffer)
     place = placed(offset, 0, 0) + element if turn.reads_run else placed(offset, step, lane)
     fill = nest(in_tile, Store(tile, element, te.Load(source, (place,))))
+    ahead = te.Var("r", turn.rows)
+    asked = nest([(ahead, Kind.UNROLL)], Prefetch(source, placed(offset, ahead + turn.rows, 0)))
+    fill = block(asked, fill) if streamed and not turn.reads_run else fill
 
-    at = (0, 0) if turn.writes_run else (lane, step)
-    origin = placed(turn.load, *at)
-    value = te.rewrite(placed(formula.value, *at), lambda node: in_registers if node == origin else None)
-    place = placed(formula.store, *at) + (element if turn.writes_run else 0)
-    streamed = is_streamed(formula, machine)
-    write = nest(in_tile, Store(formula.output, place, value, streamed))
-
+    inside = [written.inside, read.inside]
+    width = written.blocks.size
+    stage = Buffer("stage", tile.dtype, width * read.blocks.size, Scope.SCRATCH)
+    if staged:
+        at = (read.inside * turn.columns + step) * width + written.inside * turn.rows + lane
+        write = nest(in_tile, Store(stage, at, te.Load(tile, (element,))))
+    elif turn.writes_run:
+        value = value_from(tile, element, (0, 0))
+        write = nest(in_tile, Store(formula.output, placed(formula.store, 0, 0) + element, value, streamed))
+    else:
+        value = value_from(tile, element, (lane, step))
+        write = nest(in_tile, Store(formula.output, placed(formula.store, lane, step), value, streamed))
     turned = block(fill, Transpose(tile, turn.rows, turn.columns, turn.lanes), write)
-    inside = [read.inside, written.inside]
+    body = nest([(loop, Kind.SERIAL) for loop in inside], turned)
+    if staged:
+        value = value_from(
+            stage,
+            (read.inside * turn.columns + step) * width + written.inside * turn.rows + lane,
+            (lane, step),
+        )
+        store = Store(formula.output, placed(formula.store, lane, step), value, streamed)
+        row = [
+            (read.inside, Kind.SERIAL),
+            (step, Kind.SERIAL),
+            (written.inside, Kind.SERIAL),
+            (lane, Kind.VECTOR),
+        ]
+        body = block(body, nest(row, store))
     outside = [axis for axis in formula.axes if axis not in (turn.read, turn.written)]
     body = parallel_nest(
-        [*outside, read.blocks.var, written.blocks.var],
-        2 * tile.size * extent_of(inside),
-        nest([(loop, Kind.SERIAL) for loop in inside], turned),
+        [*outside, read.blocks.var, written.blocks.var], 2 * tile.size * extent_of(inside), body
     )
     shape = f"{turn.rows} x {turn.columns} of ({turn.written.name}, {turn.read.name})"
-    decisions = f"transposed: tiles of {shape}" + (", streamed" if streamed else "")
+    decisions = (
+        f"transposed: tiles of {shape}" + (", staged" if staged else "") + (", streamed" if streamed else "")
+    )
     return Program(formula.name, (*formula.inputs, formula.output), with_values(body, {}), decisions)
+
+
+def _writes_lines(formula: Formula, turn: _Turn) -> bool:
+    """Whether each vector of the result is a whole cache line."""
+    whole = turn.lanes * formula.output.dtype.bytes == _LINE and turn.written.extent % turn.lanes == 0
+    return (
+        whole and divisor_of(te.substitute(formula.store, {turn.written: te.as_index(0)})) % turn.lanes == 0
+    )

@@ -33,14 +33,14 @@ def chained(graph: Graph, fused: Fused, task_of: Callable[[Group], Task], parts:
         head = [g for g in groups.before(group) if g not in joined]
         tail = [g for g in groups.behind(group) if g not in joined]
         best: tuple[float, Group, list[Group]] | None = None
-        for parts_of in ([*head, *pad, group, *tail], [*head, *pad, group], [*pad, group, *tail]):
-            whole = groups.join(parts_of)
+        for candidate in ([*head, *pad, group, *tail], [*head, *pad, group], [*pad, group, *tail]):
+            whole = groups.join(candidate)
             chain = separable_of(task_of(whole)) if whole is not None else None
             if whole is None or chain is None:
                 continue
             saved = gain(chain, parts)
             if saved > (best[0] if best else 0.0):
-                best = (saved, whole, parts_of)
+                best = (saved, whole, candidate)
         if best is not None:
             joined |= dict.fromkeys(best[2], best[1])
     left = dict.fromkeys(joined.get(group, group) for group in fused.groups)

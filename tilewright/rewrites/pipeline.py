@@ -11,16 +11,18 @@ from tilewright.rewrites.common_subexpressions import CommonSubexpressions
 from tilewright.rewrites.decompose import Decompose
 from tilewright.rewrites.fold_batch_norm import FoldBatchNorm
 from tilewright.rewrites.fold_constants import FoldConstants
+from tilewright.rewrites.fold_permute import FoldPermute
 from tilewright.rewrites.layout import Layout
+from tilewright.rewrites.oracle import CostOracle, FewestBytes
 from tilewright.rewrites.partition import partition
 from tilewright.rewrites.recognise_attention import RecogniseAttention
 from tilewright.rewrites.simplify import Simplify
 from tilewright.support.trace import Trace
 
 
-def passes(numerics: str = "fast") -> Sequence[Pass]:
+def passes(numerics: str = "fast", oracle: CostOracle | None = None) -> Sequence[Pass]:
     """The passes, each where it is for the reason beside it. There is none against dead code: a graph is what its
-    outputs reach, and nothing else."""
+    outputs reach, and nothing else. `oracle`: what kernels take on the machine; None: bytes are counted."""
     simplify = Simplify(fast=numerics == "fast")
     return (
         # What the frontend left of the framework's own generality goes first: it hides what the next passes look for
@@ -39,7 +41,9 @@ def passes(numerics: str = "fast") -> Sequence[Pass]:
         simplify,
         # After decompose, which makes paddings and permutes of its own, and before weights are folded into the order
         # that this pass wants them in: they are copied once.
-        Layout(),
+        Layout(oracle or FewestBytes()),
+        # What the layout pass left before a dense layer, while its weight is still to be folded: it is copied once.
+        FoldPermute(),
         FoldConstants(),
         # The layout pass leaves reshapes where it found nothing to permute; equal pads and permutes meet here.
         simplify,
@@ -50,15 +54,19 @@ def passes(numerics: str = "fast") -> Sequence[Pass]:
     )
 
 
-def rewrite(graph: Graph, trace: Trace | None = None, *, numerics: str = "fast") -> Graph:
+def rewrite(
+    graph: Graph, trace: Trace | None = None, *, numerics: str = "fast", oracle: CostOracle | None = None
+) -> Graph:
     """The graph after all passes, before it is cut into tasks."""
-    return run_passes(graph, passes(numerics), trace or Trace.off())
+    return run_passes(graph, passes(numerics, oracle), trace or Trace.off())
 
 
-def run_pipeline(graph: Graph, trace: Trace | None = None, *, numerics: str = "fast") -> Partition:
+def run_pipeline(
+    graph: Graph, trace: Trace | None = None, *, numerics: str = "fast", oracle: CostOracle | None = None
+) -> Partition:
     trace = trace or Trace.off()
     with trace.span("rewrites", nodes=len(graph.nodes())) as span:
-        graph = rewrite(graph, trace, numerics=numerics)
+        graph = rewrite(graph, trace, numerics=numerics, oracle=oracle)
         with trace.span("rewrites.partition"):
             result = partition(graph)
         span.note(calls=len(result.calls), tasks=len(result.tasks()), views=len(result.views))

@@ -6,8 +6,8 @@ The scale may be a division, either may be missing, and a select that puts -inf 
 Nothing in between may be read elsewhere: it would have to be in memory after all.
 
 A query that sees nothing gives NaN here and 0 there. So a row of the mask that is -inf throughout becomes NaN. A
-constant mask is looked at now; of any other it costs a pass over the mask, once for all layers that share it. That scores
-overflow to -inf for every key of a query is not looked for.
+constant mask is looked at now; of any other it costs a pass over the mask, once for all layers that share it. That
+scores overflow to -inf for every key of a query is not looked for.
 """
 
 from __future__ import annotations

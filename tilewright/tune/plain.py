@@ -37,6 +37,7 @@ _ENUMERATED = 4096  # combinations of knobs; of more than this, so many are draw
 _RACE_SECONDS = 0.06  # for two configs that take little time; others get a few runs each
 _CONFIRM_SECONDS = 0.3
 _TRIAL_TIMEOUT = 60.0
+_LEAST_SECONDS = 3.0  # for a task: in less than this there is no choice, and others make better use of it
 _HOPELESS = 1.5  # predicted at so many times the best prediction, a neighbour is not worth a trial
 _BETTER = 0.98  # of the time of the best so far, before a candidate takes its place
 _PERCENTILE = 25  # of the times in a race: others on the machine only ever make them longer
@@ -97,7 +98,8 @@ def tune(
                 if left <= 0:
                     break
                 share = shares.pop(key)
-                allowed = left * share / (share + sum(shares.values())) if share else left
+                fair = left * share / (share + sum(shares.values())) if share else left
+                allowed = min(left, max(fair, _LEAST_SECONDS))
                 with trace.span("tune.task", label=works[key].task.label, seconds=allowed) as span:
                     search = Search(works[key], threads, worker, time.monotonic() + allowed, most_trials)
                     choices[key] = search.run(choices[key])
@@ -136,7 +138,7 @@ class Search:
     failures: dict[str, int] = field(default_factory=dict)
     finished: float | None = None
     _tried: set[Config | None] = field(default_factory=set)
-    _spent: float = 0.0  # seconds, in trials
+    _spent: float = 0.0  # seconds, in trials after the first
 
     def run(self, start: Choice) -> Choice:
         """The fastest config of those that could be tried, `start` where nothing is faster."""
@@ -184,8 +186,9 @@ class Search:
         return best
 
     def _used_up(self) -> bool:
-        """Whether one more trial, and another to confirm its result, would come too late."""
-        mean = self._spent / max(1, self.trials)
+        """Whether one more trial, and another to confirm its result, would come too late. The first trial is no
+        measure: the worker starts, and asks the oracle, during it."""
+        mean = self._spent / max(1, self.trials - 1)
         return self.trials >= self.most_trials or time.monotonic() + 2 * mean >= self.deadline
 
     def _first(self, config: Config | None) -> bool:
@@ -213,7 +216,8 @@ class Search:
         question = Question(TaskJob.of(self.work, self.threads), configs, min(seconds, left))
         begin = time.monotonic()
         answer = self.worker.ask(question, timeout)
-        self._spent += time.monotonic() - begin
+        if self.trials > 1:
+            self._spent += time.monotonic() - begin
         if answer.failed is not None:
             self.failures[answer.kind] = self.failures.get(answer.kind, 0) + 1
         return answer

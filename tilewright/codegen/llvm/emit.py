@@ -44,7 +44,7 @@ from tilewright.runtime.plan import ALIGNMENT
 from tilewright.te.index import bounds, divisor_of, linear, simplify
 
 FAST_FLAGS = ("nsz", "arcp", "contract", "afn")  # never nnan or ninf: NaN and infinity mean something
-_STREAMED_BYTES = 16  # the shortest vector that goes past the caches as a whole
+_STREAMED_BYTES = 16  # the shortest vector that can go past the caches
 
 
 def emit_program(program: Program, machine: CpuMachine, numerics: str, symbol: str) -> ir.Module:
@@ -586,10 +586,10 @@ class _Emitter:
             self.builder.store(self.builder.extract_element(wide, I64(lane)), self._pointer(buffer, place, 0))
 
     def _past_caches(self, stored: ir.StoreInstr, stmt: Store) -> None:
-        """Marks a vector's store as streamed where its place is a multiple of what such instructions demand."""
+        """Marks a vector's store as streamed where its place is a multiple of its length."""
         assert self.lane is not None
         first = te.substitute(stmt.index, {self.lane: te.as_index(0)})
         step = math.gcd(divisor_of(first), self.lanes) * stmt.buffer.dtype.bytes
-        if step >= _STREAMED_BYTES:
+        if step == self.lanes * stmt.buffer.dtype.bytes >= _STREAMED_BYTES:
             stored.align = step
             stored.set_metadata("nontemporal", self.module.add_metadata([ir.IntType(32)(1)]))

@@ -17,6 +17,11 @@ Vectors = list[ir.Value]
 
 def transposed(builder: ir.IRBuilder, vectors: Sequence[ir.Value], rows: int) -> Vectors:
     """The transpose of the matrix in `vectors`, row after row."""
+    kind = vectors[0].type
+    if isinstance(kind.element, ir.HalfType):  # which few processors shuffle as such
+        bits = ir.VectorType(ir.IntType(16), kind.count)
+        turned = transposed(builder, [builder.bitcast(vector, bits) for vector in vectors], rows)
+        return [builder.bitcast(vector, kind) for vector in turned]
     result = list(vectors)
     columns = len(result) * _lanes(result) // rows
     if _is_power_of_two(rows) and _is_power_of_two(columns) and len(result) > 1:

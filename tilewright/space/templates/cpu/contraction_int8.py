@@ -48,6 +48,7 @@ _SIGN_BITS = (
     -0x7F7F7F80
 )  # 0x80 in each byte of a word: 128 where bytes are unsigned, -128 where they are signed
 _FEWEST_LANES = 4
+_WIDE_TILE = 0.5  # cycles a step for each vector beyond four: measured, a load of weights serves too few rows
 _PAIRS_INSTRUCTIONS = (
     4.5  # of a dot4 made of 16-bit multiply-adds: two of them, two additions, a share of widening
 )
@@ -160,10 +161,12 @@ class _Applied(AppliedContraction):
 
     def terms(self, config: Config) -> Terms:
         terms = super().terms(config)
-        if not self.product.turned:
-            return terms
         shape = self._shape(dict(config.values))
         repeats = extent_of(self.product.shared) * shape.blocks * shape.chunks * shape.per_chunk
+        steps = repeats * self._tiles_per_block(shape) * self.product.length
+        terms = replace(terms, scalar=terms.scalar + steps * max(0, shape.vectors - 4) * _WIDE_TILE)
+        if not self.product.turned:
+            return terms
         summed = float(repeats * self.product.length * shape.vectors)
         return replace(
             terms, arithmetic=terms.arithmetic + summed * self.instructions, loads=terms.loads + summed

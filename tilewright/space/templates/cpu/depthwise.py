@@ -32,6 +32,8 @@ from tilewright.space.template import Applied, Terms, Work
 from tilewright.te.index import in_range, simplify
 
 NAME = "depthwise"
+_LINE = 64
+_STREAMS = 24  # that the hardware's prefetchers follow
 F32 = DType.F32
 _WRITTEN_OUT = 1200  # multiply-adds written out at most: code size and compile time
 
@@ -250,12 +252,16 @@ class _Applied:
     @cached_property
     def space(self) -> Space:
         rows = self.chain.rows.outputs
+        chunks = dict.fromkeys(-(-rows // count) for count in (1, 2, 3, 4, 6, 8, 12, 16, 28, 56))
+        # Threads that write neighbouring channels must not share a cache line.
+        whole_lines = 4 * self.chain.depthwise.channels % _LINE == 0 and 4 * self.lanes % _LINE == 0
+        blocks = (1, 2, 4, 8, 16) if whole_lines else (1,)
         return Space(
             NAME,
             (
                 Knob("columns", column_choices(self.chain)),
-                Knob("rows", (*(n for n in (1, 2, 4, 7, 8, 14, 16, 28, 56) if n < rows), rows)),
-                Knob("blocks", tuple(n for n in (1, 2, 4, 8, 16) if n <= self.vectors)),
+                Knob("rows", tuple(chunks)),
+                Knob("blocks", tuple(n for n in blocks if n <= self.vectors)),
             ),
             self._legal,
             together=(("rows", "blocks"),),
@@ -275,6 +281,9 @@ class _Applied:
         tiles = rows * across * blocks * per_block
         taps = chain.rows.taps * chain.columns.taps
         seen = window_loads(chain, count)
+        scattered = 0.0
+        if chain.source.type.bytes > self.work.machine.caches.l2_per_core:
+            scattered = 2.0 * max(0, seen - _STREAMS)
         source = chain.source.type.bytes * (1 + (chain.rows.reach - chain.rows.stride) / config.int("rows"))
         return Terms(
             arithmetic=tiles * count * (taps + behind(chain.depthwise)),
@@ -284,7 +293,7 @@ class _Applied:
             from_l2=source * (chain.rows.reach / chain.rows.stride),
             from_l3=source + 2.0 * chain.task.output.type.bytes,
             iterations=chain.batch * chunks * blocks,
-            scalar=tiles * 4.0,
+            scalar=tiles * (4.0 + scattered),
         )
 
     def program(self, config: Config) -> Program:

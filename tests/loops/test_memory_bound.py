@@ -1,0 +1,323 @@
+"""Schedules of what memory bounds are right for odd sizes: as loop programs, as machine code, past the caches too."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.codegen.llvm.native import run_program
+from tests.rewrites.helpers import array
+from tests.space.checked import Inputs
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.errors import VerificationError
+from tilewright.graph.ir import Node
+from tilewright.graph.op import apply
+from tilewright.graph.oracle import evaluate
+from tilewright.graph.task import Task
+from tilewright.hw import CpuMachine, host
+from tilewright.hw.caches import Caches
+from tilewright.loops.default import default_program
+from tilewright.loops.interpret import interpret_program
+from tilewright.loops.ir import (
+    Buffer,
+    If,
+    Kind,
+    Prefetch,
+    Program,
+    Scope,
+    Store,
+    Transpose,
+    block,
+    nest,
+    walk_stmts,
+)
+from tilewright.loops.verify import verify_program
+from tilewright.measure.check import relative_error
+from tilewright.measure.single import SingleKernel
+from tilewright.space.template import Work
+from tilewright.te.index import divisor_of
+
+F32, F16, I8, I64 = DType.F32, DType.F16, DType.I8, DType.I64
+SMALL_CACHES = Caches(l1=1 << 10, l2=8 << 10, l3=1 << 10)  # nearly everything is larger
+
+
+def with_vectors(size: int, *, streams: bool = False) -> CpuMachine:
+    here = host()
+    size = min(size, here.vector_bytes)
+    caches = SMALL_CACHES if streams else here.caches
+    return dataclasses.replace(
+        here, vector_bytes=size, vector_registers=32 if size == 64 else 16, caches=caches
+    )
+
+
+machines = st.builds(with_vectors, st.sampled_from([16, 32, 64]), streams=st.booleans())
+
+
+def checked_program(task: Task, machine: CpuMachine) -> Program:
+    formula = Work(task, machine).formula
+    assert formula is not None
+    program = default_program(formula, machine)
+    verify_program(program)
+    return program
+
+
+def check(
+    task: Task, machine: CpuMachine, arrays: list[np.ndarray] | None = None, *, slow: bool = False
+) -> Program:
+    """The default program gives the oracle's result as machine code, on memory that is aligned and on memory that is
+    not, in one piece and in several; and, if it may be slow, when it is interpreted."""
+    program = checked_program(task, machine)
+    arrays = arrays or [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
+    (expected,) = evaluate(task.graph, arrays, precise=True)
+    flat = [np.ascontiguousarray(a).reshape(-1) for a in arrays]
+    results = [
+        SingleKernel(program, machine, threads=2)(flat),
+        run_program(program, flat, machine=machine, pieces=3),
+    ]
+    if slow:
+        results.append(interpret_program(program, flat))
+    for result in results:
+        got = result.reshape(expected.shape)
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
+        if program.params[-1].dtype.is_float:
+            known = ~np.isnan(expected)
+            bound = 1e-3 if got.dtype == np.float16 else 2e-6
+            assert relative_error(got[known], expected[known]) <= bound
+        else:
+            np.testing.assert_array_equal(got, expected)
+    return program
+
+
+def statements(program: Program, kind: type) -> list[object]:
+    return [stmt for stmt in walk_stmts(program.body) if isinstance(stmt, kind)]
+
+
+# -- transposes ----------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def permutations(draw: st.DrawFn) -> Task:
+    shape = draw(st.lists(st.integers(1, 37), min_size=2, max_size=4).filter(lambda s: math.prod(s) <= 6000))
+    inputs = Inputs()
+    x = inputs(*shape, dtype=draw(st.sampled_from([F32, F32, F16, I8, I64])))
+    axes = tuple(draw(st.permutations(range(len(shape)))))
+    turned = apply("permute", x, axes=axes)
+    if x.dtype is F32 and draw(st.booleans()):
+        turned = apply("add", turned, inputs(turned.shape[-1]))
+    return inputs.task(turned)
+
+
+@settings(max_examples=60, deadline=None)
+@given(task=permutations(), machine=machines)
+def test_permutations(task: Task, machine: CpuMachine) -> None:
+    check(task, machine)
+
+
+@settings(max_examples=15, deadline=None)
+@given(rows=st.integers(2, 40), columns=st.integers(2, 40), machine=machines)
+def test_matrices_as_loops(rows: int, columns: int, machine: CpuMachine) -> None:
+    inputs = Inputs()
+    check(inputs.task(apply("permute", inputs(rows, columns), axes=(1, 0))), machine, slow=True)
+
+
+@pytest.mark.parametrize("shape", [(3, 70), (70, 3), (2, 65), (64, 4), (150, 150)])
+def test_tiles_are_turned_in_registers(shape: tuple[int, int]) -> None:
+    inputs = Inputs()
+    program = check(inputs.task(apply("permute", inputs(*shape), axes=(1, 0))), with_vectors(64))
+    assert statements(program, Transpose)
+
+
+def test_what_is_not_whole_lines_is_put_together_before_it_is_streamed() -> None:
+    inputs = Inputs()
+    task = inputs.task(apply("permute", inputs(150, 170), axes=(1, 0)))
+    program = check(task, with_vectors(64, streams=True))
+    assert any(isinstance(s, Store) and s.buffer.scope is Scope.SCRATCH for s in walk_stmts(program.body))
+
+
+@pytest.mark.parametrize("lanes", [2, 4, 8, 16])
+@pytest.mark.parametrize("dtype", [F32, I8, F16, DType.F64])
+def test_the_transpose_of_any_tile(lanes: int, dtype: DType) -> None:
+    for rows, columns in [
+        (lanes, lanes),
+        (3, lanes),
+        (lanes, 3),
+        (2, lanes),
+        (lanes, 2),
+        (4, 2 * lanes),
+        (1, lanes),
+    ]:
+        program = turning(rows, columns, lanes, dtype)
+        verify_program(program)
+        values = np.arange(rows * columns).astype(dtype.numpy)
+        expected = values.reshape(rows, columns).T.reshape(-1)
+        np.testing.assert_array_equal(interpret_program(program, [values]), expected)
+        np.testing.assert_array_equal(run_program(program, [values]), expected)
+
+
+def turning(rows: int, columns: int, lanes: int, dtype: DType) -> Program:
+    size = rows * columns
+    x, out = Buffer("x", dtype, size), Buffer("out", dtype, size)
+    tile = Buffer("tile", dtype, size, Scope.REGISTER)
+    step, lane = te.Var("u", size // lanes), te.Var("v", lanes)
+    element = step * lanes + lane
+    in_tile = [(step, Kind.UNROLL), (lane, Kind.VECTOR)]
+    fill = nest(in_tile, Store(tile, element, te.Load(x, (element,))))
+    write = nest(in_tile, Store(out, element, te.Load(tile, (element,))))
+    return Program("turn", (x, out), block(fill, Transpose(tile, rows, columns, lanes), write))
+
+
+@pytest.mark.parametrize(
+    ("tile", "complaint"),
+    [
+        (Transpose(Buffer("t", F32, 16), 4, 4, 4), "is not in registers"),
+        (Transpose(Buffer("t", F32, 16, Scope.REGISTER), 4, 8, 4), "no tile of vectors"),
+        (Transpose(Buffer("t", F32, 16, Scope.REGISTER), 3, 5, 4), "no tile of vectors"),
+    ],
+)
+def test_an_illegal_transpose_is_named(tile: Transpose, complaint: str) -> None:
+    x, out = Buffer("x", F32, 16), Buffer("out", F32, 16)
+    with pytest.raises(VerificationError, match=complaint):
+        verify_program(Program("p", (x, out), tile))
+
+
+# -- concatenations ------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 23), min_size=1, max_size=3),
+    parts=st.lists(st.integers(1, 70), min_size=2, max_size=4),
+    data=st.data(),
+    machine=machines,
+)
+def test_concatenations(shape: list[int], parts: list[int], data: st.DataObject, machine: CpuMachine) -> None:
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    inputs = Inputs()
+    nodes = [inputs(*shape[:axis], part, *shape[axis + 1 :]) for part in parts]
+    check(inputs.task(apply("concat", *nodes, axis=axis)), machine, slow=math.prod(shape) < 200)
+
+
+@pytest.mark.parametrize(("axis", "branches"), [(0, 1), (1, 0)])
+def test_no_element_of_a_concatenation_is_chosen(axis: int, branches: int) -> None:
+    inputs = Inputs()
+    parts = [inputs(40, 50), inputs(40, 50)]
+    program = checked_program(inputs.task(apply("concat", *parts, axis=axis)), host())
+    stores = [stmt for stmt in walk_stmts(program.body) if isinstance(stmt, Store)]
+    assert not any(isinstance(node, te.Select) for stmt in stores for node in te.walk(stmt.value))
+    assert len(statements(program, If)) == branches
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------------
+
+
+def softmax(inputs: Inputs, rows: int, columns: int) -> Node:
+    return apply("softmax", inputs(rows, columns), axis=1)
+
+
+def layer_norm(inputs: Inputs, rows: int, columns: int) -> Node:
+    x = apply("add", inputs(rows, columns), inputs(rows, columns))
+    return apply("layer_norm", x, inputs(columns), inputs(columns), dims=1, eps=1e-5)
+
+
+def group_norm(inputs: Inputs, rows: int, columns: int) -> Node:
+    x = apply("permute", inputs(rows, columns, 6), axes=(0, 2, 1))
+    return apply("permute", apply("group_norm", x, groups=2, eps=1e-5), axes=(0, 2, 1))
+
+
+def total(inputs: Inputs, rows: int, columns: int) -> Node:
+    return apply("sum", inputs(rows, columns), axes=(1,), keepdims=False)
+
+
+def largest(inputs: Inputs, rows: int, columns: int) -> Node:
+    return apply("amax", inputs(rows, columns), axes=(1,), keepdims=False)
+
+
+def where_largest(inputs: Inputs, rows: int, columns: int) -> Node:
+    return apply("argmax", inputs(rows, columns), axis=1, keepdims=False)
+
+
+ROWWISE = [softmax, layer_norm, group_norm, total, largest, where_largest]
+
+
+@settings(max_examples=60, deadline=None)
+@given(make=st.sampled_from(ROWWISE), rows=st.integers(1, 9), columns=st.integers(1, 300), machine=machines)
+def test_rows_of_any_length(make, rows: int, columns: int, machine: CpuMachine) -> None:
+    inputs = Inputs()
+    check(inputs.task(make(inputs, rows, columns)), machine, slow=columns < 40)
+
+
+@pytest.mark.parametrize("columns", [3, 16, 37, 200])
+@pytest.mark.parametrize("make", [softmax, layer_norm, total, largest])
+def test_nan_and_infinity_reach_their_row_alone(make, columns: int) -> None:
+    inputs = Inputs()
+    task = inputs.task(make(inputs, 5, columns))
+    arrays = [array(*node.shape, seed=i) for i, node in enumerate(task.graph.inputs)]
+    arrays[0][1, columns - 1] = np.nan
+    arrays[0][3, columns // 2] = np.inf
+    with np.errstate(all="ignore"):
+        check(task, host(), arrays)
+
+
+def test_exponentials_are_computed_once() -> None:
+    inputs = Inputs()
+    program = checked_program(inputs.task(softmax(inputs, 64, 1000)), host())
+    stores = [stmt for stmt in walk_stmts(program.body) if isinstance(stmt, Store)]
+    computed = {
+        stmt.buffer.name
+        for stmt in stores
+        if any(isinstance(node, te.Call) and node.op == "exp" for node in te.walk(stmt.value))
+    }
+    assert computed == {"kept"}
+
+
+def test_the_next_row_is_asked_for_where_rows_come_from_afar() -> None:
+    def fetches(rows: int) -> int:
+        inputs = Inputs()
+        return len(statements(checked_program(inputs.task(layer_norm(inputs, rows, 768)), host()), Prefetch))
+
+    assert fetches(1 << 16) > 0
+    assert fetches(4) == 0
+
+
+# -- past the caches -----------------------------------------------------------------------------------------------------
+
+
+def streamed(task: Task, machine: CpuMachine) -> bool:
+    stores = statements(checked_program(task, machine), Store)
+    return any(isinstance(stmt, Store) and stmt.streamed for stmt in stores)
+
+
+def test_only_what_no_cache_holds_is_streamed() -> None:
+    def sum_of(size: int) -> Task:
+        inputs = Inputs()
+        return inputs.task(apply("add", inputs(size), inputs(size)))
+
+    assert streamed(sum_of(host().caches.last), host())
+    assert not streamed(sum_of(host().caches.last // 8), host())
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows=st.integers(1, 40), columns=st.integers(1, 100))
+def test_streamed_stores_are_right_wherever_rows_begin(rows: int, columns: int) -> None:
+    inputs = Inputs()
+    check(inputs.task(apply("add", inputs(rows, columns), inputs(columns))), with_vectors(64, streams=True))
+
+
+@given(
+    factors=st.lists(st.integers(-40, 40), min_size=3, max_size=3),
+    limit=st.integers(-40, 40),
+    values=st.lists(st.integers(0, 6), min_size=3, max_size=3),
+)
+def test_a_divisor_divides_every_value(factors: list[int], limit: int, values: list[int]) -> None:
+    axes = [te.Var(f"i{n}", 7) for n in range(3)]
+    first = axes[0] * factors[0] + axes[1] * factors[1]
+    expr = te.call("min", first, te.as_index(limit)) + axes[2] * factors[2]
+    value = min(values[0] * factors[0] + values[1] * factors[1], limit) + values[2] * factors[2]
+    divisor = divisor_of(expr)
+    assert value == 0 if divisor == 0 else value % divisor == 0

@@ -1,0 +1,291 @@
+"""Which way every operator of a graph goes, so that kernels and permutes together take the least time.
+
+The graph is walked once, producers first. Behind each node stands a frontier: the values that later nodes still read. A
+state says in which orders each of them is there, and of all ways to come to a state only the cheapest is kept:
+
+    cost(state behind n) = min over states before n, ways of n:
+        cost(state before n) + kernel of n in this way + permutes of operands that are not there in the order it takes
+
+A permute is paid for by the first reader that needs it; the value is then there in both orders for all others. A state
+is dropped, too, if another one comes to the same orders for less by permutes alone.
+
+This is exact as long as no frontier has more than `BEAM` states: on chains, where it is the usual recurrence of costs
+per layout, on residual blocks and on trees of moderate width. Where it has more only the cheapest go on, a heuristic;
+then the assignments with all layouts channels-last, and with all as they came, are solved too, and the best is taken.
+
+Heuristic in any case is the model of cost: an operator is asked for by itself with the border before it, not with what
+will be fused behind it, and a permute next to elementwise work costs what it adds to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tilewright.graph.ir import Graph, Node, TensorType, input_node
+from tilewright.graph.op import Fusion, op_of
+from tilewright.rewrites.fold_permute import absorbs
+from tilewright.rewrites.layout_ways import WITH_LAYOUT, Order, Way, folds, identity, ways_of, written
+from tilewright.rewrites.oracle import CostOracle
+from tilewright.rewrites.partition import partition
+from tilewright.rewrites.shapes import inverse, moves_nothing, reordered
+
+BEAM = 256
+_COMPARED = 8  # cheaper states that a state is compared with before it is kept
+_WANTED = 4  # orders that the readers of a value are asked for
+
+# Operators whose time depends on the order, beside those that have a layout.
+_IN_ANY_ORDER = frozenset(
+    [
+        *("concat", "resize", "softmax", "log_softmax", "cumsum", "layer_norm", "rms_norm"),
+        *("sum", "mean", "amax", "amin", "prod", "any", "all", "var", "argmax", "argmin"),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    ways: Mapping[Node, Way]
+    total: float
+    exact: bool
+
+
+def assign(graph: Graph, oracle: CostOracle) -> tuple[Assignment, Costs]:
+    """The best assignment found, never worse than all layouts channels-last or all as they came; and what it was
+    counted with."""
+    costs = Costs(graph, oracle)
+    best = solve(graph, costs)
+    if not best.exact:
+        last = solve(graph, costs, lambda node, way: way.layout == "channels_last")
+        kept = solve(graph, costs, lambda node, way: way.layout == node.attrs["layout"])
+        best = min(best, last, kept, key=lambda each: each.total)
+    return best, costs
+
+
+# -- what things cost -----------------------------------------------------------------------------------------------
+
+
+class Costs:
+    """Times of operators in each of their ways, and of permutes, each asked for once."""
+
+    def __init__(self, graph: Graph, oracle: CostOracle) -> None:
+        self.oracle = oracle
+        self.users = graph.users()
+        self.outputs = frozenset(graph.outputs)
+        self.readers = {node: len(set(users)) + (node in self.outputs) for node, users in self.users.items()}
+        self._in_epilogue = _in_epilogue(graph)
+        self._kernels: dict[object, float] = {}
+        self._moves: dict[object, float] = {}
+
+    def kernel(self, value: Node, way: Way) -> float:
+        """Seconds of the operator by itself; 0 where they are the same in all orders."""
+        if value.op not in WITH_LAYOUT and value.op not in _IN_ANY_ORDER:
+            return 0.0
+        border = value.inputs[0] if value.inputs[0].op == "pad" and value.op in WITH_LAYOUT else None
+        key = (
+            *(value.op, tuple(value.attrs.items()), way),
+            *((operand.type, folds(operand)) for operand in value.inputs),
+            *((border.inputs[0].type, tuple(border.attrs.items())) if border is not None else ()),
+        )
+        if key not in self._kernels:
+            calls = partition(_alone(value, way, border)).calls
+            self._kernels[key] = sum(self.oracle.seconds(call.task) for call in calls)
+        return self._kernels[key]
+
+    def moving(self, value: Node, have: Order, need: Order, reader: Node | None = None) -> float:
+        """Seconds of a permute of `value` for `reader`."""
+        if have == need or folds(value):
+            return 0.0
+        axes = reordered(inverse(have), need)
+        shape = reordered(value.shape, have)
+        if moves_nothing(shape, axes):
+            return 0.0
+        if reader is not None and absorbs(reader, axes, shape, self.users, self.outputs):
+            return 0.0
+        alone = reader is None or not self._rides_along(value, reader)
+        stored = TensorType(shape, value.dtype)
+        key = (stored, axes, alone)
+        if key not in self._moves:
+            self._moves[key] = self.oracle.moving(stored, axes, alone=alone)
+        return self._moves[key]
+
+    def _rides_along(self, value: Node, reader: Node) -> bool:
+        """Whether the permute goes into a kernel that reads or writes `value` anyway."""
+        return self.readers[value] == 1 and (self._loose(value) or self._loose(reader))
+
+    def _loose(self, node: Node) -> bool:
+        """Whether it is elementwise and in no contraction's or reduction's kernel."""
+        elementwise = not node.is_input and op_of(node.op).fusion is Fusion.ELEMENTWISE
+        return elementwise and node not in self._in_epilogue
+
+
+def _in_epilogue(graph: Graph) -> set[Node]:
+    """Contractions, reductions, and the elementwise nodes of the same shape behind them."""
+    found: set[Node] = set()
+    for node in graph.nodes():
+        if node.is_input or node.is_constant:
+            continue
+        kind = op_of(node.op).fusion
+        behind = any(operand in found and operand.shape == node.shape for operand in node.inputs)
+        if kind in (Fusion.COMPLEX, Fusion.REDUCTION) or (kind is Fusion.ELEMENTWISE and behind):
+            found.add(node)
+    return found
+
+
+def _alone(value: Node, way: Way, border: Node | None) -> Graph:
+    """`value` in one of its ways as a graph of its own, with the border that is put around its first operand."""
+    inputs: list[Node] = []
+
+    def stand_in(operand: Node, order: Order) -> Node:
+        type = TensorType(reordered(operand.shape, order), operand.dtype)
+        if folds(operand):
+            nothing = np.broadcast_to(np.zeros((), type.dtype.numpy), type.shape)
+            return Node("constant", (), type, data=nothing)
+        inputs.append(input_node(len(inputs), type))
+        return inputs[-1]
+
+    operands = list(map(stand_in, value.inputs, way.operands))
+    if border is not None:
+        order = way.operands[0]
+        inputs.remove(operands[0])
+        inputs.insert(0, input_node(0, TensorType(reordered(border.inputs[0].shape, order), border.dtype)))
+        operands[0] = written(border, Way(order, (order,)), (inputs[0],))
+    return Graph(tuple(inputs), (written(value, way, tuple(operands)),))
+
+
+# -- the walk -------------------------------------------------------------------------------------------------------
+
+Orders = tuple[Order, ...]  # in which a value is there, sorted
+
+
+@dataclass(frozen=True)
+class _State:
+    there: tuple[Orders, ...]  # for each value of the frontier
+    cost: float
+    choice: tuple[Node, Way] | None = None
+    before: _State | None = field(default=None, repr=False)
+
+
+def solve(
+    graph: Graph, costs: Costs, allowed: Callable[[Node, Way], bool] = lambda node, way: True
+) -> Assignment:
+    """The cheapest assignment in which every operator with a layout goes one of its `allowed` ways."""
+    nodes = [node for node in graph.nodes() if not folds(node)]
+    last_reader = {operand: node for node in nodes for operand in node.inputs}
+    candidates = _candidates(graph, nodes, allowed)
+    frontier: list[Node] = []
+    states = [_State((), 0.0)]
+    exact = True
+    for node in nodes:
+        if node.is_input:
+            if node in last_reader:
+                frontier.append(node)
+                start: Orders = (identity(node.type.rank),)
+                states = [_State((*s.there, start), s.cost, s.choice, s.before) for s in states]
+            continue
+        kept = [n for n, value in enumerate(frontier) if last_reader[value] is not node]
+        stays = node in last_reader
+        reached: dict[tuple[Orders, ...], _State] = {}
+        for state in states:
+            for way in candidates[node]:
+                moved = _moved(node, way, state, frontier, costs)
+                if moved is None:
+                    continue
+                there, cost = moved
+                own: Orders = (way.order,)
+                if node in costs.outputs:
+                    plain = identity(node.type.rank)
+                    cost += costs.moving(node, way.order, plain)
+                    own = _with(own, plain)
+                behind = (*(there[n] for n in kept), *([own] if stays else []))
+                if behind not in reached or cost < reached[behind].cost:
+                    reached[behind] = _State(behind, cost, (node, way), state)
+        frontier = [*(frontier[n] for n in kept), *([node] if stays else [])]
+        states = _undominated(reached.values(), frontier, costs)
+        exact = exact and len(states) <= BEAM
+        states = states[:BEAM]
+    best = min(states, key=lambda state: state.cost)
+    return Assignment(_choices(best), best.cost, exact)
+
+
+def _moved(
+    node: Node, way: Way, state: _State, frontier: Sequence[Node], costs: Costs
+) -> tuple[list[Orders], float] | None:
+    """(what is there, what it has cost) once the operands of `node` are in the orders of `way` and it is computed;
+    None where no kernel does."""
+    cost = state.cost + costs.kernel(node, way)
+    if cost == float("inf"):
+        return None
+    there = list(state.there)
+    for operand, order in zip(node.inputs, way.operands, strict=True):
+        if folds(operand):
+            continue
+        at = frontier.index(operand)
+        if order not in there[at]:
+            cost += min(costs.moving(operand, have, order, node) for have in there[at])
+            there[at] = _with(there[at], order)
+    return there, cost
+
+
+def _with(orders: Orders, order: Order) -> Orders:
+    return tuple(sorted({*orders, order}))
+
+
+def _undominated(states: Iterable[_State], frontier: Sequence[Node], costs: Costs) -> list[_State]:
+    """Cheapest first, without those that a cheaper one becomes by permutes for no more."""
+    kept: list[_State] = []
+    for state in sorted(states, key=lambda each: each.cost):
+        for cheaper in kept[:_COMPARED]:
+            missing = state.cost - cheaper.cost
+            for value, here, there in zip(frontier, cheaper.there, state.there, strict=True):
+                for order in there:
+                    if order not in here:
+                        missing -= min(costs.moving(value, have, order) for have in here)
+            if missing >= 0:
+                break
+        else:
+            kept.append(state)
+    return kept
+
+
+def _choices(state: _State) -> dict[Node, Way]:
+    found: dict[Node, Way] = {}
+    while state.before is not None:
+        assert state.choice is not None
+        found[state.choice[0]] = state.choice[1]
+        state = state.before
+    return found
+
+
+def _candidates(
+    graph: Graph, nodes: Sequence[Node], allowed: Callable[[Node, Way], bool]
+) -> Mapping[Node, Sequence[Way]]:
+    """The ways worth trying: with operands as they may come, or as readers may want the result."""
+    outputs = frozenset(graph.outputs)
+    wanted: dict[Node, dict[Order, None]] = {node: {} for node in nodes}
+
+    def ways(node: Node, offered: Sequence[Collection[Order]]) -> list[Way]:
+        found = ways_of(node, offered, wanted[node])
+        return [way for way in found if way.layout is None or allowed(node, way)]
+
+    for node in reversed(nodes):
+        if node in outputs:
+            wanted[node][identity(node.type.rank)] = None
+        if node.is_input:
+            continue
+        for way in ways(node, [()] * len(node.inputs)):
+            for operand, order in zip(node.inputs, way.operands, strict=True):
+                if operand in wanted and len(wanted[operand]) < _WANTED:
+                    wanted[operand][order] = None
+
+    offered: dict[Node, Collection[Order]] = {}
+    result: dict[Node, Sequence[Way]] = {}
+    for node in nodes:
+        if node.is_input:
+            offered[node] = (identity(node.type.rank),)
+            continue
+        result[node] = ways(node, [offered.get(operand, ()) for operand in node.inputs])
+        offered[node] = tuple(dict.fromkeys(way.order for way in result[node]))
+    return result

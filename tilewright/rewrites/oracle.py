@@ -1,0 +1,32 @@
+"""What a rewrite may ask about time, without knowing a machine: the driver hands an oracle in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tilewright.graph.ir import TensorType
+from tilewright.graph.task import Task
+
+
+class CostOracle(Protocol):
+    """Predicted or measured times. All that a rewrite does with them is to add and to compare."""
+
+    def seconds(self, task: Task) -> float:
+        """The time of the task's best kernel."""
+
+    def moving(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
+        """The time of permuting a tensor: in a kernel of its own, or what it adds to one that would read or write the
+        tensor anyway."""
+
+
+class FewestBytes:
+    """Where no machine is in sight: channels-last kernels, which have every template, and as few bytes as possible to
+    permute between them."""
+
+    def seconds(self, task: Task) -> float:
+        first = any(node.attrs.get("layout") == "channels_first" for node in task.graph.nodes())
+        return float("inf") if first else 0.0
+
+    def moving(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
+        return float(type.bytes)

@@ -29,6 +29,7 @@ from tilewright.space.template import Work
 from tilewright.support.trace import Trace
 from tilewright.tune import plain
 from tilewright.tune.choose import choose
+from tilewright.tune.oracle import PredictedCosts
 from tilewright.tune.plain import Tuning, tune
 
 EFFORTS = ("none", *plain.EFFORTS)
@@ -156,7 +157,8 @@ def compile_imported(
     trace = trace or Trace.off()
 
     with trace.span("rewrite"):
-        partition = run_pipeline(imported.graph, trace, numerics=numerics)
+        oracle = PredictedCosts(machine, numerics)
+        partition = run_pipeline(imported.graph, trace, numerics=numerics, oracle=oracle)
 
     programs: dict[str, Program] = {}
     if tuning is not None:

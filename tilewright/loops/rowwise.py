@@ -37,7 +37,21 @@ from tilewright.loops.tiling import (
 from tilewright.te.index import coefficient, simplify
 
 _EXPENSIVE = frozenset(
-    ["exp", "expm1", "log", "log1p", "tanh", "erf", "pow", "sin", "cos", "div", "sqrt", "atan2"]
+    [
+        "exp",
+        "exp2_weight",
+        "expm1",
+        "log",
+        "log1p",
+        "tanh",
+        "erf",
+        "pow",
+        "sin",
+        "cos",
+        "div",
+        "sqrt",
+        "atan2",
+    ]
 )
 _LINE = 64
 _ACCUMULATORS = 8

@@ -16,6 +16,7 @@ from tilewright.graph.task import Task
 from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula, NestedReduction, formula_of
 from tilewright.loops.ir import Program
+from tilewright.loops.weights import with_weights
 from tilewright.space.space import Config, Space
 
 
@@ -33,9 +34,10 @@ class Work:
         output, inputs = lower_graph(self.task.graph)
         strict = self.numerics == "strict"
         try:
-            return formula_of(output, inputs, constants=self.task.constants, keep_rounding=strict)
+            formula = formula_of(output, inputs, constants=self.task.constants, keep_rounding=strict)
         except NestedReduction:
             return None
+        return formula if strict else with_weights(formula)
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,7 @@ class Choice:
 
 def choose(work: Work) -> Choice:
     """The program that the analytical model expects to be fastest."""
-    best: tuple[float, Config, Applied] | None = None
-    for template in TEMPLATES:
-        applied = template.apply(work)
-        if applied is None:
-            continue
-        found = descend(applied, work)
-        if found is not None and (best is None or found[0] < best[0]):
-            best = (*found, applied)
+    best = best_of(work)
     if best is None:
         assert work.formula is not None, f"no template computes {work.task.label}"
         program, config, predicted = default_program(work.formula, work.machine), None, None
@@ -41,6 +34,19 @@ def choose(work: Work) -> Choice:
     return Choice(program, config, predicted)
 
 
+def best_of(work: Work) -> tuple[float, Config, Applied] | None:
+    """(predicted seconds, config, template): the least over all templates; None where none applies."""
+    best: tuple[float, Config, Applied] | None = None
+    for template in TEMPLATES:
+        applied = template.apply(work)
+        if applied is None:
+            continue
+        found = descend(applied, work)
+        if found is not None and (best is None or found[0] < best[0]):
+            best = (*found, applied)
+    return best
+
+
 def descend(applied: Applied, work: Work) -> tuple[float, Config] | None:
     """(predicted seconds, config): from the first legal config on, each group of knobs in turn set to its best until
     none moves."""
@@ -49,20 +55,22 @@ def descend(applied: Applied, work: Work) -> tuple[float, Config] | None:
     if start is None:
         return None
     best = (_predicted(applied, start, work), start)
-    moved = True
-    while moved:
-        moved = False
-        for group in space.groups():
-            names = [knob.name for knob in group]
-            base = dict(best[1].values)
-            for combination in itertools.product(*(knob.choices for knob in group)):
-                values = {**base, **dict(zip(names, combination, strict=True))}
-                if not space.legal(values):
-                    continue
-                config = Config.of(space.template, values)
-                seconds = _predicted(applied, config, work)
-                if seconds < best[0]:
-                    best, moved = (seconds, config), True
+    groups = space.groups()
+    settled = 0  # groups that nothing has moved since they were last set
+    for group in itertools.cycle(groups):
+        if settled == len(groups):
+            break
+        settled += 1
+        names = [knob.name for knob in group]
+        base = dict(best[1].values)
+        for combination in itertools.product(*(knob.choices for knob in group)):
+            values = {**base, **dict(zip(names, combination, strict=True))}
+            if not space.legal(values):
+                continue
+            config = Config.of(space.template, values)
+            seconds = _predicted(applied, config, work)
+            if seconds < best[0]:
+                best, settled = (seconds, config), 1
     return best
 
 

@@ -44,6 +44,7 @@ NAME = "winograd"
 # and how much of it a config may have, below the bound for a kernel.
 _ROUNDING = {2: 4e-8, 4: 2.3e-7, 6: 4.3e-7}
 _MOST_ERROR = 7e-6
+_MOST_WEIGHT = 32 << 20  # bytes of a transformed weight: beyond, the smallest transform, which grows it least
 _MOST_TILES = 64  # in a block
 _MOST_ROWS = 10  # of a register tile: more broadcasts wait for each other
 _CHAINS = 8  # of multiply-adds, to fill both ports
@@ -101,6 +102,10 @@ class _Applied:
         if shape.shares != values["shares"]:
             return False
         if _ROUNDING[shape.outputs] * math.sqrt(shape.channels + shape.channel_blocks) > _MOST_ERROR:
+            return False
+        points = (shape.outputs + TAPS - 1) ** 2
+        weight = points * self.convolution.channel.extent * self.convolution.output.extent * 4
+        if weight > _MOST_WEIGHT and shape.outputs > min(POINTS):
             return False
         return (shape.seen_size + shape.products_size) * 4 <= SCRATCH_LIMIT
 

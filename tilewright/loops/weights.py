@@ -1,0 +1,40 @@
+"""Exponentials of what is at most 0, as a softmax takes them: `exp(x - max x)` by the shorter `exp2_weight`.
+
+The product with log2(e) is rounded, which costs |x - max x| / 2**24 of the result: least where the result counts most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilewright import te
+from tilewright.loops.formula import Formula, Reduction
+from tilewright.te.index import simplify
+
+
+def with_weights(formula: Formula) -> Formula:
+    """The formula with exponentials of an element less the maximum of all of its row as weights."""
+    rows = set(formula.rows)
+    columns = tuple(axis for axis in formula.axes if axis not in rows)
+    for top in formula.reductions:
+        if top.kind == "max" and top.result.dtype.is_float:
+            reductions = tuple(replace(r, body=_weighed(r.body, r.axes, top)) for r in formula.reductions)
+            value = _weighed(formula.value, columns, top)
+            formula = replace(formula, reductions=reductions, value=value)
+    return formula
+
+
+def _weighed(expr: te.Expr, axes: Sequence[te.Var], top: Reduction) -> te.Expr:
+    if [axis.extent for axis in axes] != [axis.extent for axis in top.axes]:
+        return expr
+    element = simplify(te.substitute(top.body, dict(zip(top.axes, axes, strict=True))))
+    below = te.call("sub", element, te.Load(top.result, ()))
+
+    def rule(node: te.Expr) -> te.Expr | None:
+        if isinstance(node, te.Call) and node.op == "exp" and simplify(node.args[0]) == below:
+            return te.call("exp2_weight", node.args[0] * math.log2(math.e))
+        return None
+
+    return te.rewrite(expr, rule)

@@ -31,6 +31,7 @@ from tilewright.te.index import coefficient
 _LONG = {"div": 8, "sqrt": 10, "rsqrt": 12, "floordiv": 16, "mod": 16, "fmod": 20, "pow": 40, "atan2": 30}
 _FUNCTIONS = frozenset(("exp", "exp2_weight", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf"))
 _FUNCTION = 16
+_TURNED = 16.0  # cycles: what a vector of a square tile shows of its access to a row of its own
 
 
 def terms_of(program: Program, machine: CpuMachine) -> Terms:
@@ -44,6 +45,7 @@ def terms_of(program: Program, machine: CpuMachine) -> Terms:
         loads=count.loads,
         stores=count.stores,
         branches=count.branches,
+        scalar=count.scalar,
         from_l3=float(sum(map(_bytes, inputs)) + written),
         iterations=program.parallel_extent,
     )
@@ -62,6 +64,7 @@ class _Count:
     loads: float = 0.0
     stores: float = 0.0
     branches: float = 0.0
+    scalar: float = 0.0
 
     def statement(self, stmt: Stmt, times: float, lane: te.Var | None) -> None:
         if isinstance(stmt, For):
@@ -82,9 +85,10 @@ class _Count:
                 self.statement(branch, times / len(branches), lane)
         elif isinstance(stmt, Transpose):
             vectors = stmt.rows * stmt.columns / stmt.lanes
-            self.arithmetic += (
-                times * 2 * vectors * math.log2(max(stmt.lanes, 2))
-            )  # shuffles have one port of two
+            # Shuffles have one port of the two.
+            self.arithmetic += times * 2 * vectors * math.log2(max(stmt.lanes, 2))
+            if min(stmt.rows, stmt.columns) >= stmt.lanes:
+                self.scalar += times * vectors * _TURNED
         elif isinstance(stmt, Prefetch):
             self.loads += times
         else:
@@ -93,12 +97,15 @@ class _Count:
                 self.stores += times * self.accesses(stmt.buffer, stmt.index, lane)
 
     def value(self, expr: te.Expr, times: float, lane: te.Var | None) -> None:
-        """Counts what computing `expr` takes; offsets are left to the address units."""
+        """Counts what computing `expr` takes. Offsets are left to the address units, and what is the same in all lanes
+        to the loops outside."""
         if isinstance(expr, te.Load):
             buffer = expr.source
             assert isinstance(buffer, Buffer)
             if buffer.scope is not Scope.REGISTER:
                 self.loads += times * self.accesses(buffer, expr.indices[0], lane)
+            return
+        if lane is not None and lane not in te.variables(expr) and not te.loads(expr):
             return
         if isinstance(expr, Across):
             self.arithmetic += times * 2 * math.log2(max(expr.lanes, 2))

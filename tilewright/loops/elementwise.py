@@ -11,6 +11,7 @@ of its own; along any other there is a branch around a tile.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilewright import te
@@ -19,20 +20,21 @@ from tilewright.loops.formula import Formula
 from tilewright.loops.ir import If, Kind, Program, Stmt, Store, block, nest
 from tilewright.loops.tiling import (
     Tiles,
+    best_unroll,
     extent_of,
     is_streamed,
     lanes_for,
     load_offsets,
     parallel_nest,
     power_of_two_below,
+    streamed_run,
     vector_cost,
     with_values,
 )
-from tilewright.te.index import simplify
+from tilewright.te.index import coefficient, simplify
 
 _UNROLLED = 8  # vectors of one tile
 _LARGE = 24  # nodes of an expression of which fewer copies are written out
-_LOOP = 0.75  # what an iteration costs, in vectors
 _SHARED = 16  # iterations outside of the vector axis that are enough to share among threads
 
 
@@ -49,35 +51,41 @@ def elementwise_program(formula: Formula, machine: CpuMachine) -> Program:
     outer = [a for a in formula.axes if a != axis]
     writer = _Writer(formula, lanes_for(formula, machine, axis.extent), is_streamed(formula, machine))
     pieces = _pieces(formula)
-    words = f"elementwise: {axis.name} in vectors of {writer.lanes}" + (
-        ", streamed" if writer.streamed else ""
-    )
+    streamed = ", streamed" if writer.streamed else ""
+    words = f"elementwise: {axis.name} in vectors of {writer.lanes}"
     if pieces and pieces[0].axis == axis and extent_of(outer) >= _SHARED:
         stmts = []
         for piece in pieces:
             tiles = writer.tiles(piece.inside)
             stmts.append(nest([(tiles.var, Kind.SERIAL)], writer.tile(tiles, piece.of(formula))))
         body = parallel_nest(outer, axis.extent * len(offsets), block(*stmts))
-        return _program(formula, body, f"{words}, {len(pieces)} pieces")
+        return _program(formula, body, f"{words}, in {len(pieces)} pieces{streamed}")
+    behind = f", {pieces[0].axis.name} in {len(pieces)} pieces{streamed}" if pieces else streamed
+    if writer.streamed and extent_of(outer) >= _SHARED and writer.run(axis, formula) is not None:
+        run = _by_piece(formula, axis, pieces, lambda part: writer.run(axis, part))
+        return _program(formula, parallel_nest(outer, axis.extent * len(offsets), run), words + behind)
     tiles = writer.tiles(axis)
-    tile = writer.tile(tiles, formula)
-    if pieces and pieces[0].axis != axis:
-        tile = writer.tile(tiles, pieces[-1].placed(formula))
-        for piece in reversed(pieces[:-1]):
-            before = te.call("lt", piece.axis, te.as_index(piece.end))
-            tile = If(before, writer.tile(tiles, piece.placed(formula)), tile)
-        words = f"{words}, {len(pieces)} pieces of {pieces[0].axis.name}"
-    return _program(formula, parallel_nest([*outer, tiles.var], tiles.size * len(offsets), tile), words)
+    tile = _by_piece(formula, axis, pieces, lambda part: writer.tile(tiles, part))
+    body = parallel_nest([*outer, tiles.var], tiles.size * len(offsets), tile)
+    return _program(formula, body, f"{words} x {tiles.size // writer.lanes}{behind}")
+
+
+def _by_piece(
+    formula: Formula, axis: te.Var, pieces: Sequence[_Piece], make: Callable[[Formula], Stmt | None]
+) -> Stmt:
+    """What `make` makes of the formula, or of each piece behind a branch where they are not along `axis`."""
+    parts = pieces if pieces and pieces[0].axis != axis else ()
+    stmt = make(parts[-1].placed(formula) if parts else formula)
+    assert stmt is not None
+    for piece in reversed(parts[:-1]):
+        inside = make(piece.placed(formula))
+        assert inside is not None
+        stmt = If(te.call("lt", piece.axis, te.as_index(piece.end)), inside, stmt)
+    return stmt
 
 
 def _program(formula: Formula, body: Stmt, decisions: str) -> Program:
     return Program(formula.name, (*formula.inputs, formula.output), with_values(body, {}), decisions)
-
-
-def best_unroll(extent: int, lanes: int, most: int) -> int:
-    """Vectors in a tile, at most `most`: what the last one does again and what the loop costs weigh least."""
-    choices = [n for n in range(1, most + 1) if n * lanes <= extent] or [1]
-    return min(choices, key=lambda n: -(-extent // (n * lanes)) * (n + _LOOP))
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,16 @@ class _Writer:
         large = sum(1 for _ in te.walk(self.formula.value)) > _LARGE
         lanes = min(self.lanes, power_of_two_below(axis.extent))
         return Tiles(axis, lanes * best_unroll(axis.extent, lanes, _UNROLLED // 2 if large else _UNROLLED))
+
+    def run(self, axis: te.Var, formula: Formula) -> Stmt | None:
+        if coefficient(formula.store, axis) != 1:
+            return None
+
+        def write(place: te.Expr, index: te.Expr, streamed: bool) -> Store:
+            return Store(formula.output, index, te.substitute(formula.value, {axis: place}), streamed)
+
+        begin = simplify(te.substitute(formula.store, {axis: te.as_index(0)}))
+        return streamed_run(axis, begin, self.lanes, write)
 
     def tile(self, tiles: Tiles, formula: Formula) -> Stmt:
         lanes = min(self.lanes, power_of_two_below(tiles.size))

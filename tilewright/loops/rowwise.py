@@ -1,15 +1,15 @@
 """Reductions that are contiguous along the *reduced* axis: one row after another, lanes hold partial results.
 
-    for every row:                                   (parallel)
-      acc[u, :] = identity
-      for k in blocks: acc[u, :] = combine(acc[u, :], x[k, u, :])
+    for every few rows w:                            (parallel)
+      acc[w, u, :] = identity
+      for k in blocks: acc[w, u, :] = combine(acc[w, u, :], x[w, k, u, :])
       the rest of the row, its last vector masked
-      result = across lanes(acc)
-      out[columns] = value(result)
+      result[w] = across lanes(acc[w])
+      out[w, columns] = value(result[w])
 
-What one pass over the row computes at some expense and the result needs again, as the exponentials of a softmax, is
-kept in scratch. In the passes that take long, the next row is asked for: it comes while this one is computed and
-written.
+Rows are taken together where they are short, so that one waits for the end of a reduction while others compute. What
+one pass over the row computes at some expense and the result needs again, as the exponentials of a softmax, is kept in
+scratch. In the passes that take long, the next rows are asked for: they come while these are computed and written.
 """
 
 from __future__ import annotations
@@ -19,42 +19,35 @@ from dataclasses import dataclass, replace
 
 from tilewright import te
 from tilewright.hw import CpuMachine
-from tilewright.loops.elementwise import best_unroll
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import Across, Buffer, Kind, Prefetch, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import (
     Tiles,
+    best_unroll,
     columns_of,
     extent_of,
     is_streamed,
     lanes_for,
     load_offsets,
     parallel_nest,
+    streamed_run,
     updated,
     with_results,
     with_values,
 )
 from tilewright.te.index import coefficient, simplify
 
+# Functions that cost many times an addition.
 _EXPENSIVE = frozenset(
     [
-        "exp",
-        "exp2_weight",
-        "expm1",
-        "log",
-        "log1p",
-        "tanh",
-        "erf",
-        "pow",
-        "sin",
-        "cos",
-        "div",
-        "sqrt",
-        "atan2",
+        *("exp", "exp2_weight", "expm1", "log", "log1p", "pow"),
+        *("tanh", "erf", "sin", "cos", "atan2", "div", "sqrt"),
     ]
 )
 _LINE = 64
 _ACCUMULATORS = 8
+_SHORT_ROW = 2048  # elements: the end of a longer row's reductions does not count
+_REPEATED = 1.1  # rows computed over rows needed, where the last few overlap those before
 _SHORTEST_FETCHED = 256  # bytes of a row: of shorter ones the processor's own look-ahead sees the next
 
 
@@ -83,9 +76,6 @@ class _Kept:
     expr: te.Expr
     buffer: Buffer
 
-    def load(self, place: te.Expr) -> te.Load:
-        return te.Load(self.buffer, (place,))
-
 
 class _Rows:
     def __init__(self, formula: Formula, machine: CpuMachine) -> None:
@@ -100,6 +90,8 @@ class _Rows:
             if number == passes - 1
             or _is_expensive(formula.reductions[number].body, formula.reductions[number].axes)
         ]
+        self.together = self._rows_together()
+        self.row = te.Var("w", self.together)
         self.kept = self._find_kept()
         self.fetched, self.level = self._find_fetched()
         self.results: dict[Buffer, te.Expr] = {}
@@ -109,14 +101,27 @@ class _Rows:
         stmts: list[Stmt] = []
         for number, reduction in enumerate(formula.reductions):
             stmts.append(self._reduction(number, reduction))
-            self.results[reduction.result] = te.Load(reduction.result, (te.as_index(0),))
+            kept = replace(reduction.result, size=self.together)
+            self.results[reduction.result] = te.Load(kept, (self.row,))
         stmts.append(self._write())
         work = sum(2 * r.length for r in formula.reductions) + extent_of(self.columns)
-        body = with_values(parallel_nest(formula.rows, work, block(*stmts)), {})
+        *loops, body = *formula.rows, block(*stmts)
+        if formula.rows:
+            tiles = Tiles(formula.rows[-1], self.together)
+            body = with_values(body, {formula.rows[-1]: tiles.start() + self.row})
+            loops = [*formula.rows[:-1], tiles.var]
+        body = with_values(parallel_nest(loops, work * self.together, body), {})
         words = "rowwise: " + ", ".join(f"{r.kind} of {r.length}" for r in formula.reductions)
         words += ", kept in scratch" if self.kept else ""
         words += ", streamed" if self.columns and is_streamed(formula, self.machine) else ""
         return Program(formula.name, (*formula.inputs, formula.output), body, words)
+
+    def _rows_together(self) -> int:
+        longest = max(r.length for r in self.formula.reductions)
+        if not self.formula.rows or longest > _SHORT_ROW:
+            return 1
+        axis = self.formula.rows[-1]
+        return next((n for n in (4, 2) if n <= axis.extent and Tiles(axis, n).waste <= _REPEATED), 1)
 
     # -- what is kept from one pass to the last ----------------------------------------------------------------------
 
@@ -129,7 +134,8 @@ class _Rows:
             for expr in te.walk(simplify(reduction.body)):
                 if expr in needed and _is_expensive(expr, reduction.axes):
                     room = reduction.length + self._lanes(reduction)
-                    return _Kept(reduction, expr, Buffer("kept", expr.dtype, room, Scope.SCRATCH))
+                    kept = Buffer("kept", expr.dtype, self.together * room, Scope.SCRATCH)
+                    return _Kept(reduction, expr, kept)
         return None
 
     def _renamed(self, reduction: Reduction) -> dict[te.Var, te.Expr] | None:
@@ -168,11 +174,12 @@ class _Rows:
             for vector in range(self.slow.index(number), vectors, len(self.slow)):
                 if vector * lanes * load.dtype.bytes % _LINE:
                     continue
-                place: dict[te.Var, te.Expr] = {axis: axis + 1 for axis in row}
+                place: dict[te.Var, te.Expr] = {axis: axis + self.together for axis in row}
                 place.update(zip(first[:-1], axes[:-1], strict=True))
                 place[first[-1]] = start + vector * lanes
                 assert isinstance(load.source, Buffer)
-                found.append(Prefetch(load.source, te.substitute(load.indices[0], place), self.level))
+                ahead = Prefetch(load.source, te.substitute(load.indices[0], place), self.level)
+                found.append(nest([(self.row, Kind.UNROLL)], ahead))
         return found
 
     # -- a pass over the row -----------------------------------------------------------------------------------------
@@ -187,33 +194,41 @@ class _Rows:
         *outer, axis = reduction.axes
         lanes = self._lanes(reduction)
         vectors = -(-axis.extent // lanes)
-        unroll = min(
-            _ACCUMULATORS // 2 if _is_expensive(reduction.body, reduction.axes) else _ACCUMULATORS, vectors
-        )
+        most = _ACCUMULATORS // 2 if _is_expensive(reduction.body, reduction.axes) else _ACCUMULATORS
+        unroll = max(1, min(most // self.together, vectors))
         size = unroll * lanes
         blocks, rest = te.Var(f"{axis.name}_b", axis.extent // size), axis.extent % size
         lane, step = te.Var("v", lanes), te.Var("u", unroll)
-        partial = Buffer(f"acc_{reduction.result.name}", reduction.result.dtype, size, Scope.REGISTER)
+        held = self.together * size
+        partial = Buffer(f"acc_{reduction.result.name}", reduction.result.dtype, held, Scope.REGISTER)
         identity = te.reduce_identity(reduction.kind, partial.dtype)
 
         def accumulate(element: te.Expr, position: te.Expr, inside: te.Expr | None = None) -> Stmt:
             return block(*self._accumulated(reduction, partial, element, position, inside))
 
+        rows, first = [(self.row, Kind.UNROLL)], self.row * size
         along: list[Stmt] = []
         if blocks.extent:
             start = blocks * size
             element = step * lanes + lane
-            whole = nest([(step, Kind.UNROLL), (lane, Kind.VECTOR)], accumulate(element, start + element))
+            whole = nest(
+                [*rows, (step, Kind.UNROLL), (lane, Kind.VECTOR)],
+                accumulate(first + element, start + element),
+            )
             fetches = self._fetches(number, reduction.axes, start, unroll, lanes)
             along.append(nest([(blocks, Kind.SERIAL)], block(*fetches, whole)))
         for vector in range(-(-rest // lanes)):
             position = lane + (blocks.extent * size + vector * lanes)
             ends_inside = (vector + 1) * lanes <= rest
             inside = None if ends_inside else te.call("lt", position, te.as_index(axis.extent))
-            along.append(nest([(lane, Kind.VECTOR)], accumulate(lane + vector * lanes, position, inside)))
+            taken = accumulate(first + lane + vector * lanes, position, inside)
+            along.append(nest([*rows, (lane, Kind.VECTOR)], taken))
 
         stmts: list[Stmt] = [
-            nest([(step, Kind.UNROLL), (lane, Kind.VECTOR)], Store(partial, step * lanes + lane, identity)),
+            nest(
+                [*rows, (step, Kind.UNROLL), (lane, Kind.VECTOR)],
+                Store(partial, first + step * lanes + lane, identity),
+            ),
             nest([(loop, Kind.SERIAL) for loop in outer], block(*along)),
         ]
         combine = te.REDUCE_COMBINERS[reduction.kind]
@@ -221,12 +236,17 @@ class _Rows:
         while left > 1:
             half = -(-left // 2)
             for number in range(left - half):
-                one, other = (te.Load(partial, (lane + at * lanes,)) for at in (number, number + half))
-                both = Store(partial, lane + number * lanes, te.call(combine, one, other))
-                stmts.append(nest([(lane, Kind.VECTOR)], both))
+                one, other = (
+                    te.Load(partial, (first + lane + at * lanes,)) for at in (number, number + half)
+                )
+                both = Store(partial, first + lane + number * lanes, te.call(combine, one, other))
+                stmts.append(nest([*rows, (lane, Kind.VECTOR)], both))
             left = half
-        result = Across(reduction.kind, partial, 0, lanes)
-        return block(*stmts, Store(reduction.result, te.as_index(0), result))
+        result = replace(reduction.result, size=self.together)
+        for number in range(self.together):
+            across = Across(reduction.kind, partial, number * size, lanes)
+            stmts.append(Store(result, te.as_index(number), across))
+        return block(*stmts)
 
     def _accumulated(
         self,
@@ -247,8 +267,8 @@ class _Rows:
         stmts: list[Stmt] = []
         body = at(simplify(reduction.body))
         if self.kept is not None and self.kept.reduction == reduction:
-            value, place = at(self.kept.expr), at(_flat(reduction.axes))
-            loaded = self.kept.load(place)
+            value, place = at(self.kept.expr), at(self._place_of_kept(reduction.axes))
+            loaded = te.Load(self.kept.buffer, (place,))
             stmts.append(Store(self.kept.buffer, place, guarded(value, te.const(0, value.dtype))))
             body = te.rewrite(body, lambda node: loaded if node == value else None)
         body = guarded(body, te.reduce_identity(reduction.kind, partial.dtype))
@@ -260,9 +280,23 @@ class _Rows:
         formula = self.formula
         value = self._value()
         if not self.columns:
-            return Store(formula.output, formula.store, value)
+            return nest([(self.row, Kind.UNROLL)], Store(formula.output, formula.store, value))
         *outer, axis = self.columns
         lanes = lanes_for(formula, self.machine, axis.extent)
+        streamed, number = is_streamed(formula, self.machine), len(formula.reductions)
+        rows = [(self.row, Kind.UNROLL)]
+        run = None
+        if streamed and not outer and coefficient(formula.store, axis) == 1:
+            run = streamed_run(
+                axis,
+                simplify(te.substitute(formula.store, {axis: te.as_index(0)})),
+                lanes,
+                lambda at, index, past: Store(formula.output, index, te.substitute(value, {axis: at}), past),
+                rows=rows,
+                beside=lambda start, vectors: self._fetches(number, self.columns, start, vectors, lanes),
+            )
+        if run is not None:
+            return run
         unroll = best_unroll(axis.extent, lanes, _ACCUMULATORS // 2)
         tiles = Tiles(axis, lanes * unroll)
         lane, step = te.Var("v", lanes), te.Var("u", unroll)
@@ -271,18 +305,23 @@ class _Rows:
             formula.output,
             te.substitute(formula.store, position),
             te.substitute(value, position),
-            is_streamed(formula, self.machine),
+            streamed,
         )
-        fetches = self._fetches(len(formula.reductions), self.columns, tiles.start(), unroll, lanes)
+        fetches = self._fetches(number, self.columns, tiles.start(), unroll, lanes)
         loops = [(loop, Kind.SERIAL) for loop in (*outer, tiles.var)]
-        return nest(loops, block(*fetches, nest([(step, Kind.UNROLL), (lane, Kind.VECTOR)], store)))
+        in_tile = [*rows, (step, Kind.UNROLL), (lane, Kind.VECTOR)]
+        return nest(loops, block(*fetches, nest(in_tile, store)))
+
+    def _place_of_kept(self, axes: Sequence[te.Var]) -> te.Expr:
+        assert self.kept is not None
+        return self.row * (self.kept.buffer.size // self.together) + _flat(axes)
 
     def _value(self) -> te.Expr:
         value, kept = self.formula.value, self.kept
         if kept is not None:
             renamed = self._renamed(kept.reduction)
             assert renamed is not None
-            loaded = kept.load(_flat(self.columns))
+            loaded = te.Load(kept.buffer, (self._place_of_kept(self.columns),))
 
             def rule(node: te.Expr) -> te.Expr | None:
                 return loaded if simplify(te.substitute(node, renamed)) == kept.expr else None

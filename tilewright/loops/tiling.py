@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula, Reduction
-from tilewright.loops.ir import Buffer, Kind, Stmt, map_exprs, nest
+from tilewright.loops.ir import Buffer, Kind, Stmt, block, map_exprs, nest
 from tilewright.runtime.packing import Packing, dense_order
-from tilewright.te.index import coefficient, linear, simplify
+from tilewright.te.index import coefficient, divisor_of, linear, simplify
 
 Values = Mapping[te.Var, te.Expr]
 
 # A parallel iteration should be worth its start (about a microsecond), and there should be enough to balance threads.
 GRAIN = 16_384  # scalar operations
 PARALLEL_ITERATIONS = 256
+
+_UNROLLED = 8  # vectors of a tile that is moved
+_LOOP = 0.75  # what an iteration costs, in vectors
+_FEWEST_STREAMED = 8  # vectors of a row that make up for its ends
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,52 @@ def is_streamed(formula: Formula, machine: CpuMachine) -> bool:
     """Whether the output is so large that the next reader finds none of it in a cache: then it need not go through one,
     which would read every line before it is written."""
     return formula.output.size * formula.output.dtype.bytes >= machine.caches.last
+
+
+Writer = Callable[
+    [te.Expr, te.Expr, bool], Stmt
+]  # (place in the row, place in the output, streamed) -> its store
+
+
+def streamed_run(
+    row: te.Var,
+    begin: te.Expr,
+    lanes: int,
+    write: Writer,
+    *,
+    rows: Sequence[tuple[te.Var, Kind]] = (),
+    beside: Callable[[te.Expr, int], Sequence[Stmt]] = lambda start, vectors: (),
+) -> Stmt | None:
+    """A row of the output that begins at `begin`, whole lines of it streamed: vectors at its ends, which may share a
+    line with other rows, are stored as usual. None where vectors that begin with the row are whole lines anyway, or few
+    are. `rows` are loops inside of those over vectors; `beside` is done with so many vectors from a place on.
+
+        out[begin : begin + lanes], out[end - 2 lanes : end] = ...
+        for aligned tiles in between: out[tile] <- ...             (last: what was streamed is not in a cache)
+    """
+    between = (row.extent - lanes + 1) // lanes  # vectors that are inside wherever the row begins
+    if divisor_of(begin) % lanes == 0 or between < _FEWEST_STREAMED:
+        return None
+    unroll = best_unroll(between, 1, _UNROLLED)
+    tiles = Tiles(te.Var(f"{row.name}_s", between), unroll)
+    step, lane = te.Var("u", unroll), te.Var("v", lanes)
+    inside = (tiles.start() + step) * lanes + lane
+    before = (te.as_index(0) - begin) % lanes
+    first = (begin + (lanes - 1)) // lanes * lanes
+    in_tile = [*rows, (step, Kind.UNROLL), (lane, Kind.VECTOR)]
+    middle = nest(in_tile, write(before + inside, first + inside, True))
+    middle = block(*beside(tiles.start() * lanes, unroll), middle)
+    ends = [
+        nest([*rows, (lane, Kind.VECTOR)], write(lane + start, begin + start + lane, False))
+        for start in (0, row.extent - 2 * lanes, row.extent - lanes)
+    ]
+    return block(*ends, nest([(tiles.var, Kind.SERIAL)], middle))
+
+
+def best_unroll(extent: int, lanes: int, most: int) -> int:
+    """Vectors in a tile, at most `most`: what the last one does again and what the loop costs weigh least."""
+    choices = [n for n in range(1, most + 1) if n * lanes <= extent] or [1]
+    return min(choices, key=lambda n: -(-extent // (n * lanes)) * (n + _LOOP))
 
 
 # -- the parallel loop ------------------------------------------------------------------------------------------------

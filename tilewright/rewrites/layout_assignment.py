@@ -13,6 +13,9 @@ This is exact as long as no frontier has more than `BEAM` states: on chains, whe
 per layout, on residual blocks and on trees of moderate width. Where it has more only the cheapest go on, a heuristic;
 then the assignments with all layouts channels-last, and with all as they came, are solved too, and the best is taken.
 
+Times of kernels are asked for quickly first. One that the best kernel may be below is asked for exactly only where it
+stands against the choice: what makes the chosen ways cheaper still does not change it.
+
 Heuristic in any case is the model of cost: an operator is asked for by itself with the border before it, not with what
 will be fused behind it, and a permute next to elementwise work costs what it adds to that.
 """
@@ -48,6 +51,7 @@ _IN_ANY_ORDER = frozenset(
 @dataclass(frozen=True)
 class Assignment:
     ways: Mapping[Node, Way]
+    rivals: Sequence[tuple[Node, Way]]  # what was not chosen
     total: float
     exact: bool
 
@@ -57,7 +61,14 @@ def assign(graph: Graph, oracle: CostOracle) -> tuple[Assignment, Costs]:
     counted with."""
     costs = Costs(graph, oracle)
     best = solve(graph, costs)
+    while rivals := [rival for rival in best.rivals if not costs.knows(*rival)]:
+        for rival in rivals:
+            costs.learn(*rival)
+        best = solve(graph, costs)
     if not best.exact:
+        for choice in best.ways.items():
+            costs.learn(*choice)
+        best = solve(graph, costs)
         last = solve(graph, costs, lambda node, way: way.layout == "channels_last")
         kept = solve(graph, costs, lambda node, way: way.layout == node.attrs["layout"])
         best = min(best, last, kept, key=lambda each: each.total)
@@ -76,22 +87,29 @@ class Costs:
         self.outputs = frozenset(graph.outputs)
         self.readers = {node: len(set(users)) + (node in self.outputs) for node, users in self.users.items()}
         self._in_epilogue = _in_epilogue(graph)
-        self._kernels: dict[object, float] = {}
+        self._kernels: dict[object, tuple[float, bool]] = {}
         self._moves: dict[object, float] = {}
 
     def kernel(self, value: Node, way: Way) -> float:
-        """Seconds of the operator by itself; 0 where they are the same in all orders."""
+        """Seconds of the operator by itself, or a bit more; 0 where they are the same in all orders."""
+        return self._kernel(value, way)[0]
+
+    def knows(self, value: Node, way: Way) -> bool:
+        """Whether these are the best kernel's."""
+        return self._kernel(value, way)[1]
+
+    def learn(self, value: Node, way: Way) -> None:
+        if not self.knows(value, way):
+            calls = partition(_alone(value, way)).calls
+            self._kernels[_kernel_key(value, way)] = sum(self.oracle.seconds(c.task) for c in calls), True
+
+    def _kernel(self, value: Node, way: Way) -> tuple[float, bool]:
         if value.op not in WITH_LAYOUT and value.op not in _IN_ANY_ORDER:
-            return 0.0
-        border = value.inputs[0] if value.inputs[0].op == "pad" and value.op in WITH_LAYOUT else None
-        key = (
-            *(value.op, tuple(value.attrs.items()), way),
-            *((operand.type, folds(operand)) for operand in value.inputs),
-            *((border.inputs[0].type, tuple(border.attrs.items())) if border is not None else ()),
-        )
+            return 0.0, True
+        key = _kernel_key(value, way)
         if key not in self._kernels:
-            calls = partition(_alone(value, way, border)).calls
-            self._kernels[key] = sum(self.oracle.seconds(call.task) for call in calls)
+            found = [self.oracle.quickly(call.task) for call in partition(_alone(value, way)).calls]
+            self._kernels[key] = sum(seconds for seconds, _ in found), all(best for _, best in found)
         return self._kernels[key]
 
     def moving(self, value: Node, have: Order, need: Order, reader: Node | None = None) -> float:
@@ -121,6 +139,20 @@ class Costs:
         return elementwise and node not in self._in_epilogue
 
 
+def _kernel_key(value: Node, way: Way) -> object:
+    border = _border_of(value)
+    return (
+        *(value.op, tuple(value.attrs.items()), way),
+        *((operand.type, folds(operand)) for operand in value.inputs),
+        *((border.inputs[0].type, tuple(border.attrs.items())) if border is not None else ()),
+    )
+
+
+def _border_of(value: Node) -> Node | None:
+    """What puts a border around the first operand of an operator with windows."""
+    return value.inputs[0] if value.op in WITH_LAYOUT and value.inputs[0].op == "pad" else None
+
+
 def _in_epilogue(graph: Graph) -> set[Node]:
     """Contractions, reductions, and the elementwise nodes of the same shape behind them."""
     found: set[Node] = set()
@@ -134,8 +166,9 @@ def _in_epilogue(graph: Graph) -> set[Node]:
     return found
 
 
-def _alone(value: Node, way: Way, border: Node | None) -> Graph:
+def _alone(value: Node, way: Way) -> Graph:
     """`value` in one of its ways as a graph of its own, with the border that is put around its first operand."""
+    border = _border_of(value)
     inputs: list[Node] = []
 
     def stand_in(operand: Node, order: Order) -> Node:
@@ -207,7 +240,9 @@ def solve(
         exact = exact and len(states) <= BEAM
         states = states[:BEAM]
     best = min(states, key=lambda state: state.cost)
-    return Assignment(_choices(best), best.cost, exact)
+    ways = _choices(best)
+    rivals = [(node, way) for node in ways for way in candidates[node] if way != ways[node]]
+    return Assignment(ways, rivals, best.cost, exact)
 
 
 def _moved(

@@ -29,7 +29,7 @@ _AS_GOOD_AS_NEVER = -1e30  # a score that no other comes near: its weight is 0 b
 
 @dataclass(frozen=True)
 class RecogniseAttention(Pass):
-    name = "recognise_attention"
+    name = "recognise-attention"
 
     def run(self, graph: Graph) -> Graph:
         uses = {node: len(users) for node, users in graph.users().items()}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from tilewright.cost import cpu
 from tilewright.cost.program import terms_of
@@ -13,8 +14,14 @@ from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import CpuMachine
 from tilewright.loops.default import default_program
-from tilewright.space.template import Work
-from tilewright.tune.choose import best_of
+from tilewright.space.space import Space
+from tilewright.space.template import Applied, Work
+from tilewright.space.templates.cpu import TEMPLATES
+from tilewright.tune.choose import descend
+
+_QUICK = (
+    1000  # configs that a space may have to be among the quick ones, knobs that go together counted together
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,10 @@ class PredictedCosts:
     numerics: str = "fast"
 
     def seconds(self, task: Task) -> float:
-        return _predicted(task, self.machine, self.numerics)
+        return _prediction(task, self.machine, self.numerics).seconds
+
+    def quickly(self, task: Task) -> tuple[float, bool]:
+        return _prediction(task, self.machine, self.numerics).quickly
 
     def moving(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
         x = input_node(0, type)
@@ -40,13 +50,43 @@ def _task(output: Node) -> Task:
     return Task(Graph(output.inputs, (output,)))
 
 
-@lru_cache(maxsize=4096)
-def _predicted(task: Task, machine: CpuMachine, numerics: str) -> float:
+@lru_cache(maxsize=1024)
+def _prediction(task: Task, machine: CpuMachine, numerics: str) -> _Prediction:
     """Models repeat their layers, and a model that is compiled for many shapes asks again for most."""
-    work = Work(task, machine, numerics)
-    best = best_of(work)
-    if best is not None:
-        return best[0]
-    if work.formula is None:
-        return float("inf")
-    return cpu.seconds(terms_of(default_program(work.formula, machine), machine), machine)
+    return _Prediction(Work(task, machine, numerics))
+
+
+@dataclass(frozen=True)
+class _Prediction:
+    work: Work
+
+    @cached_property
+    def applied(self) -> list[Applied]:
+        return [applied for t in TEMPLATES if (applied := t.apply(self.work)) is not None]
+
+    @cached_property
+    def seconds(self) -> float:
+        return self._least(self.applied) if self.applied else self._default
+
+    @cached_property
+    def quickly(self) -> tuple[float, bool]:
+        quick = [applied for applied in self.applied if _searched(applied.space) <= _QUICK]
+        if not quick or len(quick) == len(self.applied):
+            return self.seconds, True
+        return self._least(quick), False
+
+    def _least(self, templates: Sequence[Applied]) -> float:
+        found = (descend(applied, self.work) for applied in templates)
+        return min((seconds for seconds, _ in filter(None, found)), default=math.inf)
+
+    @property
+    def _default(self) -> float:
+        machine, formula = self.work.machine, self.work.formula
+        if formula is None:
+            return math.inf
+        return cpu.seconds(terms_of(default_program(formula, machine), machine), machine)
+
+
+def _searched(space: Space) -> int:
+    """How many configs one round of a descent looks at."""
+    return sum(math.prod(len(knob.choices) for knob in group) for group in space.groups())

@@ -274,7 +274,7 @@ class AppliedContraction:
             from_memory=from_memory,
             prefetched=from_memory if shape.prefetch else 0.0,
             iterations=repeats * shape.chunks * shape.blocks,
-            scalar=tiles * pieces * 12.0 + steps * max(0, shape.rows - 8) * 0.25,
+            scalar=tiles * pieces * 12.0 + passes * 100.0 + steps * max(0, shape.rows - 8) * 0.25,
         )
 
     def _block_bytes(self, shape: Shape) -> int:

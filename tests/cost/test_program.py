@@ -1,0 +1,63 @@
+"""What is counted from a program's statements."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.space.checked import Inputs
+from tilewright.cost.program import terms_of
+from tilewright.graph.ir import Node
+from tilewright.graph.op import apply
+from tilewright.hw import host
+from tilewright.loops.default import default_program
+from tilewright.space.template import Terms, Work
+
+LANES = host().vector_bytes // 4
+
+
+def counted(x: Inputs, output: Node) -> Terms:
+    work = Work(x.task(output), host())
+    assert work.formula is not None
+    return terms_of(default_program(work.formula, host()), host())
+
+
+def test_elementwise_work_is_counted_in_vectors() -> None:
+    x = Inputs()
+    terms = counted(x, apply("add", x(64, LANES), x(64, LANES)))
+    assert (terms.loads, terms.stores, terms.arithmetic) == (128, 64, 64)
+    assert terms.from_l3 == 4 * 64 * LANES * 4  # two read, and what is written is read first
+
+
+def test_functions_are_longer_than_sums() -> None:
+    plain, function = Inputs(), Inputs()
+    added = counted(plain, apply("relu", plain(64, 64)))
+    assert counted(function, apply("exp", function(64, 64))).arithmetic > 8 * added.arithmetic
+
+
+def test_every_step_of_a_reduction_counts() -> None:
+    x = Inputs()
+    terms = counted(x, apply("amax", x(10, 8 * LANES), axes=(0,), keepdims=False))
+    assert terms.loads == 80 and terms.stores == 8
+
+
+def test_what_does_not_lie_together_is_read_one_by_one() -> None:
+    attrs = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0), "dilation": (1, 1), "ceil_mode": False}
+    last, first = Inputs(), Inputs()
+    along_channels = counted(last, apply("max_pool", last(1, 32, 32, 32), **attrs, layout="channels_last"))
+    along_rows = counted(first, apply("max_pool", first(1, 32, 32, 32), **attrs, layout="channels_first"))
+    assert along_rows.loads >= 8 * along_channels.loads
+
+
+def test_a_transposition_takes_more_than_its_traffic() -> None:
+    copy, turn = Inputs(), Inputs()
+    plain = counted(copy, apply("relu", copy(64, 64)))
+    turned = counted(turn, apply("permute", turn(64, 64), axes=(1, 0)))
+    assert turned.from_l3 == plain.from_l3
+    assert turned.arithmetic + turned.scalar > 4 * plain.arithmetic
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_branches_share_the_cases(parts: int) -> None:
+    x = Inputs()
+    terms = counted(x, apply("concat", *(x(8, 6 * LANES) for _ in range(parts)), axis=0))
+    assert terms.stores == parts * 48

@@ -1,0 +1,48 @@
+"""Made-up times, for tests of what a rewrite does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.graph.ir import Node, TensorType
+from tilewright.graph.task import Task
+
+
+@dataclass(frozen=True)
+class Whims:
+    """Times without any sense, the same for the same question."""
+
+    seed: int = 0
+
+    def seconds(self, task: Task) -> float:
+        return int(task.key[self.seed : self.seed + 3], 16) / 4096
+
+    def quickly(self, task: Task) -> tuple[float, bool]:
+        return self.seconds(task), True
+
+    def moving(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
+        return type.bytes * (2e-4 if alone else 1e-4)
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A price for each operator with a layout, by what it is, and one for each byte moved."""
+
+    prices: Mapping[tuple[str, int, str], float]  # operator, channels of the result, layout
+    per_byte: float
+
+    def seconds(self, task: Task) -> float:
+        return sum(self.price(node) for node in task.graph.nodes())
+
+    def quickly(self, task: Task) -> tuple[float, bool]:
+        return self.seconds(task), True
+
+    def price(self, node: Node) -> float:
+        if "layout" not in node.attrs:
+            return 0.0
+        layout = node.attrs["layout"]
+        return self.prices[node.op, node.shape[-1] if layout == "channels_last" else node.shape[1], layout]
+
+    def moving(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
+        return self.per_byte * type.bytes

@@ -1,0 +1,201 @@
+"""The assignment of layouts is the best one there is, by brute force over all of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.rewrites.helpers import assert_same_function, conv, graph_of, ops_of, weight, x_input
+from tests.rewrites.oracles import Priced, Whims
+from tests.rewrites.random_graphs import graphs
+from tilewright.graph.ir import Graph, Node, TensorType
+from tilewright.graph.op import apply
+from tilewright.graph.task import Task
+from tilewright.rewrites import layout_assignment
+from tilewright.rewrites.decompose import Decompose
+from tilewright.rewrites.layout import Layout
+from tilewright.rewrites.layout_assignment import Costs, assign, solve
+from tilewright.rewrites.layout_ways import WITH_LAYOUT, Way, folds
+
+LAYOUTS = ("channels_first", "channels_last")
+WIDTHS = (2, 3, 5, 6)
+QUICK = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def pool(x: Node) -> Node:
+    attrs: dict[str, Any] = {"kernel": (2, 2), "stride": (1, 1), "padding": (1, 1), "ceil_mode": False}
+    return apply("max_pool", x, **attrs, dilation=(1, 1), layout="channels_first")
+
+
+def block(draw: Any, x: Node, width: int) -> Node:
+    kind = draw(st.sampled_from(["conv", "conv", "pool", "relu"]))
+    if kind == "conv":
+        return conv(x, weight(width, x.shape[1], 1, 1))
+    return pool(x) if kind == "pool" and max(x.shape[2:]) < 8 else apply("relu", x)
+
+
+@st.composite
+def networks(draw: Any) -> Graph:
+    """Chains, trees of several images, and diamonds, with at most 9 operators, and sometimes a second output."""
+    images = draw(st.integers(1, 3))
+    ends = [x_input(1, 3, 4, 5, index=n) for n in range(images)]
+    made = list(ends)
+    while len(made) < images + 9:
+        action = draw(st.sampled_from(["grow", "grow", "fork", "join"]))
+        at = draw(st.integers(0, len(ends) - 1))
+        if action == "grow":
+            ends[at] = block(draw, ends[at], draw(st.sampled_from(WIDTHS)))
+            made.append(ends[at])
+        elif action == "fork" and len(ends) < 3:
+            ends.append(ends[at])
+        elif action == "join" and len(ends) > 1:
+            other = ends.pop(0 if at else 1)
+            at = min(at, len(ends) - 1)
+            if other.shape == ends[at].shape:
+                ends[at] = apply("add", ends[at], other)
+                made.append(ends[at])
+            else:
+                ends.append(other)
+        elif draw(st.booleans()):
+            break
+    outputs = [end for end in dict.fromkeys(ends) if not end.is_input]
+    return graph_of(*(outputs or [apply("relu", ends[0])]))
+
+
+@st.composite
+def prices(draw: Any) -> Priced:
+    table = {
+        (op, channels, layout): draw(st.integers(0, 1000)) / 10
+        for op in ("conv", "max_pool")
+        for channels in WIDTHS
+        for layout in LAYOUTS
+    }
+    return Priced(table, draw(st.sampled_from([0.0, 0.01, 0.05, 0.2, 1.0])))
+
+
+def brute_force(graph: Graph, oracle: Priced) -> float:
+    """Every operator in either layout; each value is permuted once if any reader has it the other way."""
+    nodes = [node for node in graph.nodes() if not node.is_constant]
+    free = [node for node in nodes if not node.is_input]
+    users = graph.users()
+    best = float("inf")
+    for chosen in itertools.product(LAYOUTS, repeat=len(free)):
+        layout = dict(zip(free, chosen, strict=True))
+        total = 0.0
+        for node in nodes:
+            have = layout.get(node, "channels_first")
+            if node.op in WITH_LAYOUT:
+                total += oracle.prices[node.op, node.shape[1], have]
+            needs = {layout[user] for user in users[node]}
+            needs |= {"channels_first"} if node in graph.outputs else set()
+            total += oracle.per_byte * node.type.bytes * len(needs - {have})
+        best = min(best, total)
+    return best
+
+
+def cost_of(graph: Graph, oracle: Priced) -> float:
+    """What a graph costs as it is written."""
+    permutes = [node for node in graph.nodes() if node.op == "permute" and not folds(node)]
+    return sum(map(oracle.price, graph.nodes())) + sum(oracle.moving(p.type, ()) for p in permutes)
+
+
+@QUICK
+@given(networks(), prices())
+def test_it_is_the_best_of_all(graph: Graph, oracle: Priced) -> None:
+    best, _ = assign(graph, oracle)
+    assert best.exact
+    assert best.total == pytest.approx(brute_force(graph, oracle))
+
+
+@QUICK
+@given(networks(), prices())
+def test_what_is_written_costs_what_was_counted(graph: Graph, oracle: Priced) -> None:
+    after = Layout(oracle).run(graph)
+    assert cost_of(after, oracle) == pytest.approx(assign(graph, oracle)[0].total)
+    assert_same_function(graph, after)
+
+
+class Hesitant(Priced):
+    """Quick answers are too high for some."""
+
+    def quickly(self, task: Task) -> tuple[float, bool]:
+        exact = int(task.key[0], 16) % 2 == 0
+        return self.seconds(task) * (1.0 if exact else 1.0 + int(task.key[1], 16) / 8), exact
+
+
+@QUICK
+@given(networks(), prices())
+def test_quick_answers_do_not_change_the_choice(graph: Graph, oracle: Priced) -> None:
+    after = Layout(Hesitant(oracle.prices, oracle.per_byte)).run(graph)
+    assert cost_of(after, oracle) == pytest.approx(brute_force(graph, oracle))
+
+
+@QUICK
+@given(networks(), prices(), st.sampled_from([1, 2, 3]))
+def test_a_narrow_beam_is_not_worse_than_one_layout_everywhere(
+    graph: Graph, oracle: Priced, beam: int
+) -> None:
+    costs = Costs(graph, oracle)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout_assignment, "BEAM", beam)
+        found, _ = assign(graph, oracle)
+        everywhere = [solve(graph, costs, _only(layout)).total for layout in LAYOUTS]
+        assert_same_function(graph, Layout(oracle).run(graph))
+    assert brute_force(graph, oracle) <= found.total + 1e-9
+    assert found.total <= min(everywhere) + 1e-9
+
+
+def _only(layout: str) -> Callable[[Node, Way], bool]:
+    return lambda node, way: way.layout == layout
+
+
+@QUICK
+@given(graphs(images=True, most=14), st.integers(0, 5))
+def test_any_assignment_is_the_same_function(graph: Graph, seed: int) -> None:
+    graph = Decompose().run(graph)
+    assert_same_function(graph, Layout(Whims(seed)).run(graph), tolerance=1e-6)
+
+
+def test_readers_share_a_conversion_that_none_would_pay_alone() -> None:
+    x = x_input(1, 4, 8, 8)
+    means = [apply("mean", conv(x, weight(width, 4, 1, 1)), axes=(2, 3), keepdims=False) for width in WIDTHS]
+    prices = {("conv", width, layout): float(layout == LAYOUTS[0]) for width in WIDTHS for layout in LAYOUTS}
+    oracle = Priced(prices, per_byte=3.0 / x.type.bytes)
+    assert "permute" not in ops_of(Layout(oracle).run(graph_of(means[0])))
+    together = Layout(oracle).run(graph_of(*means))
+    assert len([node for node in together.nodes() if node.op == "permute" and not folds(node)]) == 1
+
+
+def test_channels_last_of_the_model_can_become_channels_first() -> None:
+    x = conv(x_input(2, 5, 6, 3), weight(2, 2, 3, 4), layout="channels_last")
+    attrs: dict[str, Any] = {"kernel": (2, 2), "stride": (1, 1), "padding": (0, 0), "ceil_mode": False}
+    x = apply("max_pool", x, **attrs, dilation=(1, 1), layout="channels_last")
+    before = graph_of(x)
+    prices = {(op, 4, layout): float(layout == LAYOUTS[1]) for op in WITH_LAYOUT for layout in LAYOUTS}
+    after = Layout(Priced(prices, per_byte=1e-5)).run(before)
+    assert {node.attrs["layout"] for node in after.nodes() if "layout" in node.attrs} == {LAYOUTS[0]}
+    assert_same_function(before, after)
+
+
+def test_a_permute_beside_elementwise_work_costs_what_it_adds() -> None:
+    """The image is permuted in the kernel of the sine; the sum of the channels is so in either order."""
+
+    class Riding(Priced):
+        def moving(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
+            return 1.0 if alone else 0.1
+
+    prices = {("conv", 5, "channels_first"): 0.5, ("conv", 5, "channels_last"): 0.0}
+    oracle = Riding(prices, 0.0)
+
+    def permutes(x: Node) -> int:
+        x = apply("mean", conv(x, weight(5, 4, 1, 1)), axes=(2, 3), keepdims=False)
+        after = Layout(oracle).run(graph_of(x))
+        return len([node for node in after.nodes() if node.op == "permute" and not folds(node)])
+
+    assert permutes(x_input(1, 4, 8, 8)) == 0
+    assert permutes(apply("sin", x_input(1, 4, 8, 8))) == 1

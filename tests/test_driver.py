@@ -46,6 +46,24 @@ def test_module_and_exported_program_agree_with_pytorch(model: nn.Module, x: tor
             torch.testing.assert_close(tilewright.compile(source, (x,))(x), expected)
 
 
+@pytest.mark.parametrize("channels", [3, 32])
+def test_convolutions_in_either_layout_agree_with_pytorch(channels: int) -> None:
+    """Few channels stay where the model has them, many are stored last."""
+    torch.manual_seed(0)
+    narrow = nn.Sequential(
+        nn.Conv2d(3, channels, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(channels, channels, 3, padding=1),
+        nn.MaxPool2d(3, 2, 1),
+        nn.Sigmoid(),
+        nn.Flatten(),
+        nn.Linear(channels * 15 * 14, 5),
+    ).eval()
+    image = torch.randn(2, 3, 29, 27)
+    with torch.no_grad():
+        torch.testing.assert_close(tilewright.compile(narrow, (image,))(image), narrow(image))
+
+
 def test_numpy_in_numpy_out(model: nn.Module, x: torch.Tensor) -> None:
     compiled = tilewright.compile(model, (x,))
     result = compiled(x.numpy())

@@ -133,6 +133,16 @@ def test_tiles_are_turned_in_registers(shape: tuple[int, int]) -> None:
     assert statements(program, Transpose)
 
 
+@pytest.mark.parametrize("dtype", [F32, DType.F64])
+def test_matrices_smaller_than_a_vector(dtype: DType) -> None:
+    """Every size up to 5 x 5: a short axis may be as wide as the few lanes that the other one allows."""
+    for rows in range(1, 6):
+        for columns in range(1, 6):
+            x = Inputs()
+            task = x.task(apply("permute", x(rows, columns, dtype=dtype), axes=(1, 0)))
+            check(task, host())
+
+
 def test_what_is_not_whole_lines_is_put_together_before_it_is_streamed() -> None:
     inputs = Inputs()
     task = inputs.task(apply("permute", inputs(150, 170), axes=(1, 0)))

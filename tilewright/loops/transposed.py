@@ -76,11 +76,12 @@ def _turn_of(formula: Formula, machine: CpuMachine) -> _Turn | None:
     if read is None or coefficient(load.indices[0], written) is None:
         return None
     lanes = lanes_for(formula, machine, max(read.extent, written.extent))
-    if 1 < written.extent <= _SHORT and _is_run(formula.store, written, read) and read.extent >= lanes:
+    short = min(_SHORT, lanes - 1)  # a run is narrower than a vector
+    if 1 < written.extent <= short and _is_run(formula.store, written, read) and read.extent >= lanes:
         if {read, written} & _variables_outside(formula.value, load):
             return None
         return _Turn(load, read, written, lanes, written.extent, lanes)
-    if 1 < read.extent <= _SHORT and _is_run(load.indices[0], read, written) and written.extent >= lanes:
+    if 1 < read.extent <= short and _is_run(load.indices[0], read, written) and written.extent >= lanes:
         return _Turn(load, read, written, lanes, lanes, read.extent)
     lanes = min(lanes, power_of_two_below(min(read.extent, written.extent)))
     return _Turn(load, read, written, lanes, lanes, lanes) if lanes >= 4 else None

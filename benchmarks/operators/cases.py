@@ -11,6 +11,7 @@ from typing import Any
 
 from operators import MACHINE, NUMPY, ONNX_RUNTIME, OURS, OURS_FP32, TORCH
 from operators.table import OPERATORS, Arrays, Operator, Sizes, operands
+from peers.job import Files
 
 CONV_MODELS = ("resnet50", "vgg16", "mobilenetv2")
 PLAIN_3X3 = "3x3 stride 1"  # a group of convolutions
@@ -58,29 +59,13 @@ class Options:
 
 
 @dataclass(frozen=True)
-class OperatorJob:
+class OperatorJob(Files):
     case: Case
     bound: str
     threads: int
     folder: Path
     effort: str = "none"
     budget: float | None = None
-
-    @property
-    def reference_file(self) -> Path:
-        return self.folder / "reference.npz"
-
-    @property
-    def onnx_file(self) -> Path:
-        return self.folder / "model.onnx"
-
-    @property
-    def onnx_error_file(self) -> Path:
-        """Why there is no `onnx_file`."""
-        return self.folder / "model.onnx.error"
-
-    def outputs_file(self, contender: str) -> Path:
-        return self.folder / f"outputs-{contender}.npz"
 
 
 # -- matrix products --------------------------------------------------------------------------------------------------

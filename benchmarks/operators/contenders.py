@@ -9,7 +9,8 @@ import numpy as np
 
 from operators.cases import OperatorJob
 from operators.prepare import integer_operands, torch_module
-from peers.job import NotAvailable, Run
+from peers import onnx_runtime
+from peers.job import NotAvailable, Run, onnx_model
 
 
 def load_numpy(job: OperatorJob) -> Run:
@@ -40,32 +41,15 @@ def _torch(job: OperatorJob) -> tuple[Any, tuple[Any, ...]]:
 
 
 def load_onnx_runtime(job: OperatorJob) -> Run:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise NotAvailable(f"{error}; pip install onnxruntime") from error
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = job.threads
-    options.inter_op_num_threads = 1
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(_onnx(job), options, providers=["CPUExecutionProvider"])
     inputs = (integer_operands(job.case) if job.case.int8 else job.case.operands())[0]
-    feed = dict(zip((value.name for value in session.get_inputs()), inputs, strict=True))
-    return lambda: session.run(None, feed)
-
-
-def _onnx(job: OperatorJob) -> str:
-    if not job.onnx_file.exists():
-        raise NotAvailable(f"no ONNX file of the operator: {job.onnx_error_file.read_text()}")
-    return str(job.onnx_file)
+    return onnx_runtime.running(onnx_runtime.session_for(str(onnx_model(job)), job.threads), inputs)
 
 
 def load_ours(job: OperatorJob) -> Run:
     if not job.case.int8:
         return load_ours_in_fp32(job)
     inputs, _ = integer_operands(job.case)
-    return _compiled(job, _onnx(job), tuple(inputs))
+    return _compiled(job, str(onnx_model(job)), tuple(inputs))
 
 
 def load_ours_in_fp32(job: OperatorJob) -> Run:

@@ -20,19 +20,10 @@ class NotAvailable(Exception):
     """This contender cannot take part here, or with this model; the message says why. Not a failure."""
 
 
-@dataclass(frozen=True)
-class Job:
-    model: str
-    small: bool
-    batch: int
-    threads: int
-    folder: Path  # holds inputs.npz, reference.npz and, where somebody needs it, model.onnx
-    effort: str = "none"  # of ours
-    budget: float | None = None  # seconds, of ours
+class Files:
+    """What the processes of one job leave for each other in its folder."""
 
-    @property
-    def inputs_file(self) -> Path:
-        return self.folder / "inputs.npz"
+    folder: Path
 
     @property
     def reference_file(self) -> Path:
@@ -50,6 +41,21 @@ class Job:
 
     def outputs_file(self, contender: str) -> Path:
         return self.folder / f"outputs-{contender}.npz"
+
+
+@dataclass(frozen=True)
+class Job(Files):
+    model: str
+    small: bool
+    batch: int
+    threads: int
+    folder: Path  # holds inputs.npz, reference.npz and, where somebody needs it, model.onnx
+    effort: str = "none"  # of ours
+    budget: float | None = None  # seconds, of ours
+
+    @property
+    def inputs_file(self) -> Path:
+        return self.folder / "inputs.npz"
 
 
 def arrays_of(outputs: Any) -> Arrays:
@@ -85,8 +91,8 @@ def torch_model(job: Job) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     return model, tuple(torch.from_numpy(array) for array in load_arrays(job.inputs_file))
 
 
-def onnx_model(job: Job) -> Path:
+def onnx_model(job: Files) -> Path:
     if not job.onnx_file.exists():
         reason = job.onnx_error_file.read_text() if job.onnx_error_file.exists() else "not exported"
-        raise NotAvailable(f"no ONNX file of the model: {reason}")
+        raise NotAvailable(f"no ONNX file of it: {reason}")
     return job.onnx_file

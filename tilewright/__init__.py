@@ -13,18 +13,29 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tilewright.support.version import VERSION
+
 if TYPE_CHECKING:
-    from tilewright.driver import compile
+    from tilewright.driver import compile, compile_all
     from tilewright.errors import TilewrightError
     from tilewright.runtime.artifact import load
     from tilewright.runtime.dynamic import DynamicModel
     from tilewright.runtime.model import CompiledModel
 
-__version__ = "0.1.0"
-__all__ = ["CompiledModel", "DynamicModel", "TilewrightError", "__version__", "compile", "load"]
+__version__ = VERSION
+__all__ = [
+    "CompiledModel",
+    "DynamicModel",
+    "TilewrightError",
+    "__version__",
+    "compile",
+    "compile_all",
+    "load",
+]
 
 _HOMES = {
     "compile": "tilewright.driver",
+    "compile_all": "tilewright.driver",
     "load": "tilewright.runtime.artifact",
     "CompiledModel": "tilewright.runtime.model",
     "DynamicModel": "tilewright.runtime.dynamic",

@@ -5,7 +5,8 @@ model -> Graph -> Partition (Tasks) -> Programs -> Kernels -> Plan -> CompiledMo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -19,7 +20,6 @@ from tilewright.frontend import ImportedModel
 from tilewright.graph.task import Partition, Task
 from tilewright.hw import CpuMachine, host
 from tilewright.link import Boundary, link
-from tilewright.loops.ir import Program
 from tilewright.measure.check import kernel_error
 from tilewright.rewrites.pipeline import run_pipeline
 from tilewright.runtime.dispatch import Policy
@@ -27,12 +27,14 @@ from tilewright.runtime.dynamic import Arguments, ConstantPool, DynamicModel
 from tilewright.runtime.model import CompiledModel, as_arguments
 from tilewright.space.template import Work
 from tilewright.support.trace import Trace
-from tilewright.tune import plain
-from tilewright.tune.choose import choose
+from tilewright.tune.allocate import Goal, Objective
+from tilewright.tune.choose import Choice, choose
+from tilewright.tune.effort import EFFORTS as MEASURING
+from tilewright.tune.effort import Tuning, parse_duration
+from tilewright.tune.lock import check_lockable, lock_of, locked_choices, read_lock, write_lock
 from tilewright.tune.oracle import PredictedCosts
-from tilewright.tune.plain import Tuning, tune
 
-EFFORTS = ("none", *plain.EFFORTS)
+EFFORTS = ("none", *MEASURING)
 NUMERICS = ("fast", "strict")
 
 
@@ -44,7 +46,10 @@ def compile(
     dynamic: Literal[False] = ...,
     target: str | CpuMachine | None = ...,
     effort: str = ...,
-    budget: float | None = ...,
+    budget: float | str | None = ...,
+    seed: int = ...,
+    lock: str | Path | None = ...,
+    db: str | Path | None = ...,
     numerics: str | None = ...,
     threads: int | None = ...,
     trace: Trace | None = ...,
@@ -59,7 +64,10 @@ def compile(
     dynamic: Literal[True] | Policy,
     target: str | CpuMachine | None = ...,
     effort: str = ...,
-    budget: float | None = ...,
+    budget: float | str | None = ...,
+    seed: int = ...,
+    lock: str | Path | None = ...,
+    db: str | Path | None = ...,
     numerics: str | None = ...,
     threads: int | None = ...,
     trace: Trace | None = ...,
@@ -73,7 +81,10 @@ def compile(
     dynamic: bool | Policy = False,
     target: str | CpuMachine | None = None,
     effort: str = "none",
-    budget: float | None = None,
+    budget: float | str | None = None,
+    seed: int = 0,
+    lock: str | Path | None = None,
+    db: str | Path | None = None,
     numerics: str | None = None,
     threads: int | None = None,
     trace: Trace | None = None,
@@ -87,9 +98,13 @@ def compile(
     - `dynamic`: True for a model that is called with other shapes too: each is compiled when it comes, into a bounded
       table with the policy of `runtime.dispatch`, which may be given instead of True.
     - `target`: None or "cpu" for this machine, or a machine description.
-    - `effort`: "none": no measurement, each kernel's schedule is chosen by counting; "quick" (a minute) and "full"
-      (ten): the most promising ones are measured here, and what is found is remembered for the next time.
-    - `budget`: seconds that measuring may take instead.
+    - `effort`: "none": no measurement, an analytical model chooses; "quick" (about a minute) and "full" (until no more
+      than 1% is expected): candidates are built, checked and timed here, and what is found is kept for the next time.
+      Ctrl-C and SIGTERM end the measuring, and the best so far is used.
+    - `budget`: seconds that measuring may take at most, or a text such as "5m". `seed`: of the search.
+    - `lock`: a file of choices. Where it exists they are taken as they are, and nothing is measured; otherwise the
+      choices of this build are written there.
+    - `db`: the database of what was measured; None: the one in the cache folder.
     - `numerics`: "fast", or "strict": no fast-math flags, every rounding of the model's own types kept.
     - `threads`: how many threads a call uses; None: `TILEWRIGHT_THREADS`, or as many as this process may use.
     - `trace`: collects what happened, for progress and reports.
@@ -99,14 +114,63 @@ def compile(
     trace = trace or Trace.off()
     machine = resolve_target(target)
     numerics = resolve_option("numerics", numerics or knobs.get("numerics"), NUMERICS)
-    tuning = resolve_tuning(effort, budget, machine)
+    tuning = resolve_tuning(effort, budget, machine, seed=seed, db=db)
 
+    if dynamic and lock is not None:
+        raise OptionError(
+            "a lock file is of one kind of call, and a model with dynamic=True has many",
+            remedy="compile each kind of call with a lock file of its own, or leave `lock` out",
+        )
     if dynamic:
         policy = dynamic if isinstance(dynamic, Policy) else None
         return compile_dynamic(model, example_inputs, machine, numerics, threads, policy, trace, tuning)
     with trace.span("import"):
         imported = frontend.import_model(model, example_inputs)
-    return compile_imported(imported, machine, numerics=numerics, threads=threads, trace=trace, tuning=tuning)
+    return compile_imported(
+        imported, machine, numerics=numerics, threads=threads, trace=trace, tuning=tuning, lock=lock
+    )
+
+
+def compile_all(
+    models: Sequence[tuple[Any, Any]],
+    *,
+    latency: Sequence[float | str | None] | None = None,
+    target: str | CpuMachine | None = None,
+    effort: str = "quick",
+    budget: float | str | None = None,
+    seed: int = 0,
+    lock: str | Path | None = None,
+    db: str | Path | None = None,
+    numerics: str | None = None,
+    threads: int | None = None,
+    trace: Trace | None = None,
+) -> list[CompiledModel]:
+    """Compile several models, each with its example inputs, in one tuning run: tasks that they share are measured once,
+    and the budget goes to where the time of all of them together falls most.
+
+    `latency`: of each model, the time that a call may take. One that is fast enough gets no more of the budget. The
+    other options are those of `compile`.
+    """
+    trace = trace or Trace.off()
+    machine = resolve_target(target)
+    numerics = resolve_option("numerics", numerics or knobs.get("numerics"), NUMERICS)
+    tuning = resolve_tuning(effort, budget, machine, seed=seed, db=db)
+    latencies = resolve_latency(latency, len(models))
+    with trace.span("import"):
+        imported = [frontend.import_model(model, inputs) for model, inputs in models]
+    with trace.span("rewrite"):
+        partitions = [partitioned(one, machine, numerics, trace) for one in imported]
+    goals = tuple(
+        Goal({key: count for key, (_, count) in computed(partition).items()}, seconds)
+        for partition, seconds in zip(partitions, latencies, strict=True)
+    )
+    choices = chosen(
+        partitions, machine, numerics, threads, trace, tuning=tuning, lock=lock, objective=Objective(goals)
+    )
+    return [
+        finished(one, partition, machine, numerics, threads, trace, choices)
+        for one, partition in zip(imported, partitions, strict=True)
+    ]
 
 
 def compile_dynamic(
@@ -151,24 +215,86 @@ def compile_imported(
     trace: Trace | None = None,
     share: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]] = lambda constants: constants,
     tuning: Tuning | None = None,
+    lock: str | Path | None = None,
 ) -> CompiledModel:
     """The road from a graph on, whatever frontend it came from. `share` may put equal constants of other models in the
     place of this one's. `tuning`: how much to measure; None: nothing."""
     trace = trace or Trace.off()
-
     with trace.span("rewrite"):
-        oracle = PredictedCosts(machine, numerics)
-        partition = run_pipeline(imported.graph, trace, numerics=numerics, oracle=oracle)
+        partition = partitioned(imported, machine, numerics, trace)
+    choices = chosen([partition], machine, numerics, threads, trace, tuning=tuning, lock=lock)
+    return finished(imported, partition, machine, numerics, threads, trace, choices, share)
 
-    programs: dict[str, Program] = {}
-    if tuning is not None:
-        with trace.span("tune", tasks=len(partition.tasks())):
-            count = threads or knobs.get("threads")
-            choices = tune(partition.tasks(), machine, tuning, numerics=numerics, threads=count, trace=trace)
-            programs = {key: choice.program for key, choice in choices.items()}
 
-    with trace.span("build", tasks=len(partition.tasks())):
-        kernels = build_kernels(partition, machine, numerics, trace, programs)
+def partitioned(imported: ImportedModel, machine: CpuMachine, numerics: str, trace: Trace) -> Partition:
+    """Graph -> tasks."""
+    oracle = PredictedCosts(machine, numerics)
+    return run_pipeline(imported.graph, trace, numerics=numerics, oracle=oracle)
+
+
+def computed(partition: Partition) -> dict[str, tuple[Task, int]]:
+    """The tasks that need a kernel: a tensor without elements needs none."""
+    return {key: found for key, found in partition.tasks().items() if found[0].output.type.size}
+
+
+def chosen(
+    partitions: Iterable[Partition],
+    machine: CpuMachine,
+    numerics: str,
+    threads: int | None,
+    trace: Trace,
+    *,
+    tuning: Tuning | None = None,
+    lock: str | Path | None = None,
+    objective: Objective | None = None,
+) -> dict[str, Choice]:
+    """Tasks -> a program for each, by key: as the lock file says, or as measured, or as predicted."""
+    tasks: dict[str, tuple[Task, int]] = {}
+    for partition in partitions:
+        for key, (task, count) in computed(partition).items():
+            tasks[key] = (task, tasks.get(key, (task, 0))[1] + count)
+    works = {key: Work(task, machine, numerics) for key, (task, _) in tasks.items()}
+    path = None if lock is None else Path(lock)
+    if path is not None:
+        if (found := read_lock(path)) is not None:
+            return locked_choices(found, works, numerics, path)
+        check_lockable(path)
+    if tuning is None:
+        with trace.span("choose", tasks=len(works)):
+            choices = {key: choose(work) for key, work in works.items()}
+    else:
+        from tilewright.tune.tuner import (
+            tune,  # with the database and the searches: only for those who measure
+        )
+
+        with trace.span("tune", tasks=len(works)):
+            choices = tune(
+                tasks,
+                machine,
+                tuning,
+                numerics=numerics,
+                threads=threads or knobs.get("threads"),
+                trace=trace,
+                objective=objective,
+            )
+    if path is not None:
+        write_lock(path, lock_of(choices, works, numerics))
+    return choices
+
+
+def finished(
+    imported: ImportedModel,
+    partition: Partition,
+    machine: CpuMachine,
+    numerics: str,
+    threads: int | None,
+    trace: Trace,
+    choices: Mapping[str, Choice],
+    share: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]] = lambda constants: constants,
+) -> CompiledModel:
+    """Programs -> a model that runs."""
+    with trace.span("build", tasks=len(computed(partition))):
+        kernels = build_kernels(partition, machine, numerics, trace, choices)
 
     with trace.span("link"):
         boundary = Boundary(
@@ -184,24 +310,16 @@ def compile_imported(
 
 
 def build_kernels(
-    partition: Partition, machine: CpuMachine, numerics: str, trace: Trace, programs: Mapping[str, Program]
+    partition: Partition, machine: CpuMachine, numerics: str, trace: Trace, choices: Mapping[str, Choice]
 ) -> dict[str, Kernel]:
-    """A kernel for every distinct task, by key: of the program that was found for it, if there is one."""
+    """A kernel for every distinct task, by key."""
     cache = ObjectCache.default()
     kernels: dict[str, Kernel] = {}
-    for key, (task, count) in partition.tasks().items():
-        if not task.output.type.size:
-            continue
+    for key, (task, count) in computed(partition).items():
         with trace.span("kernel", label=task.label, calls=count) as span:
-            program = programs.get(key) or task_program(task, machine, numerics)
-            kernels[key] = build(program, machine, numerics, cache)
+            kernels[key] = build(choices[key].program, machine, numerics, cache)
             span.note(cached=kernels[key].cached)
     return kernels
-
-
-def task_program(task: Task, machine: CpuMachine, numerics: str) -> Program:
-    """Task -> loop program."""
-    return choose(Work(task, machine, numerics)).program
 
 
 def resolve_target(target: str | CpuMachine | None) -> CpuMachine:
@@ -212,10 +330,16 @@ def resolve_target(target: str | CpuMachine | None) -> CpuMachine:
     raise TargetError(f"no target is called {target!r}; this version compiles for the CPU")
 
 
-def resolve_tuning(effort: str, budget: float | None, machine: CpuMachine) -> Tuning | None:
+def resolve_tuning(
+    effort: str,
+    budget: float | str | None,
+    machine: CpuMachine,
+    *,
+    seed: int = 0,
+    db: str | Path | None = None,
+) -> Tuning | None:
     resolve_option("effort", effort, EFFORTS)
-    if budget is not None and not budget > 0:
-        raise OptionError(f"budget={budget!r} is not possible; it is a number of seconds above 0")
+    seconds = None if budget is None else parse_duration(budget)
     if effort == "none":
         if budget is not None:
             raise OptionError(
@@ -226,7 +350,18 @@ def resolve_tuning(effort: str, budget: float | None, machine: CpuMachine) -> Tu
         raise OptionError(
             f'effort={effort!r} measures on this machine, and the target is another; say effort="none"'
         )
-    return Tuning(effort, budget)
+    return Tuning(effort, seconds, seed, db=None if db is None else Path(db))
+
+
+def resolve_latency(latency: Sequence[float | str | None] | None, models: int) -> list[float | None]:
+    if latency is None:
+        return [None] * models
+    if len(latency) != models:
+        raise OptionError(
+            f"{len(latency)} latencies for {models} models",
+            remedy="give one for each model, None where there is none",
+        )
+    return [None if each is None else parse_duration(each, "latency") for each in latency]
 
 
 def resolve_option(name: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -24,6 +24,10 @@ class TilewrightWarning(UserWarning):
     """A model, or a part of one, runs by other means although it was meant to be compiled."""
 
 
+class DatabaseWarning(UserWarning):
+    """The tuning database cannot be used as it should be, and what is done instead. Nothing that it holds is lost."""
+
+
 class InternalError(TilewrightError):
     """A broken invariant of the compiler: our bug, not the user's."""
 
@@ -138,8 +142,23 @@ class TargetError(TilewrightError):
     remedy = 'use target="cpu", or leave it out'
 
 
+class DeviceError(TilewrightError):
+    """The driver of a GPU refused something, or there is no such GPU."""
+
+    remedy = "see whether nvidia-smi shows the GPU, and whether another program has taken its memory"
+
+
 class MissingDependencyError(TilewrightError):
     """An optional package is needed and not installed."""
+
+
+class MeasurementError(TilewrightError):
+    """Nothing can be measured here: no process could be started, or no memory could be shared with one."""
+
+    remedy = (
+        "free memory and disk space and check the limits on processes and files, or use effort=\"none\", which measures"
+        " nothing"
+    )
 
 
 class CodegenError(InternalError):
@@ -173,6 +192,27 @@ class CacheError(TilewrightError):
     remedy = "set TILEWRIGHT_CACHE_DIR to a folder that you own and can write"
 
 
+class LockError(TilewrightError):
+    """A lock file that cannot be read or written, or whose choices do not give the kernels that it promises."""
+
+    remedy = "remove the lock file, or name another: the choices of this build are then written there"
+
+
+class DatabaseFileError(TilewrightError):
+    """A file that is no tuning database and no export of one, or cannot be read or written."""
+
+    remedy = "name a tuning database, or a file that `tilewright db export` wrote"
+
+
+class DatabaseVersionError(DatabaseFileError):
+    """A tuning database that a newer version of Tilewright has written. It is left as it is."""
+
+    remedy = (
+        "install that version, or set TILEWRIGHT_CACHE_DIR to another folder; `tilewright db export` of the newer version"
+        " writes a file that `tilewright db import` of this one reads"
+    )
+
+
 class TextFormError(TilewrightError):
     """A text form of a graph that cannot be parsed, with the line."""
 
@@ -188,6 +228,21 @@ class ScheduleError(TilewrightError):
 
     remedy = (
         "print the schedule to see its loops and stages; docs/05-schedules.md says what each primitive needs"
+    )
+
+
+class SketchError(TilewrightError):
+    """A sketch rule that cannot be used, or that failed."""
+
+    remedy = "correct the rule that the message names, or take it out with tilewright.space.sketches.unregister"
+
+
+class SpaceError(TilewrightError):
+    """A space of configs without any: a knob with nothing to choose from, or no values that are legal together."""
+
+    remedy = (
+        "give each knob of the template or sketch rule a value that its constraints admit, or let the template decline"
+        " the task"
     )
 
 

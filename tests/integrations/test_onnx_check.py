@@ -16,8 +16,8 @@ from tilewright.errors import InputError
 from tilewright.frontend.onnx import registry
 from tilewright.graph.ir import Graph, rebuild
 from tilewright.graph.op import apply
-from tilewright.graph.task import Task
 from tilewright.integrations.onnx_check import check_onnx
+from tilewright.space.template import Work
 
 BODY = """
     half = Constant <value_float: float = 0.5> ()
@@ -97,16 +97,16 @@ def test_a_quantised_model_is_compared_in_its_own_types() -> None:
 
 
 def test_a_wrong_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = driver.task_program
+    right = driver.choose
 
-    def wrong(task: Task, *rest: object) -> object:
+    def wrong(work: Work) -> object:
         """tanh is compiled as sin."""
         graph: Graph = rebuild(
-            task.graph, lambda node, inputs: apply("sin", *inputs) if node.op == "tanh" else None
+            work.task.graph, lambda node, inputs: apply("sin", *inputs) if node.op == "tanh" else None
         )
-        return right(replace(task, graph=graph), *rest)
+        return right(replace(work, task=replace(work.task, graph=graph)))
 
-    monkeypatch.setattr(driver, "task_program", wrong)
+    monkeypatch.setattr(driver, "choose", wrong)
     model = network()
     report = check_onnx(tilewright.compile(model), model)
     assert not report.ok and report.oracle.deviation is not None and report.value is None

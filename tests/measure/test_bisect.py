@@ -11,8 +11,8 @@ import tilewright
 from tilewright import driver
 from tilewright.graph.ir import Graph, rebuild
 from tilewright.graph.op import apply
-from tilewright.graph.task import Task
 from tilewright.measure.bisect import check_model
+from tilewright.space.template import Work
 
 
 class Model(nn.Module):
@@ -49,16 +49,16 @@ def test_16_bits(x: torch.Tensor) -> None:
 
 
 def test_a_wrong_task_is_named(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = driver.task_program
+    right = driver.choose
 
-    def wrong(task: Task, *rest: object) -> object:
+    def wrong(work: Work) -> object:
         """tanh is compiled as sin."""
         graph: Graph = rebuild(
-            task.graph, lambda node, inputs: apply("sin", *inputs) if node.op == "tanh" else None
+            work.task.graph, lambda node, inputs: apply("sin", *inputs) if node.op == "tanh" else None
         )
-        return right(replace(task, graph=graph), *rest)
+        return right(replace(work, task=replace(work.task, graph=graph)))
 
-    monkeypatch.setattr(driver, "task_program", wrong)
+    monkeypatch.setattr(driver, "choose", wrong)
     model = Model()
     report = check_model(tilewright.compile(model, (x,)), model, {"x": x})
     assert not report.ok and report.deviation is not None

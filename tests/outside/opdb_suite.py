@@ -3,8 +3,10 @@
     python -m tests.outside.opdb_suite                       every sample of every operator
     python -m tests.outside.opdb_suite --samples 3 --ops add softmax
     python -m tests.outside.opdb_suite --update              write the baseline anew
+    python -m tests.outside.opdb_suite --json FILE           keep results, and go on from those that are there
 
-Samples run in worker processes, so that a crash or a hang costs one sample. Each sample is one of
+Samples run in worker processes, so that a crash or a hang costs one sample; a hang is told by processor time, so that a
+busy machine is not taken for one. Each sample is one of
 
     full     compiled by us from end to end
     view     its result is a view of an argument: PyTorch makes it, and there is nothing to compile
@@ -39,8 +41,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 BASELINE = Path(__file__).with_name("opdb_baseline.txt")
-SECONDS = 90.0  # one sample may take this long
+SECONDS = 90.0  # of processor time that one sample may take
+ASLEEP_SECONDS = 900.0  # without an answer, a process that does not use its processor is dead
 RANK = {"view": 0, "full": 1, "part": 2, "none": 3, "HANG": 4, "CRASH": 5, "WRONG": 6}
 BAD = ("WRONG", "CRASH", "HANG")
 
@@ -331,12 +336,24 @@ class Worker:
         self.process.stdin.flush()
 
     def answer(self, seconds: float) -> dict[str, Any] | None:
-        """The next message; None if the process died. TimeoutError after `seconds`."""
+        """The next message; None if the process died. TimeoutError after `seconds` of its processor time."""
+        started, asked = self._processor_seconds(), time.monotonic()
+        while True:
+            try:
+                line = self.lines.get(timeout=1.0)
+            except queue.Empty:
+                used, waited = self._processor_seconds() - started, time.monotonic() - asked
+                if used > seconds or waited > ASLEEP_SECONDS:
+                    raise TimeoutError from None
+                continue
+            return None if line is None else json.loads(line)
+
+    def _processor_seconds(self) -> float:
         try:
-            line = self.lines.get(timeout=seconds)
-        except queue.Empty:
-            raise TimeoutError from None
-        return None if line is None else json.loads(line)
+            times = psutil.Process(self.process.pid).cpu_times()
+        except psutil.NoSuchProcess:  # the end of its output says so too
+            return 0.0
+        return times.user + times.system
 
     def end(self) -> None:
         self.process.kill()
@@ -378,14 +395,20 @@ def run_operator(worker: Worker, name: str, limit: int | None) -> Iterator[tuple
         first = current + 1
 
 
+Result = tuple[str, Counter[str], str]  # kind, kinds of the samples, a detail of the worst
+
+
 def run(
-    names: Sequence[str], limit: int | None, jobs: int, verbose: bool
-) -> dict[str, tuple[str, Counter[str], str]]:
-    """Operator -> (kind, kinds of its samples, a detail of the worst)."""
+    names: Sequence[str], limit: int | None, jobs: int, verbose: bool, kept: Path | None = None
+) -> dict[str, Result]:
+    """The result of each operator. Those in the file `kept` are not run again, and new ones are written there."""
+    results = read_results(kept) if kept is not None else {}
+    results = {name: results[name] for name in names if name in results}
     waiting: queue.Queue[str] = queue.Queue()
     for name in names:
-        waiting.put(name)
-    results: dict[str, tuple[str, Counter[str], str]] = {}
+        if name not in results:
+            waiting.put(name)
+    writing = threading.Lock()
 
     def loop() -> None:
         worker = Worker()
@@ -406,7 +429,10 @@ def run(
                 counts[kind] += 1
                 details.setdefault(kind, detail)
             kind = max(counts, key=RANK.__getitem__, default="none")
-            results[name] = (kind, counts, details.get(kind, ""))
+            with writing:
+                results[name] = (kind, counts, details.get(kind, ""))
+                if kept is not None:
+                    write_results(kept, results)
             if verbose or kind in BAD:
                 tally = " ".join(f"{k}={n}" for k, n in counts.items())
                 print(f"{kind:6} {name:45} {tally}  {details.get(kind, '')}", flush=True)
@@ -419,6 +445,20 @@ def run(
     return results
 
 
+def read_results(path: Path) -> dict[str, Result]:
+    if not path.exists():
+        return {}
+    return {
+        n: (kind, Counter(counts), why) for n, (kind, counts, why) in json.loads(path.read_text()).items()
+    }
+
+
+def write_results(path: Path, results: dict[str, Result]) -> None:
+    aside = path.with_suffix(".writing")
+    aside.write_text(json.dumps(results, indent=1))
+    aside.replace(path)
+
+
 def read_baseline() -> dict[str, str]:
     if not BASELINE.exists():
         return {}
@@ -426,7 +466,7 @@ def read_baseline() -> dict[str, str]:
     return {name: kind for kind, name in (line.split() for line in lines)}
 
 
-def write_baseline(results: dict[str, tuple[str, Counter[str], str]]) -> None:
+def write_baseline(results: dict[str, Result]) -> None:
     counts = Counter(kind for kind, _, _ in results.values())
     head = [
         "# What each operator of op_db reaches; see opdb_suite.py.",
@@ -444,18 +484,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--update", action="store_true", help="write the baseline")
     parser.add_argument("--verbose", action="store_true")
-    parser.add_argument("--json", type=Path, help="write every operator's result here")
+    parser.add_argument(
+        "--json", type=Path, help="every operator's result is kept here, and not computed again"
+    )
     options = parser.parse_args(arguments)
     if options.worker:
         worker()
         return 0
     names = options.ops or [name for name in load_op_db() if name not in EXCLUDED]
     began = time.time()
-    results = run(names, options.samples, options.jobs, options.verbose)
-    if options.json:
-        options.json.write_text(
-            json.dumps({n: [k, dict(c), d] for n, (k, c, d) in results.items()}, indent=1)
-        )
+    results = run(names, options.samples, options.jobs, options.verbose, options.json)
     kinds = Counter(kind for kind, _, _ in results.values())
     samples = sum((counts for _, counts, _ in results.values()), Counter())
     print(f"{len(results)} operators: {dict(kinds)}; {len(EXCLUDED)} excluded")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,19 +13,23 @@ from typing import Annotated, Any
 import typer
 
 import tilewright
+from tilewright.cli import database as database_commands
 from tilewright.cli import doctor as doctor_command
+from tilewright.cli import report as report_command
 from tilewright.cli.models import Source, is_artifact, load_source, require_torch
 from tilewright.cli.output import compile_progress, console, print_json, print_table
-from tilewright.errors import UnknownShapeError
+from tilewright.errors import OptionError, UnknownShapeError
 from tilewright.runtime.model import CompiledModel
 
 
 def parse_seconds(text: str | float) -> float:
     """`"90"`, `"90s"`, `"1.5m"` -> 90.0"""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(text).strip())
-    if match is None:
-        raise typer.BadParameter("a number of seconds such as 120, 120s, 5m or 1h")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+    from tilewright.tune.effort import parse_duration
+
+    try:
+        return parse_duration(text)
+    except OptionError:
+        raise typer.BadParameter("a time above 0, such as 120, 120s, 5m or 1h") from None
 
 
 app = typer.Typer(
@@ -34,6 +39,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(database_commands.app, name="db")
+app.command()(report_command.report)
 
 MODEL = Annotated[
     str,
@@ -47,7 +55,10 @@ THREADS = Annotated[
 ]
 NUMERICS = Annotated[str | None, typer.Option(help="fast, or strict")]
 EFFORT = Annotated[
-    str, typer.Option(help="none: measure nothing; quick, full: measure candidates for a minute, for ten")
+    str,
+    typer.Option(
+        help="none: measure nothing; quick: candidates, for a minute; full: until no more than 1% is expected"
+    ),
 ]
 BUDGET = Annotated[
     float | None,
@@ -55,7 +66,14 @@ BUDGET = Annotated[
 ]
 BATCH = Annotated[int, typer.Option(help="batch size of a zoo model")]
 SMALL = Annotated[bool, typer.Option("--small", help="the zoo model's small version")]
-SEED = Annotated[int, typer.Option(help="seed of a zoo model's weights and inputs")]
+SEED = Annotated[int, typer.Option(help="seed of a zoo model's weights and inputs, and of the search")]
+LOCK = Annotated[
+    Path | None,
+    typer.Option("--lock", help="a file of choices: obeyed where it exists, otherwise written"),
+]
+DATABASE = Annotated[
+    Path | None, typer.Option("--db", help="the database of measurements; default: in the cache folder")
+]
 INPUTS = Annotated[
     Path | None, typer.Option("--inputs", help="an .npz file: example inputs of an ONNX model, by name")
 ]
@@ -66,28 +84,23 @@ def _compiled(
     numerics: str | None,
     threads: int | None,
     quiet: bool,
-    effort: str = "none",
-    budget: float | None = None,
+    **tuning: Any,
 ) -> tuple[CompiledModel, float]:
     begin = time.perf_counter()
-    with compile_progress(quiet) as trace:
-        inputs: Any = source.inputs or source.kwargs or None
-        try:
-            model = tilewright.compile(
-                source.model,
-                inputs,
-                effort=effort,
-                budget=budget,
-                numerics=numerics,
-                threads=threads,
-                trace=trace,
-            )
-        except UnknownShapeError as error:
-            remedy = (
-                "pass example inputs of these sizes: --inputs FILE, written by numpy.savez(FILE, name=array)"
-            )
-            raise UnknownShapeError(error.message, remedy=remedy) from None
+    with compile_progress(quiet) as trace, _sizes_wanted():
+        model = tilewright.compile(
+            source.model, source.examples, numerics=numerics, threads=threads, trace=trace, **tuning
+        )
     return model, time.perf_counter() - begin
+
+
+@contextmanager
+def _sizes_wanted() -> Iterator[None]:
+    try:
+        yield
+    except UnknownShapeError as error:
+        remedy = "pass example inputs of these sizes: --inputs FILE, written by numpy.savez(FILE, name=array)"
+        raise UnknownShapeError(error.message, remedy=remedy) from None
 
 
 @app.command()
@@ -98,6 +111,8 @@ def compile(
     ] = None,
     effort: EFFORT = "none",
     budget: BUDGET = None,
+    lock: LOCK = None,
+    db: DATABASE = None,
     numerics: NUMERICS = None,
     threads: THREADS = None,
     batch: BATCH = 1,
@@ -108,7 +123,9 @@ def compile(
 ) -> None:
     """Compile a model and save it as an artifact."""
     source = load_source(model, batch=batch, small=small, seed=seed, inputs=inputs)
-    compiled, seconds = _compiled(source, numerics, threads, json, effort, budget)
+    compiled, seconds = _compiled(
+        source, numerics, threads, json, effort=effort, budget=budget, lock=lock, db=db, seed=seed
+    )
     path = output or Path(f"{source.name}.tw")
     compiled.save(path)
     plan, memory = compiled.plan, compiled.plan.memory
@@ -132,6 +149,79 @@ def compile(
         f"weights {memory.constant_bytes / 2**20:.1f} MiB"
     )
     console.print(f"saved to {path}; try: tilewright explain {path}")
+
+
+@app.command()
+def tune(
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="what compile takes; several are tuned together")
+    ],
+    effort: EFFORT = "quick",
+    budget: BUDGET = None,
+    latency: Annotated[
+        float | None,
+        typer.Option(
+            parser=parse_seconds,
+            metavar="SECONDS",
+            help="that a call of each model may take, such as 10ms: no more is done than that needs",
+        ),
+    ] = None,
+    lock: LOCK = None,
+    db: DATABASE = None,
+    numerics: NUMERICS = None,
+    threads: THREADS = None,
+    batch: BATCH = 1,
+    small: SMALL = False,
+    seed: SEED = 0,
+    json: JSON = False,
+) -> None:
+    """Measure candidates for the kernels of one or more models, and keep the winners for the next compilation."""
+    from tilewright.tune.progress import Progress
+
+    sources = [load_source(model, batch=batch, small=small, seed=seed) for model in models]
+    progress = Progress()
+    with compile_progress(json, progress) as trace, _sizes_wanted():
+        tilewright.compile_all(
+            [(source.model, source.examples) for source in sources],
+            latency=None if latency is None else [latency] * len(sources),
+            effort=effort,
+            budget=budget,
+            seed=seed,
+            lock=lock,
+            db=db,
+            numerics=numerics,
+            threads=threads,
+            trace=trace,
+        )
+    if json:
+        print_json({"models": [source.name for source in sources], **tuned(progress)})
+        return
+    rows = [
+        (
+            task["label"],
+            str(task["calls"]),
+            str(task["trials"]),
+            f"{task['before'] * 1e6:.1f}",
+            f"{task['best'] * 1e6:.1f}",
+            f"{task['before'] / task['best']:.2f}x" if task["best"] else "",
+            task["state"],
+        )
+        for task in tuned(progress)["tasks"]
+    ]
+    print_table("", ("task", "calls", "trials", "before us", "best us", "speed", ""), rows)
+
+
+def tuned(progress: Any) -> dict[str, Any]:
+    """What came of a tuning run, those tasks first that take most time."""
+    tasks = sorted(progress.tasks.values(), key=lambda task: -task.seconds)
+    return {
+        "ended": progress.ended,
+        "trials": progress.trials,
+        "failures": dict(progress.failures),
+        "before": progress.before,
+        "best": progress.best,
+        "tasks": [asdict(task) for task in tasks],
+    }
 
 
 @app.command()
@@ -181,7 +271,7 @@ def explain(
     else:
         source = load_source(model, batch=batch, small=small, seed=seed, inputs=inputs)
         compiled, _ = _compiled(source, numerics, threads, json)
-        given = source.inputs or source.kwargs or None
+        given = source.examples
     explanation = compiled.explain(given)
     print_json(explanation.to_dict()) if json else console.print(
         str(explanation), soft_wrap=True, markup=False

@@ -37,6 +37,11 @@ class Source:
     kwargs: dict[str, Any]
 
     @property
+    def examples(self) -> Any:
+        """As `tilewright.compile` takes them."""
+        return self.inputs or self.kwargs or None
+
+    @property
     def is_onnx(self) -> bool:
         return isinstance(self.model, Path)
 

@@ -13,8 +13,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tilewright.cli.watch import Watch
 from tilewright.errors import InternalError, TilewrightError
 from tilewright.support.trace import Event, Trace
+from tilewright.tune.progress import Progress as TuningProgress
 
 console = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -59,13 +61,21 @@ _STAGES = {
 
 
 @contextmanager
-def compile_progress(quiet: bool) -> Iterator[Trace]:
-    """A trace whose events are shown: a bar on a terminal, plain lines elsewhere."""
+def compile_progress(quiet: bool, tuning: TuningProgress | None = None) -> Iterator[Trace]:
+    """A trace whose events are shown: a bar and a table on a terminal, plain lines elsewhere. `tuning` follows the
+    tuning in it."""
+    tuning = tuning or TuningProgress()
     if quiet:
-        yield Trace()
+        yield Trace(listener=tuning)
         return
+    watch = Watch(err, tuning)
     if not err.is_terminal:
-        yield Trace(listener=_plain_line)
+
+        def say(kind: str, event: Event) -> None:
+            _plain_line(kind, event)
+            watch(kind, event)
+
+        yield Trace(listener=say)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True) as progress:
@@ -74,22 +84,24 @@ def compile_progress(quiet: bool) -> Iterator[Trace]:
         def show(kind: str, event: Event) -> None:
             if kind == "begin" and event.name in _STAGES:
                 progress.update(bar, description=_STAGES[event.name])
-            elif kind == "begin" and event.name in ("tune", "build"):
+            elif kind == "begin" and event.name == "build":
                 progress.update(bar, total=event.notes["tasks"], completed=0)
             elif kind == "begin" and event.name == "kernel":
                 progress.update(bar, description=escape(f"building {event.notes['label'][:40]}"))
-            elif kind == "begin" and event.name == "tune.task":
-                progress.update(bar, description=escape(f"measuring {event.notes['label'][:40]}"))
-            elif kind == "end" and event.name in ("kernel", "tune.task"):
+            elif kind == "end" and event.name == "kernel":
                 progress.advance(bar)
+            elif event.name == "tune":
+                progress.stop() if kind == "begin" else progress.start()
+            watch(kind, event)
 
-        yield Trace(listener=show)
+        try:
+            yield Trace(listener=show)
+        finally:
+            watch.close()
 
 
 def _plain_line(kind: str, event: Event) -> None:
     if kind == "begin" and event.name in _STAGES:
         err.print(_STAGES[event.name])
-    elif kind == "begin" and event.name == "tune":
-        err.print(f"measuring candidates for {event.notes['tasks']} kernels")
     elif kind == "begin" and event.name == "build":
         err.print(f"building {event.notes['tasks']} kernels")

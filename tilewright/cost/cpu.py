@@ -3,36 +3,90 @@
 A core runs vector instructions on its ports while lines come from the caches below. Of a level's traffic the part that
 out-of-order execution and the hardware's own prefetchers hide is larger the nearer the level; what the program
 prefetches itself hides entirely behind the arithmetic, up to the bandwidth.
+
+How fast the ports and each level are is nominal, or what a calibration of the machine has measured.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
+from tilewright.measure.calibration import Speeds, stored
 from tilewright.space.template import Terms
 
-GIGAHERTZ = 2.5  # nominal: only ratios matter for a choice
 LAUNCH_SECONDS = 1.5e-6  # to start and to join the threads
 
 _PORTS = 2.0  # multiply-adds, loads per cycle
-_L2_BYTES = 48.0  # per cycle and core
-_L3_BYTES = 10.0
-_MEMORY_BYTES = 4.5
 _SHOWN_L2, _SHOWN_L3, _SHOWN_MEMORY = 0.25, 0.5, 0.6  # of the time of the traffic, what cannot be hidden
 _BRANCH = 0.7  # cycles
 _TIE = 0.05  # where memory is the bound, less arithmetic still is better
 _LOAD = 0.16  # cycles: what a load costs even where the ports have room
+_BELIEVED = (
+    2.0  # by which factor a measured rate may differ from a nominal one: beyond, others were on the machine
+)
 
 
-def seconds(terms: Terms, machine: CpuMachine, threads: int | None = None) -> float:
-    """Predicted time of a kernel that does what `terms` counts."""
+@dataclass(frozen=True)
+class Rates:
+    """Of one core while all that are busy work: cycles a second, and bytes a cycle from each level."""
+
+    hertz: float = 2.5e9
+    l2: float = 48.0
+    l3: float = 10.0
+    memory: float = 4.5
+
+
+NOMINAL = Rates()
+
+
+@dataclass(frozen=True)
+class MachineRates:
+    """On one thread, and on all of them."""
+
+    one: Rates = NOMINAL
+    all: Rates = NOMINAL
+
+
+def rates_of(machine: CpuMachine) -> MachineRates:
+    """As a calibration of the machine says, if there is one; nominal otherwise. Measures nothing."""
+    calibration = stored(machine)
+    if calibration is None:
+        return MachineRates()
+    return MachineRates(_rates(calibration.one, machine), _rates(calibration.all, machine))
+
+
+def _rates(speeds: Speeds, machine: CpuMachine) -> Rates:
+    """Rates of one thread, as far as they are believed."""
+    operations = _PORTS * machine.lanes(DType.F32) * (2 if machine.has_fma else 1)
+    hertz = _near(speeds.flops / speeds.threads / operations, NOMINAL.hertz)
+    each = hertz * speeds.threads
+    return Rates(
+        hertz,
+        _near(speeds.l2 / each, NOMINAL.l2),
+        _near(speeds.l3 / each, NOMINAL.l3),
+        _near(speeds.memory / each, NOMINAL.memory),
+    )
+
+
+def _near(measured: float, nominal: float) -> float:
+    return min(max(measured, nominal / _BELIEVED), nominal * _BELIEVED)
+
+
+def seconds(
+    terms: Terms, machine: CpuMachine, threads: int | None = None, rates: MachineRates | None = None
+) -> float:
+    """Predicted time of a kernel that does what `terms` counts; nominal rates where none are given."""
     threads = threads or machine.cores
     busy = min(threads, terms.iterations)
+    at = NOMINAL if rates is None else rates.one if busy == 1 else rates.all
     share = -(-terms.iterations // busy) / terms.iterations  # of the work, what the slowest thread does
     core = max(terms.arithmetic / _PORTS, terms.loads / _PORTS, terms.stores)
     core += terms.branches * _BRANCH + terms.loads * _LOAD + terms.scalar
     fetched = terms.from_memory - terms.prefetched
-    l2, l3, memory = terms.from_l2 / _L2_BYTES, terms.from_l3 / _L3_BYTES, fetched / _MEMORY_BYTES
+    l2, l3, memory = terms.from_l2 / at.l2, terms.from_l3 / at.l3, fetched / at.memory
     shown = _SHOWN_L2 * l2 + _SHOWN_L3 * l3 + _SHOWN_MEMORY * memory
-    least = l2 + l3 + terms.from_memory / _MEMORY_BYTES
+    least = l2 + l3 + terms.from_memory / at.memory
     cycles = max(core + shown, least) + _TIE * core
-    return cycles * share / (GIGAHERTZ * 1e9) + (LAUNCH_SECONDS if busy > 1 else 0.0)
+    return cycles * share / at.hertz + (LAUNCH_SECONDS if busy > 1 else 0.0)

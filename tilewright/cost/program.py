@@ -1,17 +1,26 @@
 """Program -> Terms: what a loop nest does, counted from its statements. Templates count their own in closed form; this
-is for the programs that no template made."""
+is for the programs that no template made.
+
+Traffic follows from footprints. The loops that together touch no more than a cache holds find again what they touched
+before; each time that the loops around them come round, it has to be brought in anew. What every program has to bring
+in once comes from the cache that all cores share, and constants from memory, as weights do in a model.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tilewright import te
+from tilewright.cost.accesses import Loop, Statement, first_written, moves_of, reduced_loops, statements_of
+from tilewright.errors import InternalError
 from tilewright.hw import CpuMachine
 from tilewright.loops.ir import (
     Across,
     Block,
     Buffer,
+    Combine,
     For,
     If,
     Kind,
@@ -21,7 +30,6 @@ from tilewright.loops.ir import (
     Stmt,
     Store,
     Transpose,
-    walk_stmts,
 )
 from tilewright.space.template import Terms
 from tilewright.te.index import coefficient
@@ -32,22 +40,34 @@ _LONG = {"div": 8, "sqrt": 10, "rsqrt": 12, "floordiv": 16, "mod": 16, "fmod": 2
 _FUNCTIONS = frozenset(("exp", "exp2_weight", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf"))
 _FUNCTION = 16
 _TURNED = 16.0  # cycles: what a vector of a square tile shows of its access to a row of its own
+_PORTS = 2.0
+# Cycles from one sum to the next that needs it: in a register, and through memory.
+_LATENCY, _LATENCY_MEMORY = 4.0, 10.0
+_USABLE = 0.75  # of a cache
 
 
-def terms_of(program: Program, machine: CpuMachine) -> Terms:
-    count = _Count(machine)
-    count.statement(program.body, 1.0, None)
-    streamed = any(isinstance(stmt, Store) and stmt.streamed for stmt in walk_stmts(program.body))
+def terms_of(program: Program, machine: CpuMachine, constants: Collection[int] = ()) -> Terms:
+    """`constants`: the inputs that are the same in every call."""
+    statements = statements_of(program)
+    count = _Count(machine, first_written(statements))
+    for statement in statements:
+        count.statement(statement)
+    streamed = any(isinstance(s.stmt, Store) and s.stmt.streamed for s in statements)
     *inputs, output = program.params
-    written = _bytes(output) * (1 if streamed else 2)
+    kept = sum(_bytes(buffer) for number, buffer in enumerate(inputs) if number in constants)
+    once = sum(map(_bytes, inputs)) - kept + _bytes(output) * (1 if streamed else 2)
+    footprints = _footprints(statements)
+    caches = machine.caches
     return Terms(
         arithmetic=count.arithmetic,
         loads=count.loads,
         stores=count.stores,
-        branches=count.branches,
-        scalar=count.scalar,
-        from_l3=float(sum(map(_bytes, inputs)) + written),
+        branches=_branches(program.body, 1.0),
+        from_l2=_again(statements, footprints, caches.l1 * _USABLE),
+        from_l3=once + _again(statements, footprints, caches.l2_per_core * _USABLE),
+        from_memory=float(kept),
         iterations=program.parallel_extent,
+        scalar=count.scalar,
     )
 
 
@@ -55,35 +75,77 @@ def _bytes(buffer: Buffer) -> int:
     return buffer.size * buffer.dtype.bytes
 
 
+def _branches(stmt: Stmt, times: float) -> float:
+    if isinstance(stmt, For):
+        if stmt.kind is Kind.VECTOR:
+            return _branches(stmt.body, times)
+        inside = times * stmt.var.extent
+        return _branches(stmt.body, inside) + (inside if stmt.kind is Kind.SERIAL else 0.0)
+    if isinstance(stmt, Block):
+        return sum(_branches(child, times) for child in stmt.stmts)
+    if isinstance(stmt, If):
+        # Each branch runs in a part of the cases; what is common is that they do about the same.
+        parts = [stmt.then, *([stmt.other] if stmt.other is not None else [])]
+        return times + sum(_branches(part, times / len(parts)) for part in parts)
+    return 0.0
+
+
+# -- traffic ----------------------------------------------------------------------------------------------------------
+
+
+def _footprints(statements: Sequence[Statement]) -> dict[Loop, float]:
+    """Bytes of cache lines that each loop touches from its first iteration to its last."""
+    by_buffer: dict[Loop, dict[Buffer, float]] = {}
+    for statement in statements:
+        inside_out = statement.path[::-1]
+        for access in statement.accesses:
+            memory = access.buffer.memory
+            for depth, loop in enumerate(inside_out):
+                touched = by_buffer.setdefault(loop, {})
+                touched[memory] = max(touched.get(memory, 0.0), access.lines[depth + 1])
+    return {loop: sum(touched.values()) for loop, touched in by_buffer.items()}
+
+
+def _again(statements: Sequence[Statement], footprints: dict[Loop, float], capacity: float) -> float:
+    """Bytes that are brought into a cache although they have been in it before."""
+    repeated: dict[Buffer, float] = {}
+    for statement in statements:
+        path = statement.path
+        fits = next((at for at, loop in enumerate(path) if footprints.get(loop, 0.0) <= capacity), len(path))
+        if fits == 0:
+            continue
+        for access in statement.accesses:
+            depth = len(path) - fits
+            times = float(math.prod(loop.var.extent for loop in path[:fits]))
+            around = path[fits - 1]
+            if around.var not in access.moves:  # it comes back before the rest has displaced it
+                times /= around.var.extent
+            brought = times * access.lines[depth] * (2 if access.writes else 1)
+            once = access.lines[-1] * (2 if access.writes else 1)
+            memory = access.buffer.memory
+            repeated[memory] = max(repeated.get(memory, 0.0), brought - once)
+    return sum(repeated.values())
+
+
+# -- instructions -----------------------------------------------------------------------------------------------------
+
+
 @dataclass
 class _Count:
     """`times`: how often what is counted runs. `lane`: the variable of the vector loop around it, if there is one."""
 
     machine: CpuMachine
+    born: dict[Buffer, tuple[Loop, ...]]
     arithmetic: float = 0.0
     loads: float = 0.0
     stores: float = 0.0
-    branches: float = 0.0
     scalar: float = 0.0
 
-    def statement(self, stmt: Stmt, times: float, lane: te.Var | None) -> None:
-        if isinstance(stmt, For):
-            if stmt.kind is Kind.VECTOR:
-                self.statement(stmt.body, times, stmt.var)
-                return
-            if stmt.kind is Kind.SERIAL:
-                self.branches += times * stmt.var.extent
-            self.statement(stmt.body, times * stmt.var.extent, lane)
-        elif isinstance(stmt, Block):
-            for child in stmt.stmts:
-                self.statement(child, times, lane)
-        elif isinstance(stmt, If):
-            self.branches += times
-            # Each branch runs in a part of the cases; what is common is that they do about the same.
-            branches = [stmt.then, *([stmt.other] if stmt.other is not None else [])]
-            for branch in branches:
-                self.statement(branch, times / len(branches), lane)
-        elif isinstance(stmt, Transpose):
+    def statement(self, statement: Statement) -> None:
+        stmt, path = statement.stmt, statement.path
+        lane = path[-1].var if path and path[-1].kind is Kind.VECTOR else None
+        times = statement.executions / (1 if lane is None else lane.extent)
+        if isinstance(stmt, Transpose):
             vectors = stmt.rows * stmt.columns / stmt.lanes
             # Shuffles have one port of the two.
             self.arithmetic += times * 2 * vectors * math.log2(max(stmt.lanes, 2))
@@ -91,31 +153,58 @@ class _Count:
                 self.scalar += times * vectors * _TURNED
         elif isinstance(stmt, Prefetch):
             self.loads += times
+        elif isinstance(stmt, Combine):
+            raise InternalError("a program for threads of a GPU, counted as one for a processor")
         else:
-            self.value(stmt.value, times, lane)
+            each = self.value(stmt.value, lane)
+            self.arithmetic += max(times * each, self.waiting(statement, times, lane))
+            for load in statement.loads:
+                self.load(load, path, times, lane)
             if stmt.buffer.scope is not Scope.REGISTER:
                 self.stores += times * self.accesses(stmt.buffer, stmt.index, lane)
 
-    def value(self, expr: te.Expr, times: float, lane: te.Var | None) -> None:
-        """Counts what computing `expr` takes. Offsets are left to the address units, and what is the same in all lanes
-        to the loops outside."""
+    def waiting(self, statement: Statement, times: float, lane: te.Var | None) -> float:
+        """Instructions for which there would have been time while sums wait for the ones before them."""
+        reduced = reduced_loops(statement, self.born)
+        stmt, path = statement.stmt, statement.path
+        if not reduced or not isinstance(stmt, Store):
+            return 0.0
+        inside = path[path.index(reduced[-1]) + 1 :]
+        chains = math.prod(loop.var.extent for loop in inside if loop.kind is not Kind.VECTOR)
+        chains *= self.registers(stmt.value, lane)
+        latency = _LATENCY if stmt.buffer.scope is Scope.REGISTER else _LATENCY_MEMORY
+        return _PORTS * latency * times * self.registers(stmt.value, lane) / chains
+
+    def load(self, load: te.Load, path: Sequence[Loop], times: float, lane: te.Var | None) -> None:
+        """What is written out reads the same element once."""
+        buffer = load.source
+        assert isinstance(buffer, Buffer)
+        if buffer.scope is Scope.REGISTER:
+            return
+        moves = moves_of(load.indices[0])
+        for loop in reversed(path):
+            if loop.runs:
+                break
+            if loop.kind is Kind.UNROLL and loop.var not in moves:
+                times /= loop.var.extent
+        self.loads += times * self.accesses(buffer, load.indices[0], lane)
+
+    def value(self, expr: te.Expr, lane: te.Var | None) -> float:
+        """Instructions that computing `expr` takes, loads apart. Offsets are left to the address units, and what is the
+        same in all lanes to the loops outside."""
         if isinstance(expr, te.Load):
-            buffer = expr.source
-            assert isinstance(buffer, Buffer)
-            if buffer.scope is not Scope.REGISTER:
-                self.loads += times * self.accesses(buffer, expr.indices[0], lane)
-            return
+            return 0.0
         if lane is not None and lane not in te.variables(expr) and not te.loads(expr):
-            return
+            return 0.0
+        count = 0.0
         if isinstance(expr, Across):
-            self.arithmetic += times * 2 * math.log2(max(expr.lanes, 2))
+            count = 2 * math.log2(max(expr.lanes, 2))
         elif isinstance(expr, te.Call) and expr.dtype.short != "i64":
             each = _FUNCTION if expr.op in _FUNCTIONS else _LONG.get(expr.op, 1)
-            self.arithmetic += times * each * self.registers(expr, lane)
+            count = float(each * self.registers(expr, lane))
         elif isinstance(expr, te.Cast | te.Select):
-            self.arithmetic += times * self.registers(expr, lane)
-        for child in te.children(expr):
-            self.value(child, times, lane)
+            count = float(self.registers(expr, lane))
+        return count + sum(self.value(child, lane) for child in te.children(expr))
 
     def registers(self, expr: te.Expr, lane: te.Var | None) -> int:
         """How many registers a vector of its values takes."""

@@ -13,13 +13,17 @@ from tilewright.loops.ir import (
     Across,
     Block,
     Buffer,
+    Combine,
     For,
     If,
+    Kind,
     Prefetch,
     Program,
+    Scope,
     Stmt,
     Transpose,
     local_buffers,
+    thread_count,
 )
 from tilewright.te.scalars import SCALARS
 
@@ -31,18 +35,26 @@ def interpret_program(program: Program, inputs: Sequence[np.ndarray]) -> np.ndar
         for buffer, array in zip(program.params[:-1], inputs, strict=True)
     }
     output = program.params[-1]
+    registers: dict[Buffer, np.ndarray] = {}
+    threads = thread_count(program)
     for buffer in (output, *local_buffers(program)):
-        memory[buffer] = np.full(buffer.size, np.nan if buffer.dtype.is_float else -1).astype(
-            buffer.dtype.numpy
-        )
+        empty = np.nan if buffer.dtype.is_float else -1
+        if buffer.scope is Scope.REGISTER:
+            registers[buffer] = np.full((threads, buffer.size), empty).astype(buffer.dtype.numpy)
+        else:
+            memory[buffer] = np.full(buffer.size, empty).astype(buffer.dtype.numpy)
     with np.errstate(all="ignore"):
-        _Machine(memory).run(program.body, {})
+        _Machine(memory, registers).run(program.body, {})
     return memory[output]
 
 
 class _Machine:
-    def __init__(self, memory: dict[Buffer, np.ndarray]) -> None:
-        self.memory = memory
+    def __init__(self, shared: dict[Buffer, np.ndarray], registers: dict[Buffer, np.ndarray]) -> None:
+        self.shared, self.registers = shared, registers
+        self.on_thread(0)
+
+    def on_thread(self, thread: int) -> None:
+        self.memory = {**self.shared, **{b: values[thread] for b, values in self.registers.items()}}
 
     def run(self, stmt: Stmt, env: dict[te.Var, int]) -> None:
         if isinstance(stmt, Block):
@@ -50,6 +62,8 @@ class _Machine:
                 self.run(child, env)
         elif isinstance(stmt, For):
             for value in range(stmt.var.extent):
+                if stmt.kind is Kind.THREAD:
+                    self.on_thread(value)
                 self.run(stmt.body, {**env, stmt.var: value})
         elif isinstance(stmt, If):
             if self.value(stmt.cond, env):
@@ -59,6 +73,10 @@ class _Machine:
         elif isinstance(stmt, Transpose):
             tile = self.memory[stmt.buffer][: stmt.rows * stmt.columns]
             tile[:] = tile.reshape(stmt.rows, stmt.columns).T.flatten()
+        elif isinstance(stmt, Combine):
+            values = self.registers[stmt.buffer][:, stmt.offset]
+            groups = values.reshape(-1, stmt.group)
+            groups[:] = np.array([_pairwise(stmt.kind, group) for group in groups])[:, None]
         elif not isinstance(stmt, Prefetch):
             index = int(self.value(stmt.index, env))
             if not 0 <= index < stmt.buffer.size:
@@ -93,12 +111,15 @@ class _Machine:
         return self.memory[buffer.of][:whole].view(buffer.dtype.numpy)
 
     def across(self, expr: Across) -> Any:
-        combine = SCALARS[te.REDUCE_COMBINERS[expr.kind]].numpy
-        vector = self.memory[expr.buffer][expr.offset : expr.offset + expr.lanes]
-        while len(vector) > 1:
-            half = len(vector) // 2
-            vector = combine(vector[:half], vector[half:])
-        return vector[0]
+        return _pairwise(expr.kind, self.memory[expr.buffer][expr.offset : expr.offset + expr.lanes])
+
+
+def _pairwise(kind: str, vector: np.ndarray) -> Any:
+    combine = SCALARS[te.REDUCE_COMBINERS[kind]].numpy
+    while len(vector) > 1:
+        half = len(vector) // 2
+        vector = combine(vector[:half], vector[half:])
+    return vector[0]
 
 
 def _convert(value: Any, dtype: DType) -> Any:

@@ -12,6 +12,10 @@ Semantics
   * UNROLL: the body is written out extent times.
   * VECTOR: the iterations run in lockstep in the lanes of a vector. The body holds only `Store`s; each one's value is
     computed for all lanes, then stored for all lanes.
+  * THREAD, on GPUs: each iteration runs on a thread of its own, and an iteration of the parallel loop is a block of
+    threads. All thread loops of a program have the same extent; one is not inside another, a branch within it may
+    differ from thread to thread. A register buffer is each thread's own and keeps its values from one thread loop to
+    the next; scratch memory is the block's, and what one thread loop has written the next may read.
 - A register buffer lives in machine registers: once unrolled loops are written out, each of its accesses is at a
   constant offset (a lane counts from there), and a given element is always accessed with the same number of lanes.
 - A scratch buffer is memory of the thread's own (on its stack), private to one iteration of the parallel loop and
@@ -20,6 +24,8 @@ Semantics
   only read, and is aligned no better than what it is a view of.
 - `If` runs one of its branches; its condition is the same in every lane and is not under a vector loop.
 - `Prefetch` changes nothing: it names an element that will be read soon, and may name one that does not exist.
+- `Combine`, between thread loops: an element of a register buffer is combined over groups of neighbouring threads, in a
+  fixed order, and each thread of the group then holds the result.
 - `Transpose` turns a tile of a register buffer: its vectors in order are the elements of a matrix by rows before, and
   by columns afterwards.
 - `Store` rounds nothing: the value's type is the buffer's. One that is `streamed` writes what nobody reads soon: it may
@@ -73,6 +79,7 @@ class Kind(enum.Enum):
     PARALLEL = "parallel"
     UNROLL = "unroll"
     VECTOR = "vector"
+    THREAD = "thread"
 
 
 @dataclass(frozen=True)
@@ -136,7 +143,18 @@ class Transpose:
     lanes: int
 
 
-Stmt = For | Block | Store | If | Prefetch | Transpose
+@dataclass(frozen=True)
+class Combine:
+    """Element `offset` of a register buffer becomes, in each of `group` neighbouring threads, the combination of them
+    all; `kind` as in `te.Reduce`, `group` a power of two."""
+
+    kind: str
+    buffer: Buffer
+    offset: int
+    group: int
+
+
+Stmt = For | Block | Store | If | Prefetch | Transpose | Combine
 
 
 @dataclass(frozen=True)
@@ -154,6 +172,12 @@ class Program:
     def parallel_extent(self) -> int:
         body = self.body
         return body.var.extent if isinstance(body, For) and body.kind is Kind.PARALLEL else 1
+
+
+def thread_count(program: Program) -> int:
+    """Threads of a block: the extent of the thread loops; 1 where there are none."""
+    loops = (stmt for stmt in walk_stmts(program.body) if isinstance(stmt, For))
+    return next((loop.var.extent for loop in loops if loop.kind is Kind.THREAD), 1)
 
 
 def block(*stmts: Stmt) -> Stmt:
@@ -205,6 +229,6 @@ def map_exprs(stmt: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
         return If(change(stmt.cond), map_exprs(stmt.then, change), other)
     if isinstance(stmt, Prefetch):
         return Prefetch(stmt.buffer, change(stmt.index), stmt.level)
-    if isinstance(stmt, Transpose):
+    if isinstance(stmt, Transpose | Combine):
         return stmt
     return Store(stmt.buffer, change(stmt.index), change(stmt.value), stmt.streamed)

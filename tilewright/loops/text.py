@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from tilewright.loops.ir import Across, Block, For, If, Prefetch, Program, Stmt, Transpose, local_buffers
+from tilewright.loops.ir import (
+    Across,
+    Block,
+    Combine,
+    For,
+    If,
+    Prefetch,
+    Program,
+    Stmt,
+    Transpose,
+    local_buffers,
+)
 from tilewright.te import Call, Cast, Const, Expr, Load, Reduce, Select, Var
 from tilewright.te.scalars import SCALARS
 
@@ -57,6 +68,10 @@ def print_program(program: Program) -> str:
         elif isinstance(stmt, Transpose):
             lines.append(
                 f"{pad}transpose {stmt.buffer.name}[{stmt.rows}, {stmt.columns}] in {stmt.lanes} lanes"
+            )
+        elif isinstance(stmt, Combine):
+            lines.append(
+                f"{pad}combine_{stmt.kind} {stmt.buffer.name}[{stmt.offset}] over {stmt.group} threads"
             )
         else:
             arrow = "<-" if stmt.streamed else "="

@@ -9,6 +9,7 @@ from tilewright.loops.ir import (
     Across,
     Block,
     Buffer,
+    Combine,
     For,
     If,
     Kind,
@@ -19,6 +20,7 @@ from tilewright.loops.ir import (
     Store,
     Transpose,
     local_buffers,
+    thread_count,
 )
 from tilewright.te.index import bounds, coefficient, linear, simplify
 
@@ -33,6 +35,7 @@ class _Verifier:
         self.program = program
         self.loops: list[For] = []
         self.widths: dict[tuple[Buffer, int], int] = {}  # lanes with which a register element is accessed
+        self.threads = thread_count(program)
         self.inside_branch = False  # what a condition guards may look as if it left its buffer
 
     def fail(self, what: str) -> None:
@@ -63,6 +66,8 @@ class _Verifier:
             self.bound(stmt.index)
         elif isinstance(stmt, Transpose):
             self.transpose(stmt)
+        elif isinstance(stmt, Combine):
+            self.combine(stmt)
         else:
             self.store(stmt)
 
@@ -88,6 +93,11 @@ class _Verifier:
             self.fail(f"variable {loop.var.name} is bound twice")
         if loop.kind is Kind.PARALLEL and not outermost:
             self.fail("only the outermost statement may be parallel")
+        if loop.kind is Kind.THREAD:
+            if any(outer.kind is Kind.THREAD for outer in self.loops):
+                self.fail("a thread loop is inside another")
+            if loop.var.extent != self.threads:
+                self.fail("thread loops of different extents")
         if any(outer.kind is Kind.VECTOR for outer in self.loops):
             self.fail("a vector loop holds only stores")
         if loop.kind is Kind.VECTOR and not _only_stores(loop.body):
@@ -155,6 +165,8 @@ class _Verifier:
         self.width(buffer, start, lanes)
 
     def width(self, buffer: Buffer, start: int, lanes: int) -> None:
+        if self.threads > 1:
+            return  # the registers of a GPU's thread are scalars
         if self.widths.setdefault((buffer, start), lanes) != lanes:
             self.fail(f"register buffer {buffer.name} is accessed with {lanes} lanes and with others")
 
@@ -166,6 +178,15 @@ class _Verifier:
             self.fail(f"{stmt.rows} x {stmt.columns} elements of {stmt.buffer.name} are no tile of vectors")
         for start in range(0, size, stmt.lanes):
             self.width(stmt.buffer, start, stmt.lanes)
+
+    def combine(self, stmt: Combine) -> None:
+        if any(loop.kind is Kind.THREAD for loop in self.loops):
+            self.fail("threads are combined inside a thread loop")
+        if stmt.group < 1 or stmt.group & (stmt.group - 1) or self.threads % stmt.group:
+            self.fail(f"groups of {stmt.group} among {self.threads} threads")
+        if stmt.buffer.scope is not Scope.REGISTER or not 0 <= stmt.offset < stmt.buffer.size:
+            self.fail(f"{stmt.buffer.name}[{stmt.offset}] is no register")
+        self.width(stmt.buffer, stmt.offset, 1)
 
 
 def _only_stores(stmt: Stmt) -> bool:

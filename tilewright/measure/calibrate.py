@@ -89,16 +89,16 @@ def peak_flops(machine: CpuMachine, threads: int) -> float:
 def peak_kernel(machine: CpuMachine, threads: int) -> tuple[SingleKernel, list[np.ndarray], int]:
     """The loop of multiply-adds, its inputs, and the operations of one call."""
     lanes = machine.lanes(DType.F32)
-    kernel = SingleKernel(_multiply_add_program(lanes, threads), machine, threads=threads)
+    kernel = SingleKernel(multiply_add_program(lanes, threads, _STEPS), machine, threads=threads)
     operands = [np.full(lanes, 1.0, np.float32), np.full(lanes, 1e-9, np.float32)]
     return kernel, operands, 2 * lanes * _ACCUMULATORS * _STEPS * threads
 
 
-def _multiply_add_program(lanes: int, iterations: int) -> Program:
+def multiply_add_program(lanes: int, iterations: int, steps: int) -> Program:
     x, y = Buffer("x", DType.F32, lanes), Buffer("y", DType.F32, lanes)
     out = Buffer("out", DType.F32, iterations * lanes * _ACCUMULATORS)
     kept = Buffer("acc", DType.F32, lanes * _ACCUMULATORS, Scope.REGISTER)
-    part, step = te.Var("p", iterations), te.Var("k", _STEPS)
+    part, step = te.Var("p", iterations), te.Var("k", steps)
     which, lane = te.Var("u", _ACCUMULATORS), te.Var("v", lanes)
     element = which * lanes + lane
     tile = [(which, Kind.UNROLL), (lane, Kind.VECTOR)]

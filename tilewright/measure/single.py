@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from tilewright.codegen.llvm.build import build
@@ -13,9 +14,59 @@ from tilewright.hw import CpuMachine
 from tilewright.loops.ir import Buffer, Program
 from tilewright.runtime.executor import Executor, aligned_empty
 from tilewright.runtime.loader import object_digest
+from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import ALIGNMENT, MemoryReport, Place, Plan, Step, TaskInfo, TensorSpec
 
 _LEAF_TREE = {"kind": "leaf", "index": 0}
+
+
+class Built(msgspec.Struct, frozen=True):
+    """A program's object code, and what is needed to call it: plain data, which one process makes and another runs."""
+
+    name: str
+    symbol: str
+    object_code: bytes
+    extent: int
+    parameters: tuple[TensorSpec, ...]  # flat; the inputs, then the output
+    packings: tuple[Packing | None, ...]  # how each input is expected
+    decisions: str = ""
+
+    @classmethod
+    def of(cls, program: Program, machine: CpuMachine, numerics: str) -> Built:
+        kernel = build(program, machine, numerics, cache=None)
+        specs = tuple(_spec(buffer) for buffer in program.params)
+        return cls(
+            program.name,
+            kernel.symbol,
+            kernel.object_code,
+            kernel.extent,
+            specs,
+            kernel.packings,
+            kernel.decisions,
+        )
+
+    def executor(self, machine: CpuMachine, threads: int | None) -> Executor:
+        """Loaded: a plan of one step."""
+        digest = object_digest(self.object_code)
+        *inputs, output = self.parameters
+        places = [Place("input", index) for index in range(len(inputs))] + [Place("output", 0)]
+        leaves = [{"kind": "leaf", "index": index} for index in range(len(inputs))]
+        plan = Plan(
+            inputs=tuple(inputs),
+            outputs=(output,),
+            constants=(),
+            steps=(Step(self.symbol, tuple(places), self.extent, "task", self.name),),
+            kernels={self.symbol: digest},
+            tasks={"task": TaskInfo(self.name, "", 0, 0, tuple(inputs), output, self.decisions)},
+            memory=MemoryReport(0, 0, 0, 0),
+            input_tree={
+                "kind": "tuple",
+                "items": [{"kind": "tuple", "items": leaves}, {"kind": "dict", "keys": [], "items": []}],
+            },
+            output_tree=_LEAF_TREE,
+            target={"triple": machine.triple, "cpu": machine.cpu, "features": list(machine.features)},
+        )
+        return Executor(plan, [], {digest: self.object_code}, threads)
 
 
 class SingleKernel:
@@ -28,29 +79,8 @@ class SingleKernel:
     def __init__(
         self, program: Program, machine: CpuMachine, *, numerics: str = "fast", threads: int | None = None
     ) -> None:
-        kernel = build(program, machine, numerics, cache=None)
-        digest = object_digest(kernel.object_code)
-        *inputs, output = (_spec(buffer) for buffer in program.params)
         self.output = program.params[-1]
-        places = [Place("input", index) for index in range(len(inputs))] + [Place("output", 0)]
-        leaves = [{"kind": "leaf", "index": index} for index in range(len(inputs))]
-        plan = Plan(
-            inputs=tuple(inputs),
-            outputs=(output,),
-            constants=(),
-            steps=(Step(kernel.symbol, tuple(places), kernel.extent, "task", program.name),),
-            kernels={kernel.symbol: digest},
-            tasks={"task": TaskInfo(program.name, "", 0, 0, tuple(inputs), output, kernel.decisions)},
-            memory=MemoryReport(0, 0, 0, 0),
-            input_tree={
-                "kind": "tuple",
-                "items": [{"kind": "tuple", "items": leaves}, {"kind": "dict", "keys": [], "items": []}],
-            },
-            output_tree=_LEAF_TREE,
-            target={"triple": machine.triple, "cpu": machine.cpu, "features": list(machine.features)},
-        )
-        self.executor = Executor(plan, [], {digest: kernel.object_code}, threads)
-
+        self.executor = Built.of(program, machine, numerics).executor(machine, threads)
         self._copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def __call__(self, inputs: Sequence[np.ndarray], output: np.ndarray | None = None) -> np.ndarray:

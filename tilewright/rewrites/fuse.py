@@ -42,6 +42,7 @@ OVERLAPPING = frozenset(
     ]
 )
 
+FEWEST_CHANNELS = 4  # of a group, that a kernel computes in the lanes of a vector
 MAX_NODES = 64  # in a group: kernels of more compile slowly and spill
 MAX_RECOMPUTED = 8  # cheap nodes of a group that are computed more often than they have elements
 TOLERANCE = 1.25  # computing this much more than there are elements does not count as recomputing
@@ -244,17 +245,26 @@ class _Fusion:
 
 
 def _pads(node: Node, anchor: Node) -> bool:
-    """Whether `node` is the border of a channels-last convolution: of zeros, or of bytes. What the kernel reads there
-    costs nothing, and it copies what it reads often."""
-    if anchor.op != "conv" or anchor.attrs["layout"] != "channels_last" or anchor.inputs[0] is not node:
+    """Whether `node` is the border of a convolution: of zeros, or of bytes. What the kernel reads there costs nothing,
+    and it copies what it reads often."""
+    if anchor.op != "conv" or anchor.inputs[0] is not node or node.op != "pad" or any(node.attrs["interior"]):
         return False
-    if node.op != "pad" or any(node.attrs["interior"]):
+    if anchor.attrs["layout"] == "channels_first" and not _stages_planes(anchor):
         return False
     if node.attrs["value"] and node.dtype not in BYTES:
         return False
+    channels = -1 if anchor.attrs["layout"] == "channels_last" else 1
     low, high = node.attrs["low"], node.attrs["high"]
-    within_image = not any((low[0], high[0], low[-1], high[-1]))
+    within_image = not any((low[0], high[0], low[channels], high[channels]))
     return within_image and min(*low, *high) >= 0
+
+
+def _stages_planes(conv: Node) -> bool:
+    """Whether there is a kernel for a channels-first convolution that copies what it reads, border and all."""
+    groups, weight = conv.attrs["groups"], conv.inputs[1]
+    depthwise = groups == conv.inputs[0].shape[1] == conv.shape[1]
+    many = conv.shape[1] // groups >= FEWEST_CHANNELS
+    return conv.type.rank == 4 and conv.dtype.is_float and weight.is_constant and (depthwise or many)
 
 
 def _interpolates(node: Node) -> bool:

@@ -146,6 +146,18 @@ class Executor:
         finally:
             self._free.append(frame)
 
+    def seconds_of(self, inputs: Sequence[int], outputs: Sequence[int]) -> float:
+        """As `run_addresses`; gives the seconds that the steps took together, as native code sees them."""
+        times = (ctypes.c_int64 * max(self._count, 1))()
+        frame = self._take(inputs, outputs)
+        frame.call.times = ctypes.addressof(times)
+        try:
+            self._run(frame.address, 0, self._count)
+        finally:
+            frame.call.times = None
+            self._free.append(frame)
+        return sum(times) * 1e-9
+
     def _take(self, inputs: Sequence[int], outputs: Sequence[int]) -> _Frame:
         try:
             frame = self._free.pop()  # the most recent: its arena is still in the caches

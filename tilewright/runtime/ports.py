@@ -13,6 +13,7 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.errors import GradientError, InputError
+from tilewright.runtime.outputs import LARGE, OutputMemory
 from tilewright.runtime.plan import TensorSpec
 from tilewright.runtime.tree import describe
 
@@ -164,24 +165,34 @@ class Port:
 class OutPort:
     """Makes the tensors that a call returns."""
 
-    __slots__ = ("_empty", "_torch", "numpy", "shape", "spec")
+    __slots__ = ("_empty", "_memory", "_module", "_torch", "numpy", "shape", "spec")
 
     def __init__(self, spec: TensorSpec) -> None:
         self.spec = spec
         self.shape = tuple(spec.shape)
         self.numpy = DType.parse(spec.dtype).numpy
+        self._memory = OutputMemory(spec.bytes) if spec.bytes >= LARGE else None
+        self._module: Any = None
         self._torch: Any = None
         self._empty: Any = None
 
     def new_numpy(self) -> tuple[np.ndarray, int]:
-        array = np.empty(self.shape, self.numpy)
+        if self._memory is not None:
+            array = np.frombuffer(self._memory.lend(), self.numpy).reshape(self.shape)
+        else:
+            array = np.empty(self.shape, self.numpy)
         return array, array.ctypes.data
 
     def new_torch(self) -> tuple[Any, int]:
         if self._torch is None:
-            module = torch_module()
-            self._empty = module.empty
-            self._torch = getattr(module, _TORCH_NAMES[DType.parse(self.spec.dtype)])
+            self._module = torch_module()
+            self._empty = self._module.empty
+            self._torch = getattr(self._module, _TORCH_NAMES[DType.parse(self.spec.dtype)])
         # The device is named because the caller may have set another default.
-        tensor = self._empty(self.shape, dtype=self._torch, device="cpu")
+        if self._memory is None:
+            tensor = self._empty(self.shape, dtype=self._torch, device="cpu")
+        else:
+            # Not a view of the bytes: in place of one, autograd would watch writes to it.
+            storage = self._module.frombuffer(self._memory.lend(), dtype=self._module.uint8).untyped_storage()
+            tensor = self._empty(0, dtype=self._torch, device="cpu").set_(storage, 0, self.shape)
         return tensor, tensor.data_ptr()

@@ -1,20 +1,68 @@
-"""Knobs, Configs and Spaces: decisions as plain data."""
+"""Knobs, Configs and Spaces: decisions as plain data.
+
+What is known of a decision is with the decision: which values are alike, how two of them are mixed, what a model that
+learns sees of it. Whoever searches a space asks it for samples, neighbours, mutations and crossings, all of them legal,
+and knows no knob by name.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+
+from tilewright.errors import SpaceError
 
 Value = int | str | bool
+
+_DRAWS = 64  # combinations drawn before a legal one is looked for nearby
+_LOOKED_AT = 100_000  # combinations, before a space is taken for one that has no legal config
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One decision: its name and what can be chosen, in an order in which neighbours are alike."""
+    """One decision: its name and what can be chosen, in an order in which neighbours are alike where it is `ordered`.
+
+    The default is the first choice where none is named."""
 
     name: str
     choices: tuple[Value, ...]
+    default: Value | None = None
+    ordered: bool = True
+
+    @property
+    def start(self) -> Value:
+        return self.choices[0] if self.default is None else self.default
+
+    def neighbours(self, value: Value) -> tuple[Value, ...]:
+        """The choices beside it; without an order, all others."""
+        at = self.choices.index(value)
+        if self.ordered:
+            return tuple(self.choices[n] for n in (at - 1, at + 1) if 0 <= n < len(self.choices))
+        return (*self.choices[:at], *self.choices[at + 1 :])
+
+    def encode(self, value: Value) -> tuple[float, ...]:
+        """Numbers for a model that learns: the place in the order, and of a number its size; without an order, one
+        number for each choice."""
+        return self._codes[value]
+
+    def crossover(self, a: Value, b: Value, rng: Random) -> Value:
+        return rng.choice((a, b))
+
+    @cached_property
+    def _codes(self) -> dict[Value, tuple[float, ...]]:
+        places = range(len(self.choices))
+        if not self.ordered:
+            return {choice: tuple(float(n == at) for n in places) for at, choice in enumerate(self.choices)}
+        last = max(1, len(self.choices) - 1)
+        if all(isinstance(choice, int) and not isinstance(choice, bool) for choice in self.choices):
+            return {
+                choice: (at / last, math.log2(1 + abs(int(choice)))) for at, choice in enumerate(self.choices)
+            }
+        return {choice: (at / last,) for at, choice in enumerate(self.choices)}
 
 
 @dataclass(frozen=True)
@@ -44,12 +92,37 @@ class Config:
 class Space:
     """The Configs of a template for one task: every combination of choices that `legal` admits.
 
-    `together` names knobs whose best values depend on each other: a search that changes one at a time stops early."""
+    `together` names knobs whose best values depend on each other: a search that changes one at a time stops early, and
+    one that mixes two configs takes all of them from the same one."""
 
     template: str
     knobs: tuple[Knob, ...]
     legal: Callable[[Mapping[str, Value]], bool]
     together: tuple[tuple[str, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        for knob in self.knobs:
+            if not knob.choices:
+                raise SpaceError(f"knob {knob.name!r} of {self.template!r} has nothing to choose from")
+            if knob.start not in knob.choices:
+                raise SpaceError(
+                    f"the default {knob.start!r} of knob {knob.name!r} of {self.template!r} is none of its choices"
+                )
+
+    def __contains__(self, config: Config) -> bool:
+        """Whether it is legal here. It may come from another version's records."""
+        values = dict(config.values)
+        return (
+            config.template == self.template
+            and values.keys() == {knob.name for knob in self.knobs}
+            and all(values[knob.name] in knob.choices for knob in self.knobs)
+            and self.legal(values)
+        )
+
+    @cached_property
+    def size(self) -> int:
+        """Combinations, legal or not."""
+        return math.prod(len(knob.choices) for knob in self.knobs)
 
     def groups(self) -> list[tuple[Knob, ...]]:
         """The knobs, those that are to be changed together in one group."""
@@ -64,3 +137,93 @@ class Space:
             values = dict(zip(names, combination, strict=True))
             if self.legal(values):
                 yield Config.of(self.template, values)
+
+    # -- one config -----------------------------------------------------------------------------------------------
+
+    def default(self) -> Config:
+        """Every knob's default; where these are not legal together, the first legal config. SpaceError where there is
+        none."""
+        if (found := self._legal_or_none({knob.name: knob.start for knob in self.knobs})) is not None:
+            return found
+        if (first := self._first) is None:
+            names = ", ".join(repr(knob.name) for knob in self.knobs)
+            raise SpaceError(f"no values of the knobs {names} are legal together in {self.template!r}")
+        return first
+
+    def sample(self, rng: Random) -> Config | None:
+        """A legal config; None where there is none."""
+        for _ in range(_DRAWS):
+            values = {knob.name: rng.choice(knob.choices) for knob in self.knobs}
+            if (found := self._legal_or_none(values)) is not None:
+                return found
+        if (found := self._first) is None:
+            return None
+        for _ in range(2 * len(self.knobs)):  # legal configs are rare: walk away from one
+            found = self.mutate(found, rng)
+        return found
+
+    def neighbours(self, config: Config) -> list[Config]:
+        """Those that differ in one group of knobs, by one place each. A neighbour has this one as its neighbour."""
+        found = []
+        for group in self.groups():
+            choices = [(config[knob.name], *knob.neighbours(config[knob.name])) for knob in group]
+            for combination in itertools.islice(itertools.product(*choices), 1, None):
+                other = self._changed(config, group, combination)
+                if other is not None:
+                    found.append(other)
+        return found
+
+    def mutate(self, config: Config, rng: Random) -> Config:
+        """One group of knobs changed: a step to a neighbour, or a leap. The same config where nothing else is near."""
+        groups = self.groups()
+        for _ in range(_DRAWS if groups else 0):
+            group = rng.choice(groups)
+            step = rng.random() < 0.5
+            combination = tuple(
+                rng.choice((config[knob.name], *knob.neighbours(config[knob.name])) if step else knob.choices)
+                for knob in group
+            )
+            other = self._changed(config, group, combination)
+            if other is not None and other != config:
+                return other
+        return config
+
+    def crossover(self, a: Config, b: Config, rng: Random) -> Config:
+        """Each group of knobs as in the one or in the other; one of the two where no mixture is legal."""
+        groups = self.groups()
+        for _ in range(_DRAWS // 4):
+            values = dict(a.values)
+            for group in groups:
+                if len(group) == 1:
+                    (knob,) = group
+                    values[knob.name] = knob.crossover(a[knob.name], b[knob.name], rng)
+                else:
+                    parent = rng.choice((a, b))
+                    values.update({knob.name: parent[knob.name] for knob in group})
+            if (found := self._legal_or_none(values)) is not None:
+                return found
+        return rng.choice((a, b))
+
+    def encode(self, config: Config) -> tuple[float, ...]:
+        """Of every knob in turn what it encodes: of the same length for all configs."""
+        values = dict(config.values)
+        return tuple(number for knob in self.knobs for number in knob.encode(values[knob.name]))
+
+    @cached_property
+    def _first(self) -> Config | None:
+        names = [knob.name for knob in self.knobs]
+        combinations = itertools.product(*(knob.choices for knob in self.knobs))
+        for combination in itertools.islice(combinations, _LOOKED_AT):
+            found = self._legal_or_none(dict(zip(names, combination, strict=True)))
+            if found is not None:
+                return found
+        return None
+
+    def _changed(
+        self, config: Config, group: tuple[Knob, ...], combination: tuple[Value, ...]
+    ) -> Config | None:
+        names = (knob.name for knob in group)
+        return self._legal_or_none({**dict(config.values), **dict(zip(names, combination, strict=True))})
+
+    def _legal_or_none(self, values: Mapping[str, Value]) -> Config | None:
+        return Config.of(self.template, values) if self.legal(values) else None

@@ -68,7 +68,8 @@ class Applied(Protocol):
     @property
     def space(self) -> Space: ...
 
-    def terms(self, config: Config) -> Terms: ...
+    def terms(self, config: Config) -> Terms | None:
+        """None where they are to be counted in the program itself."""
 
     def program(self, config: Config) -> Program: ...
 

@@ -6,18 +6,21 @@ import itertools
 from dataclasses import dataclass
 
 from tilewright.cost import cpu
+from tilewright.cost.program import terms_of
+from tilewright.errors import SpaceError
 from tilewright.loops.default import default_program
 from tilewright.loops.ir import Program
 from tilewright.loops.verify import verify_program
 from tilewright.space.space import Config
 from tilewright.space.template import Applied, Work
 from tilewright.space.templates.cpu import TEMPLATES
+from tilewright.space.templates.cpu.default import DEFAULT
 
 
 @dataclass(frozen=True)
 class Choice:
     program: Program
-    config: Config | None  # None: the default program
+    config: Config
     predicted: float | None  # seconds
 
 
@@ -25,8 +28,9 @@ def choose(work: Work) -> Choice:
     """The program that the analytical model expects to be fastest."""
     best = best_of(work)
     if best is None:
-        assert work.formula is not None, f"no template computes {work.task.label}"
-        program, config, predicted = default_program(work.formula, work.machine), None, None
+        if work.formula is None:
+            raise SpaceError(f"no template computes {work.task.label}, and it has no default program")
+        program, config, predicted = default_program(work.formula, work.machine), DEFAULT, None
     else:
         predicted, config, applied = best
         program = applied.program(config)
@@ -75,4 +79,5 @@ def descend(applied: Applied, work: Work) -> tuple[float, Config] | None:
 
 
 def _predicted(applied: Applied, config: Config, work: Work) -> float:
-    return cpu.seconds(applied.terms(config), work.machine)
+    terms = applied.terms(config) or terms_of(applied.program(config), work.machine)
+    return cpu.seconds(terms, work.machine)

@@ -23,12 +23,13 @@ from tilewright.codegen.llvm import math as vector_math
 from tilewright.codegen.llvm import scalars, shuffles
 from tilewright.codegen.llvm.types import I1, I64, PTR, Typed, element_type, splat, stored_type, vector_of
 from tilewright.dtypes import DType
-from tilewright.errors import InternalError
+from tilewright.errors import CodegenError, InternalError
 from tilewright.hw import CpuMachine
 from tilewright.loops.ir import (
     Across,
     Block,
     Buffer,
+    Combine,
     For,
     If,
     Kind,
@@ -168,6 +169,8 @@ class _Emitter:
             self.prefetch(stmt)
         elif isinstance(stmt, Transpose):
             self.transpose(stmt)
+        elif isinstance(stmt, Combine) or stmt.kind is Kind.THREAD:
+            raise CodegenError(f"{self.program.name} is a program for threads of a GPU")
         elif stmt.kind is Kind.UNROLL:
             for value in range(stmt.var.extent):
                 self.bindings[stmt.var] = value

@@ -71,10 +71,10 @@ class Schedule:
     def stages(self) -> list[str]:
         return [leaf.stage for _, leaf in leaves(self.nest.body)]
 
-    def program(self) -> Program:
-        """The loop program, verified."""
+    def program(self, decisions: str | None = None) -> Program:
+        """The loop program, verified; `decisions` says in words what was chosen."""
         check_complete(self.nest)
-        program = lower(self.nest, summary(self.trace))
+        program = lower(self.nest, decisions or summary(self.trace))
         verify_program(program)
         return program
 

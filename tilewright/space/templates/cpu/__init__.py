@@ -5,7 +5,9 @@ from tilewright.space.templates.cpu.attention import Attention
 from tilewright.space.templates.cpu.contraction import Contraction
 from tilewright.space.templates.cpu.contraction_int8 import ContractionInt8
 from tilewright.space.templates.cpu.depthwise import Depthwise
+from tilewright.space.templates.cpu.planes import Planes
 from tilewright.space.templates.cpu.separable import SeparableChain
+from tilewright.space.templates.cpu.turned import Turned
 from tilewright.space.templates.cpu.winograd import Winograd
 
 TEMPLATES: tuple[Template, ...] = (
@@ -13,6 +15,8 @@ TEMPLATES: tuple[Template, ...] = (
     Contraction(),
     ContractionInt8(),
     Depthwise(),
+    Planes(),
     SeparableChain(),
+    Turned(),
     Winograd(),
 )

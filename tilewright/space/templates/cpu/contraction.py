@@ -90,7 +90,7 @@ class Shape:
     chunks: int
     block: int  # values of the outermost row axis in a block: whole register tiles where it is the only one
     blocks: int
-    tap_block: int  # taps of the innermost reduction axis that are summed at once; 0: all taps of all axes
+    tap_block: int  # values of the tap that is cut whose products are summed at once; 0: all taps of all axes
     prefetch: int
     staged: bool
 
@@ -117,9 +117,9 @@ class AppliedContraction:
         rows = self.product.rows
         tile_axis = rows[-1].extent if rows else 1
         outer = rows[0].extent if len(rows) > 1 else -(-tile_axis // 4)
-        last = self._last_tap.extent
+        last = self.product.taps[self.product.cut].extent
         blocks = [n for n in (1, 2, 3, 4, 6, 7, 8, 12, 14, 16, 24, 28, 32, 48, 64, 96, 128) if n < outer]
-        cut = [n for n in range(48, 769) if last % n == 0 and n < self.product.length]
+        cut = [n for n in range(1, last + 1) if last % n == 0 and self._can_be_piece(n)]
         stage = (True,) if self.must_stage else (False, True) if self.dims is not None else (False,)
         return Space(
             self.name,
@@ -129,7 +129,7 @@ class AppliedContraction:
                     "vectors",
                     tuple(n for n in (1, 2, 3, 4, 6, 8) if n * self.lanes <= self.product.vector.extent),
                 ),
-                Knob("unroll", tuple(n for n in (1, 2, 4, 8) if n <= max(self.product.length, 1))),
+                Knob("unroll", self._unrolls()),
                 Knob("block", (0, *blocks)),
                 Knob("chunks", (1, 2, 4, 8, 16, 32)),
                 Knob("tap_block", (0, *_spread(cut, 5))),
@@ -139,6 +139,13 @@ class AppliedContraction:
             self._legal,
             together=(("rows", "vectors"), ("block", "chunks", "stage"), ("tap_block", "prefetch")),
         )
+
+    def _can_be_piece(self, tap_block: int) -> bool:
+        taps = tap_block * self.product.whole_taps
+        return 48 <= taps <= 768 and taps < self.product.length
+
+    def _unrolls(self) -> tuple[int, ...]:
+        return tuple(n for n in (1, 2, 4, 8) if n <= max(self.product.length, 1))
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
         shape = self._shape(values)
@@ -162,10 +169,6 @@ class AppliedContraction:
     def _registers(self, shape: Shape) -> int:
         """Vectors that are alive in the innermost loop."""
         return shape.rows * shape.vectors + shape.vectors + 1
-
-    @property
-    def _last_tap(self) -> te.Var:
-        return self.product.taps[-1]
 
     def _shape(self, values: Mapping[str, Value]) -> Shape:
         rows, vectors = int(values["rows"]), int(values["vectors"])
@@ -217,7 +220,7 @@ class AppliedContraction:
 
     def _prefetch_pays(self, shape: Shape) -> bool:
         """Whether the lines of a piece of a panel are about as many as the steps in which one can be asked for."""
-        taps = shape.tap_block or self._last_tap.extent
+        taps = (shape.tap_block or self.product.taps[self.product.cut].extent) * self.product.whole_taps
         steps = self._tiles_per_block(shape) * max(1, taps // shape.unroll)
         return shape.panels.size * taps * 4 // _LINE * 2 >= steps
 
@@ -230,7 +233,7 @@ class AppliedContraction:
         tiles = repeats * shape.blocks * self._tiles_per_block(shape) * shape.chunks * shape.per_chunk
         length = product.length
         steps = tiles * length
-        pieces = length // shape.tap_block if shape.tap_block else 1
+        pieces = length // (shape.tap_block * product.whole_taps) if shape.tap_block else 1
         size = product.weight_bytes
         panel = shape.panels.size * length * size
         weight_bytes = panel * shape.panels.count * repeats
@@ -240,7 +243,7 @@ class AppliedContraction:
         caches = machine.caches
 
         # The part of a panel that all rows of the block pass by stays in the first cache, or comes again for each tile.
-        near = panel // pieces + shape.rows * length * 4 // pieces <= caches.l1 * 3 // 4
+        near = panel // pieces + self._tile_bytes(shape) // pieces <= caches.l1 * 3 // 4
         passes = repeats * shape.blocks * shape.chunks * shape.per_chunk
         panel_reads = passes * panel if near else tiles * panel
         data_reads = data_bytes * shape.chunks * shape.per_chunk
@@ -276,6 +279,10 @@ class AppliedContraction:
             iterations=repeats * shape.chunks * shape.blocks,
             scalar=tiles * pieces * 12.0 + passes * 100.0 + steps * max(0, shape.rows - 8) * 0.25,
         )
+
+    def _tile_bytes(self, shape: Shape) -> int:
+        """Of the first cache, what the data of a register tile takes up."""
+        return shape.rows * self.product.length * 4
 
     def _block_bytes(self, shape: Shape) -> int:
         if self.dims is None:
@@ -322,7 +329,8 @@ class ContractionNest:
         self.taps = product.taps
         self.piece_loops: list[te.Var] = []
         if shape.tap_block:
-            self.piece_loops = [*self.taps[:-1], te.Var("piece", self.taps[-1].extent // shape.tap_block)]
+            cut = self.taps[product.cut]
+            self.piece_loops = [*self.taps[: product.cut], te.Var("piece", cut.extent // shape.tap_block)]
         self.in_tile = [(self.row, Kind.UNROLL), (self.vec, Kind.UNROLL), (self.lane, Kind.VECTOR)]
         self.element = self.row * shape.panels.size + self.vec * self.lanes + self.lane
 
@@ -389,7 +397,8 @@ class ContractionNest:
             data = te.Load(staged.buffer, (staged.offset(self._places_in_block()),))
         loops = [*self.piece_loops, *self.row_loops]
         tiles = nest([(loop, Kind.SERIAL) for loop in loops], self._register_tile(data, self._weight()))
-        stmts.append(nest([(self.panel, Kind.SERIAL)], block(*self._before_tiles(), tiles)))
+        panel = block(*self._before_tiles(), tiles, *self._after_tiles())
+        stmts.append(nest([(self.panel, Kind.SERIAL)], panel))
         body = self._parallel(with_values(block(*stmts), {}))
         inputs = [
             self.packed.buffer if self.packed is not None and b == self.packed.original else b
@@ -410,6 +419,9 @@ class ContractionNest:
 
     def _before_tiles(self) -> list[Stmt]:
         """What is done once for a panel."""
+        return []
+
+    def _after_tiles(self) -> list[Stmt]:
         return []
 
     def _parallel(self, body: Stmt) -> Stmt:
@@ -506,21 +518,14 @@ class ContractionNest:
     # -- the register tile ------------------------------------------------------------------------------------------
 
     def _register_tile(self, data: te.Expr, weight: te.Expr) -> Stmt:
-        product, formula, shape = self.product, self.formula, self.shape
+        shape = self.shape
         kept = te.Load(self.accumulator, (self.element,))
         update = self._update(data, weight, kept)
         step = nest(self.in_tile, Store(self.accumulator, self.element, te.substitute(update, self.values)))
         summing = self._tap_loops(step)
         zero = nest(self.in_tile, Store(self.accumulator, self.element, self._first_value()))
 
-        result = product.reduction.result
-        read = te.rewrite(
-            formula.value, lambda n: kept if isinstance(n, te.Load) and n.source == result else None
-        )
-        out = Store(
-            formula.output, te.substitute(formula.store, self.values), te.substitute(read, self.values)
-        )
-        finish = nest(self.in_tile, out)
+        finish = nest(self.in_tile, self._finished(kept))
         if extent_of(self.piece_loops) == 1:
             return block(zero, summing, finish)
 
@@ -533,6 +538,21 @@ class ContractionNest:
         last = te.call("eq", piece, te.as_index(extent_of(self.piece_loops) - 1))
         return block(If(first, zero, resume), summing, If(last, finish, suspend))
 
+    def _finished(self, kept: te.Expr) -> Store:
+        """What is done with a sum."""
+        value, store = self._result(kept), self.formula.store
+        return Store(
+            self.formula.output, te.substitute(store, self.values), te.substitute(value, self.values)
+        )
+
+    def _result(self, total: te.Expr) -> te.Expr:
+        """The value of an element whose sum is `total`."""
+        result = self.product.reduction.result
+        return te.rewrite(
+            self.formula.value,
+            lambda node: total if isinstance(node, te.Load) and node.source == result else None,
+        )
+
     def _update(self, data: te.Expr, weight: te.Expr, kept: te.Expr) -> te.Expr:
         if kept.dtype.is_float:
             return te.call("fma", data, weight, kept)
@@ -544,19 +564,21 @@ class ContractionNest:
 
     def _tap_loops(self, step: Stmt) -> Stmt:
         """The loops over taps, the innermost `unroll` steps written out; a step is followed by a prefetch."""
-        unroll, cut = self.shape.unroll, self.shape.tap_block
-        taps = [self.taps[-1]] if cut else list(self.taps)
+        unroll, taps = self.shape.unroll, list(self.taps)
+        if self.shape.tap_block:
+            cut, *whole_taps = taps[self.product.cut :]
+            in_piece = te.Var(cut.name + "_i", self.shape.tap_block)
+            step = with_values(step, {cut: self.piece_loops[-1] * self.shape.tap_block + in_piece})
+            taps = [in_piece, *whole_taps]
         written: list[te.Var] = []
         while len(taps) > 1 and taps[-1].extent <= unroll:
             written.insert(0, taps[-1])
             unroll //= taps.pop().extent
         last, outer = taps[-1], taps[:-1]
-        length = cut or last.extent
-        unroll = max(1, min(unroll, length))
-        counter, copy = te.Var(last.name + "_u", length // unroll), te.Var(last.name + "_c", unroll)
-        base = self.piece_loops[-1] * cut if cut else te.as_index(0)
+        unroll = max(1, min(unroll, last.extent))
+        counter, copy = te.Var(last.name + "_u", last.extent // unroll), te.Var(last.name + "_c", unroll)
         inner = nest([(axis, Kind.UNROLL) for axis in written], step)
-        main = nest([(copy, Kind.UNROLL)], with_values(inner, {last: base + counter * unroll + copy}))
+        main = nest([(copy, Kind.UNROLL)], with_values(inner, {last: counter * unroll + copy}))
         if self.shape.prefetch and self.packed is not None:
             main = block(main, *self._prefetches([*outer, counter]))
         stmts: list[Stmt] = [
@@ -564,11 +586,11 @@ class ContractionNest:
             if counter.extent > 1
             else with_values(main, {counter: te.as_index(0)})
         ]
-        rest = length - counter.extent * unroll
+        rest = last.extent - counter.extent * unroll
         if rest:
             tail = te.Var(last.name + "_r", rest)
             done = counter.extent * unroll
-            stmts.append(nest([(tail, Kind.UNROLL)], with_values(inner, {last: base + done + tail})))
+            stmts.append(nest([(tail, Kind.UNROLL)], with_values(inner, {last: tail + done})))
         return nest([(axis, Kind.SERIAL) for axis in outer], block(*stmts))
 
     def _prefetches(self, tap_loops: list[te.Var]) -> list[Stmt]:
@@ -577,7 +599,8 @@ class ContractionNest:
         weight = self.packed.load.source
         assert isinstance(weight, Buffer)
         size = weight.dtype.bytes
-        piece_size = self.shape.panels.size * (self.shape.tap_block or self.product.length)
+        taps = self.shape.tap_block * self.product.whole_taps or self.product.length
+        piece_size = self.shape.panels.size * taps
         pieces = extent_of(self.piece_loops)
         loops = [*self.row_loops, *tap_loops]
         lines = -(-piece_size * size // _LINE)

@@ -64,6 +64,16 @@ class Product:
         return math.prod(tap.extent for tap in self.taps)
 
     @property
+    def cut(self) -> int:
+        """Which of the taps is cut where a panel is read in pieces: all behind it are in every piece."""
+        return len(self.taps) - 1
+
+    @property
+    def whole_taps(self) -> int:
+        """Taps for each value of the one that is cut."""
+        return math.prod(tap.extent for tap in self.taps[self.cut + 1 :])
+
+    @property
     def weight_bytes(self) -> int:
         """Of the weight, for one tap and one place along `vector`."""
         return self.weight_load.dtype.bytes

@@ -1,0 +1,264 @@
+#!/usr/bin/env python3
+"""How good searches are, beside what measuring everything finds.
+
+    python benchmarks/search_quality.py measure [--tasks gemm_small,conv_3x3] [--seconds 1800]
+    python benchmarks/search_quality.py replay [--tasks ...] [--json FILE] [--markdown FILE]
+
+`measure` times every config of some tasks with small spaces and keeps the tables; it goes on where it was interrupted.
+It wants a quiet machine. `replay` runs each search on the complete tables, with several seeds, and prints by how much
+what it finds falls short of the best there is. It measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
+
+from search_tasks import LEAST_POINTS, PASSES, POINTS, TASKS, Table, best_seconds, measure
+from tilewright import knobs
+from tilewright.cost.analytical import Analytical
+from tilewright.cost.boosted import Boosted
+from tilewright.cost.model import CostModel
+from tilewright.measure.runner import Runner
+from tilewright.search import SEARCHES
+from tilewright.space.candidates import Candidates
+from tilewright.space.outcome import Outcome
+from tilewright.space.space import Config
+
+SEEDS = 5
+BATCH = 4
+EARLY, LATE = 8, 16  # trials after which the best is looked at
+TRIVIAL = 0.9  # random best of 16, above which a task tells nothing
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A search with its model: what the tuner could be made of."""
+
+    search: str
+    model: Callable[[Candidates, int, int], CostModel]
+
+
+CONTENDERS: dict[str, Contender] = {
+    "guided": Contender("guided", lambda c, threads, seed: Boosted(c, threads, seed=seed)),
+    "guided, analytical only": Contender("guided", lambda c, threads, seed: Analytical(c, threads)),
+    "guided, no prior": Contender(
+        "guided", lambda c, threads, seed: Boosted(c, threads, prior=False, seed=seed)
+    ),
+    "annealing": Contender("annealing", lambda c, threads, seed: Boosted(c, threads, seed=seed)),
+    "annealing, no prior": Contender(
+        "annealing", lambda c, threads, seed: Boosted(c, threads, prior=False, seed=seed)
+    ),
+    "evolution": Contender("evolution", lambda c, threads, seed: Boosted(c, threads, seed=seed)),
+    "evolution, no prior": Contender(
+        "evolution", lambda c, threads, seed: Boosted(c, threads, prior=False, seed=seed)
+    ),
+    "random": Contender("random", lambda c, threads, seed: Analytical(c, threads)),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One search on one task. Shares of the best speed there is."""
+
+    contender: str
+    task: str
+    seed: int
+    early: float
+    late: float
+    trials: int  # after which it said that it was done, if that was before the last
+    at_stop: float
+    seconds: float  # of thinking
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A task's table."""
+
+    task: str
+    points: int
+    failures: int
+    random: float  # the mean of the best of 16 random configs
+    zero: float  # what is predicted best, without any measurement
+
+    @property
+    def counts(self) -> bool:
+        return self.points >= LEAST_POINTS and self.random <= TRIVIAL
+
+
+def standing(table: Table, outcomes: dict[Config, Outcome], threads: int) -> Standing:
+    best = best_seconds(outcomes)
+    shares = [share(outcome, best) for outcome in outcomes.values()]
+    rng = Random(0)
+    random = float(np.mean([max(rng.sample(shares, min(LATE, len(shares)))) for _ in range(1000)]))
+    configs = list(outcomes)
+    chosen = configs[int(np.argmin(Analytical(table.candidates, threads).predict(configs).seconds))]
+    failures = sum(outcome.seconds is None for outcome in outcomes.values())
+    return Standing(table.name, len(outcomes), failures, random, share(outcomes[chosen], best))
+
+
+def share(outcome: Outcome, best: float) -> float:
+    return 0.0 if outcome.seconds is None else best / outcome.seconds
+
+
+def replay(name: str, table: Table, outcomes: dict[Config, Outcome], seed: int, threads: int) -> Run:
+    contender = CONTENDERS[name]
+    model = contender.model(table.candidates, threads, seed)
+    searcher = SEARCHES[contender.search](table.candidates, model, seed)
+    best = best_seconds(outcomes)
+    found: list[float] = []
+    stopped = None
+    begin = time.process_time()
+    while len(found) < LATE:
+        asked = searcher.ask(min(BATCH, LATE - len(found)))
+        if not asked:
+            break
+        told = [outcomes[config] for config in asked]
+        searcher.tell(told)
+        found += [share(outcome, best) for outcome in told]
+        if stopped is None and searcher.done:
+            stopped = len(found)
+    seconds = time.process_time() - begin
+    stopped = stopped or len(found)
+    return Run(name, table.name, seed, max(found[:EARLY]), max(found), stopped, max(found[:stopped]), seconds)
+
+
+# -- what is printed --------------------------------------------------------------------------------------------------
+
+
+def table_of(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = rows
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body))
+
+
+def percent(value: float) -> str:
+    return "-" if math.isnan(value) else f"{100 * value:.1f}%"
+
+
+def report(standings: Sequence[Standing], runs: Sequence[Run]) -> str:
+    counted = {one.task for one in standings if one.counts}
+    head = ["task", "configs", "failed", "random best of 16", "no measurement", "counts"]
+    lines = [
+        [
+            s.task,
+            str(s.points),
+            str(s.failures),
+            percent(s.random),
+            percent(s.zero),
+            "yes" if s.counts else "no",
+        ]
+        for s in standings
+    ]
+    names = list(dict.fromkeys(run.contender for run in runs))
+    summary = [["search", f"best in {EARLY}", f"best in {LATE}", "when it stops", "after", "thinking, s"]]
+    for name in names:
+        own = [run for run in runs if run.contender == name and run.task in counted]
+        summary.append(
+            [
+                name,
+                percent(_mean([run.early for run in own])),
+                percent(_mean([run.late for run in own])),
+                percent(_mean([run.at_stop for run in own])),
+                f"{_mean([run.trials for run in own]):.1f}",
+                f"{_mean([run.seconds for run in own]):.2f}",
+            ]
+        )
+    by_task = [["best in 8 / 16", *names]]
+    for one in standings:
+        cells = []
+        for name in names:
+            own = [run for run in runs if run.contender == name and run.task == one.task]
+            cells.append(
+                f"{percent(_mean([run.early for run in own]))} / {percent(_mean([run.late for run in own]))}"
+            )
+        by_task.append([one.task, *cells])
+    zeros = [one.zero for one in standings if one.counts]
+    chosen = (
+        f"without measurement: {percent(_mean(zeros))} on average,"
+        f" {percent(float(np.percentile(zeros, 10)) if zeros else math.nan)} at the 10th percentile"
+    )
+    counts = f"{len(counted)} tasks count: at least {LEAST_POINTS} configs, random best of {LATE} at most 90%"
+    return "\n\n".join([table_of([head, *lines]), counts, chosen, table_of(summary), table_of(by_task)])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else math.nan
+
+
+# -- the two stages ---------------------------------------------------------------------------------------------------
+
+
+def run_measure(tables: Sequence[Table], passes: int, seconds: float, threads: int) -> None:
+    deadline = time.monotonic() + seconds
+    with Runner(threads) as runner:
+        for table in tables:
+            if time.monotonic() >= deadline:
+                print(f"no time left for {table.name}")
+                continue
+            for line in measure(table, runner, passes, deadline, time.monotonic):
+                print(line, flush=True)
+
+
+def run_replay(
+    tables: Sequence[Table], contenders: Sequence[str], threads: int
+) -> tuple[list[Standing], list[Run]]:
+    standings, runs = [], []
+    for table in tables:
+        if not table.entries or not table.complete:
+            print(f"{table.name}: not measured completely, left out", file=sys.stderr)
+            continue
+        outcomes = {config: table.outcomes()[config] for config in table.candidates.configs()}
+        standings.append(standing(table, outcomes, threads))
+        for contender in contenders:
+            runs += [replay(contender, table, outcomes, seed, threads) for seed in range(SEEDS)]
+    return standings, runs
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("stage", choices=("measure", "replay"))
+    parser.add_argument("--tasks", default=",".join(TASKS), help="names, separated by commas")
+    parser.add_argument("--searches", default=";".join(CONTENDERS), help="names, separated by semicolons")
+    parser.add_argument("--tables", type=Path, default=knobs.get("cache_dir") / "search_quality")
+    parser.add_argument("--points", type=int, default=POINTS, help="configs of each task, about")
+    parser.add_argument("--passes", type=int, default=PASSES, help="trials of each config")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="for measuring, at most")
+    parser.add_argument("--threads", type=int, default=knobs.usable_cores())
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    options = parser.parse_args()
+    names = options.tasks.split(",")
+    unknown = [name for name in names if name not in TASKS]
+    if unknown:
+        parser.error(f"no task is called {', '.join(unknown)}; there are {', '.join(TASKS)}")
+    tables = [Table.open(name, options.tables, options.points) for name in names]
+    if options.stage == "measure":
+        run_measure(tables, options.passes, options.seconds, options.threads)
+        return 0
+    contenders = options.searches.split(";")
+    standings, runs = run_replay(tables, contenders, options.threads)
+    text = report(standings, runs)
+    print(text)
+    if options.markdown:
+        options.markdown.write_text(f"# Searches beside measuring everything\n\n{text}\n")
+    if options.json:
+        plain = {"tasks": list(map(asdict, standings)), "runs": list(map(asdict, runs))}
+        options.json.write_text(json.dumps(plain, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,317 @@
+"""Tasks whose spaces are small enough to be measured entirely, and the tables of what was measured.
+
+The spaces that the tuner searches have up to millions of configs. A task here has a part of its space: of each knob
+some values, evenly spread, so that about as many configs are legal as are wanted. It is a space like any other, and
+its best config is known once all are measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from tilewright.dtypes import DType
+from tilewright.graph.ir import Graph, Node, TensorType, input_node
+from tilewright.graph.op import apply
+from tilewright.graph.task import Task
+from tilewright.hw import host
+from tilewright.loops.ir import Program
+from tilewright.measure.runner import Runner
+from tilewright.measure.trial import TaskJob
+from tilewright.space.candidates import Candidates
+from tilewright.space.outcome import Outcome
+from tilewright.space.space import Config, Knob, Space
+from tilewright.space.template import Applied, Terms, Work
+
+POINTS = 1200  # configs that a task's space is to have
+LEAST_POINTS = 1000
+TOP = 20  # configs that are timed again, taking turns
+ANCHORS = 10  # others that take turns with them, and tie the two series of times to each other
+RACE_SECONDS = 10.0
+PASSES = 2  # trials of each config, some minutes apart: whatever else the machine does only makes them longer
+BATCH = 32
+
+# -- the tasks --------------------------------------------------------------------------------------------------------
+
+
+class Operands:
+    """The inputs of a task; those that are weights."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.constants: set[int] = set()
+
+    def __call__(self, *shape: int, constant: bool = False) -> Node:
+        if constant:
+            self.constants.add(len(self.nodes))
+        self.nodes.append(input_node(len(self.nodes), TensorType(shape, DType.F32)))
+        return self.nodes[-1]
+
+    def task(self, output: Node) -> Task:
+        return Task(Graph(tuple(self.nodes), (output,)), frozenset(self.constants))
+
+
+def product(m: int, n: int, k: int, *, constant: bool = True, gelu: bool = False) -> Task:
+    x = Operands()
+    y = apply("matmul", x(m, k), x(k, n, constant=constant))
+    if gelu:
+        y = apply("gelu", apply("add", y, x(n, constant=True)), approximate="none")
+    return x.task(y)
+
+
+def convolution(size: int, channels: tuple[int, int], window: int, stride: int = 1) -> Task:
+    x = Operands()
+    y = _convolved(x(1, size, size, channels[0]), x(window, window, *channels, constant=True), window, stride)
+    return x.task(apply("relu", apply("add", y, x(channels[1], constant=True))))
+
+
+def depthwise(size: int, channels: int, outputs: int | None = None) -> Task:
+    """A depthwise convolution; with `outputs`, a pointwise one after it."""
+    x = Operands()
+    weight = x(1, size, size, channels), x(3, 3, 1, channels, constant=True)
+    y = _convolved(*weight, 3, 1, groups=channels)
+    y = apply("clamp", apply("add", y, x(channels, constant=True)), min=0.0, max=6.0)
+    if outputs is not None:
+        y = _convolved(y, x(1, 1, channels, outputs, constant=True), 1, 1)
+        y = apply("add", y, x(outputs, constant=True))
+    return x.task(y)
+
+
+def _convolved(image: Node, weight: Node, window: int, stride: int, groups: int = 1) -> Node:
+    border = (0, window // 2, window // 2, 0)
+    if window > 1:
+        image = apply("pad", image, low=border, high=border, interior=(0, 0, 0, 0), value=0.0)
+    return apply(
+        "conv",
+        image,
+        weight,
+        stride=(stride, stride),
+        padding=((0, 0), (0, 0)),
+        dilation=(1, 1),
+        groups=groups,
+        layout="channels_last",
+    )
+
+
+def attention(heads: int, length: int, width: int) -> Task:
+    x = Operands()
+    shape = (1, heads, length, width)
+    return x.task(apply("attention", x(*shape), x(*shape), x(*shape), causal=False, scale=width**-0.5))
+
+
+def softmax(rows: int, columns: int) -> Task:
+    x = Operands()
+    return x.task(apply("softmax", x(rows, columns), axis=1))
+
+
+def summed(rows: int, columns: int, axis: int) -> Task:
+    x = Operands()
+    return x.task(apply("sum", x(rows, columns), axes=(axis,), keepdims=False))
+
+
+TASKS: dict[str, Callable[[], Task]] = {
+    "gemm_small": lambda: product(64, 96, 128),
+    "gemm_square": lambda: product(256, 256, 256),
+    "gemm_skinny": lambda: product(16, 1024, 512),
+    "gemm_tall": lambda: product(1024, 64, 192),
+    "gemm_gelu": lambda: product(128, 512, 384, gelu=True),
+    "gemm_free": lambda: product(192, 192, 192, constant=False),
+    "conv_3x3": lambda: convolution(28, (64, 64), 3),
+    "conv_3x3_deep": lambda: convolution(14, (128, 128), 3),
+    "conv_1x1": lambda: convolution(28, (128, 96), 1),
+    "conv_stride": lambda: convolution(56, (32, 64), 3, 2),
+    "depthwise": lambda: depthwise(56, 96),
+    "separable": lambda: depthwise(28, 96, 64),
+    "separable_deep": lambda: depthwise(14, 256, 128),
+    "attention": lambda: attention(8, 128, 64),
+    "attention_long": lambda: attention(2, 512, 64),
+    "softmax": lambda: softmax(512, 384),
+    "sum_rows": lambda: summed(1024, 512, 1),
+    "sum_columns": lambda: summed(1024, 512, 0),
+}
+
+
+# -- a part of a space ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """A template or sketch applied to a task, with fewer values of its knobs."""
+
+    whole: Applied
+    space: Space
+
+    def terms(self, config: Config) -> Terms | None:
+        return self.whole.terms(config)
+
+    def program(self, config: Config) -> Program:
+        return self.whole.program(config)
+
+
+def part_of(applied: Applied, points: int) -> Applied:
+    """About so many legal configs; all of it where it has no more than that."""
+    space = applied.space
+    while _count(space, 2 * points) > 1.25 * points:
+        longest_first = sorted(space.knobs, key=lambda knob: -len(knob.choices))
+        thinner = [_thinner(space, knob) for knob in longest_first if len(knob.choices) > 2]
+        if not thinner:
+            break
+        enough = (one for one in thinner if _count(one, 2 * points) >= 0.85 * points)
+        space = next(enough, None) or max(thinner, key=lambda one: _count(one, 2 * points))
+    return Part(applied, space)
+
+
+def _thinner(space: Space, thinned: Knob) -> Space:
+    """One value less; of a knob with many, several at once."""
+    count = len(thinned.choices) - max(1, len(thinned.choices) // 4)
+    knobs = tuple(_thinned(knob, count) if knob is thinned else knob for knob in space.knobs)
+    return Space(space.template, knobs, space.legal, space.together)
+
+
+def _thinned(knob: Knob, count: int) -> Knob:
+    last = len(knob.choices) - 1
+    kept = tuple(dict.fromkeys(knob.choices[round(n * last / (count - 1))] for n in range(count)))
+    return Knob(knob.name, kept, None, knob.ordered)
+
+
+def _count(space: Space, most: int) -> int:
+    """Legal configs, counted up to `most`; a space with so many combinations is taken to have so many."""
+    if space.size <= 50_000:
+        return sum(1 for _ in itertools.islice(space.configs(), most))
+    return most
+
+
+def part_candidates(task: Task, points: int = POINTS) -> Candidates:
+    """About so many configs, from all that computes the task: small spaces whole, the rest shared by the others."""
+    whole = Candidates.of(Work(task, host()))
+    left, parts = points, []
+    by_size = sorted(whole.applied, key=lambda applied: applied.space.size)
+    for place, applied in enumerate(by_size):
+        part = part_of(applied, max(1, left // (len(by_size) - place)))
+        left -= _count(part.space, points)
+        parts.append(part)
+    return Candidates(whole.work, only=tuple(parts))
+
+
+# -- what was measured ------------------------------------------------------------------------------------------------
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One line of a table: a trial, or (`raced`) the time that a config took in turns with other good ones."""
+
+    config: Config
+    seconds: float | None
+    failure: str = ""
+    raced: bool = False
+
+
+@dataclass
+class Table:
+    """The measured times of a task's space, in a file that grows by a line with each."""
+
+    name: str
+    path: Path
+    points: int
+    entries: list[Entry] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, name: str, folder: Path, points: int = POINTS) -> Table:
+        table = cls(name, folder / f"{name}.jsonl", points)
+        if table.path.exists():
+            lines = table.path.read_bytes().splitlines()
+            table.entries = [msgspec.json.decode(line, type=Entry) for line in lines]
+        return table
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        return part_candidates(TASKS[self.name](), self.points)
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        self.entries += entries
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            file.writelines(msgspec.json.encode(entry) + b"\n" for entry in entries)
+
+    @property
+    def trials(self) -> dict[Config, list[Entry]]:
+        found: dict[Config, list[Entry]] = {}
+        for entry in self.entries:
+            if not entry.raced:
+                found.setdefault(entry.config, []).append(entry)
+        return found
+
+    @property
+    def times(self) -> dict[Config, float]:
+        """The shortest of each config that has not failed."""
+        return {
+            config: min(entry.seconds for entry in entries if entry.seconds is not None)
+            for config, entries in self.trials.items()
+            if all(entry.seconds is not None for entry in entries)
+        }
+
+    @property
+    def races(self) -> dict[Config, float]:
+        return {e.config: e.seconds for e in self.entries if e.raced and e.seconds is not None}
+
+    def missing(self, passes: int) -> list[Config]:
+        """The configs with the fewest trials, if these are less than so many."""
+        trials = {config: len(entries) for config, entries in self.trials.items()}
+        listed = list(self.candidates.configs())
+        fewest = min((trials.get(config, 0) for config in listed), default=passes)
+        return [c for c in listed if trials.get(c, 0) == fewest] if fewest < passes else []
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.races) and not self.missing(1)
+
+    def outcomes(self) -> dict[Config, Outcome]:
+        """Of every config. The best few have the times of their race, in units of the others' times."""
+        times, races = self.times, self.races
+        ranked = sorted(times, key=lambda config: times[config])
+        anchors = [times[c] / races[c] for c in ranked[TOP:] if c in races]
+        unit = statistics.median(anchors or [times[c] / races[c] for c in races]) if races else 1.0
+        seconds = {**times, **{config: unit * time for config, time in races.items()}}
+        return {
+            config: Outcome(config, seconds.get(config), max(entry.failure for entry in entries))
+            for config, entries in self.trials.items()
+        }
+
+
+def measure(
+    table: Table, runner: Runner, passes: int, deadline: float, now: Callable[[], float]
+) -> Iterator[str]:
+    """Everything that the table still lacks, until the deadline; a line of progress for each batch."""
+    job = TaskJob.of(table.candidates.work, runner.threads)
+    while now() < deadline and (missing := table.missing(passes)):
+        best = min(table.times.values(), default=None)
+        found = runner.measure(job, missing[:BATCH], best=best, deadline=deadline)
+        table.add([Entry(one.config, one.seconds, one.failure) for one in found])
+        done = len(table.trials[found[0].config]) if found else 0
+        yield f"{table.name}: pass {done}, {len(missing) - len(found)} configs to go"
+    if not table.missing(passes) and not table.races and now() < deadline:
+        table.add(race(table, runner, job))
+        yield f"{table.name}: the best {TOP} have taken turns"
+
+
+def race(table: Table, runner: Runner, job: TaskJob) -> list[Entry]:
+    times = table.times
+    ranked = sorted(times, key=lambda config: times[config])
+    step = max(1, len(ranked) // (4 * ANCHORS))
+    chosen = [*ranked[:TOP], *ranked[TOP : TOP + step * ANCHORS : step]]
+    turns = runner.race(job, chosen, RACE_SECONDS)
+    return [
+        Entry(config, statistics.median(each), raced=True)
+        for config, each in zip(chosen, turns, strict=True)
+        if each
+    ]
+
+
+def best_seconds(outcomes: dict[Config, Outcome]) -> float:
+    return min((o.seconds for o in outcomes.values() if o.seconds is not None), default=math.inf)

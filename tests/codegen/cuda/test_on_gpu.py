@@ -1,0 +1,47 @@
+"""Machine code for GPUs means its program: run on a card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.loops.formulas import EXAMPLES, Example
+from tests.loops.test_default import random_arrays
+from tilewright.hw.gpu import GpuMachine, detect
+from tilewright.loops.formula import formula_of
+from tilewright.loops.gpu.default import default_program
+from tilewright.measure.gpu import GpuProgram
+from tilewright.runtime.cuda import device
+from tilewright.te.interpret import interpret
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not device.count(), reason="no NVIDIA GPU"),
+]
+
+
+@pytest.fixture(scope="module")
+def card() -> Iterator[tuple[device.Device, GpuMachine]]:
+    yield device.Device(), detect()
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
+def test_machine_code_means_the_expression(example: Example, card: tuple[device.Device, GpuMachine]) -> None:
+    on, machine = card
+    output, inputs = example.make()
+    program = default_program(formula_of(output, inputs, keep_rounding=True), machine)
+    arrays = random_arrays(inputs)
+    expected = interpret(output, dict(zip(inputs, arrays, strict=True)))
+    kernel = GpuProgram(program, machine, on)
+    results = [kernel.run(arrays).reshape(expected.shape) for _ in range(3)]
+    kernel.close()
+    assert all(result.tobytes() == results[0].tobytes() for result in results), "not the same bits each time"
+    if output.dtype.is_float:
+        tolerance = 1e-2 if output.dtype.is_half else 1e-5
+        np.testing.assert_allclose(
+            results[0].astype(float), expected.astype(float), rtol=tolerance, atol=tolerance
+        )
+    else:
+        np.testing.assert_array_equal(results[0], expected)

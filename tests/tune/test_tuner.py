@@ -1,0 +1,431 @@
+"""The loop: what it chooses, keeps and leaves alone, on a machine where configs take the time that a function says; and
+the whole of it on this one."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import tilewright
+from tests.space.checked import Inputs
+from tilewright.db.database import Database
+from tilewright.db.record import Key
+from tilewright.errors import DatabaseVersionError, DatabaseWarning, LockError, OptionError, SpaceError
+from tilewright.graph.op import apply
+from tilewright.graph.task import Task
+from tilewright.hw import host
+from tilewright.measure.runner import Measurement, Runner
+from tilewright.measure.trial import TaskJob
+from tilewright.space import candidates as candidates_room
+from tilewright.space.candidates import Candidates
+from tilewright.space.space import Config, Knob, Space
+from tilewright.space.template import Work
+from tilewright.support.trace import Trace
+from tilewright.tune.allocate import Goal, Objective
+from tilewright.tune.choose import Choice, choose
+from tilewright.tune.effort import Tuning
+from tilewright.tune.progress import Progress
+from tilewright.tune.tuner import tune
+
+Seconds = Callable[[Config], "float | str"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def product(rows: int = 8) -> Task:
+    x = Inputs()
+    return x.task(apply("matmul", x(rows, 32), x(32, 48, constant=True)))
+
+
+def softmax() -> Task:
+    x = Inputs()
+    return x.task(apply("softmax", x(7, 19), axis=1))
+
+
+class Told:
+    """A machine on which a config takes the seconds that a function says; a text is the kind of its failure.
+    `turns`: what they are when configs take turns, if that is something else."""
+
+    def __init__(self, seconds: Seconds, turns: Seconds | None = None) -> None:
+        self.seconds, self.turns = seconds, turns or seconds
+        self.measured: list[Config] = []
+        self.raced: list[list[Config]] = []
+
+    def __call__(self, threads: int) -> Told:
+        return self
+
+    def __enter__(self) -> Told:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def measure(
+        self, job: TaskJob, configs: Sequence[Config], *, best: float | None, deadline: float | None
+    ) -> list[Measurement]:
+        found = []
+        for config in configs:
+            if deadline is not None and time.monotonic() > deadline:
+                break
+            seconds = self.seconds(config)
+            self.measured.append(config)
+            if isinstance(seconds, str):
+                found.append(Measurement(config, failure=seconds, message="told so"))
+            else:
+                found.append(Measurement(config, (seconds,) * 5, 0.0))
+        return found
+
+    def race(self, job: TaskJob, configs: Sequence[Config], seconds: float) -> list[list[float]]:
+        self.raced.append(list(configs))
+        times = [self.turns(config) for config in configs]
+        return [[] if isinstance(each, str) else [each] * 5 for each in times]
+
+
+def unasked(config: Config) -> float:
+    raise AssertionError(f"{config} is measured")
+
+
+def tuned(
+    told: Told, *tasks: Task, tuning: Tuning | None = None, **options: object
+) -> tuple[dict[str, Choice], Progress]:
+    progress = Progress()
+    choices = tune(
+        {task.key: (task, 1) for task in tasks},
+        host(),
+        tuning or Tuning("quick"),
+        numerics="fast",
+        threads=1,
+        trace=Trace(listener=progress),
+        runner=told,
+        **options,  # type: ignore[arg-type]
+    )
+    assert list(choices) == [task.key for task in tasks]
+    return choices, progress
+
+
+def start_of(task: Task) -> Config:
+    return choose(Work(task, host())).config
+
+
+def steps_from(target: Config) -> Seconds:
+    """A millisecond, and half of one for each knob that is another."""
+
+    def seconds(config: Config) -> float:
+        if config.template != target.template:
+            return 9e-3
+        return 1e-3 + sum(0.5e-3 for name, value in target.values if config[name] != value)
+
+    return seconds
+
+
+def other_config(task: Task) -> Config:
+    """One of the template that is chosen, but not the chosen one."""
+    start = start_of(task)
+    neighbours = Candidates.of(Work(task, host())).neighbours(start)
+    return next(config for config in neighbours if config != start)
+
+
+# -- what is chosen ---------------------------------------------------------------------------------------------------
+
+
+def test_the_fastest_is_found_and_nothing_is_tried_twice() -> None:
+    task = product()
+    target = other_config(task)
+    told = Told(steps_from(target))
+    choices, progress = tuned(told, task)
+    choice = choices[task.key]
+    assert choice.config == target and choice.predicted == 1e-3
+    assert len(told.measured) == len(set(told.measured)) == progress.trials
+    assert told.raced == [[start_of(task), target]]
+    assert progress.ended in ("converged", "exhausted") and progress.best == 1e-3
+
+
+def test_equal_times_change_nothing() -> None:
+    task = product()
+    told = Told(lambda config: 1e-3)
+    choices, _ = tuned(told, task)
+    assert choices[task.key].config == start_of(task) and not told.raced
+
+
+def test_a_winner_that_loses_the_race_is_not_taken() -> None:
+    task = product()
+    told = Told(steps_from(other_config(task)), turns=lambda config: 1e-3)
+    choices, progress = tuned(told, task)
+    assert choices[task.key].config == start_of(task)
+    assert told.raced and progress.tasks[task.key].state == "confirmed"
+
+
+def test_what_is_wrong_never_wins_and_failures_are_counted_by_kind() -> None:
+    task = product()
+    start = start_of(task)
+    kinds = iter(("wrong", "crash") * 1000)
+    told = Told(lambda config: 1e-3 if config == start else next(kinds))
+    choices, progress = tuned(told, task)
+    assert choices[task.key].config == start
+    assert progress.failures["wrong"] + progress.failures["crash"] == len(told.measured) - 1
+    records = Database.open().records(Key.of(Work(task, host()), 1))
+    assert {record.failure for record in records} == {"", "wrong", "crash"}
+
+
+def test_where_the_choice_without_measuring_is_wrong_another_is_taken() -> None:
+    task = product()
+    start = start_of(task)
+    choices, _ = tuned(Told(lambda config: "wrong" if config == start else 1e-3), task)
+    assert choices[task.key].config != start
+
+
+def test_what_cannot_be_measured_at_all_is_left_as_predicted() -> None:
+    task = product()
+    told = Told(lambda config: "crash")
+    choices, progress = tuned(told, task)
+    assert choices[task.key].config == start_of(task)
+    assert progress.ended == "exhausted" and len(told.measured) <= 12
+
+
+def test_a_task_with_one_candidate_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates_room, "TEMPLATES", ())
+    monkeypatch.setattr(Candidates, "_from_sketches", lambda self: [])
+    task = softmax()
+    choices, progress = tuned(Told(unasked), task)
+    assert choices[task.key].config.template == "default" and progress.ended == "exhausted"
+
+
+# -- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def test_a_second_run_measures_nothing_and_chooses_the_same() -> None:
+    tasks = (product(), softmax())
+    first, _ = tuned(Told(steps_from(other_config(tasks[0]))), *tasks)
+    for tuning in (Tuning("quick"), Tuning("quick", 5.0), Tuning("full")):
+        again, progress = tuned(Told(unasked), *tasks, tuning=tuning)
+        assert progress.ended == "known" and progress.trials == 0
+        assert {key: c.config for key, c in again.items()} == {key: c.config for key, c in first.items()}
+
+
+def test_what_had_too_little_time_is_taken_up_again_where_it_was_left() -> None:
+    task = product()
+    starved = Told(steps_from(other_config(task)))
+    short = Tuning("quick", 1e-9)
+    tuned(starved, task, tuning=short)
+    assert not starved.measured
+    slow = Told(lambda config: (time.sleep(0.05), 1e-3 + len(str(config)) * 1e-6)[1])
+    tuned(slow, task, tuning=Tuning("quick", 0.3))
+    assert slow.measured
+    again = Told(slow.seconds)
+    tuned(again, task, tuning=Tuning("quick", 0.3))
+    assert not again.measured
+    tuned(again, task, tuning=Tuning("full", 5.0))
+    assert again.measured and not set(again.measured) & set(slow.measured)
+
+
+def test_an_unmeasured_task_of_one_model_is_measured_for_another() -> None:
+    """The budget of the first is spent before the smaller task has its turn."""
+    large, small = product(64), product()
+    told = Told(lambda config: (time.sleep(0.2), 1e-3)[1])
+    short = Tuning("quick", 0.25)
+    tuned(told, small, large, tuning=short)
+    measured = len(told.measured)
+    assert measured
+    tuned(Told(unasked), small, large, tuning=short)  # the same again: nothing
+    alone = Told(lambda config: 1e-3)
+    tuned(alone, small, tuning=short)
+    assert alone.measured
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_everything_and_the_next_run_goes_on(number: signal.Signals) -> None:
+    task = product()
+    target = other_config(task)
+    right = steps_from(target)
+    told = Told(right)
+
+    def interrupting(config: Config) -> float | str:
+        if len(told.measured) == 6:
+            signal.raise_signal(number)
+        return right(config)
+
+    told.seconds = interrupting
+    choices, progress = tuned(told, task)
+    assert progress.ended == "interrupted"
+    kept = {record.config for record in Database.open().records()}
+    assert len(kept) == 4 and kept < set(told.measured)  # the round that was interrupted is lost
+    best = min(kept, key=lambda config: right(config))  # type: ignore[arg-type,return-value]
+    assert choices[task.key].config == best
+    after = Told(right)
+    choices, progress = tuned(after, task)
+    assert choices[task.key].config == target and progress.ended != "interrupted"
+    assert not set(after.measured) & kept
+
+
+def test_the_same_records_and_seed_give_the_same_plan(tmp_path: Path) -> None:
+    tasks = (product(), softmax())
+    seconds: Seconds = lambda config: 1e-3 + hash(str(config)) % 97 * 1e-5  # noqa: E731
+    tuned(Told(seconds), *tasks, tuning=Tuning("quick", 0.5))
+    shutil.copy(tmp_path / "tuning.sqlite", tmp_path / "copy.sqlite")
+    found = []
+    for path in (tmp_path / "tuning.sqlite", tmp_path / "copy.sqlite"):
+        told = Told(seconds)
+        choices, _ = tuned(told, *tasks, tuning=Tuning("full", 60.0, seed=3, db=path))
+        found.append(([choice.config for choice in choices.values()], told.measured))
+    assert found[0] == found[1]
+
+
+# -- what gets the budget ---------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_is_fast_enough_is_left_alone() -> None:
+    one, two = product(), product(16)
+    goals = (Goal({one.key: 3}, latency=1.0), Goal({two.key: 1}))
+    told = Told(lambda config: 1e-3)
+    _, progress = tuned(told, one, two, objective=Objective(goals))
+    assert progress.tasks[one.key].trials == 0 and progress.tasks[two.key].trials > 0
+    met = Objective((Goal({one.key: 3}, latency=1.0), Goal({two.key: 1}, latency=1.0)))
+    _, progress = tuned(Told(unasked), one, two, tuning=Tuning("full"), objective=met)
+    assert progress.ended in ("met", "known")
+
+
+def test_the_budget_is_honoured() -> None:
+    told = Told(lambda config: (time.sleep(0.1), 1e-3 + hash(str(config)) % 97 * 1e-5)[1])
+    begin = time.monotonic()
+    _, progress = tuned(told, product(), softmax(), tuning=Tuning("full", 1.5))
+    assert time.monotonic() - begin < 1.5 + 2.0
+    assert progress.ended == "budget" and progress.trials
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_costs_only_the_keeping(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = product(), product(16)
+    tuned(Told(lambda config: 1e-3), first)
+    before = Database.open().records()
+
+    def full(*_: object) -> int:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    target = other_config(second)
+    with monkeypatch.context() as patch, pytest.warns(DatabaseWarning, match="disk is full.*kept in memory"):
+        patch.setattr(Database, "_insert", full)
+        choices, _ = tuned(Told(steps_from(target)), second)
+    assert choices[second.key].config == target
+    assert Database.open().records() == before
+
+
+def test_a_database_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    task = product()
+    target = other_config(task)
+    with pytest.warns(DatabaseWarning, match="cannot write to the tuning database"):
+        choices, _ = tuned(Told(steps_from(target)), task, tuning=Tuning(db=tmp_path / "file" / "x.sqlite"))
+    assert choices[task.key].config == target
+
+
+def test_a_database_of_a_newer_version(tmp_path: Path) -> None:
+    tuned(Told(lambda config: 1e-3), product())
+    path = tmp_path / "tuning.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    content = path.read_bytes()
+    with pytest.raises(DatabaseVersionError, match="99"):
+        tuned(Told(unasked), product())
+    assert path.read_bytes() == content
+
+
+class Choiceless:
+    """A template whose knob has nothing to choose from."""
+
+    name = "choiceless"
+
+    def apply(self, work: Work) -> Choiceless:
+        return self
+
+    @property
+    def space(self) -> Space:
+        return Space(self.name, (Knob("rows", ()),), lambda values: True)
+
+
+def test_a_knob_without_a_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates_room, "TEMPLATES", (Choiceless(),))
+    with pytest.raises(SpaceError, match="knob 'rows' of 'choiceless' has nothing to choose from"):
+        tuned(Told(unasked), softmax())
+
+
+# -- on this machine --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(96, 80), nn.ReLU(), nn.Linear(80, 48)).eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def x() -> torch.Tensor:
+    return torch.randn(24, 96, generator=torch.Generator().manual_seed(1))
+
+
+def test_a_model_is_tuned_locked_and_built_again(
+    model: nn.Module, x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress, lock = Progress(), tmp_path / "model.lock"
+    first = tilewright.compile(
+        model, (x,), effort="quick", budget="6s", threads=1, lock=lock, trace=Trace(listener=progress)
+    )
+    assert progress.trials and torch.allclose(first(x), model(x), atol=1e-5)
+
+    monkeypatch.setattr(Runner, "measure", None)
+    monkeypatch.setattr(Runner, "race", None)
+    again = tilewright.compile(model, (x,), effort="quick", budget="6s", threads=1)
+    locked = tilewright.compile(model, (x,), effort="full", threads=1, lock=lock)
+    for other in (again, locked):
+        assert other.plan.kernels == first.plan.kernels
+        assert torch.equal(other(x), first(x))
+    with pytest.raises(LockError, match="does not fit this build"):
+        tilewright.compile(model, (x[:5],), lock=lock)
+
+
+def test_several_models_share_their_tasks(
+    model: nn.Module, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Runner, "measure", None)  # fast enough as they are: nothing is measured
+    progress = Progress()
+    two = tilewright.compile_all(
+        [(model, (x,)), (model[0], (x,)), (model, (x,))],
+        latency=["1s", "1s", "1s"],
+        trace=Trace(listener=progress),
+    )
+    assert [compiled(x).shape[1] for compiled in two] == [48, 80, 48]
+    assert sorted(task.calls for task in progress.tasks.values()) == [1, 2, 2]
+    with pytest.raises(OptionError, match="1 latencies for 2 models"):
+        tilewright.compile_all([(model, (x,))] * 2, latency=[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"budget": 5}, "needs no budget"),
+        ({"effort": "quick", "budget": 0}, "above 0"),
+        ({"effort": "quick", "budget": -3}, "above 0"),
+        ({"effort": "quick", "budget": float("nan")}, "above 0"),
+        ({"effort": "quick", "budget": "a while"}, "above 0"),
+        ({"effort": "some"}, "'none', 'quick', 'full'"),
+        ({"effort": "quick", "target": replace(host(), cores=host().cores + 1)}, "this machine"),
+        ({"lock": "x", "dynamic": True}, "one kind of call"),
+    ],
+)
+def test_mistakes_are_named(model: nn.Module, x: torch.Tensor, options: dict[str, object], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        tilewright.compile(model, (x,), **options)  # type: ignore[call-overload]

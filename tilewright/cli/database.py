@@ -1,0 +1,219 @@
+"""`tilewright db`: the database of tuning records."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from tilewright import knobs
+from tilewright.cli.output import console, print_json, print_table
+from tilewright.db.database import Database
+from tilewright.db.exchange import Imported, export_lines, import_file
+from tilewright.db.explain import explain as explain_key
+from tilewright.db.maintain import collect
+from tilewright.db.maintain import verify as verify_database
+from tilewright.db.record import Key, Record, description
+from tilewright.db.versions import toolchain
+from tilewright.errors import DatabaseFileError
+from tilewright.hw import host
+from tilewright.measure.calibration import machine_key
+from tilewright.runtime.plan import Plan
+
+app = typer.Typer(
+    help="The tuning database: list, export, import, merge, explain, verify, gc.", no_args_is_help=True
+)
+
+JSON = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
+DATABASE = Annotated[
+    Path | None, typer.Option("--db", help="the database; default: tuning.sqlite in the cache folder")
+]
+
+
+@app.command()
+def ls(db: DATABASE = None, json: JSON = False) -> None:
+    """List what is known, one line for each task on each machine."""
+    with Database.open(db) as database:
+        found: dict[Key, list[Record]] = {}
+        for record in database.records():
+            found.setdefault(record.key, []).append(record)
+        decisions = {key: database.decision(key) for key in found}
+        path = database.path
+    rows: list[dict[str, Any]] = []
+    for key, records in found.items():
+        decision = decisions[key]
+        rows.append(
+            {
+                **msgspec.to_builtins(key),
+                "label": records[-1].label,
+                "cpu": str(records[-1].machine.get("cpu", "")),
+                "records": len(records),
+                "failures": sum(bool(record.failure) for record in records),
+                "best_seconds": min((r.seconds for r in records if r.seconds is not None), default=None),
+                "decided": None if decision is None else str(decision.config),
+                "last": max(record.when for record in records),
+            }
+        )
+    if json:
+        print_json(rows)
+        return
+    print_table(
+        f"{path}: {sum(row['records'] for row in rows)} records of {len(rows)} tasks",
+        ("task", "key", "machine", "threads", "records", "failed", "best us", "last", "decided"),
+        [
+            (
+                row["label"],
+                row["task"][:8],
+                f"{row['cpu']} {row['machine'][:6]}",
+                str(row["threads"]),
+                str(row["records"]),
+                str(row["failures"]),
+                "-" if row["best_seconds"] is None else f"{row['best_seconds'] * 1e6:.1f}",
+                time.strftime("%Y-%m-%d", time.localtime(row["last"])),
+                row["decided"] or "-",
+            )
+            for row in rows
+        ],
+    )
+
+
+@app.command()
+def export(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="a file; default: standard output")
+    ] = None,
+    task: Annotated[str, typer.Option(help="only tasks whose key begins with this")] = "",
+    db: DATABASE = None,
+) -> None:
+    """Write the records as lines of JSON."""
+    with Database.open(db) as database:
+        lines = list(export_lines(database, task))
+    if output is None:
+        sys.stdout.buffer.write(b"".join(lines))
+        return
+    try:
+        output.write_bytes(b"".join(lines))
+    except OSError as error:
+        raise DatabaseFileError(
+            f"cannot write {output}: {error.strerror}", remedy="name a file that you can write"
+        ) from None
+    console.print(f"{len(lines)} lines in {output}")
+
+
+@app.command("import")
+def import_(
+    files: Annotated[list[Path], typer.Argument(help="what `tilewright db export` wrote")],
+    db: DATABASE = None,
+    json: JSON = False,
+) -> None:
+    """Take in records that were exported; those that are known already are not taken twice."""
+    _take_in(files, db, json)
+
+
+@app.command()
+def merge(
+    files: Annotated[list[Path], typer.Argument(help="other databases, also damaged ones")],
+    db: DATABASE = None,
+    json: JSON = False,
+) -> None:
+    """Take in the records of other databases."""
+    _take_in(files, db, json)
+
+
+def _take_in(files: list[Path], db: Path | None, json: bool) -> None:
+    found: dict[str, Imported] = {}
+    with Database.open(db) as database:
+        for file in files:
+            found[str(file)] = import_file(database, file)
+    if json:
+        print_json({name: one._asdict() for name, one in found.items()})
+        return
+    for name, one in found.items():
+        console.print(
+            f"{name}: {one.added} rows added, {one.known} known already, {len(one.damaged)} damaged"
+        )
+        for damage in one.damaged[:10]:
+            console.print(f"  {damage}", markup=False)
+
+
+@app.command()
+def explain(
+    model: Annotated[str, typer.Argument(help="a .tw artifact, or any model that `compile` takes")],
+    threads: Annotated[int | None, typer.Option(help="threads of a call")] = None,
+    numerics: Annotated[str | None, typer.Option(help="fast, or strict")] = None,
+    batch: Annotated[int, typer.Option(help="batch size of a zoo model")] = 1,
+    small: Annotated[bool, typer.Option("--small", help="the zoo model's small version")] = False,
+    db: DATABASE = None,
+    json: JSON = False,
+) -> None:
+    """Say for each task of a model what the database knows of it, or how the nearest records differ."""
+    plans = _plans(model, threads, numerics, batch, small)
+    machine = host()
+    count = threads or knobs.get("threads")
+    with Database.open(db) as database:
+        found = []
+        for plan in plans:
+            for task, info in plan.tasks.items():
+                key = Key(task, machine_key(machine), toolchain(), plan.numerics, count)
+                found.append(explain_key(database, key, info.label, info.text, description(machine)))
+    if json:
+        print_json(msgspec.to_builtins(found))
+        return
+    for one in found:
+        console.print(str(one), markup=False, soft_wrap=True)
+
+
+def _plans(model: str, threads: int | None, numerics: str | None, batch: int, small: bool) -> list[Plan]:
+    import tilewright
+    from tilewright.cli.models import is_artifact, load_source
+
+    if is_artifact(model):
+        loaded = tilewright.load(model)
+        variants = (loaded,) if isinstance(loaded, tilewright.CompiledModel) else loaded.variants
+        return [variant.plan for variant in variants]
+    source = load_source(model, batch=batch, small=small)
+    inputs: Any = source.inputs or source.kwargs or None
+    return [tilewright.compile(source.model, inputs, numerics=numerics, threads=threads).plan]
+
+
+@app.command()
+def verify(db: DATABASE = None, json: JSON = False) -> None:
+    """Check every row and the file; exit code 1 where something is damaged."""
+    with Database.open(db) as database:
+        found = verify_database(database)
+    if json:
+        print_json({**found._asdict(), "ok": found.ok})
+    else:
+        console.print(", ".join(f"{count} {kind}" for kind, count in found.rows.items()) + " sound")
+        for line in (*found.damaged, *found.structure):
+            console.print(f"damaged: {line}", markup=False)
+        for path in found.set_aside:
+            console.print(f"set aside earlier: {path}", markup=False, soft_wrap=True)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def gc(
+    older_than: Annotated[
+        float | None, typer.Option("--older-than", metavar="DAYS", help="also records of this age")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
+    db: DATABASE = None,
+    json: JSON = False,
+) -> None:
+    """Remove damaged rows and decisions that a later one replaced, and make the file smaller."""
+    with Database.open(db) as database:
+        found = collect(database, older_than_days=older_than, dry_run=dry_run)
+    if json:
+        print_json(found._asdict())
+        return
+    console.print(
+        f"{'would go' if dry_run else 'removed'}: {found.damaged} damaged, {found.old} old, "
+        f"{found.superseded} decisions that were replaced, {found.facts} facts without records; "
+        f"{found.bytes / 2**20:.1f} MiB"
+    )

@@ -1,0 +1,1 @@
+"""Programs for GPUs -> CUDA C++ -> machine code."""

@@ -1,0 +1,365 @@
+"""Program -> CUDA C++.
+
+An iteration of the parallel loop is a block, one of a thread loop a thread; register buffers are arrays that the
+compiler keeps in registers, since unrolled loops are marked so; scratch memory is shared memory, with a barrier before
+each thread loop that touches it. A vector loop accesses memory in packs where a vector begins at a multiple of its
+length, and computes lane by lane.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import resources
+
+from tilewright import te
+from tilewright.codegen.cuda import scalars
+from tilewright.dtypes import DType
+from tilewright.errors import CodegenError
+from tilewright.loops.ir import (
+    Across,
+    Block,
+    Buffer,
+    Combine,
+    For,
+    If,
+    Kind,
+    Prefetch,
+    Program,
+    Scope,
+    Stmt,
+    Store,
+    Transpose,
+    local_buffers,
+    thread_count,
+    walk_stmts,
+)
+from tilewright.te.index import bounds, coefficient, linear
+
+_INT_MAX = 2**31 - 1
+_SHARED_ALIGNMENT = 128
+
+
+@lru_cache(maxsize=1)
+def prelude() -> str:
+    return resources.files("tilewright.codegen.cuda").joinpath("prelude.cuh").read_text()
+
+
+def emit_program(program: Program, symbol: str) -> str:
+    """The whole text of a kernel called `symbol`: the program's parameters are its own."""
+    return prelude() + "\n" + _Emitter(program, symbol).text()
+
+
+def shared_bytes(program: Program) -> int:
+    """Dynamic shared memory that a launch must give."""
+    return sum(_padded(buffer) for buffer in _scratch(program))
+
+
+def _scratch(program: Program) -> list[Buffer]:
+    return [buffer for buffer in local_buffers(program) if buffer.scope is Scope.SCRATCH]
+
+
+def _padded(buffer: Buffer) -> int:
+    size = buffer.size * buffer.dtype.bytes
+    return -(-size // _SHARED_ALIGNMENT) * _SHARED_ALIGNMENT
+
+
+class _Emitter:
+    def __init__(self, program: Program, symbol: str) -> None:
+        self.program, self.symbol = program, symbol
+        self.lines: list[str] = []
+        self.depth = 1
+        self.names: dict[te.Expr, str] = {}  # expressions that have a variable of their own
+        self.packs: dict[te.Load, str] = {}  # loads of the vector loop that were made for all lanes at once
+        self.count = 0
+        self.index = "int" if self._indices_are_short() else "long long"
+        self.synchronised = (
+            True  # nothing was written to shared memory, or read from it, since the last barrier
+        )
+
+    def text(self) -> str:
+        *inputs, output = self.program.params
+        pointers = [f"const {scalars.c_type(b.dtype)}* __restrict__ {b.name}" for b in inputs]
+        pointers.append(f"{scalars.c_type(output.dtype)}* __restrict__ {output.name}")
+        threads = thread_count(self.program)
+        head = f'extern "C" __global__ void __launch_bounds__({threads}) {self.symbol}({", ".join(pointers)})'
+        self.declarations()
+        self.statement(self.program.body)
+        return "\n".join([head + " {", *self.lines, "}"]) + "\n"
+
+    def declarations(self) -> None:
+        scratch = _scratch(self.program)
+        if scratch:
+            self.line(f"extern __shared__ __align__({_SHARED_ALIGNMENT}) unsigned char shared[];")
+        offset = 0
+        for buffer in scratch:
+            kind = scalars.c_type(buffer.dtype)
+            self.line(f"{kind}* const {buffer.name} = reinterpret_cast<{kind}*>(shared + {offset});")
+            offset += _padded(buffer)
+        for buffer in local_buffers(self.program):
+            if buffer.scope is Scope.REGISTER:
+                self.line(f"{scalars.c_type(buffer.dtype)} {buffer.name}[{buffer.size}];")
+
+    def _indices_are_short(self) -> bool:
+        if any(buffer.size > _INT_MAX for buffer in self.program.params):
+            return False
+        return all(_fits(expr) for expr in _index_expressions(self.program.body))
+
+    # -- lines --------------------------------------------------------------------------------------------------------
+
+    def line(self, text: str) -> None:
+        self.lines.append("  " * self.depth + text)
+
+    @contextmanager
+    def braces(self, head: str) -> Iterator[None]:
+        """A block of its own: names given inside are forgotten afterwards."""
+        self.line(f"{head} {{".lstrip())
+        self.depth += 1
+        names = dict(self.names)
+        yield
+        self.names = names
+        self.depth -= 1
+        self.line("}")
+
+    # -- statements ---------------------------------------------------------------------------------------------------
+
+    def statement(self, stmt: Stmt) -> None:
+        if isinstance(stmt, Block):
+            for child in stmt.stmts:
+                self.statement(child)
+        elif isinstance(stmt, For):
+            self.loop(stmt)
+        elif isinstance(stmt, If):
+            names = dict(self.names)
+            condition = self.value(stmt.cond)
+            self.names = names
+            with self.braces(f"if ({condition})"):
+                self.statement(stmt.then)
+            if stmt.other is not None:
+                with self.braces("else"):
+                    self.statement(stmt.other)
+        elif isinstance(stmt, Combine):
+            place = f"{stmt.buffer.name}[{stmt.offset}]"
+            self.line(f"{place} = combined<{stmt.group}, {stmt.kind.capitalize()}>({place});")
+        elif isinstance(stmt, Prefetch | Transpose):
+            raise CodegenError(f"{self.program.name}: {type(stmt).__name__} is for processors")
+        else:
+            self.store(stmt)
+
+    def loop(self, loop: For) -> None:
+        name, extent = loop.var.name, loop.var.extent
+        if loop.kind is Kind.PARALLEL:
+            self.line(f"const {self.index} {name} = blockIdx.x;")
+            self.statement(loop.body)
+        elif loop.kind is Kind.THREAD:
+            self.thread_loop(loop)
+        elif loop.kind is Kind.VECTOR:
+            self.vector_loop(loop)
+        else:
+            if loop.kind is Kind.UNROLL:
+                self.lines.append("#pragma unroll")
+            elif not _touches_shared(loop.body):
+                self.lines.append("#pragma unroll 4")
+            if _touches_shared(loop.body):
+                self.synchronised = False  # the end of an iteration meets the beginning of the next
+            with self.braces(f"for ({self.index} {name} = 0; {name} < {extent}; ++{name})"):
+                self.statement(loop.body)
+
+    def thread_loop(self, loop: For) -> None:
+        touches = _touches_shared(loop.body)
+        if touches and not self.synchronised:
+            self.line("__syncthreads();")
+        with self.braces(""):
+            self.line(f"const int {loop.var.name} = threadIdx.x;")
+            self.statement(loop.body)
+        if touches:
+            self.synchronised = False
+
+    def vector_loop(self, loop: For) -> None:
+        lane = loop.var
+        stores = loop.body.stmts if isinstance(loop.body, Block) else (loop.body,)
+        for stmt in stores:
+            assert isinstance(stmt, Store)
+            with self.braces(""):
+                self.vector_store(stmt, lane)
+
+    def vector_store(self, stmt: Store, lane: te.Var) -> None:
+        lanes = lane.extent
+        for load in dict.fromkeys(_unguarded(stmt.value)):
+            if isinstance(load.source, Buffer) and _is_pack(load.source, load.indices[0], lane):
+                kind = f"Pack<{scalars.c_type(load.dtype)}, {lanes}>"
+                name = self.fresh()
+                first = self.value(te.substitute(load.indices[0], {lane: te.as_index(0)}))
+                source = f"{load.source.name} + {first}"
+                self.line(f"const {kind} {name} = *reinterpret_cast<const {kind}*>({source});")
+                self.packs[load] = f"{name}.at[{lane.name}]"
+        packed = _is_pack(stmt.buffer, stmt.index, lane)
+        result = self.fresh()
+        if packed:
+            self.line(f"Pack<{scalars.c_type(stmt.buffer.dtype)}, {lanes}> {result};")
+        self.lines.append("#pragma unroll")
+        with self.braces(f"for (int {lane.name} = 0; {lane.name} < {lanes}; ++{lane.name})"):
+            if packed:
+                self.line(f"{result}.at[{lane.name}] = {self.value(stmt.value)};")
+            else:
+                self.store(stmt)
+        if packed:
+            first = self.value(te.substitute(stmt.index, {lane: te.as_index(0)}))
+            kind = f"Pack<{scalars.c_type(stmt.buffer.dtype)}, {lanes}>"
+            self.line(f"*reinterpret_cast<{kind}*>({stmt.buffer.name} + {first}) = {result};")
+        self.packs = {}
+
+    def store(self, stmt: Store) -> None:
+        names = dict(self.names)
+        value = self.value(stmt.value)
+        self.line(f"{stmt.buffer.name}[{self.value(stmt.index)}] = {value};")
+        self.names = names  # what was read may have another value from now on
+
+    # -- expressions --------------------------------------------------------------------------------------------------
+
+    def fresh(self) -> str:
+        self.count += 1
+        return f"x_{self.count}"
+
+    def value(self, expr: te.Expr) -> str:
+        """C++ text for the value. What occurs twice gets a variable; a choice that reads memory becomes a branch."""
+        for node in _repeated(expr):
+            if node not in self.names:
+                text = self.inline(node)
+                self.names[node] = name = self.fresh()
+                self.line(f"const {self.type_of(node)} {name} = {text};")
+        return self.inline(expr)
+
+    def type_of(self, expr: te.Expr) -> str:
+        if _is_index(expr):
+            return self.index
+        return scalars.c_type(expr.dtype)
+
+    def inline(self, expr: te.Expr) -> str:
+        if expr in self.names:
+            return self.names[expr]
+        if isinstance(expr, te.Const):
+            return str(int(expr.value)) if _is_index(expr) and self.index == "int" else scalars.constant(expr)
+        if isinstance(expr, te.Var):
+            return expr.name if expr.extent > 1 else "0"
+        if isinstance(expr, te.Load):
+            if expr in self.packs:
+                return self.packs[expr]
+            return f"{expr.source.name}[{self.inline(expr.indices[0])}]"
+        if isinstance(expr, te.Cast):
+            if _is_index(expr.value):
+                return scalars.conversion(f"i64({self.inline(expr.value)})", DType.I64, expr.dtype)
+            return scalars.conversion(self.inline(expr.value), expr.value.dtype, expr.dtype)
+        if isinstance(expr, te.Select):
+            return self.choice(expr)
+        if isinstance(expr, Across):
+            raise CodegenError(f"{self.program.name}: lanes of a GPU's thread are not combined")
+        assert isinstance(expr, te.Call)
+        return self.call(expr)
+
+    def choice(self, expr: te.Select) -> str:
+        condition = self.inline(expr.cond)
+        if not (te.loads(expr.then) or te.loads(expr.other)):
+            return f"({condition} ? {self.inline(expr.then)} : {self.inline(expr.other)})"
+        name = self.fresh()
+        self.line(f"{self.type_of(expr)} {name};")
+        with self.braces(f"if ({condition})"):
+            self.line(f"{name} = {self.value(expr.then)};")
+        with self.braces("else"):
+            self.line(f"{name} = {self.value(expr.other)};")
+        self.names[expr] = name
+        return name
+
+    def call(self, expr: te.Call) -> str:
+        dtype = expr.args[0].dtype
+        args = [self.inline(arg) for arg in expr.args]
+        if not all(_is_index(arg) for arg in expr.args):
+            return scalars.call(expr.op, dtype, args)
+        if expr.op in ("add", "sub", "mul"):
+            symbol = {"add": "+", "sub": "-", "mul": "*"}[expr.op]
+            return f"({args[0]} {symbol} {args[1]})"
+        if expr.op in ("floordiv", "mod") and _is_plain_division(expr):
+            return f"({args[0]} {'/' if expr.op == 'floordiv' else '%'} {args[1]})"
+        if expr.op in ("min", "max"):
+            return f"{'minimum' if expr.op == 'min' else 'maximum'}<{self.index}>({args[0]}, {args[1]})"
+        if expr.op in ("floordiv", "mod"):
+            name = "floor_div" if expr.op == "floordiv" else "floor_mod"
+            return f"{name}<{self.index}>({args[0]}, {args[1]})"
+        return scalars.call(expr.op, dtype, args)
+
+
+def _unguarded(expr: te.Expr) -> list[te.Load]:
+    if isinstance(expr, te.Select):
+        return _unguarded(expr.cond)
+    below = [load for child in te.children(expr) for load in _unguarded(child)]
+    return [expr, *below] if isinstance(expr, te.Load) else below
+
+
+def _is_pack(buffer: Buffer, index: te.Expr, lane: te.Var) -> bool:
+    """Whether the lanes are neighbours in memory, in whole packs."""
+    lanes = lane.extent
+    if buffer.scope is Scope.REGISTER or coefficient(index, lane) != 1:
+        return False
+    if lanes * buffer.dtype.bytes > 16 or te.loads(index):
+        return False
+    form = linear(index)
+    return form.constant % lanes == 0 and all(
+        c % lanes == 0 for atom, c in form.terms.items() if atom != lane
+    )
+
+
+def _is_index(expr: te.Expr) -> bool:
+    """Whether it is computed from loop variables alone, and so fits the type of indices."""
+    return expr.dtype is DType.I64 and not te.loads(expr)
+
+
+def _is_plain_division(expr: te.Call) -> bool:
+    dividend, divisor = expr.args
+    low, _ = bounds(dividend)
+    return low is not None and low >= 0 and isinstance(divisor, te.Const) and int(divisor.value) > 0
+
+
+def _fits(expr: te.Expr) -> bool:
+    low, high = bounds(expr)
+    return low is not None and high is not None and low >= -_INT_MAX and high <= _INT_MAX
+
+
+def _index_expressions(stmt: Stmt) -> Iterator[te.Expr]:
+    for each in walk_stmts(stmt):
+        exprs: tuple[te.Expr, ...] = ()
+        if isinstance(each, Store):
+            exprs = (each.index, each.value)
+        elif isinstance(each, If):
+            exprs = (each.cond,)
+        for expr in exprs:
+            yield from (node for node in te.walk(expr) if _is_index(node))
+
+
+def _touches_shared(stmt: Stmt) -> bool:
+    for each in walk_stmts(stmt):
+        if isinstance(each, Store):
+            loads = [*te.loads(each.value), *te.loads(each.index)]
+            sources = [each.buffer, *(load.source for load in loads)]
+            if any(isinstance(s, Buffer) and s.scope is Scope.SCRATCH for s in sources):
+                return True
+        if isinstance(each, Combine):
+            return True
+    return False
+
+
+def _repeated(expr: te.Expr) -> list[te.Expr]:
+    """Sub-expressions that occur more than once outside the arms of choices, inner ones first; no trivial ones."""
+    counts: Counter[te.Expr] = Counter()
+
+    def visit(node: te.Expr) -> None:
+        counts[node] += 1
+        if counts[node] > 1:
+            return
+        for child in (node.cond,) if isinstance(node, te.Select) else te.children(node):
+            visit(child)
+
+    visit(expr)
+    found = [n for n, c in counts.items() if c > 1 and not isinstance(n, te.Const | te.Var)]
+    return list(reversed(found))

@@ -1,0 +1,236 @@
+"""Program -> its innermost statements, and which memory each touches inside each loop around it.
+
+What counts work and what learns from programs both begin here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tilewright import te
+from tilewright.loops.ir import (
+    Block,
+    Buffer,
+    Combine,
+    For,
+    If,
+    Kind,
+    Prefetch,
+    Program,
+    Scope,
+    Stmt,
+    Store,
+    Transpose,
+)
+
+LINE = 64  # bytes
+
+Innermost = Store | Prefetch | Transpose | Combine
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """A loop of a program: itself only."""
+
+    var: te.Var
+    kind: Kind
+
+    @property
+    def runs(self) -> bool:
+        """Whether one iteration comes after another, and is not written out or in a lane."""
+        return self.kind is Kind.SERIAL or self.kind is Kind.PARALLEL
+
+
+@dataclass(eq=False)
+class Access:
+    """Reads and writes of one buffer by one statement. `moves`: by which step each loop moves the place, and how many
+    places that gives."""
+
+    buffer: Buffer
+    moves: dict[te.Var, tuple[float, float]]
+    count: int = 1
+    reads: bool = False
+    writes: bool = False
+    # Bytes that differ, and those of their cache lines, inside each loop, the innermost first.
+    unique: list[float] = field(default_factory=list)
+    lines: list[float] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Statement:
+    """`path`: the loops around it, the outermost first."""
+
+    stmt: Innermost
+    path: tuple[Loop, ...]
+    executions: float
+    loads: list[te.Load]
+    accesses: list[Access]
+
+    @property
+    def target(self) -> Buffer | None:
+        return None if isinstance(self.stmt, Prefetch) else self.stmt.buffer
+
+    @property
+    def accumulates(self) -> bool:
+        return any(load.source == self.target for load in self.loads)
+
+
+def statements_of(program: Program) -> list[Statement]:
+    """In the order in which they stand. Of two branches each runs in half of the cases."""
+    return list(_statements(program.body, (), 1.0))
+
+
+def _statements(stmt: Stmt, path: tuple[Loop, ...], executions: float) -> Iterator[Statement]:
+    if isinstance(stmt, For):
+        loop = Loop(stmt.var, stmt.kind)
+        yield from _statements(stmt.body, (*path, loop), executions * stmt.var.extent)
+    elif isinstance(stmt, Block):
+        for child in stmt.stmts:
+            yield from _statements(child, path, executions)
+    elif isinstance(stmt, If):
+        branches = [stmt.then] if stmt.other is None else [stmt.then, stmt.other]
+        for branch in branches:
+            yield from _statements(branch, path, executions / len(branches))
+    else:
+        yield _statement(stmt, path, executions)
+
+
+def _statement(stmt: Innermost, path: tuple[Loop, ...], executions: float) -> Statement:
+    accesses: dict[Buffer, Access] = {}
+    loads: list[te.Load] = []
+    if isinstance(stmt, Prefetch):
+        _add(accesses, stmt.buffer, stmt.index, write=False)
+    elif isinstance(stmt, Store):
+        _find_loads(stmt.value, loads)
+        for load in loads:
+            _add(accesses, load.source, load.indices[0], write=False)
+        _add(accesses, stmt.buffer, stmt.index, write=True)
+    inside_out = path[::-1]
+    for access in accesses.values():
+        access.unique, access.lines = _touched(access, inside_out)
+    return Statement(stmt, path, executions, loads, list(accesses.values()))
+
+
+def _find_loads(expr: te.Expr, found: list[te.Load]) -> None:
+    if isinstance(expr, te.Load):
+        found.append(expr)
+        return
+    for child in te.children(expr):
+        _find_loads(child, found)
+
+
+def _add(accesses: dict[Buffer, Access], source: te.Source, index: te.Expr, *, write: bool) -> None:
+    assert isinstance(source, Buffer)
+    if source.scope is Scope.REGISTER:
+        return
+    access = accesses.get(source.memory)
+    if access is None:
+        access = accesses[source.memory] = Access(source, moves_of(index))
+    else:
+        access.count += 1
+    access.reads, access.writes = access.reads or not write, access.writes or write
+
+
+def moves_of(index: te.Expr) -> dict[te.Var, tuple[float, float]]:
+    """(step, places) of each variable: the mean distance by which one iteration moves the index, and to how many
+    places all of them do. Exact where the index is linear."""
+    if isinstance(index, te.Var):
+        return {index: (1.0, float(index.extent))} if index.extent > 1 else {}
+    if isinstance(index, te.Const):
+        return {}
+    if isinstance(index, te.Call):
+        if index.op == "mul":
+            for factor, other in (index.args, index.args[::-1]):
+                if isinstance(factor, te.Const):
+                    by = float(factor.value)
+                    return {var: (step * by, places) for var, (step, places) in moves_of(other).items()}
+        elif index.op in ("floordiv", "mod") and isinstance(index.args[1], te.Const):
+            return _divided(index.op, moves_of(index.args[0]), float(index.args[1].value))
+    found: dict[te.Var, tuple[float, float]] = {}
+    subtracts = isinstance(index, te.Call) and index.op == "sub"
+    sums = isinstance(index, te.Call) and index.op in ("add", "sub")
+    for number, child in enumerate(te.children(index)):
+        for var, (step, places) in moves_of(child).items():
+            step = -step if subtracts and number == 1 else step
+            before = found.get(var)
+            if before is None:
+                found[var] = (step, places)
+            elif sums:
+                found[var] = (before[0] + step, max(before[1], places))
+            elif abs(step) > abs(before[0]):
+                found[var] = (step, places)
+    return found
+
+
+def _divided(
+    op: str, moves: dict[te.Var, tuple[float, float]], divisor: float
+) -> dict[te.Var, tuple[float, float]]:
+    found = {}
+    for var, (step, places) in moves.items():
+        if op == "floordiv":
+            if abs(step) < divisor:
+                places = min(places, math.floor(abs(step) * (places - 1) / divisor) + 1.0)
+            step = step / divisor
+        elif step % divisor == 0:
+            continue
+        else:
+            places = min(places, max(1.0, divisor / abs(step)))
+        if places > 1:
+            found[var] = (step, places)
+    return found
+
+
+def _touched(access: Access, inside_out: Sequence[Loop]) -> tuple[list[float], list[float]]:
+    size = access.buffer.dtype.bytes
+    whole = access.buffer.size * float(size)
+    whole_lines = LINE * math.ceil(whole / LINE)
+    places, span = 1.0, 1.0
+    run, runs = float(size), 1.0  # bytes without a gap of a line, and how many such runs
+    unique, lines = [float(size)], [float(LINE)]
+    for loop in inside_out:
+        move = access.moves.get(loop.var)
+        if move is not None:
+            step, count = abs(move[0]), move[1]
+            reach = span + step * (count - 1)
+            places = places * count if step >= span else min(places * count, reach)
+            span = reach
+            if step * size <= max(run, LINE):
+                run += step * size * (count - 1)
+            else:
+                runs *= count
+        unique.append(min(places * size, whole))
+        lines.append(min(runs * max(float(LINE), run), whole_lines))
+    return unique, lines
+
+
+def shared_loops(one: Sequence[Loop], other: Sequence[Loop]) -> int:
+    """How many of the outermost loops two statements have in common."""
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a is not b:
+            break
+        count += 1
+    return count
+
+
+def first_written(statements: Sequence[Statement]) -> dict[Buffer, tuple[Loop, ...]]:
+    """The loops around the statement that gives each buffer its first values."""
+    born: dict[Buffer, tuple[Loop, ...]] = {}
+    for statement in statements:
+        target = statement.target
+        if target is not None and target not in born and not statement.accumulates:
+            born[target] = statement.path
+    return born
+
+
+def reduced_loops(statement: Statement, born: dict[Buffer, tuple[Loop, ...]]) -> list[Loop]:
+    """The loops in which a statement adds to the same place: they run since the place was given a first value, and do
+    not move it."""
+    stmt = statement.stmt
+    if not isinstance(stmt, Store) or not statement.accumulates:
+        return []
+    common = shared_loops(statement.path, born.get(stmt.buffer, ()))
+    moved = moves_of(stmt.index)
+    return [loop for loop in statement.path[common:] if loop.var not in moved]

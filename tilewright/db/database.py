@@ -1,0 +1,308 @@
+"""The database of tuning records: append-only, shared by every process of a user.
+
+What `add` was given is on the disk when it returns. Where the file cannot be written (a read-only folder, a full disk,
+a filesystem without locks) one warning says so, and what is new is kept in memory and tried again with each further
+`add`; what can be read is read. A row that is damaged is passed over and counted. A file that SQLite cannot make sense
+of is set aside under another name, never deleted, and what is sound in it goes into a new one.
+
+On a network's filesystem SQLite's write-ahead log does not work: there the database has a rollback journal, and writers
+take turns by a lock file as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from tilewright.db.place import default_path, inode, is_network, locked
+from tilewright.db.record import Decision, Key, Record
+from tilewright.db.rows import (
+    DECISION,
+    FACTS,
+    TRIAL,
+    Damaged,
+    Facts,
+    Row,
+    decision_of,
+    facts_of,
+    key_of,
+    record_of,
+    row_of_decision,
+    rows_of_record,
+    trial_of,
+)
+from tilewright.db.salvage import salvage
+from tilewright.db.schema import connect, is_circumstance
+from tilewright.errors import DatabaseFileError, DatabaseWarning
+
+T = TypeVar("T")
+_KEY_COLUMNS = "task = ? AND machine = ? AND toolchain = ? AND numerics = ? AND threads = ?"
+# A row that is there already stays as it is, unless it is damaged.
+_INSERT = (
+    "INSERT INTO rows (kind, digest, task, machine, toolchain, numerics, threads, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT (digest) DO UPDATE SET kind = excluded.kind, task = excluded.task, machine = excluded.machine,"
+    " toolchain = excluded.toolchain, numerics = excluded.numerics, threads = excluded.threads, body = excluded.body"
+    " WHERE (kind, task, machine, toolchain, numerics, threads, body) IS NOT (excluded.kind, excluded.task,"
+    " excluded.machine, excluded.toolchain, excluded.numerics, excluded.threads, excluded.body)"
+)
+
+
+class Database:
+    """Use `Database.open`. For one thread; other processes have their own."""
+
+    def __init__(self, path: Path, network: bool) -> None:
+        self.path = path
+        self.network = network
+        self.damaged = 0  # rows that were passed over since it was opened
+        self.set_aside: list[Path] = []
+        self._pending: dict[str, Row] = {}
+        self._facts: dict[str, Facts] = {}
+        self._warned: set[str] = set()
+        self._connection: sqlite3.Connection
+        self._inode: tuple[int, int] | None = None
+        self._connect()
+
+    @classmethod
+    def open(cls, path: Path | None = None, *, network: bool | None = None) -> Database:
+        """`path` None: in the cache folder. `network`: whether it is on a network's filesystem; None: find out.
+        DatabaseVersionError for a file of a newer Tilewright, DatabaseFileError for one of another program."""
+        path = path or default_path()
+        return cls(path, is_network(path.parent) if network is None else network)
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._pending:
+            self.write(())
+        self._connection.close()
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    def add(self, records: Sequence[Record]) -> None:
+        self.write([row for record in records for row in rows_of_record(record)])
+
+    def records(self, key: Key | None = None) -> list[Record]:
+        """Of one key, or all; in the order in which they came."""
+        found = self._records(self.rows(TRIAL, key))
+        return found if key is None else [record for record in found if record.key == key]
+
+    def similar(self, key: Key, *, limit: int = 1000) -> list[Record]:
+        """Records of other keys, failures included: those of the same machine first, then the newest."""
+        where = f"kind = ? AND NOT ({_KEY_COLUMNS}) ORDER BY machine = ? DESC, id DESC LIMIT ?"
+        values = (TRIAL, *msgspec.structs.astuple(key), key.machine, limit)
+        return [r for r in self._records(self._select(where, values)) if r.key != key]
+
+    def decide(self, decision: Decision) -> None:
+        self.write([row_of_decision(decision)])
+
+    def decision(self, key: Key) -> Decision | None:
+        """The last one."""
+        return max(
+            (decision for decision in self.decisions(key) if decision.key == key),
+            key=lambda decision: decision.when,
+            default=None,
+        )
+
+    def decisions(self, key: Key | None = None) -> list[Decision]:
+        found = []
+        for row in self.rows(DECISION, key):
+            with self._passing_over():
+                found.append(decision_of(row))
+        return found
+
+    def keys(self) -> list[Key]:
+        """Of which there are records."""
+        columns = "task, machine, toolchain, numerics, threads"
+        query = f"SELECT DISTINCT {columns} FROM rows WHERE kind = ? ORDER BY id"
+        found: list[Any] = self._guarded(lambda c: c.execute(query, (TRIAL,)).fetchall(), [])
+        pending = [trial_of(row).key for row in self._pending.values() if row.kind == TRIAL]
+        return list(dict.fromkeys([*(Key(*values) for values in found), *pending]))
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def rows(self, kind: str, key: Key | None = None) -> list[Row]:
+        """As they are kept, damaged ones included."""
+        pending = [row for row in self._pending.values() if row.kind == kind]
+        if key is None:
+            return [*self._select("kind = ? ORDER BY id", (kind,)), *pending]
+        values = (kind, *msgspec.structs.astuple(key))
+        found = self._select(f"kind = ? AND {_KEY_COLUMNS} ORDER BY id", values)
+        return [*found, *(row for row in pending if key_of(row) == key)]
+
+    def write(self, rows: Iterable[Row]) -> int:
+        """Keeps what is not kept yet, and says how many that were. Raises Damaged for rows that are not sound."""
+        wanted = self._pending | {row.digest: row for row in rows}
+        values = [_columns(row) for row in wanted.values()]
+        self._pending = wanted
+        try:
+            added = self._guarded(lambda connection: self._insert(connection, values))
+        except (sqlite3.Error, OSError) as error:
+            self._cannot_write(error)
+            return 0
+        self._pending = {}
+        return added
+
+    def _insert(self, connection: sqlite3.Connection, values: list[tuple[object, ...]]) -> int:
+        with locked(self.path) if self.network else contextlib.nullcontext():
+            before = connection.total_changes
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                connection.executemany(_INSERT, values)
+                connection.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
+            return connection.total_changes - before
+
+    def run(self, action: Callable[[sqlite3.Connection], T]) -> T:
+        """For maintenance: `action` on the connection itself."""
+        return self._guarded(action)
+
+    def _select(self, where: str, values: Sequence[object]) -> list[Row]:
+        query = f"SELECT kind, digest, body FROM rows WHERE {where}"
+        found: list[Any] = self._guarded(lambda connection: connection.execute(query, values).fetchall(), [])
+        return [_row(*columns) for columns in found]
+
+    def _records(self, rows: Iterable[Row]) -> list[Record]:
+        found = []
+        for row in rows:
+            with self._passing_over():
+                found.append(record_of(trial_of(row), self._fact))
+        return found
+
+    def _fact(self, digest: str) -> Facts:
+        if digest not in self._facts:
+            rows = self._select("digest = ?", (digest,)) or [
+                row for row in self._pending.values() if row.digest == digest
+            ]
+            if not rows or rows[0].digest != digest or rows[0].kind != FACTS:
+                raise Damaged(f"the facts {digest[:12]} are missing")
+            self._facts[digest] = facts_of(rows[0])
+        return self._facts[digest]
+
+    @contextlib.contextmanager
+    def _passing_over(self) -> Iterator[None]:
+        try:
+            yield
+        except Damaged as error:
+            self.damaged += 1
+            self._warn(
+                "damaged",
+                f"a row of the tuning database {self.path} is damaged and passed over ({error}); "
+                "`tilewright db verify` names all, `tilewright db gc` removes them",
+            )
+
+    # -- the file -----------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._connection = connect(self.path, network=self.network)
+        except (sqlite3.Error, OSError) as error:
+            if isinstance(error, OSError) or is_circumstance(error):
+                self._connect_to_read(error)
+            else:
+                self._replace(error)
+            return
+        except DatabaseFileError as error:
+            raise type(error)(f"{self.path}: {error.message}") from None
+        self._inode = inode(self.path)
+
+    def _connect_to_read(self, error: Exception) -> None:
+        self._cannot_write(error)
+        for mode in ("ro", "ro&immutable=1") if self.path.exists() else ():
+            with contextlib.suppress(sqlite3.Error):
+                self._connection = connect(self.path, mode)
+                return
+        self._connection = connect(None)
+        if self.path.exists():
+            self._take(salvage(self.path))
+
+    def _guarded(self, action: Callable[[sqlite3.Connection], T], otherwise: T | None = None) -> T:
+        """The action, once more on a new connection where the file is not the one that was opened, or is damaged.
+        Where it cannot be done: `otherwise`, if there is one."""
+        for last in (False, True):
+            try:
+                return action(self._connection)
+            except sqlite3.DatabaseError as error:
+                moved = self._inode is not None and inode(self.path) != self._inode
+                if not last and (moved or not is_circumstance(error)):
+                    with contextlib.suppress(sqlite3.Error):
+                        self._connection.close()
+                    self._connect() if moved else self._replace(error)
+                elif otherwise is None:
+                    raise
+                else:
+                    self._warn("read", f"cannot read the tuning database {self.path}: {error}")
+        assert otherwise is not None
+        return otherwise
+
+    def _replace(self, error: sqlite3.Error) -> None:
+        """Sets the damaged file aside, and makes a new one of what is sound in it."""
+        damaged = self._inode or inode(self.path)
+        aside = self.path.with_name(
+            f"{self.path.name}.corrupt-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        )
+        try:
+            with locked(self.path):
+                if inode(self.path) == damaged:
+                    for suffix in ("-wal", "-shm", ""):
+                        with contextlib.suppress(FileNotFoundError):
+                            os.rename(f"{self.path}{suffix}", f"{aside}{suffix}")
+                    self.set_aside.append(aside)
+                self._connection = connect(self.path, network=self.network)
+                self._inode = inode(self.path)
+        except (OSError, sqlite3.Error) as reason:
+            self._cannot_write(reason)
+            aside = aside if aside.exists() else self.path
+            self._connection, self._inode = connect(None), None
+        if not aside.exists():
+            return  # another process was first
+        rows = salvage(aside)
+        trials = sum(row.kind == TRIAL for row in rows)
+        warnings.warn(
+            f"the tuning database {self.path} is damaged ({error}); {trials} record(s) could be read from it"
+            + (f", and it is kept as {aside.name}" if aside != self.path else ""),
+            DatabaseWarning,
+        )
+        self._take(rows)
+
+    def _take(self, rows: Sequence[Row]) -> None:
+        self._pending = {row.digest: row for row in rows} | self._pending
+        self.write(())
+
+    def _cannot_write(self, error: Exception) -> None:
+        self._warn(
+            "write",
+            f"cannot write to the tuning database {self.path}: {error}; what is found out from now on is kept in"
+            " memory, and what the database holds stays as it is",
+        )
+
+    def _warn(self, what: str, message: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            warnings.warn(message, DatabaseWarning)
+
+
+def _columns(row: Row) -> tuple[object, ...]:
+    key = key_of(row)
+    parts: tuple[object, ...] = (None,) * 5 if key is None else msgspec.structs.astuple(key)
+    return (row.kind, row.digest, *parts, bytes(row.body))
+
+
+def _row(kind: object, digest: object, body: object) -> Row:
+    """Of columns that may hold anything."""
+    return Row(str(kind), str(digest), msgspec.Raw(body if isinstance(body, bytes) else str(body).encode()))

@@ -1,0 +1,95 @@
+"""Records out of one database and into another: lines of JSON, or the database files themselves.
+
+A line is `{"kind": ..., "digest": ..., "body": {...}}`. Facts (the text of a task, a machine's description) come before
+the trials that refer to them. Rows are named by their digests, so to import twice is to import once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tilewright.db.database import Database
+from tilewright.db.rows import DECISION, FACTS, TRIAL, Damaged, Row, decision_of, facts_of, key_of, trial_of
+from tilewright.db.salvage import salvage
+from tilewright.db.schema import connect
+from tilewright.errors import DatabaseFileError
+
+_SQLITE = b"SQLite format 3\0"
+
+
+class Imported(NamedTuple):
+    added: int
+    known: int  # were there already
+    damaged: tuple[str, ...]  # what was passed over, and why
+
+
+def export_lines(database: Database, task: str = "") -> Iterator[bytes]:
+    """Sound rows as lines; `task`: only of tasks whose key begins so."""
+    facts = {row.digest: row for row in database.rows(FACTS)}
+    written: set[str] = set()
+    for row in database.rows(TRIAL):
+        with contextlib.suppress(Damaged, KeyError):
+            trial = trial_of(row)
+            needed = [facts[digest] for digest in (trial.task, trial.machine) if digest not in written]
+            if not trial.key.task.startswith(task) or any(facts_of(one) is None for one in needed):
+                continue
+            written |= {trial.task, trial.machine}
+            yield from map(_line, (*needed, row))
+    for row in database.rows(DECISION):
+        with contextlib.suppress(Damaged):
+            if decision_of(row).key.task.startswith(task):
+                yield _line(row)
+
+
+def _line(row: Row) -> bytes:
+    return msgspec.json.encode(row) + b"\n"
+
+
+def import_file(database: Database, path: Path) -> Imported:
+    """Everything sound from an export or from another database, even a damaged one."""
+    rows, damaged = _rows_in(path)
+    facts = {row.digest for row in rows if row.kind == FACTS} | {row.digest for row in database.rows(FACTS)}
+    whole = []
+    for row in rows:
+        if row.kind == TRIAL and not {(trial := trial_of(row)).task, trial.machine} <= facts:
+            damaged.append(f"trial {row.digest[:12]}: the facts that it refers to are missing")
+        else:
+            whole.append(row)
+    added = database.write(whole)
+    return Imported(added, len(whole) - added, tuple(damaged))
+
+
+def _rows_in(path: Path) -> tuple[list[Row], list[str]]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DatabaseFileError(f"cannot read {path}: {error.strerror}") from None
+    if data.startswith(_SQLITE):
+        try:
+            connect(path, "ro").close()
+        except sqlite3.Error as error:
+            return salvage(path), [f"{path.name}: {error}"]
+        return salvage(path), []
+    rows: dict[str, Row] = {}
+    damaged = []
+    decode = msgspec.json.Decoder(Row).decode
+    for number, line in enumerate(data.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = decode(line)
+            row = Row(row.kind, row.digest, msgspec.Raw(bytes(row.body)))
+            key_of(row)
+        except (Damaged, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            damaged.append(f"line {number}: {error}")
+        else:
+            rows[row.digest] = row
+    if not rows and damaged:
+        raise DatabaseFileError(f"{path} has no line of an export: {damaged[0]}")
+    return list(rows.values()), damaged

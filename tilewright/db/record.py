@@ -1,0 +1,104 @@
+"""What is remembered: every trial of a config, as a Record, and the winner of every task, as a Decision.
+
+Plain data. Nothing of it is trusted: whoever uses a config that was read asks first whether it is legal today.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from tilewright.db.versions import Versions, toolchain
+from tilewright.graph.task import Task
+from tilewright.graph.text import parse_graph
+from tilewright.hw import CpuMachine
+from tilewright.measure.calibration import machine_key
+from tilewright.measure.runner import typical
+from tilewright.space.space import Config
+from tilewright.space.template import Work
+
+
+def description(machine: CpuMachine) -> dict[str, Any]:
+    """A machine as it is written down."""
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(machine))
+    return found
+
+
+class Key(msgspec.Struct, frozen=True):
+    """What must agree before a time that was measured then says something about now."""
+
+    task: str  # Task.key
+    machine: str  # fingerprint of the machine's description
+    toolchain: str
+    numerics: str
+    threads: int
+
+    @classmethod
+    def of(cls, work: Work, threads: int) -> Key:
+        return cls(work.task.key, machine_key(work.machine), toolchain(), work.numerics, threads)
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One trial of one config. `times` are the raw seconds of each run, none where it failed."""
+
+    key: Key
+    label: str  # of the task, for people
+    text: str  # of the task's graph
+    constants: tuple[int, ...]  # its inputs that are the same in every call
+    machine: dict[str, Any]  # the machine's description: what `key.machine` is the fingerprint of
+    config: Config
+    times: tuple[float, ...] = ()
+    error: float | None = None  # relative, against the oracle
+    failure: str = ""  # kind; "": it ran and was right
+    message: str = ""
+    build_seconds: float = 0.0
+    predicted: float | None = None  # seconds that the cost model expected before it was measured
+    code: str = ""  # fingerprint of the LLVM IR that ran, where it is known
+    versions: Versions = msgspec.field(default_factory=Versions.now)
+    when: float = msgspec.field(default_factory=time.time)  # seconds since 1970
+
+    @classmethod
+    def of(cls, work: Work, threads: int, config: Config, **found: Any) -> Record:
+        """A record of this moment; `found`: times, error, failure and so on."""
+        return cls(
+            key=Key.of(work, threads),
+            label=work.task.label,
+            text=work.task.text,
+            constants=tuple(sorted(work.task.constants)),
+            machine=description(work.machine),
+            config=config,
+            **found,
+        )
+
+    @property
+    def seconds(self) -> float | None:
+        """Of a call; None where it failed."""
+        return typical(self.times) if self.times and not self.failure else None
+
+    def work(self) -> Work | None:
+        """The task and the machine again; None where this version knows no such operator or machine."""
+        try:
+            machine = msgspec.convert(self.machine, CpuMachine)
+            task = Task(parse_graph(self.text, {}), frozenset(self.constants))
+        except (
+            Exception
+        ):  # text and description of another version: whatever is wrong with them, they are no use
+            return None
+        return Work(task, machine, self.key.numerics) if task.key == self.key.task else None
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """The confirmed winner of a task: what the next compilation takes without measuring."""
+
+    key: Key
+    config: Config
+    seconds: float
+    effort: str
+    budget: float  # seconds, for the whole model
+    trials: int
+    when: float = msgspec.field(default_factory=time.time)
+    default_seconds: float | None = None  # what would have run without measuring, timed beside the winner
+    code: str = ""
+    versions: Versions = msgspec.field(default_factory=Versions.now)

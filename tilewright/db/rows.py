@@ -1,0 +1,146 @@
+"""Records and decisions as they are kept: JSON, named by its digest.
+
+What is the same in many records, the text of a task and the description of a machine, is kept once and referred to by
+digest. A digest is taken of the bytes as they are, and these are carried along unchanged by export, import and merge:
+a record has the same name everywhere, whatever version of Tilewright wrote it, so the same record is never kept twice
+and a damaged one is always noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from tilewright.db.record import Decision, Key, Record
+from tilewright.db.versions import Versions
+from tilewright.space.space import Config
+
+T = TypeVar("T")
+FACTS, TRIAL, DECISION = "facts", "trial", "decision"
+KINDS = (FACTS, TRIAL, DECISION)
+
+
+class Damaged(Exception):
+    """Bytes that are not what their digest says, or not what this version can read."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One thing that is kept. `body` is JSON."""
+
+    kind: str
+    digest: str
+    body: msgspec.Raw
+
+    def checked(self) -> bytes:
+        body = bytes(self.body)
+        if self.kind not in KINDS or digest_of(self.kind, body) != self.digest:
+            raise Damaged(f"the {self.kind} {self.digest[:12]} does not have the digest that it should")
+        return body
+
+
+class TaskFacts(msgspec.Struct, frozen=True, tag="task"):
+    label: str
+    text: str
+    constants: tuple[int, ...]
+
+
+class MachineFacts(msgspec.Struct, frozen=True, tag="machine"):
+    description: dict[str, Any]
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """A Record, with digests in the place of what it shares with others."""
+
+    key: Key
+    task: str
+    machine: str
+    config: Config
+    times: tuple[float, ...]
+    error: float | None
+    failure: str
+    message: str
+    build_seconds: float
+    predicted: float | None
+    code: str
+    versions: Versions
+    when: float
+
+
+Facts = TaskFacts | MachineFacts
+Lookup = Callable[[str], Facts]  # raises Damaged
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+_trial = msgspec.json.Decoder(Trial).decode
+_decision = msgspec.json.Decoder(Decision).decode
+_facts: Callable[[bytes], Facts] = msgspec.json.Decoder(Facts).decode
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError)
+
+
+def digest_of(kind: str, body: bytes) -> str:
+    return hashlib.sha256(kind.encode() + b" " + body).hexdigest()[:32]
+
+
+def row_of(kind: str, value: msgspec.Struct) -> Row:
+    body = _encode(value)
+    return Row(kind, digest_of(kind, body), msgspec.Raw(body))
+
+
+def rows_of_record(record: Record) -> tuple[Row, Row, Row]:
+    """The facts that a record refers to, then the trial."""
+    task = row_of(FACTS, TaskFacts(record.label, record.text, record.constants))
+    machine = row_of(FACTS, MachineFacts(record.machine))
+    return task, machine, row_of(TRIAL, Trial(**_own(record), task=task.digest, machine=machine.digest))
+
+
+def row_of_decision(decision: Decision) -> Row:
+    return row_of(DECISION, decision)
+
+
+def trial_of(row: Row) -> Trial:
+    return _read(row, _trial)
+
+
+def decision_of(row: Row) -> Decision:
+    return _read(row, _decision)
+
+
+def facts_of(row: Row) -> Facts:
+    return _read(row, _facts)
+
+
+def key_of(row: Row) -> Key | None:
+    """Of a trial or a decision; Damaged where it is not sound."""
+    if row.kind == FACTS:
+        facts_of(row)
+        return None
+    return (trial_of(row) if row.kind == TRIAL else decision_of(row)).key
+
+
+def record_of(trial: Trial, lookup: Lookup) -> Record:
+    task, machine = lookup(trial.task), lookup(trial.machine)
+    if not isinstance(task, TaskFacts) or not isinstance(machine, MachineFacts):
+        raise Damaged("the trial refers to facts of another kind")
+    return Record(
+        label=task.label,
+        text=task.text,
+        constants=task.constants,
+        machine=machine.description,
+        **_own(trial),
+    )
+
+
+def _own(of: Record | Trial) -> dict[str, Any]:
+    """What a Record and a Trial have in common."""
+    shared = ("task", "machine")
+    return {name: getattr(of, name) for name in Trial.__struct_fields__ if name not in shared}
+
+
+def _read(row: Row, decode: Callable[[bytes], T]) -> T:
+    body = row.checked()
+    try:
+        return decode(body)
+    except _UNREADABLE as error:
+        raise Damaged(f"this version cannot read the {row.kind} {row.digest[:12]}: {error}") from None

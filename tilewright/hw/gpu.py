@@ -1,0 +1,146 @@
+"""NVIDIA GPUs: what schedules, templates and code generation need to know of one.
+
+The figures of a compute capability are the vendor's published limits. What differs between two cards of one
+capability (multiprocessors, cache, clock, memory) is asked of the driver.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from tilewright.errors import TargetError
+from tilewright.runtime.cuda import device
+
+WARP = 32
+
+
+@dataclass(frozen=True)
+class GpuMachine:
+    """A card; sizes are in bytes. `shared_block` is what a block may ask for, `shared_sm` what a multiprocessor has."""
+
+    name: str
+    capability: str  # as the compiler names it: "sm_90a"
+    sms: int
+    clock_mhz: int
+    l2: int
+    memory: int
+    memory_bytes_per_second: float  # by the data sheet; a calibration knows better
+    shared_block: int
+    shared_sm: int
+    registers_sm: int = 65_536
+    threads_sm: int = 2_048
+    blocks_sm: int = 32
+    async_copy: bool = True  # cp.async, from sm_80 on
+    bulk_copy: bool = False  # the tensor copy engine and its barriers, from sm_90 on
+    warpgroup_mma: bool = False  # wgmma, sm_90a alone
+    dependent_launch: bool = False  # a kernel may begin before the one before it has ended, from sm_90 on
+
+    @property
+    def threads_block(self) -> int:
+        return 1_024
+
+    @property
+    def arch(self) -> int:
+        """80, 86, 89, 90."""
+        return int("".join(filter(str.isdigit, self.capability)))
+
+    def resident_blocks(self, threads: int, registers: int, shared: int) -> int:
+        """How many blocks of so many threads, registers a thread and bytes of shared memory a multiprocessor holds."""
+        warps = -(-threads // WARP)
+        by_registers = self.registers_sm // max(1, warps * _rounded(registers * WARP, 256))
+        by_shared = self.shared_sm // _rounded(shared + _RESERVED_SHARED, 128)
+        return max(0, min(self.blocks_sm, self.threads_sm // (warps * WARP), by_registers, by_shared))
+
+    def describe(self) -> str:
+        return f"{self.name} ({self.capability}), {self.sms} multiprocessors, {self.memory >> 30} GiB"
+
+
+_RESERVED_SHARED = 1_024  # of every block, by the driver
+
+
+def _rounded(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+_KIB = 1 << 10
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+# One card of each capability that the templates know, as examples to compile for where there is no card.
+A100 = GpuMachine(
+    "NVIDIA A100 80GB",
+    "sm_80",
+    sms=108,
+    clock_mhz=1_410,
+    l2=40 * _MIB,
+    memory=80 * _GIB,
+    memory_bytes_per_second=2.04e12,
+    shared_block=163 * _KIB,
+    shared_sm=164 * _KIB,
+)
+A10 = GpuMachine(
+    "NVIDIA A10",
+    "sm_86",
+    sms=72,
+    clock_mhz=1_695,
+    l2=6 * _MIB,
+    memory=24 * _GIB,
+    memory_bytes_per_second=0.6e12,
+    shared_block=99 * _KIB,
+    shared_sm=100 * _KIB,
+    threads_sm=1_536,
+    blocks_sm=16,
+)
+L4 = replace(
+    A10,
+    name="NVIDIA L4",
+    capability="sm_89",
+    sms=58,
+    clock_mhz=2_040,
+    l2=48 * _MIB,
+    memory_bytes_per_second=0.3e12,
+    blocks_sm=24,
+)
+H200 = GpuMachine(
+    "NVIDIA H200",
+    "sm_90a",
+    sms=132,
+    clock_mhz=1_980,
+    l2=50 * _MIB,
+    memory=141 * _GIB,
+    memory_bytes_per_second=4.8e12,
+    shared_block=227 * _KIB,
+    shared_sm=228 * _KIB,
+    bulk_copy=True,
+    warpgroup_mma=True,
+    dependent_launch=True,
+)
+
+DESCRIBED = {machine.capability: machine for machine in (A100, A10, L4, H200)}
+
+
+@lru_cache(maxsize=8)
+def detect(ordinal: int = 0) -> GpuMachine:
+    """The card with that number. TargetError where kernels cannot be made for it."""
+    card = device.Device(ordinal)
+    major, minor = (card.attribute(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
+    capability = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+    known = DESCRIBED.get(capability)
+    if known is None:
+        described = ", ".join(DESCRIBED)
+        raise TargetError(f"{card.name} has the capability {capability}; there are kernels for {described}")
+    width, clock = card.attribute("GLOBAL_MEMORY_BUS_WIDTH"), card.attribute("MEMORY_CLOCK_RATE")
+    return replace(
+        known,
+        name=card.name,
+        sms=card.attribute("MULTIPROCESSOR_COUNT"),
+        clock_mhz=card.attribute("CLOCK_RATE") // 1_000,
+        l2=card.attribute("L2_CACHE_SIZE"),
+        memory=card.memory,
+        memory_bytes_per_second=2.0 * clock * 1e3 * width / 8,
+        shared_block=card.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        shared_sm=card.attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+        threads_sm=card.attribute("MAX_THREADS_PER_MULTIPROCESSOR"),
+        registers_sm=card.attribute("MAX_REGISTERS_PER_MULTIPROCESSOR"),
+    )

@@ -1,0 +1,1 @@
+"""Schedules for GPUs: formulas as blocks of threads."""

@@ -1,0 +1,27 @@
+"""The default program of any formula on a GPU: plain, sensible, chosen without measurement.
+
+- `elementwise`: no reduction; each thread computes a few vectors of the output (`elementwise.py`).
+- `transposed`: the same, read along another axis than it is written along: tiles turned in shared memory
+  (`transposed.py`).
+- `rows`: reductions along memory (softmax, norms, sums over the last axes): a group of threads for each row, which
+  stays in their registers (`rows.py`).
+- `columns`: any other reduction: a thread for each result, neighbours in memory on neighbouring threads (`columns.py`).
+"""
+
+from __future__ import annotations
+
+from tilewright.hw.gpu import GpuMachine
+from tilewright.loops.formula import Formula
+from tilewright.loops.gpu.columns import columns_program
+from tilewright.loops.gpu.elementwise import elementwise_program
+from tilewright.loops.gpu.rows import is_rowwise, rows_program
+from tilewright.loops.gpu.transposed import transposed_program
+from tilewright.loops.ir import Program
+
+
+def default_program(formula: Formula, machine: GpuMachine) -> Program:
+    if not formula.reductions:
+        return transposed_program(formula, machine) or elementwise_program(formula, machine)
+    if is_rowwise(formula):
+        return rows_program(formula, machine)
+    return columns_program(formula, machine)

@@ -1,0 +1,78 @@
+"""Formulas without a reduction: each thread computes a few vectors, neighbours in memory on neighbouring threads.
+
+for blocks b:                                     (parallel)
+  for threads t:
+    for u: n = (b * U + u) * threads + t          (unrolled)
+      if n < vectors: out[n, :] = value           (in lanes)
+"""
+
+from __future__ import annotations
+
+from tilewright import te
+from tilewright.hw.gpu import GpuMachine
+from tilewright.loops.formula import Formula
+from tilewright.loops.gpu.places import (
+    THREADS,
+    blocks_for,
+    by_stride,
+    guarded,
+    positions,
+    store_place,
+    unguarded_loads,
+    vector_lanes,
+)
+from tilewright.loops.ir import For, If, Kind, Program, Stmt, Store, nest
+from tilewright.loops.tiling import extent_of, with_values
+from tilewright.te.index import coefficient
+
+_MOST_BYTES = 64  # of the output that one thread writes: enough loads in flight
+_WAVES = 2  # of blocks, before a thread takes more than one vector
+
+
+def elementwise_program(formula: Formula, machine: GpuMachine) -> Program:
+    axes = by_stride(formula, formula.axes)
+    lanes = _lanes(formula, axes[-1]) if axes else 1
+    lane = te.Var("v", lanes)
+    units = [*axes[:-1], te.Var(axes[-1].name, axes[-1].extent // lanes)] if axes else []
+    count = extent_of(units)
+    unroll = _unroll(count, lanes * formula.output.dtype.bytes, machine)
+
+    block, thread, step = (
+        blocks_for(count, THREADS * unroll),
+        te.Var("t", THREADS),
+        te.Var("u", unroll),
+    )
+    number = (block * unroll + step) * THREADS + thread
+    places = positions(number, units)
+    position = {axis: places[unit] for axis, unit in zip(axes, units, strict=True)}
+    if axes:
+        position[axes[-1]] = places[units[-1]] * lanes + lane
+    place = store_place(formula, axes, number * lanes + lane, position)
+    store = Store(formula.output, place, te.substitute(formula.value, position))
+    body: Stmt = nest([(lane, Kind.VECTOR)], store)
+    condition = guarded(number, count, block.extent * unroll * THREADS)
+    if condition is not None:
+        body = If(condition, body)
+    threads = For(thread, Kind.THREAD, nest([(step, Kind.UNROLL)], body))
+    words = f"elementwise: {THREADS} threads of {unroll} x {lanes}"
+    program_body = with_values(nest([(block, Kind.PARALLEL)], threads), {})
+    return Program(formula.name, (*formula.inputs, formula.output), program_body, words)
+
+
+def _lanes(formula: Formula, axis: te.Var) -> int:
+    if coefficient(formula.store, axis) != 1:
+        return 1
+    loads = unguarded_loads(formula.value)
+    accesses = [(load.indices[0], load.dtype.bytes) for load in loads]
+    return vector_lanes([*accesses, (formula.store, formula.output.dtype.bytes)], axis)
+
+
+def _unroll(count: int, vector_bytes: int, machine: GpuMachine) -> int:
+    """Vectors of one thread: more than one only where there are enough to fill the card all the same."""
+    unroll = 1
+    while (
+        2 * unroll * vector_bytes <= _MOST_BYTES
+        and count // (2 * unroll) >= _WAVES * machine.sms * machine.threads_sm
+    ):
+        unroll *= 2
+    return unroll

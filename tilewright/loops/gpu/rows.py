@@ -1,0 +1,226 @@
+"""Reductions along memory: a group of threads for each row, which stays in their registers.
+
+    for blocks b:                                     (parallel)
+      for threads t: row, g = the group's row, the place in the group
+        kept[s, :] = x[row, (s * G + g) * lanes ...]  (s unrolled, in lanes)
+        acc = combine of kept
+      combine acc over the group                      (shuffles, and shared memory beyond a warp)
+      ... the next reduction, on what is kept already
+      for threads t: out[row, (s * G + g) * lanes ...] = value
+
+What one pass has loaded the next ones find in registers. Rows too long for that are walked in pieces, and read again in
+each pass. The last block's rows are moved back to the last ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tilewright import te
+from tilewright.hw.gpu import GpuMachine
+from tilewright.loops.formula import Formula, Reduction
+from tilewright.loops.gpu.places import THREADS, positions, unguarded_loads, vector_lanes
+from tilewright.loops.ir import Buffer, Combine, For, If, Kind, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.rowwise import contiguous_last
+from tilewright.loops.tiling import (
+    columns_of,
+    extent_of,
+    load_offsets,
+    updated,
+    with_results,
+    with_values,
+)
+from tilewright.te.index import coefficient, simplify
+
+_KEPT_ELEMENTS = 64  # of a row, in the registers of one thread
+_PIECE_VECTORS = 4  # of a longer row, between two loads
+_VECTORS = 4  # of a row that a thread should have before the row gets more threads
+_FEWEST = 32  # elements of a row that are worth a group of threads
+
+
+def is_rowwise(formula: Formula) -> bool:
+    """Whether each reduction runs along memory, and is long enough to share."""
+    return all(
+        reduction.length >= _FEWEST
+        and any(coefficient(offset, reduction.axes[-1]) == 1 for offset in load_offsets(reduction.body))
+        for reduction in contiguous_last(formula).reductions
+    ) and not any(_reads_along(formula, axis) for axis in formula.rows)
+
+
+def _reads_along(formula: Formula, axis: te.Var) -> bool:
+    """Whether some reduction reads neighbours along an axis of the output, as the operand of a matrix product does."""
+    return any(
+        coefficient(offset, axis) == 1
+        for reduction in formula.reductions
+        for offset in load_offsets(reduction.body)
+    )
+
+
+def rows_program(formula: Formula, machine: GpuMachine) -> Program:
+    return _Rows(contiguous_last(formula), machine).program()
+
+
+# What is done with an element: its value, and where the output has it.
+_Visit = Callable[[te.Expr, "te.Expr | None"], Stmt]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One walk along the row: the axes of a reduction, or the columns of the result."""
+
+    axes: tuple[te.Var, ...]
+    lanes: int
+    vectors: int  # of the row
+    steps: int  # vectors of one thread
+
+
+class _Rows:
+    def __init__(self, formula: Formula, machine: GpuMachine) -> None:
+        self.formula = formula
+        self.columns = tuple(
+            sorted(columns_of(formula), key=lambda axis: coefficient(formula.store, axis) == 1)
+        )
+        longest = max(r.length for r in formula.reductions)
+        lanes = max(vector_lanes(_accesses(r.body), r.axes[-1]) for r in formula.reductions)
+        rows = extent_of(formula.rows)
+        self.group = self._group(longest // lanes, rows, machine)
+        self.threads = max(self.group, min(THREADS, 128 if rows < 4 * machine.sms else THREADS))
+        self.rows_per_block = self.threads // self.group
+        self.at = te.Var("b", -(-rows // self.rows_per_block))
+        self.thread = te.Var("t", self.threads)
+        row = self.at * self.rows_per_block + self.thread // self.group
+        if self.at.extent * self.rows_per_block > rows:
+            row = te.call("min", row, rows - 1)
+        self.place = self.thread % self.group
+        self.row_position = positions(row, formula.rows)
+        self.kept: dict[te.Expr, te.Load] = {}  # what is in registers, by the load that it came from
+        self.loaded = 0
+        self.results: dict[Buffer, te.Expr] = {}
+
+    def _group(self, vectors: int, rows: int, machine: GpuMachine) -> int:
+        """Threads for one row: enough that each has a few vectors, and more where there are too few rows."""
+        group = _power_of_two_above(-(-vectors // _VECTORS))
+        while group < 1_024 and rows * group < machine.sms * machine.threads_sm // 2 and group * 2 <= vectors:
+            group *= 2
+        return max(1, min(group, 1_024))
+
+    def program(self) -> Program:
+        formula = self.formula
+        stmts: list[Stmt] = []
+        for reduction in formula.reductions:
+            stmts += self._reduction(reduction)
+        stmts += self._write()
+        body = with_values(nest([(self.at, Kind.PARALLEL)], block(*stmts)), {})
+        words = "rows: " + ", ".join(f"{r.kind} of {r.length}" for r in formula.reductions)
+        words += f", {self.group} of {self.threads} threads each"
+        return Program(formula.name, (*formula.inputs, formula.output), body, words)
+
+    # -- one walk along the row -------------------------------------------------------------------------------------
+
+    def _pass(
+        self, axes: Sequence[te.Var], expr: te.Expr, store: Sequence[tuple[te.Expr, int]] = ()
+    ) -> _Pass:
+        lanes = vector_lanes([*_accesses(expr), *store], axes[-1])
+        vectors = extent_of(axes) // lanes
+        return _Pass(tuple(axes), lanes, vectors, -(-vectors // self.group))
+
+    def _reduction(self, reduction: Reduction) -> list[Stmt]:
+        walk = self._pass(reduction.axes, reduction.body)
+        kept = Buffer(f"acc_{reduction.result.name}", reduction.result.dtype, 1, Scope.REGISTER)
+        zero = te.as_index(0)
+        accumulator = te.Load(kept, (zero,))
+
+        def visit(body: te.Expr, _: te.Expr | None) -> Stmt:
+            return Store(kept, zero, updated(reduction, accumulator, body))
+
+        begin = Store(kept, zero, te.reduce_identity(reduction.kind, kept.dtype))
+        walked = For(self.thread, Kind.THREAD, block(begin, self._walked(walk, reduction.body, None, visit)))
+        self.results[reduction.result] = accumulator
+        return [walked, Combine(reduction.kind, kept, 0, self.group)]
+
+    def _write(self) -> list[Stmt]:
+        formula = self.formula
+        if not self.columns:
+            value = with_results(te.substitute(formula.value, self.row_position), self.results)
+            store = Store(formula.output, te.substitute(formula.store, self.row_position), value)
+            first: Stmt = store if self.group == 1 else If(te.call("eq", self.place, 0), store)
+            return [For(self.thread, Kind.THREAD, first)]
+        store_access = (formula.store, formula.output.dtype.bytes)
+        walk = self._pass(self.columns, formula.value, [store_access])
+
+        def visit(value: te.Expr, place: te.Expr | None) -> Stmt:
+            assert place is not None
+            return Store(formula.output, place, value)
+
+        return [For(self.thread, Kind.THREAD, self._walked(walk, formula.value, formula.store, visit))]
+
+    def _walked(self, walk: _Pass, value: te.Expr, place: te.Expr | None, visit: _Visit) -> Stmt:
+        """`visit` at each element of the row that this thread has."""
+        if walk.steps * walk.lanes <= _KEPT_ELEMENTS:
+            return self._piece(walk, te.as_index(0), walk.steps, value, place, visit, keep=True)
+        pieces = te.Var("p", -(-walk.steps // _PIECE_VECTORS))
+        body = self._piece(walk, pieces * _PIECE_VECTORS, _PIECE_VECTORS, value, place, visit, keep=False)
+        return nest([(pieces, Kind.SERIAL)], body)
+
+    def _piece(
+        self,
+        walk: _Pass,
+        first: te.Expr,
+        steps: int,
+        value: te.Expr,
+        place: te.Expr | None,
+        visit: _Visit,
+        *,
+        keep: bool,
+    ) -> Stmt:
+        step, lane = te.Var("s", steps), te.Var("v", walk.lanes)
+        number = (first + step) * self.group + self.place
+        places = positions(number * walk.lanes + lane, walk.axes)
+        at = {**self.row_position, **places}
+        here = with_results(simplify(te.substitute(value, at)), self.results)
+        inside = self._inside(walk, number, steps, keep)
+
+        fills: list[Stmt] = []
+        registers = dict(self.kept) if keep else {}
+        for load in unguarded_loads(here):
+            if load in registers or not load.indices or not self._moves(load, lane, step):
+                continue
+            if not isinstance(load.source, Buffer) or load.source.scope is not Scope.GLOBAL:
+                continue
+            self.loaded += 1
+            buffer = Buffer(f"kept{self.loaded}", load.dtype, steps * walk.lanes, Scope.REGISTER)
+            element = step * walk.lanes + lane
+            fills.append(nest([(lane, Kind.VECTOR)], Store(buffer, element, load)))
+            registers[load] = te.Load(buffer, (element,))
+        if keep:
+            self.kept = registers
+
+        loaded = _guard(block(*fills), inside) if fills else None
+        computed = te.rewrite(here, lambda node: registers.get(node) if isinstance(node, te.Load) else None)
+        target = None if place is None else simplify(te.substitute(place, at))
+        kind = Kind.VECTOR if place is not None else Kind.UNROLL
+        used = _guard(nest([(lane, kind)], visit(computed, target)), inside)
+        stmts = [] if loaded is None else [nest([(step, Kind.UNROLL)], loaded)]
+        stmts.append(nest([(step, Kind.UNROLL)], used))
+        return block(*stmts)
+
+    def _inside(self, walk: _Pass, number: te.Expr, steps: int, keep: bool) -> te.Expr | None:
+        most = (steps if keep else -(-walk.steps // steps) * steps) * self.group
+        return te.call("lt", number, walk.vectors) if most > walk.vectors else None
+
+    @staticmethod
+    def _moves(load: te.Load, lane: te.Var, step: te.Var) -> bool:
+        return bool(te.variables(load.indices[0]) & {lane, step}) and not te.loads(load.indices[0])
+
+
+def _accesses(expr: te.Expr) -> list[tuple[te.Expr, int]]:
+    return [(load.indices[0], load.dtype.bytes) for load in unguarded_loads(expr) if load.indices]
+
+
+def _power_of_two_above(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _guard(stmt: Stmt, condition: te.Expr | None) -> Stmt:
+    return stmt if condition is None else If(condition, stmt)

@@ -1,0 +1,103 @@
+"""Formulas read along another axis than they are written along: tiles turned in shared memory.
+
+    for tiles:                                        (parallel)
+      for threads: tile[b, a] = x[a, b]               (neighbours along a: as it is read)
+      for threads: out[b, a] = value of tile[b, a]    (neighbours along b: as it is written)
+
+A row of the tile is one element longer than it need be, so that a column of it lies in different banks.
+"""
+
+from __future__ import annotations
+
+from tilewright import te
+from tilewright.hw.gpu import GpuMachine
+from tilewright.loops.formula import Formula
+from tilewright.loops.gpu.places import THREADS, positions, unguarded_loads
+from tilewright.loops.ir import Buffer, For, If, Kind, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.tiling import extent_of, with_values
+from tilewright.te.index import coefficient, simplify
+
+_FEWEST = 8  # elements along both axes that make a tile worth it
+_MOST = 3  # loads that are turned
+
+
+def transposed_program(formula: Formula, machine: GpuMachine) -> Program | None:
+    """None where nothing is read across, or what is read along which axis is not plain."""
+    written = next((axis for axis in formula.axes if coefficient(formula.store, axis) == 1), None)
+    if written is None or written.extent < _FEWEST:
+        return None
+    read = _read_axis(formula, written)
+    if read is None:
+        return None
+    turned = [
+        load
+        for load in dict.fromkeys(unguarded_loads(formula.value))
+        if coefficient(load.indices[0], read) == 1 and coefficient(load.indices[0], written) not in (0, 1)
+    ]
+    if not turned or len(turned) > _MOST or any(te.loads(load.indices[0]) for load in turned):
+        return None
+    side = 64 if max(load.dtype.bytes for load in turned) <= 2 else 32
+    return _program(formula, read, written, turned, side)
+
+
+def _read_axis(formula: Formula, written: te.Var) -> te.Var | None:
+    """The axis along which most of what is not read along `written` lies in memory."""
+    across = [
+        load.indices[0]
+        for load in unguarded_loads(formula.value)
+        if coefficient(load.indices[0], written) not in (0, 1)
+    ]
+    counts = {
+        axis: sum(coefficient(offset, axis) == 1 for offset in across)
+        for axis in formula.axes
+        if axis != written and axis.extent >= _FEWEST
+    }
+    best = max(counts, key=lambda axis: counts[axis], default=None)
+    return best if best is not None and counts[best] else None
+
+
+def _program(formula: Formula, read: te.Var, written: te.Var, turned: list[te.Load], side: int) -> Program:
+    others = [axis for axis in formula.axes if axis not in (read, written)]
+    tiles_read = te.Var(f"{read.name}_t", -(-read.extent // side))
+    tiles_written = te.Var(f"{written.name}_t", -(-written.extent // side))
+    grid = [*others, tiles_read, tiles_written]
+    at, thread = te.Var("b", extent_of(grid)), te.Var("t", THREADS)
+    step = te.Var("u", side * side // THREADS)
+    base = positions(at, grid)
+    number = step * THREADS + thread
+    pitch = side + 1
+
+    def place(along_read: te.Expr, along_written: te.Expr) -> dict[te.Var, te.Expr]:
+        return {
+            **{axis: base[axis] for axis in others},
+            read: base[tiles_read] * side + along_read,
+            written: base[tiles_written] * side + along_written,
+        }
+
+    def inside(where: dict[te.Var, te.Expr]) -> te.Expr | None:
+        limited = [axis for axis in (read, written) if axis.extent % side]
+        return te.all_of([te.call("lt", where[axis], axis.extent) for axis in limited])
+
+    fetch, spill = (number % side, number // side), (number // side, number % side)
+    tiles: dict[te.Expr, Buffer] = {}
+    fills: list[Stmt] = []
+    where = place(*fetch)
+    for load in turned:
+        tile = Buffer(f"tile{len(tiles)}", load.dtype, side * pitch, Scope.SCRATCH)
+        tiles[load] = tile
+        fills.append(Store(tile, fetch[1] * pitch + fetch[0], te.substitute(load, where)))
+    held = {load: te.Load(tile, (spill[1] * pitch + spill[0],)) for load, tile in tiles.items()}
+    value = te.rewrite(formula.value, held.get)
+    target = place(*spill)
+    write = Store(
+        formula.output, simplify(te.substitute(formula.store, target)), te.substitute(value, target)
+    )
+    filled = For(thread, Kind.THREAD, nest([(step, Kind.UNROLL)], _guard(block(*fills), inside(where))))
+    drained = For(thread, Kind.THREAD, nest([(step, Kind.UNROLL)], _guard(write, inside(target))))
+    body = with_values(nest([(at, Kind.PARALLEL)], block(filled, drained)), {})
+    words = f"transposed: tiles of {side} x {side} of ({read.name}, {written.name}), {THREADS} threads"
+    return Program(formula.name, (*formula.inputs, formula.output), body, words)
+
+
+def _guard(stmt: Stmt, condition: te.Expr | None) -> Stmt:
+    return stmt if condition is None else If(condition, stmt)

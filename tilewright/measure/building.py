@@ -1,0 +1,109 @@
+"""The process that builds: a config becomes object code, and a task becomes an exam.
+
+Whatever a template or LLVM does to it costs one candidate: it may be killed at any moment, and there are several.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections import OrderedDict
+
+import msgspec
+
+from tilewright.errors import ScheduleError, SpaceError, VerificationError
+from tilewright.measure.exam import StoredExam, draw_exam, store_exam
+from tilewright.measure.process import Channel, Failed
+from tilewright.measure.single import Built
+from tilewright.measure.trial import TaskJob
+from tilewright.space.candidates import Candidates
+from tilewright.space.space import Config
+
+_KEPT_JOBS = 16
+
+
+class Build(msgspec.Struct, frozen=True, tag=True):
+    """Make the object code of a config. `modules` are imported first: those that register templates or rules."""
+
+    job: TaskJob
+    config: Config
+    modules: tuple[str, ...] = ()
+
+
+class Draw(msgspec.Struct, frozen=True, tag=True):
+    """Write a task's exam into the file whose descriptor comes with this."""
+
+    job: TaskJob
+    seed: int
+
+
+class Made(msgspec.Struct, frozen=True, tag=True):
+    built: Built
+    seconds: float
+
+
+class Drawn(msgspec.Struct, frozen=True, tag=True):
+    exam: StoredExam
+
+
+BuildReply = Made | Drawn | Failed
+
+
+def serve(channel: Channel) -> None:
+    builder = Builder()
+    decoder = msgspec.msgpack.Decoder(Build | Draw)
+    while True:
+        message, descriptors = channel.receive()
+        reply = builder.answer(decoder.decode(message), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        channel.send(msgspec.msgpack.encode(reply))
+
+
+class Builder:
+    def __init__(self) -> None:
+        self._candidates: OrderedDict[TaskJob, Candidates] = OrderedDict()
+
+    def answer(self, request: Build | Draw, descriptors: list[int]) -> BuildReply:
+        try:
+            if isinstance(request, Draw):
+                return _drawn(request, descriptors[0])
+            return self._made(request)
+        except MemoryError:
+            return Failed("memory", "it ran out of memory")
+        except OSError as error:
+            return Failed("disk", str(error))
+        except (
+            Exception
+        ) as error:  # whatever a template or the code generator raises is this candidate's result
+            kind = "illegal" if isinstance(error, ILLEGAL) else "build"
+            return Failed(kind, f"{type(error).__name__}: {error}")
+
+    def _made(self, request: Build) -> Made:
+        begin = time.perf_counter()
+        for module in request.modules:
+            importlib.import_module(module)
+        candidates = self._of(request.job)
+        if not candidates.is_legal(request.config):
+            raise SpaceError(f"{request.config} is no config of {candidates.work.task.label}")
+        program = candidates.program(request.config)
+        built = Built.of(program, request.job.machine, request.job.numerics)
+        return Made(built, time.perf_counter() - begin)
+
+    def _of(self, job: TaskJob) -> Candidates:
+        if job not in self._candidates:
+            self._candidates[job] = Candidates.of(job.work())
+            while len(self._candidates) > _KEPT_JOBS:
+                self._candidates.popitem(last=False)
+        self._candidates.move_to_end(job)
+        return self._candidates[job]
+
+
+# Raised before any code is generated: the config is at fault, and not what is made of it.
+ILLEGAL = (SpaceError, ScheduleError, VerificationError)
+
+
+def _drawn(request: Draw, descriptor: int) -> Drawn:
+    exam = draw_exam(request.job.work().task, request.seed)
+    return Drawn(store_exam(exam, descriptor))

@@ -1,0 +1,388 @@
+"""What a kernel is asked before its time counts: inputs, the oracle's answers, and how far each element may be off.
+
+    ordinary   random numbers of both signs, where most of the result is a number then; also what is timed
+    edges      zeros, equal numbers, very large and very small ones, stretches of another magnitude
+    special    a few NaN and infinities
+
+How exact an element can be depends on the task: a sum that cancels has lost digits before anybody rounds it. So the
+oracle answers twice, the second time with each value that it computes changed by a known small amount, in single
+precision. Where that changes an element, so may a kernel's own rounding, in proportion; where it makes it another kind
+of thing altogether (a number that is rounded the other way, an intermediate overflow) there is nothing to compare.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
+import msgspec
+import numpy as np
+
+from tilewright.dtypes import DType
+from tilewright.graph.ir import Graph, Node
+from tilewright.graph.op import Fusion, op_of
+from tilewright.graph.oracle import evaluate, evaluate_node
+from tilewright.graph.task import Task
+from tilewright.runtime.plan import ALIGNMENT, aligned
+
+# Relative errors in the L2 norm that a kernel may have on ordinary inputs, by the type of its result.
+L2_BOUNDS = {DType.F64: 1e-5, DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16: 2e-2}
+# How far one element may be off, in units of its own size and of what the change of all values did to it.
+ELEMENT_BOUNDS = {DType.F64: 1e-4, DType.F32: 1e-4, DType.F16: 4e-3, DType.BF16: 3e-2}
+_CHANGE = (
+    2.0**-12
+)  # of every value: far above what rounding does, far below what makes another function of it
+_SIGNS = 8191  # a prime: the pattern of signs falls differently on every row
+_JUMP = (
+    16.0  # times its own and the typical size: an element that the change moves so fast has gone over an edge
+)
+_NEIGHBOURS = 4  # elements to each side, of which the most sensitive counts: one may be steady by accident
+_LEAST_SHARE = 1e-2  # of the typical size of all elements, which each may count as its own
+_LARGE, _TINY = 1e3, 2.0**-120
+_TINY_HALF = 2.0**-14  # what 16 bits can hold
+
+
+class WrongResult(Exception):
+    """A kernel ran and computed something else than the oracle."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs and the answer to them. `allowed`: for each element how far it may be off; infinite where nothing can be
+    said. Of a `spreading` task one number that is none makes others of its neighbourhood so."""
+
+    name: str
+    inputs: tuple[np.ndarray, ...]
+    reference: np.ndarray
+    allowed: np.ndarray
+    spreading: bool = False
+    l2_bound: float = math.inf
+
+    def error(self, result: np.ndarray) -> float:
+        """The relative L2 error of a flat result. Raises WrongResult where it, or any one element, is too large."""
+        with np.errstate(all="ignore"):
+            off = np.abs(result.astype(np.float64) - self.reference)
+            wrong = ~(off <= self.allowed)
+            if wrong.any():
+                self._check_odd_ones(result, wrong)
+        if self.l2_bound == math.inf:
+            return 0.0
+        off[wrong | np.isinf(self.allowed)] = 0.0
+        size = float(np.linalg.norm(_finite(self.reference)))
+        error = float(np.linalg.norm(off)) / (size or 1.0)
+        if not error <= self.l2_bound:
+            raise WrongResult(f"its relative error is {error:.1e} on {self.name} inputs")
+        return error
+
+    def _check_odd_ones(self, result: np.ndarray, wrong: np.ndarray) -> None:
+        """Elements that are not near the answer: both may be the same infinity, or no number."""
+        (places,) = np.nonzero(wrong)
+        got, expected = result[places].astype(np.float64), self.reference[places].astype(np.float64)
+        allowed = self.allowed[places]
+        same = (got == expected) | (np.isnan(got) & np.isnan(expected)) | np.isinf(allowed)
+        if self.spreading:
+            same |= ~np.isfinite(got)
+        if not same.all():
+            first = int(np.argmin(same))
+            raise WrongResult(
+                f"element {places[first]} is {got[first]:.9g}, not {expected[first]:.9g}, and "
+                f"{np.count_nonzero(~same)} of {result.size} are wrong, on {self.name} inputs"
+            )
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    return values if values.dtype.kind != "f" else np.where(np.isfinite(values), values, 0.0)
+
+
+@dataclass(frozen=True)
+class Exam:
+    """The cases of one task. Constants are the same arrays in all of them."""
+
+    cases: tuple[Case, ...]
+
+    @property
+    def ordinary(self) -> Case:
+        return self.cases[0]
+
+
+def draw_exam(task: Task, seed: int) -> Exam:
+    draw = _Draw(task, np.random.default_rng(seed))
+    drawn = map(draw.case, ("ordinary", "edges", "special"))
+    return Exam(tuple(case for case in drawn if case is not None))
+
+
+# -- inputs -----------------------------------------------------------------------------------------------------------
+
+
+class _Draw:
+    def __init__(self, task: Task, rng: np.random.Generator) -> None:
+        self.task, self.rng = task, rng
+        self.graph = task.graph
+        self.extents = _index_extents(self.graph)
+        self.spreading = any(
+            op_of(node.op).fusion is Fusion.COMPLEX or node.op == "attention"
+            for node in self.graph.nodes()
+            if not node.is_input and not node.is_constant
+        )
+        # Both signs, unless most of the result is no number then: a logarithm's, say.
+        self.positive = False
+        self.inputs = self._ordinary()
+        (self.answer,) = evaluate(self.graph, self.inputs, precise=True)
+        if self.answer.dtype.kind == "f" and self.answer.size and np.isfinite(self.answer).mean() <= 0.5:
+            self.positive = True
+            self.inputs = self._ordinary()
+            (self.answer,) = evaluate(self.graph, self.inputs, precise=True)
+
+    def case(self, name: str) -> Case | None:
+        inputs, answer = self.inputs, self.answer
+        if name != "ordinary":
+            change = {"edges": self._edges, "special": self._special}[name]
+            inputs = [
+                array if number in self.task.constants else change(array, node.dtype)
+                for number, (array, node) in enumerate(zip(inputs, self.graph.inputs, strict=True))
+            ]
+            if all(new is old for new, old in zip(inputs, self.inputs, strict=True)):
+                return None  # nothing but constants and integers
+            (answer,) = evaluate(self.graph, inputs, precise=True)
+        dtype = self.task.output.dtype
+        changed = _changed_answer(self.graph, inputs)
+        allowed = _allowed(answer, changed, dtype)
+        if dtype.is_float:
+            with np.errstate(all="ignore"):  # what the type cannot hold is infinite
+                overflown = np.isinf(answer.astype(dtype.numpy)) & np.isfinite(answer)
+            answer = np.where(overflown, np.copysign(np.inf, answer), answer)
+        spreading = self.spreading and name == "special"
+        bound = L2_BOUNDS.get(dtype, 0.0) if name == "ordinary" else math.inf
+        return Case(name, tuple(inputs), answer.reshape(-1), allowed.reshape(-1), spreading, bound)
+
+    def _ordinary(self) -> list[np.ndarray]:
+        return [
+            self._drawn(node, number in self.task.constants, self.extents.get(node))
+            for number, node in enumerate(self.graph.inputs)
+        ]
+
+    def _drawn(self, node: Node, constant: bool, extent: int | None) -> np.ndarray:
+        dtype, shape, rng = node.dtype, node.shape, self.rng
+        if dtype.is_float:
+            values = rng.standard_normal(shape, dtype=np.float32)
+            if constant and len(shape) > 1:
+                values /= np.float32(math.sqrt(math.prod(shape[1:])))  # sums of products stay near one
+            return np.asarray(np.abs(values) if self.positive else values, dtype.numpy)
+        if dtype in (DType.I8, DType.U8):
+            limits = np.iinfo(dtype.numpy)
+            return rng.integers(limits.min, limits.max, shape, dtype=dtype.numpy, endpoint=True)
+        if dtype is DType.BOOL:
+            return rng.integers(0, 2, shape).astype(dtype.numpy)
+        if extent is not None:  # from the end, too
+            return rng.integers(-extent, extent, shape).astype(dtype.numpy)
+        return rng.integers(0, 4, shape).astype(dtype.numpy)
+
+    def _edges(self, array: np.ndarray, dtype: DType) -> np.ndarray:
+        rng = self.rng
+        if not array.size:
+            return array
+        flat = array.reshape(-1).copy()
+        if dtype in (DType.I8, DType.U8):
+            limits = np.iinfo(dtype.numpy)
+            for limit in (limits.min, limits.max, 0):
+                flat[rng.random(flat.size) < 0.15] = limit
+            return flat.reshape(array.shape)
+        if not dtype.is_float:
+            return array
+        for magnitude in (2.0**-12, 2.0**-6, 8.0):
+            flat[_stretch(rng, flat.size)] *= np.asarray(magnitude, flat.dtype)
+        flat[_stretch(rng, flat.size)] = 1.0
+        tiny = _TINY_HALF if dtype is DType.F16 else _TINY
+        for value, share in ((0.0, 0.1), (1.0, 0.05), (_LARGE, 0.02), (tiny, 0.05)):
+            flat[rng.random(flat.size) < share] = value
+        if not self.positive:
+            flat[rng.random(flat.size) < 0.02] = -_LARGE
+        return flat.reshape(array.shape)
+
+    def _special(self, array: np.ndarray, dtype: DType) -> np.ndarray:
+        if not dtype.is_float or not array.size:
+            return array
+        flat = array.reshape(-1).copy()
+        count = max(1, min(8, flat.size // 64))
+        for value in (np.nan, np.inf) if self.positive else (np.nan, np.inf, -np.inf):
+            flat[self.rng.integers(0, flat.size, count)] = value
+        return flat.reshape(array.shape)
+
+
+def _stretch(rng: np.random.Generator, size: int) -> slice:
+    """An eighth of so many elements, side by side."""
+    length = max(1, size // 8)
+    begin = int(rng.integers(0, size - length + 1))
+    return slice(begin, begin + length)
+
+
+def _index_extents(graph: Graph) -> dict[Node, int]:
+    """For integer inputs that places are looked up by: how many places there are."""
+    found: dict[Node, int] = {}
+    for node in graph.nodes():
+        if node.op not in ("take", "take_along"):
+            continue
+        extent = node.inputs[0].shape[node.attrs["axis"]]
+        for source in _sources(node.inputs[1]):
+            if source.is_input and source.dtype.is_integer:
+                found[source] = min(extent, found.get(source, extent))
+    return found
+
+
+def _sources(node: Node) -> Iterator[Node]:
+    yield node
+    for operand in node.inputs:
+        yield from _sources(operand)
+
+
+# -- how exact --------------------------------------------------------------------------------------------------------
+
+
+def _changed_answer(graph: Graph, inputs: Sequence[np.ndarray]) -> np.ndarray:
+    """The answer where every float, inputs and intermediate results alike, is a little larger or smaller, and held in
+    single precision as a kernel holds it."""
+    rng = np.random.default_rng(len(inputs))
+    factors = 1.0 + _CHANGE * (2.0 * rng.integers(0, 2, _SIGNS) - 1.0)
+
+    def changed(array: np.ndarray, node: Node) -> np.ndarray:
+        if not node.dtype.is_float:
+            return array
+        factors[:] = np.roll(factors, 257)
+        with np.errstate(all="ignore"):
+            moved = array.astype(np.float64) * np.resize(factors, array.size).reshape(array.shape)
+            return moved if node.dtype is DType.F64 else moved.astype(np.float32)
+
+    values: dict[Node, np.ndarray] = {
+        node: changed(array, node) for node, array in zip(graph.inputs, inputs, strict=True)
+    }
+    for node in graph.nodes():
+        if node.is_input:
+            continue
+        if node.is_constant:
+            assert node.data is not None
+            values[node] = node.data
+        else:
+            result = evaluate_node(node, [values[operand] for operand in node.inputs], precise=True)
+            values[node] = changed(result, node)
+    return values[graph.outputs[0]]
+
+
+def _allowed(answer: np.ndarray, changed: np.ndarray, dtype: DType) -> np.ndarray:
+    """How far each element may be off, as float32; 0 for one that is no number and must be the same."""
+    if not dtype.is_float:
+        moved = np.abs(answer.astype(np.float64) - changed)
+        return np.where(moved > 1, np.inf, moved if dtype.is_integer else moved * np.inf).astype(np.float32)
+    with np.errstate(all="ignore"):
+        finite, stays = np.isfinite(answer), np.isfinite(changed)
+        comparable = finite & stays
+        size = np.where(finite, np.abs(answer), 0.0)
+        typical = math.sqrt(float(np.mean(size**2))) if size.size else 0.0
+        shift = np.where(comparable, np.abs(changed.astype(np.float64) - answer) / _CHANGE, 0.0)
+        jumps = shift > _JUMP * (size + typical)
+        shift[jumps] = 0.0
+        limits = ml_dtypes.finfo(dtype.numpy)
+        scale = size + _largest_nearby(shift) + _LEAST_SHARE * typical
+        allowed = ELEMENT_BOUNDS[dtype] * scale + float(limits.tiny)
+        allowed[jumps | (size > 0.5 * float(limits.max))] = np.inf
+        same = (answer == changed) | (np.isnan(answer) & np.isnan(changed))
+        allowed = np.where(comparable, allowed, np.where(same, 0.0, np.inf))
+        result: np.ndarray = allowed.astype(np.float32)
+    return result
+
+
+def _largest_nearby(values: np.ndarray) -> np.ndarray:
+    flat = values.reshape(-1)
+    result = flat.copy()
+    for distance in range(1, min(_NEIGHBOURS, flat.size - 1) + 1):
+        np.maximum(result[distance:], flat[:-distance], out=result[distance:])
+        np.maximum(result[:-distance], flat[distance:], out=result[:-distance])
+    return result.reshape(values.shape)
+
+
+# -- in memory that processes share -----------------------------------------------------------------------------------
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """An array at an offset of the shared memory."""
+
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class StoredCase(msgspec.Struct, frozen=True):
+    name: str
+    inputs: tuple[Stored, ...]
+    reference: Stored
+    allowed: Stored
+    spreading: bool
+    l2_bound: float | None
+
+
+class StoredExam(msgspec.Struct, frozen=True):
+    """What lies where in the shared memory."""
+
+    cases: tuple[StoredCase, ...]
+    size: int
+
+
+def store_exam(exam: Exam, descriptor: int) -> StoredExam:
+    """Write an exam into a file. OSError where it has no room."""
+    end = 0
+    places: dict[int, Stored] = {}
+
+    def stored(values: np.ndarray) -> Stored:
+        nonlocal end
+        if id(values) not in places:
+            dense = np.ascontiguousarray(values)
+            places[id(values)] = Stored(end, DType.of(dense).short, dense.shape)
+            _write(descriptor, dense.reshape(-1).view(np.uint8).data, end)
+            end = aligned(end + max(dense.nbytes, ALIGNMENT))
+        return places[id(values)]
+
+    cases = tuple(
+        StoredCase(
+            case.name,
+            tuple(map(stored, case.inputs)),
+            stored(case.reference),
+            stored(case.allowed),
+            case.spreading,
+            None if case.l2_bound == math.inf else case.l2_bound,
+        )
+        for case in exam.cases
+    )
+    os.ftruncate(descriptor, end)
+    return StoredExam(cases, end)
+
+
+def _write(descriptor: int, data: memoryview, offset: int) -> None:
+    while len(data):
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
+
+
+def load_exam(stored: StoredExam, descriptor: int) -> Exam:
+    """The exam as it lies in the file, read-only: a kernel that goes astray does not change the answers."""
+    memory = np.frombuffer(mmap.mmap(descriptor, stored.size, access=mmap.ACCESS_READ), np.uint8)
+    return Exam(tuple(_loaded(case, lambda place: _view(memory, place)) for case in stored.cases))
+
+
+def _loaded(case: StoredCase, view: Callable[[Stored], np.ndarray]) -> Case:
+    return Case(
+        case.name,
+        tuple(map(view, case.inputs)),
+        view(case.reference),
+        view(case.allowed),
+        case.spreading,
+        math.inf if case.l2_bound is None else case.l2_bound,
+    )
+
+
+def _view(memory: np.ndarray, place: Stored) -> np.ndarray:
+    dtype = DType.parse(place.dtype).numpy
+    size = math.prod(place.shape) * dtype.itemsize
+    return memory[place.offset : place.offset + size].view(dtype).reshape(place.shape)

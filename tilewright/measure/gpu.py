@@ -1,0 +1,54 @@
+"""One program on a GPU by itself: run on arrays of the host, and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tilewright.codegen.cuda.build import build
+from tilewright.hw.gpu import GpuMachine
+from tilewright.loops.ir import Program
+from tilewright.runtime.cuda.device import Device
+
+
+class GpuProgram:
+    """A program with memory of its own on a card, for its inputs and its output."""
+
+    def __init__(
+        self, program: Program, machine: GpuMachine, device: Device, *, numerics: str = "fast"
+    ) -> None:
+        self.kernel = build(program, machine, numerics, cache=None)
+        self._device = device
+        self._params = program.params
+        self._function = device.load(self.kernel.cubin, self.kernel.symbol, self.kernel.shared_bytes)
+        self.addresses = [device.allocate(buffer.size * buffer.dtype.bytes) for buffer in program.params]
+
+    def close(self) -> None:
+        for address in self.addresses:
+            self._device.free(address)
+        self.addresses = []
+
+    def upload(self, inputs: Sequence[np.ndarray]) -> None:
+        for address, buffer, array in zip(self.addresses, self._params[:-1], inputs, strict=True):
+            dense = np.ascontiguousarray(array, buffer.dtype.numpy)
+            self._device.upload(address, dense.ctypes.data, dense.nbytes)
+
+    def run(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
+        """The flat output; bytes that nobody writes are 0xFF, NaN in every type of float."""
+        self.upload(inputs)
+        output = self._params[-1]
+        result = np.empty(output.size, output.dtype.numpy)
+        self._device.fill(self.addresses[-1], 0xFF, result.nbytes)
+        self.launch()
+        self._device.synchronise()
+        self._device.download(result.ctypes.data, self.addresses[-1], result.nbytes)
+        return result
+
+    def launch(self, stream: int = 0) -> None:
+        self._function.launch(self.kernel.blocks, self.kernel.threads, self.addresses, stream)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Of every parameter once."""
+        return sum(buffer.size * buffer.dtype.bytes for buffer in self._params)

@@ -1,0 +1,429 @@
+"""Trials: configs of a task built, checked and timed, in processes that a bad one can only take down with itself.
+
+    build   all configs of a batch, on all cores, by processes that make object code (`building.py`); meanwhile one of
+            them draws the task's exam (`exam.py`), once, into memory that is shared
+    check   each kernel's results, by one process that loads the object code (`timing.py`)
+    time    it there, alone: the builders wait
+
+What fails has a kind and a message, and costs its own trial. A reference kernel is timed around each candidate; where
+it was not as fast as it used to be, the candidate is timed again, a few times at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import statistics
+import tempfile
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import psutil
+
+from tilewright import knobs
+from tilewright.errors import MeasurementError
+from tilewright.measure.building import Build, BuildReply, Draw, Drawn, Made
+from tilewright.measure.exam import StoredExam
+from tilewright.measure.process import TICK, Child, Dead, Failed, wait
+from tilewright.measure.single import Built
+from tilewright.measure.timing import Beat, Check, Checked, Race, Raced, Ready, Sit, Time, Timed, TimingReply
+from tilewright.measure.trial import TaskJob
+from tilewright.space.outcome import Outcome
+from tilewright.space.space import Config
+
+_BUILDING, _TIMING = "tilewright.measure.building:serve", "tilewright.measure.timing:serve"
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+_BUILD_SECONDS = 30.0
+_EXAM_SECONDS = 300.0  # the oracle is in no hurry
+_PREPARE_SECONDS = 60.0  # to start, to load a kernel, to put its inputs into order
+_LEAST_CALL_SECONDS, _TIMES_BEST = 1.0, 10.0  # what a call may take
+_CALL_SECONDS = 10.0  # where there is no best to compare with
+_GRACE_SECONDS = 0.5  # after a deadline, before what still runs is ended
+
+_STEADY = 1.06  # by which factor the reference kernel may differ from what it was
+_MOST_AGAIN = 2  # timings of a candidate, after the first
+_LEAST_BATCH = 8
+_KEPT_BUILDS, _KEPT_EXAMS = 128, 16
+_LEAST_MEMORY = 2 << 30
+
+
+class Measurement(msgspec.Struct, frozen=True):
+    """One trial: the times of its calls and its error against the oracle, or a failure and what happened."""
+
+    config: Config
+    times: tuple[float, ...] = ()
+    error: float | None = None
+    failure: str = ""
+    message: str = ""
+    build_seconds: float = 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        return typical(self.times) if self.times else None
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome(self.config, self.seconds, self.failure)
+
+
+def typical(times: Sequence[float]) -> float:
+    """The time of a call, out of several: what timing goes on for until it is known."""
+    return statistics.median(times)
+
+
+@dataclass(frozen=True)
+class _Exam:
+    """A task's exam in a file of memory."""
+
+    descriptor: int
+    stored: StoredExam
+
+
+@dataclass
+class _Order:
+    """Something that a builder is to make. `seconds`: what it has left for it."""
+
+    request: Build | Draw
+    done: Callable[[BuildReply], None]
+    seconds: float
+    descriptors: tuple[int, ...] = ()
+
+
+class OutOfTime(Exception):
+    """The deadline came first."""
+
+
+class Runner:
+    """Measures configs on `threads` threads. Its processes start with the first measurement and stay warm.
+
+    `builders`: how many processes build at once (all cores). `cold`: nothing that a kernel reads is in a cache.
+    `modules`: names of modules that builders import first, such as register templates or sketch rules of one's own.
+    `memory`: bytes that each builder may have. `seed`: of the inputs; fresh ones are drawn where it is None.
+    """
+
+    def __init__(
+        self,
+        threads: int,
+        *,
+        builders: int | None = None,
+        cold: bool = False,
+        modules: Sequence[str] = (),
+        memory: int | None = None,
+        build_seconds: float = _BUILD_SECONDS,
+        seed: int | None = None,
+    ) -> None:
+        self.threads, self.cold = threads, cold
+        self.seed = secrets.randbits(32) if seed is None else seed
+        count = builders or knobs.usable_cores()
+        total = psutil.virtual_memory().total
+        self._modules, self._build_seconds = tuple(modules), build_seconds
+        limit = memory or max(_LEAST_MEMORY, total // 2 // count)
+        self._builders = [Child(_BUILDING, limit, _ONE_THREAD) for _ in range(count)]
+        self._timer = Child(_TIMING, max(_LEAST_MEMORY, total * 3 // 4), _ONE_THREAD)
+        self._seated: TaskJob | None = None
+        self._numbers = 0
+        self._exams: OrderedDict[TaskJob, _Exam | Failed] = OrderedDict()
+        self._kept: OrderedDict[tuple[TaskJob, Config], Made] = OrderedDict()
+        self._first_reference: float | None = None
+        self._reference = self._level = 0.0
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes. Measuring again starts others."""
+        for child in (*self._builders, self._timer):
+            child.close()
+        self._seated = None
+        while self._exams:
+            self._drop_exam()
+
+    @property
+    def drift(self) -> float:
+        """The time of the reference kernel now, in units of that at the start."""
+        return self._reference / self._first_reference if self._first_reference else 1.0
+
+    # -- what others ask ------------------------------------------------------------------------------------------
+
+    def measure(
+        self,
+        job: TaskJob,
+        configs: Sequence[Config],
+        *,
+        best: float | None = None,
+        deadline: float | None = None,
+    ) -> list[Measurement]:
+        """One for each config, in order; those for which there was no time before `deadline` (of `time.monotonic`) are
+        missing from the end. `best`: the shortest time so far; what is much slower is timed less, or ended."""
+        results: list[Measurement] = []
+        batch = max(_LEAST_BATCH, 2 * len(self._builders))
+        with contextlib.suppress(OutOfTime):
+            for begin in range(0, len(configs), batch):
+                some = configs[begin : begin + batch]
+                for config, made in zip(some, self.build(job, some, deadline), strict=True):
+                    if isinstance(made, Failed):
+                        results.append(Measurement(config, failure=made.kind, message=made.message))
+                        continue
+                    measured = self.trial(job, config, made, best=best, deadline=deadline)
+                    results.append(measured)
+                    if measured.seconds is not None:
+                        best = min(best or measured.seconds, measured.seconds)
+        return results
+
+    def race(self, job: TaskJob, configs: Sequence[Config], seconds: float) -> list[list[float]]:
+        """Times of each config in turns, for about so long together. One that fails has none."""
+        made = dict(zip(configs, self.build(job, configs), strict=True))
+        running = [config for config in made if isinstance(made[config], Made)]
+        while running:
+            numbers: dict[Config, int] = {}
+            bad = None
+            try:
+                for config in running:
+                    bad = config
+                    reply = self._check(job, made[config].built, tuple(numbers.values()), None, None)  # type: ignore[union-attr]
+                    if isinstance(reply, Failed):
+                        raise Dead(reply.kind, reply.message)
+                    numbers[config] = self._numbers
+                bad = None
+                raced = self._ask(Race(tuple(numbers.values()), seconds), None, None)
+                assert isinstance(raced, Raced)
+                times = dict(zip(numbers, raced.times, strict=True))
+                return [list(times.get(config, ())) for config in configs]
+            except Dead:
+                if bad is None:
+                    break
+                running.remove(bad)
+        return [[] for _ in configs]
+
+    # -- a trial's two halves -------------------------------------------------------------------------------------
+
+    def build(
+        self, job: TaskJob, configs: Sequence[Config], deadline: float | None = None
+    ) -> list[Made | Failed]:
+        """The object code of every config. Raises OutOfTime if the deadline comes before all are there."""
+        self._timer.start()  # it needs a moment, and nobody waits for it yet
+        orders: deque[_Order] = deque()
+        replies: dict[Config, Any] = {}
+        if job not in self._exams:
+            orders.append(self._exam_order(job))
+        for config in dict.fromkeys(configs):
+            if (job, config) in self._kept:
+                replies[config] = self._kept[job, config]
+                continue
+            request = Build(job, config, self._modules)
+
+            def done(reply: BuildReply, config: Config = config) -> None:
+                replies[config] = reply
+
+            orders.append(_Order(request, done, self._build_seconds))
+        self._work_off(orders, deadline)
+        for config, reply in replies.items():
+            if isinstance(reply, Made):
+                _keep(self._kept, (job, config), reply, _KEPT_BUILDS)
+        return [replies[config] for config in configs]
+
+    def trial(
+        self,
+        job: TaskJob,
+        config: Config,
+        made: Made,
+        *,
+        best: float | None = None,
+        deadline: float | None = None,
+    ) -> Measurement:
+        """Check and time object code, whoever made it. Raises OutOfTime."""
+
+        def failed(reason: Failed) -> Measurement:
+            message = reason.message
+            if reason.kind == "wrong":
+                message += f" (inputs of seed {self.seed})"
+            return Measurement(config, failure=reason.kind, message=message, build_seconds=made.seconds)
+
+        try:
+            checked = self._check(job, made.built, (), best, deadline)
+            if isinstance(checked, Failed):
+                return failed(checked)
+            times = self._steady_times(best, deadline)
+        except Dead as death:
+            if death.failed.kind == "timeout" and deadline is not None and time.monotonic() > deadline:
+                raise OutOfTime from None
+            return failed(death.failed)
+        if isinstance(times, Failed):
+            return failed(times)
+        return Measurement(config, times, checked.error, build_seconds=made.seconds)
+
+    # -- building -------------------------------------------------------------------------------------------------
+
+    def _exam_order(self, job: TaskJob) -> _Order:
+        descriptor = _memory_file()
+
+        def done(reply: BuildReply) -> None:
+            if isinstance(reply, Failed) and reply.kind == "disk":
+                os.close(descriptor)
+                raise MeasurementError(f"there is no room for the inputs of a task: {reply.message}")
+            if isinstance(reply, Drawn):
+                self._exams[job] = _Exam(descriptor, reply.exam)
+            else:
+                os.close(descriptor)
+                assert isinstance(reply, Failed)
+                self._exams[job] = Failed(reply.kind, f"the oracle of this task: {reply.message}")
+            while len(self._exams) > _KEPT_EXAMS:
+                self._drop_exam()
+
+        return _Order(Draw(job, self.seed), done, _EXAM_SECONDS, (descriptor,))
+
+    def _drop_exam(self) -> None:
+        _, oldest = self._exams.popitem(last=False)
+        if isinstance(oldest, _Exam):
+            os.close(oldest.descriptor)
+
+    def _work_off(self, orders: deque[_Order], deadline: float | None) -> None:
+        """All orders, as many at a time as there are builders."""
+        busy: dict[Child, _Order] = {}
+        try:
+            while orders or busy:
+                for child in self._builders:
+                    if orders and child not in busy:
+                        order = busy[child] = orders.popleft()
+                        child.send(msgspec.msgpack.encode(order.request), order.descriptors)
+                ready = wait(*busy)
+                for child in [child for child in busy if child in ready]:
+                    busy.pop(child).done(_reply(child, BuildReply))
+                for child, order in list(busy.items()):
+                    order.seconds -= TICK
+                    if order.seconds <= 0:
+                        child.close()
+                        busy.pop(child).done(Failed("timeout", "it took too long to build, and was ended"))
+                if busy and deadline is not None and time.monotonic() > deadline + _GRACE_SECONDS:
+                    raise OutOfTime
+        except BaseException:  # an answer may still come, and would be taken for the next one's
+            for child in busy:
+                child.close()
+            for order in (*busy.values(), *orders):
+                for descriptor in order.descriptors:
+                    os.close(descriptor)
+            raise
+
+    # -- timing ---------------------------------------------------------------------------------------------------
+
+    def _check(
+        self,
+        job: TaskJob,
+        built: Built,
+        keep: tuple[int, ...],
+        best: float | None,
+        deadline: float | None,
+    ) -> Checked | Failed:
+        if deadline is not None and time.monotonic() > deadline:
+            raise OutOfTime
+        exam = self._exams[job]
+        if isinstance(exam, Failed):
+            return exam
+        self._exams.move_to_end(job)
+        if self._seated != job:
+            self._sit(job, exam)
+        self._numbers += 1
+        reply = self._ask(Check(self._numbers, built, keep), best, deadline)
+        assert isinstance(reply, Checked | Failed)
+        if isinstance(reply, Failed) and reply.astray:
+            self._end_timer()
+        return reply
+
+    def _sit(self, job: TaskJob, exam: _Exam) -> None:
+        request = Sit(exam.stored, job.machine, job.numerics, job.threads, job.constants, self.cold)
+        for _ in range(2):  # one that an earlier candidate has harmed may die only now
+            try:
+                reply = self._ask(request, None, None, (exam.descriptor,))
+            except Dead as death:
+                problem = str(death)
+                continue
+            assert isinstance(reply, Ready)
+            self._seated = job
+            return
+        raise MeasurementError(f"the process that times kernels does not start: {problem}")
+
+    def _steady_times(self, best: float | None, deadline: float | None) -> tuple[float, ...] | Failed:
+        """Of the kernel that was checked last, from a stretch in which the machine was as fast as it used to be."""
+        nearest: tuple[float, tuple[float, ...]] | None = None
+        for _ in range(1 + _MOST_AGAIN):
+            reply = self._ask(Time(self._numbers, best), best, deadline)
+            if isinstance(reply, Failed):
+                return reply
+            assert isinstance(reply, Timed)
+            before, after = reply.reference
+            if self._first_reference is None:
+                self._first_reference = self._level = before
+            self._reference = after
+            off = max(_ratio(before, self._level), _ratio(after, self._level))
+            if nearest is None or off < nearest[0]:
+                nearest = off, reply.times
+            if off <= _STEADY:
+                return reply.times
+            if _ratio(before, after) <= _STEADY:
+                self._level = statistics.mean(reply.reference)  # it stays like that, for all we know
+        assert nearest is not None
+        return nearest[1]
+
+    def _ask(
+        self,
+        request: Sit | Check | Time | Race,
+        best: float | None,
+        deadline: float | None,
+        descriptors: tuple[int, ...] = (),
+    ) -> TimingReply:
+        call_seconds = _CALL_SECONDS if best is None else max(_LEAST_CALL_SECONDS, _TIMES_BEST * best)
+        patience = _PREPARE_SECONDS
+        try:
+            self._timer.send(msgspec.msgpack.encode(request), descriptors)
+            while True:
+                if deadline is not None:
+                    patience = min(patience, max(TICK, deadline + _GRACE_SECONDS - time.monotonic()))
+                reply = msgspec.msgpack.decode(self._timer.receive(patience), type=TimingReply)
+                if not isinstance(reply, Beat):
+                    return reply
+                patience = call_seconds if reply.native else _PREPARE_SECONDS
+        except BaseException:
+            self._end_timer()
+            raise
+
+    def _end_timer(self) -> None:
+        self._timer.close()
+        self._seated = None
+
+
+def _reply(child: Child, kind: Any) -> Any:
+    try:
+        return msgspec.msgpack.decode(child.receive(_PREPARE_SECONDS), type=kind)
+    except Dead as death:
+        return death.failed
+
+
+def _ratio(one: float, other: float) -> float:
+    return max(one, other) / min(one, other)
+
+
+def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    while len(kept) > most:
+        kept.popitem(last=False)
+
+
+def _memory_file() -> int:
+    """A file without a name, in memory where the system has such."""
+    try:
+        if hasattr(os, "memfd_create"):
+            return os.memfd_create("tilewright")
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
+    except OSError as error:
+        raise MeasurementError(f"no memory can be shared with other processes: {error}") from None

@@ -1,0 +1,85 @@
+"""The code of a task as it is shown: the loops, and of the machine code the part that runs most."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tilewright.codegen.llvm import toolchain
+from tilewright.codegen.llvm.build import kernel_key, llvm_ir
+from tilewright.errors import TilewrightError
+from tilewright.loops.ir import Program
+from tilewright.loops.text import print_program
+from tilewright.space.candidates import Candidates
+from tilewright.space.space import Config
+from tilewright.space.template import Work
+from tilewright.tune.choose import choose
+
+_LOOP_LINES, _ASSEMBLY_LINES = 160, 90
+_ARITHMETIC = re.compile(
+    r"^\s+v?(p?f?n?m?(add|sub|mul|max|min|dp)|div|sqrt|perm|exp)\w*\s.*[xyz]mm|^\s+f?m(la|ul|add)"
+)
+
+
+@dataclass(frozen=True)
+class Code:
+    config: str
+    loops: str  # the program
+    assembly: str  # its innermost loop; "" where it was not asked for
+    runs: bool  # whether this is, to the letter, what the model runs
+
+
+def code_of(work: Work, wanted: Sequence[Config], symbol: str = "", *, assembly: bool = True) -> Code | None:
+    """The code of the kernel with this symbol, made by one of the configs or chosen without measuring; without a
+    symbol, of the first config that is legal."""
+    first: tuple[Config, Program] | None = None
+    for config, program in _programs(work, wanted):
+        runs = symbol == f"tw_{kernel_key(program, work.machine, work.numerics)}"
+        if runs:
+            return _shown(work, config, program, assembly, runs=True)
+        first = first or (config, program)
+        if not symbol:
+            break
+    return None if first is None else _shown(work, *first, assembly, runs=False)
+
+
+def _programs(work: Work, wanted: Sequence[Config]) -> Iterator[tuple[Config, Program]]:
+    candidates = Candidates.of(work)
+    for config in wanted:
+        if candidates.is_legal(config):
+            yield config, candidates.program(config)
+    try:
+        choice = choose(work)
+    except TilewrightError:
+        return
+    yield choice.config, choice.program
+
+
+def _shown(work: Work, config: Config, program: Program, assembly: bool, *, runs: bool) -> Code:
+    text = hot_loop(_assembly(work, program)) if assembly else ""
+    return Code(str(config), clipped(print_program(program), _LOOP_LINES), text, runs)
+
+
+def _assembly(work: Work, program: Program) -> str:
+    return toolchain.assembly(llvm_ir(program, work.machine, work.numerics, "kernel"), work.machine)
+
+
+def hot_loop(assembly: str) -> str:
+    """The block between two labels that has most vector arithmetic: the innermost loop."""
+    blocks: list[list[str]] = [[]]
+    for line in assembly.splitlines():
+        if re.match(r"[.\w]+:", line):
+            blocks.append([])
+        elif re.match(r"\s*[.#]", line) or not line.strip():
+            continue
+        blocks[-1].append(line.split("#")[0].rstrip())
+    best = max(blocks, key=lambda block: sum(bool(_ARITHMETIC.match(line)) for line in block))
+    return clipped("\n".join(best), _ASSEMBLY_LINES)
+
+
+def clipped(text: str, lines: int) -> str:
+    all_lines = text.splitlines()
+    if len(all_lines) <= lines:
+        return text
+    return "\n".join([*all_lines[:lines], f"... {len(all_lines) - lines} more lines"])

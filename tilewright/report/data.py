@@ -1,0 +1,258 @@
+"""What a report says, as plain data; `html.py` draws it and `--json` prints it.
+
+A report is about a compiled model, about the tuning database, or both: of a model each task has the time that it takes
+now, of the database the trials behind it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewright.db.record import Decision, Key, Record
+from tilewright.db.versions import toolchain
+from tilewright.hw import CpuMachine
+from tilewright.measure.calibration import Calibration, Speeds
+from tilewright.report.code import Code
+from tilewright.support.version import VERSION
+
+
+@dataclass(frozen=True)
+class Trial:
+    config: str
+    seconds: float | None  # None: it failed
+    predicted: float | None
+    failure: str
+    message: str
+    when: float
+    took: float  # seconds, building included
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    key: str
+    label: str
+    text: str
+    calls: int  # in one call of the model; 1 where there is no model
+    flops: int
+    bytes: int
+    schedule: str  # what was decided, in words
+    seconds: float | None  # of one call, in the model, now
+    error: float | None  # relative, against the oracle
+    before: float | None  # of what would run if nothing had been measured; taking turns with `after`
+    after: float | None  # of the winner
+    effort: str  # of the search that decided; "": none has
+    limit: float | None  # seconds: what the machine could do it in
+    trials: tuple[Trial, ...]
+    code: Code | None
+
+    @property
+    def typical(self) -> float | None:
+        """Seconds of one call: in the model where it is known, otherwise alone."""
+        return (
+            self.seconds if self.seconds is not None else self.after if self.after is not None else self.best
+        )
+
+    @property
+    def total(self) -> float:
+        return self.calls * (self.typical or 0.0)
+
+    @property
+    def best(self) -> float | None:
+        return min((trial.seconds for trial in self.trials if trial.seconds is not None), default=None)
+
+    @property
+    def gain(self) -> float | None:
+        return self.before / self.after if self.before and self.after else None
+
+    @property
+    def efficiency(self) -> float | None:
+        """The share of what the machine could do."""
+        return self.limit / self.typical if self.limit and self.typical else None
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    name: str
+    signature: str
+    seconds: float  # of a call, everything included
+    threads: str
+    numerics: str
+    target: str
+    arena_bytes: int
+    constant_bytes: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    name: str
+    measured: bool  # or nominal
+    threads: int
+    flops: float  # a second
+    bandwidths: dict[str, float]  # bytes a second, by level of memory
+    cached: int  # bytes that the last cache holds
+
+
+@dataclass(frozen=True)
+class Report:
+    title: str
+    made: str
+    tilewright: str
+    toolchain: str
+    machine: Machine
+    model: ModelReport | None
+    tasks: tuple[TaskReport, ...]  # those that take most time first
+    trace: list[dict[str, Any]] = field(default_factory=list)  # events of the Trace Event Format
+
+    @property
+    def seconds(self) -> float:
+        """The sum over all tasks."""
+        return sum(task.total for task in self.tasks)
+
+    @property
+    def untuned(self) -> float | None:
+        """The same if nothing had been measured: each task's time times what its search has gained."""
+        if all(task.gain is None for task in self.tasks):
+            return None
+        return sum(task.total * (task.gain or 1.0) for task in self.tasks)
+
+    @property
+    def trials(self) -> list[Trial]:
+        return [trial for task in self.tasks for trial in task.trials]
+
+    @property
+    def failures(self) -> dict[str, Counter[str]]:
+        """By kind, then by template."""
+        found: dict[str, Counter[str]] = {}
+        for trial in self.trials:
+            if trial.failure:
+                found.setdefault(trial.failure, Counter())[trial.config.split(":")[0]] += 1
+        return dict(sorted(found.items(), key=lambda item: -item[1].total()))
+
+    @property
+    def misprediction(self) -> float | None:
+        """The factor by which a prediction is typically off."""
+        ratios = [
+            abs(math.log(trial.predicted / trial.seconds))
+            for trial in self.trials
+            if trial.seconds and trial.predicted
+        ]
+        return math.exp(statistics.median(ratios)) if ratios else None
+
+
+def report(
+    title: str,
+    machine: Machine,
+    tasks: Iterable[TaskReport],
+    model: ModelReport | None = None,
+    events: Sequence[dict[str, Any]] = (),
+) -> Report:
+    """`events`: of a trace that was kept meanwhile."""
+    ordered = tuple(sorted(tasks, key=lambda task: (-task.total, task.label)))
+    made = time.strftime("%Y-%m-%d %H:%M")
+    return Report(
+        title,
+        made,
+        VERSION,
+        toolchain(),
+        machine,
+        model,
+        ordered,
+        [*events, *_call(ordered), *_trials(ordered)],
+    )
+
+
+def machine_report(machine: CpuMachine, calibration: Calibration, threads: int) -> Machine:
+    speeds: Speeds = calibration.one if threads == 1 else calibration.all
+    bandwidths = {"L2": speeds.l2, "L3": speeds.l3, "memory": speeds.memory}
+    if not calibration.capacities.l3:
+        del bandwidths["L3"]
+    return Machine(
+        machine.describe(),
+        calibration.measured,
+        speeds.threads,
+        speeds.flops,
+        bandwidths,
+        machine.caches.last,
+    )
+
+
+def limit(flops: int, bytes: int, machine: Machine) -> float:
+    """Seconds that a task takes at least: for its arithmetic, and to read and write each of its tensors once, from and
+    to the last cache if all of them fit into it."""
+    cached = machine.bandwidths.get("L3", machine.bandwidths["L2"])
+    bandwidth = cached if bytes <= machine.cached else machine.bandwidths["memory"]
+    return max(flops / machine.flops, bytes / bandwidth)
+
+
+def trial_of(record: Record) -> Trial:
+    return Trial(
+        str(record.config),
+        record.seconds,
+        record.predicted,
+        record.failure,
+        record.message,
+        record.when,
+        record.build_seconds + sum(record.times),
+    )
+
+
+def by_key(records: Iterable[Record]) -> dict[Key, list[Record]]:
+    found: dict[Key, list[Record]] = {}
+    for record in records:
+        found.setdefault(record.key, []).append(record)
+    return found
+
+
+def decided(decision: Decision | None) -> Mapping[str, Any]:
+    """The fields of a TaskReport that a decision fills."""
+    if decision is None:
+        return {"before": None, "after": None, "effort": ""}
+    return {"before": decision.default_seconds, "after": decision.seconds, "effort": decision.effort}
+
+
+# -- the trace --------------------------------------------------------------------------------------------------------
+
+
+def _call(tasks: Sequence[TaskReport]) -> list[dict[str, Any]]:
+    """Where the time of a call goes: one span for each task, one after the other."""
+    events = [_name("process_name", 1, 0, "a call of the model, by task")]
+    now = 0.0
+    for task in tasks:
+        if task.seconds is None:
+            continue
+        args = {"calls": task.calls, "schedule": task.schedule}
+        events.append(_span(task.label, "task", 1, 0, now, task.total, args))
+        now += task.total
+    return events if len(events) > 1 else []
+
+
+def _trials(tasks: Sequence[TaskReport]) -> list[dict[str, Any]]:
+    """When each trial ran, a row for each task."""
+    begin = min((trial.when - trial.took for task in tasks for trial in task.trials), default=0.0)
+    events = [_name("process_name", 2, 0, "trials")]
+    for number, task in enumerate(task for task in tasks if task.trials):
+        events.append(_name("thread_name", 2, number, f"{task.label} {task.key[:8]}"))
+        for trial in task.trials:
+            args = {"seconds": trial.seconds, "predicted": trial.predicted, "failure": trial.failure}
+            start = trial.when - trial.took - begin
+            events.append(_span(trial.config, trial.failure or "trial", 2, number, start, trial.took, args))
+    return events if len(events) > 1 else []
+
+
+def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _span(
+    name: str, kind: str, pid: int, tid: int, begin: float, seconds: float, args: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "name": name, "cat": kind, "ph": "X", "ts": begin * 1e6, "dur": seconds * 1e6, "pid": pid, "tid": tid,
+        "args": args,
+    }  # fmt: skip

@@ -1,0 +1,151 @@
+"""A compiled model and a tuning database -> the data of a report."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from tilewright.db.database import Database
+from tilewright.db.record import Decision, Key, Record
+from tilewright.db.versions import toolchain
+from tilewright.graph.task import Task
+from tilewright.graph.text import parse_graph
+from tilewright.hw import CpuMachine, host
+from tilewright.measure.calibration import calibration_for, machine_key
+from tilewright.report.code import Code, code_of
+from tilewright.report.data import (
+    Machine,
+    ModelReport,
+    Report,
+    TaskReport,
+    by_key,
+    decided,
+    limit,
+    machine_report,
+    report,
+    trial_of,
+)
+from tilewright.runtime.model import CompiledModel
+from tilewright.runtime.plan import Plan
+from tilewright.space.template import Work
+
+_WITH_ASSEMBLY = 12  # tasks, those that take most time: LLVM needs a while for each
+_WITH_CODE = 60
+
+
+def report_on_model(
+    model: CompiledModel,
+    name: str,
+    database: Database,
+    *,
+    inputs: Any = None,
+    events: Sequence[dict[str, Any]] = (),
+) -> Report:
+    """Runs the model: what each of its tasks takes now, and what the database knows of each on this machine."""
+    host_machine = host()
+    machine = machine_report(host_machine, calibration_for(host_machine), model.threads)
+    plan = model.plan
+    explanation = model.explain(inputs)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    errors: dict[str, list[float]] = defaultdict(list)
+    for step, row in zip(plan.steps, explanation.rows, strict=True):
+        seconds[step.task].append(row.seconds)
+        if row.error is not None:
+            errors[step.task].append(row.error)
+    tasks = []
+    for rank, key in enumerate(sorted(seconds, key=lambda key: -sum(seconds[key]))):
+        info = plan.tasks[key]
+        full = Key(key, machine_key(host_machine), toolchain(), plan.numerics, model.threads)
+        records, decision = database.records(full), database.decision(full)
+        code = _code_in(plan, key, host_machine, decision, rank) if rank < _WITH_CODE else None
+        tasks.append(
+            TaskReport(
+                key=key,
+                label=info.label,
+                text=info.text,
+                calls=len(seconds[key]),
+                flops=info.flops,
+                bytes=info.bytes,
+                schedule=info.program,
+                seconds=sum(seconds[key]) / len(seconds[key]),
+                error=max(errors[key], default=None),
+                limit=limit(info.flops, info.bytes, machine),
+                trials=tuple(map(trial_of, records)),
+                code=code,
+                **decided(decision),
+            )
+        )
+    about = ModelReport(
+        name=name,
+        signature=model.signature,
+        seconds=model.bench(inputs).median,
+        threads=f"{model.threads} ({explanation.threads['runtime']})",
+        numerics=plan.numerics,
+        target=f"{plan.target.get('cpu', '')} {plan.target['triple']}",
+        arena_bytes=plan.memory.arena_bytes,
+        constant_bytes=plan.memory.constant_bytes,
+    )
+    return report(name, machine, tasks, about, events)
+
+
+def report_on_database(
+    database: Database, title: str = "Tuning database", events: Sequence[dict[str, Any]] = ()
+) -> Report:
+    """Everything that the database knows of this machine; of all machines where it knows nothing of this one."""
+    found = by_key(database.records())
+    here = {key: records for key, records in found.items() if key.machine == machine_key(host())}
+    found = here or found
+    threads = max((key.threads for key in found), default=1)
+    machine = machine_report(host(), calibration_for(host()), threads)
+    last = {key: database.decision(key) for key in found}
+    order = sorted(found, key=lambda key: -_fastest(found[key], last[key]))
+    tasks = [_known(key, found[key], last[key], machine, rank) for rank, key in enumerate(order)]
+    return report(title, machine, tasks, events=events)
+
+
+def _known(
+    key: Key, records: Sequence[Record], decision: Decision | None, machine: Machine, rank: int
+) -> TaskReport:
+    last = records[-1]
+    work = last.work()
+    right = [record for record in records if record.seconds is not None]
+    best = min(right, key=lambda record: record.seconds or 0.0, default=None)
+    winner = decision.config if decision is not None else None if best is None else best.config
+    code = None
+    if work is not None and winner is not None and rank < _WITH_CODE and work.machine == host():
+        code = code_of(work, [winner], assembly=rank < _WITH_ASSEMBLY)
+    flops, size = (0, 0) if work is None else (work.task.flops, work.task.bytes)
+    return TaskReport(
+        key=key.task,
+        label=last.label,
+        text=last.text,
+        calls=1,
+        flops=flops,
+        bytes=size,
+        schedule="" if winner is None else str(winner),
+        seconds=None,
+        error=max((record.error for record in records if record.error is not None), default=None),
+        limit=None if work is None else limit(flops, size, machine),
+        trials=tuple(map(trial_of, records)),
+        code=code,
+        **decided(decision),
+    )
+
+
+def _fastest(records: Sequence[Record], decision: Decision | None) -> float:
+    if decision is not None:
+        return decision.seconds
+    return min((record.seconds for record in records if record.seconds is not None), default=0.0)
+
+
+def _code_in(plan: Plan, key: str, machine: CpuMachine, decision: Decision | None, rank: int) -> Code | None:
+    """Of the kernel that the plan calls for this task, as far as this version still makes it."""
+    step = next(step for step in plan.steps if step.task == key)
+    constants = [n for n, place in enumerate(step.arguments[:-1]) if place.space == "constant"]
+    task = Task(parse_graph(plan.tasks[key].text, {}), frozenset(constants))
+    if task.key != key:
+        return None
+    wanted = [] if decision is None else [decision.config]
+    work = Work(task, machine, plan.numerics)
+    return code_of(work, wanted, step.kernel, assembly=rank < _WITH_ASSEMBLY)

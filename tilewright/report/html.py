@@ -1,0 +1,73 @@
+"""A report as one HTML file: styles, script, drawings and the trace inside, nothing to fetch.
+
+Names come from users' models, so everything is escaped, and the page itself forbids what is not in it: its policy
+allows one script, by digest, and no connection at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from importlib import resources
+
+import jinja2
+
+from tilewright.report import figures
+from tilewright.report.data import Report
+
+MOST_BYTES = 2_000_000
+_MOST_CURVES = 24
+_TRACE_BYTES = 600_000  # of the file, at most; of a longer trace the beginning
+_SHORTER = (160, 60, 20, 0)  # lines of each task's code, until the file is small enough
+
+
+def render(report: Report) -> str:
+    """Under MOST_BYTES: where a model has very many tasks, less of their code is shown."""
+    page = ""
+    for lines in _SHORTER:
+        page = _render(report, lines)
+        if len(page.encode()) < MOST_BYTES:
+            break
+    return page
+
+
+def _render(report: Report, code_lines: int) -> str:
+    templates = resources.files("tilewright.report")
+    style, script = (templates.joinpath(name).read_text() for name in ("report.css", "report.js"))
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"seconds": figures.seconds_text, "count": figures.count_text}
+    environment.globals |= {"rate": figures.rate_text}
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    drawn = [(number, task, figures.tuning_curve(task)) for number, task in enumerate(report.tasks, start=1)]
+    curves = [one for one in drawn if one[2] is not None]
+    template = environment.from_string(templates.joinpath("report.html.j2").read_text())
+    return template.render(
+        report=report,
+        style=jinja2.utils.markupsafe.Markup(style),
+        script=jinja2.utils.markupsafe.Markup(script),
+        script_digest=digest,
+        curves=curves[:_MOST_CURVES],
+        more_curves=max(0, len(curves) - _MOST_CURVES),
+        predictions=figures.predictions(report),
+        roofline=figures.roofline(report),
+        longest=max((task.total * max(task.gain or 1.0, 1.0) for task in report.tasks), default=0.0) or 1.0,
+        code_lines=code_lines,
+        trace=_trace_uri(report),
+    )
+
+
+def _trace_uri(report: Report) -> str:
+    """The trace as a link that holds it; gzip, which Perfetto opens as it is."""
+    events = report.trace
+    while events:
+        text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"))
+        packer = zlib.compressobj(9, wbits=31)
+        data = packer.compress(text.encode()) + packer.flush()
+        if len(data) * 4 / 3 <= _TRACE_BYTES:
+            return "data:application/gzip;base64," + base64.b64encode(data).decode()
+        events = events[: len(events) // 2]
+    return ""

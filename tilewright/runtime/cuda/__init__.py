@@ -1,0 +1,1 @@
+"""Kernels on NVIDIA GPUs, through the driver alone."""

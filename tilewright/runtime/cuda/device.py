@@ -1,0 +1,135 @@
+"""A card as this process uses it: memory, modules, launches, and what it is.
+
+Everything goes through the CUDA driver, in the primary context, which is the one that PyTorch uses too: tensors of
+either are the other's. Errors of the driver are `DeviceError`s that name the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from tilewright.errors import DeviceError, MissingDependencyError
+
+
+@lru_cache(maxsize=1)
+def _driver() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        raise MissingDependencyError(
+            "a GPU needs the driver's bindings, which are in the extra cuda"
+        ) from None
+    return driver
+
+
+def checked(call: str, answer: tuple[Any, ...]) -> Any:
+    """What a driver's function gave beside its status."""
+    status, *values = answer
+    if int(status) != 0:
+        raise DeviceError(f"{call}: {status.name}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def count() -> int:
+    """How many cards there are; 0 where there is no driver."""
+    try:
+        driver = _driver()
+        checked("cuInit", driver.cuInit(0))
+        return int(checked("cuDeviceGetCount", driver.cuDeviceGetCount()))
+    except (DeviceError, MissingDependencyError, RuntimeError):
+        return 0
+
+
+class Device:
+    """One card, its primary context current in the calling thread."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self._driver = driver = _driver()
+        checked("cuInit", driver.cuInit(0))
+        found = checked("cuDeviceGetCount", driver.cuDeviceGetCount())
+        if not 0 <= ordinal < found:
+            raise DeviceError(f"there is no GPU number {ordinal}; this machine has {found}")
+        self.handle = checked("cuDeviceGet", driver.cuDeviceGet(ordinal))
+        self._context = checked("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(self.handle))
+        self.enter()
+
+    def enter(self) -> None:
+        """Make the context current in this thread."""
+        checked("cuCtxSetCurrent", self._driver.cuCtxSetCurrent(self._context))
+
+    @property
+    def name(self) -> str:
+        raw = checked("cuDeviceGetName", self._driver.cuDeviceGetName(128, self.handle))
+        return bytes(raw).split(b"\x00", 1)[0].decode()
+
+    @property
+    def memory(self) -> int:
+        return int(checked("cuDeviceTotalMem", self._driver.cuDeviceTotalMem(self.handle)))
+
+    def attribute(self, name: str) -> int:
+        """Of `CUdevice_attribute`, without its prefix: "MULTIPROCESSOR_COUNT"."""
+        which = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(checked("cuDeviceGetAttribute", self._driver.cuDeviceGetAttribute(which, self.handle)))
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def allocate(self, size: int) -> int:
+        return int(checked("cuMemAlloc", self._driver.cuMemAlloc(max(size, 1))))
+
+    def free(self, address: int) -> None:
+        checked("cuMemFree", self._driver.cuMemFree(address))
+
+    def upload(self, address: int, host_address: int, size: int) -> None:
+        if size:
+            checked("cuMemcpyHtoD", self._driver.cuMemcpyHtoD(address, host_address, size))
+
+    def download(self, host_address: int, address: int, size: int) -> None:
+        if size:
+            checked("cuMemcpyDtoH", self._driver.cuMemcpyDtoH(host_address, address, size))
+
+    def fill(self, address: int, byte: int, size: int) -> None:
+        if size:
+            checked("cuMemsetD8", self._driver.cuMemsetD8(address, byte, size))
+
+    # -- kernels ------------------------------------------------------------------------------------------------------
+
+    def load(self, cubin: bytes, symbol: str, shared_bytes: int = 0) -> Function:
+        """The kernel `symbol` of machine code, allowed so much dynamic shared memory."""
+        module = checked("cuModuleLoadData", self._driver.cuModuleLoadData(cubin))
+        handle = checked("cuModuleGetFunction", self._driver.cuModuleGetFunction(module, symbol.encode()))
+        if shared_bytes > _STATIC_LIMIT:
+            which = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            checked("cuFuncSetAttribute", self._driver.cuFuncSetAttribute(handle, which, shared_bytes))
+        return Function(self._driver, module, handle, shared_bytes)
+
+    def synchronise(self) -> None:
+        checked("cuCtxSynchronize", self._driver.cuCtxSynchronize())
+
+
+_STATIC_LIMIT = 48 << 10  # bytes of dynamic shared memory that need no permission
+
+
+class Function:
+    """A loaded kernel; its module stays loaded as long as it is referred to."""
+
+    def __init__(self, driver: Any, module: Any, handle: Any, shared_bytes: int) -> None:
+        self._driver, self._module, self._handle = driver, module, handle
+        self.shared_bytes = shared_bytes
+
+    def launch(self, blocks: int, threads: int, addresses: Sequence[int], stream: int = 0) -> None:
+        values = tuple(addresses)
+        kinds = (ctypes.c_void_p,) * len(values)
+        checked(
+            "cuLaunchKernel",
+            self._driver.cuLaunchKernel(
+                self._handle, blocks, 1, 1, threads, 1, 1, self.shared_bytes, stream, (values, kinds), 0
+            ),
+        )
+
+    def __del__(self) -> None:
+        # At interpreter exit the driver may be gone before us, and frees everything itself.
+        if self._driver is not None:
+            self._driver.cuModuleUnload(self._module)

@@ -1,0 +1,59 @@
+"""Simulated annealing on the cost model, as in AutoTVM: chains walk over the space at once, cooling down; a batch is a
+diverse choice of the best that any of them has visited, and a few random ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from tilewright.cost.model import CostModel
+from tilewright.search.searcher import Search, diverse, scores
+from tilewright.space.candidates import Candidates
+from tilewright.space.space import Config
+
+CHAINS = 64
+STEPS = 64
+HOT = 0.5  # the temperature at first, in logarithms of seconds; at last it is 0
+PATIENCE = 16  # steps without a new one among the best, after which the chains have settled
+RANDOM_SHARE = 0.05
+_VISITED = 4  # times as many of the best visited as are wanted, to choose diverse ones from
+
+
+class Annealing(Search):
+    """Chains go on from where they were the last time."""
+
+    def __init__(self, candidates: Candidates, model: CostModel, seed: int = 0) -> None:
+        super().__init__(candidates, model, seed)
+        self._chains: list[Config] = []
+
+    def propose(self, count: int) -> Iterable[Config]:
+        ordered = self._walk(_VISITED * count)
+        by_model = diverse(ordered, count)
+        return [config for config in by_model if self.rng.random() >= RANDOM_SHARE]
+
+    def _walk(self, wanted: int) -> list[tuple[Config, float]]:
+        """The best of what the chains visit and nobody has asked for, with their scores."""
+        rng = self.rng
+        if not self._chains:
+            self._chains = self.candidates.sample(rng, CHAINS)
+        at = scores(self.model, self._chains)
+        visited = dict(zip(self._chains, map(float, at), strict=True))
+        best: list[tuple[Config, float]] = []
+        settled = 0
+        for step in range(STEPS):
+            temperature = HOT * (1 - step / STEPS)
+            moves = [self.candidates.mutate(config, rng) for config in self._chains]
+            there = scores(self.model, moves)
+            visited.update(zip(moves, map(float, there), strict=True))
+            for chain, (old, new) in enumerate(zip(at, there, strict=True)):
+                if new >= old or rng.random() < math.exp((new - old) / temperature):
+                    self._chains[chain], at[chain] = moves[chain], new
+            before, best = best, self._best(visited, wanted)
+            settled = settled + 1 if best == before else 0
+            if settled == PATIENCE:
+                break
+        return best
+
+    def _best(self, visited: dict[Config, float], wanted: int) -> list[tuple[Config, float]]:
+        fresh = [(config, score) for config, score in visited.items() if config not in self.history.taken]
+        return sorted(fresh, key=lambda pair: (-pair[1], str(pair[0])))[:wanted]

@@ -1,0 +1,119 @@
+"""What is believed of the times of configs: a model's predictions, corrected by its errors on those measured.
+
+The logarithm of a config's time is normal around the prediction, with the model's spread. Errors of two configs go
+together: those of one template have a part in common, so have those with like values of a knob, and the more so the
+more knobs are alike (a Gaussian process over the knobs' encodings). Measured times then say something about configs
+that are not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.cost.model import CostModel
+from tilewright.space.candidates import Candidates
+from tilewright.space.space import Config
+
+# Of the variance of an error: what all configs of a template share, what comes from single knobs, and from all at once.
+TEMPLATE, KNOBS, CONFIG = 0.3, 0.4, 0.3
+REACH = 0.3  # the distance, as a share of a knob's range, at which an error is forgotten by 1/e
+NOISE = 0.02  # of a measurement, in logarithms
+_UNLIKELY = 0.02  # validity under which a config is not asked for while there are others
+
+
+@dataclass(frozen=True)
+class Belief:
+    """Of some configs: the mean of the logarithm of each time, and a square root of their covariance."""
+
+    configs: Sequence[Config]
+    mean: np.ndarray
+    root: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        candidates: Candidates,
+        model: CostModel,
+        configs: Sequence[Config],
+        measured: Mapping[Config, float],
+        count: int,
+    ) -> Belief:
+        """Of the `count` configs that could be fastest, as the model and what was measured tell."""
+        known = list(measured)
+        everything = [*known, *configs]
+        predicted = model.predict(everything)
+        usable = np.isfinite(predicted.seconds) & (predicted.valid > _UNLIKELY)
+        usable |= ~usable[len(known) :].any()
+        seconds = np.where(np.isfinite(predicted.seconds), predicted.seconds, 1e6)
+        logs, spread = np.log(np.maximum(seconds, 1e-12)), np.maximum(predicted.spread, 1e-3)
+        points = _Points.of(candidates, everything)
+
+        here = np.arange(len(known))
+        errors = np.log(np.array([measured[config] for config in known])) - logs[here]
+        inverse = np.linalg.inv(points.covariance(here, here, spread) + NOISE**2 * np.eye(len(known)))
+
+        def posterior(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            """(means, how each row goes with the measured ones)"""
+            across = points.covariance(rows, here, spread)
+            return logs[rows] + across @ (inverse @ errors), across
+
+        rows = len(known) + np.flatnonzero(usable[len(known) :])
+        mean, across = posterior(rows)
+        variance = np.maximum(spread[rows] ** 2 - np.einsum("ij,jk,ik->i", across, inverse, across), 0.0)
+        hopes = mean - np.sqrt(variance) - np.log(np.maximum(predicted.valid[rows], _UNLIKELY))
+        rows = rows[np.argsort(hopes, kind="stable")[:count]]
+        mean, across = posterior(rows)
+        covariance = points.covariance(rows, rows, spread) - across @ inverse @ across.T
+        values, vectors = np.linalg.eigh(covariance)
+        root = vectors * np.sqrt(np.maximum(values, 0.0))
+        failing = -np.log(np.maximum(predicted.valid[rows], _UNLIKELY))
+        return cls([everything[row] for row in rows], mean + failing, root)
+
+    def by_mean(self) -> list[Config]:
+        """The one believed fastest first."""
+        return [self.configs[place] for place in np.argsort(self.mean, kind="stable")]
+
+    def fastest(self, logs: np.ndarray) -> list[Config]:
+        """Of each line of `draw` the fastest."""
+        return [self.configs[place] for place in np.argmin(logs, axis=1)] if self.configs else []
+
+    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Logarithms of times that are possible together, one line for each draw."""
+        normal = rng.standard_normal((max(0, count), len(self.configs)))
+        return self.mean + normal @ self.root.T
+
+
+@dataclass(frozen=True)
+class _Points:
+    """Configs as points: the knobs' encodings, each scaled to its range, of one template at a time."""
+
+    template: np.ndarray  # its number
+    places: np.ndarray
+
+    @classmethod
+    def of(cls, candidates: Candidates, configs: Sequence[Config]) -> _Points:
+        names = {config.template: None for config in configs}
+        numbers = {name: number for number, name in enumerate(names)}
+        template = np.array([numbers[config.template] for config in configs])
+        encoded = [candidates.encode(config) for config in configs]
+        places = np.zeros((len(configs), max(map(len, encoded), default=0)))
+        for at, row in enumerate(encoded):
+            places[at, : len(row)] = row
+        for number in range(len(names)):
+            own = template == number
+            low, high = places[own].min(axis=0), places[own].max(axis=0)
+            places[own] = (places[own] - low) / np.where(high > low, high - low, 1.0)
+        return cls(template, places)
+
+    def covariance(self, rows: np.ndarray, columns: np.ndarray, spread: np.ndarray) -> np.ndarray:
+        apart = np.abs(self.places[rows, None, :] - self.places[None, columns, :])
+        alike = np.exp(-apart / REACH)
+        varying = np.ptp(self.places, axis=0) > 0 if len(self.places) else np.zeros(0, bool)
+        knobs = alike[:, :, varying].mean(axis=2) if varying.any() else 1.0
+        whole = np.exp(-apart.sum(axis=2) / (REACH * max(1, varying.sum())))
+        same = self.template[rows, None] == self.template[None, columns]
+        correlation = same * (TEMPLATE + KNOBS * knobs + CONFIG * whole)
+        return np.asarray(correlation * spread[rows, None] * spread[None, columns])

@@ -1,0 +1,159 @@
+"""Every way to compute one piece of work: the configs of all templates and sketches, behind one interface.
+
+Searches, cost models and the measuring rooms see a task through this alone, so that a config of a template and one of
+a derived structure are the same kind of thing to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+
+from tilewright.errors import InternalError, SpaceError
+from tilewright.loops.ir import Program
+from tilewright.loops.verify import verify_program
+from tilewright.space.sketches import derive
+from tilewright.space.space import Config, Space
+from tilewright.space.template import Applied, Work
+from tilewright.space.templates.cpu import TEMPLATES
+from tilewright.space.templates.cpu.default import NAME as DEFAULT_NAME
+from tilewright.space.templates.cpu.default import Default
+
+_SKETCH = "sketch:"  # what the names of derived structures begin with
+_ENUMERATED = 4096  # combinations of a space up to which all of its configs are listed to sample from
+_PATIENCE = 8  # draws for each config that is wanted, before a sample is left short
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The configs for one piece of work. The default program is among them wherever there is one.
+
+    `only`: these, instead of what templates and rules have to offer."""
+
+    work: Work
+    templates: bool = True
+    sketches: bool = True
+    only: tuple[Applied, ...] = ()
+
+    @classmethod
+    def of(cls, work: Work, templates: bool = True, sketches: bool = True) -> Candidates:
+        return cls(work, templates, sketches)
+
+    @cached_property
+    def applied(self) -> tuple[Applied, ...]:
+        """Those that have a legal config. SpaceError where nothing computes this work."""
+        found: Sequence[Applied] = self.only or (
+            *self._from_templates(),
+            *self._from_sketches(),
+            *self._from_default(),
+        )
+        usable = tuple(applied for applied in found if applied.space.sample(Random(0)) is not None)
+        if not usable:
+            raise SpaceError(
+                f"no template and no sketch computes {self.work.task.label}, and it has no default program"
+            )
+        return usable
+
+    def of_config(self, config: Config) -> Applied:
+        """The template or derived structure that a config is of. InternalError where it is of none."""
+        found = self._named(config.template)
+        if found is None:
+            raise InternalError(f"no template called {config.template!r} computes {self.work.task.label}")
+        return found
+
+    def is_legal(self, config: Config) -> bool:
+        """Whether it is a config of this work. It may come from another version's records."""
+        found = self._named(config.template)
+        return found is not None and config in found.space
+
+    def program(self, config: Config) -> Program:
+        """The verified program of a config."""
+        program = self.of_config(config).program(config)
+        verify_program(program)
+        return program
+
+    # -- what a search asks ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def size(self) -> int:
+        """Combinations of values of knobs, legal or not."""
+        return sum(applied.space.size for applied in self.applied)
+
+    def configs(self) -> Iterator[Config]:
+        for applied in self.applied:
+            yield from applied.space.configs()
+
+    def sample(self, rng: Random, count: int) -> list[Config]:
+        """So many distinct configs, from all templates alike; fewer where there are not so many, or where legal ones
+        are too rare to be met."""
+        if self.size <= max(_ENUMERATED, count):
+            found = list(self.configs())
+            rng.shuffle(found)
+            return found[:count]
+        spaces = [applied.space for applied in self.applied]
+        drawn: dict[Config, None] = {}
+        for _ in range(_PATIENCE * count):
+            if len(drawn) >= count:
+                break
+            config = rng.choice(spaces).sample(rng)
+            assert config is not None
+            drawn.setdefault(config)
+        return list(drawn)
+
+    def neighbours(self, config: Config) -> list[Config]:
+        return self._space(config).neighbours(config)
+
+    def mutate(self, config: Config, rng: Random) -> Config:
+        """One group of knobs changed; where there is nothing to change, a config of any template."""
+        mutated = self._space(config).mutate(config, rng)
+        if mutated != config:
+            return mutated
+        other = rng.choice(self.applied).space.sample(rng)
+        assert other is not None
+        return other
+
+    def crossover(self, a: Config, b: Config, rng: Random) -> Config:
+        """A mixture of two configs of a template; of two templates, one of them mutated."""
+        if a.template == b.template:
+            return self._space(a).crossover(a, b, rng)
+        return self.mutate(rng.choice((a, b)), rng)
+
+    def encode(self, config: Config) -> tuple[float, ...]:
+        """What a model that learns sees of the knobs: of the same length for all configs of a template."""
+        return self._space(config).encode(config)
+
+    # -- where they come from -------------------------------------------------------------------------------------
+
+    def _space(self, config: Config) -> Space:
+        return self.of_config(config).space
+
+    def _named(self, name: str) -> Applied | None:
+        """To make a program of one config, the other templates are not asked."""
+        if name not in self._looked_up:
+            if self.only or "applied" in self.__dict__:
+                found = list(self.applied)
+            elif name == DEFAULT_NAME:
+                found = self._from_default()
+            elif name.startswith(_SKETCH):
+                found = self._from_sketches()
+            else:
+                found = self._from_templates(name)
+            self._looked_up.update({applied.space.template: applied for applied in found})
+        return self._looked_up.get(name)
+
+    @cached_property
+    def _looked_up(self) -> dict[str, Applied]:
+        return {}
+
+    def _from_templates(self, name: str | None = None) -> list[Applied]:
+        wanted = [t for t in TEMPLATES if self.templates and name in (None, t.name)]
+        return [applied for template in wanted if (applied := template.apply(self.work)) is not None]
+
+    def _from_sketches(self) -> list[Applied]:
+        return list(derive(self.work)) if self.sketches else []
+
+    def _from_default(self) -> list[Applied]:
+        applied = Default().apply(self.work)
+        return [] if applied is None else [applied]

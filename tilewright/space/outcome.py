@@ -1,0 +1,17 @@
+"""What a trial of a config came to, as far as a search or a cost model is concerned."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tilewright.space.space import Config
+
+FAILURES = ("build", "illegal", "timeout", "crash", "wrong", "memory")
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The seconds that a config takes; or None, and the kind of its failure."""
+
+    config: Config
+    seconds: float | None
+    failure: str = ""

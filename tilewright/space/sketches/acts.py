@@ -1,0 +1,129 @@
+"""What moves are made of: a few primitives in a row, for whatever loops are there when a config is carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.hw import CpuMachine
+from tilewright.loops.schedule import Schedule, outer_product
+from tilewright.loops.schedule.nest import find_leaf, find_loop
+from tilewright.loops.tiling import power_of_two_below
+from tilewright.space.sketches.analysis import lanes_for
+from tilewright.te import Var
+
+_WRITTEN_OUT = 8  # vectors of a stage that is copied or computed element by element
+
+
+def extent_of(schedule: Schedule, loop: str) -> int:
+    return find_loop(schedule.nest, loop)[-1].var.extent
+
+
+def axis_loop(schedule: Schedule, stage: str, axis: int) -> str | None:
+    """The loop over an axis of a stage that was placed; None where it has one element there."""
+    name = f"{stage}.i{axis}"
+    return name if name in schedule.loops else None
+
+
+def last_loop(schedule: Schedule, stage: str) -> str | None:
+    """The loop over the last axis of a placed stage that has one."""
+    rank = len(find_leaf(schedule.nest, stage)[1].target.shape)
+    found = (axis_loop(schedule, stage, axis) for axis in reversed(range(rank)))
+    return next((loop for loop in found if loop is not None), None)
+
+
+def spatial_loops(schedule: Schedule, stage: str) -> list[str]:
+    rank = len(find_leaf(schedule.nest, stage)[1].target.shape)
+    found = (axis_loop(schedule, stage, axis) for axis in range(rank))
+    return [loop for loop in found if loop is not None]
+
+
+def in_vectors(schedule: Schedule, loop: str, lanes: int) -> Schedule:
+    """A loop of whole vectors, the vectors written out."""
+    schedule = schedule.split(loop, lanes)
+    return schedule.unroll(f"{loop}.o").vectorise(f"{loop}.i")
+
+
+def run_in_vectors(schedule: Schedule, loop: str, lanes: int, vectors: int) -> Schedule:
+    """A loop over elements that are independent, in tiles of so many vectors; the last tile is moved back."""
+    extent = extent_of(schedule, loop)
+    lanes = min(lanes, power_of_two_below(extent))
+    if lanes < 2:
+        return schedule
+    width = lanes * max(1, min(vectors, extent // lanes))
+    return in_vectors(schedule.split(loop, width, "shift"), f"{loop}.i", lanes)
+
+
+def stage_in_vectors(schedule: Schedule, stage: str, machine: CpuMachine) -> Schedule:
+    """A placed stage that is no reduction, along its last axis."""
+    loop = last_loop(schedule, stage)
+    if loop is None:
+        return schedule
+    lanes = lanes_for(machine, find_leaf(schedule.nest, stage)[1], extent_of(schedule, loop))
+    return run_in_vectors(schedule, loop, lanes, _WRITTEN_OUT)
+
+
+def reduction_in_vectors(schedule: Schedule, stage: str, machine: CpuMachine) -> Schedule:
+    """A placed reduction, in vectors along the last axis of its result where whole vectors fill it."""
+    loop = last_loop(schedule, stage)
+    path, leaf = find_leaf(schedule.nest, stage)
+    reductions = [around.name for around in path if around.var in leaf.reduced]
+    if loop is None:
+        return schedule
+    extent = extent_of(schedule, loop)
+    lanes = min(lanes_for(machine, leaf, extent), extent & -extent)
+    if lanes < 2:
+        return schedule
+    others = [name for name in spatial_loops(schedule, stage) if name != loop]
+    schedule = schedule.reorder(*others, *reductions, loop)
+    if extent // lanes > _WRITTEN_OUT:
+        return schedule.split(loop, lanes).vectorise(f"{loop}.i")
+    schedule = in_vectors(schedule, loop, lanes)
+    return schedule if others else schedule.set_scope(stage, "register")
+
+
+def register_tile(
+    schedule: Schedule,
+    stage: str,
+    rows: int | None,
+    vector: int,
+    taps: Sequence[str],
+    unroll: int,
+    lanes: int,
+    *,
+    micro: bool,
+) -> Schedule:
+    """A placed reduction kept in registers: its tile, of the axes `rows` and `vector`, written out inside the loops of
+    the reduction, of which the innermost is written out `unroll` times."""
+    down, across = (
+        axis_loop(schedule, stage, rows) if rows is not None else None,
+        axis_loop(schedule, stage, vector),
+    )
+    assert across is not None
+    inner = list(taps)
+    if unroll > 1:
+        schedule = schedule.split(inner[-1], unroll)
+        inner[-1:] = [f"{inner[-1]}.o", f"{inner[-1]}.i"]
+    schedule = schedule.reorder(*inner, *([down] if down else []), across).set_scope(stage, "register")
+    if unroll > 1:
+        schedule = schedule.unroll(inner[-1])
+    width = extent_of(schedule, across)
+    if micro and down:
+        dtype = find_leaf(schedule.nest, stage)[1].target.dtype
+        return schedule.tensorise(
+            down, outer_product(extent_of(schedule, down), width // lanes, lanes, dtype)
+        )
+    schedule = in_vectors(schedule, across, lanes)
+    return schedule.unroll(down) if down else schedule
+
+
+def in_parallel(schedule: Schedule, loops: Sequence[str]) -> Schedule:
+    """Loops that hold each other joined into one, which runs on all threads."""
+    joined, *others = loops
+    for other in others:
+        schedule = schedule.fuse(joined, other, into="p" if other == others[-1] else None)
+        joined = "p" if other == others[-1] else f"{joined}+{other}"
+    return schedule.parallel(joined)
+
+
+def names(axes: Sequence[Var]) -> list[str]:
+    return [axis.name for axis in axes]

@@ -1,0 +1,206 @@
+"""What a rule asks about a stage: who reads it, what it reads, which axes it shares, how much of it a tile needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright import te
+from tilewright.hw import CpuMachine
+from tilewright.loops.ir import Scope
+from tilewright.loops.schedule import Schedule
+from tilewright.loops.schedule.nest import Leaf, Plain, Tile, find_leaf, flat, leaves, plain, reads
+from tilewright.loops.tiling import power_of_two_below
+from tilewright.te.index import Linear, bounds, coefficient, linear
+
+# Calls that take more than a few instructions: computing one again is worth avoiding.
+_EXPENSIVE = frozenset(
+    ("exp", "exp2_weight", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf", "pow", "atan2", "div", "sqrt", "rsqrt")
+)  # fmt: skip
+
+Extents = tuple[int, ...]
+
+
+def stage_of(schedule: Schedule, name: str) -> Plain:
+    """A stage to which nothing has been done yet."""
+    return plain(schedule.nest, name)
+
+
+def is_input(schedule: Schedule, name: str) -> bool:
+    return any(tile.name == name for tile in schedule.nest.inputs)
+
+
+def is_reduction(schedule: Schedule, name: str) -> bool:
+    return not is_input(schedule, name) and find_leaf(schedule.nest, name)[1].kind is not None
+
+
+def tile_of(schedule: Schedule, name: str) -> Tile:
+    for tile in schedule.nest.inputs:
+        if tile.name == name:
+            return tile
+    return find_leaf(schedule.nest, name)[1].target
+
+
+def readers_of(schedule: Schedule, name: str) -> list[Leaf]:
+    tile = tile_of(schedule, name)
+    return [leaf for _, leaf in leaves(schedule.nest.body) if reads(leaf, tile)]
+
+
+def loads_in(leaf: Leaf) -> list[te.Load]:
+    """What the leaf reads, in order, each access once."""
+    return list(dict.fromkeys(load for expr in leaf.expressions() for load in te.loads(expr)))
+
+
+def needs(schedule: Schedule, name: str) -> set[str]:
+    """The names of all tensors that a stage needs, inputs included."""
+    found: set[str] = set()
+    waiting = [] if is_input(schedule, name) else [name]
+    while waiting:
+        for load in loads_in(find_leaf(schedule.nest, waiting.pop())[1]):
+            if load.source.name not in found:
+                found.add(load.source.name)
+                if not is_input(schedule, load.source.name):
+                    waiting.append(load.source.name)
+    return found
+
+
+def is_expensive(leaf: Leaf) -> bool:
+    return any(isinstance(node, te.Call) and node.op in _EXPENSIVE for node in te.walk(leaf.value))
+
+
+def loops_of(stage: Plain) -> tuple[te.Var, ...]:
+    """The variables of its axes of more than one element."""
+    return tuple(axis for axis in stage.axes if axis is not None)
+
+
+def has_reuse(stage: Plain) -> bool:
+    """Whether elements of the stage read the same data: some operand does not move along some axis."""
+    axes = set(loops_of(stage))
+    moved = [_moves(load) & axes for load in loads_in(stage.leaf)]
+    return stage.leaf.kind is not None and any(moving != axes for moving in moved)
+
+
+def _moves(load: te.Load) -> set[te.Var]:
+    return {var for index in load.indices for var in te.variables(index)}
+
+
+def moves_along(load: te.Load, axis: te.Var) -> bool:
+    return axis in _moves(load)
+
+
+def is_contiguous(load: te.Load, axis: te.Var) -> bool:
+    assert isinstance(load.source, Tile)
+    return coefficient(flat(load.source, load.indices), axis) == 1
+
+
+def depends_on_data(leaf: Leaf) -> bool:
+    """Whether it looks something up at an index that is read."""
+    return any(te.loads(index) for load in loads_in(leaf) for index in load.indices)
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """The one stage that reads another, element by element: `axes[n]` is the consumer's loop over axis n."""
+
+    name: str
+    stage: Plain
+    axes: tuple[te.Var | None, ...]
+
+
+def consumer_of(schedule: Schedule, name: str) -> Consumer | None:
+    """The stage that alone reads this one, is no reduction, and reads each element once, at its own place."""
+    found = readers_of(schedule, name)
+    if len(found) != 1 or found[0].kind is not None:
+        return None
+    reader = stage_of(schedule, found[0].stage)
+    accesses = {load.indices for load in reads(found[0], tile_of(schedule, name))}
+    if len(accesses) != 1:
+        return None
+    (indices,) = accesses
+    axes: list[te.Var | None] = []
+    for index in indices:
+        if isinstance(index, te.Const):
+            axes.append(None)
+        elif isinstance(index, te.Var) and index in loops_of(reader) and index not in axes:
+            axes.append(index)
+        else:
+            return None
+    if {axis for axis in axes if axis is not None} != set(loops_of(reader)):
+        return None
+    return Consumer(reader.leaf.stage, reader, tuple(axes))
+
+
+def lanes_for(machine: CpuMachine, leaf: Leaf, extent: int) -> int:
+    """Lanes for a vector loop of so many iterations: the machine's for the widest type computed with, or fewer."""
+    elements = [leaf.target.dtype, *(load.dtype for load in loads_in(leaf))]
+    widest = max(elements, key=lambda dtype: dtype.compute.bytes)
+    return min(machine.lanes(widest), power_of_two_below(extent))
+
+
+# -- how much of a tensor is read -------------------------------------------------------------------------------------
+
+
+def box_read(reader: Leaf, axes: Sequence[te.Var | None], extents: Extents, tile: Tile) -> Extents | None:
+    """How much of `tile` the reader reads, along each axis, while it computes a box of `extents` of its own tensor;
+    None where it does not read it. The whole axis where this cannot be known."""
+    loads = reads(reader, tile)
+    if not loads:
+        return None
+    steps: dict[te.Var, int] = {axis: n for axis, n in zip(axes, extents, strict=True) if axis is not None}
+    sides = (
+        _side([load.indices[axis] for load in loads], steps, extent) for axis, extent in enumerate(tile.shape)
+    )
+    return tuple(sides)
+
+
+def _side(indices: Sequence[te.Expr], steps: Mapping[te.Var, int], extent: int) -> int:
+    forms = [linear(index) for index in indices]
+    if any(form.terms.keys() != forms[0].terms.keys() for form in forms):
+        return extent
+    if any(form.terms != forms[0].terms for form in forms):
+        return extent
+    span = 0
+    for atom, factor in forms[0].terms.items():
+        if isinstance(atom, te.Var):
+            length = steps.get(atom, atom.extent)
+        else:
+            low, high = bounds(atom)
+            if low is None or high is None or te.loads(atom):
+                return extent
+            length = high - low + 1
+        span += (length - 1) * abs(factor)
+    offsets = [form.constant for form in forms]
+    return min(extent, span + max(offsets) - min(offsets) + 1)
+
+
+def largest(boxes: Sequence[Extents]) -> Extents:
+    """A box that holds each of these, wherever they begin, as long as they begin together."""
+    return tuple(max(sides) for sides in zip(*boxes, strict=True))
+
+
+def bytes_of(tile: Tile, extents: Extents) -> int:
+    return math.prod(extents) * tile.dtype.bytes
+
+
+def walked_by(load: te.Load) -> tuple[te.Var | None, ...] | None:
+    """The variable that each axis of the loaded tensor is walked by, one step at a time; None for an axis of one
+    element. None altogether where it is read in another way."""
+    assert isinstance(load.source, Tile)
+    found: list[te.Var | None] = []
+    for index, extent in zip(load.indices, load.source.shape, strict=True):
+        form: Linear = linear(index)
+        if not form.terms and extent == 1:
+            found.append(None)
+            continue
+        if form.constant or len(form.terms) != 1:
+            return None
+        ((atom, step),) = form.terms.items()
+        if not isinstance(atom, te.Var) or step != 1 or atom.extent != extent or atom in found:
+            return None
+        found.append(atom)
+    return tuple(found)
+
+
+def is_global(schedule: Schedule, name: str) -> bool:
+    return tile_of(schedule, name).scope is Scope.GLOBAL

@@ -1,0 +1,45 @@
+"""A finished sketch as what a search sees of a template: a space of configs, and the program of each."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from tilewright.errors import ScheduleError, SketchError
+from tilewright.loops.ir import SCRATCH_LIMIT, Program
+from tilewright.space.sketches.sketch import Sketch, Values
+from tilewright.space.space import Config, Space
+from tilewright.space.template import Terms
+
+
+class AppliedSketch:
+    def __init__(self, name: str, sketch: Sketch) -> None:
+        self.name = name
+        self.sketch = sketch
+        self._moves = [move for last in (False, True) for move in sketch.moves if move.last is last]
+
+    @cached_property
+    def space(self) -> Space:
+        moves = self.sketch.moves
+        knobs = tuple(knob for move in moves for knob in move.knobs)
+        together = tuple(names for move in moves for names in move.together)
+        return Space(self.name, knobs, self._legal, together)
+
+    def _legal(self, values: Values) -> bool:
+        moves = self.sketch.moves
+        return all(move.legal(values) for move in moves) and (
+            sum(move.scratch(values) for move in moves) <= SCRATCH_LIMIT
+        )
+
+    def terms(self, config: Config) -> Terms | None:
+        frame = self.sketch.frame
+        return None if frame is None else frame.terms(self.sketch, dict(config.values))
+
+    def program(self, config: Config) -> Program:
+        values = dict(config.values)
+        schedule = self.sketch.start
+        for move in self._moves:
+            try:
+                schedule = move.act(schedule, values)
+            except ScheduleError as error:
+                raise SketchError(f"rule {move.rule!r} does not fit {config}: {error.message}") from error
+        return schedule.program(str(config))

@@ -1,0 +1,25 @@
+"""Moves that give a stage its place inside the loops of another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilewright.loops.schedule import Schedule
+from tilewright.space.sketches.analysis import Extents, bytes_of, tile_of
+from tilewright.space.sketches.sketch import Move, Sketch, Values
+
+After = Callable[[Schedule, str], Schedule]
+
+
+def placed(
+    sketch: Sketch, name: str, loop: str | None, box: Callable[[Values], Extents], after: After
+) -> Move:
+    """The stage computed in each iteration of `loop` (None: where it is), and `after` done to its loops."""
+    tile = tile_of(sketch.start, name)
+
+    def act(schedule: Schedule, values: Values) -> Schedule:
+        if loop is not None:
+            schedule = schedule.compute_at(name, loop)
+        return after(schedule, name)
+
+    return Move(act, scratch=lambda values: bytes_of(tile, box(values)))

@@ -1,0 +1,150 @@
+"""The output in blocks of rows: for each block, what its reductions need is computed once and kept.
+
+for axes that the reductions depend on, the last one in blocks:      (parallel)
+  the stages before the output, for this block
+  for the rows of the block, and all other axes:
+    out = ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilewright import te
+from tilewright.loops.schedule import Schedule
+from tilewright.loops.schedule.nest import Plain
+from tilewright.space.sketches import acts
+from tilewright.space.sketches.analysis import (
+    Extents,
+    box_read,
+    lanes_for,
+    largest,
+    loads_in,
+    loops_of,
+    readers_of,
+    stage_of,
+    tile_of,
+)
+from tilewright.space.sketches.sketch import Move, Sketch, Values
+from tilewright.space.space import Knob
+from tilewright.space.template import Terms, Work
+
+_BLOCKS = (1, 2, 4, 8)
+_LARGE_BLOCKS = (4, 8, 16, 32, 64, 128)
+_VECTORS = (1, 2, 4)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`axes`: those of the output that the reductions depend on, outermost first; the last one is cut into blocks."""
+
+    work: Work
+    stage: Plain  # the output
+    axes: tuple[te.Var, ...]
+    large: bool  # blocks for matrix products
+
+    @staticmethod
+    def of(sketch: Sketch, *, large: bool) -> Rows:
+        """The frame that suits the next stage, which the output reads."""
+        output = stage_of(sketch.start, sketch.output)
+        name = sketch.stage
+        accesses = [load for load in loads_in(output.leaf) if load.source.name == name]
+        plain = [{index for index in load.indices if isinstance(index, te.Var)} for load in accesses]
+        axes = tuple(axis for axis in loops_of(output) if plain and all(axis in each for each in plain))
+        return Rows(sketch.work, output, axes, large)
+
+    @property
+    def row(self) -> te.Var | None:
+        return self.axes[-1] if self.axes else None
+
+    @property
+    def vector(self) -> te.Var | None:
+        loops = loops_of(self.stage)
+        return loops[-1] if loops else None
+
+    @property
+    def lanes(self) -> int:
+        assert self.vector is not None
+        return lanes_for(self.work.machine, self.stage.leaf, self.vector.extent)
+
+    @property
+    def block_loop(self) -> str | None:
+        return f"{self.row.name}.o" if self.row is not None else None
+
+    @property
+    def parallel_loops(self) -> list[str]:
+        return [*acts.names(self.axes[:-1]), *([self.block_loop] if self.block_loop else [])]
+
+    def block(self, values: Values) -> int:
+        return int(values["block"]) * (self.lanes if self.row == self.vector else 1)
+
+    def at_block(self, values: Values) -> Extents:
+        sizes = {axis: axis.extent for axis in loops_of(self.stage)} | dict.fromkeys(self.axes, 1)
+        if self.row is not None:
+            sizes[self.row] = self.block(values)
+        return tuple(1 if axis is None else sizes[axis] for axis in self.stage.axes)
+
+    def terms(self, sketch: Sketch, values: Values) -> Terms | None:
+        return None
+
+    def moves(self) -> tuple[Move, ...]:
+        knobs: list[Knob] = []
+        if self.row is not None:
+            unit = self.lanes if self.row == self.vector else 1
+            sizes = _LARGE_BLOCKS if self.large else _BLOCKS
+            fitting = tuple(n for n in sizes if n * unit <= self.row.extent)
+            knobs.append(Knob("block", fitting or (self.row.extent // unit,)))
+        if self.vector is not None and self.row != self.vector:
+            knobs.append(Knob("vectors", _VECTORS))
+        arranged = Move(self._arrange, tuple(knobs))
+        if not self.axes:
+            return (arranged,)
+        fused = Knob("fused", tuple(range(1, len(self.axes) + 1)), default=len(self.axes))
+        joined = Move(
+            lambda s, values: acts.in_parallel(s, self.parallel_loops[: int(values["fused"])]),
+            (fused,),
+            last=True,
+        )
+        return arranged, joined
+
+    def _arrange(self, schedule: Schedule, values: Values) -> Schedule:
+        if self.vector is None:
+            return schedule
+        columns = [axis.name for axis in loops_of(self.stage) if axis not in self.axes]
+        if self.row is None:
+            return acts.run_in_vectors(schedule, self.vector.name, self.lanes, int(values["vectors"]))
+        schedule = schedule.split(self.row.name, self.block(values), "shift")
+        inner = f"{self.row.name}.i"
+        if self.row == self.vector:
+            schedule = schedule.reorder(*self.parallel_loops, *columns, inner)
+            return acts.in_vectors(schedule, inner, self.lanes)
+        schedule = schedule.reorder(*self.parallel_loops, inner, *columns)
+        if self.vector in self.axes:
+            return schedule
+        return acts.run_in_vectors(schedule, self.vector.name, self.lanes, int(values["vectors"]))
+
+
+def box_of(sketch: Sketch, name: str) -> Callable[[Values], Extents]:
+    """How much of a stage, or of an input, one iteration of the frame's block loop needs."""
+    assert sketch.frame is not None
+    frame, schedule = sketch.frame, sketch.start
+    tile = tile_of(schedule, name)
+    readers = [(leaf, stage_of(schedule, leaf.stage).axes) for leaf in readers_of(schedule, name)]
+
+    def box(values: Values) -> Extents:
+        found = []
+        for leaf, axes in readers:
+            at = frame.at_block(values) if leaf.stage == sketch.output else sketch.boxes[leaf.stage](values)
+            read = box_read(leaf, axes, at, tile)
+            assert read is not None
+            found.append(read)
+        return largest(found)
+
+    return box
+
+
+def is_placeable(sketch: Sketch, name: str) -> bool:
+    """Whether all that read it are the output, or have a place in its block already."""
+    readers = {leaf.stage for leaf in readers_of(sketch.start, name)}
+    return sketch.frame is not None and readers <= {sketch.output, *sketch.boxes}

@@ -1,0 +1,48 @@
+"""The rules of derivation, in the order in which they are asked; users add theirs with `register`."""
+
+from __future__ import annotations
+
+from tilewright.errors import SketchError
+from tilewright.space.sketches.rules.cache_write import CacheWrite
+from tilewright.space.sketches.rules.elementwise import Elementwise
+from tilewright.space.sketches.rules.inline import Inline, InlineAgain
+from tilewright.space.sketches.rules.micro_kernel import MicroKernel
+from tilewright.space.sketches.rules.pack import PackConstant, PackCopy
+from tilewright.space.sketches.rules.rfactor import ReductionFactorisation
+from tilewright.space.sketches.rules.row_reduction import RowReduction
+from tilewright.space.sketches.rules.skip import Skip
+from tilewright.space.sketches.rules.softmax import MatmulSoftmax
+from tilewright.space.sketches.rules.stage import Stage
+from tilewright.space.sketches.rules.tiling import MultiLevelTiling
+from tilewright.space.sketches.sketch import Rule
+
+RULES: list[Rule] = [
+    Elementwise(),
+    Inline(),
+    MicroKernel(),
+    MultiLevelTiling(),
+    MatmulSoftmax(),
+    CacheWrite(),
+    ReductionFactorisation(),
+    RowReduction(),
+    PackConstant(),
+    PackCopy(),
+    Stage(),
+    InlineAgain(),
+    Skip(),
+]
+
+
+def register(rule: Rule) -> None:
+    """A rule of your own, asked before all others."""
+    for part in ("name", "alone", "apply"):
+        if not hasattr(rule, part):
+            raise SketchError(f"a sketch rule has a {part}, and {rule!r} has none")
+    if any(rule.name == other.name for other in RULES):
+        raise SketchError(f"there is a sketch rule {rule.name!r} already")
+    RULES.insert(0, rule)
+
+
+def unregister(name: str) -> None:
+    """The rule of this name is asked no more."""
+    RULES[:] = [rule for rule in RULES if rule.name != name]

@@ -1,0 +1,81 @@
+"""A task without reductions: the output in vectors, on all threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright import te
+from tilewright.loops.schedule import Schedule
+from tilewright.space.sketches import acts
+from tilewright.space.sketches.analysis import (
+    is_contiguous,
+    is_input,
+    is_reduction,
+    lanes_for,
+    loads_in,
+    loops_of,
+    needs,
+    stage_of,
+)
+from tilewright.space.sketches.sketch import Move, Sketch, Values
+from tilewright.space.space import Knob
+
+_VECTORS = (1, 2, 4, 8)
+_ROWS = (1, 4, 8, 16, 32)
+
+
+class Elementwise:
+    """
+
+    for i: for j: out[i, j] = ...     ->     parallel i, j.o: unroll u: vector v: out[i, j.o * W + u * L + v] = ...
+
+    Where something is read along another axis than it is written, that axis is cut into tiles too.
+    """
+
+    name = "elementwise"
+    alone = True
+
+    def apply(self, sketch: Sketch) -> Sequence[Sketch]:
+        if sketch.stage != sketch.output:
+            return ()
+        producers = [name for name in needs(sketch.start, sketch.output) if not is_input(sketch.start, name)]
+        if is_reduction(sketch.start, sketch.output) or any(is_reduction(sketch.start, n) for n in producers):
+            return ()
+        flat = sketch.start
+        for name in reversed([stage for stage in flat.stages if stage in producers]):
+            flat = flat.inline(name)
+        left = tuple(name for name in sketch.left if is_input(sketch.start, name))
+        inlined = Sketch(sketch.work, flat, (sketch.stage, *left))
+        output = stage_of(flat, sketch.output)
+        loops = loops_of(output)
+        if not loops:
+            return [inlined.visited(name=self.name)]
+        vector = loops[-1]
+        lanes = lanes_for(sketch.work.machine, output.leaf, vector.extent)
+        widths = tuple(n for n in _VECTORS if n * lanes <= vector.extent)
+        across = next((axis for axis in reversed(loops[:-1]) if _is_read_along(output.leaf, axis)), None)
+        heights = tuple(n for n in _ROWS if across is not None and n <= across.extent) or (1,)
+        outer = [axis.name for axis in loops if axis not in (vector, across)]
+        parallel = [*outer, *([f"{across.name}.o"] if across is not None else []), f"{vector.name}.o"]
+
+        def act(schedule: Schedule, values: Values) -> Schedule:
+            schedule = schedule.split(vector.name, int(values["vectors"]) * lanes, "shift")
+            inner = [f"{vector.name}.i"]
+            if across is not None:
+                schedule = schedule.split(across.name, int(values["rows"]), "shift")
+                inner.insert(0, f"{across.name}.i")
+            return acts.in_vectors(schedule.reorder(*parallel, *inner), inner[-1], lanes)
+
+        arranged = Move(act, (Knob("vectors", widths), Knob("rows", heights)))
+        fused = Knob("fused", tuple(range(1, len(parallel) + 1)), default=len(parallel))
+        joined = Move(lambda s, v: acts.in_parallel(s, parallel[: int(v["fused"])]), (fused,), last=True)
+        return [inlined.visited(arranged, joined, name=self.name)]
+
+
+def _is_read_along(leaf: object, axis: te.Var) -> bool:
+    from tilewright.loops.schedule.nest import Leaf
+
+    assert isinstance(leaf, Leaf)
+    return any(
+        is_contiguous(load, axis) for load in loads_in(leaf) if not any(te.loads(i) for i in load.indices)
+    )

@@ -1,0 +1,66 @@
+"""A stage that is no reduction disappears into the expressions that read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.loops.schedule.nest import find_leaf
+from tilewright.space.sketches.analysis import is_expensive, is_input, is_reduction, loads_in, readers_of
+from tilewright.space.sketches.sketch import Sketch
+
+
+class Inline:
+    """Where it costs nothing: it is cheap, or is read once.
+
+    p[i] = a[i] + 1; out[i] = p[i] * 2     ->     out[i] = (a[i] + 1) * 2
+    """
+
+    name = "inline"
+    alone = True
+
+    def apply(self, sketch: Sketch) -> Sequence[Sketch]:
+        if not can_inline(sketch) or feeds_product(sketch):
+            return ()
+        _, leaf = find_leaf(sketch.start.nest, sketch.stage)
+        readers = readers_of(sketch.start, sketch.stage)
+        if is_expensive(leaf) and (len(readers) > 1 or readers[0].kind is not None):
+            return ()
+        return [sketch.visited(start=sketch.start.inline(sketch.stage))]
+
+
+class InlineAgain:
+    """Where it is computed several times then, instead of being kept: operands of products, functions that several
+    stages read."""
+
+    name = "again"
+    alone = False
+
+    def apply(self, sketch: Sketch) -> Sequence[Sketch]:
+        if not can_inline(sketch):
+            return ()
+        micro = any(tiled.product.micro for tiled in sketch.products if _reads(sketch, tiled.product.name))
+        if micro:  # a micro-kernel takes its operands from memory
+            return ()
+        return [sketch.visited(name=self.name, start=sketch.start.inline(sketch.stage))]
+
+
+def can_inline(sketch: Sketch) -> bool:
+    name = sketch.stage
+    if name == sketch.output or is_input(sketch.start, name) or is_reduction(sketch.start, name):
+        return False
+    return not name_is_fixed(sketch, name)
+
+
+def name_is_fixed(sketch: Sketch, name: str) -> bool:
+    """Whether a move goes by this name: it has its place already."""
+    return name in sketch.boxes
+
+
+def feeds_product(sketch: Sketch) -> bool:
+    """Whether a product that was tiled reads the next stage."""
+    return any(_reads(sketch, tiled.product.name) for tiled in sketch.products)
+
+
+def _reads(sketch: Sketch, product: str) -> bool:
+    _, leaf = find_leaf(sketch.start.nest, product)
+    return any(load.source.name == sketch.stage for load in loads_in(leaf))

@@ -1,0 +1,23 @@
+"""Multi-level tiling whose innermost tile is a micro-kernel's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.space.sketches.rules.tiling import suits_micro_kernel, tiled
+from tilewright.space.sketches.sketch import Sketch
+
+
+class MicroKernel:
+    """
+
+    for m: for n: c[m, n] += a[m, k] * b[k, n]     ->     outer_product_6x64(c, a[.., k], b[k, ..])
+
+    For matrix products and convolutions of numbers that are computed with as they are stored.
+    """
+
+    name = "micro"
+    alone = False
+
+    def apply(self, sketch: Sketch) -> Sequence[Sketch]:
+        return [found for found in tiled(sketch, self.name, micro=True) if suits_micro_kernel(found)]

@@ -1,0 +1,83 @@
+"""A reduction along what is contiguous in memory keeps a partial result in each lane of a vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.loops.schedule import Schedule
+from tilewright.loops.schedule.nest import Plain, find_leaf
+from tilewright.space.sketches import acts
+from tilewright.space.sketches.analysis import (
+    depends_on_data,
+    has_reuse,
+    is_contiguous,
+    is_input,
+    is_reduction,
+    lanes_for,
+    loads_in,
+    loops_of,
+    moves_along,
+    stage_of,
+)
+from tilewright.space.sketches.placing import placed
+from tilewright.space.sketches.rows import box_of
+from tilewright.space.sketches.rules.row_reduction import framed_rows
+from tilewright.space.sketches.sketch import Sketch
+
+
+class ReductionFactorisation:
+    """
+
+    total[i] += x[i, k]     ->     total.rf[i, v] += x[i, k.o * 16 + v]
+                                   total[i] += total.rf[i, v]                     (across the lanes)
+    """
+
+    name = "rfactor"
+    alone = True
+
+    def apply(self, sketch: Sketch) -> Sequence[Sketch]:
+        name = sketch.stage
+        if is_input(sketch.start, name) or not is_reduction(sketch.start, name):
+            return ()
+        stage = stage_of(sketch.start, name)
+        along = stage.reductions[-1].var
+        lanes = lanes_for(sketch.work.machine, stage.leaf, along.extent)
+        if lanes < 2 or depends_on_data(stage.leaf) or not _runs_along_memory(stage):
+            return ()
+        framed = framed_rows(sketch)
+        if framed is None or framed.frame is None:
+            return ()
+        block_loop, box, partial = framed.frame.block_loop, box_of(framed, name), f"{name}.rf"
+
+        def in_lanes(schedule: Schedule, stage: str) -> Schedule:
+            """Each result is combined right after its lanes are."""
+            around = acts.spatial_loops(schedule, stage)
+            at = around[-1] if around else block_loop
+            if at is not None:
+                schedule = schedule.compute_at(partial, at)
+            path, leaf = find_leaf(schedule.nest, partial)
+            lane = acts.last_loop(schedule, partial)
+            assert lane is not None
+            schedule = schedule.reorder(*(loop.name for loop in path if loop.var in leaf.reduced), lane)
+            schedule = schedule.vectorise(lane).set_scope(partial, "register")
+            return schedule.vectorise(f"{along.name}.i.final")
+
+        return [
+            framed.visited(
+                placed(framed, name, block_loop, box, in_lanes),
+                name=self.name,
+                start=framed.start.split(along.name, lanes, "guard").rfactor(f"{along.name}.i"),
+                boxes={name: box, partial: lambda values: (*box(values), lanes)},
+            )
+        ]
+
+
+def _runs_along_memory(stage: Plain) -> bool:
+    """Whether it is read along its innermost reduction, and would not better be tiled along its result."""
+    loads, along = loads_in(stage.leaf), stage.reductions[-1].var
+    if not any(is_contiguous(load, along) for load in loads):
+        return False
+    if not has_reuse(stage) or not loops_of(stage):
+        return True
+    vector = loops_of(stage)[-1]
+    return any(moves_along(load, vector) and not is_contiguous(load, vector) for load in loads)

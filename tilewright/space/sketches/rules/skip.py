@@ -1,0 +1,26 @@
+"""Leave it as it is: the output, which the rules for its producers arrange, and inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.space.sketches.analysis import is_input
+from tilewright.space.sketches.rules.pack import is_gathered
+from tilewright.space.sketches.sketch import Sketch
+
+
+class Skip:
+    """
+
+    out[i, j] = max(product[i, j], 0)     ->     the same, for the rules that visit `product` to tile
+    """
+
+    name = "skip"
+    alone = False
+
+    def apply(self, sketch: Sketch) -> Sequence[Sketch]:
+        if sketch.stage == sketch.output:
+            return [sketch.visited()]
+        if not is_input(sketch.start, sketch.stage) or is_gathered(sketch):
+            return ()
+        return [sketch.visited()]

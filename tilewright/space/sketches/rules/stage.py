@@ -1,0 +1,100 @@
+"""What is read often is put into memory of its own first, as much as a block or a panel needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.loops.schedule import Schedule
+from tilewright.loops.schedule.nest import find_leaf
+from tilewright.space.sketches import acts
+from tilewright.space.sketches.analysis import (
+    Extents,
+    bytes_of,
+    depends_on_data,
+    is_input,
+    is_reduction,
+    loads_in,
+    readers_of,
+    tile_of,
+)
+from tilewright.space.sketches.placing import placed
+from tilewright.space.sketches.product import Tiled, TiledOutput
+from tilewright.space.sketches.rows import box_of, is_placeable
+from tilewright.space.sketches.sketch import Move, Sketch, Values
+
+_STAGED_BYTES = 512 << 10
+
+
+class Stage:
+    """
+
+    for blocks: for panels: ... a[i, k]     ->     for blocks: { copy[i, k] = a[i, k]; for panels: ... copy[i, k] }
+
+    Of an input, a copy; of a stage that is no reduction (a border of zeros, a conversion), the stage itself.
+    """
+
+    name = "stage"
+    alone = False
+
+    def apply(self, sketch: Sketch) -> Sequence[Sketch]:
+        if is_input(sketch.start, sketch.stage):
+            return _copied(sketch, self.name)
+        if sketch.stage == sketch.output or is_reduction(sketch.start, sketch.stage):
+            return ()
+        if depends_on_data(find_leaf(sketch.start.nest, sketch.stage)[1]) or not is_placeable(
+            sketch, sketch.stage
+        ):
+            return ()
+        assert sketch.frame is not None
+        machine = sketch.work.machine
+        loop, box = sketch.frame.block_loop, box_of(sketch, sketch.stage)
+        needed = box
+        tiled = product_that_reads(sketch)
+        if tiled is not None and _is_walked(sketch, tiled):
+            tile, loop = tile_of(sketch.start, sketch.stage), tiled.panel_loop
+            leaf = tiled.product.leaf_in(sketch.start)
+            needed = lambda values: tiled.product.operand_box(leaf, tile, tiled.at_panel(values))  # noqa: E731
+        move = placed(
+            sketch, sketch.stage, loop, needed, lambda s, name: acts.stage_in_vectors(s, name, machine)
+        )
+        return [sketch.visited(move, name=self.name, boxes={sketch.stage: box}, operand="staged")]
+
+
+def _copied(sketch: Sketch, name: str) -> Sequence[Sketch]:
+    """An input that a product does not walk in vectors."""
+    tiled = product_that_reads(sketch)
+    if tiled is None or not isinstance(tiled, TiledOutput):
+        return ()
+    if _is_walked(sketch, tiled) or sketch.stage in sketch.start.nest.constants:
+        return ()
+    machine, tile = sketch.work.machine, tile_of(sketch.start, sketch.stage)
+    leaf = tiled.product.leaf_in(sketch.start)
+
+    def box(values: Values) -> Extents:
+        return tiled.product.operand_box(leaf, tile, tiled.at_block(values))
+
+    def act(schedule: Schedule, values: Values) -> Schedule:
+        reader = f"{tiled.product.name}.rf" if int(values["piece"]) else tiled.product.name
+        made = f"{sketch.stage}.of.{reader}"
+        schedule = schedule.cache_read(sketch.stage, reader).compute_at(made, tiled.block_loop)
+        return acts.stage_in_vectors(schedule, made, machine)
+
+    move = Move(
+        act,
+        legal=lambda values: bytes_of(tile, box(values)) <= _STAGED_BYTES,
+        scratch=lambda values: bytes_of(tile, box(values)),
+    )
+    return [sketch.visited(move, name=name, operand="staged")]
+
+
+def _is_walked(sketch: Sketch, tiled: Tiled) -> bool:
+    """Whether the product walks the next tensor in vectors."""
+    loads = loads_in(tiled.product.leaf_in(sketch.start))
+    return any(tiled.product.is_walked(load) for load in loads if load.source.name == sketch.stage)
+
+
+def product_that_reads(sketch: Sketch) -> Tiled | None:
+    """The product that alone reads the next input."""
+    readers = {leaf.stage for leaf in readers_of(sketch.start, sketch.stage)}
+    found = [tiled for tiled in sketch.products if readers == {tiled.product.name}]
+    return found[0] if found else None

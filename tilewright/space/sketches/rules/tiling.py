@@ -1,0 +1,103 @@
+"""Multi-level tiling, with the consumer fused: a reduction whose elements share data, in six levels of loops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.space.sketches.analysis import (
+    consumer_of,
+    depends_on_data,
+    has_reuse,
+    is_input,
+    is_reduction,
+    loads_in,
+    loops_of,
+    moves_along,
+    needs,
+    stage_of,
+)
+from tilewright.space.sketches.product import Product, TiledOutput, TiledStage
+from tilewright.space.sketches.sketch import Sketch
+
+
+class MultiLevelTiling:
+    """
+
+    product[i, j] += a[i, k] * b[k, j]     ->     S S R S R S, the innermost tile in registers,
+    out[i, j] = max(product[i, j], 0)             and `out` of each tile after it
+
+    The picture is at the head of `product.py`.
+    """
+
+    name = "tile"
+    alone = False
+
+    def apply(self, sketch: Sketch) -> Sequence[Sketch]:
+        found = tiled(sketch, self.name, micro=False)
+        return [each for each in found if not suits_micro_kernel(each)]
+
+
+def suits_micro_kernel(sketch: Sketch) -> bool:
+    """Whether the last product is a sum of products of two elements as they lie in memory, one of which does not move
+    along the vectors, and the other not along the rows."""
+    product = sketch.products[-1].product
+    leaf, row = product.stage.leaf, product.row
+    if leaf.kind != "sum" or leaf.target.dtype not in (DType.F32, DType.F64) or row is None:
+        return False
+    value = leaf.value
+    if not (isinstance(value, te.Call) and value.op == "mul"):
+        return False
+    moves = [
+        (moves_along(operand, product.own(row)), product.is_walked(operand))
+        for operand in value.args
+        if isinstance(operand, te.Load)
+    ]
+    return sorted(moves) == [(False, True), (True, False)]
+
+
+def tiled(sketch: Sketch, name: str, *, micro: bool) -> Sequence[Sketch]:
+    """The next stage in tiles, where it is a reduction that shares data and that one stage reads."""
+    if is_input(sketch.start, sketch.stage) or not is_reduction(sketch.start, sketch.stage):
+        return ()
+    stage = stage_of(sketch.start, sketch.stage)
+    consumer = consumer_of(sketch.start, sketch.stage)
+    if (
+        consumer is None
+        or not has_reuse(stage)
+        or depends_on_data(stage.leaf)
+        or not loops_of(consumer.stage)
+    ):
+        return ()
+    product = Product(sketch.work, consumer, stage, micro)
+    if not any(product.is_walked(load) for load in loads_in(stage.leaf)):
+        return ()
+    if consumer.name in sketch.boxes and sketch.frame is not None:
+        rename = {knob: sketch.unused(knob) for knob in ("rows", "vectors", "unroll")}
+        inner = TiledStage(product, sketch.frame.block_loop, rename, sketch.boxes[consumer.name])
+        return [
+            sketch.visited(
+                inner.move(),
+                name=name,
+                product=inner,
+                boxes={sketch.stage: lambda values: product.box_of(inner.box(values))},
+            )
+        ]
+    if sketch.frame is not None or consumer.name != sketch.output:
+        return ()
+    inputs_only = all(
+        not is_reduction(sketch.start, other)
+        for other in needs(sketch.start, sketch.output)
+        if other != sketch.stage
+    )
+    frame = TiledOutput(product)
+    return [
+        sketch.visited(
+            *frame.moves(pieces=stage.leaf.kind == "sum", chunks=inputs_only),
+            name=name,
+            frame=frame,
+            product=frame,
+            boxes={sketch.stage: lambda values: product.box_of(frame.at_block(values))},
+        )
+    ]

@@ -1,0 +1,37 @@
+"""The default program as a template: one config, no knobs. It computes whatever has a formula."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.loops.default import default_program
+from tilewright.loops.formula import Formula
+from tilewright.loops.ir import Program
+from tilewright.space.space import Config, Space
+from tilewright.space.template import Applied, Terms, Work
+
+NAME = "default"
+DEFAULT = Config(NAME, ())
+
+
+class Default:
+    name = NAME
+
+    def apply(self, work: Work) -> Applied | None:
+        return None if work.formula is None else AppliedDefault(work, work.formula)
+
+
+@dataclass(frozen=True)
+class AppliedDefault:
+    work: Work
+    formula: Formula
+
+    @property
+    def space(self) -> Space:
+        return Space(NAME, (), lambda values: True)
+
+    def terms(self, config: Config) -> Terms | None:
+        return None
+
+    def program(self, config: Config) -> Program:
+        return default_program(self.formula, self.work.machine)

@@ -1,0 +1,256 @@
+"""Contractions whose result is written along another axis than the weight is stored along: channels-first convolutions.
+
+The loops are those of `contraction.py`, with the channels of the result in the lanes of vectors. The data is read, or
+staged, in the order in which it lies: what is multiplied with a panel is one element of it in all lanes, and that may
+come from anywhere. Only the sums have to be turned:
+
+    for every panel:
+      for pieces of the taps, for every `rows` rows of the block:
+        ...
+        sums[row, :] = acc                                          (scratch memory of rows x panel)
+      for every square of the sums:
+        turn it in registers
+        out[channel, rows] = epilogue(its rows)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from tilewright import te
+from tilewright.loops.formula import Formula
+from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, Transpose, block, nest
+from tilewright.loops.tiling import Tiles, extent_of, pack_operand, power_of_two_below, whole
+from tilewright.space.space import Config
+from tilewright.space.template import Applied, Terms, Work
+from tilewright.space.templates.cpu.contraction import AppliedContraction, ContractionNest, Shape
+from tilewright.space.templates.cpu.product import Coordinate, Product, coordinates
+from tilewright.te.index import coefficient, linear
+
+NAME = "turned"
+_FEWEST_LANES = 4
+_WRITTEN_WINDOW = 16  # taps of a window that are written out at most
+_LINE = 64
+_TURNING = 2.0  # cycles for a vector that is turned, beside the shuffles
+_RUN = 20.0  # cycles for a run of the data that is read for the first time
+_GATHERED = 1.0  # cycles for an element that is not copied in a run
+_PAGE, _PAGES, _PAGE_MISS = 4096, 32, 3.0  # pages that are found at once, cycles for another
+
+
+class Turned:
+    name = NAME
+
+    def apply(self, work: Work) -> Applied | None:
+        product = turned_product_of(work.formula)
+        if product is None:
+            return None
+        dims = coordinates(product)
+        if dims is None:
+            return None
+        applied = _Applied(work, product, product.in_storage_order(dims))
+        return applied if applied.lanes >= _FEWEST_LANES else None
+
+
+@dataclass(frozen=True)
+class TurnedProduct(Product):
+    """A product whose rows, not its vectors, are contiguous in the result."""
+
+    image: tuple[te.Var, ...]  # the axes that lie together at the end of the result, outermost first
+
+    @cached_property
+    def rows(self) -> tuple[te.Var, ...]:
+        return self.image
+
+    @cached_property
+    def shared(self) -> tuple[te.Var, ...]:
+        return tuple(axis for axis in self.formula.axes if axis not in self.image and axis != self.vector)
+
+    @cached_property
+    def taps(self) -> tuple[te.Var, ...]:
+        """In the order of the data: what is near is read together."""
+        return tuple(sorted(self.reduction.axes, key=lambda tap: -self.step(tap)))
+
+    @property
+    def cut(self) -> int:
+        return 0
+
+    def step(self, axis: te.Var) -> int:
+        return max(abs(coefficient(load.indices[0], axis) or 0) for load in te.loads(self.data))
+
+    def in_storage_order(self, dims: Sequence[Coordinate]) -> tuple[Coordinate, ...]:
+        def step(dim: Coordinate) -> int:
+            return max(self.step(axis) for axis in (dim.axis, dim.tap) if axis is not None)
+
+        return tuple(sorted(dims, key=lambda dim: -step(dim)))
+
+
+def turned_product_of(formula: Formula | None) -> TurnedProduct | None:
+    """The formula as a product of data and a constant, the constant's own axis in vectors; None where it is none."""
+    if formula is None or len(formula.reductions) != 1 or set(formula.rows) != set(formula.axes):
+        return None
+    (reduction,) = formula.reductions
+    body = reduction.body
+    if reduction.kind != "sum" or not (isinstance(body, te.Call) and body.op == "mul"):
+        return None
+    loads = [load for e in formula.expressions() for load in te.loads(e)]
+    if any(te.loads(load.indices[0]) for load in loads if load.indices):
+        return None
+    for data, weight in (body.args, body.args[::-1]):
+        plain = weight.value if isinstance(weight, te.Cast) else weight
+        if not isinstance(plain, te.Load) or plain.source not in formula.constants:
+            continue
+        if sum(load.source == plain.source for load in loads) > 1 or not te.loads(data):
+            continue
+        product = _with_image(formula, data, weight)
+        if product is not None and _can_be_packed(product):
+            return product
+    return None
+
+
+def _with_image(formula: Formula, data: te.Expr, weight: te.Expr) -> TurnedProduct | None:
+    in_data, in_weight = te.variables(data), te.variables(weight)
+    own = [axis for axis in formula.axes if axis in in_weight and axis not in in_data]
+    image: list[te.Var] = []
+    size = 1
+    for axis in sorted(formula.axes, key=lambda each: coefficient(formula.store, each) or 0):
+        if coefficient(formula.store, axis) != size or axis not in in_data or axis in in_weight:
+            break
+        image.insert(0, axis)
+        size *= axis.extent
+    if not own or not image or any(len(dims) > 1 and not _is_flat(formula, dims) for dims in (image,)):
+        return None
+    vector = max(own, key=lambda axis: axis.extent)
+    return TurnedProduct(formula, data, weight, vector, tuple(image))
+
+
+def _is_flat(formula: Formula, image: Sequence[te.Var]) -> bool:
+    """Whether what is behind the sum sees the axes of the image as one."""
+    for load in te.loads(formula.value):
+        form = linear(load.indices[0]) if load.indices else None
+        if form is None:
+            continue
+        steps = [form.terms.get(axis, 0) for axis in image]
+        dense = [steps[-1] * extent_of(image[number + 1 :]) for number in range(len(image))]
+        if steps != dense or any(not isinstance(atom, te.Var) for atom in form.terms):
+            return False
+    return not set(image) & {
+        v for node in te.walk(formula.value) if _compares(node) for v in te.variables(node)
+    }
+
+
+def _compares(node: te.Expr) -> bool:
+    return isinstance(node, te.Select) or (isinstance(node, te.Call) and node.dtype.short == "bool")
+
+
+def _can_be_packed(product: TurnedProduct) -> bool:
+    load = product.weight_load
+    walk = [whole(a) for a in (*product.shared, product.vector, *product.taps) if a in te.variables(load)]
+    return pack_operand(load, walk) is not None
+
+
+class _Applied(AppliedContraction):
+    name = NAME
+    product: TurnedProduct
+
+    def _unrolls(self) -> tuple[int, ...]:
+        windows = {extent_of(self.product.taps[n:]) for n in range(1, len(self.product.taps))}
+        return tuple(sorted({*super()._unrolls(), *(n for n in windows if 1 < n <= _WRITTEN_WINDOW)}))
+
+    def terms(self, config: Config) -> Terms:
+        terms = super().terms(config)
+        shape = self._shape(dict(config.values))
+        product = self.product
+        copies = extent_of(product.shared) * shape.blocks * shape.chunks
+        passes = copies * shape.per_chunk
+        tiles = self._tiles_per_block(shape)
+        pieces = product.taps[0].extent // (shape.tap_block or product.taps[0].extent)
+        points = points_of(product, shape)
+        turned = float(passes * points * shape.panels.size)
+        side = min(self.lanes, power_of_two_below(points))
+        scalar = turned * (_TURNING + side.bit_length()) / side
+        extents = self._staged_extents(shape)
+        runs = copies * math.prod(extents[:-1])
+        scalar += runs * _RUN
+        if shape.staged and self._gathers:
+            scalar += runs * extents[-1] * _GATHERED
+        pitch = min(_PAGE, 4 * product.step(product.taps[0]))
+        if not shape.staged and product.length // pieces * pitch > _PAGES * _PAGE:
+            scalar += passes * tiles * product.length * _PAGE_MISS
+        read = tiles * self._tile_bytes(shape)
+        again = passes * read if read // pieces > self.machine.caches.l1 // 2 else 0
+        return replace(
+            terms,
+            loads=terms.loads + turned / self.lanes,
+            stores=terms.stores + turned / self.lanes,
+            from_l2=terms.from_l2 + again,
+            scalar=terms.scalar + scalar,
+        )
+
+    @cached_property
+    def _gathers(self) -> bool:
+        """Whether neighbours along the last axis of the image are copied from places that are not side by side."""
+        return self._last_dim.tap is None and self.product.step(self.product.image[-1]) > 1
+
+    @cached_property
+    def _last_dim(self) -> Coordinate:
+        assert self.dims is not None
+        return next(dim for dim in self.dims if dim.axis == self.product.image[-1])
+
+    def _tile_bytes(self, shape: Shape) -> int:
+        """The lines that a register tile reads: of each row of the window some neighbours, for each outer tap."""
+        step = self._last_dim.axis_step if shape.staged else self.product.step(self.product.image[-1])
+        outer, *window = self.product.taps
+        span = (shape.rows - 1) * step + (window[-1].extent if window else 1) - 1
+        rows = outer.extent * extent_of(window[:-1])
+        return rows * (_LINE + 4 * span)
+
+    def nest_of(self, shape: Shape) -> ContractionNest:
+        return _Nest(self, shape)
+
+
+def points_of(product: TurnedProduct, shape: Shape) -> int:
+    """Elements of the image in a block."""
+    return shape.block * extent_of(product.image[1:])
+
+
+class _Nest(ContractionNest):
+    product: TurnedProduct
+
+    def __init__(self, applied: _Applied, shape: Shape) -> None:
+        super().__init__(applied, shape)
+        self.points = points_of(self.product, shape)
+        self.sums = Buffer("sums", self.accumulator.dtype, self.points * shape.panels.size, Scope.SCRATCH)
+
+    def _finished(self, kept: te.Expr) -> Store:
+        point: te.Expr = te.as_index(0)
+        for axis in self.product.image:
+            place = self.values.get(axis, axis)
+            if axis == self.product.image[0]:
+                place = place - self.block_start
+            point = point * axis.extent + place
+        return Store(self.sums, point * self.shape.panels.size + self.vec * self.lanes + self.lane, kept)
+
+    def _after_tiles(self) -> list[Stmt]:
+        """The sums turned, square by square, and what is behind them."""
+        side = min(self.lanes, power_of_two_below(self.points))
+        square = Buffer("square", self.sums.dtype, side * side, Scope.REGISTER)
+        points = Tiles(te.Var("point", self.points), side)
+        column = te.Var("column", self.shape.panels.size // side)
+        step, lane = te.Var("q", side), te.Var("w", side)
+        in_square = [(step, Kind.UNROLL), (lane, Kind.VECTOR)]
+        element = step * side + lane
+        place = (points.start() + step) * self.shape.panels.size + column * side + lane
+        fill = nest(in_square, Store(square, element, te.Load(self.sums, (place,))))
+        values: dict[te.Var, te.Expr] = dict.fromkeys(self.product.image, te.as_index(0))
+        values[self.product.image[-1]] = self._first_point() + points.start() + lane
+        values[self.product.vector] = self.shape.panels.start_of(self.which_panel) + column * side + step
+        value = te.substitute(self._result(te.Load(square, (element,))), values)
+        write = nest(in_square, Store(self.formula.output, te.substitute(self.formula.store, values), value))
+        turned = block(fill, Transpose(square, side, side, side), write)
+        return [nest([(column, Kind.SERIAL), (points.var, Kind.SERIAL)], turned)]
+
+    def _first_point(self) -> te.Expr:
+        return self.block_start * extent_of(self.product.image[1:])

@@ -1,0 +1,5 @@
+"""The version, where every room may ask for it."""
+
+from __future__ import annotations
+
+VERSION = "0.1.0"

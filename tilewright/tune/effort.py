@@ -1,0 +1,60 @@
+"""How much to measure, and for how long."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilewright.errors import OptionError
+
+CONVERGED = 0.01  # expected gain, as a share of the time, under which a task or a model is done
+
+_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class Effort:
+    seconds: float  # the budget where none is given
+    round: int  # configs of one task that are measured before the next task is chosen
+    trials: int  # of one task, at most
+
+
+EFFORTS = {"quick": Effort(60.0, 4, 48), "full": Effort(math.inf, 8, 512)}
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a caller asks for. `db`: the database's file, None for the one in the cache folder."""
+
+    effort: str = "quick"
+    budget: float | None = None
+    seed: int = 0
+    search: str = "guided"
+    db: Path | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.preset.seconds if self.budget is None else self.budget
+
+    @property
+    def preset(self) -> Effort:
+        return EFFORTS[self.effort]
+
+
+def parse_duration(value: float | str, name: str = "budget") -> float:
+    """Seconds: `120`, `"120s"`, `"1.5m"`, `"250ms"`. OptionError unless they are above 0."""
+    seconds = math.nan
+    if isinstance(value, str):
+        match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|)", value.strip())
+        if match is not None:
+            seconds = float(match[1]) * _UNITS[match[2]]
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value)
+    if not seconds > 0:
+        raise OptionError(
+            f"{name}={value!r} is not possible; it is a time above 0",
+            remedy=f'give {name} in seconds, such as 120, or with a unit, such as "120s" or "5m"',
+        )
+    return seconds

@@ -1,0 +1,143 @@
+"""A lock file: the config of every task of a build, as JSON for people to read, that makes the same build again.
+
+    {"format": 1, "numerics": "fast", "tasks": {
+       "5f1c...": {"label": "conv+add+relu", "kernel": "9b0e...", "template": "contraction", "values": {"rows": 6}}}}
+
+`kernel` is a fingerprint of everything that decides the machine code: the program, the machine, the numerics, the code
+generator and LLVM. A build with a lock either has exactly these kernels or says which it cannot have.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from tilewright.codegen.llvm.build import kernel_key
+from tilewright.errors import LockError, TilewrightError
+from tilewright.space.candidates import Candidates
+from tilewright.space.space import Config, Value
+from tilewright.space.template import Work
+from tilewright.tune.choose import Choice
+
+FORMAT = 1
+_NAMED = 5  # complaints that a message spells out
+
+
+class LockedTask(msgspec.Struct, frozen=True):
+    label: str
+    kernel: str
+    template: str
+    values: dict[str, Value] = {}
+
+    @property
+    def config(self) -> Config:
+        return Config.of(self.template, self.values)
+
+
+class Lock(msgspec.Struct, frozen=True):
+    format: int
+    numerics: str
+    tasks: dict[str, LockedTask]  # by key of the task
+
+
+def lock_of(choices: Mapping[str, Choice], works: Mapping[str, Work], numerics: str) -> Lock:
+    tasks = {}
+    for key, choice in choices.items():
+        kernel = kernel_key(choice.program, works[key].machine, numerics)
+        config = choice.config
+        tasks[key] = LockedTask(works[key].task.label, kernel, config.template, dict(config.values))
+    return Lock(FORMAT, numerics, tasks)
+
+
+def locked_choices(lock: Lock, works: Mapping[str, Work], numerics: str, path: Path) -> dict[str, Choice]:
+    """What the lock says for every one of `works`. Its other tasks are of other models, and are left alone."""
+    if lock.numerics != numerics:
+        raise LockError(
+            f"{path} is of a build with numerics={lock.numerics!r}, and this one has {numerics!r}"
+        )
+    choices: dict[str, Choice] = {}
+    complaints: list[str] = []
+    for key, work in works.items():
+        try:
+            choices[key] = _locked_choice(lock.tasks.get(key), work, numerics)
+        except _Misfit as misfit:
+            complaints.append(f"{work.task.label} ({key[:8]}): {misfit}")
+    if complaints:
+        named = [f"  {complaint}" for complaint in complaints[:_NAMED]]
+        if len(complaints) > _NAMED:
+            named.append(f"  and {len(complaints) - _NAMED} more")
+        count = f"{len(complaints)} of {len(works)} tasks"
+        raise LockError("\n".join((f"{path} does not fit this build, for {count}:", *named)))
+    return choices
+
+
+class _Misfit(Exception):
+    """Why a task cannot be built as its lock says."""
+
+
+def _locked_choice(locked: LockedTask | None, work: Work, numerics: str) -> Choice:
+    if locked is None:
+        raise _Misfit("the lock has no such task")
+    candidates = Candidates.of(work)
+    if not candidates.is_legal(locked.config):
+        raise _Misfit(f"its config is none of this version's: {locked.config}")
+    try:
+        program = candidates.program(locked.config)
+    except TilewrightError as error:
+        raise _Misfit(f"its config makes no program any more: {error.message}") from None
+    if kernel_key(program, work.machine, numerics) != locked.kernel:
+        raise _Misfit(
+            "its config gives another kernel here: the machine, LLVM or this program's version differ"
+        )
+    return Choice(program, locked.config, None)
+
+
+# -- the file ---------------------------------------------------------------------------------------------------------
+
+
+def read_lock(path: Path) -> Lock | None:
+    """None where there is no such file."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LockError(f"cannot read the lock file {path}: {error.strerror or error}") from None
+    try:
+        version = msgspec.json.decode(data, type=_Head).format
+        if version != FORMAT:
+            raise LockError(
+                f"{path} is of format {version}, and this version of Tilewright writes {FORMAT}",
+                remedy="build with the version that wrote it, or remove it and choose anew",
+            )
+        return msgspec.json.decode(data, type=Lock)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise LockError(f"{path} is no lock file: {error}") from None
+
+
+class _Head(msgspec.Struct):
+    format: int
+
+
+def write_lock(path: Path, lock: Lock) -> None:
+    """Aside first, then in its place: a reader sees all of it or none. Its tasks are in order, for those who compare
+    two."""
+    ordered = Lock(lock.format, lock.numerics, dict(sorted(lock.tasks.items())))
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=2) + b"\n")
+        os.replace(aside, path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise LockError(f"cannot write the lock file {path}: {error.strerror or error}") from None
+
+
+def check_lockable(path: Path) -> None:
+    """LockError where a lock file could not be written: better before measuring than after."""
+    if not path.parent.is_dir():
+        raise LockError(f"cannot write the lock file {path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise LockError(f"cannot write the lock file {path}: the folder is read-only")

@@ -1,0 +1,102 @@
+"""Where a tuning run stands, as plain data: made from the events of its trace, for whoever draws them.
+
+progress = Progress()
+tilewright.compile(model, inputs, effort="quick", trace=Trace(listener=progress))
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tilewright.support.trace import Event
+
+
+@dataclass
+class TaskProgress:
+    label: str
+    calls: int
+    before: float  # seconds of the config that was chosen without measuring: predicted, later measured
+    best: float
+    trials: int = 0
+    gain: float | None = None  # expected of further trials, as a share of `best`
+    state: str = "waiting"  # then "measuring", "measured", "done", "confirmed"; or "known" from the start
+
+    @property
+    def seconds(self) -> float:
+        """In one call of the models."""
+        return self.calls * self.best
+
+
+@dataclass
+class Progress:
+    """A listener of the trace. `failures`: trials that gave no time, by kind."""
+
+    clock: Callable[[], float] = time.monotonic
+    tasks: dict[str, TaskProgress] = field(default_factory=dict)
+    failures: Counter[str] = field(default_factory=Counter)
+    budget: float = 0.0
+    ended: str = ""  # why: "known", "converged", "budget", "exhausted", "met", "interrupted"
+    _began: float = 0.0
+
+    def __call__(self, kind: str, event: Event) -> None:
+        notes = event.notes
+        if event.name == "tune.begin":
+            self.budget, self._began = notes["budget"], self.clock()
+            self.tasks = {
+                task["key"]: TaskProgress(
+                    task["label"],
+                    task["calls"],
+                    task["seconds"],
+                    task["seconds"],
+                    state="known" if task["known"] else "waiting",
+                )
+                for task in notes["tasks"]
+            }
+        elif event.name == "tune.end":
+            self.ended = notes["why"]
+        elif event.name in ("tune.round", "tune.confirm"):
+            task = self.tasks[notes["task"]]
+            if kind == "begin":
+                task.state = "measuring"
+            elif "best" in notes:  # an interrupted round has no results
+                task.best, task.before = notes["best"], notes["before"]
+                if event.name == "tune.confirm":
+                    task.state = "confirmed"
+                    return
+                task.trials += notes["trials"]
+                task.gain = notes["gain"]
+                task.state = "done" if notes["done"] else "measured"
+                self.failures.update(notes["failures"])
+
+    @property
+    def trials(self) -> int:
+        return sum(task.trials for task in self.tasks.values())
+
+    @property
+    def before(self) -> float:
+        """Seconds of one call of the models, as chosen without measuring."""
+        return sum(task.calls * task.before for task in self.tasks.values())
+
+    @property
+    def best(self) -> float:
+        return sum(task.seconds for task in self.tasks.values())
+
+    @property
+    def gain(self) -> float | None:
+        """Expected of going on, as a share of the time; None while tasks are unmeasured."""
+        expected = 0.0
+        for task in self.tasks.values():
+            if task.state in ("known", "done", "confirmed"):
+                continue
+            if task.gain is None:
+                return None
+            expected += task.gain * task.seconds
+        return expected / self.best if self.best else 0.0
+
+    @property
+    def left(self) -> float:
+        """Seconds of the budget."""
+        return max(0.0, self.budget - (self.clock() - self._began))

@@ -1,0 +1,160 @@
+"""One task while it is tuned: what could compute it, what was measured, what to measure next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+
+from tilewright.cost.analytical import Analytical
+from tilewright.cost.boosted import Boosted
+from tilewright.cost.model import CostModel
+from tilewright.db.record import Key, Record
+from tilewright.db.versions import sources
+from tilewright.measure.runner import Measurement
+from tilewright.measure.trial import TaskJob
+from tilewright.search import SEARCHES, Searcher
+from tilewright.space.candidates import Candidates
+from tilewright.space.outcome import Outcome
+from tilewright.space.space import Config
+from tilewright.space.template import Work
+from tilewright.tune.allocate import Standing, kind_of
+from tilewright.tune.choose import Choice, choose
+from tilewright.tune.effort import CONVERGED, EFFORTS, Tuning
+from tilewright.tune.experience import Past, outcome_of
+
+_PATIENCE = 3  # rounds in which nothing could be measured
+
+
+class Subject:
+    def __init__(self, work: Work, threads: int, tuning: Tuning, past: Past) -> None:
+        self.work, self.threads = work, threads
+        self.key = Key.of(work, threads)
+        self.job = TaskJob.of(work, threads)
+        self.candidates = Candidates.of(work)
+        self.start = choose(work)  # what would run if nothing were measured
+        self.trials = 0  # of this run and those before
+        self.failures: Counter[str] = Counter()
+        self.complete = False  # nothing more is expected, however long it goes on
+        self.times: dict[Config, float] = {}  # seconds of every config that was measured and is right
+        self._failed: dict[Config, str] = {}
+        self._tuning, self._past = tuning, past
+        task = work.task
+        kind = kind_of(node.op for node in task.graph.nodes() if not node.is_input and not node.is_constant)
+        predicted = Analytical(self.candidates, threads).seconds(self.start.config)
+        self.standing = Standing(kind, float(task.flops or task.bytes), predicted)
+        if self.candidates.size == 1:  # there is nothing to choose, and its time would change nothing
+            self.complete = self.standing.done = True
+
+    @property
+    def label(self) -> str:
+        return self.work.task.label
+
+    # -- what was measured --------------------------------------------------------------------------------------------
+
+    @property
+    def best(self) -> Config:
+        """The fastest that was measured; of equal ones, and of those that cannot be told apart from it, the one that
+        would be taken anyway comes first."""
+        return min(
+            self.times,
+            key=lambda config: (self.times[config], config != self.start.config, str(config)),
+            default=self.start.config,
+        )
+
+    @property
+    def before(self) -> float:
+        """Seconds of what would run if nothing were measured: predicted until it is."""
+        return self.times.get(self.start.config, self.standing.predicted)
+
+    def resume(self, records: Sequence[Record]) -> None:
+        """What earlier runs have measured, as if it had been measured now. Times of kernels that may have changed since
+        are left out."""
+        outcomes = [
+            outcome_of(record)
+            for record in records
+            if record.versions.sources == sources() and self.candidates.is_legal(record.config)
+        ]
+        size = self._tuning.preset.round
+        for begin in range(0, len(outcomes), size):
+            self._learn(outcomes[begin : begin + size])
+
+    # -- what to measure ----------------------------------------------------------------------------------------------
+
+    def ask(self) -> list[Config]:
+        """The configs of the next round, the one to beat in the first; none where the search is at its end."""
+        configs = [] if self._is_known(self.start.config) else [self.start.config]
+        while len(configs) < self._tuning.preset.round:
+            asked = self._searcher.ask(self._tuning.preset.round - len(configs))
+            if not asked or self._searcher.done:  # which a search that was resumed knows only now
+                self.complete = self.standing.done = True
+                break
+            known = [config for config in asked if self._is_known(config)]
+            self._searcher.tell([self._outcome(config) for config in known])
+            configs += [config for config in asked if config not in known and config not in configs]
+        return configs
+
+    def tell(self, measurements: Sequence[Measurement], predicted: Sequence[float]) -> list[Record]:
+        """The records of a round's measurements, which the search has learned from."""
+        self._learn([measurement.outcome for measurement in measurements])
+        return [
+            Record.of(
+                self.work,
+                self.threads,
+                measurement.config,
+                times=measurement.times,
+                error=measurement.error,
+                failure=measurement.failure,
+                message=measurement.message,
+                build_seconds=measurement.build_seconds,
+                predicted=seconds,
+            )
+            for measurement, seconds in zip(measurements, predicted, strict=False)
+        ]
+
+    def predict(self, configs: Sequence[Config]) -> list[float]:
+        return [float(seconds) for seconds in self._model.predict(configs).seconds]
+
+    @property
+    def gain(self) -> float | None:
+        """Expected of further trials, as a share of the best time; None while that is anybody's guess."""
+        return 0.0 if self.standing.done else self._searcher.expected_gain
+
+    def _learn(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            self.trials += 1
+            if outcome.seconds is None:
+                self.failures[outcome.failure] += 1
+                self._failed[outcome.config] = outcome.failure
+            else:
+                self.times[outcome.config] = min(
+                    outcome.seconds, self.times.get(outcome.config, outcome.seconds)
+                )
+        self._searcher.tell(outcomes)
+        self.standing.times.append(self.times.get(self.best, self.standing.predicted))
+        gain = self._searcher.expected_gain
+        converged = gain is not None and gain < CONVERGED
+        hopeless = not self.times and len(self.standing.times) >= _PATIENCE
+        long_enough = self.trials >= EFFORTS["full"].trials
+        self.complete = self._searcher.done or converged or hopeless or long_enough
+        self.standing.done = self.complete or self.trials >= self._tuning.preset.trials
+
+    def _is_known(self, config: Config) -> bool:
+        return config in self.times or config in self._failed
+
+    def _outcome(self, config: Config) -> Outcome:
+        return Outcome(config, self.times.get(config), self._failed.get(config, ""))
+
+    @cached_property
+    def _model(self) -> CostModel:
+        warm = self._past.experience(self.key, self.label)
+        return Boosted(self.candidates, self.threads, seed=self._tuning.seed, warm=warm)
+
+    @cached_property
+    def _searcher(self) -> Searcher:
+        return SEARCHES[self._tuning.search](self.candidates, self._model, self._tuning.seed)
+
+    def choice(self, config: Config, seconds: float | None) -> Choice:
+        if config == self.start.config:
+            return Choice(self.start.program, config, seconds or self.start.predicted)
+        return Choice(self.candidates.program(config), config, seconds)

@@ -1,0 +1,337 @@
+"""The loop: rounds of measurements, each for the task where they are worth most, and a last race for each winner.
+
+    tasks that the database has decided on are taken from there; if all are, nothing is measured
+    each other task: what earlier runs have measured is learned from as if it were measured now
+    until the budget is spent or no more than 1% is expected:
+        the task that a round is worth most for; its search asks for a few configs
+        they are built, checked and timed, kept in the database, and told to the search
+    every winner runs against what would have been chosen without measuring, taking turns; that decision is kept
+
+An interrupt ends the measuring and keeps the rest: the best so far is returned, and the next run goes on from there.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tilewright.db.database import Database
+from tilewright.db.record import Decision, Key
+from tilewright.db.versions import code_of, holds
+from tilewright.graph.task import Task
+from tilewright.hw import CpuMachine
+from tilewright.measure.runner import Measurement, Runner
+from tilewright.measure.trial import TaskJob
+from tilewright.space.candidates import Candidates
+from tilewright.space.space import Config
+from tilewright.space.template import Work
+from tilewright.support.trace import Trace
+from tilewright.tune.allocate import Goal, Objective, next_task
+from tilewright.tune.choose import Choice
+from tilewright.tune.effort import CONVERGED, Tuning
+from tilewright.tune.experience import Past
+from tilewright.tune.interrupt import Shield, interruptible
+from tilewright.tune.subject import Subject
+
+
+class Measuring(Protocol):
+    """What the loop needs of a Runner."""
+
+    def __enter__(self) -> Measuring: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def measure(
+        self, job: TaskJob, configs: Sequence[Config], *, best: float | None, deadline: float | None
+    ) -> list[Measurement]: ...
+
+    def race(self, job: TaskJob, configs: Sequence[Config], seconds: float) -> list[list[float]]: ...
+
+
+_FINALISTS = 3  # configs of a task, beside the one to beat
+_CLOSE = 1.05  # times the best time, within which a config may turn out to be the best
+_BETTER = 0.99  # of the time to beat: what a winner must stay under
+_UNCONFIRMED = 0.97  # the same without a last race, after an interrupt
+_RACE_SECONDS = 0.4
+_RACE_OVERHEAD = 0.6  # seconds, until races have shown what they take
+_MOST_RESERVED = 0.3  # of the budget, for races
+
+
+def tune(
+    tasks: Mapping[str, tuple[Task, int]],
+    machine: CpuMachine,
+    tuning: Tuning,
+    *,
+    numerics: str,
+    threads: int,
+    trace: Trace,
+    objective: Objective | None = None,
+    runner: Callable[[int], Measuring] = Runner,
+) -> dict[str, Choice]:
+    """A choice for every task that computes something, by key, within the seconds of `tuning`. `objective`: where it is
+    not the time of one model that calls each task as often as `tasks` says. `runner`: of so many threads."""
+    works = {key: Work(task, machine, numerics) for key, (task, _) in tasks.items() if task.output.type.size}
+    calls = {key: tasks[key][1] for key in works}
+    objective = objective or Objective((Goal(calls),))
+    deadline = time.monotonic() + tuning.seconds
+    with Database.open(tuning.db) as database, interruptible() as shield:
+        run = _Run(works, calls, objective, tuning, threads, database, deadline, shield, trace)
+        return run.choices(runner)
+
+
+@dataclass(frozen=True)
+class _Known:
+    decision: Decision
+    choice: Choice
+
+
+class _Run:
+    def __init__(
+        self,
+        works: Mapping[str, Work],
+        calls: Mapping[str, int],
+        objective: Objective,
+        tuning: Tuning,
+        threads: int,
+        database: Database,
+        deadline: float,
+        shield: Shield,
+        trace: Trace,
+    ) -> None:
+        self.works, self.calls, self.objective = works, calls, objective
+        self.tuning, self.threads, self.database = tuning, threads, database
+        self.begun, self.deadline = time.monotonic(), deadline
+        self.shield, self.trace = shield, trace
+        self.past = Past(database)
+        self.subjects: dict[str, Subject] = {}
+        self.chosen: dict[str, Choice] = {}
+        self._race_seconds = _RACE_SECONDS + _RACE_OVERHEAD
+
+    def choices(self, runner: Callable[[int], Measuring]) -> dict[str, Choice]:
+        why = "known"
+        try:
+            with self.shield():
+                known = self._known()
+                self.chosen = {key: one.choice for key, one in known.items()}
+                self.subjects = {
+                    key: Subject(work, self.threads, self.tuning, self.past)
+                    for key, work in self.works.items()
+                    if key not in known
+                }
+            self._begin(known)
+            if self.subjects:
+                why = self._measure(known, runner)
+        except KeyboardInterrupt:
+            why = "interrupted"
+        with self.shield(ignoring=True):
+            self.trace.mark("tune.end", why=why)
+            for key, subject in self.subjects.items():
+                if key not in self.chosen:
+                    self.chosen[key] = self._unconfirmed(subject)
+            return {key: self.chosen[key] for key in self.works}
+
+    # -- what is known ------------------------------------------------------------------------------------------------
+
+    def _known(self) -> dict[str, _Known]:
+        """The decisions that are as good as those that this run would make."""
+        decided = self._decided()
+        complete = len(decided) == len(self.works) and any(one.decision.trials for one in decided.values())
+        if complete and self._is_met({key: one.decision.seconds for key, one in decided.items()}):
+            return decided
+        found = {key: one for key, one in decided.items() if serves(one.decision, self.tuning)}
+        if complete and len(found) == len(decided):
+            return found
+        # What was left unmeasured for want of time has its turn now.
+        return {key: one for key, one in found.items() if one.decision.trials}
+
+    def _is_met(self, best: Mapping[str, float]) -> bool:
+        return not any(self.objective.weight(key, best) for key in best)
+
+    def _decided(self) -> dict[str, _Known]:
+        """The decisions of earlier runs whose kernels are still the same."""
+        found = {}
+        for key, work in self.works.items():
+            decision = self.database.decision(Key.of(work, self.threads))
+            if decision is None:
+                continue
+            candidates = Candidates.of(work)
+            if not candidates.is_legal(decision.config):
+                continue
+            program = candidates.program(decision.config)
+            if holds(decision.code, decision.versions, program, work.machine, work.numerics):
+                found[key] = _Known(decision, Choice(program, decision.config, decision.seconds))
+        return found
+
+    def _begin(self, known: Mapping[str, _Known]) -> None:
+        tasks = [
+            {
+                "key": key,
+                "label": work.task.label,
+                "calls": self.calls[key],
+                "seconds": known[key].decision.seconds
+                if key in known
+                else self.subjects[key].standing.predicted,
+                "known": key in known,
+            }
+            for key, work in self.works.items()
+        ]
+        self.trace.mark("tune.begin", budget=self.tuning.seconds, effort=self.tuning.effort, tasks=tasks)
+
+    # -- rounds -------------------------------------------------------------------------------------------------------
+
+    def _measure(self, known: Mapping[str, _Known], make_runner: Callable[[int], Measuring]) -> str:
+        """Why it ended."""
+        for subject in self.subjects.values():
+            subject.resume(self.database.records(subject.key))
+        standings = {key: subject.standing for key, subject in self.subjects.items()}
+        decided = {key: one.decision.seconds for key, one in known.items()}
+        with make_runner(self.threads) as runner:
+            why = ""
+            while not why:
+                key = next_task(standings, self.objective, decided)
+                why = self._reason_to_stop(key)
+                if key is not None and not why:
+                    self._round(key, runner)
+            self._confirm_all(runner, why)
+        return why
+
+    def _reason_to_stop(self, key: str | None) -> str:
+        if key is None:
+            return "exhausted" if all(s.standing.done for s in self.subjects.values()) else "met"
+        if time.monotonic() + self._reserved() >= self.deadline:
+            return "budget"
+        gain = self._expected_gain()
+        return "converged" if gain is not None and gain < CONVERGED else ""
+
+    def _reserved(self) -> float:
+        """Seconds to keep for the last races."""
+        races = sum(len(self._finalists(subject)) > 1 for subject in self.subjects.values())
+        return min(races * self._race_seconds, _MOST_RESERVED * self.tuning.seconds)
+
+    def _expected_gain(self) -> float | None:
+        """Of going on, as a share of the time of all models together; None while there are tasks of which nobody can
+        say."""
+        total = sum(self.calls[key] * (choice.predicted or 0.0) for key, choice in self.chosen.items())
+        expected = 0.0
+        for key, subject in self.subjects.items():
+            if not subject.standing.times or (gain := subject.gain) is None:
+                return None
+            seconds = self.calls[key] * subject.standing.best
+            total += seconds
+            expected += gain * seconds
+        return expected / total if total else 0.0
+
+    def _round(self, key: str, runner: Measuring) -> None:
+        subject = self.subjects[key]
+        with self.trace.span("tune.round", task=key, label=subject.label) as span:
+            configs = subject.ask()
+            trials, failures = subject.trials, subject.failures.copy()
+            if configs:
+                best = subject.times.get(subject.best)
+                measured = runner.measure(
+                    subject.job, configs, best=best, deadline=self.deadline - self._reserved()
+                )
+                with self.shield():
+                    predicted = subject.predict(configs)
+                    self.database.add(subject.tell(measured, predicted))
+            span.note(
+                best=subject.standing.best,
+                before=subject.before,
+                trials=subject.trials - trials,
+                gain=subject.gain,
+                done=subject.standing.done,
+                failures=dict(subject.failures - failures),
+            )
+
+    # -- winners ------------------------------------------------------------------------------------------------------
+
+    def _confirm_all(self, runner: Measuring, why: str) -> None:
+        """Those that gain most first. A winner without its race, for want of time, is used and not decided on."""
+        order = sorted(self.subjects, key=lambda key: -self._gained(key))
+        for key in order:
+            subject = self.subjects[key]
+            finalists = self._finalists(subject)
+            if len(finalists) > 1:
+                if time.monotonic() + self._race_seconds / 2 >= self.deadline:
+                    continue
+                winner, seconds, before = self._race(key, finalists, runner)
+            else:
+                winner, before = finalists[0], subject.before
+                seconds = subject.times.get(winner, before)
+            with self.shield():
+                self._decide(key, winner, seconds, before, why)
+
+    def _gained(self, key: str) -> float:
+        subject = self.subjects[key]
+        return self.calls[key] * (subject.before - subject.standing.best)
+
+    def _finalists(self, subject: Subject) -> list[Config]:
+        """The config to beat, and those that may be faster; the first is taken where nothing else is said."""
+        start = subject.start.config
+        if start not in subject.times:  # never measured, or wrong: any that is right is better
+            return [subject.best]
+        limit = min(_CLOSE * subject.times[subject.best], _BETTER * subject.times[start])
+        faster = sorted(
+            (config for config, seconds in subject.times.items() if seconds <= limit and config != start),
+            key=lambda config: (subject.times[config], str(config)),
+        )
+        return [start, *faster[:_FINALISTS]]
+
+    def _race(self, key: str, finalists: Sequence[Config], runner: Measuring) -> tuple[Config, float, float]:
+        """(winner, its seconds, those of the config to beat)."""
+        subject = self.subjects[key]
+        begin = time.monotonic()
+        with self.trace.span("tune.confirm", task=key, label=subject.label) as span:
+            times = runner.race(subject.job, finalists, min(_RACE_SECONDS, self._left()))
+            seconds = [statistics.median(each) if each else math.inf for each in times]
+            before = seconds[0]
+            winner = min(range(len(finalists)), key=lambda number: (seconds[number], number))
+            if not seconds[winner] <= _BETTER * before:
+                winner = 0
+            span.note(best=seconds[winner], before=before, config=str(finalists[winner]))
+        taken = time.monotonic() - begin
+        self._race_seconds = max(0.5 * (self._race_seconds + taken), _RACE_SECONDS)
+        return finalists[winner], seconds[winner], before
+
+    def _left(self) -> float:
+        return max(0.05, self.deadline - time.monotonic())
+
+    def _decide(self, key: str, config: Config, seconds: float, before: float, why: str) -> None:
+        subject = self.subjects[key]
+        choice = subject.choice(config, seconds)
+        self.chosen[key] = choice
+        complete = subject.complete or why == "converged"
+        spent = time.monotonic() - self.begun
+        self.database.decide(
+            Decision(
+                key=subject.key,
+                config=config,
+                seconds=seconds,
+                effort=COMPLETE if complete else self.tuning.effort,
+                budget=self.tuning.seconds if math.isfinite(self.tuning.seconds) else spent,
+                trials=subject.trials,
+                default_seconds=before,
+                code=code_of(choice.program, subject.work.machine, subject.work.numerics)
+                if subject.trials
+                else "",
+            )
+        )
+
+    def _unconfirmed(self, subject: Subject) -> Choice:
+        """What is best as far as was measured, if it is clearly so."""
+        best, start = subject.best, subject.start.config
+        if start in subject.times and subject.times[best] > _UNCONFIRMED * subject.times[start]:
+            best = start
+        return subject.choice(best, subject.times.get(best))
+
+
+COMPLETE = "complete"  # effort of a decision after which no more was to be expected
+
+
+def serves(decision: Decision, tuning: Tuning) -> bool:
+    """Whether a decision is as good as one that would be made now: one that was starved is not."""
+    return decision.effort == COMPLETE or tuning.seconds <= decision.budget

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -116,25 +117,34 @@ def summed(rows: int, columns: int, axis: int) -> Task:
     return x.task(apply("sum", x(rows, columns), axes=(axis,), keepdims=False))
 
 
-TASKS: dict[str, Callable[[], Task]] = {
-    "gemm_small": lambda: product(64, 96, 128),
-    "gemm_square": lambda: product(256, 256, 256),
-    "gemm_skinny": lambda: product(16, 1024, 512),
-    "gemm_tall": lambda: product(1024, 64, 192),
-    "gemm_gelu": lambda: product(128, 512, 384, gelu=True),
-    "gemm_free": lambda: product(192, 192, 192, constant=False),
-    "conv_3x3": lambda: convolution(28, (64, 64), 3),
-    "conv_3x3_deep": lambda: convolution(14, (128, 128), 3),
-    "conv_1x1": lambda: convolution(28, (128, 96), 1),
-    "conv_stride": lambda: convolution(56, (32, 64), 3, 2),
-    "depthwise": lambda: depthwise(56, 96),
-    "separable": lambda: depthwise(28, 96, 64),
-    "separable_deep": lambda: depthwise(14, 256, 128),
-    "attention": lambda: attention(8, 128, 64),
-    "attention_long": lambda: attention(2, 512, 64),
-    "softmax": lambda: softmax(512, 384),
-    "sum_rows": lambda: summed(1024, 512, 1),
-    "sum_columns": lambda: summed(1024, 512, 0),
+class Source(NamedTuple):
+    """A task, and where its configs come from."""
+
+    task: Callable[[], Task]
+    templates: bool = True
+    sketches: bool = False
+
+
+TASKS: dict[str, Source] = {
+    "gemm_small": Source(lambda: product(64, 96, 128)),
+    "gemm_square": Source(lambda: product(256, 256, 256)),
+    "gemm_skinny": Source(lambda: product(16, 1024, 512)),
+    "gemm_tall": Source(lambda: product(1024, 64, 192)),
+    "gemm_gelu": Source(lambda: product(128, 512, 384, gelu=True)),
+    "gemm_free": Source(lambda: product(192, 192, 192, constant=False)),
+    "gemm_sketch": Source(lambda: product(192, 256, 256), templates=False, sketches=True),
+    "conv_3x3": Source(lambda: convolution(28, (64, 64), 3)),
+    "conv_3x3_deep": Source(lambda: convolution(14, (128, 128), 3)),
+    "conv_1x1": Source(lambda: convolution(28, (128, 96), 1)),
+    "conv_stride": Source(lambda: convolution(56, (32, 64), 3, 2)),
+    "depthwise": Source(lambda: depthwise(56, 96), sketches=True),
+    "separable": Source(lambda: depthwise(28, 96, 64)),
+    "separable_deep": Source(lambda: depthwise(14, 256, 128)),
+    "attention": Source(lambda: attention(8, 128, 64), sketches=True),
+    "attention_long": Source(lambda: attention(2, 512, 64), sketches=True),
+    "softmax": Source(lambda: softmax(512, 384), sketches=True),
+    "sum_rows": Source(lambda: summed(1024, 512, 1), sketches=True),
+    "sum_columns": Source(lambda: summed(1024, 512, 0), sketches=True),
 }
 
 
@@ -188,9 +198,9 @@ def _count(space: Space, most: int) -> int:
     return most
 
 
-def part_candidates(task: Task, points: int = POINTS) -> Candidates:
+def part_candidates(source: Source, points: int = POINTS) -> Candidates:
     """About so many configs, from all that computes the task: small spaces whole, the rest shared by the others."""
-    whole = Candidates.of(Work(task, host()))
+    whole = Candidates.of(Work(source.task(), host()), source.templates, source.sketches)
     left, parts = points, []
     by_size = sorted(whole.applied, key=lambda applied: applied.space.size)
     for place, applied in enumerate(by_size):
@@ -231,7 +241,7 @@ class Table:
 
     @cached_property
     def candidates(self) -> Candidates:
-        return part_candidates(TASKS[self.name](), self.points)
+        return part_candidates(TASKS[self.name], self.points)
 
     def add(self, entries: Sequence[Entry]) -> None:
         self.entries += entries

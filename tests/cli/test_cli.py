@@ -215,3 +215,29 @@ def test_budgets(text: str, seconds: float) -> None:
 def test_wrong_efforts_are_named(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
     done = run("compile", "bert-tiny", "--small", *options, folder=tmp_path)
     assert done.returncode in (1, 2) and said in done.stderr
+
+
+def test_tune_then_compile_with_a_lock(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(48, 40), torch.nn.ReLU()).eval(), (torch.ones(9, 48),)\n"
+    )
+    cache = {"TILEWRIGHT_CACHE_DIR": str(tmp_path / "cache"), "TILEWRIGHT_THREADS": "1"}
+    tuning = ("mine:make", "--budget", "3s", "--lock", "mine.lock")
+    done = run("tune", *tuning, folder=tmp_path, **cache)
+    assert done.returncode == 0, done.stderr
+    assert "tuning 1 tasks, 0 of them known already" in done.stderr and "tuned (" in done.stderr
+    assert "matmul+add+relu" in done.stdout and "before us" in done.stdout
+    again = json.loads(run("tune", "mine:make", "--budget", "3s", "--json", folder=tmp_path, **cache).stdout)
+    assert again["ended"] == "known" and again["trials"] == 0 and again["models"] == ["make"]
+    assert run("compile", *tuning[:1], "--lock", "mine.lock", folder=tmp_path, **cache).returncode == 0
+    (tmp_path / "mine.lock").write_text("{}")
+    broken = run("compile", *tuning[:1], "--lock", "mine.lock", folder=tmp_path, **cache)
+    assert broken.returncode == 1 and "is no lock file" in broken.stderr
+
+
+@pytest.mark.parametrize("budget", ["0", "-5s", "soon"])
+def test_a_budget_that_is_none(budget: str, tmp_path: Path) -> None:
+    done = run("tune", "resnet18", "--small", f"--budget={budget}", folder=tmp_path)
+    assert done.returncode == 2 and "a time above 0" in done.stderr

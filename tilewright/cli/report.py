@@ -40,13 +40,12 @@ def report(
     from tilewright.report.gather import report_on_database, report_on_model
     from tilewright.report.html import render
 
-    found, events, name = None, [], model or ""
-    if model is not None:
+    if model is None:
+        with Database.open(db) as database:
+            data = report_on_database(database)
+    else:
         found, inputs, name, events = _model(model, threads, numerics, effort, db, batch, small, json)
-    with Database.open(db) as database:
-        if found is None:
-            data = report_on_database(database, events=events)
-        else:
+        with Database.open(db) as database:
             data = report_on_model(found, name, database, inputs=inputs, events=events)
     if json:
         print_json(msgspec.to_builtins(data))

@@ -17,7 +17,8 @@ from tilewright.space.space import Config
 from tilewright.space.template import Terms
 
 # Of the logarithm of measured over predicted time, within one task: what the studies of its constants left over.
-SPREAD = 0.25
+SPREAD = 0.15
+CALL_SECONDS = 1.5e-6  # that a call takes when it is timed, whatever the kernel does
 VALID = 0.98  # configs are legal by construction: most that fail do so for a reason that nobody foresaw
 
 
@@ -43,7 +44,7 @@ class Analytical:
         terms = self.terms(config)
         if terms is None:
             return math.inf
-        return cpu.seconds(terms, self.candidates.work.machine, self.threads, self.rates)
+        return CALL_SECONDS + cpu.seconds(terms, self.candidates.work.machine, self.threads, self.rates)
 
     def terms(self, config: Config) -> Terms | None:
         """None where the config has no program: its space should not have called it legal, but a search goes on."""

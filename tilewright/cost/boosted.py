@@ -1,8 +1,8 @@
 """The model that learns: what measured times differ by from the analytical prediction, in logarithms.
 
 With no outcomes it says what the analytical model says. From the first few on, it learns where that errs: by a
-regression on similarity, good with few samples, and by boosted trees, better with more. How much of what the trees say
-is believed follows from how well they predict samples that they have not seen, so that noise teaches nothing.
+regression on similarity, good with few samples and cautious by itself, and by boosted trees, better with more. How much
+of what the trees say is believed follows from how well they predict samples that they have not seen.
 
 Outcomes of other tasks and other machines may be given to begin with. Of these only differences between configs of one
 task count, and less than own ones.
@@ -11,8 +11,8 @@ task count, and less than own ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -33,8 +33,8 @@ _TREES = 8  # outcomes, before trees are grown
 _FOREIGN = 0.25  # what an outcome of another task weighs
 _MOST_FOREIGN = 400  # outcomes of other tasks: those that come first
 _OFFSET = 1.0  # outcomes that the analytical model's own scale counts for
-_SURE_LEAST = 0.02  # deviation of a time that was predicted well: what timing itself leaves open
-_SCALE = 4.0  # of logarithms of seconds, for a ranking
+_SURE = 0.03  # deviation up to which it does not matter what trees say
+_RANK_SCALE = 4.0  # of scores to logarithms of seconds
 
 
 class Experience(NamedTuple):
@@ -47,9 +47,10 @@ class Experience(NamedTuple):
 
 @dataclass
 class _Samples:
-    """Configs with their times, and what the analytical model said."""
+    """Configs with what their times differ by from `base`, in logarithms: what the analytical model said."""
 
     rows: np.ndarray
+    base: np.ndarray
     residuals: np.ndarray
     weights: np.ndarray
 
@@ -76,6 +77,7 @@ class Boosted:
         self._validity = Validity()
         self._foreign = [self._samples_of(one) for one in _first(warm, _MOST_FOREIGN)]
         self._learned: _Learned | None = None
+        self._width = 0  # columns that it has learned from
         self._stale = bool(self._foreign)
 
     def update(self, outcomes: Sequence[Outcome]) -> None:
@@ -96,7 +98,8 @@ class Boosted:
         learned = self._model()
         if learned is None:
             return Prediction(analytical.seconds, analytical.spread, valid)
-        mean, spread = learned.predict(self._encoder.matrix(self._analytical, known), base)
+        rows = _widened(self._encoder.matrix(self._analytical, known), self._width)[:, : self._width]
+        mean, spread = learned.predict(rows, base)
         seconds, spreads = analytical.seconds.copy(), analytical.spread.copy()
         seconds[finite], spreads[finite] = np.exp(mean), spread
         return Prediction(seconds, spreads, valid)
@@ -106,25 +109,26 @@ class Boosted:
     def _model(self) -> _Learned | None:
         if self._stale:
             self._learned = self._learn()
-            self._stale = False
+            self._width, self._stale = len(self._encoder.columns), False
         return self._learned
 
     def _learn(self) -> _Learned | None:
-        configs = sorted(self._times, key=str)
-        own = self._samples(self._analytical, configs, [self._times[config] for config in configs])
+        own = self._samples(self._analytical, self._times)
         if not len(own.residuals) and not self._foreign:
             return None
-        prior = _OFFSET if self._prior else 0.0
-        offset = float(np.sum(own.residuals) / (len(own.residuals) + prior)) if len(own.residuals) else 0.0
-        parts = [_Samples(own.rows, own.residuals - offset, own.weights)]
+        offset = 0.0
+        if len(own.residuals):
+            offset = float(np.sum(own.residuals) / (len(own.residuals) + (_OFFSET if self._prior else 0.0)))
+        parts = [replace(own, residuals=own.residuals - offset)]
         parts += [_centred(part) for part in self._foreign if len(part.residuals) > 1]
         width = len(self._encoder.columns)
         samples = _Samples(
             np.concatenate([_widened(part.rows, width) for part in parts]),
+            np.concatenate([part.base for part in parts]),
             np.concatenate([part.residuals for part in parts]),
             np.concatenate([part.weights for part in parts]),
         )
-        return _Learned.of(samples, len(own.residuals), offset, self._objective, self._seed)
+        return _Learned.of(samples, samples.base, offset, self._objective, self._seed)
 
     def _samples_of(self, experience: Experience) -> _Samples:
         model = Analytical(experience.candidates, experience.threads)
@@ -132,17 +136,18 @@ class Boosted:
         for outcome in experience.outcomes:
             if outcome.seconds is not None and math.isfinite(model.seconds(outcome.config)):
                 times.setdefault(outcome.config, []).append(outcome.seconds)
-        samples = self._samples(model, list(times), list(times.values()))
-        return _Samples(samples.rows, samples.residuals, samples.weights * _FOREIGN)
+        samples = self._samples(model, times)
+        return replace(samples, weights=samples.weights * _FOREIGN)
 
-    def _samples(
-        self, model: Analytical, configs: Sequence[Config], times: Sequence[Sequence[float]]
-    ) -> _Samples:
-        logarithms = np.array([np.mean(np.log(each)) for each in times])
-        if self._prior:
-            logarithms = logarithms - np.log([model.seconds(config) for config in configs])
-        weights = np.array([float(len(each)) for each in times])
-        return _Samples(self._encoder.matrix(model, configs), logarithms, weights)
+    def _samples(self, model: Analytical, times: Mapping[Config, Sequence[float]]) -> _Samples:
+        """In an order that does not depend on the order of the outcomes."""
+        configs = sorted(times, key=str)
+        logarithms = np.array([np.mean(np.log(times[config])) for config in configs])
+        base = (
+            np.log([model.seconds(config) for config in configs]) if self._prior else np.zeros(len(configs))
+        )
+        weights = np.array([float(len(times[config])) for config in configs])
+        return _Samples(self._encoder.matrix(model, configs), base, logarithms - base, weights)
 
 
 def _first(warm: Sequence[Experience], count: int) -> list[Experience]:
@@ -159,56 +164,84 @@ def _first(warm: Sequence[Experience], count: int) -> list[Experience]:
 def _centred(samples: _Samples) -> _Samples:
     """What is another machine's or task's own scale is no news here."""
     mean = np.average(samples.residuals, weights=samples.weights)
-    return _Samples(samples.rows, samples.residuals - mean, samples.weights)
+    return replace(samples, residuals=samples.residuals - mean)
 
 
 def _widened(rows: np.ndarray, width: int) -> np.ndarray:
-    missing = np.full((len(rows), width - rows.shape[1]), np.nan)
+    missing = np.full((len(rows), max(0, width - rows.shape[1])), np.nan)
     return np.concatenate([rows, missing], axis=1)
 
 
 @dataclass
 class _Learned:
-    """What the samples have taught: an offset, a smooth part, and trees of what that leaves, as far as believed."""
+    """What the samples have taught: an offset, a smooth part, and trees as far as they are believed; or a ranking, and
+    the seconds that go with its scores."""
 
     offset: float
-    width: int
-    smooth: Smooth | None
-    trees: Trees | None
-    believed: float
-    noise: float
-    rank: bool
+    smooth: Smooth | None = None
+    trees: Trees | None = None
+    believed: float = 0.0
+    ranking: tuple[Trees, float, float] | None = (
+        None  # what the score's line is: log seconds at 0, and per score
+    )
 
     @classmethod
-    def of(cls, samples: _Samples, own: int, offset: float, objective: str, seed: int) -> _Learned:
-        width = samples.rows.shape[1]
-        learned = cls(offset, width, None, None, 0.0, SPREAD, objective == "rank")
-        if len(samples.residuals) < _LEAST:
+    def of(cls, samples: _Samples, base: np.ndarray, offset: float, objective: str, seed: int) -> _Learned:
+        learned = cls(offset)
+        rows, residuals, weights = samples.rows, samples.residuals, samples.weights
+        if len(residuals) < _LEAST:
             return learned
-        learned.smooth = Smooth(samples.rows, samples.residuals, samples.weights)
-        left = samples.residuals - learned.smooth.predict(samples.rows)[0]
-        learned.noise = max(_SURE_LEAST, float(np.sqrt(np.average(left**2, weights=samples.weights))))
-        library = lightgbm() if len(samples.residuals) >= _TREES else None
-        if library is not None:
-            learned.trees = Trees(
-                library, samples.rows, samples.residuals, samples.weights,
-                rank=False, start=np.zeros(len(left)), seed=seed,
-            )  # fmt: skip
-            learned.believed = 0.5
+        learned.smooth = Smooth(rows, residuals, weights)
+        library = lightgbm() if len(residuals) >= _TREES else None
+        if library is None:
+            return learned
+        if objective == "rank":
+            smooth = base + learned.smooth.predict(rows)[0]
+            grown = Trees(
+                library, rows, base + residuals, weights, seed, rank=True, start=-_RANK_SCALE * smooth
+            )
+            scores = grown.predict(rows)[0] - _RANK_SCALE * smooth
+            learned.ranking = (grown, *_falling_line(scores, base + residuals, weights))
+            return learned
+        learned.trees = Trees(library, rows, residuals, weights, seed)
+        learned.believed = _believed(learned.trees.left_out, residuals, weights)
         return learned
 
     def predict(self, rows: np.ndarray, base: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rows = _widened(rows, max(self.width, rows.shape[1]))[:, : self.width]
-        mean, variance = base + self.offset, np.full(len(base), self.noise**2)
+        """(logarithms of seconds, their deviations)"""
         if self.smooth is None:
-            return mean, np.sqrt(variance)
-        smooth, deviation = self.smooth.predict(rows)
-        variance = variance + deviation**2
+            return base + self.offset, np.full(len(base), SPREAD)
+        learned, deviation = self.smooth.predict(rows)
+        if self.ranking is not None:
+            grown, at_zero, slope = self.ranking
+            scores, apart = grown.predict(rows)
+            line = at_zero + slope * (scores - _RANK_SCALE * (base + learned))
+            return line + self.offset, np.hypot(deviation, slope * apart)
         if self.trees is not None:
-            grown, apart = self.trees.predict(rows)
-            smooth = (1 - self.believed) * smooth + self.believed * grown
-            variance = variance + apart**2
-        return mean + smooth, np.sqrt(variance)
+            grown_mean, apart = self.trees.predict(rows)
+            learned = learned + self.believed * (grown_mean - learned)
+            deviation = np.hypot(deviation, self.believed * apart)
+        return base + learned + self.offset, deviation
+
+
+def _believed(left_out: np.ndarray, residuals: np.ndarray, weights: np.ndarray) -> float:
+    """How much of what trees say of samples that they have not seen is so; less the fewer there are."""
+    known = ~np.isnan(left_out)
+    said, was, weight = left_out[known], residuals[known], weights[known]
+    if not len(said):
+        return 0.0
+    total = float(np.sum(weight))
+    right = float(np.sum(weight * said * was) / (np.sum(weight * said**2) + total * _SURE**2))
+    return min(max(right, 0.0), 1.0) * total / (total + _TREES)
+
+
+def _falling_line(scores: np.ndarray, logarithms: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """(at 0, slope) of the logarithm of seconds over the score: a higher score never is more seconds."""
+    score, logarithm = np.average(scores, weights=weights), np.average(logarithms, weights=weights)
+    apart = scores - score
+    slope = np.sum(weights * apart * (logarithms - logarithm)) / (np.sum(weights * apart**2) + 1e-9)
+    slope = min(float(slope), -0.1 / _RANK_SCALE)
+    return float(logarithm - slope * score), slope
 
 
 # -- failures ---------------------------------------------------------------------------------------------------------

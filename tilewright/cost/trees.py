@@ -1,4 +1,4 @@
-"""Gradient-boosted trees, set for tens of samples: small, many, slow learners, and several ensembles of them.
+"""Gradient-boosted trees, set for tens of samples: shallow, slow learners, and several ensembles of them.
 
 LightGBM is imported when the first trees are grown, and not before: its wheel wants a system's OpenMP library, which is
 not everywhere.
@@ -15,16 +15,18 @@ import numpy as np
 
 from tilewright.errors import TilewrightWarning
 
-MEMBERS = 6
+MEMBERS = 4
+_DRAWN = 0.75  # of the samples, for each ensemble
+_ROUNDS = 50
 _GRADES = 16  # of relevance, for ranking
-_COMMON = {
+_SETTINGS = {
     "num_leaves": 6,
     "max_depth": 3,
     "min_data_in_leaf": 2,
     "min_sum_hessian_in_leaf": 1e-6,
     "min_data_in_bin": 1,
-    "max_bin": 63,
-    "learning_rate": 0.08,
+    "max_bin": 31,
+    "learning_rate": 0.1,
     "lambda_l2": 1.0,
     "feature_fraction": 0.6,
     "feature_pre_filter": False,
@@ -33,7 +35,6 @@ _COMMON = {
     "num_threads": 1,
     "verbosity": -1,
 }
-_ROUNDS = 60
 
 
 @lru_cache(maxsize=1)
@@ -43,8 +44,8 @@ def lightgbm() -> ModuleType | None:
         import lightgbm as found
     except (ImportError, OSError) as error:
         warnings.warn(
-            f"lightgbm cannot be loaded ({error}), so that tuning learns with a plainer model and may need more"
-            " trials; install the OpenMP library that it wants (libgomp1 on Debian, libgomp on Fedora)",
+            f"lightgbm cannot be loaded ({error}): tuning learns with a plainer model, and may need more trials. Try:"
+            " pip install lightgbm, and the OpenMP library that it wants (libgomp1 on Debian, libgomp on Fedora)",
             TilewrightWarning,
         )
         return None
@@ -53,7 +54,10 @@ def lightgbm() -> ModuleType | None:
 
 class Trees:
     """Ensembles grown on different draws of the samples. `left_out`: for each sample, the mean of the ensembles that
-    did not see it; NaN where all did."""
+    did not see it; NaN where all did.
+
+    They predict the targets, or, for `rank`, what is to be added to `start` so that the least target comes first with
+    the highest score."""
 
     def __init__(
         self,
@@ -61,30 +65,26 @@ class Trees:
         rows: np.ndarray,
         targets: np.ndarray,
         weights: np.ndarray,
-        *,
-        rank: bool,
-        start: np.ndarray,
         seed: int,
+        *,
+        rank: bool = False,
+        start: np.ndarray | None = None,
     ) -> None:
-        """`targets` around zero; for `rank`, what is to be ordered, the least first. `start`: where the ranking
-        begins from."""
         rng = np.random.default_rng(seed)
         count = len(rows)
+        start = np.zeros(count) if start is None else start
+        grow = _ranking if rank else _regression
         self._members: list[Any] = []
         outside = np.full((MEMBERS, count), np.nan)
         for member in range(MEMBERS):
-            drawn = rng.permutation(count)[: max(2, round(0.8 * count))]
-            drawn.sort()
-            grown = _grown(
-                library, rows[drawn], targets[drawn], weights[drawn], rank, start[drawn], seed + member
-            )
+            order = rng.permutation(count)
+            seen, unseen = np.split(order, [max(2, round(_DRAWN * count))])
+            grown = grow(library, rows[seen], targets[seen], weights[seen], start[seen], seed + member)
             self._members.append(grown)
-            others = np.setdiff1d(np.arange(count), drawn)
-            if len(others):
-                outside[member, others] = grown.predict(rows[others])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # a sample that all have seen
-            self.left_out = np.nanmean(outside, axis=0)
+            if len(unseen):
+                outside[member, unseen] = grown.predict(rows[unseen])
+        counted = np.sum(~np.isnan(outside), axis=0)
+        self.left_out = np.where(counted > 0, np.nansum(outside, axis=0) / np.maximum(counted, 1), np.nan)
 
     def predict(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(mean, standard deviation) over the ensembles."""
@@ -92,25 +92,34 @@ class Trees:
         return each.mean(axis=0), each.std(axis=0)
 
 
-def _grown(
+def _regression(
     library: ModuleType,
     rows: np.ndarray,
     targets: np.ndarray,
     weights: np.ndarray,
-    rank: bool,
     start: np.ndarray,
     seed: int,
 ) -> Any:
-    settings = {**_COMMON, "seed": seed}
-    if not rank:
-        data = library.Dataset(rows, targets, weight=weights)
-        return library.train({**settings, "objective": "regression"}, data, _ROUNDS)
+    data = library.Dataset(rows, targets, weight=weights)
+    return library.train({**_SETTINGS, "seed": seed, "objective": "regression"}, data, _ROUNDS)
+
+
+def _ranking(
+    library: ModuleType,
+    rows: np.ndarray,
+    targets: np.ndarray,
+    weights: np.ndarray,
+    start: np.ndarray,
+    seed: int,
+) -> Any:
     places = np.argsort(np.argsort(targets))
-    grades = (_GRADES - 1) - places * _GRADES // max(1, len(targets))
-    data = library.Dataset(rows, np.clip(grades, 0, _GRADES - 1), group=[len(rows)], init_score=start)
-    ranking = {
+    grades = (_GRADES - 1) - places * _GRADES // len(targets)
+    data = library.Dataset(rows, grades, weight=weights, group=[len(rows)], init_score=start)
+    settings = {
+        **_SETTINGS,
+        "seed": seed,
         "objective": "lambdarank",
-        "label_gain": [float(2**grade - 1) for grade in range(_GRADES)],
+        "label_gain": list(range(_GRADES)),
         "lambdarank_truncation_level": len(rows),
     }
-    return library.train({**settings, **ranking}, data, _ROUNDS)
+    return library.train(settings, data, _ROUNDS)

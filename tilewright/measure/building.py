@@ -105,5 +105,6 @@ ILLEGAL = (SpaceError, ScheduleError, VerificationError)
 
 
 def _drawn(request: Draw, descriptor: int) -> Drawn:
-    exam = draw_exam(request.job.work().task, request.seed)
+    job = request.job
+    exam = draw_exam(job.work().task, job.numerics, request.seed)
     return Drawn(store_exam(exam, descriptor))

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -28,6 +29,7 @@ from tilewright.errors import MeasurementError
 _HEADER_BYTES = 8
 _MOST_DESCRIPTORS = 4
 TICK = 0.02  # seconds: how long one wait is at most
+_START_SECONDS = 120.0  # to import what it needs
 _KEPT_WORDS = 600  # characters of what a process said before it died
 
 # What libraries say when there is no memory left, on their way to an abort.
@@ -65,6 +67,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._words = -1  # what it writes to its standard error
+        self.greeted = False  # it has started, and said so
 
     @property
     def alive(self) -> bool:
@@ -117,14 +120,31 @@ class Child:
         with contextlib.suppress(ConnectionError):
             _send(self._socket, message, descriptors)
 
+    def greet(self) -> None:
+        """Wait until it has started. MeasurementError if it does not: no candidate has come near it yet."""
+        if self.greeted:
+            return
+        try:
+            self._message(_START_SECONDS)
+        except Dead as death:
+            raise MeasurementError(f"a process to measure in does not start: {death}") from None
+        self.greeted = True
+
     def receive(self, seconds: float) -> bytes:
         """Its next message. Raises Dead, and the process is gone then, if there is none within `seconds`."""
+        self.greet()
+        return self._message(seconds)
+
+    def _message(self, seconds: float) -> bytes:
         assert self._socket is not None
         received = bytearray()
         wanted = _HEADER_BYTES
         while len(received) < wanted:
-            while not wait(self):
-                seconds -= TICK
+            while True:
+                ready, waited = wait(self)
+                if ready:
+                    break
+                seconds -= waited
                 if seconds <= 0:
                     self.close()
                     raise Dead("timeout", "it took too long, and was ended")
@@ -144,6 +164,7 @@ class Child:
         process, self._process = self._process, None
         if process is None:
             return
+        self.greeted = False
         process.kill()
         process.wait()
         if self._socket is not None:
@@ -167,11 +188,12 @@ class Child:
         return Dead("crash", f"the process ended with {how}" + (f": {said}" if said else ""))
 
 
-def wait(*children: Child) -> list[Child]:
-    """Those that have something to say, after `TICK` seconds at most. Who counts these waits, and not the time, does
-    not take it out on others when he was stopped himself."""
+def wait(*children: Child) -> tuple[list[Child], float]:
+    """Those that have something to say, after a tick at most; and the seconds that were waited. Those in which we were
+    stopped ourselves do not count: they are no fault of others."""
+    begin = time.monotonic()
     ready, _, _ = select.select(children, [], [], TICK)
-    return ready
+    return ready, min(time.monotonic() - begin, 2 * TICK)
 
 
 # -- on both sides ----------------------------------------------------------------------------------------------------
@@ -225,7 +247,9 @@ def main(serve: str, descriptor: str, memory: str) -> None:
     _limit(resource.RLIMIT_CORE, 0)
     module, _, name = serve.partition(":")
     function: Callable[[Channel], None] = getattr(importlib.import_module(module), name)
-    function(Channel(connection))
+    channel = Channel(connection)
+    channel.send(b"")  # the greeting
+    function(channel)
 
 
 def _limit(which: int, most: int) -> None:

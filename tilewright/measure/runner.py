@@ -295,11 +295,14 @@ class Runner:
                     if orders and child not in busy:
                         order = busy[child] = orders.popleft()
                         child.send(msgspec.msgpack.encode(order.request), order.descriptors)
-                ready = wait(*busy)
-                for child in [child for child in busy if child in ready]:
-                    busy.pop(child).done(_reply(child, BuildReply))
+                ready, waited = wait(*busy)
+                for child in ready:
+                    if child.greeted:
+                        busy.pop(child).done(_reply(child, BuildReply))
+                    else:
+                        child.greet()
                 for child, order in list(busy.items()):
-                    order.seconds -= TICK
+                    order.seconds -= waited if child.greeted else 0.0
                     if order.seconds <= 0:
                         child.close()
                         busy.pop(child).done(Failed("timeout", "it took too long to build, and was ended"))

@@ -3,6 +3,7 @@ diverse choice of the best that any of them has visited, and a few random ones."
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterable
 
@@ -12,9 +13,9 @@ from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 
 CHAINS = 64
-STEPS = 64
+STEPS = 32
 HOT = 0.5  # the temperature at first, in logarithms of seconds; at last it is 0
-PATIENCE = 16  # steps without a new one among the best, after which the chains have settled
+PATIENCE = 8  # steps without a new best, after which the chains have settled
 RANDOM_SHARE = 0.05
 _VISITED = 4  # times as many of the best visited as are wanted, to choose diverse ones from
 
@@ -38,8 +39,7 @@ class Annealing(Search):
             self._chains = self.candidates.sample(rng, CHAINS)
         at = scores(self.model, self._chains)
         visited = dict(zip(self._chains, map(float, at), strict=True))
-        best: list[tuple[Config, float]] = []
-        settled = 0
+        best, settled = float(at.max()), 0
         for step in range(STEPS):
             temperature = HOT * (1 - step / STEPS)
             moves = [self.candidates.mutate(config, rng) for config in self._chains]
@@ -48,12 +48,9 @@ class Annealing(Search):
             for chain, (old, new) in enumerate(zip(at, there, strict=True)):
                 if new >= old or rng.random() < math.exp((new - old) / temperature):
                     self._chains[chain], at[chain] = moves[chain], new
-            before, best = best, self._best(visited, wanted)
-            settled = settled + 1 if best == before else 0
+            settled = 0 if there.max() > best else settled + 1
+            best = max(best, float(there.max()))
             if settled == PATIENCE:
                 break
-        return best
-
-    def _best(self, visited: dict[Config, float], wanted: int) -> list[tuple[Config, float]]:
-        fresh = [(config, score) for config, score in visited.items() if config not in self.history.taken]
-        return sorted(fresh, key=lambda pair: (-pair[1], str(pair[0])))[:wanted]
+        fresh = ((config, score) for config, score in visited.items() if config not in self.history.taken)
+        return heapq.nlargest(wanted, fresh, key=lambda pair: pair[1])

@@ -5,6 +5,7 @@ Crossover takes from each parent whole groups of knobs that belong together, as 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 
 import numpy as np
@@ -23,7 +24,7 @@ _LIVED = 4  # times as many of the best that lived as are wanted, to choose dive
 class Evolution(Search):
     def propose(self, count: int) -> Iterable[Config]:
         fresh = [pair for pair in self._evolved() if pair[0] not in self.history.taken]
-        ordered = sorted(fresh, key=lambda pair: (-pair[1], str(pair[0])))[: _LIVED * count]
+        ordered = heapq.nlargest(_LIVED * count, fresh, key=lambda pair: pair[1])
         return [config for config in diverse(ordered, count) if self.rng.random() >= RANDOM_SHARE]
 
     def _evolved(self) -> list[tuple[Config, float]]:

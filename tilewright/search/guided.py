@@ -110,7 +110,7 @@ class Guided(Search):
 
 
 def _most_promising(found: dict[Config, float]) -> list[Config]:
-    ordered = sorted(found, key=lambda config: (-found[config], str(config)))
+    ordered = sorted(found, key=lambda config: -found[config])
     with_value: dict[tuple[str, object], Config] = {}
     for config in ordered:
         for choice in config.values:

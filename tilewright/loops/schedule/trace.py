@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, get_args, get_origin
 
 from tilewright.errors import ScheduleError
@@ -70,7 +71,7 @@ def step(primitive: str, arguments: Mapping[str, Any]) -> Step:
     """A step, checked for a primitive that exists and arguments of plain data that it takes."""
     if primitive not in PRIMITIVES:
         raise ScheduleError(f"there is no primitive {primitive}; there are: {', '.join(PRIMITIVES)}")
-    known = inspect.signature(PRIMITIVES[primitive], eval_str=True).parameters
+    known = _parameters(primitive)
     for name, value in arguments.items():
         if name not in known or name == "nest":
             raise ScheduleError(f"{primitive} takes no argument {name}")
@@ -85,6 +86,11 @@ def step(primitive: str, arguments: Mapping[str, Any]) -> Step:
         if value != known[name].default
     }
     return Step(primitive, tuple(kept.items()))
+
+
+@cache
+def _parameters(primitive: str) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(PRIMITIVES[primitive], eval_str=True).parameters
 
 
 def apply(nest: Nest, done: Step, declared: Mapping[str, Intrinsic]) -> Nest:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilewright import te
 from tilewright.hw import CpuMachine
-from tilewright.loops.ir import Scope
 from tilewright.loops.schedule import Schedule
 from tilewright.loops.schedule.nest import Leaf, Plain, Tile, find_leaf, flat, leaves, plain, reads
 from tilewright.loops.tiling import power_of_two_below
-from tilewright.te.index import Linear, bounds, coefficient, linear
+from tilewright.te.index import bounds, coefficient, linear
 
 # Calls that take more than a few instructions: computing one again is worth avoiding.
 _EXPENSIVE = frozenset(
@@ -141,37 +140,46 @@ def lanes_for(machine: CpuMachine, leaf: Leaf, extent: int) -> int:
 # -- how much of a tensor is read -------------------------------------------------------------------------------------
 
 
-def box_read(reader: Leaf, axes: Sequence[te.Var | None], extents: Extents, tile: Tile) -> Extents | None:
-    """How much of `tile` the reader reads, along each axis, while it computes a box of `extents` of its own tensor;
-    None where it does not read it. The whole axis where this cannot be known."""
+@dataclass(frozen=True)
+class Side:
+    """One axis of what is read: as many elements as the reader's axes, each by its step, span."""
+
+    whole: int  # at most, and where nothing better is known
+    steps: tuple[tuple[int, int], ...] | None = None  # (axis of the reader, step)
+    fixed: int = 1  # elements, when the reader's axes stand still
+
+    def extent(self, box: Extents) -> int:
+        if self.steps is None:
+            return self.whole
+        return min(self.whole, self.fixed + sum((box[axis] - 1) * step for axis, step in self.steps))
+
+
+def box_reader(reader: Leaf, axes: Sequence[te.Var | None], tile: Tile) -> Callable[[Extents], Extents]:
+    """How much of `tile` the reader reads, along each axis, while it computes a box of its own tensor."""
     loads = reads(reader, tile)
-    if not loads:
-        return None
-    steps: dict[te.Var, int] = {axis: n for axis, n in zip(axes, extents, strict=True) if axis is not None}
-    sides = (
-        _side([load.indices[axis] for load in loads], steps, extent) for axis, extent in enumerate(tile.shape)
-    )
-    return tuple(sides)
+    assert loads, f"{reader.stage} does not read {tile.name}"
+    sides = [
+        _side([load.indices[axis] for load in loads], axes, extent) for axis, extent in enumerate(tile.shape)
+    ]
+    return lambda box: tuple(side.extent(box) for side in sides)
 
 
-def _side(indices: Sequence[te.Expr], steps: Mapping[te.Var, int], extent: int) -> int:
+def _side(indices: Sequence[te.Expr], axes: Sequence[te.Var | None], extent: int) -> Side:
     forms = [linear(index) for index in indices]
-    if any(form.terms.keys() != forms[0].terms.keys() for form in forms):
-        return extent
     if any(form.terms != forms[0].terms for form in forms):
-        return extent
-    span = 0
-    for atom, factor in forms[0].terms.items():
-        if isinstance(atom, te.Var):
-            length = steps.get(atom, atom.extent)
-        else:
-            low, high = bounds(atom)
-            if low is None or high is None or te.loads(atom):
-                return extent
-            length = high - low + 1
-        span += (length - 1) * abs(factor)
+        return Side(extent)
     offsets = [form.constant for form in forms]
-    return min(extent, span + max(offsets) - min(offsets) + 1)
+    fixed = max(offsets) - min(offsets) + 1
+    steps: list[tuple[int, int]] = []
+    for atom, factor in forms[0].terms.items():
+        if isinstance(atom, te.Var) and atom in axes:
+            steps.append((axes.index(atom), abs(factor)))
+            continue
+        low, high = bounds(atom)
+        if low is None or high is None or te.loads(atom):
+            return Side(extent)
+        fixed += (high - low) * abs(factor)
+    return Side(extent, tuple(steps), fixed)
 
 
 def largest(boxes: Sequence[Extents]) -> Extents:
@@ -189,7 +197,7 @@ def walked_by(load: te.Load) -> tuple[te.Var | None, ...] | None:
     assert isinstance(load.source, Tile)
     found: list[te.Var | None] = []
     for index, extent in zip(load.indices, load.source.shape, strict=True):
-        form: Linear = linear(index)
+        form = linear(index)
         if not form.terms and extent == 1:
             found.append(None)
             continue
@@ -200,7 +208,3 @@ def walked_by(load: te.Load) -> tuple[te.Var | None, ...] | None:
             return None
         found.append(atom)
     return tuple(found)
-
-
-def is_global(schedule: Schedule, name: str) -> bool:
-    return tile_of(schedule, name).scope is Scope.GLOBAL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 from tilewright.errors import ScheduleError, SketchError
@@ -24,6 +25,11 @@ class AppliedSketch:
         together = tuple(names for move in moves for names in move.together)
         return Space(self.name, knobs, self._legal, together)
 
+    @cached_property
+    def _cost(self) -> Callable[[Values], Terms] | None:
+        frame = self.sketch.frame
+        return None if frame is None else frame.terms(self.sketch)
+
     def _legal(self, values: Values) -> bool:
         moves = self.sketch.moves
         return all(move.legal(values) for move in moves) and (
@@ -31,8 +37,7 @@ class AppliedSketch:
         )
 
     def terms(self, config: Config) -> Terms | None:
-        frame = self.sketch.frame
-        return None if frame is None else frame.terms(self.sketch, dict(config.values))
+        return None if self._cost is None else self._cost(dict(config.values))
 
     def program(self, config: Config) -> Program:
         values = dict(config.values)

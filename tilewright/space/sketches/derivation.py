@@ -26,7 +26,8 @@ def derive(work: Work) -> tuple[AppliedSketch, ...]:
         return ()
     start = Schedule.of(output, inputs, constants=sorted(work.task.constants))
     left = (*reversed(start.stages), *(tile.name for tile in start.nest.inputs))
-    waiting, finished = [Sketch(work, start, left)], []
+    waiting = [Sketch(work, start, left)]
+    finished: list[Sketch] = []
     while waiting and len(finished) < MOST:
         sketch = waiting.pop(0)
         if sketch.left:

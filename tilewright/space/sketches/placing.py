@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilewright.loops.schedule import Schedule
-from tilewright.space.sketches.analysis import Extents, bytes_of, tile_of
-from tilewright.space.sketches.sketch import Move, Sketch, Values
+from tilewright.space.sketches.analysis import bytes_of, tile_of
+from tilewright.space.sketches.sketch import Box, Move, Sketch, Values
 
 After = Callable[[Schedule, str], Schedule]
 
 
-def placed(
-    sketch: Sketch, name: str, loop: str | None, box: Callable[[Values], Extents], after: After
-) -> Move:
+def placed(sketch: Sketch, name: str, loop: str | None, box: Box, after: After) -> Move:
     """The stage computed in each iteration of `loop` (None: where it is), and `after` done to its loops."""
     tile = tile_of(sketch.start, name)
 

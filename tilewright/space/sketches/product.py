@@ -23,7 +23,7 @@ from tilewright.space.sketches import acts
 from tilewright.space.sketches.analysis import (
     Consumer,
     Extents,
-    box_read,
+    box_reader,
     bytes_of,
     is_contiguous,
     lanes_for,
@@ -94,7 +94,7 @@ class Product:
         assert axis is not None
         return axis
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         leaves = (self.stage.leaf, self.consumer.stage.leaf)
         return min(lanes_for(self.work.machine, leaf, self.axes.vector.extent) for leaf in leaves)
@@ -107,11 +107,11 @@ class Product:
     def taps(self) -> list[str]:
         return [loop.name for loop in self.stage.reductions]
 
-    @property
+    @cached_property
     def length(self) -> int:
         return math.prod(loop.var.extent for loop in self.stage.reductions)
 
-    @property
+    @cached_property
     def last_tap(self) -> te.Var:
         return self.stage.reductions[-1].var
 
@@ -127,16 +127,20 @@ class Product:
         """Whether a vector of it is not one piece of memory."""
         return self.is_walked(load) and not is_contiguous(load, self.own(self.axes.vector))
 
+    @cached_property
+    def _places(self) -> tuple[int | None, ...]:
+        """For each axis of the reduction, that of the consumer."""
+        places = {axis: n for n, axis in enumerate(self.consumer.stage.axes) if axis is not None}
+        return tuple(None if axis is None else places[axis] for axis in self.consumer.axes)
+
     def box_of(self, box: Extents) -> Extents:
         """A box of the consumer as one of the reduction."""
-        sizes = dict(zip(self.consumer.stage.axes, box, strict=True))
-        return tuple(1 if axis is None else sizes[axis] for axis in self.consumer.axes)
+        return tuple(1 if place is None else box[place] for place in self._places)
 
-    def operand_box(self, leaf: Leaf, tile: Tile, box: Extents) -> Extents:
+    def operand_box(self, schedule: Schedule, tile: Tile) -> Callable[[Extents], Extents]:
         """What a box of the consumer needs of an operand."""
-        extents = box_read(leaf, self.stage.axes, self.box_of(box), tile)
-        assert extents is not None
-        return extents
+        read = box_reader(self.leaf_in(schedule), self.stage.axes, tile)
+        return lambda box: read(self.box_of(box))
 
     # -- knobs of the register tile -------------------------------------------------------------------------------
 
@@ -368,16 +372,34 @@ class TiledOutput:
             schedule, stage, down, across, taps, shape.unroll, product.lanes, micro=product.micro
         )
 
-    # -- what it costs --------------------------------------------------------------------------------------------
+    def terms(self, sketch: Sketch) -> Callable[[Values], Terms] | None:
+        """None where other reductions are computed besides."""
+        known = {load.source.name for load in loads_in(self.product.leaf_in(sketch.start))}
+        others = sketch.boxes.keys() - known - {self.product.name}
+        return None if others else Cost(self, sketch)
 
-    def terms(self, sketch: Sketch, values: Values) -> Terms | None:
-        """As the template for matrix products counts them; None where other reductions are computed besides."""
-        shape, product = self.shape(values), self.product
+
+class Cost:
+    """What a config of a tiled output costs, counted as the template for matrix products does."""
+
+    def __init__(self, tiled: TiledOutput, sketch: Sketch) -> None:
+        product = self.product = tiled.product
+        self.tiled = tiled
         leaf = product.leaf_in(sketch.start)
-        loads = loads_in(leaf)
-        walked = [load for load in loads if product.is_walked(load)]
-        if not {load.source.name for load in loads} >= sketch.boxes.keys() - {product.name}:
-            return None
+        operands = [Operand(product, sketch, load) for load in loads_in(leaf)]
+        self.walked = [each for each in operands if each.walked]
+        self.others = [each for each in operands if not each.walked]
+        self.constant = any(each.load.source.name in sketch.start.nest.constants for each in self.walked)
+        self.accesses = sum(product.lanes if each.gathered else 1 for each in self.walked)
+        values = [node for node in te.walk(leaf.value) if node.dtype.short not in ("i64", "bool")]
+        computed = sum(isinstance(node, te.Call | te.Select) for node in values)
+        converted = sum(isinstance(node, te.Cast) for node in values)
+        fused = leaf.kind == "sum" and leaf.target.dtype.is_float
+        # One multiply-add for floats; integers are widened, multiplied and added.
+        self.instructions = computed + converted / 4 + (0.0 if fused else 2.0)
+
+    def __call__(self, values: Values) -> Terms:
+        shape, product = self.tiled.shape(values), self.product
         axes, caches = product.axes, product.work.machine.caches
         repeats = math.prod(axis.extent for axis in axes.shared)
         in_block = -(-shape.block // shape.rows)
@@ -389,74 +411,68 @@ class TiledOutput:
         steps = tiles * product.length
         pieces = product.last_tap.extent // shape.piece if shape.piece else 1
 
-        block_box, panel_box = self.at_block(values), self.at_panel(values)
-        panel = sum(self._bytes(leaf, load, panel_box) for load in walked)
-        block = sum(self._bytes(leaf, load, block_box) for load in loads if load not in walked)
+        at_panel, at_block = self.tiled.at_panel(values), self.tiled.at_block(values)
+        panel = sum(each.bytes(at_panel) for each in self.walked)
+        block = sum(each.bytes(at_block) for each in self.others)
         data = block * shape.blocks * repeats
+        # The part of a panel that all rows of the block pass by stays in the first cache, or comes again for each tile.
         near = panel // pieces + shape.rows * product.length * 4 // pieces <= caches.l1 * 3 // 4
         panel_reads = passes * panel if near else tiles * panel
         data_reads = data * shape.chunks * shape.per_chunk
         fits = panel + block <= caches.l2_per_core * 3 // 4
         from_l2 = float(panel_reads) + (data_reads if fits and block > caches.l1 // 2 else 0)
         from_l3 = 0.0 if fits else float(min(data_reads, panel_reads))
+        # Panels come from memory once for each block of rows, unless the chunk's stay in the second cache.
         chunk_panels = shape.per_chunk if shape.chunks > 1 else shape.panels
         again = shape.blocks if panel * chunk_panels > caches.l2_per_core // 2 else 1
         weight = panel * shape.panels * repeats
-        constant = any(load.source.name in sketch.start.nest.constants for load in walked)
-        from_memory = float(weight) if constant else 0.0
-        from_l3 += weight * (again - 1 if constant else again) + data * shape.chunks
+        from_l3 += weight * (again - 1 if self.constant else again) + data * shape.chunks
         output = product.consumer.stage.leaf.target
         from_l3 += 2.0 * output.size * output.dtype.bytes
 
         each = shape.rows * shape.vectors
         epilogue = tiles * each
-        partial = 2.0 * (pieces - 1) * epilogue
-        copied, slow = self._copied(sketch, values, shape, repeats)
-        accesses = sum(product.lanes if self._is_gathered(load, sketch) else 1 for load in walked)
-        broadcasts = len(loads) - len(walked)
+        partial = 2.0 * epilogue * pieces if pieces > 1 else 0.0  # a piece's sums are added to those before
+        iterations = repeats * shape.chunks * shape.blocks
+        copied = sum(op.copied(at_panel, passes) for op in self.walked)
+        copied += sum(op.copied(at_block, iterations) for op in self.others)
         return Terms(
-            arithmetic=steps * max(each * self._instructions(leaf), 8.0) + epilogue,
-            loads=steps * (shape.rows * broadcasts + shape.vectors * accesses) + epilogue + partial + copied,
+            arithmetic=steps * max(each * self.instructions, 8.0) + epilogue + partial / 2,
+            loads=steps * (shape.rows * len(self.others) + shape.vectors * self.accesses)
+            + epilogue
+            + partial
+            + copied,
             stores=epilogue + partial + copied,
             branches=steps / shape.unroll + 3.0 * tiles * pieces,
             from_l2=from_l2,
             from_l3=from_l3,
-            from_memory=from_memory,
-            iterations=repeats * shape.chunks * shape.blocks,
-            scalar=tiles * pieces * 12.0 + passes * 100.0 + steps * max(0, shape.rows - 8) * 0.25 + slow,
+            from_memory=float(weight) if self.constant else 0.0,
+            iterations=iterations,
+            scalar=tiles * pieces * 12.0 + passes * 100.0 + steps * max(0, shape.rows - 8) * 0.25,
         )
 
-    def _instructions(self, leaf: Leaf) -> float:
-        """Of one step of one vector: a multiply-add for floats, three for integers, and what converts them."""
-        values = [node for node in te.walk(leaf.value) if node.dtype.short not in ("i64", "bool")]
-        computed = sum(isinstance(node, te.Call | te.Select) for node in values)
-        converted = sum(isinstance(node, te.Cast) for node in values)
-        fused = leaf.kind == "sum" and leaf.target.dtype.is_float
-        return computed + converted / 4 + (0.0 if fused else 2.0)
 
-    def _bytes(self, leaf: Leaf, load: te.Load, box: Extents) -> int:
+class Operand:
+    """One operand of a product, and whether it is put elsewhere before it is read."""
+
+    def __init__(self, product: Product, sketch: Sketch, load: te.Load) -> None:
         assert isinstance(load.source, Tile)
-        return bytes_of(load.source, self.product.operand_box(leaf, load.source, box))
+        self.load, self.tile = load, load.source
+        self.walked = product.is_walked(load)
+        self.how = sketch.operands.get(load.source.name, "")
+        self.gathered = product.is_gathered(load) and not self.how
+        # Copies go in vectors, or element by element where the order changes.
+        self.at_once = 0.5 if product.is_gathered(load) else product.lanes
+        self.box = product.operand_box(sketch.start, load.source)
 
-    def _is_gathered(self, load: te.Load, sketch: Sketch) -> bool:
-        return self.product.is_gathered(load) and load.source.name not in sketch.operands
+    def bytes(self, box: Extents) -> int:
+        return bytes_of(self.tile, self.box(box))
 
-    def _copied(self, sketch: Sketch, values: Values, shape: Shape, repeats: int) -> tuple[float, float]:
-        """(vectors, single elements) of operands that are put elsewhere before they are read."""
-        vectors, elements = 0.0, 0.0
-        leaf = self.product.leaf_in(sketch.start)
-        for load in loads_in(leaf):
-            if sketch.operands.get(load.source.name, "packed") == "packed":
-                continue
-            walked = self.product.is_walked(load)
-            times = repeats * shape.chunks * shape.blocks * (shape.per_chunk if walked else 1)
-            box = self.at_panel(values) if walked else self.at_block(values)
-            count = self._bytes(leaf, load, box) / load.dtype.bytes * times
-            if self.product.is_gathered(load):
-                elements += 2.0 * count
-            else:
-                vectors += count / self.product.lanes
-        return vectors, elements
+    def copied(self, box: Extents, times: int) -> float:
+        """Instructions that copy it so many times."""
+        if self.how in ("", "packed"):
+            return 0.0
+        return self.bytes(box) / self.tile.dtype.bytes * times / self.at_once
 
 
 @dataclass(frozen=True)

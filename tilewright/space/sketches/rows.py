@@ -17,7 +17,7 @@ from tilewright.loops.schedule.nest import Plain
 from tilewright.space.sketches import acts
 from tilewright.space.sketches.analysis import (
     Extents,
-    box_read,
+    box_reader,
     lanes_for,
     largest,
     loads_in,
@@ -26,7 +26,7 @@ from tilewright.space.sketches.analysis import (
     stage_of,
     tile_of,
 )
-from tilewright.space.sketches.sketch import Move, Sketch, Values
+from tilewright.space.sketches.sketch import Box, Move, Sketch, Values
 from tilewright.space.space import Knob
 from tilewright.space.template import Terms, Work
 
@@ -85,7 +85,7 @@ class Rows:
             sizes[self.row] = self.block(values)
         return tuple(1 if axis is None else sizes[axis] for axis in self.stage.axes)
 
-    def terms(self, sketch: Sketch, values: Values) -> Terms | None:
+    def terms(self, sketch: Sketch) -> Callable[[Values], Terms] | None:
         return None
 
     def moves(self) -> tuple[Move, ...]:
@@ -125,23 +125,15 @@ class Rows:
         return acts.run_in_vectors(schedule, self.vector.name, self.lanes, int(values["vectors"]))
 
 
-def box_of(sketch: Sketch, name: str) -> Callable[[Values], Extents]:
+def box_of(sketch: Sketch, name: str) -> Box:
     """How much of a stage, or of an input, one iteration of the frame's block loop needs."""
     assert sketch.frame is not None
-    frame, schedule = sketch.frame, sketch.start
-    tile = tile_of(schedule, name)
-    readers = [(leaf, stage_of(schedule, leaf.stage).axes) for leaf in readers_of(schedule, name)]
-
-    def box(values: Values) -> Extents:
-        found = []
-        for leaf, axes in readers:
-            at = frame.at_block(values) if leaf.stage == sketch.output else sketch.boxes[leaf.stage](values)
-            read = box_read(leaf, axes, at, tile)
-            assert read is not None
-            found.append(read)
-        return largest(found)
-
-    return box
+    tile = tile_of(sketch.start, name)
+    parts: list[tuple[Box, Callable[[Extents], Extents]]] = []
+    for leaf in readers_of(sketch.start, name):
+        of_reader = sketch.frame.at_block if leaf.stage == sketch.output else sketch.boxes[leaf.stage]
+        parts.append((of_reader, box_reader(leaf, stage_of(sketch.start, leaf.stage).axes, tile)))
+    return lambda values: largest([read(of_reader(values)) for of_reader, read in parts])
 
 
 def is_placeable(sketch: Sketch, name: str) -> bool:

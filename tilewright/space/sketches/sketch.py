@@ -45,7 +45,8 @@ class Frame(Protocol):
     def at_block(self, values: Values) -> Extents:
         """The extents of the output in one iteration of it."""
 
-    def terms(self, sketch: Sketch, values: Values) -> Terms | None: ...
+    def terms(self, sketch: Sketch) -> Callable[[Values], Terms] | None:
+        """What each config of a finished sketch costs; None where it is not known in closed form."""
 
 
 @dataclass(frozen=True)

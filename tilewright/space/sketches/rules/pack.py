@@ -8,7 +8,6 @@ from tilewright import te
 from tilewright.loops.schedule import Schedule
 from tilewright.space.sketches import acts
 from tilewright.space.sketches.analysis import (
-    Extents,
     bytes_of,
     is_input,
     loads_in,
@@ -16,7 +15,7 @@ from tilewright.space.sketches.analysis import (
     walked_by,
 )
 from tilewright.space.sketches.product import Tiled
-from tilewright.space.sketches.rules.stage import product_that_reads
+from tilewright.space.sketches.rules.stage import at_panel, product_that_reads
 from tilewright.space.sketches.sketch import Move, Sketch, Values
 
 
@@ -71,10 +70,9 @@ class PackCopy:
 class _Packing:
     """How the next input, walked in vectors by one product, is packed for it."""
 
-    def __init__(self, sketch: Sketch, tiled: Tiled, load: te.Load, axes: Sequence[te.Var | None]) -> None:
+    def __init__(self, sketch: Sketch, tiled: Tiled, axes: Sequence[te.Var | None]) -> None:
         self.name, self.tiled, self.axes = sketch.stage, tiled, axes
-        self.tile, self.leaf = tile_of(sketch.start, sketch.stage), tiled.product.leaf_in(sketch.start)
-        self.loop = tiled.panel_loop
+        self.loop, self.box = tiled.panel_loop, at_panel(sketch, tiled)
 
     def act(self, schedule: Schedule, values: Values) -> Schedule:
         """A block is what one panel takes of a piece of the sum; in it the axes of the sum in their order, then the
@@ -104,9 +102,6 @@ class _Packing:
             return piece
         return axis.extent if axis in taps else 1
 
-    def box(self, values: Values) -> Extents:
-        return self.tiled.product.operand_box(self.leaf, self.tile, self.tiled.at_panel(values))
-
 
 def _packing(sketch: Sketch) -> _Packing | None:
     if not is_input(sketch.start, sketch.stage):
@@ -120,7 +115,7 @@ def _packing(sketch: Sketch) -> _Packing | None:
     axes = walked_by(loads[0]) if len(loads) == 1 else None
     if axes is None or vector not in axes:
         return None
-    return _Packing(sketch, tiled, loads[0], axes)
+    return _Packing(sketch, tiled, axes)
 
 
 def is_gathered(sketch: Sketch) -> bool:

@@ -20,7 +20,7 @@ from tilewright.space.sketches.analysis import (
 from tilewright.space.sketches.placing import placed
 from tilewright.space.sketches.product import Tiled, TiledOutput
 from tilewright.space.sketches.rows import box_of, is_placeable
-from tilewright.space.sketches.sketch import Move, Sketch, Values
+from tilewright.space.sketches.sketch import Box, Move, Sketch, Values
 
 _STAGED_BYTES = 512 << 10
 
@@ -51,9 +51,7 @@ class Stage:
         needed = box
         tiled = product_that_reads(sketch)
         if tiled is not None and _is_walked(sketch, tiled):
-            tile, loop = tile_of(sketch.start, sketch.stage), tiled.panel_loop
-            leaf = tiled.product.leaf_in(sketch.start)
-            needed = lambda values: tiled.product.operand_box(leaf, tile, tiled.at_panel(values))  # noqa: E731
+            loop, needed = tiled.panel_loop, at_panel(sketch, tiled)
         move = placed(
             sketch, sketch.stage, loop, needed, lambda s, name: acts.stage_in_vectors(s, name, machine)
         )
@@ -68,10 +66,10 @@ def _copied(sketch: Sketch, name: str) -> Sequence[Sketch]:
     if _is_walked(sketch, tiled) or sketch.stage in sketch.start.nest.constants:
         return ()
     machine, tile = sketch.work.machine, tile_of(sketch.start, sketch.stage)
-    leaf = tiled.product.leaf_in(sketch.start)
+    read = tiled.product.operand_box(sketch.start, tile)
 
     def box(values: Values) -> Extents:
-        return tiled.product.operand_box(leaf, tile, tiled.at_block(values))
+        return read(tiled.at_block(values))
 
     def act(schedule: Schedule, values: Values) -> Schedule:
         reader = f"{tiled.product.name}.rf" if int(values["piece"]) else tiled.product.name
@@ -85,6 +83,12 @@ def _copied(sketch: Sketch, name: str) -> Sequence[Sketch]:
         scratch=lambda values: bytes_of(tile, box(values)),
     )
     return [sketch.visited(move, name=name, operand="staged")]
+
+
+def at_panel(sketch: Sketch, tiled: Tiled) -> Box:
+    """How much of the next tensor a panel of the product needs."""
+    read = tiled.product.operand_box(sketch.start, tile_of(sketch.start, sketch.stage))
+    return lambda values: read(tiled.at_panel(values))
 
 
 def _is_walked(sketch: Sketch, tiled: Tiled) -> bool:

@@ -49,19 +49,22 @@ from tilewright.loops.tiling import (
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.product import (
+    PAGE_MISS,
     Coordinate,
     Product,
     Staged,
     coordinates,
+    misses_pages,
     product_of,
     run_of,
 )
-from tilewright.te.index import simplify
+from tilewright.te.index import coefficient, simplify
 
 NAME = "contraction"
 _LINE = 64
 _STAGED_BYTES = 512 << 10
 _PARTIAL_BYTES = 256 << 10
+_STRADDLING = 0.75  # cycles for a vector in two cache lines
 _WRITTEN_OUT = 320  # multiply-adds written out at most: code size and compile time
 
 
@@ -277,8 +280,18 @@ class AppliedContraction:
             from_memory=from_memory,
             prefetched=from_memory if shape.prefetch else 0.0,
             iterations=repeats * shape.chunks * shape.blocks,
-            scalar=tiles * pieces * 12.0 + passes * 100.0 + steps * max(0, shape.rows - 8) * 0.25,
+            scalar=tiles * pieces * 12.0
+            + passes * 100.0
+            + steps * (max(0, shape.rows - 8) * 0.25 + self._unpacked(shape, length // pieces)),
         )
+
+    def _unpacked(self, shape: Shape, taps: int) -> float:
+        """Cycles that a step takes longer because the weight, of which a piece holds `taps`, is read where it lies."""
+        if self.product.constant_weight:
+            return 0.0
+        pitch = 4 * abs(coefficient(self.product.weight_load.indices[0], self.product.taps[-1]) or 0)
+        straddling = _STRADDLING * shape.vectors if pitch % _LINE else 0.0
+        return straddling + (PAGE_MISS if misses_pages(taps, pitch) else 0.0)
 
     def _tile_bytes(self, shape: Shape) -> int:
         """Of the first cache, what the data of a register tile takes up."""

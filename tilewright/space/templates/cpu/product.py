@@ -19,6 +19,9 @@ from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import Buffer
 from tilewright.te.index import coefficient, linear, simplify
 
+_PAGE, _PAGES = 4096, 32  # bytes, and how many of them the nearest translation buffer is sure to hold
+PAGE_MISS = 3.0  # cycles that a page beyond them costs
+
 
 @dataclass(frozen=True)
 class Product:
@@ -111,6 +114,11 @@ def product_of(formula: Formula | None) -> Product | None:
 
 def _indices(formula: Formula) -> list[te.Expr]:
     return [load.indices[0] for e in formula.expressions() for load in te.loads(e) if load.indices]
+
+
+def misses_pages(taps: int, pitch: int) -> bool:
+    """Whether `taps` elements, `pitch` bytes from one to the next, are on more pages than are found at once."""
+    return taps * min(pitch, _PAGE) > _PAGES * _PAGE
 
 
 # -- the data operand in scratch memory -------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ come from anywhere. Only the sums have to be turned:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,20 +24,20 @@ from tilewright import te
 from tilewright.loops.formula import Formula
 from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, Transpose, block, nest
 from tilewright.loops.tiling import Tiles, extent_of, pack_operand, power_of_two_below, whole
-from tilewright.space.space import Config
+from tilewright.space.space import Config, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.contraction import AppliedContraction, ContractionNest, Shape
-from tilewright.space.templates.cpu.product import Coordinate, Product, coordinates
+from tilewright.space.templates.cpu.product import PAGE_MISS, Coordinate, Product, coordinates, misses_pages
 from tilewright.te.index import coefficient, linear
 
 NAME = "turned"
 _FEWEST_LANES = 4
+_SUMS_BYTES = 256 << 10
 _WRITTEN_WINDOW = 16  # taps of a window that are written out at most
 _LINE = 64
 _TURNING = 2.0  # cycles for a vector that is turned, beside the shuffles
 _RUN = 20.0  # cycles for a run of the data that is read for the first time
 _GATHERED = 1.0  # cycles for an element that is not copied in a run
-_PAGE, _PAGES, _PAGE_MISS = 4096, 32, 3.0  # pages that are found at once, cycles for another
 
 
 class Turned:
@@ -159,6 +159,12 @@ class _Applied(AppliedContraction):
         windows = {extent_of(self.product.taps[n:]) for n in range(1, len(self.product.taps))}
         return tuple(sorted({*super()._unrolls(), *(n for n in windows if 1 < n <= _WRITTEN_WINDOW)}))
 
+    def _legal(self, values: Mapping[str, Value]) -> bool:
+        return super()._legal(values) and self._sums_bytes(self._shape(values)) <= _SUMS_BYTES
+
+    def _sums_bytes(self, shape: Shape) -> int:
+        return 4 * points_of(self.product, shape) * shape.panels.size
+
     def terms(self, config: Config) -> Terms:
         terms = super().terms(config)
         shape = self._shape(dict(config.values))
@@ -176,9 +182,8 @@ class _Applied(AppliedContraction):
         scalar += runs * _RUN
         if shape.staged and self._gathers:
             scalar += runs * extents[-1] * _GATHERED
-        pitch = min(_PAGE, 4 * product.step(product.taps[0]))
-        if not shape.staged and product.length // pieces * pitch > _PAGES * _PAGE:
-            scalar += passes * tiles * product.length * _PAGE_MISS
+        if not shape.staged and misses_pages(product.length // pieces, 4 * product.step(product.taps[0])):
+            scalar += passes * tiles * product.length * PAGE_MISS
         read = tiles * self._tile_bytes(shape)
         again = passes * read if read // pieces > self.machine.caches.l1 // 2 else 0
         return replace(

@@ -1,0 +1,273 @@
+"""Candidates that crash, hang, eat memory, write where they must not or are wrong by a little: all are caught.
+
+    python -m tests.faults.candidates --count 100 --mutants 1000
+
+First `count` faults, in what builds and in what runs, each of a known kind: every one must come back as that kind, and
+a good candidate measured after it must be as good as ever. Then mutated programs: one that passes the check must mean
+the same as the original to the interpreter, on other inputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from tests.faults import templates
+from tests.faults.kernels import KERNEL_FAULTS, harmful
+from tests.faults.mutants import Mutant, mutants
+from tests.space.checked import Inputs
+from tilewright.errors import TilewrightError, VerificationError
+from tilewright.graph.op import apply
+from tilewright.graph.task import Task
+from tilewright.hw import host
+from tilewright.loops.interpret import interpret_program
+from tilewright.loops.ir import Program
+from tilewright.loops.verify import verify_program
+from tilewright.measure.building import Made
+from tilewright.measure.exam import Exam, WrongResult, draw_exam
+from tilewright.measure.runner import Measurement, Runner
+from tilewright.measure.single import Built
+from tilewright.measure.trial import TaskJob
+from tilewright.space.candidates import Candidates
+from tilewright.space.space import Config
+from tilewright.space.template import Work
+from tilewright.space.templates.cpu.default import DEFAULT
+
+BEST = 1e-3  # seconds: what a hanging kernel is compared with
+BUILD_SECONDS = 4.0
+MEMORY = 1 << 30
+_STRANGER = 12345  # seed of the inputs on which a mutant that passed is looked at again
+_SAME = (
+    0.02  # of what an element may be off: mutants that differ by less are the same program, rounded otherwise
+)
+
+
+# -- tasks ------------------------------------------------------------------------------------------------------------
+
+
+def product(m: int = 5, n: int = 18, k: int = 9) -> Task:
+    x = Inputs()
+    node = apply("matmul", x(m, k), x(k, n, constant=True))
+    return x.task(apply("relu", apply("add", node, x(n, constant=True))))
+
+
+def softmax(rows: int = 5, columns: int = 21) -> Task:
+    x = Inputs()
+    return x.task(apply("softmax", x(rows, columns), axis=1))
+
+
+def normalised(rows: int = 4, columns: int = 19) -> Task:
+    x = Inputs()
+    return x.task(
+        apply(
+            "layer_norm",
+            x(rows, columns),
+            x(columns, constant=True),
+            x(columns, constant=True),
+            dims=1,
+            eps=1e-5,
+        )
+    )
+
+
+def elementwise(rows: int = 6, columns: int = 23) -> Task:
+    x = Inputs()
+    a, b = x(rows, columns), x(rows, columns)
+    return x.task(apply("tanh", apply("sub", apply("mul", a, b), a)))
+
+
+def convolution(size: int = 6, channels: int = 3, outputs: int = 5) -> Task:
+    x = Inputs()
+    around = {"low": (0, 1, 1, 0), "high": (0, 1, 1, 0), "interior": (0, 0, 0, 0), "value": 0.0}
+    image = apply("pad", x(1, size, size, channels), **around)
+    weights = x(3, 3, channels, outputs, constant=True)
+    plain = {"stride": (1, 1), "dilation": (1, 1), "groups": 1, "padding": ((0, 0), (0, 0))}
+    return x.task(apply("conv", image, weights, layout="channels_last", **plain))
+
+
+TASKS = (product, softmax, normalised, elementwise, convolution)
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fault:
+    stage: str  # "build" or "run"
+    name: str
+    expected: str
+
+
+FAULTS = [
+    *(Fault("build", name, kind) for name, kind in templates.BUILD_FAULTS.items() if kind),
+    *(Fault("run", name, kind) for name, kind in KERNEL_FAULTS.items()),
+]
+
+
+def runner_for_faults() -> Runner:
+    return Runner(
+        2, builders=2, modules=("tests.faults.templates",), memory=MEMORY, build_seconds=BUILD_SECONDS
+    )
+
+
+def inject(runner: Runner, job: TaskJob, program: Program, fault: Fault, rng: Random) -> Measurement:
+    if fault.stage == "build":
+        (measured,) = runner.measure(job, [templates.config(fault.name)], best=BEST)
+        return measured
+    runner.build(job, [DEFAULT])  # draws the exam
+    return runner.trial(job, DEFAULT, Made(harmful(program, fault.name, rng), 0.0), best=BEST)
+
+
+def survived(runner: Runner, job: TaskJob) -> bool:
+    (measured,) = runner.measure(job, [DEFAULT], best=BEST)
+    return measured.failure == "" and bool(measured.times)
+
+
+def run_faults(count: int, seed: int) -> int:
+    """How many were not caught, not typed as they should be, or not survived."""
+    rng = Random(seed)
+    bad = 0
+    tally: Counter[tuple[str, str]] = Counter()
+    begin = time.monotonic()
+    with runner_for_faults() as runner:
+        for fault in itertools.islice(itertools.cycle(FAULTS), count):
+            task = rng.choice(TASKS)()
+            job = TaskJob.of(Work(task, host()), 2)
+            program = Candidates.of(job.work()).program(DEFAULT)
+            measured = inject(runner, job, program, fault, rng)
+            alive = survived(runner, job)
+            tally[fault.name, measured.failure] += 1
+            if measured.failure != fault.expected or not alive:
+                bad += 1
+                print(
+                    f"{fault} on {task.label}: {measured.failure!r} ({measured.message}), {alive=}",
+                    flush=True,
+                )
+    for (name, kind), times in sorted(tally.items()):
+        print(f"  {times:4} x {name}: {kind}")
+    print(f"{count - bad} of {count} faults caught, typed and survived, in {time.monotonic() - begin:.0f} s")
+    return bad
+
+
+# -- mutants ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Subject:
+    """A task with a program for it, whose mutants are tried."""
+
+    job: TaskJob
+    program: Program
+    strangers: Exam
+
+    @classmethod
+    def of(cls, task: Task, config: Config, threads: int = 2) -> Subject:
+        job = TaskJob.of(Work(task, host()), threads)
+        program = Candidates.of(job.work()).program(config)
+        return cls(job, program, draw_exam(task, "fast", _STRANGER))
+
+    def is_equivalent(self, mutant: Program) -> bool:
+        """Whether the interpreter finds no difference to the original, and none to the oracle."""
+        for case in self.strangers.cases:
+            packings = (*self.program.packings, *[None] * len(case.inputs))
+            inputs = [
+                values.reshape(-1) if packing is None else packing.pack(values)
+                for values, packing in zip(case.inputs, packings, strict=False)
+            ]
+            original = interpret_program(self.program, inputs)
+            try:
+                result = interpret_program(mutant, inputs)
+                case.error(result)
+            except (IndexError, WrongResult):
+                return False
+            with np.errstate(all="ignore"):
+                near = np.abs(result.astype(np.float64) - original) <= _SAME * case.allowed + 1e-30
+            if not (near | (result == original) | (np.isnan(result) & np.isnan(original))).all():
+                return False
+        return True
+
+
+def subjects(rng: Random) -> list[Subject]:
+    """Each task with its default program and one of a template or a sketch, where there is a small one."""
+    found = []
+    for make in TASKS:
+        task = make()
+        candidates = Candidates.of(Work(task, host()))
+        others = [config for config in candidates.sample(rng, 40) if config != DEFAULT]
+        found.append(Subject.of(task, DEFAULT))
+        found.extend(Subject.of(task, config) for config in others[:2])
+    return found
+
+
+def legal_mutants(subject: Subject, rng: Random) -> Iterator[Mutant]:
+    """Those that a verifier lets through: the others never get as far as a check."""
+    for mutant in mutants(subject.program, rng):
+        try:
+            verify_program(mutant.program)
+        except (VerificationError, AssertionError):
+            continue
+        yield mutant
+
+
+def outcome_of(runner: Runner, subject: Subject, mutant: Mutant) -> str:
+    """The kind of failure, "equivalent", or "passed": wrong and not noticed."""
+    runner.build(subject.job, [DEFAULT])  # draws the exam
+    try:
+        built = Built.of(mutant.program, host(), "fast")
+    except TilewrightError:
+        return "build"
+    measured = runner.trial(subject.job, DEFAULT, Made(built, 0.0), best=BEST)
+    if measured.failure:
+        return measured.failure
+    return "equivalent" if subject.is_equivalent(mutant.program) else "passed"
+
+
+def run_mutants(count: int, seed: int) -> int:
+    """How many of `count` wrong ones passed the check."""
+    rng = Random(seed)
+    tried = [(subject, legal_mutants(subject, rng)) for subject in subjects(rng)]
+    tally: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    begin = time.monotonic()
+    with Runner(2, builders=1) as runner:
+        while tally.total() - tally["equivalent"] < count:
+            subject, source = rng.choice(tried)
+            mutant = next(source)
+            outcome = outcome_of(runner, subject, mutant)
+            tally[outcome] += 1
+            kinds[mutant.kind] += outcome != "equivalent"
+            if outcome == "passed":
+                label = subject.job.work().task.label
+                print(
+                    f"passed: {mutant.kind} ({mutant.where}) of {subject.program.name}, {label}", flush=True
+                )
+    print("  " + ", ".join(f"{times} {kind}" for kind, times in kinds.most_common()))
+    print("  " + ", ".join(f"{times} {kind}" for kind, times in tally.most_common()))
+    passed = tally["passed"]
+    print(f"{passed} of {count} mutants passed the check, in {time.monotonic() - begin:.0f} s")
+    return passed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=100, help="faults")
+    parser.add_argument("--mutants", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args(arguments)
+    bad = run_faults(chosen.count, chosen.seed) if chosen.count else 0
+    passed = run_mutants(chosen.mutants, chosen.seed) if chosen.mutants else 0
+    return int(bad + passed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""A template whose programs do harm while they are made. Builders import this module, and ask it like any other.
+
+with Runner(threads, modules=("tests.faults.templates",)) as runner: ...
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+
+import tilewright.space.candidates as candidates
+from tilewright import te
+from tilewright.loops.default import default_program
+from tilewright.loops.ir import Program, Store
+from tilewright.space.space import Config, Knob, Space
+from tilewright.space.template import Applied, Terms, Work
+
+NAME = "faulty"
+
+# What each does, and as what it must be known.
+BUILD_FAULTS = {
+    "none": "",
+    "segmentation fault": "crash",
+    "abort": "crash",
+    "exit": "crash",
+    "endless loop": "timeout",
+    "eaten memory": "memory",
+    "memory of a library": "memory",
+    "exception": "build",
+    "unknown function": "build",
+    "out of bounds": "illegal",
+}
+
+
+def config(fault: str) -> Config:
+    return Config(NAME, (("fault", fault),))
+
+
+class Faulty:
+    name = NAME
+
+    def apply(self, work: Work) -> Applied | None:
+        return AppliedFaulty(work)
+
+
+@dataclass(frozen=True)
+class AppliedFaulty:
+    work: Work
+
+    @property
+    def space(self) -> Space:
+        return Space(NAME, (Knob("fault", tuple(BUILD_FAULTS)),), lambda values: True)
+
+    def terms(self, config: Config) -> Terms | None:
+        return None
+
+    def program(self, config: Config) -> Program:
+        assert self.work.formula is not None
+        good = default_program(self.work.formula, self.work.machine)
+        output = good.params[-1]
+        fault = config["fault"]
+        if fault == "segmentation fault":
+            ctypes.string_at(0)
+        elif fault == "abort":
+            os.abort()
+        elif fault == "exit":
+            os._exit(3)
+        elif fault == "endless loop":
+            while True:
+                pass
+        elif fault == "eaten memory":
+            eaten = []
+            while True:
+                eaten.append(bytearray(64 << 20))
+        elif fault == "memory of a library":
+            allocate = ctypes.CDLL("libstdc++.so.6")["_Znwm"]  # operator new: what it throws, nobody catches
+            allocate(ctypes.c_size_t(1 << 50))
+        elif fault == "exception":
+            raise KeyError("a template with a mistake in it")
+        elif fault == "unknown function":
+            value = te.Call("no_such_function", (te.const(1, output.dtype),), output.dtype)
+            return Program("unknown", good.params, Store(output, te.as_index(0), value))
+        elif fault == "out of bounds":
+            zero = te.const(0, output.dtype)
+            return Program("outside", good.params, Store(output, te.as_index(output.size), zero))
+        return good
+
+
+if not any(template.name == NAME for template in candidates.TEMPLATES):
+    candidates.TEMPLATES = (*candidates.TEMPLATES, Faulty())

@@ -28,6 +28,7 @@ from tilewright.hw import host
 from tilewright.hw.gpu import GpuMachine, detect
 from tilewright.loops.formula import formula_of
 from tilewright.loops.gpu.default import default_program
+from tilewright.loops.weights import with_weights
 from tilewright.measure.gpu import GpuProgram
 from tilewright.rewrites.pipeline import run_pipeline
 from tilewright.runtime.cuda.device import Device
@@ -138,7 +139,7 @@ def ours(case: Case, inputs: Sequence[torch.Tensor], machine: GpuMachine, device
     if len(tasks) != 1:
         raise SystemExit(f"{case.name} became {len(tasks)} tasks")
     output, tensors = lower_graph(tasks[0].graph)
-    return GpuProgram(default_program(formula_of(output, tensors), machine), machine, device)
+    return GpuProgram(default_program(with_weights(formula_of(output, tensors)), machine), machine, device)
 
 
 def measure(case: Case, machine: GpuMachine, device: Device) -> Row:

@@ -59,11 +59,11 @@ class Operands:
         return Task(Graph(tuple(self.nodes), (output,)), frozenset(self.constants))
 
 
-def product(m: int, n: int, k: int, *, constant: bool = True, gelu: bool = False) -> Task:
+def product(m: int, n: int, k: int, *, constant: bool = True, relu: bool = False) -> Task:
     x = Operands()
     y = apply("matmul", x(m, k), x(k, n, constant=constant))
-    if gelu:
-        y = apply("gelu", apply("add", y, x(n, constant=True)), approximate="none")
+    if relu:
+        y = apply("relu", apply("add", y, x(n, constant=True)))
     return x.task(y)
 
 
@@ -130,7 +130,7 @@ TASKS: dict[str, Source] = {
     "gemm_square": Source(lambda: product(256, 256, 256)),
     "gemm_skinny": Source(lambda: product(16, 1024, 512)),
     "gemm_tall": Source(lambda: product(1024, 64, 192)),
-    "gemm_gelu": Source(lambda: product(128, 512, 384, gelu=True)),
+    "gemm_relu": Source(lambda: product(128, 512, 384, relu=True)),
     "gemm_free": Source(lambda: product(192, 192, 192, constant=False)),
     "gemm_sketch": Source(lambda: product(192, 256, 256), templates=False, sketches=True),
     "conv_3x3": Source(lambda: convolution(28, (64, 64), 3)),

@@ -217,23 +217,25 @@ def test_wrong_efforts_are_named(tmp_path: Path, options: tuple[str, ...], said:
     assert done.returncode in (1, 2) and said in done.stderr
 
 
-def test_tune_then_compile_with_a_lock(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "import torch\n"
-        "def make():\n"
-        "    return torch.nn.Sequential(torch.nn.Linear(48, 40), torch.nn.ReLU()).eval(), (torch.ones(9, 48),)\n"
+def test_tune_with_a_lock(tmp_path: Path) -> None:
+    weights = onnx.numpy_helper.from_array(np.ones((32, 24), np.float32), "w")
+    product = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 17]> agraph (float[9, 32] x) => (float[9, 24] y) {y = MatMul(x, w)}'
     )
+    product.graph.initializer.append(weights)
+    onnx.save(product, tmp_path / "product.onnx")
     cache = {"TILEWRIGHT_CACHE_DIR": str(tmp_path / "cache"), "TILEWRIGHT_THREADS": "1"}
-    tuning = ("mine:make", "--budget", "3s", "--lock", "mine.lock")
+    tuning = ("product.onnx", "--budget", "3s", "--lock", "product.lock")
     done = run("tune", *tuning, folder=tmp_path, **cache)
     assert done.returncode == 0, done.stderr
     assert "tuning 1 tasks, 0 of them known already" in done.stderr and "tuned (" in done.stderr
-    assert "matmul+add+relu" in done.stdout and "before us" in done.stdout
-    again = json.loads(run("tune", "mine:make", "--budget", "3s", "--json", folder=tmp_path, **cache).stdout)
-    assert again["ended"] == "known" and again["trials"] == 0 and again["models"] == ["make"]
-    assert run("compile", *tuning[:1], "--lock", "mine.lock", folder=tmp_path, **cache).returncode == 0
-    (tmp_path / "mine.lock").write_text("{}")
-    broken = run("compile", *tuning[:1], "--lock", "mine.lock", folder=tmp_path, **cache)
+    assert "matmul" in done.stdout and "before us" in done.stdout
+    (tmp_path / "product.lock").rename(tmp_path / "kept.lock")
+    again = json.loads(run("tune", *tuning, "--json", folder=tmp_path, **cache).stdout)
+    assert again["ended"] == "known" and again["trials"] == 0 and again["models"] == ["product"]
+    assert (tmp_path / "product.lock").read_text() == (tmp_path / "kept.lock").read_text()
+    (tmp_path / "product.lock").write_text("{}")
+    broken = run("compile", "product.onnx", "--lock", "product.lock", folder=tmp_path, **cache)
     assert broken.returncode == 1 and "is no lock file" in broken.stderr
 
 

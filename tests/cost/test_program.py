@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.space.checked import Inputs
+from tilewright import te
 from tilewright.cost.program import terms_of
+from tilewright.dtypes import DType
 from tilewright.graph.ir import Node
 from tilewright.graph.op import apply
 from tilewright.hw import host
 from tilewright.loops.default import default_program
+from tilewright.loops.ir import Buffer, Kind, Program, Scope, Store, block, nest
 from tilewright.space.template import Terms, Work
 
 LANES = host().vector_bytes // 4
@@ -61,3 +64,45 @@ def test_branches_share_the_cases(parts: int) -> None:
     x = Inputs()
     terms = counted(x, apply("concat", *(x(8, 6 * LANES) for _ in range(parts)), axis=0))
     assert terms.stores == parts * 48
+
+
+def test_what_does_not_fit_a_cache_is_brought_in_again() -> None:
+    """A product whose second operand is larger than the first cache, and then than the second."""
+
+    def turned_product(columns: int) -> Terms:
+        x = Inputs()
+        return counted(x, apply("matmul", x(64, 64), x(64, columns)))
+
+    caches = host().caches
+    small = turned_product(caches.l1 // 4 // 64 // 8)
+    large = turned_product(4 * caches.l1 // 4 // 64)
+    assert small.from_l2 == 0.0
+    assert large.from_l2 / large.arithmetic > small.from_l2 / small.arithmetic
+
+
+def test_constants_come_from_memory() -> None:
+    x = Inputs()
+    task = x.task(apply("matmul", x(4, 64), x(64, 32, constant=True)))
+    formula = Work(task, host()).formula
+    assert formula is not None
+    program = default_program(formula, host())
+    plain, constant = terms_of(program, host()), terms_of(program, host(), task.constants)
+    assert constant.from_memory == 64 * 32 * 4 and plain.from_memory == 0
+    assert plain.from_l3 - constant.from_l3 == 64 * 32 * 4
+
+
+@pytest.mark.parametrize("chains", [1, 2, 16])
+def test_sums_wait_for_the_ones_before_them(chains: int) -> None:
+    x, out = Buffer("x", DType.F32, 64 * chains * LANES), Buffer("out", DType.F32, chains * LANES)
+    sums = Buffer("sums", DType.F32, chains * LANES, Scope.REGISTER)
+    k, chain, lane = te.Var("k", 64), te.Var("c", chains), te.Var("v", LANES)
+    place = chain * LANES + lane
+    tile = [(chain, Kind.UNROLL), (lane, Kind.VECTOR)]
+    total = te.call("add", te.Load(sums, (place,)), te.Load(x, (k * (chains * LANES) + place,)))
+    body = block(
+        nest(tile, Store(sums, place, te.const(0.0, DType.F32))),
+        nest([(k, Kind.SERIAL), *tile], Store(sums, place, total)),
+        nest(tile, Store(out, place, te.Load(sums, (place,)))),
+    )
+    # Two at a time, four cycles each: with eight of them at once, none waits.
+    assert terms_of(Program("sums", (x, out), body), host()).arithmetic == 64 * max(chains, 8)

@@ -48,7 +48,6 @@ def record(number: int = 0, *, of: Work | None = None, threads: int = 2, when: f
         message=f"it was {failure}" if failure else "",
         build_seconds=0.1,
         predicted=2e-5,
-        code=f"{number:032x}",
         versions=VERSIONS,
         when=1e9 + number if when is None else when,
     )

@@ -9,7 +9,6 @@ import ctypes
 import os
 from dataclasses import dataclass
 
-import tilewright.space.candidates as candidates
 from tilewright import te
 from tilewright.loops.default import default_program
 from tilewright.loops.ir import Program, Store
@@ -85,7 +84,3 @@ class AppliedFaulty:
             zero = te.const(0, output.dtype)
             return Program("outside", good.params, Store(output, te.as_index(output.size), zero))
         return good
-
-
-if not any(template.name == NAME for template in candidates.TEMPLATES):
-    candidates.TEMPLATES = (*candidates.TEMPLATES, Faulty())

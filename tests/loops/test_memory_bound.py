@@ -319,6 +319,24 @@ def test_streamed_stores_are_right_wherever_rows_begin(rows: int, columns: int) 
     check(inputs.task(apply("add", inputs(rows, columns), inputs(columns))), with_vectors(64, streams=True))
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    make=st.sampled_from([softmax, layer_norm, group_norm]),
+    rows=st.integers(1, 3).map(lambda n: 16 * n),
+    columns=st.integers(17, 150),
+)
+def test_rows_that_end_within_a_line_are_written_together(make, rows: int, columns: int) -> None:
+    inputs = Inputs()
+    machine = dataclasses.replace(with_vectors(64), caches=Caches(l1=1 << 10, l2=1 << 20, l3=1 << 10))
+    task = inputs.task(make(inputs, rows, columns))
+    check(task, machine)
+    if make is not group_norm and columns % machine.lanes(F32):
+        program = checked_program(task, machine)
+        assert "rows at a time" in program.decisions
+        lines = [s for s in statements(program, Store) if isinstance(s, Store) and s.buffer.name == "out"]
+        assert all(stmt.streamed for stmt in lines)
+
+
 @given(
     factors=st.lists(st.integers(-40, 40), min_size=3, max_size=3),
     limit=st.integers(-40, 40),

@@ -93,7 +93,7 @@ def test_a_small_space_is_asked_for_entirely_and_then_nothing_more(name: str) ->
     candidates = small()
     everything = set(candidates.configs())
     search = searcher(name, candidates)
-    asked = run(search, 1 + len(everything) // 7, 7, lambda batch: timed(candidates, batch))
+    asked = run(search, 1 + len(everything) // 25, 25, lambda batch: timed(candidates, batch))
     assert set(asked) == everything and len(asked) == len(everything)
     assert search.ask(3) == []
     assert search.done
@@ -120,7 +120,7 @@ def test_the_same_seed_asks_the_same(name: str) -> None:
 def test_it_goes_on_when_everything_fails(name: str) -> None:
     candidates = small()
     search = searcher(name, candidates)
-    asked = run(search, 6, 4, failed)
+    asked = run(search, 3, 8, failed)
     assert len(set(asked)) == len(asked) == 24
     gain = search.expected_gain
     assert gain is None or 0.0 <= gain <= 1.0
@@ -138,7 +138,7 @@ def test_what_it_is_told_unasked_is_never_asked_for(name: str) -> None:
     known = list(candidates.configs())[::2]
     search = searcher(name, candidates)
     search.tell(timed(candidates, known))
-    asked = run(search, 20, 4, lambda batch: timed(candidates, batch))
+    asked = run(search, 4, 20, lambda batch: timed(candidates, batch))
     assert not set(asked) & set(known)
     assert set(asked) | set(known) == set(candidates.configs())
 

@@ -209,3 +209,12 @@ def test_knobs_that_have_no_legal_value_are_an_error() -> None:
         SpaceError, match="no values of the knobs 'rows', 'stage' are legal together in 'mine'"
     ):
         nothing.default()
+
+
+def test_a_config_from_before_a_knob_was_added_has_its_default() -> None:
+    old = Config("example", (("vectors", 2), ("rows", 2)))
+    assert SPACE.recalled(old) == Config("example", (("rows", 2), ("vectors", 2), ("stage", False)))
+    assert SPACE.recalled(SPACE.default()) == SPACE.default()
+    assert SPACE.recalled(Config("example", (("rows", 4), ("vectors", 2)))) is None  # not legal
+    assert SPACE.recalled(Config("example", (("rows", 2), ("gone", 1)))) is None
+    assert SPACE.recalled(Config("other", (("rows", 2),))) is None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -33,8 +33,13 @@ _TREES = 8  # outcomes, before trees are grown
 _FOREIGN = 0.25  # what an outcome of another task weighs
 _MOST_FOREIGN = 400  # outcomes of other tasks: those that come first
 _OFFSET = 1.0  # outcomes that the analytical model's own scale counts for
+_CAUTION = 2.0  # trials that a value's usual rate of failures counts for
+_TO_BLAME = 0.5  # rate of failures from which on a value is to blame
 _SURE = 0.03  # deviation up to which it does not matter what trees say
 _RANK_SCALE = 4.0  # of scores to logarithms of seconds
+
+
+_Value = tuple[str, str, str]  # template, knob, value
 
 
 class Experience(NamedTuple):
@@ -247,37 +252,55 @@ def _falling_line(scores: np.ndarray, logarithms: np.ndarray, weights: np.ndarra
 # -- failures ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass
 class Validity:
-    """How likely a config is to work: as likely as its least reliable value of a knob has been.
+    """How likely a config is to work, from what has failed so far.
 
-    A value that was in every failure and in no success is to blame; one that has often worked is not. `certainty`:
-    trials that the general rate counts for, for each value."""
+    Of the failures, as many as possible are blamed on single values of knobs: the one that fails most often first, and
+    then, in the trials without it, the next. What is left over may happen to any config."""
 
-    certainty: float = 2.0
-    trials: int = 0
-    failures: int = 0
-    _tried: dict[tuple[str, str, object], list[int]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._trials: list[tuple[frozenset[_Value], bool]] = []
+        self._blamed: tuple[dict[_Value, float], float] | None = None
 
     def add(self, outcome: Outcome) -> None:
-        failed = outcome.seconds is None
-        self.trials += 1
-        self.failures += failed
-        for value in _values(outcome.config):
-            tried = self._tried.setdefault(value, [0, 0])
-            tried[0] += 1
-            tried[1] += failed
+        self._trials.append((_values(outcome.config), outcome.seconds is None))
+        self._blamed = None
 
     def of(self, configs: Sequence[Config]) -> np.ndarray:
-        prior = 1 / (1 - VALID)  # trials that the rate before any trial counts for
-        rate = (self.failures + prior * (1 - VALID)) / (self.trials + prior)
-        return np.array([1 - max(self._failing(value, rate) for value in _values(c)) for c in configs])
+        """The probability that each can be built, runs and is right."""
+        if self._blamed is None:
+            self._blamed = self._blame()
+        rates, rest = self._blamed
+        found = np.full(len(configs), 1 - rest)
+        if rates:
+            for at, config in enumerate(configs):
+                found[at] *= math.prod(1 - rates[value] for value in _values(config) if value in rates)
+        return found
 
-    def _failing(self, value: tuple[str, str, object], rate: float) -> float:
-        trials, failures = self._tried.get(value, (0, 0))
-        return (failures + self.certainty * rate) / (trials + self.certainty)
+    def _blame(self) -> tuple[dict[_Value, float], float]:
+        """(how often each value that is to blame fails, how often anything else does)"""
+        trials, rates = self._trials, dict[_Value, float]()
+        while any(failed for _, failed in trials):
+            counts: dict[_Value, list[int]] = {}
+            for values, failed in trials:
+                for value in values:
+                    count = counts.setdefault(value, [0, 0])
+                    count[0] += 1
+                    count[1] += failed
+            rate, worst = max(
+                ((failures + _CAUTION * (1 - VALID)) / (tried + _CAUTION), value)
+                for value, (tried, failures) in counts.items()
+            )
+            if rate < _TO_BLAME:
+                break
+            rates[worst] = rate
+            trials = [(values, failed) for values, failed in trials if worst not in values]
+        usual = 1 / (1 - VALID)  # trials that the rate before any trial counts for
+        return rates, (sum(failed for _, failed in trials) + 1) / (len(trials) + usual)
 
 
-def _values(config: Config) -> list[tuple[str, str, object]]:
+def _values(config: Config) -> frozenset[_Value]:
     """The template itself is a choice, too."""
-    return [(config.template, "", ""), *((config.template, name, value) for name, value in config.values)]
+    return frozenset(
+        [(config.template, "", ""), *((config.template, name, repr(value)) for name, value in config.values)]
+    )

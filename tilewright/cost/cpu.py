@@ -20,6 +20,7 @@ LAUNCH_SECONDS = 1.5e-6  # to start and to join the threads
 
 _PORTS = 2.0  # multiply-adds, loads per cycle
 _SHOWN_L2, _SHOWN_L3, _SHOWN_MEMORY = 0.25, 0.5, 0.6  # of the time of the traffic, what cannot be hidden
+_SHARP = 4.0  # near where two bounds meet, neither is reached
 _BRANCH = 0.7  # cycles
 _TIE = 0.05  # where memory is the bound, less arithmetic still is better
 _LOAD = 0.16  # cycles: what a load costs even where the ports have room
@@ -34,7 +35,7 @@ class Rates:
 
     hertz: float = 2.5e9
     l2: float = 48.0
-    l3: float = 10.0
+    l3: float = 12.0
     memory: float = 4.5
 
 
@@ -88,5 +89,5 @@ def seconds(
     l2, l3, memory = terms.from_l2 / at.l2, terms.from_l3 / at.l3, fetched / at.memory
     shown = _SHOWN_L2 * l2 + _SHOWN_L3 * l3 + _SHOWN_MEMORY * memory
     least = l2 + l3 + terms.from_memory / at.memory
-    cycles = max(core + shown, least) + _TIE * core
+    cycles = ((core + shown) ** _SHARP + least**_SHARP) ** (1 / _SHARP) + _TIE * core
     return cycles * share / at.hertz + (LAUNCH_SECONDS if busy > 1 else 0.0)

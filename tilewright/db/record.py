@@ -55,7 +55,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     build_seconds: float = 0.0
     predicted: float | None = None  # seconds that the cost model expected before it was measured
-    code: str = ""  # fingerprint of the LLVM IR that ran, where it is known
     versions: Versions = msgspec.field(default_factory=Versions.now)
     when: float = msgspec.field(default_factory=time.time)  # seconds since 1970
 

@@ -64,7 +64,6 @@ class Trial(msgspec.Struct, frozen=True):
     message: str
     build_seconds: float
     predicted: float | None
-    code: str
     versions: Versions
     when: float
 

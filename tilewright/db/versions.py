@@ -5,14 +5,15 @@ A record says how long the machine code of a config took. Three things make that
     Config --(templates, loops, our emitter)--> LLVM IR --(LLVM)--> machine code --(machine, threads)--> time
 
 - LLVM's version is in the key. There is no way to tell what another version makes of the same IR.
-- Our own sources are not. They change with every release, and mostly not for the config at hand. A record carries the
-  fingerprint of the IR that was timed, its `code`, and holds as long as its config still leads to that IR. To make the
-  IR of every record again would take long, so a record also carries a fingerprint of the sources: where that is
-  unchanged, nothing needs to be made.
+- Our own sources are not. They change with every release, and mostly not for the config at hand. A decision carries the
+  fingerprint of the IR that won, its `code`, and holds as long as its config still leads to that IR. To save making
+  it, a fingerprint of the sources goes with it: where that is unchanged, so is the IR.
+- A trial carries the fingerprint of the sources alone: of trials there are many. Where the sources have changed it
+  counts as experience, as the trials of other tasks do, and its config may be measured again.
 
-So a new template, a new knob or another config leaves all other records as they are, and so does an edit that does not
-reach a config's code. A record that does not hold any more is no error: its config is checked for legality before use,
-and it still says what is likely to be fast. The versions of Tilewright and Python are written down for people.
+So a new template, a new knob or another config leaves all decisions as they are, and so does an edit that does not
+reach a winner's code; no row is ever made useless. What does not hold any more is no error either: a config is checked
+for legality before use, and the code is made anew. The versions of Tilewright and Python are written down for people.
 """
 
 from __future__ import annotations

@@ -10,10 +10,14 @@
 Rows are taken together where they are short, so that one waits for the end of a reduction while others compute. What
 one pass over the row computes at some expense and the result needs again, as the exponentials of a softmax, is kept in
 scratch. In the passes that take long, the next rows are asked for: they come while these are computed and written.
+
+Results that go past the caches are written in whole lines. Where rows do not end with a line, as many as end with one
+together are put into scratch, and written from there.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -35,10 +39,10 @@ from tilewright.loops.tiling import (
     with_results,
     with_values,
 )
-from tilewright.te.index import coefficient, simplify
+from tilewright.te.index import coefficient, divisor_of, simplify
 
 # Functions that cost many times an addition.
-_EXPENSIVE = frozenset(
+EXPENSIVE = frozenset(
     [
         *("exp", "exp2_weight", "expm1", "log", "log1p", "pow"),
         *("tanh", "erf", "sin", "cos", "atan2", "div", "sqrt"),
@@ -47,6 +51,7 @@ _EXPENSIVE = frozenset(
 _LINE = 64
 _ACCUMULATORS = 8
 _SHORT_ROW = 2048  # elements: the end of a longer row's reductions does not count
+_STAGED = 4  # the part of the second cache that may hold results which wait for their line
 _REPEATED = 1.1  # rows computed over rows needed, where the last few overlap those before
 _SHORTEST_FETCHED = 256  # bytes of a row: of shorter ones the processor's own look-ahead sees the next
 
@@ -90,8 +95,14 @@ class _Rows:
             if number == passes - 1
             or _is_expensive(formula.reductions[number].body, formula.reductions[number].axes)
         ]
-        self.together = self._rows_together()
+        self.streamed = bool(self.columns) and is_streamed(formula, machine)
+        self.staged = self._rows_staged()
+        self.together = 1 if self.staged else self._rows_together()
         self.row = te.Var("w", self.together)
+        self.turn = te.Var("turn", max(self.staged, 1))
+        self.stage = Buffer(
+            "stage", formula.output.dtype, self.staged * extent_of(self.columns), Scope.SCRATCH
+        )
         self.kept = self._find_kept()
         self.fetched, self.level = self._find_fetched()
         self.results: dict[Buffer, te.Expr] = {}
@@ -107,21 +118,46 @@ class _Rows:
         work = sum(2 * r.length for r in formula.reductions) + extent_of(self.columns)
         *loops, body = *formula.rows, block(*stmts)
         if formula.rows:
-            tiles = Tiles(formula.rows[-1], self.together)
-            body = with_values(body, {formula.rows[-1]: tiles.start() + self.row})
+            tiles = Tiles(formula.rows[-1], self.staged or self.together)
+            body = with_values(body, {formula.rows[-1]: tiles.start() + self.turn + self.row})
+            if self.staged:
+                body = block(nest([(self.turn, Kind.SERIAL)], body), self._write_staged(tiles))
             loops = [*formula.rows[:-1], tiles.var]
-        body = with_values(parallel_nest(loops, work * self.together, body), {})
+        body = with_values(parallel_nest(loops, work * (self.staged or self.together), body), {})
         words = "rowwise: " + ", ".join(f"{r.kind} of {r.length}" for r in formula.reductions)
         words += ", kept in scratch" if self.kept else ""
-        words += ", streamed" if self.columns and is_streamed(formula, self.machine) else ""
+        words += ", streamed" if self.streamed else ""
+        words += f" in {self.staged} rows at a time" if self.staged else ""
         return Program(formula.name, (*formula.inputs, formula.output), body, words)
 
     def _rows_together(self) -> int:
         longest = max(r.length for r in self.formula.reductions)
-        if not self.formula.rows or longest > _SHORT_ROW:
+        # Rows that are not whole vectors begin elsewhere in a line each.
+        ragged = longest % lanes_for(self.formula, self.machine, longest)
+        if not self.formula.rows or longest > _SHORT_ROW or ragged:
             return 1
         axis = self.formula.rows[-1]
         return next((n for n in (4, 2) if n <= axis.extent and Tiles(axis, n).waste <= _REPEATED), 1)
+
+    def _rows_staged(self) -> int:
+        """How many rows of the result end with a line together, where one does not; 0 where they are not staged."""
+        formula, length = self.formula, extent_of(self.columns)
+        lanes = lanes_for(formula, self.machine, length)
+        count = lanes // math.gcd(length, lanes)
+        if not self.streamed or not formula.rows or count == 1 or formula.rows[-1].extent % count:
+            return 0
+        if count * length * formula.output.dtype.bytes > self.machine.caches.l2_per_core // _STAGED:
+            return 0
+        dense = simplify(formula.store - self._place(formula.rows[-1], length))
+        other_rows = set(formula.rows[:-1])
+        return count if te.variables(dense) <= other_rows and divisor_of(dense) % lanes == 0 else 0
+
+    def _place(self, row: te.Expr, length: int) -> te.Expr:
+        """Where the current column of a row is, among rows of `length` behind each other."""
+        place: te.Expr = te.as_index(0)
+        for axis in columns_of(self.formula):
+            place = place * axis.extent + axis
+        return row * length + place
 
     # -- what is kept from one pass to the last ----------------------------------------------------------------------
 
@@ -283,7 +319,10 @@ class _Rows:
             return nest([(self.row, Kind.UNROLL)], Store(formula.output, formula.store, value))
         *outer, axis = self.columns
         lanes = lanes_for(formula, self.machine, axis.extent)
-        streamed, number = is_streamed(formula, self.machine), len(formula.reductions)
+        streamed, number = self.streamed and not self.staged, len(formula.reductions)
+        target, place = formula.output, formula.store
+        if self.staged:
+            target, place = self.stage, self._place(self.turn, extent_of(self.columns))
         rows = [(self.row, Kind.UNROLL)]
         run = None
         if streamed and not outer and coefficient(formula.store, axis) == 1:
@@ -301,16 +340,24 @@ class _Rows:
         tiles = Tiles(axis, lanes * unroll)
         lane, step = te.Var("v", lanes), te.Var("u", unroll)
         position = {axis: tiles.start() + step * lanes + lane}
-        store = Store(
-            formula.output,
-            te.substitute(formula.store, position),
-            te.substitute(value, position),
-            streamed,
-        )
+        store = Store(target, te.substitute(place, position), te.substitute(value, position), streamed)
         fetches = self._fetches(number, self.columns, tiles.start(), unroll, lanes)
         loops = [(loop, Kind.SERIAL) for loop in (*outer, tiles.var)]
         in_tile = [*rows, (step, Kind.UNROLL), (lane, Kind.VECTOR)]
         return nest(loops, block(*fetches, nest(in_tile, store)))
+
+    def _write_staged(self, tiles: Tiles) -> Stmt:
+        """The rows of the tile from scratch to the output, in whole lines."""
+        formula, lanes = self.formula, lanes_for(self.formula, self.machine, self.stage.size)
+        count = self.stage.size // lanes
+        lines = Tiles(te.Var("line", count), best_unroll(count, 1, _ACCUMULATORS))
+        step, lane = te.Var("u", lines.size), te.Var("v", lanes)
+        place = (lines.start() + step) * lanes + lane
+        first: dict[te.Var, te.Expr] = dict.fromkeys(self.columns, te.as_index(0))
+        first[formula.rows[-1]] = tiles.start()
+        begin = te.substitute(formula.store, first)
+        copy = Store(formula.output, begin + place, te.Load(self.stage, (place,)), streamed=True)
+        return nest([(lines.var, Kind.SERIAL), (step, Kind.UNROLL), (lane, Kind.VECTOR)], copy)
 
     def _place_of_kept(self, axes: Sequence[te.Var]) -> te.Expr:
         assert self.kept is not None
@@ -341,7 +388,7 @@ def _is_expensive(expr: te.Expr, axes: Sequence[te.Var]) -> bool:
     """Whether something in it takes long and is another value for every element of the row."""
     return any(
         isinstance(node, te.Call)
-        and node.op in _EXPENSIVE
+        and node.op in EXPENSIVE
         and node.dtype.is_float
         and te.variables(node) & set(axes)
         for node in te.walk(expr)

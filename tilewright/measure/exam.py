@@ -44,7 +44,9 @@ _SIGNS = 8191  # a prime: the pattern of signs falls differently on every row
 _JUMP = (
     16.0  # times its own and the typical size: an element that the change moves so fast has gone over an edge
 )
-_NEIGHBOURS = 4  # elements to each side, of which the most sensitive counts: one may be steady by accident
+_NEAR = (
+    32  # elements to each side, of which the most sensitive counts: one may be steady by accident, or cut off
+)
 _LEAST_SHARE = 1e-2  # of the typical size of all elements, which each may count as its own
 _LARGE, _TINY = 1e3, 2.0**-120
 _TINY_HALF = 2.0**-14  # what 16 bits can hold
@@ -307,9 +309,12 @@ def _allowed(
 
 def _largest_nearby(values: np.ndarray) -> np.ndarray:
     result = values.copy()
-    for distance in range(1, min(_NEIGHBOURS, values.size - 1) + 1):
-        np.maximum(result[distance:], values[:-distance], out=result[distance:])
-        np.maximum(result[:-distance], values[distance:], out=result[:-distance])
+    distance = 1
+    while distance < min(_NEAR, result.size):  # twice as far with each step
+        before = result.copy()
+        np.maximum(result[distance:], before[:-distance], out=result[distance:])
+        np.maximum(result[:-distance], before[distance:], out=result[:-distance])
+        distance *= 2
     return result
 
 

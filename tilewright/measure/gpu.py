@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.codegen.cuda.build import build
+from tilewright.codegen.cuda.build import GpuSource, build
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.ir import Program
 from tilewright.runtime.cuda.device import Device
@@ -16,7 +16,7 @@ class GpuProgram:
     """A program with memory of its own on a card, for its inputs and its output."""
 
     def __init__(
-        self, program: Program, machine: GpuMachine, device: Device, *, numerics: str = "fast"
+        self, program: Program | GpuSource, machine: GpuMachine, device: Device, *, numerics: str = "fast"
     ) -> None:
         self.kernel = build(program, machine, numerics, cache=None)
         self._device = device
@@ -30,7 +30,7 @@ class GpuProgram:
         self.addresses = []
 
     def upload(self, inputs: Sequence[np.ndarray]) -> None:
-        for address, buffer, array in zip(self.addresses, self._params[:-1], inputs, strict=True):
+        for address, buffer, array in zip(self.addresses[:-1], self._params[:-1], inputs, strict=True):
             dense = np.ascontiguousarray(array, buffer.dtype.numpy)
             self._device.upload(address, dense.ctypes.data, dense.nbytes)
 

@@ -30,7 +30,7 @@ _HEADER_BYTES = 8
 _MOST_DESCRIPTORS = 4
 TICK = 0.02  # seconds: how long one wait is at most
 _START_SECONDS = 120.0  # to import what it needs
-_KEPT_WORDS = 600  # characters of what a process said before it died
+_KEPT_WORDS = 300  # characters of what a process said before it died
 
 # What libraries say when there is no memory left, on their way to an abort.
 _OUT_OF_MEMORY = ("out of memory", "bad_alloc", "cannot allocate memory", "memoryerror", "failed to allocate")
@@ -88,10 +88,10 @@ class Child:
             raise MeasurementError(
                 "this program embeds Python: there is no interpreter to start a process of"
             )
+        ours, theirs = socket.socketpair()
+        self._words, words = os.pipe()
+        os.set_blocking(words, False)  # one who says too much loses words, and is not held up
         try:
-            ours, theirs = socket.socketpair()
-            self._words, words = os.pipe()
-            os.set_blocking(words, False)  # one who says too much loses words, and is not held up
             serving = (
                 "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
                 "from tilewright.measure.process import main; main(*sys.argv[2:])"
@@ -107,9 +107,12 @@ class Child:
                 start_new_session=True,  # Ctrl-C is for the one who asks
             )
         except OSError as error:
+            ours.close()
+            os.close(self._words)
             raise MeasurementError(f"cannot start a process to measure in: {error}") from None
-        os.close(words)
-        theirs.close()
+        finally:
+            os.close(words)
+            theirs.close()
         os.set_blocking(self._words, False)
         self._socket = ours
 
@@ -179,13 +182,14 @@ class Child:
         code = self._process.returncode
         said = ""
         with contextlib.suppress(OSError):
-            said = os.read(self._words, 1 << 16).decode(errors="replace").strip()[-_KEPT_WORDS:]
+            said = os.read(self._words, 1 << 16).decode(errors="replace").strip()
         self.close()
         starved = any(words in said.lower() for words in _OUT_OF_MEMORY)
         if starved or code == -signal.SIGKILL:  # not by us: what the system kills has taken too much memory
             return Dead("memory", "it ran out of memory")
+        last_words = " ".join(said.splitlines()[-2:])[-_KEPT_WORDS:]
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-        return Dead("crash", f"the process ended with {how}" + (f": {said}" if said else ""))
+        return Dead("crash", f"the process ended with {how}" + (f": {last_words}" if said else ""))
 
 
 def wait(*children: Child) -> tuple[list[Child], float]:

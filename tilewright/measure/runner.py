@@ -5,8 +5,8 @@
     check   each kernel's results, by one process that loads the object code (`timing.py`)
     time    it there, alone: the builders wait
 
-What fails has a kind and a message, and costs its own trial. A reference kernel is timed around each candidate; where
-it was not as fast as it used to be, the candidate is timed again, a few times at most.
+What fails has a kind and a message, and costs its own trial. A reference kernel is timed between the calls of each
+candidate; if it was hardly ever as fast as it used to be, the candidate is timed again, a few times at most.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ _LEAST_CALL_SECONDS, _TIMES_BEST = 1.0, 10.0  # what a call may take
 _CALL_SECONDS = 10.0  # where there is no best to compare with
 _GRACE_SECONDS = 0.5  # after a deadline, before what still runs is ended
 
-_STEADY = 1.06  # by which factor the reference kernel may differ from what it was
-_MOST_AGAIN = 2  # timings of a candidate, after the first
+_PAUSES = (
+    0.05,
+    0.2,
+)  # seconds, before a candidate is timed again that was timed on a machine with other work
 _LEAST_BATCH = 8
 _KEPT_BUILDS, _KEPT_EXAMS = 128, 16
 _LEAST_MEMORY = 2 << 30
@@ -131,7 +133,7 @@ class Runner:
         self._exams: OrderedDict[TaskJob, _Exam | Failed] = OrderedDict()
         self._kept: OrderedDict[tuple[TaskJob, Config], Made] = OrderedDict()
         self._first_reference: float | None = None
-        self._reference = self._level = 0.0
+        self._reference = 0.0
 
     def __enter__(self) -> Runner:
         return self
@@ -355,26 +357,19 @@ class Runner:
         raise MeasurementError(f"the process that times kernels does not start: {problem}")
 
     def _steady_times(self, best: float | None, deadline: float | None) -> tuple[float, ...] | Failed:
-        """Of the kernel that was checked last, from a stretch in which the machine was as fast as it used to be."""
-        nearest: tuple[float, tuple[float, ...]] | None = None
-        for _ in range(1 + _MOST_AGAIN):
+        """Of the kernel that was checked last, while the machine is as fast as it used to be if that can be had."""
+        for pause in (*_PAUSES, None):
             reply = self._ask(Time(self._numbers, best), best, deadline)
             if isinstance(reply, Failed):
                 return reply
             assert isinstance(reply, Timed)
-            before, after = reply.reference
-            if self._first_reference is None:
-                self._first_reference = self._level = before
-            self._reference = after
-            off = max(_ratio(before, self._level), _ratio(after, self._level))
-            if nearest is None or off < nearest[0]:
-                nearest = off, reply.times
-            if off <= _STEADY:
-                return reply.times
-            if _ratio(before, after) <= _STEADY:
-                self._level = statistics.mean(reply.reference)  # it stays like that, for all we know
-        assert nearest is not None
-        return nearest[1]
+            self._first_reference = self._first_reference or reply.reference
+            self._reference = reply.reference
+            times = reply.times
+            if reply.steady or pause is None:
+                break
+            time.sleep(pause)
+        return times
 
     def _ask(
         self,
@@ -408,10 +403,6 @@ def _reply(child: Child, kind: Any) -> Any:
         return msgspec.msgpack.decode(child.receive(_PREPARE_SECONDS), type=kind)
     except Dead as death:
         return death.failed
-
-
-def _ratio(one: float, other: float) -> float:
-    return max(one, other) / min(one, other)
 
 
 def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,8 +17,6 @@ from tilewright.runtime.executor import Executor, aligned_empty
 from tilewright.runtime.loader import object_digest
 from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import ALIGNMENT, MemoryReport, Place, Plan, Step, TaskInfo, TensorSpec
-
-_LEAF_TREE = {"kind": "leaf", "index": 0}
 
 
 class Built(msgspec.Struct, frozen=True):
@@ -45,28 +44,45 @@ class Built(msgspec.Struct, frozen=True):
             kernel.decisions,
         )
 
-    def executor(self, machine: CpuMachine, threads: int | None) -> Executor:
-        """Loaded: a plan of one step."""
-        digest = object_digest(self.object_code)
-        *inputs, output = self.parameters
-        places = [Place("input", index) for index in range(len(inputs))] + [Place("output", 0)]
-        leaves = [{"kind": "leaf", "index": index} for index in range(len(inputs))]
-        plan = Plan(
-            inputs=tuple(inputs),
-            outputs=(output,),
-            constants=(),
-            steps=(Step(self.symbol, tuple(places), self.extent, "task", self.name),),
-            kernels={self.symbol: digest},
-            tasks={"task": TaskInfo(self.name, "", 0, 0, tuple(inputs), output, self.decisions)},
-            memory=MemoryReport(0, 0, 0, 0),
-            input_tree={
-                "kind": "tuple",
-                "items": [{"kind": "tuple", "items": leaves}, {"kind": "dict", "keys": [], "items": []}],
-            },
-            output_tree=_LEAF_TREE,
-            target={"triple": machine.triple, "cpu": machine.cpu, "features": list(machine.features)},
-        )
-        return Executor(plan, [], {digest: self.object_code}, threads)
+
+class Call(NamedTuple):
+    """One call of a kernel in a plan: the numbers of the plan's inputs that it reads, and of the output it writes."""
+
+    built: Built
+    inputs: Sequence[int]
+    output: int
+
+
+def executor_of(
+    calls: Sequence[Call], machine: CpuMachine, threads: int | None, *, inputs: int, outputs: int
+) -> Executor:
+    """A plan of these calls in order, loaded: so many flat inputs and outputs, in places of the caller's."""
+    specs: dict[tuple[str, int], TensorSpec] = {}
+    steps, objects, kernels, tasks = [], {}, {}, {}
+    for built, reads, writes in calls:
+        places = [*(Place("input", number) for number in reads), Place("output", writes)]
+        for place, spec in zip(places, built.parameters, strict=True):
+            specs[place.space, place.index] = spec
+        digest = object_digest(built.object_code)
+        objects[digest], kernels[built.symbol] = built.object_code, digest
+        *taken, given = built.parameters
+        tasks[built.symbol] = TaskInfo(built.name, "", 0, 0, tuple(taken), given, built.decisions)
+        steps.append(Step(built.symbol, tuple(places), built.extent, built.symbol, built.name))
+    leaves = [{"kind": "leaf", "index": index} for index in range(inputs)]
+    empty = {"kind": "dict", "keys": [], "items": []}
+    plan = Plan(
+        inputs=tuple(specs["input", number] for number in range(inputs)),
+        outputs=tuple(specs["output", number] for number in range(outputs)),
+        constants=(),
+        steps=tuple(steps),
+        kernels=kernels,
+        tasks=tasks,
+        memory=MemoryReport(0, 0, 0, 0),
+        input_tree={"kind": "tuple", "items": [{"kind": "tuple", "items": leaves}, empty]},
+        output_tree={"kind": "leaf", "index": 0},
+        target={"triple": machine.triple, "cpu": machine.cpu, "features": list(machine.features)},
+    )
+    return Executor(plan, [], objects, threads)
 
 
 class SingleKernel:
@@ -80,7 +96,10 @@ class SingleKernel:
         self, program: Program, machine: CpuMachine, *, numerics: str = "fast", threads: int | None = None
     ) -> None:
         self.output = program.params[-1]
-        self.executor = Built.of(program, machine, numerics).executor(machine, threads)
+        built = Built.of(program, machine, numerics)
+        inputs = len(program.params) - 1
+        call = Call(built, range(inputs), 0)
+        self.executor = executor_of([call], machine, threads, inputs=inputs, outputs=1)
         self._copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def __call__(self, inputs: Sequence[np.ndarray], output: np.ndarray | None = None) -> np.ndarray:

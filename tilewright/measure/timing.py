@@ -7,18 +7,18 @@ Only then it is timed, on the ordinary inputs of the exam.
 
 Constants are weights, which in a model come from memory and not from a cache: calls go round copies that together are
 larger than the caches. Other inputs were just written when a model runs, and stay where they are; in the cold mode
-they and the output go round too. A reference kernel, always the same, is timed before and after each candidate: where
-it has become slower, the machine has.
+they and the output go round too. A reference kernel, always the same, is timed between stretches of calls: where it
+has become slower, the machine has, and the stretch does not count.
 """
 
 from __future__ import annotations
 
 import errno
-import itertools
 import math
 import os
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -33,12 +33,13 @@ from tilewright.loops.ir import SCRATCH_LIMIT, Buffer, For, Kind, Program, Scope
 from tilewright.measure.calibrate import multiply_add_program
 from tilewright.measure.exam import Case, Exam, StoredExam, WrongResult, load_exam
 from tilewright.measure.process import Channel, Failed
-from tilewright.measure.single import Built
+from tilewright.measure.single import Built, Call, executor_of
 from tilewright.measure.watched import Blocks, StrayWrite, Watched
 from tilewright.runtime.plan import aligned
 
 _SLOW_CHECK = 0.25  # seconds of one run, from which on no second opinion is asked for
 
+_BEYOND_CACHES = 1.25  # times the size of the last one: what goes round has left it when it comes again
 _MOST_COPIES = 64
 _MOST_COPIED_BYTES = 256 << 20
 
@@ -47,14 +48,22 @@ _INTERVAL = (
     0.98  # half the width of a 95% interval of a median, in ranks, over the square root of their number
 )
 _LEAST_CALLS, _LEAST_SECONDS = 5, 0.004
-_MOST_CALLS, _MOST_SECONDS = 400, 0.04
+_MOST_CALLS, _MOST_SECONDS = 400, 0.03
+_UNSTEADY_SECONDS = 0.06  # as long as this it is tried to find the machine at rest
 _WARM_SECONDS = 0.001  # of calls before the first that counts
-_HOPELESS = 2.0  # times the best so far: how slow exactly is of no interest
+_HOPELESS, _HOPELESS_CALLS = 3.0, 3  # times the best so far: how slow exactly is of no interest
 _RACE_TURNS = 5  # at least
 _BEAT_SECONDS = 0.05
 
+_CALL_STEP, _STEPS_OF_A_CALL = (
+    2,
+    3,
+)  # in a kernel's plan: two steps of the reference kernel, then one of its own
 _REFERENCE_STEPS = 20_000  # some tens of microseconds
-_REFERENCE_CALLS = 7
+_ENTRY_SECONDS = 0.01  # of calls that follow each other in native code
+_ENTRY_CALLS = 16  # of a kernel that has nothing that goes round
+_STEADY = 1.12  # by which factor the reference kernel may be slower than it typically is
+_REMEMBERED = 512  # calls of the reference kernel, of which the typical time is taken
 
 
 class Sit(msgspec.Struct, frozen=True, tag=True):
@@ -105,10 +114,12 @@ class Checked(msgspec.Struct, frozen=True, tag=True):
 
 
 class Timed(msgspec.Struct, frozen=True, tag=True):
-    """Times of calls, and of the reference kernel before and after them."""
+    """Times of calls, from stretches in which the machine was as fast as it used to be if it is `steady`; and the
+    typical time of the reference kernel between them."""
 
     times: tuple[float, ...]
-    reference: tuple[float, float]
+    reference: float
+    steady: bool
 
 
 class Raced(msgspec.Struct, frozen=True, tag=True):
@@ -165,13 +176,14 @@ class Timer:
 
     def __init__(self, task: Sit, exam: Exam, blocks: Blocks, beat: _Beat) -> None:
         self._task, self._exam, self._blocks, self._beat = task, exam, blocks, beat
+        self._pace = _pace(task.machine, task.threads)
         self._kernels: dict[int, _Kernel] = {}
 
     def check(self, number: int, built: Built, keep: Sequence[int]) -> float:
         for other in [other for other in self._kernels if other not in keep]:
             self._kernels.pop(other).release()
         self._beat(False)
-        kernel = _Kernel(built, self._task, self._exam.ordinary, self._blocks)
+        kernel = _Kernel(built, self._task, self._exam.ordinary, self._blocks, self._pace)
         error = kernel.check(self._exam.cases, self._beat)
         self._kernels[number] = kernel
         return error
@@ -182,43 +194,75 @@ class Timer:
         kernel.prepare()
         self._beat(True)
         kernel.warm_up()
-        reference = _reference(self._task.machine, self._task.threads)
-        before = reference.seconds()
-        times: list[float] = []
+        times = _Times(best)
         begin = beaten = time.perf_counter()
-        while not _known(times, time.perf_counter() - begin, best):
-            times.append(kernel.seconds())
+        while not times.suffice(time.perf_counter() - begin):
+            for seconds, before, after in kernel.calls():
+                times.add(seconds, after, self._pace.is_steady(before, after))
             if time.perf_counter() - beaten > _BEAT_SECONDS:
                 self._beat(True)
                 beaten = time.perf_counter()
-        after = reference.seconds()
-        return Timed(tuple(times), (before, after))
+        self._pace.note(times.references)
+        return times.result()
 
     def race(self, numbers: Sequence[int], seconds: float) -> tuple[tuple[float, ...], ...]:
         kernels = [self._kernels[number] for number in numbers]
         self._beat(False)
         for kernel in kernels:
             kernel.prepare()
-        times: list[list[float]] = [[] for _ in kernels]
+        every: list[list[float]] = [[] for _ in kernels]
+        steady: list[list[float]] = [[] for _ in kernels]
         begin = time.perf_counter()
         beaten = 0.0
-        while len(times[0]) < _RACE_TURNS or time.perf_counter() - begin < seconds:
-            for kernel, taken in zip(kernels, times, strict=True):
+        while len(every[0]) < _RACE_TURNS or time.perf_counter() - begin < seconds:
+            for number, kernel in enumerate(kernels):
                 if time.perf_counter() - beaten > _BEAT_SECONDS:
                     self._beat(True)
                     beaten = time.perf_counter()
-                taken.append(kernel.seconds())
-        return tuple(map(tuple, times))
+                ((taken, before, after),) = kernel.calls(1)
+                every[number].append(taken)
+                if self._pace.is_steady(before, after):
+                    steady[number].append(taken)
+        at_rest = min(map(len, steady)) >= _RACE_TURNS
+        return tuple(map(tuple, steady if at_rest else every))
 
 
-def _known(times: Sequence[float], spent: float, best: float | None) -> bool:
-    """Whether the median is known well enough, or as well as its worth in time allows."""
-    count = len(times)
-    if count < _LEAST_CALLS:
-        return count >= 2 and best is not None and min(times) > _HOPELESS * best
-    if count >= _MOST_CALLS or spent >= _MOST_SECONDS:
-        return True
-    return spent >= _LEAST_SECONDS and interval_width(times) <= _TIGHT
+class _Times:
+    """The times of a kernel so far, those of steady stretches apart."""
+
+    def __init__(self, best: float | None) -> None:
+        self._best = best
+        self._all: list[float] = []
+        self._steady: list[float] = []
+        self.references: list[float] = []
+
+    def add(self, seconds: float, reference: float, is_steady: bool) -> None:
+        self._all.append(seconds)
+        self.references.append(reference)
+        if is_steady:
+            self._steady.append(seconds)
+
+    @property
+    def are_steady(self) -> bool:
+        return len(self._steady) >= _LEAST_CALLS or self._hopeless
+
+    @property
+    def _hopeless(self) -> bool:
+        if self._best is None or len(self._steady) < _HOPELESS_CALLS:
+            return False
+        return min(self._steady) > _HOPELESS * self._best
+
+    def suffice(self, spent: float) -> bool:
+        """Whether the median is known well enough, or as well as its worth in time allows."""
+        if len(self._steady) < _LEAST_CALLS:
+            return self._hopeless or (spent >= _UNSTEADY_SECONDS and len(self._all) >= _LEAST_CALLS)
+        if spent >= _MOST_SECONDS or len(self._steady) >= _MOST_CALLS:
+            return True
+        return self._hopeless or (spent >= _LEAST_SECONDS and interval_width(self._steady) <= _TIGHT)
+
+    def result(self) -> Timed:
+        times = self._steady if self.are_steady else self._all
+        return Timed(tuple(times), statistics.median(self.references), self.are_steady)
 
 
 def interval_width(times: Sequence[float]) -> float:
@@ -235,16 +279,44 @@ def interval_width(times: Sequence[float]) -> float:
 
 
 class _Kernel:
-    """Object code with the task's inputs in the order that it wants."""
+    """Object code with the task's inputs in the order that it wants.
 
-    def __init__(self, built: Built, task: Sit, ordinary: Case, blocks: Blocks) -> None:
+    Its plan is a round of calls, one for each copy of what goes round, with two of the reference kernel before each and
+    after the last: all in one entry into native code, so that no thread falls asleep meanwhile. The first of the two
+    wakes those that have waited for a slower one; the second is what counts."""
+
+    def __init__(self, built: Built, task: Sit, ordinary: Case, blocks: Blocks, pace: _Pace) -> None:
         self._task, self._blocks, self._built = task, blocks, built
         self._ordinary = ordinary
         self._constants = frozenset(task.constants)
         self._packed = {number: self._as_wanted(number, ordinary) for number in self._constants}
-        self._executor = built.executor(task.machine, task.threads)
-        self._sets: itertools.cycle[tuple[list[int], list[int]]] | None = None
+        sizes = [aligned(spec.bytes) for spec in built.parameters]
+        self._goes_round = [
+            task.cold or (number in self._constants and number < len(sizes) - 1)
+            for number in range(len(sizes))
+        ]
+        self._sizes = sizes
+        self._copies = _copies(self._round_bytes, task.machine)
+        self._calls = self._copies if self._copies > 1 else _ENTRY_CALLS
+
+        width = len(sizes) - 1
+        reference = Call(pace.built, range(self._calls * width, self._calls * width + 2), self._calls)
+        steps = [reference, reference]
+        for number in range(self._calls):
+            steps.append(Call(built, range(number * width, (number + 1) * width), number))
+            steps += [reference, reference]
+        self._pace = pace
+        self._executor = executor_of(
+            steps, task.machine, task.threads, inputs=self._calls * width + 2, outputs=self._calls + 1
+        )
+        self._addresses: tuple[list[int], list[int]] | None = None
         self._block: np.ndarray | None = None
+        self._next = 0
+        self._entry = 1  # calls in one entry into native code
+
+    @property
+    def _round_bytes(self) -> int:
+        return sum(size for size, goes in zip(self._sizes, self._goes_round, strict=True) if goes)
 
     def _as_wanted(self, number: int, case: Case) -> np.ndarray:
         packing = self._built.packings[number]
@@ -275,6 +347,7 @@ class _Kernel:
                 raise WrongResult("it computes something else on another number of threads")
             other.release()
         watched.release()
+        self._executor.threads = threads
         beat(False)
         return errors[0]
 
@@ -284,51 +357,61 @@ class _Kernel:
         _poison(self._task.machine, threads).run()
         beat(True)
         self._executor.threads = threads
-        self._executor.run_addresses(watched.addresses[:-1], watched.addresses[-1:])
+        addresses = self._filled_up([watched.addresses] * self._calls)
+        self._executor.time_range(*addresses, _CALL_STEP, _CALL_STEP + 1)
         beat(False)
         watched.verify(inputs)
 
+    def _filled_up(self, sets: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+        """The addresses of the plan's inputs and outputs: of each call's, then of the reference kernel's."""
+        *inputs, output = self._pace.addresses
+        return (
+            [address for addresses in sets for address in addresses[:-1]] + inputs,
+            [*(addresses[-1] for addresses in sets), output],
+        )
+
     def prepare(self) -> None:
         """Copies of what a call finds in memory and not in a cache, as many as together are beyond the caches."""
-        self._executor.threads = self._task.threads
-        if self._sets is not None:
+        if self._addresses is not None:
             return
         inputs = self._inputs(self._ordinary)
-        sizes = [aligned(spec.bytes) for spec in self._built.parameters]
-        going_round = [number in self._constants or self._task.cold for number in range(len(sizes) - 1)]
-        going_round.append(self._task.cold)
-        each = sum(size for size, goes in zip(sizes, going_round, strict=True) if goes)
-        copies = _copies(each, self._task.machine)
-        staying = sum(sizes) - each
-        self._block = self._blocks.take(staying + copies * each)
+        each = self._round_bytes
+        memory = self._block = self._blocks.take(sum(self._sizes) - each + self._copies * each)
         end = 0
 
         def placed(number: int) -> int:
             nonlocal end
-            assert self._block is not None
-            begin, end = end, end + sizes[number]
+            begin, end = end, end + self._sizes[number]
             if number < len(inputs):
                 values = inputs[number].reshape(-1).view(np.uint8)
-                self._block[begin : begin + values.size] = values
-            return int(self._block.ctypes.data) + begin
+                memory[begin : begin + values.size] = values
+            return int(memory.ctypes.data) + begin
 
-        fixed = {number: placed(number) for number, goes in enumerate(going_round) if not goes}
-        sets = []
-        for _ in range(copies):
-            addresses = [fixed[n] if n in fixed else placed(n) for n in range(len(sizes))]
-            sets.append((addresses[:-1], addresses[-1:]))
-        self._sets = itertools.cycle(sets)
+        fixed = {number: placed(number) for number, goes in enumerate(self._goes_round) if not goes}
+        numbers = range(len(self._sizes))
+        sets = [[fixed[n] if n in fixed else placed(n) for n in numbers] for _ in range(self._copies)]
+        self._addresses = self._filled_up(sets if self._copies > 1 else sets * self._calls)
 
     def warm_up(self) -> None:
+        """Some calls that do not count, and how many fit into one entry."""
         begin = time.perf_counter()
-        self.seconds()
-        while time.perf_counter() - begin < _WARM_SECONDS:
-            self.seconds()
+        spent = 0.0
+        while spent < _WARM_SECONDS:
+            (((taken, _, _),), spent) = self.calls(1), time.perf_counter() - begin
+        self._entry = max(1, int(_ENTRY_SECONDS / max(taken, 1e-9)))
 
-    def seconds(self) -> float:
-        """Of one call, on the next copies."""
-        assert self._sets is not None
-        return self._executor.seconds_of(*next(self._sets))
+    def calls(self, most: int | None = None) -> list[tuple[float, float, float]]:
+        """The next calls of the round: the seconds of each, and of the reference kernel just before and after it."""
+        assert self._addresses is not None
+        first = self._next
+        last = min(first + (most or self._entry), self._calls)
+        self._next = last % self._calls
+        begin, end = first * _STEPS_OF_A_CALL, last * _STEPS_OF_A_CALL + _CALL_STEP
+        times = self._executor.time_range(*self._addresses, begin, end)
+        return [
+            (times[at], times[at - 1], times[at + 2])
+            for at in range(_CALL_STEP, len(times), _STEPS_OF_A_CALL)
+        ]
 
     def release(self) -> None:
         if self._block is not None:
@@ -339,7 +422,7 @@ def _copies(size: int, machine: CpuMachine) -> int:
     """Of so many bytes, how many are beyond the caches."""
     if not size:
         return 1
-    wanted = math.ceil(2 * machine.caches.last / size)
+    wanted = math.ceil(_BEYOND_CACHES * machine.caches.last / size)
     return max(1, min(wanted, _MOST_COPIES, _MOST_COPIED_BYTES // size))
 
 
@@ -352,24 +435,41 @@ class _Helper:
     def __init__(
         self, program: Program, machine: CpuMachine, threads: int, inputs: Sequence[np.ndarray]
     ) -> None:
-        self._executor = Built.of(program, machine, "fast").executor(machine, threads)
+        self.built = Built.of(program, machine, "fast")
+        call = Call(self.built, range(len(inputs)), 0)
+        self._executor = executor_of([call], machine, threads, inputs=len(inputs), outputs=1)
         self._arrays = [*inputs, np.zeros(program.params[-1].size, program.params[-1].dtype.numpy)]
-        self._addresses = [array.ctypes.data for array in self._arrays]
+        self.addresses = [array.ctypes.data for array in self._arrays]
 
     def run(self) -> float:
-        return self._executor.seconds_of(self._addresses[:-1], self._addresses[-1:])
+        (seconds,) = self._executor.time_range(self.addresses[:-1], self.addresses[-1:])
+        return seconds
 
-    def seconds(self) -> float:
-        """The typical time of a call."""
-        self.run()
-        return statistics.median(self.run() for _ in range(_REFERENCE_CALLS))
+
+class _Pace(_Helper):
+    """How fast the machine is, by a kernel that is always the same and touches no memory."""
+
+    def __init__(self, machine: CpuMachine, threads: int) -> None:
+        lanes = machine.lanes(DType.F32)
+        program = multiply_add_program(lanes, threads, _REFERENCE_STEPS)
+        super().__init__(
+            program, machine, threads, [np.full(lanes, value, np.float32) for value in (1.0, 1e-9)]
+        )
+        self._recent = deque((self.run() for _ in range(4 * _LEAST_CALLS)), maxlen=_REMEMBERED)
+        self._level = statistics.median(self._recent)
+
+    def is_steady(self, before: float, after: float) -> bool:
+        """Whether the machine was about as fast as it typically is, at both ends of a call."""
+        return max(before, after) <= _STEADY * self._level
+
+    def note(self, references: Sequence[float]) -> None:
+        self._recent.extend(references)
+        self._level = statistics.median(self._recent)
 
 
 @lru_cache(maxsize=4)
-def _reference(machine: CpuMachine, threads: int) -> _Helper:
-    lanes = machine.lanes(DType.F32)
-    program = multiply_add_program(lanes, threads, _REFERENCE_STEPS)
-    return _Helper(program, machine, threads, [np.full(lanes, value, np.float32) for value in (1.0, 1e-9)])
+def _pace(machine: CpuMachine, threads: int) -> _Pace:
+    return _Pace(machine, threads)
 
 
 @lru_cache(maxsize=4)

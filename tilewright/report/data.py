@@ -38,6 +38,7 @@ class TaskReport:
     key: str
     label: str
     text: str
+    output: str  # type and shape of its result
     calls: int  # in one call of the model; 1 where there is no model
     flops: int
     bytes: int

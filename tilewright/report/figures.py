@@ -257,7 +257,12 @@ def roofline(report: Report, width: int = 520, height: int = 420) -> Figure | No
 
 
 def _time_ticks(scale: Scale) -> tuple[Tick, ...]:
-    return tuple(Tick(scale(tick), seconds_text(tick)) for tick in scale.ticks())
+    return tuple(Tick(scale(tick), _round_seconds(tick)) for tick in scale.ticks())
+
+
+def _round_seconds(seconds: float) -> str:
+    number, unit = seconds_text(seconds * 1.0000001).split()
+    return f"{float(number):g} {unit}"
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:

@@ -24,10 +24,11 @@ from tilewright.space.space import Config
 from tilewright.space.template import Applied
 
 CONVERGED = 0.01  # of the best time
-_ALL = 2048  # combinations of a space that are all drafted
-_SAMPLED = 1024  # configs of a larger one
-_SAMPLED_SLOWLY = 96  # of one whose programs have to be made to be predicted
-_DESCENTS = 6
+_DRAFTED = 1200  # configs that are thought about before the first trial, in all
+_LEAST = 64  # of each template
+_SLOW = 32  # configs of a space whose programs have to be made to be predicted
+_SLOW_NEIGHBOURS = 8
+_DESCENTS = 4
 _KEPT = 512  # of what is drafted of a template, the best; and for each value of a knob the best that has it
 _SHORTLIST = 256  # configs for which it is worked out which of them could be the fastest
 _DRAWS = 128  # from the belief, to estimate the gain
@@ -77,24 +78,33 @@ class Guided(Search):
 
     def _draft(self) -> None:
         if not self._drafted:
+            share = max(_LEAST, _DRAFTED // len(self.candidates.applied))
             for applied in self.candidates.applied:
-                self._drafted.update(dict.fromkeys(self._drafted_of(applied)))
+                self._drafted.update(dict.fromkeys(self._drafted_of(applied, share)))
         for config in self.history.best(_EXPLORED):
-            self._drafted.update(dict.fromkeys(self.candidates.neighbours(config)))
+            self._drafted.update(dict.fromkeys(self._around(config)))
         if all(config in self.history.taken for config in self._drafted):
-            self._drafted.update(dict.fromkeys(self.unseen.draw(_SAMPLED_SLOWLY)))
+            self._drafted.update(dict.fromkeys(self.unseen.draw(_SLOW)))
 
-    def _drafted_of(self, applied: Applied) -> list[Config]:
-        space = applied.space
-        if space.size <= _ALL:
-            listed = list(space.configs())
-            return _most_promising(dict(zip(listed, map(float, scores(self.model, listed)), strict=True)))
-        counts_itself = applied.terms(space.default()) is not None
-        count = _SAMPLED if counts_itself else _SAMPLED_SLOWLY
-        drawn = (space.sample(self.rng) for _ in range(count))
-        found = {config: 0.0 for config in drawn if config is not None}
-        found.update(zip(found, map(float, scores(self.model, list(found))), strict=True))
+    def _around(self, config: Config) -> list[Config]:
+        """Neighbours, each time others where they cannot be thought about all at once."""
+        new = [other for other in self.candidates.neighbours(config) if other not in self._drafted]
+        if _is_slow(self.candidates.of_config(config)):
+            return self.rng.sample(new, min(_SLOW_NEIGHBOURS, len(new)))
+        return new
+
+    def _drafted_of(self, applied: Applied, count: int) -> list[Config]:
+        """All of a space; or samples, and as many again on the way down from the best of these."""
+        space, slow = applied.space, _is_slow(applied)
+        if space.size <= (_SLOW if slow else count):
+            listed: Iterable[Config | None] = space.configs()
+        else:
+            listed = (space.sample(self.rng) for _ in range(_SLOW if slow else count // 2))
+        configs = list(dict.fromkeys(config for config in listed if config is not None))
+        found = dict(zip(configs, map(float, scores(self.model, configs)), strict=True))
         for start in sorted(found, key=lambda config: -found[config])[:_DESCENTS]:
+            if slow or len(found) >= min(count, space.size):
+                break
             self._descend(start, found)
         return _most_promising(found)
 
@@ -107,6 +117,11 @@ class Guided(Search):
             if found[best] <= found[at]:
                 return
             at = best
+
+
+def _is_slow(applied: Applied) -> bool:
+    """Whether a config must be made a program for its time to be predicted."""
+    return applied.terms(applied.space.default()) is None
 
 
 def _most_promising(found: dict[Config, float]) -> list[Config]:

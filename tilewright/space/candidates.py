@@ -68,6 +68,12 @@ class Candidates:
         found = self._named(config.template)
         return found is not None and config in found.space
 
+    def recalled(self, config: Config) -> Config | None:
+        """A config from a record as a config of today: knobs that are new since then have their defaults. None where it
+        is not legal any more."""
+        found = self._named(config.template)
+        return None if found is None else found.space.recalled(config)
+
     def program(self, config: Config) -> Program:
         """The verified program of a config."""
         program = self.of_config(config).program(config)

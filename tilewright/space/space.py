@@ -119,6 +119,13 @@ class Space:
             and self.legal(values)
         )
 
+    def recalled(self, config: Config) -> Config | None:
+        """A config of an earlier version, with the defaults of knobs that are new since; None where it is not legal."""
+        values = dict(config.values)
+        known = {knob.name: values.pop(knob.name, knob.start) for knob in self.knobs}
+        found = Config.of(config.template, known)
+        return found if not values and found in self else None
+
     @cached_property
     def size(self) -> int:
         """Combinations, legal or not."""

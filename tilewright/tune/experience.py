@@ -1,10 +1,13 @@
-"""What was learned from other tasks and on other machines, as a cost model wants it to begin with."""
+"""What was learned from other tasks, on other machines and by earlier sources, for a cost model to begin with."""
 
 from __future__ import annotations
+
+import msgspec
 
 from tilewright.cost.boosted import Experience
 from tilewright.db.database import Database
 from tilewright.db.record import Key, Record
+from tilewright.db.versions import sources
 from tilewright.measure.runner import Measurement
 from tilewright.space.candidates import Candidates
 from tilewright.space.outcome import Outcome
@@ -21,8 +24,12 @@ class Past:
         self._candidates: dict[Key, Candidates | None] = {}
 
     def experience(self, key: Key, label: str) -> list[Experience]:
-        """Of other keys with the same numerics: tasks of the same operators first, then as the database has them."""
+        """Of this task what was measured before the sources changed; of other keys with the same numerics, tasks of the
+        same operators first, then as the database has them."""
         by_key: dict[Key, list[Record]] = {}
+        before = [record for record in self._database.records(key) if record.versions.sources != sources()]
+        if before:
+            by_key[key] = before
         for record in self._database.similar(key, limit=_RECORDS):
             if record.key.numerics == key.numerics:
                 by_key.setdefault(record.key, []).append(record)
@@ -32,7 +39,12 @@ class Past:
             candidates = self._candidates_of(by_key[other][0])
             if candidates is None:
                 continue
-            outcomes = [outcome_of(record) for record in by_key[other] if candidates.is_legal(record.config)]
+            recalled = [(record, candidates.recalled(record.config)) for record in by_key[other]]
+            outcomes = [
+                msgspec.structs.replace(outcome_of(record), config=config)
+                for record, config in recalled
+                if config is not None
+            ]
             if outcomes:
                 found.append(Experience(candidates, other.threads, outcomes))
             if len(found) == _TASKS:

@@ -24,6 +24,7 @@ from tilewright.tune.effort import CONVERGED, EFFORTS, Tuning
 from tilewright.tune.experience import Past, outcome_of
 
 _PATIENCE = 3  # rounds in which nothing could be measured
+_LEAST_TRIALS = 8
 
 
 class Subject:
@@ -86,7 +87,7 @@ class Subject:
         configs = [] if self._is_known(self.start.config) else [self.start.config]
         while len(configs) < self._tuning.preset.round:
             asked = self._searcher.ask(self._tuning.preset.round - len(configs))
-            if not asked or self._searcher.done:  # which a search that was resumed knows only now
+            if not asked or self._converged:  # which a search that was resumed knows only now
                 self.complete = self.standing.done = True
                 break
             known = [config for config in asked if self._is_known(config)]
@@ -132,12 +133,17 @@ class Subject:
                 )
         self._searcher.tell(outcomes)
         self.standing.times.append(self.times.get(self.best, self.standing.predicted))
-        gain = self._searcher.expected_gain
-        converged = gain is not None and gain < CONVERGED
         hopeless = not self.times and len(self.standing.times) >= _PATIENCE
-        long_enough = self.trials >= EFFORTS["full"].trials
-        self.complete = self._searcher.done or converged or hopeless or long_enough
+        self.complete = self._converged or hopeless or self.trials >= EFFORTS["full"].trials
         self.standing.done = self.complete or self.trials >= self._tuning.preset.trials
+
+    @property
+    def _converged(self) -> bool:
+        """Not after too few trials, however sure the search is of itself."""
+        gain = self._searcher.expected_gain
+        return self.trials >= _LEAST_TRIALS and (
+            self._searcher.done or (gain is not None and gain < CONVERGED)
+        )
 
     def _is_known(self, config: Config) -> bool:
         return config in self.times or config in self._failed

@@ -4,7 +4,8 @@
     each other task: what earlier runs have measured is learned from as if it were measured now
     until the budget is spent or no more than 1% is expected:
         the task that a round is worth most for; its search asks for a few configs
-        they are built, checked and timed, kept in the database, and told to the search
+        they are built, checked and timed, take turns with the best so far, are kept in the database, and the search
+        is told
     every winner runs against what would have been chosen without measuring, taking turns; that decision is kept
 
 An interrupt ends the measuring and keeps the rest: the best so far is returned, and the next run goes on from there.
@@ -19,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from tilewright.db.database import Database
 from tilewright.db.record import Decision, Key
 from tilewright.db.versions import code_of, holds
@@ -29,6 +32,7 @@ from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 from tilewright.space.template import Work
+from tilewright.support.fingerprint import fingerprint
 from tilewright.support.trace import Trace
 from tilewright.tune.allocate import Goal, Objective, next_task
 from tilewright.tune.choose import Choice
@@ -55,7 +59,9 @@ class Measuring(Protocol):
 _FINALISTS = 3  # configs of a task, beside the one to beat
 _CLOSE = 1.05  # times the best time, within which a config may turn out to be the best
 _BETTER = 0.99  # of the time to beat: what a winner must stay under
-_UNCONFIRMED = 0.97  # the same without a last race, after an interrupt
+_UNCONFIRMED = 0.97  # the same without a last race
+_HOPELESS = 3.0  # times the best time, at which a config has no place in a race
+_TURN_SECONDS = 0.05  # for each config in the race of a round
 _RACE_SECONDS = 0.4
 _RACE_OVERHEAD = 0.6  # seconds, until races have shown what they take
 _MOST_RESERVED = 0.3  # of the budget, for races
@@ -107,8 +113,10 @@ class _Run:
         self.begun, self.deadline = time.monotonic(), deadline
         self.shield, self.trace = shield, trace
         self.past = Past(database)
+        self.unmeasured = f"unmeasured in {fingerprint(sorted(works))}"
         self.subjects: dict[str, Subject] = {}
         self.chosen: dict[str, Choice] = {}
+        self._round_seconds = 0.0  # about what a round takes, once there was one
         self._race_seconds = _RACE_SECONDS + _RACE_OVERHEAD
 
     def choices(self, runner: Callable[[int], Measuring]) -> dict[str, Choice]:
@@ -131,7 +139,8 @@ class _Run:
             self.trace.mark("tune.end", why=why)
             for key, subject in self.subjects.items():
                 if key not in self.chosen:
-                    self.chosen[key] = self._unconfirmed(subject)
+                    best = self._unconfirmed(subject)
+                    self.chosen[key] = subject.choice(best, subject.times.get(best))
             return {key: self.chosen[key] for key in self.works}
 
     # -- what is known ------------------------------------------------------------------------------------------------
@@ -139,14 +148,13 @@ class _Run:
     def _known(self) -> dict[str, _Known]:
         """The decisions that are as good as those that this run would make."""
         decided = self._decided()
-        complete = len(decided) == len(self.works) and any(one.decision.trials for one in decided.values())
-        if complete and self._is_met({key: one.decision.seconds for key, one in decided.items()}):
+        if len(decided) == len(self.works) and self._is_met(
+            {key: one.decision.seconds for key, one in decided.items()}
+        ):
             return decided
-        found = {key: one for key, one in decided.items() if serves(one.decision, self.tuning)}
-        if complete and len(found) == len(decided):
-            return found
-        # What was left unmeasured for want of time has its turn now.
-        return {key: one for key, one in found.items() if one.decision.trials}
+        return {
+            key: one for key, one in decided.items() if serves(one.decision, self.tuning, self.unmeasured)
+        }
 
     def _is_met(self, best: Mapping[str, float]) -> bool:
         return not any(self.objective.weight(key, best) for key in best)
@@ -159,11 +167,12 @@ class _Run:
             if decision is None:
                 continue
             candidates = Candidates.of(work)
-            if not candidates.is_legal(decision.config):
+            config = candidates.recalled(decision.config)
+            if config is None:
                 continue
-            program = candidates.program(decision.config)
+            program = candidates.program(config)
             if holds(decision.code, decision.versions, program, work.machine, work.numerics):
-                found[key] = _Known(decision, Choice(program, decision.config, decision.seconds))
+                found[key] = _Known(decision, Choice(program, config, decision.seconds))
         return found
 
     def _begin(self, known: Mapping[str, _Known]) -> None:
@@ -202,7 +211,7 @@ class _Run:
     def _reason_to_stop(self, key: str | None) -> str:
         if key is None:
             return "exhausted" if all(s.standing.done for s in self.subjects.values()) else "met"
-        if time.monotonic() + self._reserved() >= self.deadline:
+        if time.monotonic() + self._reserved() + self._round_seconds / 2 >= self.deadline:
             return "budget"
         gain = self._expected_gain()
         return "converged" if gain is not None and gain < CONVERGED else ""
@@ -227,14 +236,15 @@ class _Run:
 
     def _round(self, key: str, runner: Measuring) -> None:
         subject = self.subjects[key]
+        begin = time.monotonic()
         with self.trace.span("tune.round", task=key, label=subject.label) as span:
             configs = subject.ask()
             trials, failures = subject.trials, subject.failures.copy()
             if configs:
                 best = subject.times.get(subject.best)
-                measured = runner.measure(
-                    subject.job, configs, best=best, deadline=self.deadline - self._reserved()
-                )
+                deadline = self.deadline - self._reserved()
+                measured = runner.measure(subject.job, configs, best=best, deadline=deadline)
+                measured = taking_turns(subject, measured, runner)
                 with self.shield():
                     predicted = subject.predict(configs)
                     self.database.add(subject.tell(measured, predicted))
@@ -246,21 +256,20 @@ class _Run:
                 done=subject.standing.done,
                 failures=dict(subject.failures - failures),
             )
+        taken = time.monotonic() - begin
+        self._round_seconds = 0.5 * (self._round_seconds + taken) if self._round_seconds else taken
 
     # -- winners ------------------------------------------------------------------------------------------------------
 
     def _confirm_all(self, runner: Measuring, why: str) -> None:
-        """Those that gain most first. A winner without its race, for want of time, is used and not decided on."""
-        order = sorted(self.subjects, key=lambda key: -self._gained(key))
-        for key in order:
+        """Those that gain most first. Without time for its race a winner has to have been clearly faster."""
+        for key in sorted(self.subjects, key=lambda key: -self._gained(key)):
             subject = self.subjects[key]
             finalists = self._finalists(subject)
-            if len(finalists) > 1:
-                if time.monotonic() + self._race_seconds / 2 >= self.deadline:
-                    continue
+            if len(finalists) > 1 and time.monotonic() + self._race_seconds / 2 < self.deadline:
                 winner, seconds, before = self._race(key, finalists, runner)
             else:
-                winner, before = finalists[0], subject.before
+                winner, before = self._unconfirmed(subject), subject.before
                 seconds = subject.times.get(winner, before)
             with self.shield():
                 self._decide(key, winner, seconds, before, why)
@@ -304,14 +313,16 @@ class _Run:
         subject = self.subjects[key]
         choice = subject.choice(config, seconds)
         self.chosen[key] = choice
-        complete = subject.complete or why == "converged"
+        effort = self.tuning.effort if subject.trials else self.unmeasured
+        if subject.complete or why == "converged":
+            effort = COMPLETE
         spent = time.monotonic() - self.begun
         self.database.decide(
             Decision(
                 key=subject.key,
                 config=config,
                 seconds=seconds,
-                effort=COMPLETE if complete else self.tuning.effort,
+                effort=effort,
                 budget=self.tuning.seconds if math.isfinite(self.tuning.seconds) else spent,
                 trials=subject.trials,
                 default_seconds=before,
@@ -321,17 +332,43 @@ class _Run:
             )
         )
 
-    def _unconfirmed(self, subject: Subject) -> Choice:
+    def _unconfirmed(self, subject: Subject) -> Config:
         """What is best as far as was measured, if it is clearly so."""
         best, start = subject.best, subject.start.config
         if start in subject.times and subject.times[best] > _UNCONFIRMED * subject.times[start]:
-            best = start
-        return subject.choice(best, subject.times.get(best))
+            return start
+        return best
+
+
+def taking_turns(subject: Subject, measured: list[Measurement], runner: Measuring) -> list[Measurement]:
+    """The same with the times of a race against the best so far, in units of its time. The speed of a machine changes
+    from one moment to the next, by more than configs differ; what takes turns is slowed alike."""
+    timed = [(one.config, one.seconds) for one in measured if one.seconds is not None]
+    limit = _HOPELESS * min((seconds for _, seconds in timed), default=0.0)
+    anchor = subject.best if subject.times else None
+    racing = [config for config, seconds in timed if seconds <= limit and config != anchor]
+    if anchor is not None:
+        racing.insert(0, anchor)
+    if len(racing) < 2:
+        return measured
+    times = dict(zip(racing, runner.race(subject.job, racing, _TURN_SECONDS * len(racing)), strict=True))
+    scale = 1.0
+    if anchor is not None and times[anchor]:
+        scale = subject.times[anchor] / statistics.median(times[anchor])
+    return [
+        msgspec.structs.replace(one, times=tuple(scale * each for each in raced))
+        if (raced := times.get(one.config))
+        else one
+        for one in measured
+    ]
 
 
 COMPLETE = "complete"  # effort of a decision after which no more was to be expected
 
 
-def serves(decision: Decision, tuning: Tuning) -> bool:
-    """Whether a decision is as good as one that would be made now: one that was starved is not."""
-    return decision.effort == COMPLETE or tuning.seconds <= decision.budget
+def serves(decision: Decision, tuning: Tuning, unmeasured: str) -> bool:
+    """Whether a decision is as good as one that would be made now: one that was starved is not, and one that was left
+    out for want of time is so only for the same tasks together, where it would be left out again."""
+    if decision.effort == COMPLETE:
+        return True
+    return tuning.seconds <= decision.budget and (decision.trials > 0 or decision.effort == unmeasured)

@@ -178,7 +178,8 @@ def random_step(draw: st.DrawFn, schedule: Schedule) -> Schedule:
         return schedule.pack(chosen, [draw(st.sampled_from([extent, 4, 2])) for extent in tile.shape])
     if name == "tensorise":
         return schedule.tensorise(draw(loop), outer_product(draw(st.sampled_from([2, 4])), 1, 4))
-    return schedule.prefetch(draw(loop), draw(tensor), draw(st.sampled_from([1, 3])))
+    spread = draw(st.none() | loop)
+    return schedule.prefetch(draw(loop), draw(tensor), draw(st.sampled_from([1, 3])), spread=spread)
 
 
 @st.composite

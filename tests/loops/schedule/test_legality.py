@@ -235,6 +235,20 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         "nothing inside loop product.i0 reads b",
     ),
     "fetch what is no input": (lambda: of(MATMUL).prefetch("out.i0", "product"), "product is not an input"),
+    "fetch over a loop that is not inside": (
+        lambda: of(MATMUL).prefetch("product.r0", "b", spread="product.i0"),
+        "loop product.i0 is not inside loop product.r0",
+    ),
+    "fetch over what is scattered": (
+        lambda: (
+            of(MATMUL).reorder("product.i1", "product.r0").prefetch("product.i1", "b", spread="product.r0")
+        ),
+        "what loop product.i1 reads of b is not one piece of memory",
+    ),
+    "fetch over what stays": (
+        lambda: of(MATMUL).prefetch("product.i0", "b", spread="product.r0"),
+        "nothing inside loop product.i0 reads b at a place that moves with the loop",
+    ),
     "fetch into no cache": (lambda: of(MATMUL).prefetch("product.r0", "b", 1, 4), "levels are 1 to 3"),
     "fetch in a vector": (
         lambda: of(CHAIN).split("out.i1", 4).vectorise("out.i1.i").prefetch("out.i1.i", "x"),

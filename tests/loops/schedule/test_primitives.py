@@ -253,6 +253,17 @@ def test_packing_in_another_order() -> None:
     assert program.packings[1] is not None and program.packings[1].packed_shape == (2, 2, 16, 2)
 
 
+def test_prefetch_of_all_that_comes_next() -> None:
+    """The next block of `b`, a line in each step."""
+    task = formulas.matmul(6, 32, 8)
+    loops = ["product.i1.o", "product.i0", "product.r0", "product.i1.i"]
+    schedule = of(task, constants=[1]).split("product.i1", 8).reorder(*loops).pack("b", [8, 8])
+    schedule = schedule.prefetch("product.i1.o", "b", level=2, spread="product.r0")
+    text = print_program(check_meaning(schedule, task, native=True))
+    place = "((((product.i0 * 128) + (product.i1.o * 64)) + (product.r0 * 16)) + 64)"
+    assert f"serial product.r0 < 8:\n        prefetch L2 b[{place}]\n" in text
+
+
 def test_prefetch() -> None:
     schedule = of(MATMUL).reorder("product.r0", "product.i0", "product.i1").prefetch("product.r0", "b", 2)
     program = check_meaning(schedule, MATMUL, native=True)

@@ -1,6 +1,6 @@
 """Whether the programs of sketches mean the expressions of their task; on thousands of random tasks, as a command:
 
-    python -m tests.space.sketches.meaning --graphs 1000 --seed 0
+python -m tests.space.sketches.meaning --graphs 1000 --seed 0
 """
 
 from __future__ import annotations

@@ -15,8 +15,7 @@ from tilewright.codegen.cuda.toolchain import Compiled, Resources
 from tilewright.codegen.llvm.cache import ObjectCache
 from tilewright.errors import CodegenError
 from tilewright.hw.gpu import GpuMachine
-from tilewright.loops.ir import Program, thread_count
-from tilewright.loops.text import print_program
+from tilewright.loops.ir import Buffer, Program, thread_count
 from tilewright.support.fingerprint import fingerprint
 
 
@@ -41,33 +40,59 @@ def _generator_version() -> str:
     return f"{digest.hexdigest()} {toolchain.version()}"
 
 
-def build(program: Program, machine: GpuMachine, numerics: str, cache: ObjectCache | None) -> GpuKernel:
+@dataclass(frozen=True)
+class GpuSource:
+    """A kernel that is more than a loop program: CUDA C++ in which `SYMBOL` stands for its name, and its launch."""
+
+    name: str
+    text: str
+    params: tuple[Buffer, ...]
+    blocks: int
+    threads: int
+    shared_bytes: int
+    decisions: str
+
+
+SYMBOL = "KERNEL_NAME"
+
+
+def build(
+    program: Program | GpuSource, machine: GpuMachine, numerics: str, cache: ObjectCache | None
+) -> GpuKernel:
     """CodegenError where the card has too little of what the program needs: nothing reaches the compiler then."""
-    shared = shared_bytes(program)
-    if shared > machine.shared_block:
-        raise CodegenError(
-            f"{program.name}: {shared} bytes of shared memory, of at most {machine.shared_block}"
-        )
-    key = fingerprint(print_program(program), machine.capability, numerics, _generator_version())
+    source = program if isinstance(program, GpuSource) else source_of(program)
+    if source.shared_bytes > machine.shared_block:
+        asked = f"{source.shared_bytes} bytes of shared memory"
+        raise CodegenError(f"{source.name}: {asked}, of at most {machine.shared_block}")
+    key = fingerprint(source.text, machine.capability, numerics, _generator_version())
     symbol = f"tw_{key}"
     found = cache.get(key) if cache is not None else None
     if found is not None:
-        compiled, cached = msgspec.msgpack.decode(found, type=Compiled), True
+        compiled = msgspec.msgpack.decode(found, type=Compiled)
     else:
-        source = emit_program(program, symbol)
-        compiled, cached = (
-            toolchain.compile_source(source, machine.capability, strict=numerics == "strict"),
-            False,
-        )
+        text = source.text.replace(SYMBOL, symbol)
+        compiled = toolchain.compile_source(text, machine.capability, strict=numerics == "strict")
         if cache is not None:
             cache.put(key, msgspec.msgpack.encode(compiled))
     return GpuKernel(
         symbol=symbol,
         cubin=compiled.cubin,
+        blocks=source.blocks,
+        threads=source.threads,
+        shared_bytes=source.shared_bytes,
+        resources=compiled.resources,
+        decisions=source.decisions,
+        cached=found is not None,
+    )
+
+
+def source_of(program: Program) -> GpuSource:
+    return GpuSource(
+        name=program.name,
+        text=emit_program(program, SYMBOL),
+        params=program.params,
         blocks=program.parallel_extent,
         threads=thread_count(program),
-        shared_bytes=shared,
-        resources=compiled.resources,
+        shared_bytes=shared_bytes(program),
         decisions=program.decisions,
-        cached=cached,
     )

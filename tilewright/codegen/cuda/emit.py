@@ -36,20 +36,35 @@ from tilewright.loops.ir import (
     thread_count,
     walk_stmts,
 )
-from tilewright.te.index import bounds, coefficient, linear
+from tilewright.te.index import bounds, coefficient, linear, simplify
 
 _INT_MAX = 2**31 - 1
 _SHARED_ALIGNMENT = 128
+_PACK_BYTES, _SHARED_PACK_BYTES = 16, 32  # of shared memory, two accesses in one
 
 
-@lru_cache(maxsize=1)
-def prelude() -> str:
-    return resources.files("tilewright.codegen.cuda").joinpath("prelude.cuh").read_text()
+@lru_cache(maxsize=8)
+def included(name: str) -> str:
+    """The text of one of the files beside this one."""
+    return resources.files("tilewright.codegen.cuda").joinpath(name).read_text()
 
 
 def emit_program(program: Program, symbol: str) -> str:
     """The whole text of a kernel called `symbol`: the program's parameters are its own."""
-    return prelude() + "\n" + _Emitter(program, symbol).text()
+    return included("prelude.cuh") + "\n" + _Emitter(program, symbol).text()
+
+
+def emit_statement(stmt: Stmt, params: tuple[Buffer, ...], depth: int = 1) -> str:
+    """A statement as part of a kernel that is written by hand: its free variables and its buffers are there."""
+    emitter = _Emitter(Program("statement", params, stmt), "")
+    emitter.depth = depth
+    emitter.statement(stmt)
+    return "\n".join(emitter.lines) + "\n"
+
+
+def emit_value(expr: te.Expr) -> str:
+    """An expression of plain indices, for the same use."""
+    return _Emitter(Program("value", (), Block(())), "").inline(expr)
 
 
 def shared_bytes(program: Program) -> int:
@@ -72,7 +87,7 @@ class _Emitter:
         self.lines: list[str] = []
         self.depth = 1
         self.names: dict[te.Expr, str] = {}  # expressions that have a variable of their own
-        self.packs: dict[te.Load, str] = {}  # loads of the vector loop that were made for all lanes at once
+        self.packs: dict[te.Expr, str] = {}  # loads of the vector loop that were made for all lanes at once
         self.count = 0
         self.index = "int" if self._indices_are_short() else "long long"
         self.synchronised = (
@@ -191,7 +206,7 @@ class _Emitter:
             if isinstance(load.source, Buffer) and _is_pack(load.source, load.indices[0], lane):
                 kind = f"Pack<{scalars.c_type(load.dtype)}, {lanes}>"
                 name = self.fresh()
-                first = self.value(te.substitute(load.indices[0], {lane: te.as_index(0)}))
+                first = self.value(simplify(te.substitute(load.indices[0], {lane: te.as_index(0)})))
                 source = f"{load.source.name} + {first}"
                 self.line(f"const {kind} {name} = *reinterpret_cast<const {kind}*>({source});")
                 self.packs[load] = f"{name}.at[{lane.name}]"
@@ -206,7 +221,7 @@ class _Emitter:
             else:
                 self.store(stmt)
         if packed:
-            first = self.value(te.substitute(stmt.index, {lane: te.as_index(0)}))
+            first = self.value(simplify(te.substitute(stmt.index, {lane: te.as_index(0)})))
             kind = f"Pack<{scalars.c_type(stmt.buffer.dtype)}, {lanes}>"
             self.line(f"*reinterpret_cast<{kind}*>({stmt.buffer.name} + {first}) = {result};")
         self.packs = {}
@@ -225,12 +240,27 @@ class _Emitter:
 
     def value(self, expr: te.Expr) -> str:
         """C++ text for the value. What occurs twice gets a variable; a choice that reads memory becomes a branch."""
-        for node in _repeated(expr):
+        for node in self.repeated(expr):
             if node not in self.names:
                 text = self.inline(node)
                 self.names[node] = name = self.fresh()
                 self.line(f"const {self.type_of(node)} {name} = {text};")
         return self.inline(expr)
+
+    def repeated(self, expr: te.Expr) -> list[te.Expr]:
+        """Sub-expressions that occur more than once outside the arms of choices, inner ones first; no trivial ones."""
+        counts: Counter[te.Expr] = Counter()
+
+        def visit(node: te.Expr) -> None:
+            counts[node] += 1
+            if counts[node] > 1 or node in self.packs or node in self.names:
+                return
+            for child in (node.cond,) if isinstance(node, te.Select) else te.children(node):
+                visit(child)
+
+        visit(expr)
+        found = [n for n, c in counts.items() if c > 1 and not isinstance(n, te.Const | te.Var)]
+        return [node for node in reversed(found) if node not in self.packs]
 
     def type_of(self, expr: te.Expr) -> str:
         if _is_index(expr):
@@ -302,7 +332,8 @@ def _is_pack(buffer: Buffer, index: te.Expr, lane: te.Var) -> bool:
     lanes = lane.extent
     if buffer.scope is Scope.REGISTER or coefficient(index, lane) != 1:
         return False
-    if lanes * buffer.dtype.bytes > 16 or te.loads(index):
+    most = _SHARED_PACK_BYTES if buffer.scope is Scope.SCRATCH else _PACK_BYTES
+    if lanes * buffer.dtype.bytes > most or te.loads(index):
         return False
     form = linear(index)
     return form.constant % lanes == 0 and all(
@@ -347,19 +378,3 @@ def _touches_shared(stmt: Stmt) -> bool:
         if isinstance(each, Combine):
             return True
     return False
-
-
-def _repeated(expr: te.Expr) -> list[te.Expr]:
-    """Sub-expressions that occur more than once outside the arms of choices, inner ones first; no trivial ones."""
-    counts: Counter[te.Expr] = Counter()
-
-    def visit(node: te.Expr) -> None:
-        counts[node] += 1
-        if counts[node] > 1:
-            return
-        for child in (node.cond,) if isinstance(node, te.Select) else te.children(node):
-            visit(child)
-
-    visit(expr)
-    found = [n for n, c in counts.items() if c > 1 and not isinstance(n, te.Const | te.Var)]
-    return list(reversed(found))

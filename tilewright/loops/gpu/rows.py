@@ -8,21 +8,23 @@
       ... the next reduction, on what is kept already
       for threads t: out[row, (s * G + g) * lanes ...] = value
 
-What one pass has loaded the next ones find in registers. Rows too long for that are walked in pieces, and read again in
+What one pass has loaded the next ones find in registers, and what it has computed at some expense, as the exponentials
+of a softmax. Rows too long for that are walked in pieces, and read again in
 each pass. The last block's rows are moved back to the last ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright import te
-from tilewright.hw.gpu import GpuMachine
+from tilewright.dtypes import DType
+from tilewright.hw.gpu import WARP, GpuMachine
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.gpu.places import THREADS, positions, unguarded_loads, vector_lanes
 from tilewright.loops.ir import Buffer, Combine, For, If, Kind, Program, Scope, Stmt, Store, block, nest
-from tilewright.loops.rowwise import contiguous_last
+from tilewright.loops.rowwise import EXPENSIVE, contiguous_last
 from tilewright.loops.tiling import (
     columns_of,
     extent_of,
@@ -35,7 +37,7 @@ from tilewright.te.index import coefficient, simplify
 
 _KEPT_ELEMENTS = 64  # of a row, in the registers of one thread
 _PIECE_VECTORS = 4  # of a longer row, between two loads
-_VECTORS = 4  # of a row that a thread should have before the row gets more threads
+_ELEMENTS = 32  # of a row that a thread has before the row gets more threads than a warp
 _FEWEST = 32  # elements of a row that are worth a group of threads
 
 
@@ -84,7 +86,7 @@ class _Rows:
         longest = max(r.length for r in formula.reductions)
         lanes = max(vector_lanes(_accesses(r.body), r.axes[-1]) for r in formula.reductions)
         rows = extent_of(formula.rows)
-        self.group = self._group(longest // lanes, rows, machine)
+        self.group = self._group(longest, longest // lanes, rows, machine)
         self.threads = max(self.group, min(THREADS, 128 if rows < 4 * machine.sms else THREADS))
         self.rows_per_block = self.threads // self.group
         self.at = te.Var("b", -(-rows // self.rows_per_block))
@@ -96,11 +98,12 @@ class _Rows:
         self.row_position = positions(row, formula.rows)
         self.kept: dict[te.Expr, te.Load] = {}  # what is in registers, by the load that it came from
         self.loaded = 0
+        self.later: list[tuple[tuple[te.Var, ...], te.Expr]] = []  # the passes still to come
         self.results: dict[Buffer, te.Expr] = {}
 
-    def _group(self, vectors: int, rows: int, machine: GpuMachine) -> int:
-        """Threads for one row: enough that each has a few vectors, and more where there are too few rows."""
-        group = _power_of_two_above(-(-vectors // _VECTORS))
+    def _group(self, length: int, vectors: int, rows: int, machine: GpuMachine) -> int:
+        """Threads for one row: a warp, or more where it is long or there are too few rows to fill the card."""
+        group = max(min(WARP, _power_of_two_above(vectors)), _power_of_two_above(-(-length // _ELEMENTS)))
         while group < 1_024 and rows * group < machine.sms * machine.threads_sm // 2 and group * 2 <= vectors:
             group *= 2
         return max(1, min(group, 1_024))
@@ -108,7 +111,9 @@ class _Rows:
     def program(self) -> Program:
         formula = self.formula
         stmts: list[Stmt] = []
+        self.later = [(r.axes, r.body) for r in formula.reductions] + [(self.columns, formula.value)]
         for reduction in formula.reductions:
+            self.later.pop(0)
             stmts += self._reduction(reduction)
         stmts += self._write()
         body = with_values(nest([(self.at, Kind.PARALLEL)], block(*stmts)), {})
@@ -175,35 +180,59 @@ class _Rows:
         keep: bool,
     ) -> Stmt:
         step, lane = te.Var("s", steps), te.Var("v", walk.lanes)
+        element = step * walk.lanes + lane
         number = (first + step) * self.group + self.place
-        places = positions(number * walk.lanes + lane, walk.axes)
-        at = {**self.row_position, **places}
-        here = with_results(simplify(te.substitute(value, at)), self.results)
+        flat = number * walk.lanes + lane
+        here = self._here(walk.axes, value, flat)
         inside = self._inside(walk, number, steps, keep)
 
         fills: list[Stmt] = []
+        computed_first: list[Stmt] = []
         registers = dict(self.kept) if keep else {}
-        for load in unguarded_loads(here):
+        for load in unguarded_loads(_replaced(here, registers)):
             if load in registers or not load.indices or not self._moves(load, lane, step):
                 continue
             if not isinstance(load.source, Buffer) or load.source.scope is not Scope.GLOBAL:
                 continue
-            self.loaded += 1
-            buffer = Buffer(f"kept{self.loaded}", load.dtype, steps * walk.lanes, Scope.REGISTER)
-            element = step * walk.lanes + lane
+            buffer = self._register(load.dtype, steps * walk.lanes)
             fills.append(nest([(lane, Kind.VECTOR)], Store(buffer, element, load)))
             registers[load] = te.Load(buffer, (element,))
         if keep:
+            for expr in self._computed_again(here, flat):
+                buffer = self._register(expr.dtype, steps * walk.lanes)
+                computed_first.append(Store(buffer, element, _replaced(expr, registers)))
+                registers[expr] = te.Load(buffer, (element,))
             self.kept = registers
 
         loaded = _guard(block(*fills), inside) if fills else None
-        computed = te.rewrite(here, lambda node: registers.get(node) if isinstance(node, te.Load) else None)
+        at = {**self.row_position, **positions(flat, walk.axes)}
         target = None if place is None else simplify(te.substitute(place, at))
         kind = Kind.VECTOR if place is not None else Kind.UNROLL
-        used = _guard(nest([(lane, kind)], visit(computed, target)), inside)
+        visited = block(*computed_first, visit(_replaced(here, registers), target))
+        used = _guard(nest([(lane, kind)], visited), inside)
         stmts = [] if loaded is None else [nest([(step, Kind.UNROLL)], loaded)]
         stmts.append(nest([(step, Kind.UNROLL)], used))
         return block(*stmts)
+
+    def _here(self, axes: Sequence[te.Var], value: te.Expr, flat: te.Expr) -> te.Expr:
+        """The value at one place of the row, with the results that are known already."""
+        at = {**self.row_position, **positions(flat, axes)}
+        return with_results(simplify(te.substitute(value, at)), self.results)
+
+    def _computed_again(self, here: te.Expr, flat: te.Expr) -> list[te.Expr]:
+        """What a later pass computes too, and takes long."""
+        needed = {
+            node for axes, value in self.later if axes for node in te.walk(self._here(axes, value, flat))
+        }
+        return [
+            node
+            for node in dict.fromkeys(te.walk(here))
+            if isinstance(node, te.Call) and node.op in EXPENSIVE and node in needed and node not in self.kept
+        ]
+
+    def _register(self, dtype: DType, size: int) -> Buffer:
+        self.loaded += 1
+        return Buffer(f"kept{self.loaded}", dtype, size, Scope.REGISTER)
 
     def _inside(self, walk: _Pass, number: te.Expr, steps: int, keep: bool) -> te.Expr | None:
         most = (steps if keep else -(-walk.steps // steps) * steps) * self.group
@@ -212,6 +241,13 @@ class _Rows:
     @staticmethod
     def _moves(load: te.Load, lane: te.Var, step: te.Var) -> bool:
         return bool(te.variables(load.indices[0]) & {lane, step}) and not te.loads(load.indices[0])
+
+
+def _replaced(expr: te.Expr, registers: Mapping[te.Expr, te.Load]) -> te.Expr:
+    """`expr` with what is in registers read from there, the largest parts first."""
+    if expr in registers:
+        return registers[expr]
+    return te.with_children(expr, tuple(_replaced(child, registers) for child in te.children(expr)))
 
 
 def _accesses(expr: te.Expr) -> list[tuple[te.Expr, int]]:

@@ -135,8 +135,10 @@ class Schedule:
         known = Schedule(self.nest, self.trace, {**self.intrinsics, intrinsic.name: intrinsic})
         return known._do("tensorise", loop=loop, intrinsic=intrinsic.name)
 
-    def prefetch(self, loop: str, tensor: str, ahead: int = 1, level: int = 1) -> Schedule:
-        return self._do("prefetch", loop=loop, tensor=tensor, ahead=ahead, level=level)
+    def prefetch(
+        self, loop: str, tensor: str, ahead: int = 1, level: int = 1, spread: str | None = None
+    ) -> Schedule:
+        return self._do("prefetch", loop=loop, tensor=tensor, ahead=ahead, level=level, spread=spread)
 
 
 def replay(trace: Iterable[Step], start: Schedule, intrinsics: Iterable[Intrinsic] = ()) -> Schedule:

@@ -13,10 +13,10 @@ from tilewright.loops.schedule.nest import Leaf, Plain, Tile, find_leaf, flat, l
 from tilewright.loops.tiling import power_of_two_below
 from tilewright.te.index import bounds, coefficient, linear
 
-# Calls that take more than a few instructions: computing one again is worth avoiding.
-_EXPENSIVE = frozenset(
-    ("exp", "exp2_weight", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf", "pow", "atan2", "div", "sqrt", "rsqrt")
-)  # fmt: skip
+# Calls that take more than a few instructions, and about how many: computing one again is worth avoiding.
+_LONG = {"div": 8, "sqrt": 10, "rsqrt": 12, "pow": 40, "atan2": 30} | dict.fromkeys(
+    ("exp", "exp2_weight", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf"), 16
+)
 
 Extents = tuple[int, ...]
 
@@ -65,7 +65,15 @@ def needs(schedule: Schedule, name: str) -> set[str]:
 
 
 def is_expensive(leaf: Leaf) -> bool:
-    return any(isinstance(node, te.Call) and node.op in _EXPENSIVE for node in te.walk(leaf.value))
+    return any(isinstance(node, te.Call) and node.op in _LONG for node in te.walk(leaf.value))
+
+
+def instructions_of(leaf: Leaf) -> float:
+    """Of one vector of its elements: those that compute and convert."""
+    values = [node for node in te.walk(leaf.value) if node.dtype.short not in ("i64", "bool")]
+    computed = sum(_LONG.get(node.op, 1) for node in values if isinstance(node, te.Call))
+    others = sum(isinstance(node, te.Select | te.Cast) for node in values)
+    return computed + others + (leaf.kind is not None)
 
 
 def loops_of(stage: Plain) -> tuple[te.Var, ...]:

@@ -46,5 +46,7 @@ class AppliedSketch:
             try:
                 schedule = move.act(schedule, values)
             except ScheduleError as error:
-                raise SketchError(f"rule {move.rule!r} does not fit {config}: {error.message}") from error
+                raise SketchError(
+                    f"rule {move.rule!r} cannot go on in {self.name} with {values}: {error.message}"
+                ) from error
         return schedule.program(str(config))

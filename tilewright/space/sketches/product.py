@@ -12,7 +12,7 @@ come there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,16 +24,16 @@ from tilewright.space.sketches.analysis import (
     Consumer,
     Extents,
     box_reader,
-    bytes_of,
     is_contiguous,
     lanes_for,
     loads_in,
     loops_of,
     moves_along,
 )
+from tilewright.space.sketches.costs import Cost, TiledCost, inner_cost, stage_cost, together
 from tilewright.space.sketches.sketch import Move, Sketch, Values
 from tilewright.space.space import Knob
-from tilewright.space.template import Terms, Work
+from tilewright.space.template import Work
 
 _WRITTEN_OUT = 320  # multiply-adds written out at most: code size and compile time
 _PARTIAL_BYTES = 256 << 10
@@ -43,6 +43,7 @@ _UNROLL = (1, 2, 4, 8)
 _BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 _CHUNKS = (1, 2, 4, 8, 16, 32)
 _LINE = 64
+_BALANCED = 8  # blocks, that threads get about the same
 
 
 @dataclass(frozen=True)
@@ -148,9 +149,13 @@ class Product:
         rows = self.row.extent if self.row is not None else 1
         fitting = tuple(n for n in _VECTORS if n * self.lanes <= self.axes.vector.extent)
         deep = tuple(n for n in _UNROLL if self.last_tap.extent % n == 0)
+        high = tuple(n for n in _ROWS if n <= rows)
+        tiles = [(n, m) for n in high for m in fitting if self.tile_is_legal(n, m, 1)]
+        # The fewest loads for each multiply-add.
+        best = min(tiles, key=lambda tile: 1 / tile[0] + 1 / tile[1])
         return (
-            Knob(rename["rows"], tuple(n for n in _ROWS if n <= rows)),
-            Knob(rename["vectors"], fitting),
+            Knob(rename["rows"], high, default=best[0]),
+            Knob(rename["vectors"], fitting, default=best[1]),
             Knob(rename["unroll"], deep, default=deep[-1]),
         )
 
@@ -233,10 +238,14 @@ class TiledOutput:
         outer = rows[0].extent if rows else 1
         units = outer if len(rows) > 1 else -(-outer // 4)
         last = product.last_tap.extent
-        cut = [n for n in range(48, 769) if last % n == 0 and n < product.length] if pieces and rows else []
+        cut = [n for n in range(48, 769) if last % n == 0 and n < last] if pieces and rows else []
+        tile = product.tile_knobs({"rows": "rows", "vectors": "vectors", "unroll": "unroll"})
+        blocks = (0, *(n for n in _BLOCKS if n < units))
+        unit = int(tile[0].start) if len(rows) == 1 else 1
+        balanced = [n for n in blocks if n and n * unit * _BALANCED <= outer]
         knobs = (
-            *product.tile_knobs({"rows": "rows", "vectors": "vectors", "unroll": "unroll"}),
-            Knob("block", (0, *(n for n in _BLOCKS if n < units))),
+            *tile,
+            Knob("block", blocks, default=balanced[-1] if balanced else blocks[min(1, len(blocks) - 1)]),
             Knob("chunks", tuple(n for n in _CHUNKS if n == 1 or chunks)),
             Knob("piece", (0, *_spread(cut, 5))),
         )
@@ -316,6 +325,32 @@ class TiledOutput:
             sizes[axes.rows[0]] = shape.block
         return tuple(1 if axis is None else sizes[axis] for axis in self.product.consumer.stage.axes)
 
+    def tiles_in_block(self, shape: Shape) -> int:
+        """Register tiles of one panel."""
+        rows = self.product.axes.rows
+        if len(rows) < 2:
+            return -(-shape.block // shape.rows)
+        between = math.prod(axis.extent for axis in rows[1:-1])
+        return shape.block * between * -(-rows[-1].extent // shape.rows)
+
+    def prefetches(self, values: Values) -> tuple[str, str]:
+        """The loop in each iteration of which another part of an operand in panels is read, and the innermost one in
+        which the next part can be asked for."""
+        shape, tap = self.shape(values), self.product.taps[-1]
+        inner = f"{tap}.i" if shape.piece else tap
+        return (
+            f"{tap}.o.final" if shape.piece else self.panel_loop,
+            f"{inner}.o" if shape.unroll > 1 else inner,
+        )
+
+    def prefetch_pays(self, values: Values) -> bool:
+        """Whether the lines of a part are about as many as the steps in which one can be asked for."""
+        shape, product = self.shape(values), self.product
+        taps = product.length * shape.piece // product.last_tap.extent if shape.piece else product.length
+        steps = self.tiles_in_block(shape) * max(1, taps // shape.unroll)
+        further = shape.per_chunk > 1 or shape.piece > 0
+        return further and shape.width * taps * 4 // _LINE * 2 >= steps
+
     # -- the program ----------------------------------------------------------------------------------------------
 
     def _arrange(self, schedule: Schedule, values: Values) -> Schedule:
@@ -372,107 +407,17 @@ class TiledOutput:
             schedule, stage, down, across, taps, shape.unroll, product.lanes, micro=product.micro
         )
 
-    def terms(self, sketch: Sketch) -> Callable[[Values], Terms] | None:
-        """None where other reductions are computed besides."""
-        known = {load.source.name for load in loads_in(self.product.leaf_in(sketch.start))}
-        others = sketch.boxes.keys() - known - {self.product.name}
-        return None if others else Cost(self, sketch)
+    def iterations(self, values: Values) -> int:
+        shape = self.shape(values)
+        return math.prod(axis.extent for axis in self.product.axes.shared) * shape.chunks * shape.blocks
 
-
-class Cost:
-    """What a config of a tiled output costs, counted as the template for matrix products does."""
-
-    def __init__(self, tiled: TiledOutput, sketch: Sketch) -> None:
-        product = self.product = tiled.product
-        self.tiled = tiled
-        leaf = product.leaf_in(sketch.start)
-        operands = [Operand(product, sketch, load) for load in loads_in(leaf)]
-        self.walked = [each for each in operands if each.walked]
-        self.others = [each for each in operands if not each.walked]
-        self.constant = any(each.load.source.name in sketch.start.nest.constants for each in self.walked)
-        self.accesses = sum(product.lanes if each.gathered else 1 for each in self.walked)
-        values = [node for node in te.walk(leaf.value) if node.dtype.short not in ("i64", "bool")]
-        computed = sum(isinstance(node, te.Call | te.Select) for node in values)
-        converted = sum(isinstance(node, te.Cast) for node in values)
-        fused = leaf.kind == "sum" and leaf.target.dtype.is_float
-        # One multiply-add for floats; integers are widened, multiplied and added.
-        self.instructions = computed + converted / 4 + (0.0 if fused else 2.0)
-
-    def __call__(self, values: Values) -> Terms:
-        shape, product = self.tiled.shape(values), self.product
-        axes, caches = product.axes, product.work.machine.caches
-        repeats = math.prod(axis.extent for axis in axes.shared)
-        in_block = -(-shape.block // shape.rows)
-        if len(axes.rows) > 1:
-            in_block = shape.block * math.prod(axis.extent for axis in axes.rows[1:-1])
-            in_block *= -(-axes.rows[-1].extent // shape.rows)
-        passes = repeats * shape.blocks * shape.chunks * shape.per_chunk
-        tiles = passes * in_block
-        steps = tiles * product.length
-        pieces = product.last_tap.extent // shape.piece if shape.piece else 1
-
-        at_panel, at_block = self.tiled.at_panel(values), self.tiled.at_block(values)
-        panel = sum(each.bytes(at_panel) for each in self.walked)
-        block = sum(each.bytes(at_block) for each in self.others)
-        data = block * shape.blocks * repeats
-        # The part of a panel that all rows of the block pass by stays in the first cache, or comes again for each tile.
-        near = panel // pieces + shape.rows * product.length * 4 // pieces <= caches.l1 * 3 // 4
-        panel_reads = passes * panel if near else tiles * panel
-        data_reads = data * shape.chunks * shape.per_chunk
-        fits = panel + block <= caches.l2_per_core * 3 // 4
-        from_l2 = float(panel_reads) + (data_reads if fits and block > caches.l1 // 2 else 0)
-        from_l3 = 0.0 if fits else float(min(data_reads, panel_reads))
-        # Panels come from memory once for each block of rows, unless the chunk's stay in the second cache.
-        chunk_panels = shape.per_chunk if shape.chunks > 1 else shape.panels
-        again = shape.blocks if panel * chunk_panels > caches.l2_per_core // 2 else 1
-        weight = panel * shape.panels * repeats
-        from_l3 += weight * (again - 1 if self.constant else again) + data * shape.chunks
-        output = product.consumer.stage.leaf.target
-        from_l3 += 2.0 * output.size * output.dtype.bytes
-
-        each = shape.rows * shape.vectors
-        epilogue = tiles * each
-        partial = 2.0 * epilogue * pieces if pieces > 1 else 0.0  # a piece's sums are added to those before
-        iterations = repeats * shape.chunks * shape.blocks
-        copied = sum(op.copied(at_panel, passes) for op in self.walked)
-        copied += sum(op.copied(at_block, iterations) for op in self.others)
-        return Terms(
-            arithmetic=steps * max(each * self.instructions, 8.0) + epilogue + partial / 2,
-            loads=steps * (shape.rows * len(self.others) + shape.vectors * self.accesses)
-            + epilogue
-            + partial
-            + copied,
-            stores=epilogue + partial + copied,
-            branches=steps / shape.unroll + 3.0 * tiles * pieces,
-            from_l2=from_l2,
-            from_l3=from_l3,
-            from_memory=float(weight) if self.constant else 0.0,
-            iterations=iterations,
-            scalar=tiles * pieces * 12.0 + passes * 100.0 + steps * max(0, shape.rows - 8) * 0.25,
-        )
-
-
-class Operand:
-    """One operand of a product, and whether it is put elsewhere before it is read."""
-
-    def __init__(self, product: Product, sketch: Sketch, load: te.Load) -> None:
-        assert isinstance(load.source, Tile)
-        self.load, self.tile = load, load.source
-        self.walked = product.is_walked(load)
-        self.how = sketch.operands.get(load.source.name, "")
-        self.gathered = product.is_gathered(load) and not self.how
-        # Copies go in vectors, or element by element where the order changes.
-        self.at_once = 0.5 if product.is_gathered(load) else product.lanes
-        self.box = product.operand_box(sketch.start, load.source)
-
-    def bytes(self, box: Extents) -> int:
-        return bytes_of(self.tile, self.box(box))
-
-    def copied(self, box: Extents, times: int) -> float:
-        """Instructions that copy it so many times."""
-        if self.how in ("", "packed"):
-            return 0.0
-        return self.bytes(box) / self.tile.dtype.bytes * times / self.at_once
+    def terms(self, sketch: Sketch) -> Cost | None:
+        own = {
+            self.product.name,
+            *(load.source.name for load in loads_in(self.product.leaf_in(sketch.start))),
+        }
+        beside = beside_costs(sketch, self.iterations, own)
+        return together([TiledCost(self, sketch), *beside], self.iterations)
 
 
 @dataclass(frozen=True)
@@ -493,7 +438,7 @@ class TiledStage:
         )
 
     def _legal(self, values: Values) -> bool:
-        rows, vectors, unroll = self._tile(values)
+        rows, vectors, unroll = self.tile(values)
         extents = dict(zip(self.product.consumer.stage.axes, self.box(values), strict=True))
         fits = vectors * self.product.lanes <= extents[self.product.axes.vector]
         return fits and self.product.tile_is_legal(rows, vectors, unroll)
@@ -503,7 +448,7 @@ class TiledStage:
         return self.block_loop
 
     def width(self, values: Values) -> int:
-        return self._tile(values)[1] * self.product.lanes
+        return self.tile(values)[1] * self.product.lanes
 
     def piece(self, values: Values) -> int:
         return 0
@@ -511,12 +456,12 @@ class TiledStage:
     def at_panel(self, values: Values) -> Extents:
         return self.box(values)
 
-    def _tile(self, values: Values) -> tuple[int, int, int]:
+    def tile(self, values: Values) -> tuple[int, int, int]:
         rows, vectors, unroll = (int(values[self.rename[knob]]) for knob in ("rows", "vectors", "unroll"))
         return rows, vectors, unroll
 
     def _arrange(self, schedule: Schedule, values: Values) -> Schedule:
-        rows, vectors, unroll = self._tile(values)
+        rows, vectors, unroll = self.tile(values)
         product, copy = self.product, self.product.consumer.name
         vector = product.axes.vector.name
         lanes = product.lanes
@@ -545,6 +490,20 @@ class TiledStage:
 
 
 Tiled = TiledOutput | TiledStage
+
+
+def beside_costs(
+    sketch: Sketch, iterations: Callable[[Values], int], besides: Collection[str] = ()
+) -> list[Cost]:
+    """Of all that was placed in a block of the output, but for stages whose cost is counted elsewhere."""
+    inner = {each.product.name: each for each in sketch.products if isinstance(each, TiledStage)}
+    costs = []
+    for name, box in sketch.boxes.items():
+        if name in inner:
+            costs.append(inner_cost(inner[name], sketch, iterations))
+        elif name not in besides:
+            costs.append(stage_cost(sketch, name, box, iterations))
+    return costs
 
 
 def _spread(values: list[int], count: int) -> list[int]:

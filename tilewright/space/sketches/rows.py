@@ -1,15 +1,18 @@
-"""The output in blocks of rows: for each block, what its reductions need is computed once and kept.
+"""The output in blocks of rows.
 
-for axes that the reductions depend on, the last one in blocks:      (parallel)
-  the stages before the output, for this block
-  for the rows of the block, and all other axes:
-    out = ...
+    for axes that the reductions depend on, the last one in blocks:      (parallel)
+      the stages before the output, for this block
+      for the rows of the block, and all other axes:
+        out = ...
+
+What the reductions of a block need is computed once and kept.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright import te
 from tilewright.loops.schedule import Schedule
@@ -26,6 +29,8 @@ from tilewright.space.sketches.analysis import (
     stage_of,
     tile_of,
 )
+from tilewright.space.sketches.costs import Cost, stage_cost, together
+from tilewright.space.sketches.product import beside_costs
 from tilewright.space.sketches.sketch import Box, Move, Sketch, Values
 from tilewright.space.space import Knob
 from tilewright.space.template import Terms, Work
@@ -85,8 +90,32 @@ class Rows:
             sizes[self.row] = self.block(values)
         return tuple(1 if axis is None else sizes[axis] for axis in self.stage.axes)
 
-    def terms(self, sketch: Sketch) -> Callable[[Values], Terms] | None:
-        return None
+    def iterations(self, values: Values) -> int:
+        if self.row is None:
+            return 1
+        return math.prod(axis.extent for axis in self.axes[:-1]) * -(-self.row.extent // self.block(values))
+
+    def terms(self, sketch: Sketch) -> Cost | None:
+        output = stage_cost(sketch, sketch.output, self.at_block, self.iterations)
+        costs = together([output, *beside_costs(sketch, self.iterations)], self._parallel)
+        moved = float(
+            sum(
+                tile.size * tile.dtype.bytes for tile in (*sketch.start.nest.inputs, sketch.start.nest.output)
+            )
+        )
+
+        def cost(values: Values) -> Terms:
+            return replace(costs(values), from_l3=moved)
+
+        return cost
+
+    def _parallel(self, values: Values) -> int:
+        """Iterations that can run on different threads."""
+        if not self.axes:
+            return 1
+        joined = int(values["fused"])
+        extents = [*(axis.extent for axis in self.axes[:-1]), -(-self.axes[-1].extent // self.block(values))]
+        return math.prod(extents[:joined])
 
     def moves(self) -> tuple[Move, ...]:
         knobs: list[Knob] = []

@@ -51,7 +51,9 @@ class Frame(Protocol):
 
 @dataclass(frozen=True)
 class Sketch:
-    """`left`: the stages and inputs that no rule has visited yet, the next one first; producers after consumers."""
+    """`left`: the stages and inputs that no rule has visited yet, the next one first; producers after consumers.
+    `boxes`: of each stage that has its place in a block of the output, how much the block needs of it. `operands`: of
+    each operand of a product that is put elsewhere before it is read, a word for how."""
 
     work: Work
     start: Schedule
@@ -59,12 +61,8 @@ class Sketch:
     moves: tuple[Move, ...] = ()
     names: tuple[str, ...] = ()
     frame: Frame | None = None
-    boxes: Mapping[str, Box] = field(
-        default_factory=dict
-    )  # of each stage with a place: how much a block needs of it
-    operands: Mapping[str, str] = field(
-        default_factory=dict
-    )  # of products, put elsewhere first: a word for how
+    boxes: Mapping[str, Box] = field(default_factory=dict)
+    operands: Mapping[str, str] = field(default_factory=dict)
     products: tuple[Tiled, ...] = ()
 
     @property

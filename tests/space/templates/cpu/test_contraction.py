@@ -13,7 +13,7 @@ from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import host
 from tilewright.space.template import Applied, Work
-from tilewright.space.templates.cpu.contraction import Contraction
+from tilewright.space.templates.cpu.contraction import AppliedContraction, Contraction
 from tilewright.tune.choose import choose, descend
 
 QUICK = settings(
@@ -79,6 +79,43 @@ def conv_task(
 def test_matrix_products(data: st.DataObject, m: int, n: int, k: int) -> None:
     task = matmul_task(m, n, k)
     applied = applied_to(task)
+    config = data.draw(legal_configs(applied.space))
+    assert error(applied.program(config), task) < 1e-5
+
+
+@given(data=st.data(), m=st.integers(1, 30), n=st.integers(17, 150), k=st.integers(97, 400))
+@settings(QUICK, max_examples=12)
+def test_pieces_and_panels_that_do_not_divide_it(data: st.DataObject, m: int, n: int, k: int) -> None:
+    """Sums long enough to be cut into pieces, of which the last is shorter; panels of which the last is narrower."""
+    task = matmul_task(m, n, k)
+    applied = applied_to(task)
+    config = data.draw(legal_configs(applied.space))
+    assert error(applied.program(config), task) < 1e-5
+
+
+def test_a_length_without_divisors_can_be_cut() -> None:
+    cuts = next(
+        knob.choices for knob in applied_to(matmul_task(8, 64, 1597)).space.knobs if knob.name == "tap_block"
+    )
+    assert {0, 64, 128, 320} <= set(cuts)
+
+
+def test_the_last_panel_is_as_wide_as_what_is_left() -> None:
+    """66 columns in panels of 64: the second has one vector, which overlaps the first panel."""
+    applied = applied_to(matmul_task(24, 66, 64))
+    assert isinstance(applied, AppliedContraction)
+    values = {"rows": 6, "vectors": 64 // applied.lanes, "unroll": 8, "block": 0, "chunks": 1}
+    last = applied._shape({**values, "tap_block": 0, "prefetch": 0, "stage": False}).last
+    assert last is not None and last.vectors == 1 and last.rows > 6
+
+
+@given(data=st.data(), m=st.integers(1, 4), n=st.integers(2, 200), k=st.integers(2, 200))
+@settings(QUICK, max_examples=12)
+def test_few_rows(data: st.DataObject, m: int, n: int, k: int) -> None:
+    """Products that take as long as reading the weight: its vectors are stored apart."""
+    task = matmul_task(m, n, k)
+    applied = applied_to(task)
+    assert isinstance(applied, AppliedContraction) and applied.apart
     config = data.draw(legal_configs(applied.space))
     assert error(applied.program(config), task) < 1e-5
 

@@ -9,7 +9,6 @@ from tilewright.space.sketches.analysis import (
     consumer_of,
     depends_on_data,
     has_reuse,
-    is_input,
     is_reduction,
     stage_of,
 )
@@ -19,10 +18,10 @@ from tilewright.space.sketches.sketch import Sketch
 
 
 class CacheWrite:
-    """
+    """The reduction into a tile, and from there to where it is read.
 
-    p[i, j] += a[i, k] * b[k, j]     ->     p.local[i, j] += a[i, k] * b[k, j]
-    out[i] = p[i, 0] + p[i, 1]              p[i, j] = p.local[i, j]; out[i] = p[i, 0] + p[i, 1]
+        p[i, j] += a[i, k] * b[k, j]     ->     p.local[i, j] += a[i, k] * b[k, j]
+        out[i] = p[i, 0] + p[i, 1]              p[i, j] = p.local[i, j]; out[i] = p[i, 0] + p[i, 1]
 
     `p.local` then has one reader, and the rules for tiles apply to it.
     """
@@ -31,7 +30,7 @@ class CacheWrite:
     alone = True
 
     def apply(self, sketch: Sketch) -> Sequence[Sketch]:
-        if is_input(sketch.start, sketch.stage) or not is_reduction(sketch.start, sketch.stage):
+        if not is_reduction(sketch.start, sketch.stage):
             return ()
         stage = stage_of(sketch.start, sketch.stage)
         if not has_reuse(stage) or depends_on_data(stage.leaf):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tilewright import te
 from tilewright.loops.schedule import Schedule
+from tilewright.loops.schedule.nest import Leaf
 from tilewright.space.sketches import acts
 from tilewright.space.sketches.analysis import (
     is_contiguous,
@@ -25,9 +26,9 @@ _ROWS = (1, 4, 8, 16, 32)
 
 
 class Elementwise:
-    """
+    """The output in tiles of vectors.
 
-    for i: for j: out[i, j] = ...     ->     parallel i, j.o: unroll u: vector v: out[i, j.o * W + u * L + v] = ...
+        for i: for j: out[i, j] = ...     ->     parallel i, j.o: unroll u: vector v: out[i, j.o * W + u * L + v] = ...
 
     Where something is read along another axis than it is written, that axis is cut into tiles too.
     """
@@ -72,10 +73,6 @@ class Elementwise:
         return [inlined.visited(arranged, joined, name=self.name)]
 
 
-def _is_read_along(leaf: object, axis: te.Var) -> bool:
-    from tilewright.loops.schedule.nest import Leaf
-
-    assert isinstance(leaf, Leaf)
-    return any(
-        is_contiguous(load, axis) for load in loads_in(leaf) if not any(te.loads(i) for i in load.indices)
-    )
+def _is_read_along(leaf: Leaf, axis: te.Var) -> bool:
+    plain = [load for load in loads_in(leaf) if not any(te.loads(index) for index in load.indices)]
+    return any(is_contiguous(load, axis) for load in plain)

@@ -48,12 +48,7 @@ def can_inline(sketch: Sketch) -> bool:
     name = sketch.stage
     if name == sketch.output or is_input(sketch.start, name) or is_reduction(sketch.start, name):
         return False
-    return not name_is_fixed(sketch, name)
-
-
-def name_is_fixed(sketch: Sketch, name: str) -> bool:
-    """Whether a move goes by this name: it has its place already."""
-    return name in sketch.boxes
+    return name not in sketch.boxes  # it has its place already
 
 
 def feeds_product(sketch: Sketch) -> bool:

@@ -9,9 +9,9 @@ from tilewright.space.sketches.sketch import Sketch
 
 
 class MicroKernel:
-    """
+    """The innermost tile given to `outer_product`.
 
-    for m: for n: c[m, n] += a[m, k] * b[k, n]     ->     outer_product_6x64(c, a[.., k], b[k, ..])
+        for m: for n: c[m, n] += a[m, k] * b[k, n]     ->     outer_product_6x64(c, a[.., k], b[k, ..])
 
     For matrix products and convolutions of numbers that are computed with as they are stored.
     """

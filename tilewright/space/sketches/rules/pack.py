@@ -14,13 +14,14 @@ from tilewright.space.sketches.analysis import (
     tile_of,
     walked_by,
 )
-from tilewright.space.sketches.product import Tiled
+from tilewright.space.sketches.product import Tiled, TiledOutput
 from tilewright.space.sketches.rules.stage import at_panel, product_that_reads
 from tilewright.space.sketches.sketch import Move, Sketch, Values
+from tilewright.space.space import Knob
 
 
 class PackConstant:
-    """
+    """At link time, for nothing; while a panel is used, the next one may be asked for.
 
     b[k, j], constant     ->     b[panel, k, j in the panel], stored so before the first call
     """
@@ -34,13 +35,27 @@ class PackConstant:
         packing = _packing(sketch)
         if packing is None:
             return ()
-        return [sketch.visited(Move(packing.act), name=self.name, operand="packed")]
+        tiled = packing.tiled
+        if not isinstance(tiled, TiledOutput):
+            return [sketch.visited(Move(packing.act), name=self.name, operand="packed")]
+        knob = sketch.unused("prefetch")
+
+        def act(schedule: Schedule, values: Values) -> Schedule:
+            schedule = packing.act(schedule, values)
+            if not values.get(knob):
+                return schedule
+            loop, spread = tiled.prefetches(values)
+            return schedule.prefetch(loop, packing.name, level=int(values[knob]), spread=spread)
+
+        levels = (Knob(knob, (0, 1, 2)),) if packing.is_one_piece else ()
+        move = Move(act, levels, lambda values: not values.get(knob) or tiled.prefetch_pays(values))
+        return [sketch.visited(move, name=self.name, operand="packed")]
 
 
 class PackCopy:
-    """
+    """A copy of each panel.
 
-    for panels: ... b[k, j]     ->     for panels: { b.packed[k, j] = b[k, j]; ... b.packed[k, j in the panel] }
+        for panels: ... b[k, j]     ->     for panels: { b.packed[k, j] = b[k, j]; ... b.packed[k, j in the panel] }
 
     A product that would read single elements for the lanes of a vector always gets one.
     """
@@ -74,6 +89,13 @@ class _Packing:
         self.name, self.tiled, self.axes = sketch.stage, tiled, axes
         self.loop, self.box = tiled.panel_loop, at_panel(sketch, tiled)
 
+    @property
+    def is_one_piece(self) -> bool:
+        """Whether a panel of it is contiguous: it has no axes but those of the sum and the vectors."""
+        product = self.tiled.product
+        own = {product.own(product.axes.vector), *(loop.var for loop in product.stage.reductions)}
+        return all(axis is None or axis in own for axis in self.axes)
+
     def act(self, schedule: Schedule, values: Values) -> Schedule:
         """A block is what one panel takes of a piece of the sum; in it the axes of the sum in their order, then the
         vector's."""
@@ -82,13 +104,14 @@ class _Packing:
         vector = product.own(product.axes.vector)
         width, piece = self.tiled.width(values), self.tiled.piece(values)
         blocks = [self._block(axis, taps, vector, width, piece) for axis in self.axes]
-        places = sorted(
-            (n for n, axis in enumerate(self.axes) if axis in taps),
-            key=lambda n: taps.index(self.axes[n]),  # type: ignore[arg-type]
-        )
-        places += [n for n, axis in enumerate(self.axes) if axis not in taps and axis != vector]
-        places += [n for n, axis in enumerate(self.axes) if axis == vector]
-        order = [*(2 * n for n in range(len(blocks))), *(2 * n + 1 for n in places)]
+        numbers = range(len(self.axes))
+        across = [n for n in numbers if self.axes[n] == vector]
+        along = [n for tap in taps for n in numbers if self.axes[n] == tap]
+        others = [n for n in numbers if n not in across and n not in along]
+        order = [
+            *(2 * n for n in (*others, *across, *along)),
+            *(2 * n + 1 for n in (*others, *along, *across)),
+        ]
         return schedule.pack(self.name, blocks, order)
 
     def _block(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tilewright.loops.schedule import Schedule
 from tilewright.loops.schedule.nest import Plain, find_leaf
@@ -11,7 +11,6 @@ from tilewright.space.sketches.analysis import (
     depends_on_data,
     has_reuse,
     is_contiguous,
-    is_input,
     is_reduction,
     lanes_for,
     loads_in,
@@ -26,7 +25,7 @@ from tilewright.space.sketches.sketch import Sketch
 
 
 class ReductionFactorisation:
-    """
+    """The innermost axis of the reduction in lanes, which are combined at the end.
 
     total[i] += x[i, k]     ->     total.rf[i, v] += x[i, k.o * 16 + v]
                                    total[i] += total.rf[i, v]                     (across the lanes)
@@ -37,12 +36,16 @@ class ReductionFactorisation:
 
     def apply(self, sketch: Sketch) -> Sequence[Sketch]:
         name = sketch.stage
-        if is_input(sketch.start, name) or not is_reduction(sketch.start, name):
+        if not is_reduction(sketch.start, name):
             return ()
         stage = stage_of(sketch.start, name)
         along = stage.reductions[-1].var
         lanes = lanes_for(sketch.work.machine, stage.leaf, along.extent)
-        if lanes < 2 or depends_on_data(stage.leaf) or not _runs_along_memory(stage):
+        if (
+            lanes < 2
+            or depends_on_data(stage.leaf)
+            or not _runs_along_memory(stage, sketch.start.nest.constants)
+        ):
             return ()
         framed = framed_rows(sketch)
         if framed is None or framed.frame is None:
@@ -72,7 +75,7 @@ class ReductionFactorisation:
         ]
 
 
-def _runs_along_memory(stage: Plain) -> bool:
+def _runs_along_memory(stage: Plain, constants: Collection[str]) -> bool:
     """Whether it is read along its innermost reduction, and would not better be tiled along its result."""
     loads, along = loads_in(stage.leaf), stage.reductions[-1].var
     if not any(is_contiguous(load, along) for load in loads):
@@ -80,4 +83,5 @@ def _runs_along_memory(stage: Plain) -> bool:
     if not has_reuse(stage) or not loops_of(stage):
         return True
     vector = loops_of(stage)[-1]
-    return any(moves_along(load, vector) and not is_contiguous(load, vector) for load in loads)
+    turned = [load for load in loads if moves_along(load, vector) and not is_contiguous(load, vector)]
+    return any(load.source.name not in constants for load in turned)

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from tilewright.loops.schedule import Schedule
 from tilewright.space.sketches import acts
-from tilewright.space.sketches.analysis import has_reuse, is_input, is_reduction, needs, readers_of, stage_of
+from tilewright.space.sketches.analysis import has_reuse, is_reduction, needs, readers_of, stage_of
 from tilewright.space.sketches.placing import placed
 from tilewright.space.sketches.rows import Rows, box_of, is_placeable
 from tilewright.space.sketches.sketch import Sketch
 
 
 class RowReduction:
-    """
+    """The reduction of a block, in vectors along its result.
 
     total[i] += x[k, i]                 for i.o:                                 (parallel)
     out[k, i] = x[k, i] / total[i]  ->    for k: vector i.i: total[i.i] += x[k, i.o * 16 + i.i]
@@ -25,7 +25,7 @@ class RowReduction:
     alone = True
 
     def apply(self, sketch: Sketch) -> Sequence[Sketch]:
-        if is_input(sketch.start, sketch.stage) or not is_reduction(sketch.start, sketch.stage):
+        if not is_reduction(sketch.start, sketch.stage):
             return ()
         framed = framed_rows(sketch)
         if framed is None or framed.frame is None or has_reuse(stage_of(sketch.start, sketch.stage)):

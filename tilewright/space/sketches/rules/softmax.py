@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from tilewright.space.sketches.analysis import (
     has_reuse,
-    is_input,
     is_reduction,
     readers_of,
     stage_of,
@@ -17,12 +16,12 @@ from tilewright.space.sketches.sketch import Sketch
 
 
 class MatmulSoftmax:
-    """
+    """The product of a block of rows, its softmax, the next block.
 
-    scores = q @ k                           for blocks of rows:                      (parallel)
-    top, total = max, sum over rows    ->      scores.local, in tiles of registers
-    out = exp(scores - top) / total            top, total of the block
-                                               out of the block
+        scores = q @ k                           for blocks of rows:                      (parallel)
+        top, total = max, sum over rows    ->      scores.local, in tiles of registers
+        out = exp(scores - top) / total            top, total of the block
+                                                   out of the block
 
     Nothing of the size of `scores` is ever written to memory. The product may be followed by another one: then `out` is
     tiled, and all this is done for each block of it.
@@ -32,7 +31,7 @@ class MatmulSoftmax:
     alone = True
 
     def apply(self, sketch: Sketch) -> Sequence[Sketch]:
-        if is_input(sketch.start, sketch.stage) or not is_reduction(sketch.start, sketch.stage):
+        if not is_reduction(sketch.start, sketch.stage):
             return ()
         kinds = {leaf.kind for leaf in readers_of(sketch.start, sketch.stage)}
         if "max" not in kinds or not has_reuse(stage_of(sketch.start, sketch.stage)):

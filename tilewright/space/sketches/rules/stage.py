@@ -26,9 +26,9 @@ _STAGED_BYTES = 512 << 10
 
 
 class Stage:
-    """
+    """A copy, or the stage itself, for a block.
 
-    for blocks: for panels: ... a[i, k]     ->     for blocks: { copy[i, k] = a[i, k]; for panels: ... copy[i, k] }
+        for blocks: for panels: ... a[i, k]     ->     for blocks: { copy[i, k] = a[i, k]; for panels: ... copy[i, k] }
 
     Of an input, a copy; of a stage that is no reduction (a border of zeros, a conversion), the stage itself.
     """
@@ -41,9 +41,8 @@ class Stage:
             return _copied(sketch, self.name)
         if sketch.stage == sketch.output or is_reduction(sketch.start, sketch.stage):
             return ()
-        if depends_on_data(find_leaf(sketch.start.nest, sketch.stage)[1]) or not is_placeable(
-            sketch, sketch.stage
-        ):
+        leaf = find_leaf(sketch.start.nest, sketch.stage)[1]
+        if depends_on_data(leaf) or not is_placeable(sketch, sketch.stage):
             return ()
         assert sketch.frame is not None
         machine = sketch.work.machine

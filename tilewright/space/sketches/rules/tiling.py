@@ -10,7 +10,6 @@ from tilewright.space.sketches.analysis import (
     consumer_of,
     depends_on_data,
     has_reuse,
-    is_input,
     is_reduction,
     loads_in,
     loops_of,
@@ -23,10 +22,10 @@ from tilewright.space.sketches.sketch import Sketch
 
 
 class MultiLevelTiling:
-    """
+    """Six levels of loops, S S R S R S, the innermost tile in registers.
 
-    product[i, j] += a[i, k] * b[k, j]     ->     S S R S R S, the innermost tile in registers,
-    out[i, j] = max(product[i, j], 0)             and `out` of each tile after it
+        product[i, j] += a[i, k] * b[k, j]     ->     S S R S R S, the innermost tile in registers,
+        out[i, j] = max(product[i, j], 0)             and `out` of each tile after it
 
     The picture is at the head of `product.py`.
     """
@@ -59,7 +58,7 @@ def suits_micro_kernel(sketch: Sketch) -> bool:
 
 def tiled(sketch: Sketch, name: str, *, micro: bool) -> Sequence[Sketch]:
     """The next stage in tiles, where it is a reduction that shares data and that one stage reads."""
-    if is_input(sketch.start, sketch.stage) or not is_reduction(sketch.start, sketch.stage):
+    if not is_reduction(sketch.start, sketch.stage):
         return ()
     stage = stage_of(sketch.start, sketch.stage)
     consumer = consumer_of(sketch.start, sketch.stage)

@@ -10,14 +10,19 @@
               prefetch a line of the next piece
             out = epilogue(acc)
 
-A panel of a constant weight is contiguous in the order in which it is read. It stays in the second cache while the rows
+The last piece is as long as what is left. The last panel has register tiles of its own where it is narrower than the
+others: columns that it shares with the panel before are not computed again.
+
+A panel of a constant weight is contiguous in the order in which it is read. Where there are so few rows that reading
+the weight is all there is to do, its vectors are stored one behind the other instead: memory gives more to a core that
+reads from several places at once. It stays in the second cache while the rows
 of the block pass; the rows of the block stay there while the panels of the chunk pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tilewright import te
@@ -49,12 +54,10 @@ from tilewright.loops.tiling import (
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.product import (
-    PAGE_MISS,
     Coordinate,
     Product,
     Staged,
     coordinates,
-    misses_pages,
     product_of,
     run_of,
 )
@@ -65,7 +68,13 @@ _LINE = 64
 _STAGED_BYTES = 512 << 10
 _PARTIAL_BYTES = 256 << 10
 _STRADDLING = 0.75  # cycles for a vector in two cache lines
+_FAR_LINE = 4.0  # cycles for a line that comes from the third cache by itself, not in a run of lines
 _WRITTEN_OUT = 320  # multiply-adds written out at most: code size and compile time
+_FEW_CUTS = 4  # divisors of a sum's length that are enough to cut it by
+_PIECES = (64, 96, 128, 192, 256, 384)  # about as many taps are in a piece whose length is no divisor
+_NARROW_PAYS = 1 / 32  # of the columns computed, what a narrower last panel must save
+_FEW_ROWS = 4  # for which reading the weight takes longer than multiplying it
+_LAST_ROWS = 10  # of its register tiles at most
 
 
 class Contraction:
@@ -96,10 +105,20 @@ class Shape:
     tap_block: int  # values of the tap that is cut whose products are summed at once; 0: all taps of all axes
     prefetch: int
     staged: bool
+    last_vectors: int = 0  # of the last panel, where it is narrower than the others
+    last_rows: int = 0
+
+    @property
+    def last(self) -> Shape | None:
+        """The shape of the last panel, if it has one of its own."""
+        if not self.last_vectors:
+            return None
+        return replace(self, rows=self.last_rows, vectors=self.last_vectors, last_rows=0, last_vectors=0)
 
 
 class AppliedContraction:
     name = NAME
+    narrows = True  # whether the last panel may have register tiles of its own
 
     def __init__(self, work: Work, product: Product, dims: tuple[Coordinate, ...] | None) -> None:
         self.work = work
@@ -113,6 +132,12 @@ class AppliedContraction:
         # Integers are widened, multiplied (two instructions on most machines) and added.
         self.instructions = 1.0 if accumulator.is_float else 3.0
 
+    @cached_property
+    def apart(self) -> bool:
+        """Whether the vectors of a panel are stored apart from each other."""
+        few = extent_of(self.product.rows) <= _FEW_ROWS
+        return self.narrows and few and self.product.constant_weight
+
     # -- the space ------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -120,9 +145,7 @@ class AppliedContraction:
         rows = self.product.rows
         tile_axis = rows[-1].extent if rows else 1
         outer = rows[0].extent if len(rows) > 1 else -(-tile_axis // 4)
-        last = self.product.taps[self.product.cut].extent
         blocks = [n for n in (1, 2, 3, 4, 6, 7, 8, 12, 14, 16, 24, 28, 32, 48, 64, 96, 128) if n < outer]
-        cut = [n for n in range(1, last + 1) if last % n == 0 and self._can_be_piece(n)]
         stage = (True,) if self.must_stage else (False, True) if self.dims is not None else (False,)
         return Space(
             self.name,
@@ -130,18 +153,31 @@ class AppliedContraction:
                 Knob("rows", tuple(n for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14) if n <= tile_axis)),
                 Knob(
                     "vectors",
-                    tuple(n for n in (1, 2, 3, 4, 6, 8) if n * self.lanes <= self.product.vector.extent),
+                    tuple(
+                        n for n in (1, 2, 3, 4, 5, 6, 7, 8) if n * self.lanes <= self.product.vector.extent
+                    ),
                 ),
                 Knob("unroll", self._unrolls()),
                 Knob("block", (0, *blocks)),
                 Knob("chunks", (1, 2, 4, 8, 16, 32)),
-                Knob("tap_block", (0, *_spread(cut, 5))),
-                Knob("prefetch", (0, 1, 2) if self.product.constant_weight else (0,)),
+                Knob("tap_block", (0, *self._cuts())),
+                Knob("prefetch", (0, 1, 2) if self.product.constant_weight and not self.apart else (0,)),
                 Knob("stage", stage),
             ),
             self._legal,
             together=(("rows", "vectors"), ("block", "chunks", "stage"), ("tap_block", "prefetch")),
         )
+
+    def _cuts(self) -> list[int]:
+        """Divisors of the tap that is cut; of one without many, which is the only one, also others."""
+        product = self.product
+        extent = product.taps[product.cut].extent
+        exact = [n for n in range(1, extent + 1) if extent % n == 0 and self._can_be_piece(n)]
+        if len(exact) >= _FEW_CUTS or len(product.taps) > 1:
+            return _spread(exact, 5)
+        pieces = (-(-extent // -(-extent // size)) for size in _PIECES)
+        whole_steps = (-(-size // 8) * 8 for size in pieces)
+        return sorted({*exact, *(size for size in whole_steps if self._can_be_piece(size))})
 
     def _can_be_piece(self, tap_block: int) -> bool:
         taps = tap_block * self.product.whole_taps
@@ -180,6 +216,7 @@ class AppliedContraction:
         outer = self.product.rows[0].extent if self.product.rows else 1
         unit = rows if len(self.product.rows) == 1 else 1
         size = int(values["block"]) * unit or outer
+        last_rows, last_vectors = self._last_tile(panels, vectors, size)
         return Shape(
             rows=rows,
             vectors=vectors,
@@ -192,7 +229,21 @@ class AppliedContraction:
             tap_block=int(values["tap_block"]),
             prefetch=int(values["prefetch"]),
             staged=bool(values["stage"]),
+            last_vectors=last_vectors,
+            last_rows=last_rows,
         )
+
+    def _last_tile(self, panels: Tiles, vectors: int, block: int) -> tuple[int, int]:
+        """(rows, vectors) of the last panel's register tiles; (0, 0): as of the others."""
+        left = panels.axis.extent - (panels.count - 1) * panels.size
+        narrow = -(-left // self.lanes)
+        saved = (vectors - narrow) / (panels.count * vectors)
+        if not self.narrows or self.apart or saved < _NARROW_PAYS:
+            return 0, 0
+        rows = block if len(self.product.rows) == 1 else self.product.rows[-1].extent
+        room = self.machine.vector_registers // self.registers_each - 1 - narrow
+        most = max(1, min(rows, room // narrow, _LAST_ROWS))
+        return min(range(most, 0, -1), key=lambda n: -(-rows // n) * max(n * narrow, 8)), narrow
 
     def _staged_bytes(self, shape: Shape) -> int:
         total = self.product.data.dtype.bytes
@@ -219,7 +270,8 @@ class AppliedContraction:
         return shape.block * inner
 
     def _partial_size(self, shape: Shape) -> int:
-        return self._tiles_per_block(shape) * shape.rows * shape.panels.size
+        wide = self._tiles_per_block(shape) * shape.rows * shape.vectors * self.lanes
+        return wide if shape.last is None else max(wide, self._partial_size(shape.last))
 
     def _prefetch_pays(self, shape: Shape) -> bool:
         """Whether the lines of a piece of a panel are about as many as the steps in which one can be asked for."""
@@ -233,10 +285,9 @@ class AppliedContraction:
         shape = self._shape(dict(config.values))
         product, machine = self.product, self.machine
         repeats = extent_of(product.shared)
-        tiles = repeats * shape.blocks * self._tiles_per_block(shape) * shape.chunks * shape.per_chunk
+        passes = repeats * shape.blocks * shape.chunks * shape.per_chunk
         length = product.length
-        steps = tiles * length
-        pieces = length // (shape.tap_block * product.whole_taps) if shape.tap_block else 1
+        pieces = -(-length // (shape.tap_block * product.whole_taps)) if shape.tap_block else 1
         size = product.weight_bytes
         panel = shape.panels.size * length * size
         weight_bytes = panel * shape.panels.count * repeats
@@ -247,12 +298,13 @@ class AppliedContraction:
 
         # The part of a panel that all rows of the block pass by stays in the first cache, or comes again for each tile.
         near = panel // pieces + self._tile_bytes(shape) // pieces <= caches.l1 * 3 // 4
-        passes = repeats * shape.blocks * shape.chunks * shape.per_chunk
-        panel_reads = passes * panel if near else tiles * panel
+        panel_reads = passes * panel * (1 if near else self._tiles_per_block(shape))
         data_reads = data_bytes * shape.chunks * shape.per_chunk
         fits = panel + block_bytes <= caches.l2_per_core * 3 // 4
         from_l2 = float(panel_reads) + (data_reads if fits and block_bytes > caches.l1 // 2 else 0)
-        from_l3 = 0.0 if fits else float(min(data_reads, panel_reads))
+        # What does not fit there any more is displaced before the next panel wants it.
+        beyond = min(1.0, max(0.0, (panel + block_bytes) / (0.75 * caches.l2_per_core) - 1))
+        from_l3 = beyond * (data_reads - data_bytes * shape.chunks)
         # Panels come from memory once for each block of rows, unless the chunk's stay in the second cache.
         again = shape.blocks if panel * chunk_panels > caches.l2_per_core // 2 else 1
         if product.constant_weight:
@@ -260,38 +312,55 @@ class AppliedContraction:
             from_l3 += weight_bytes * (again - 1)
         else:
             from_memory, from_l3 = 0.0, from_l3 + weight_bytes * again
-        from_l3 += data_bytes * shape.chunks
+        # Chunks that follow each other on a thread find the data where the one before has left it, if it fits.
+        stays = data_bytes // repeats + panel <= 0.75 * caches.l2_per_core
+        from_l3 += data_bytes * (min(shape.chunks, machine.cores) if stays else shape.chunks)
         written = product.formula.output.size * product.formula.output.dtype.bytes
         partial = 2.0 * (pieces - 1) * self._partial_size(shape) * passes  # elements
         staged = self._staged_bytes(shape) * shape.chunks * shape.blocks * repeats if shape.staged else 0
-        epilogue = tiles * shape.rows * shape.vectors
-        each = shape.rows * shape.vectors
         asked = passes * panel / _LINE if shape.prefetch else 0.0
+        narrow = repeats * shape.blocks if shape.last is not None else 0  # of the passes
+        tiles = [self._tile_terms(shape, passes - narrow, pieces)]
+        if shape.last is not None:
+            tiles.append(self._tile_terms(shape.last, narrow, pieces))
         return Terms(
-            arithmetic=steps * max(each * self.instructions, 8.0) + epilogue,
-            loads=steps * (shape.rows + shape.vectors)
-            + epilogue
-            + (staged / 4 + partial / 2) / self.lanes
-            + asked,
-            stores=epilogue + (staged / 4 + partial / 2) / self.lanes,
-            branches=steps / shape.unroll + 3.0 * tiles * pieces,
+            arithmetic=sum(each.arithmetic for each in tiles),
+            loads=sum(each.loads for each in tiles) + (staged / 4 + partial / 2) / self.lanes + asked,
+            stores=sum(each.stores for each in tiles) + (staged / 4 + partial / 2) / self.lanes,
+            branches=sum(each.branches for each in tiles),
             from_l2=from_l2 + staged,
             from_l3=from_l3 + 2.0 * written,
             from_memory=from_memory,
             prefetched=from_memory if shape.prefetch else 0.0,
             iterations=repeats * shape.chunks * shape.blocks,
-            scalar=tiles * pieces * 12.0
-            + passes * 100.0
-            + steps * (max(0, shape.rows - 8) * 0.25 + self._unpacked(shape, length // pieces)),
+            scalar=sum(each.scalar for each in tiles) + passes * 100.0,
         )
 
-    def _unpacked(self, shape: Shape, taps: int) -> float:
-        """Cycles that a step takes longer because the weight, of which a piece holds `taps`, is read where it lies."""
+    def _tile_terms(self, shape: Shape, passes: int, pieces: int) -> Terms:
+        """Of the register tiles alone, of so many panels in a block."""
+        tiles = passes * self._tiles_per_block(shape)
+        steps, each = tiles * self.product.length, shape.rows * shape.vectors
+        return Terms(
+            arithmetic=steps * max(each * self.instructions, 8.0) + tiles * each,
+            loads=float(steps * (shape.rows + shape.vectors) + tiles * each),
+            stores=float(tiles * each),
+            branches=steps / shape.unroll + 3.0 * tiles * pieces,
+            scalar=tiles * pieces * 12.0
+            + steps * max(0, shape.rows - 8) * 0.25
+            + self._unpacked(shape, steps, passes * self.product.length),
+        )
+
+    def _unpacked(self, shape: Shape, steps: int, visits: int) -> float:
+        """Cycles that it costs to read the weight where it lies, in `steps`; in `visits` of them, which are the first
+        to read a tap of a panel, it may come from far away."""
+        load, source = self.product.weight_load, self.product.weight_load.source
         if self.product.constant_weight:
             return 0.0
-        pitch = 4 * abs(coefficient(self.product.weight_load.indices[0], self.product.taps[-1]) or 0)
-        straddling = _STRADDLING * shape.vectors if pitch % _LINE else 0.0
-        return straddling + (PAGE_MISS if misses_pages(taps, pitch) else 0.0)
+        assert isinstance(source, Buffer)
+        pitch = (coefficient(load.indices[0], self.product.taps[-1]) or 0) * load.dtype.bytes
+        straddling = _STRADDLING * steps if pitch % _LINE else 0.0
+        far = pitch > _LINE and source.size * load.dtype.bytes > self.machine.caches.l2_per_core
+        return (straddling + (_FAR_LINE * visits if far else 0.0)) * shape.vectors
 
     def _tile_bytes(self, shape: Shape) -> int:
         """Of the first cache, what the data of a register tile takes up."""
@@ -340,27 +409,41 @@ class ContractionNest:
             te.Var("v", self.lanes),
         )
         self.taps = product.taps
-        self.piece_loops: list[te.Var] = []
+        self.piece_loops: list[te.Var] = []  # over pieces of equal length
+        self.rest = 0  # taps of one more, shorter piece
         if shape.tap_block:
             cut = self.taps[product.cut]
             self.piece_loops = [*self.taps[: product.cut], te.Var("piece", cut.extent // shape.tap_block)]
+            self.rest = cut.extent % shape.tap_block
         self.in_tile = [(self.row, Kind.UNROLL), (self.vec, Kind.UNROLL), (self.lane, Kind.VECTOR)]
-        self.element = self.row * shape.panels.size + self.vec * self.lanes + self.lane
+        self.width = shape.vectors * self.lanes
+        self.element = self.row * self.width + self.vec * self.lanes + self.lane
+        # Of a narrower panel the last columns: those before are in the panel before it, too.
+        self.column = self.vec * self.lanes + self.lane + (shape.panels.size - self.width)
 
+        self.apart = applied.apart
         # Which panel: chunks of panels, the last one moved back.
         first = Tiles(te.Var("panels", shape.panels.count), shape.per_chunk).start_of(self.chunk)
         self.which_panel = first + self.panel
         self.values: dict[te.Var, te.Expr] = {
-            product.vector: shape.panels.start_of(self.which_panel) + self.vec * self.lanes + self.lane
+            product.vector: shape.panels.start_of(self.which_panel) + self.column
         }
+        self.vectors = Tiles(product.vector, self.lanes)
+        all_vectors = te.Var("vectors", self.vectors.count)
+        self.which_vector = Tiles(all_vectors, shape.vectors).start_of(self.which_panel) + self.vec
+        if self.apart:
+            self.values[product.vector] = self.vectors.start_of(self.which_vector) + self.lane
         self.row_loops: list[te.Var] = []
         self.block_start: te.Expr = te.as_index(0)
         self._place_rows()
         self.accumulator = Buffer(
-            "acc", product.reduction.result.dtype, shape.rows * shape.panels.size, Scope.REGISTER
+            f"acc{shape.vectors}", product.reduction.result.dtype, shape.rows * self.width, Scope.REGISTER
         )
         self.packed = self._packed_weight()
         self.formula = formula
+        self.last = ContractionNest(applied, shape.last) if shape.last is not None else None
+        if self.last is not None:
+            self.last.partial_size = self.partial_size
 
     def _place_rows(self) -> None:
         """Loops over register tiles in a block, and the row axes' values in them."""
@@ -392,24 +475,22 @@ class ContractionNest:
         moving = te.variables(load.indices[0])
         outer = [whole(axis) for axis in product.shared if axis in moving]
         taps = [whole(axis) for axis in self.taps if axis in moving]
-        walk = [
-            *outer,
-            blocks_of(panels, self.which_panel),
-            *taps,
-            places_in(panels, self.vec * self.lanes + self.lane),
-        ]
-        return pack_operand(load, walk)
+        if self.apart:
+            first, last = blocks_of(self.vectors, self.which_vector), places_in(self.vectors, self.lane)
+        else:
+            first, last = blocks_of(panels, self.which_panel), places_in(panels, self.column)
+        return pack_operand(load, [*outer, first, *taps, last])
 
     def program(self, config: Config) -> Program:
-        product, formula = self.product, self.formula
+        formula = self.formula
         stmts: list[Stmt] = []
-        data = product.data
-        if self.shape.staged:
-            staged = self._stage()
-            stmts.append(self._fill(staged, product.data))
-            data = te.Load(staged.buffer, (staged.offset(self._places_in_block()),))
-        loops = [*self.piece_loops, *self.row_loops]
-        tiles = nest([(loop, Kind.SERIAL) for loop in loops], self._register_tile(data, self._weight()))
+        staged = self._stage() if self.shape.staged else None
+        if staged is not None:
+            stmts.append(self._fill(staged, self.product.data))
+        tiles = self._tiles(staged)
+        if self.last is not None:
+            is_last = te.call("eq", self.which_panel, te.as_index(self.shape.panels.count - 1))
+            tiles = If(is_last, self.last._tiles(staged), tiles)
         panel = block(*self._before_tiles(), tiles, *self._after_tiles())
         stmts.append(nest([(self.panel, Kind.SERIAL)], panel))
         body = self._parallel(with_values(block(*stmts), {}))
@@ -422,6 +503,17 @@ class ContractionNest:
             for b in formula.inputs
         )
         return Program(formula.name, (*inputs, formula.output), body, str(config), packings)
+
+    def _tiles(self, staged: Staged | None) -> Stmt:
+        """All register tiles of a panel in a block."""
+        data, rows = self.product.data, [(loop, Kind.SERIAL) for loop in self.row_loops]
+        if staged is not None:
+            data = te.Load(staged.buffer, (self._place_in(staged),))
+        pieces = [(loop, Kind.SERIAL) for loop in self.piece_loops]
+        stmts = [nest([*pieces, *rows], self._register_tile(data, self._weight(), short=False))]
+        if self.rest:
+            stmts.append(nest(rows, self._register_tile(data, self._weight(), short=True)))
+        return block(*stmts)
 
     def _weight(self) -> te.Expr:
         """The element of the weight that the current tap, vector and lane take."""
@@ -457,8 +549,12 @@ class ContractionNest:
         buffer = Buffer("staged", self.product.data.dtype, size, Scope.SCRATCH)
         return Staged(buffer, self.dims, self.staged_extents)
 
+    def _place_in(self, staged: Staged) -> te.Expr:
+        """Where in the staged block the element for the current row and tap is."""
+        return staged.offset(self._places_in_block())
+
     def _places_in_block(self) -> list[te.Expr]:
-        """Where in the staged block the current row and tap are."""
+        """The current row and tap as coordinates of the staged block."""
         assert self.dims is not None
         places: list[te.Expr] = []
         for dim in self.dims:
@@ -530,24 +626,28 @@ class ContractionNest:
 
     # -- the register tile ------------------------------------------------------------------------------------------
 
-    def _register_tile(self, data: te.Expr, weight: te.Expr) -> Stmt:
-        shape = self.shape
+    def _register_tile(self, data: te.Expr, weight: te.Expr, *, short: bool) -> Stmt:
+        """Sums over a piece of the taps, the `short` one at their end or any other."""
         kept = te.Load(self.accumulator, (self.element,))
         update = self._update(data, weight, kept)
         step = nest(self.in_tile, Store(self.accumulator, self.element, te.substitute(update, self.values)))
-        summing = self._tap_loops(step)
+        summing = self._tap_loops(step, short)
         zero = nest(self.in_tile, Store(self.accumulator, self.element, self._first_value()))
 
         finish = nest(self.in_tile, self._finished(kept))
-        if extent_of(self.piece_loops) == 1:
+        if extent_of(self.piece_loops) == 1 and not self.rest:
             return block(zero, summing, finish)
 
         partial = Buffer("partial", self.accumulator.dtype, self.partial_size, Scope.SCRATCH)
-        place = _counted(self.row_loops) * (shape.rows * shape.panels.size) + self.element
+        place = counted(self.row_loops) * self.accumulator.size + self.element
         resume = nest(self.in_tile, Store(self.accumulator, self.element, te.Load(partial, (place,))))
         suspend = nest(self.in_tile, Store(partial, place, kept))
-        piece = _counted(self.piece_loops)
+        if short:
+            return block(resume, summing, finish)
+        piece = counted(self.piece_loops)
         first = te.call("eq", piece, te.as_index(0))
+        if self.rest:
+            return block(If(first, zero, resume), summing, suspend)
         last = te.call("eq", piece, te.as_index(extent_of(self.piece_loops) - 1))
         return block(If(first, zero, resume), summing, If(last, finish, suspend))
 
@@ -575,13 +675,16 @@ class ContractionNest:
         """What an accumulator begins at."""
         return te.const(0, self.accumulator.dtype)
 
-    def _tap_loops(self, step: Stmt) -> Stmt:
+    def _tap_loops(self, step: Stmt, short: bool) -> Stmt:
         """The loops over taps, the innermost `unroll` steps written out; a step is followed by a prefetch."""
         unroll, taps = self.shape.unroll, list(self.taps)
         if self.shape.tap_block:
             cut, *whole_taps = taps[self.product.cut :]
-            in_piece = te.Var(cut.name + "_i", self.shape.tap_block)
-            step = with_values(step, {cut: self.piece_loops[-1] * self.shape.tap_block + in_piece})
+            in_piece = te.Var(cut.name + "_i", self.rest if short else self.shape.tap_block)
+            before = (
+                te.as_index(cut.extent - self.rest) if short else self.piece_loops[-1] * self.shape.tap_block
+            )
+            step = with_values(step, {cut: before + in_piece})
             taps = [in_piece, *whole_taps]
         written: list[te.Var] = []
         while len(taps) > 1 and taps[-1].extent <= unroll:
@@ -593,7 +696,7 @@ class ContractionNest:
         inner = nest([(axis, Kind.UNROLL) for axis in written], step)
         main = nest([(copy, Kind.UNROLL)], with_values(inner, {last: counter * unroll + copy}))
         if self.shape.prefetch and self.packed is not None:
-            main = block(main, *self._prefetches([*outer, counter]))
+            main = block(main, *self._prefetches([*outer, counter], short))
         stmts: list[Stmt] = [
             For(counter, Kind.SERIAL, main)
             if counter.extent > 1
@@ -606,7 +709,7 @@ class ContractionNest:
             stmts.append(nest([(tail, Kind.UNROLL)], with_values(inner, {last: tail + done})))
         return nest([(axis, Kind.SERIAL) for axis in outer], block(*stmts))
 
-    def _prefetches(self, tap_loops: list[te.Var]) -> list[Stmt]:
+    def _prefetches(self, tap_loops: list[te.Var], short: bool) -> list[Stmt]:
         """Lines of what comes after this piece of the panel, as many as spread it over this one's register tiles."""
         assert self.packed is not None
         weight = self.packed.load.source
@@ -614,16 +717,17 @@ class ContractionNest:
         size = weight.dtype.bytes
         taps = self.shape.tap_block * self.product.whole_taps or self.product.length
         piece_size = self.shape.panels.size * taps
-        pieces = extent_of(self.piece_loops)
+        panel_size = self.shape.panels.size * self.product.length
         loops = [*self.row_loops, *tap_loops]
         lines = -(-piece_size * size // _LINE)
         each = -(-lines // extent_of(loops))
-        following = (self.which_panel * pieces + _counted(self.piece_loops) + 1) * piece_size
-        first = following + _counted(loops) * (each * _LINE // size)
+        behind = te.as_index(panel_size) if short else (counted(self.piece_loops) + 1) * piece_size
+        following = self.which_panel * panel_size + behind
+        first = following + counted(loops) * (each * _LINE // size)
         return [Prefetch(weight, first + n * (_LINE // size), self.shape.prefetch) for n in range(each)]
 
 
-def _counted(loops: Sequence[te.Var]) -> te.Expr:
+def counted(loops: Sequence[te.Var]) -> te.Expr:
     """How many iterations of the nest of `loops` came before this one."""
     count: te.Expr = te.as_index(0)
     for loop in loops:

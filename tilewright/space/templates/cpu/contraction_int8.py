@@ -148,6 +148,7 @@ def _word_load(data: te.Expr, tap: te.Var, words: te.Var) -> te.Load | None:
 
 class _Applied(AppliedContraction):
     name = NAME
+    narrows = False
     product: WordProduct
 
     def __init__(self, work: Work, product: WordProduct, dims: tuple[Coordinate, ...] | None) -> None:

@@ -284,14 +284,18 @@ class _Applied:
         scattered = 0.0
         if chain.source.type.bytes > self.work.machine.caches.l2_per_core:
             scattered = 2.0 * max(0, seen - _STREAMS)
-        source = chain.source.type.bytes * (1 + (chain.rows.reach - chain.rows.stride) / config.int("rows"))
+        # Rows that two chunks share are still in the second cache.
+        source = chain.source.type.bytes
+        halo = source * (chain.rows.reach - chain.rows.stride) / config.int("rows")
+        # Lines come in pairs: where a thread has a few channels of each pixel, it is sent lines of another's.
+        pairs = 1 + 1 / per_block if blocks > 1 else 1.0
         return Terms(
             arithmetic=tiles * count * (taps + behind(chain.depthwise)),
             loads=tiles * (seen + taps),
             stores=tiles * count,
             branches=2.0 * tiles,
-            from_l2=source * (chain.rows.reach / chain.rows.stride),
-            from_l3=source + 2.0 * chain.task.output.type.bytes,
+            from_l2=source * (chain.rows.reach / chain.rows.stride) + halo,
+            from_l3=pairs * (source + 2.0 * chain.task.output.type.bytes),
             iterations=chain.batch * chunks * blocks,
             scalar=tiles * (4.0 + scattered),
         )

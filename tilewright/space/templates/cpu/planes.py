@@ -2,14 +2,17 @@
 
     for every chunk of planes and strip of rows:                    (parallel)
       clear the staged rows
-      for every plane of the chunk:
+      for a few planes of the chunk:
         stage the rows that the strip reads: columns 0, s, 2s, ..., then 1, s + 1, ..., for a stride of s
+      for each of them:
         for every tile of `rows` rows and `vectors` vectors:
           acc = sum over the window of staged * weight
           out = epilogue(acc)
 
 The border of zeros is in the staged rows, and stays there from plane to plane. Neighbours along a row are neighbours in
 the staged rows whatever the stride: vectors are read whole, at places that are shifted by the column of the window.
+Such a vector is part of several that were written; it waits until these have reached the cache, so small planes are
+staged some time before they are read.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from tilewright.loops.ir import Buffer, For, If, Kind, Program, Scope, Stmt, Sto
 from tilewright.loops.tiling import Tiles, extent_of, power_of_two_below, with_values
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
-from tilewright.space.templates.cpu.product import Coordinate, Run, coordinates, run_of
+from tilewright.space.templates.cpu.product import Coordinate, Run, coordinates, holds, run_of
 from tilewright.space.templates.cpu.turned import TurnedProduct
 from tilewright.te.index import coefficient, simplify
 
@@ -35,6 +38,9 @@ _LINE = 64
 _FEWEST_LANES = 4
 _WIDEST_STRIDE = 4  # columns that are parted in registers
 _STAGED_BYTES = 256 << 10
+_MOST_SUMS = 8  # vectors of a register tile: more leave no room for the window and for what is read ahead
+_TOGETHER, _TOGETHER_BYTES = 4, 16 << 10  # planes that are staged together, at most
+_WRITTEN_VECTORS = 4  # of a row that is copied
 _WRITTEN_OUT = 320  # multiply-adds written out at most: code size and compile time
 
 
@@ -123,6 +129,7 @@ class Shape:
     vectors: int
     strip: Tiles  # of the rows of results
     planes: Tiles  # of all planes
+    together: int  # planes that are staged before the first of them is read
     lanes: int
     kept: bool  # whether the weights stay in registers
 
@@ -140,7 +147,7 @@ class _Applied:
         height, width, count = self.height.extent, self.width.extent, extent_of(self.planes.outer)
         strips = dict.fromkeys(-(-height // n) for n in (1, 2, 4, 8, 16))
         chunks = dict.fromkeys(-(-count // n) for n in (2, 1, 4, 8, 16, 32, 64, 128))
-        vectors = [n for n in (1, 2, 3, 4, 7) if n * self.lanes <= width] or [1]
+        vectors = [n for n in (1, 2, 3, 4) if n * self.lanes <= width] or [1]
         return Space(
             NAME,
             (
@@ -156,20 +163,23 @@ class _Applied:
     def _legal(self, values: Mapping[str, Value]) -> bool:
         shape = self.shape(values)
         each = shape.rows * shape.vectors
-        if each + shape.vectors + 1 > self.work.machine.vector_registers or shape.rows > shape.strip.size:
+        if each > min(_MOST_SUMS, self.work.machine.vector_registers // 2) or shape.rows > shape.strip.size:
             return False
         if each * self.window > _WRITTEN_OUT and each > 1:
             return False
-        return 4 * self.staged_rows(shape) * self.staged_width <= _STAGED_BYTES
+        return 4 * self.staged_rows(shape) * self.staged_width * shape.together <= _STAGED_BYTES
 
     def shape(self, values: Mapping[str, Value]) -> Shape:
         rows, vectors = int(values["rows"]), int(values["vectors"])
-        free = self.work.machine.vector_registers - rows * vectors - vectors - 1
+        free = self.work.machine.vector_registers - 2 * rows * vectors
+        strip, planes = int(values["strip"]), int(values["planes"])
+        room = _TOGETHER_BYTES // (4 * self.planes.rows.extent(strip) * self.staged_width)
         return Shape(
             rows,
             vectors,
-            Tiles(te.Var("y", self.height.extent), int(values["strip"])),
-            Tiles(te.Var("o", extent_of(self.planes.outer)), int(values["planes"])),
+            Tiles(te.Var("y", self.height.extent), strip),
+            Tiles(te.Var("o", extent_of(self.planes.outer)), planes),
+            max(1, min(_TOGETHER, room, planes)),
             self.lanes,
             kept=self.window <= free,
         )
@@ -193,7 +203,7 @@ class _Applied:
     def terms(self, config: Config) -> Terms:
         shape, planes = self.shape(dict(config.values)), self.planes
         iterations = shape.planes.count * shape.strip.count
-        strips = iterations * shape.planes.size
+        strips = iterations * -(-shape.planes.size // shape.together) * shape.together
         staged = strips * self.staged_rows(shape)
         across = Tiles(self.width, shape.vectors * shape.lanes).count
         tiles = (
@@ -221,19 +231,28 @@ class _Applied:
         return _Nest(self, self.shape(dict(config.values))).program(config)
 
 
+def _loop(tiles: Tiles) -> Kind:
+    """How a few vectors of a short row are walked over: written out they need no counter."""
+    return Kind.UNROLL if tiles.count <= _WRITTEN_VECTORS else Kind.SERIAL
+
+
 class _Nest:
     """The loop nest of one config."""
 
     def __init__(self, applied: _Applied, shape: Shape) -> None:
         self.applied, self.shape, self.planes = applied, shape, applied.planes
         rows = applied.staged_rows(shape)
-        self.staged = Buffer("staged", F32, rows * applied.staged_width, Scope.SCRATCH)
+        self.member = te.Var("member", shape.together)
+        self.groups = Tiles(te.Var("plane", shape.planes.size), shape.together)
+        size = rows * applied.staged_width
+        self.staged = Buffer("staged", F32, shape.together * size, Scope.SCRATCH)
+        self.first_place = self.member * size
         self.staged_row = te.Var("sy", rows)
         self.lane = te.Var("v", shape.lanes)
-        self.plane = te.Var("plane", shape.planes.size)
         self.parallel = te.Var("p", shape.planes.count * shape.strip.count)
         self.first_row = shape.strip.start_of(self.parallel % shape.strip.count)
-        which: te.Expr = shape.planes.start_of(self.parallel // shape.strip.count) + self.plane
+        chunk = shape.planes.start_of(self.parallel // shape.strip.count)
+        which: te.Expr = chunk + self.groups.start() + self.member
         self.values: dict[te.Var, te.Expr] = {}
         for axis in reversed(self.planes.outer):
             self.values[axis] = which % axis.extent
@@ -241,8 +260,10 @@ class _Nest:
 
     def program(self, config: Config) -> Program:
         formula = self.planes.formula
-        each = block(self._fill(), *self._weights(), self._tiles())
-        body = block(*self._clear(), nest([(self.plane, Kind.SERIAL)], with_values(each, self.values)))
+        members = [(self.member, Kind.SERIAL)]
+        fill, sums = nest(members, self._fill()), nest(members, block(*self._weights(), self._tiles()))
+        each = with_values(block(fill, sums), self.values)
+        body = block(*self._clear(), nest([(self.groups.var, Kind.SERIAL)], each))
         body = with_values(nest([(self.parallel, Kind.PARALLEL)], body), {})
         return Program(formula.name, (*formula.inputs, formula.output), body, str(config))
 
@@ -258,19 +279,30 @@ class _Nest:
             return []
         lane = te.Var("w", min(self.applied.work.machine.lanes(F32), power_of_two_below(extent)))
         tiles = Tiles(te.Var(name, extent), lane.extent)
-        return [nest([(tiles.var, Kind.SERIAL), (lane, Kind.VECTOR)], store(tiles.start() + lane))]
+        return [nest([(tiles.var, _loop(tiles)), (lane, Kind.VECTOR)], store(tiles.start() + lane))]
 
     def _fill(self) -> Stmt:
+        """The rows of a strip. Of a strip that is all rows those outside the image are the same for every plane, and
+        are clear already."""
         run, width = self.planes.run, self.applied.staged_width
-        row = self.staged_row + self.first_row * self.planes.rows.axis_step
-        guard = None if run.outer_guard is None else te.substitute(run.outer_guard, {self.planes.row: row})
-        zero, start = te.const(0, F32), self.staged_row * width
-        copied = self._copied(te.substitute(run.load, {self.planes.row: row}), start)
+        step = self.planes.rows.axis_step
+
+        def at(row: te.Expr) -> tuple[te.Expr | None, Stmt]:
+            values = {self.planes.row: row + self.first_row * step}
+            guard = None if run.outer_guard is None else simplify(te.substitute(run.outer_guard, values))
+            return guard, self._copied(te.substitute(run.load, values), self.first_place + row * width)
+
+        guard, copied = at(self.staged_row)
+        if guard is not None and self.shape.strip.count == 1:
+            rows = [n for n in range(self.staged_row.extent) if holds(guard, self.staged_row, n)]
+            inside = te.Var("sy", len(rows))
+            _, copied = at(inside + rows[0])
+            return nest([(inside, Kind.SERIAL)], copied)
         if guard is not None:
-            guard = simplify(guard)
-            cleared = self._along("z", width, lambda at: Store(self.staged, start + at, zero))
-            once = self.shape.strip.count == 1  # what is outside is so for every plane
-            copied = If(guard, copied, None if once else block(*cleared))
+            zero, start = te.const(0, F32), self.first_place + self.staged_row * width
+            copied = If(
+                guard, copied, block(*self._along("z", width, lambda n: Store(self.staged, start + n, zero)))
+            )
         return nest([(self.staged_row, Kind.SERIAL)], copied)
 
     def _copied(self, load: te.Load, start: te.Expr) -> Stmt:
@@ -314,7 +346,7 @@ class _Nest:
                 for n in range(stride)
             ]
             turned = block(*read, Transpose(group, lanes, stride, lanes), *written)
-            stmts.append(nest([(tiles.var, Kind.SERIAL)], turned))
+            stmts.append(nest([(tiles.var, _loop(tiles))], turned))
         for n in range(count * stride, length):
             stmts.append(Store(self.staged, target(n, 0), source(n)))
         return block(*stmts)
@@ -366,7 +398,9 @@ class _Nest:
             row = (down.start() + r) * planes.rows.axis_step + ky * planes.rows.tap_step
             shift = kx * planes.columns.tap_step
             column = shift % stride * pitch + shift // stride + u * lanes
-            return te.Load(self.staged, (row * width + along.start() + self.lane + column,))
+            return te.Load(
+                self.staged, (self.first_place + row * width + along.start() + self.lane + column,)
+            )
 
         # In the order of the staged rows: a vector that several rows of results read is read once.
         steps = sorted(

@@ -19,9 +19,6 @@ from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import Buffer
 from tilewright.te.index import coefficient, linear, simplify
 
-_PAGE, _PAGES = 4096, 32  # bytes, and how many of them the nearest translation buffer is sure to hold
-PAGE_MISS = 3.0  # cycles that a page beyond them costs
-
 
 @dataclass(frozen=True)
 class Product:
@@ -114,11 +111,6 @@ def product_of(formula: Formula | None) -> Product | None:
 
 def _indices(formula: Formula) -> list[te.Expr]:
     return [load.indices[0] for e in formula.expressions() for load in te.loads(e) if load.indices]
-
-
-def misses_pages(taps: int, pitch: int) -> bool:
-    """Whether `taps` elements, `pitch` bytes from one to the next, are on more pages than are found at once."""
-    return taps * min(pitch, _PAGE) > _PAGES * _PAGE
 
 
 # -- the data operand in scratch memory -------------------------------------------------------------------------------
@@ -258,7 +250,7 @@ def run_of(value: te.Expr, places: Sequence[te.Var]) -> Run | None:
     own = [c for c in conditions if te.variables(c) & inner]
     if any(te.variables(c) != {places[first]} for c in own):
         return None
-    inside = [n for n in range(places[first].extent) if all(_holds(c, places[first], n) for c in own)]
+    inside = [n for n in range(places[first].extent) if all(holds(c, places[first], n) for c in own)]
     if not inside or inside != list(range(inside[0], inside[-1] + 1)):
         return None
     return Run(first, inside[0], inside[-1] + 1, value, te.all_of(outer_guards), border)
@@ -270,6 +262,7 @@ def _conjuncts(cond: te.Expr) -> list[te.Expr]:
     return [cond]
 
 
-def _holds(cond: te.Expr, var: te.Var, value: int) -> bool:
+def holds(cond: te.Expr, var: te.Var, value: int) -> bool:
+    """Whether the condition, of this variable alone, is true where it has this value."""
     decided = simplify(te.substitute(cond, {var: te.as_index(value)}))
     return isinstance(decided, te.Const) and bool(decided.value)

@@ -26,8 +26,13 @@ from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, Transpose, blo
 from tilewright.loops.tiling import Tiles, extent_of, pack_operand, power_of_two_below, whole
 from tilewright.space.space import Config, Value
 from tilewright.space.template import Applied, Terms, Work
-from tilewright.space.templates.cpu.contraction import AppliedContraction, ContractionNest, Shape
-from tilewright.space.templates.cpu.product import PAGE_MISS, Coordinate, Product, coordinates, misses_pages
+from tilewright.space.templates.cpu.contraction import (
+    AppliedContraction,
+    ContractionNest,
+    Shape,
+    counted,
+)
+from tilewright.space.templates.cpu.product import Coordinate, Product, Staged, coordinates
 from tilewright.te.index import coefficient, linear
 
 NAME = "turned"
@@ -37,6 +42,9 @@ _WRITTEN_WINDOW = 16  # taps of a window that are written out at most
 _LINE = 64
 _TURNING = 2.0  # cycles for a vector that is turned, beside the shuffles
 _RUN = 20.0  # cycles for a run of the data that is read for the first time
+_COPIED = 1.0  # cycles for a vector of the data that is packed
+_PAGE, _PAGES = 4096, 32  # bytes, and how many of them are sure to be found at once
+_PAGE_MISS = 3.0  # cycles for another
 _GATHERED = 1.0  # cycles for an element that is not copied in a run
 
 
@@ -153,6 +161,7 @@ def _can_be_packed(product: TurnedProduct) -> bool:
 
 class _Applied(AppliedContraction):
     name = NAME
+    narrows = False
     product: TurnedProduct
 
     def _unrolls(self) -> tuple[int, ...]:
@@ -172,20 +181,17 @@ class _Applied(AppliedContraction):
         copies = extent_of(product.shared) * shape.blocks * shape.chunks
         passes = copies * shape.per_chunk
         tiles = self._tiles_per_block(shape)
-        pieces = product.taps[0].extent // (shape.tap_block or product.taps[0].extent)
+        pieces = -(-product.taps[0].extent // (shape.tap_block or product.taps[0].extent))
         points = points_of(product, shape)
         turned = float(passes * points * shape.panels.size)
         side = min(self.lanes, power_of_two_below(points))
         scalar = turned * (_TURNING + side.bit_length()) / side
-        extents = self._staged_extents(shape)
-        runs = copies * math.prod(extents[:-1])
-        scalar += runs * _RUN
-        if shape.staged and self._gathers:
-            scalar += runs * extents[-1] * _GATHERED
-        if not shape.staged and misses_pages(product.length // pieces, 4 * product.step(product.taps[0])):
-            scalar += passes * tiles * product.length * PAGE_MISS
+        scalar += copies * self._reading(shape, passes // copies * tiles, pieces)
         read = tiles * self._tile_bytes(shape)
-        again = passes * read if read // pieces > self.machine.caches.l1 // 2 else 0
+        far = not self._packs(shape) and read // pieces > self.machine.caches.l1 // 2
+        again = float(passes * read) if far else 0.0
+        if self._sums_bytes(shape) > self.machine.caches.l1 // 2:
+            again += 2 * 4 * turned
         return replace(
             terms,
             loads=terms.loads + turned / self.lanes,
@@ -193,6 +199,29 @@ class _Applied(AppliedContraction):
             from_l2=terms.from_l2 + again,
             scalar=terms.scalar + scalar,
         )
+
+    def _reading(self, shape: Shape, tiles: int, pieces: int) -> float:
+        """Cycles that reading a block's data takes, to stage it or by its register tiles, because of where it lies."""
+        product = self.product
+        extents = self._staged_extents(shape)
+        runs = math.prod(extents[:-1])
+        if self._packs(shape):
+            vectors = len(vectors_of(shape.rows)) * -(-shape.block // shape.rows) * product.length
+            return runs * _RUN + vectors * _COPIED
+        if shape.staged:
+            return runs * (_RUN + (_GATHERED * extents[-1] if self._gathers else 0.0))
+        pages = product.length // pieces * min(1.0, 4 * product.step(product.taps[0]) / _PAGE)
+        return runs * _RUN + (tiles * product.length * _PAGE_MISS if pages > _PAGES else 0.0)
+
+    def _packs(self, shape: Shape) -> bool:
+        """Whether the block is staged in the order in which its register tiles read it."""
+        return shape.staged and packs(self.product)
+
+    def _staged_bytes(self, shape: Shape) -> int:
+        if not self._packs(shape):
+            return super()._staged_bytes(shape)
+        tiled = -(-shape.block // shape.rows) * shape.rows
+        return tiled * self.product.length * self.product.data.dtype.bytes
 
     @cached_property
     def _gathers(self) -> bool:
@@ -206,6 +235,8 @@ class _Applied(AppliedContraction):
 
     def _tile_bytes(self, shape: Shape) -> int:
         """The lines that a register tile reads: of each row of the window some neighbours, for each outer tap."""
+        if self._packs(shape):
+            return super()._tile_bytes(shape)
         step = self._last_dim.axis_step if shape.staged else self.product.step(self.product.image[-1])
         outer, *window = self.product.taps
         span = (shape.rows - 1) * step + (window[-1].extent if window else 1) - 1
@@ -214,6 +245,19 @@ class _Applied(AppliedContraction):
 
     def nest_of(self, shape: Shape) -> ContractionNest:
         return _Nest(self, shape)
+
+
+def packs(product: TurnedProduct) -> bool:
+    """Whether the rows of a register tile lie together, for every tap: then a block can be stored tile by tile."""
+    return (
+        len(product.image) == 1 and isinstance(product.data, te.Load) and product.step(product.image[0]) == 1
+    )
+
+
+def vectors_of(rows: int) -> list[int]:
+    """Where vectors begin that cover the rows of a register tile, overlapping."""
+    lanes = power_of_two_below(rows)
+    return [min(start, rows - lanes) for start in range(0, rows, lanes)]
 
 
 def points_of(product: TurnedProduct, shape: Shape) -> int:
@@ -228,6 +272,44 @@ class _Nest(ContractionNest):
         super().__init__(applied, shape)
         self.points = points_of(self.product, shape)
         self.sums = Buffer("sums", self.accumulator.dtype, self.points * shape.panels.size, Scope.SCRATCH)
+
+    # -- staging: for each register tile its rows, tap after tap ------------------------------------------------------
+
+    def _stage(self) -> Staged:
+        if not packs(self.product):
+            return super()._stage()
+        size = self._tiles_of_block.count * self.product.length * self.shape.rows
+        return Staged(Buffer("packed", self.product.data.dtype, size, Scope.SCRATCH), (), ())
+
+    @property
+    def _tiles_of_block(self) -> Tiles:
+        return Tiles(te.Var("row", self.shape.block), self.shape.rows)
+
+    def _place_in(self, staged: Staged) -> te.Expr:
+        return self._first_place() + self.row if packs(self.product) else super()._place_in(staged)
+
+    def _first_place(self) -> te.Expr:
+        product = self.product
+        return (self._tiles_of_block.var * product.length + counted(product.taps)) * self.shape.rows
+
+    def _fill(self, staged: Staged, data: te.Expr) -> Stmt:
+        if not packs(self.product):
+            return super()._fill(staged, data)
+        rows, tiles, (axis,) = self.shape.rows, self._tiles_of_block, self.product.image
+        lane = te.Var("w", power_of_two_below(rows))
+        first = self.block_start + tiles.start()
+        stores = [
+            Store(
+                staged.buffer,
+                self._first_place() + start + lane,
+                te.substitute(data, {axis: first + start + lane}),
+            )
+            for start in vectors_of(rows)
+        ]
+        loops = [(loop, Kind.SERIAL) for loop in (*self.product.taps, tiles.var)]
+        return nest([*loops, (lane, Kind.VECTOR)], block(*stores))
+
+    # -- the sums ---------------------------------------------------------------------------------------------------
 
     def _finished(self, kept: te.Expr) -> Store:
         point: te.Expr = te.as_index(0)

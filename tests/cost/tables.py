@@ -1,0 +1,52 @@
+"""Times that were measured once, beside the code: what a model that learns can be tried on without measuring.
+
+`measured.json` says on which machine and when. Templates change: configs that are not legal any more are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.graph.task import Task
+from tilewright.graph.text import parse_graph
+from tilewright.hw import host
+from tilewright.space.candidates import Candidates
+from tilewright.space.outcome import Outcome
+from tilewright.space.space import Config
+from tilewright.space.template import Work
+
+
+@dataclass(frozen=True)
+class Table:
+    label: str
+    candidates: Candidates
+    threads: int
+    configs: tuple[Config, ...]
+    seconds: np.ndarray
+
+    def outcomes(self, places: np.ndarray | range) -> list[Outcome]:
+        return [Outcome(self.configs[place], float(self.seconds[place])) for place in places]
+
+
+@lru_cache(maxsize=1)
+def tables() -> tuple[Table, ...]:
+    kept = json.loads(Path(__file__).with_name("measured.json").read_text())
+    return tuple(_table(table) for table in kept["tables"])
+
+
+def _table(kept: dict) -> Table:
+    task = Task(parse_graph(kept["text"], {}), frozenset(kept["constants"]))
+    candidates = Candidates.of(Work(task, host()), sketches=False)
+    trials = [
+        (Config.of(template, dict(zip(entry["knobs"], values, strict=True))), microseconds * 1e-6)
+        for template, entry in kept["templates"].items()
+        for values, microseconds in entry["trials"]
+    ]
+    legal = [(config, seconds) for config, seconds in trials if candidates.is_legal(config)]
+    configs, seconds = zip(*legal, strict=True) if legal else ((), ())
+    return Table(kept["task"], candidates, kept["threads"], tuple(configs), np.array(seconds))

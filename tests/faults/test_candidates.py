@@ -1,0 +1,62 @@
+"""A sample of the fault campaign, one of every kind and some mutants; for more `python -m tests.faults.candidates`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from random import Random
+
+import pytest
+
+from tests.faults.candidates import (
+    FAULTS,
+    Fault,
+    Subject,
+    elementwise,
+    inject,
+    legal_mutants,
+    outcome_of,
+    product,
+    runner_for_faults,
+    softmax,
+    survived,
+)
+from tilewright.graph.task import Task
+from tilewright.hw import host
+from tilewright.measure.runner import Runner
+from tilewright.measure.trial import TaskJob
+from tilewright.space.candidates import Candidates
+from tilewright.space.template import Work
+from tilewright.space.templates.cpu.default import DEFAULT
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with runner_for_faults() as runner:
+        yield runner
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.stage}: {fault.name}")
+def test_it_is_caught_typed_and_survived(runner: Runner, fault: Fault) -> None:
+    job = TaskJob.of(Work(product(), host()), 2)
+    program = Candidates.of(job.work()).program(DEFAULT)
+    measured = inject(runner, job, program, fault, Random(0))
+    assert measured.failure == fault.expected, measured.message
+    assert measured.message
+    assert survived(runner, job)
+
+
+@pytest.mark.parametrize("make", [product, softmax, elementwise], ids=lambda make: make.__name__)
+def test_no_mutant_passes(runner: Runner, make: Callable[[], Task]) -> None:
+    subject = Subject.of(make(), DEFAULT)
+    for mutant in itertools.islice(legal_mutants(subject, Random(3)), 5):
+        assert outcome_of(runner, subject, mutant) != "passed", mutant
+
+
+def test_an_equivalent_mutant_is_known_as_such(runner: Runner) -> None:
+    subject = Subject.of(product(), DEFAULT)
+    assert subject.is_equivalent(subject.program)
+    different = next(legal_mutants(subject, Random(0)))
+    assert (
+        not subject.is_equivalent(different.program) or outcome_of(runner, subject, different) == "equivalent"
+    )

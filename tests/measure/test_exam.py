@@ -1,0 +1,170 @@
+"""The exam: what is right passes, what is a little wrong does not, and it says so of any task."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.space.checked import Inputs
+from tilewright.dtypes import DType
+from tilewright.graph.op import apply
+from tilewright.graph.task import Task
+from tilewright.measure.exam import Case, Exam, WrongResult, draw_exam, load_exam, store_exam
+
+
+def matmul(dtype: DType = DType.F32) -> Task:
+    x = Inputs()
+    return x.task(apply("matmul", x(9, 40, dtype=dtype), x(40, 33, constant=True, dtype=dtype)))
+
+
+def unary(op: str, *shape: int, dtype: DType = DType.F32, **attrs: object) -> Task:
+    x = Inputs()
+    return x.task(apply(op, x(*shape, dtype=dtype), **attrs))
+
+
+def rounded(case: Case, task: Task) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return case.reference.astype(task.output.dtype.numpy)
+
+
+@pytest.mark.parametrize("dtype", [DType.F64, DType.F32, DType.F16, DType.BF16])
+def test_the_answer_itself_passes_every_case(dtype: DType) -> None:
+    task = matmul(dtype)
+    exam = draw_exam(task, "fast", seed=1)
+    assert [case.name for case in exam.cases] == ["ordinary", "edges", "special"]
+    for case in exam.cases:
+        assert case.error(rounded(case, task)) < 5e-3
+
+
+@given(place=st.integers(0, 9 * 33 - 1), sign=st.sampled_from([-1, 1]))
+@settings(max_examples=30)
+def test_one_element_that_is_a_little_off_is_found(place: int, sign: int) -> None:
+    task = matmul()
+    case = draw_exam(task, "fast", seed=2).ordinary
+    result = rounded(case, task)
+    result[place] += sign * 1e-3 * np.abs(case.reference).mean()
+    with pytest.raises(WrongResult, match=f"element {place} "):
+        case.error(result)
+
+
+def test_many_that_are_off_by_less_are_found_by_their_norm() -> None:
+    task = matmul()
+    case = draw_exam(task, "fast", seed=2).ordinary
+    slightly = rounded(case, task) * np.float32(1 + 3e-6)
+    assert 2e-6 < case.error(slightly) < 4e-6
+    with pytest.raises(WrongResult):
+        case.error(rounded(case, task) * np.float32(1 + 3e-5))
+
+
+def test_what_was_not_written_is_found() -> None:
+    task = matmul()
+    case = draw_exam(task, "fast", seed=2).ordinary
+    result = rounded(case, task)
+    result[7] = np.nan
+    with pytest.raises(WrongResult, match="element 7 is nan"):
+        case.error(result)
+
+
+def test_edges_are_there() -> None:
+    exam = draw_exam(unary("exp", 40, 50), "fast", seed=3)
+    (values,) = exam.cases[1].inputs
+    assert (values == 0).any() and (values == 1000).any() and (values == -1000).any()
+    assert (np.abs(values[values != 0]) < 1e-30).any() and (values == 1).sum() > 100
+    assert not np.isfinite(exam.cases[2].inputs[0]).all()
+
+
+def test_nan_and_infinity_must_stand_where_the_oracle_has_them() -> None:
+    task = unary("relu", 300)
+    case = draw_exam(task, "fast", seed=4).cases[2]
+    result = rounded(case, task)
+    (nan,) = np.nonzero(np.isnan(result))
+    case.error(result)
+    for value in (0.0, np.inf):
+        wrong = result.copy()
+        wrong[nan[0]] = value
+        with pytest.raises(WrongResult):
+            case.error(wrong)
+
+
+def test_of_a_convolution_nan_may_spread_but_not_vanish() -> None:
+    x = Inputs()
+    plain = {"stride": (1, 1), "dilation": (1, 1), "groups": 1, "padding": ((0, 0), (0, 0))}
+    node = apply("conv", x(1, 9, 9, 4), x(3, 3, 4, 8, constant=True), layout="channels_last", **plain)
+    task = x.task(node)
+    case = draw_exam(task, "fast", seed=4).cases[2]
+    result = rounded(case, task)
+    spread, vanished = result.copy(), result.copy()
+    (numbers,), (others,) = np.nonzero(np.isfinite(result)), np.nonzero(~np.isfinite(result))
+    spread[numbers[:3]] = np.nan
+    case.error(spread)
+    vanished[others[0]] = 0.0
+    with pytest.raises(WrongResult):
+        case.error(vanished)
+
+
+def test_positive_numbers_where_others_have_no_result() -> None:
+    case = draw_exam(unary("log", 50), "fast", seed=0).ordinary
+    assert np.isfinite(case.reference).all()
+
+
+def test_a_number_at_an_edge_may_be_rounded_either_way() -> None:
+    task = unary("round", 2000)
+    case = draw_exam(task, "fast", seed=5).ordinary
+    result = rounded(case, task)
+    (values,) = case.inputs
+    near = np.abs(np.abs(values - np.floor(values)) - 0.5) < 1e-5
+    result[near] = np.floor(values[near]) + (result[near] == np.floor(values[near]))
+    case.error(result)
+    far = int(np.argmax(np.abs(values - np.round(values)) < 0.1))
+    result[far] += 1
+    with pytest.raises(WrongResult):
+        case.error(result)
+
+
+def test_integers_are_exact() -> None:
+    x = Inputs()
+    task = x.task(apply("matmul", x(5, 8, dtype=DType.I8), x(8, 6, constant=True, dtype=DType.I8)))
+    for case in draw_exam(task, "fast", seed=6).cases:
+        result = rounded(case, task)
+        assert case.error(result) == 0
+        result[3] += 1
+        with pytest.raises(WrongResult):
+            case.error(result)
+
+
+def test_places_are_looked_up_all_over_a_table() -> None:
+    x = Inputs()
+    task = x.task(apply("take", x(1000, 3), x(400, dtype=DType.I64), axis=0))
+    indices = draw_exam(task, "fast", seed=7).ordinary.inputs[1]
+    assert indices.max() > 900 and indices.min() < -900
+
+
+def test_the_same_seed_asks_the_same() -> None:
+    one, other, third = (draw_exam(matmul(), "fast", seed) for seed in (8, 8, 9))
+    assert np.array_equal(one.ordinary.inputs[0], other.ordinary.inputs[0])
+    assert not np.array_equal(one.ordinary.inputs[0], third.ordinary.inputs[0])
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.I8])
+def test_an_exam_in_shared_memory_is_the_same_and_cannot_be_changed(dtype: DType) -> None:
+    exam = draw_exam(matmul(dtype), "fast", seed=1)
+    descriptor = os.memfd_create("exam")
+    try:
+        loaded: Exam = load_exam(store_exam(exam, descriptor), descriptor)
+    finally:
+        os.close(descriptor)
+    for ours, theirs in zip(exam.cases, loaded.cases, strict=True):
+        arrays = (
+            (*ours.inputs, ours.reference, ours.allowed),
+            (*theirs.inputs, theirs.reference, theirs.allowed),
+        )
+        for one, other in zip(*arrays, strict=True):
+            assert one.dtype == other.dtype and one.shape == other.shape
+            assert one.tobytes() == other.tobytes()
+        assert (ours.name, ours.spreading, ours.l2_bound) == (theirs.name, theirs.spreading, theirs.l2_bound)
+    with pytest.raises(ValueError, match="read-only"):
+        loaded.ordinary.reference[0] = 1.0

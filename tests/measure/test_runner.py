@@ -1,0 +1,231 @@
+"""Trials in processes of their own: times that can be relied on, and failures that cost one candidate."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from tests.faults.candidates import product, softmax
+from tilewright.errors import MeasurementError
+from tilewright.hw import host
+from tilewright.measure import timing
+from tilewright.measure.runner import Measurement, Runner, typical
+from tilewright.measure.timing import Timed, interval_width
+from tilewright.measure.trial import TaskJob
+from tilewright.space.candidates import Candidates
+from tilewright.space.outcome import FAILURES, Outcome
+from tilewright.space.space import Config
+from tilewright.space.template import Work
+from tilewright.space.templates.cpu.default import DEFAULT
+
+NOBODY = Config("nobody", ())
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with Runner(2, builders=2) as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def job() -> TaskJob:
+    return TaskJob.of(Work(product(32, 48, 40), host()), 2)
+
+
+@pytest.fixture(scope="module")
+def configs(job: TaskJob) -> list[Config]:
+    return [DEFAULT, *Candidates.of(job.work(), sketches=False).sample(Random(0), 3)]
+
+
+def test_a_task_survives_the_journey(job: TaskJob) -> None:
+    assert TaskJob.of(job.work(), job.threads) == job
+
+
+def test_one_measurement_for_each_config_in_order(
+    runner: Runner, job: TaskJob, configs: list[Config]
+) -> None:
+    asked = [configs[0], NOBODY, *configs[1:], configs[0]]
+    measured = runner.measure(job, asked)
+    assert [one.config for one in measured] == asked
+    bad = measured.pop(1)
+    assert (bad.failure, bad.seconds, bad.times) == ("illegal", None, ()) and "nobody" in bad.message
+    assert bad.outcome == Outcome(NOBODY, None, "illegal")
+    for one in measured:
+        assert one.failure == "" and one.error is not None and one.error < 1e-6
+        assert 0 < (one.seconds or 0) < 0.1 and one.build_seconds > 0
+        assert one.outcome == Outcome(one.config, one.seconds)
+
+
+def test_tasks_take_turns(runner: Runner, job: TaskJob) -> None:
+    other = TaskJob.of(Work(softmax(), host()), 1)
+    for _ in range(2):
+        for one in (job, other):
+            (measured,) = runner.measure(one, [DEFAULT])
+            assert measured.failure == ""
+
+
+def test_a_race_gives_each_its_times_and_a_bad_one_none(
+    runner: Runner, job: TaskJob, configs: list[Config]
+) -> None:
+    one, nothing, other = runner.race(job, [configs[0], NOBODY, configs[1]], 0.05)
+    assert nothing == [] and min(len(one), len(other)) >= 5
+    assert runner.race(job, [NOBODY], 0.05) == [[]]
+
+
+def test_processes_that_die_are_replaced(runner: Runner, job: TaskJob) -> None:
+    runner.measure(job, [DEFAULT])
+    for child in (runner._timer, *runner._builders):
+        if child.pid is not None:
+            os.kill(child.pid, signal.SIGKILL)
+    measured = [one for config in (NOBODY, DEFAULT, DEFAULT) for one in runner.measure(job, [config])]
+    assert all(one.failure in ("", *FAILURES) for one in measured)
+    assert measured[-1].failure == ""
+
+
+def test_what_there_is_no_time_for_is_missing_from_the_end(
+    runner: Runner, job: TaskJob, configs: list[Config]
+) -> None:
+    assert runner.measure(job, configs, deadline=time.monotonic() - 1) == []
+    begin = time.monotonic()
+    many = Candidates.of(job.work(), sketches=False).sample(Random(1), 200)
+    measured = runner.measure(job, many, deadline=begin + 1.0)
+    assert [one.config for one in measured] == many[: len(measured)] and len(measured) < len(many)
+
+
+def test_an_interrupt_is_passed_on_and_leaves_no_stale_answer(runner: Runner, job: TaskJob) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
+    many = Candidates.of(job.work(), sketches=False).sample(Random(2), 200)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        runner.measure(job, many)
+    (measured,) = runner.measure(job, [DEFAULT])
+    assert measured.failure == ""
+
+
+def test_cold_and_warm(job: TaskJob) -> None:
+    with Runner(1, builders=1, cold=True) as cold:
+        (measured,) = cold.measure(TaskJob.of(job.work(), 1), [DEFAULT])
+    assert measured.failure == "" and measured.seconds is not None
+
+
+def test_a_candidate_that_was_timed_on_a_machine_with_other_work_is_timed_again() -> None:
+    runner = Runner(2, builders=1)
+    answers = iter(
+        [
+            Timed((1.0,), 1.0, True),
+            *(Timed((2.0,), 1.3, False), Timed((1.5,), 1.1, True)),
+            *(Timed((3.0 + number,), 1.5, False) for number in range(2)),  # it stays so: the last counts
+        ]
+    )
+    runner._ask = lambda *_: next(answers)  # type: ignore[method-assign, assignment]
+    assert [runner._steady_times(None, None) for _ in range(3)] == [(1.0,), (1.5,), (4.0,)]
+    assert runner.drift == pytest.approx(1.5)
+
+
+def test_stretches_in_which_the_machine_was_slower_do_not_count() -> None:
+    times = timing._Times(best=None)
+    for number in range(20):
+        slow = number % 3 == 0
+        times.add(2.0 if slow else 1.0, 1.3 if slow else 1.0, is_steady=not slow)
+    assert times.suffice(1.0) and set(times.result().times) == {1.0} and times.result().steady
+    disturbed = timing._Times(best=None)
+    for _ in range(20):
+        disturbed.add(2.0, 1.3, is_steady=False)
+    assert not disturbed.suffice(0.05) and disturbed.suffice(1.0)
+    assert not disturbed.result().steady and len(disturbed.result().times) == 20
+
+
+def test_the_pace_of_the_machine() -> None:
+    pace = timing._Pace(host(), 1)
+    pace._recent.clear()
+    pace.note([1.0] * 100)
+    assert pace.is_steady(1.0, 1.05) and not pace.is_steady(1.0, 1.3) and not pace.is_steady(1.3, 1.0)
+    pace.note([1.3] * 50)
+    assert not pace.is_steady(1.3, 1.3)
+    pace.note([1.3] * 100)
+    assert pace.is_steady(1.3, 1.3)  # it stays so
+    pace.note([1.0] * 200)
+    assert not pace.is_steady(1.3, 1.3)  # and it has recovered
+
+
+def test_how_well_a_median_is_known() -> None:
+    rng = Random(0)
+    steady = [1 + rng.gauss(0, 0.01) for _ in range(60)]
+    restless = [1 + rng.gauss(0, 0.2) for _ in range(60)]
+    assert interval_width(steady) < 0.02 < interval_width(restless)
+    assert interval_width([1.0, 1.0, 1.0]) == float("inf")
+    for values, suffices in ((steady, True), (restless, False)):
+        times = timing._Times(best=None)
+        for value in values:
+            times.add(value, 1.0, is_steady=True)
+        assert times.suffice(0.01) == suffices and times.suffice(1.0)
+    hopeless = timing._Times(best=0.1)
+    for _ in range(3):
+        hopeless.add(1.0, 1.0, is_steady=True)
+    assert hopeless.suffice(0.0) and hopeless.result().steady
+
+
+def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
+    rng = Random(1)
+    held = 0
+    for _ in range(300):
+        times = sorted(rng.gauss(10, 1) for _ in range(41))
+        below = round(41 / 2 - 0.98 * 41**0.5 - 0.5)
+        held += times[below] <= 10 <= times[40 - below]
+    assert held / 300 > 0.9
+
+
+def test_typical_is_the_median() -> None:
+    assert typical([3.0, 1.0, 2.0]) == 2.0
+    assert Measurement(DEFAULT, times=(3.0, 1.0, 2.0)).seconds == statistics.median([1.0, 2.0, 3.0])
+
+
+LIMITED = """
+import resource, sys
+from tests.measure.test_runner import full_disk
+full_disk()
+"""
+
+
+def full_disk() -> None:
+    """In a process of its own: files cannot grow, and no folder can be written."""
+    import resource
+
+    from tilewright.measure.runner import Runner
+
+    job = TaskJob.of(Work(product(), host()), 1)
+    with Runner(1, builders=1) as runner:
+        (measured,) = runner.measure(job, [DEFAULT])
+    assert measured.failure == "", measured
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with Runner(1, builders=1) as runner:
+        try:
+            runner.measure(job, [DEFAULT])
+        except MeasurementError as error:
+            print(error)
+
+
+def test_without_a_writable_folder_it_works_and_a_full_disk_has_its_error() -> None:
+    environment = {
+        **os.environ,
+        "TMPDIR": "/nonexistent",
+        "TILEWRIGHT_CACHE_DIR": "/nonexistent",
+        "PYTHONPATH": ".",
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", LIMITED], check=False, capture_output=True, text=True, env=environment
+    )
+    assert "no room for the inputs of a task" in ran.stdout, ran.stderr
+    assert "disk space" in ran.stdout

@@ -1,0 +1,11 @@
+"""Configs of the tensor-core templates that the tests try."""
+
+from tilewright.loops.gpu.tensor import MatrixTiles
+
+TILES = [
+    MatrixTiles(64, 64, 32, 2, 2, 2),
+    MatrixTiles(64, 128, 64, 1, 4, 3),
+    MatrixTiles(128, 128, 64, 2, 4, 3),
+    MatrixTiles(128, 256, 32, 2, 4, 4),
+    MatrixTiles(32, 64, 64, 2, 2, 4),
+]

@@ -1,0 +1,76 @@
+"""Matrix products for tensor cores, as data: what the operands are and where, how the work is cut, and what becomes of
+each sum. The loops themselves are written by hand, in CUDA C++, with this filled in.
+
+    for batches, tiles of BM x BN:                    (blocks)
+      sums[BM, BN] = a[m, k] * b[k, n] over all k     (STAGES tiles of depth BK under way in shared memory)
+      for threads: `write`, at (m, n + lanes)         (any expression of the sums, neighbours along n)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.loops.ir import Buffer, Stmt
+
+ROW_PADDING = 8  # floats at the end of a row of sums, against conflicts of banks
+
+
+@dataclass(frozen=True)
+class MatrixTiles:
+    """Of a block: BM x BN results, in steps of BK, by warps_m x warps_n warps; `stages` steps are in shared memory."""
+
+    bm: int
+    bn: int
+    bk: int
+    warps_m: int
+    warps_n: int
+    stages: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of 16-bit operands; the sums take their place at the end."""
+        return max(self.stages * (self.bm + self.bn) * self.bk * 2, self.bm * (self.bn + ROW_PADDING) * 4)
+
+    @property
+    def accumulators(self) -> int:
+        """Registers of a thread that hold sums."""
+        return self.bm * self.bn // self.threads
+
+
+@dataclass(frozen=True)
+class MatrixOperand:
+    """A matrix in memory: m or n along rows of k, or, where `turned`, the other way round. It begins at `offset`, an
+    expression of the batch variables; `lanes` elements can be read at once."""
+
+    buffer: Buffer
+    offset: te.Expr
+    pitch: int
+    turned: bool
+    lanes: int
+
+
+@dataclass(frozen=True)
+class TensorProduct:
+    """`write` has the free variables `place_*`: of the batch axes their names, `PLACE_M` the row of the result,
+    `PLACE_N` the number of its vector, and `SUM_ROW`, `SUM_VECTOR` the same within the tile."""
+
+    name: str
+    params: tuple[Buffer, ...]
+    dtype: DType
+    a: MatrixOperand
+    b: MatrixOperand
+    batch: tuple[te.Var, ...]
+    m: int
+    n: int
+    k: int
+    tiles: MatrixTiles
+    lanes: int  # of the output, written at once
+    sums: Buffer
+    write: Stmt
+    decisions: str

@@ -1,0 +1,197 @@
+"""What a config costs, in closed form: that of a product in tiles, and of the stages that are computed beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tilewright import te
+from tilewright.loops.schedule.nest import Leaf, Tile, find_leaf
+from tilewright.space.sketches.analysis import Extents, bytes_of, instructions_of, lanes_for, loads_in
+from tilewright.space.sketches.sketch import Box, Sketch, Values
+from tilewright.space.template import Terms
+
+if TYPE_CHECKING:
+    from tilewright.space.sketches.product import Product, TiledOutput, TiledStage
+
+Cost = Callable[[Values], Terms]
+
+_LINE = 64
+
+
+def together(costs: Sequence[Cost], iterations: Callable[[Values], int]) -> Cost:
+    """All of these in each iteration of a parallel loop: what each counts is of the whole loop."""
+
+    def cost(values: Values) -> Terms:
+        sums = [sum(column) for column in zip(*(vars(each(values)).values() for each in costs), strict=True)]
+        return replace(Terms(*sums), iterations=iterations(values))
+
+    return cost
+
+
+def stage_cost(sketch: Sketch, name: str, box: Box, iterations: Callable[[Values], int]) -> Cost:
+    """Of a stage, of which so much is computed in each iteration, in vectors."""
+    leaf = find_leaf(sketch.start.nest, name)[1]
+    lanes = lanes_for(sketch.work.machine, leaf, 1 << 20)
+    length = math.prod(var.extent for var in leaf.reduced)
+    arithmetic, loads = instructions_of(leaf), len(loads_in(leaf))
+    size = leaf.target.dtype.bytes
+
+    def cost(values: Values) -> Terms:
+        stored = math.prod(box(values)) * iterations(values)
+        vectors = stored * length / lanes
+        return Terms(
+            arithmetic=vectors * arithmetic,
+            loads=vectors * loads,
+            stores=stored / lanes,
+            branches=vectors / 4,
+            from_l2=float(stored * size),
+        )
+
+    return cost
+
+
+def inner_cost(tiled: TiledStage, sketch: Sketch, iterations: Callable[[Values], int]) -> Cost:
+    """Of a product whose result stays in a block's scratch memory."""
+    product = tiled.product
+    leaf = product.leaf_in(sketch.start)
+    operands = [Operand(product, sketch, load) for load in loads_in(leaf)]
+    walked = [each for each in operands if each.walked]
+    accesses = sum(product.lanes if each.gathered else 1 for each in walked)
+    instructions = _per_step(leaf)
+    places = {axis: n for n, axis in enumerate(product.consumer.stage.axes) if axis is not None}
+
+    def cost(values: Values) -> Terms:
+        rows, vectors, unroll = tiled.tile(values)
+        box, times = tiled.box(values), iterations(values)
+        width = vectors * product.lanes
+        down = box[places[product.row]] if product.row is not None else 1
+        across = box[places[product.axes.vector]]
+        tiles = math.prod(box) // (down * across) * -(-down // min(rows, down)) * -(-across // width) * times
+        steps = tiles * product.length
+        each = min(rows, down) * vectors
+        copies = [operand.copied(box, times) for operand in walked]
+        return Terms(
+            arithmetic=steps * max(each * instructions, 8.0),
+            loads=steps * (min(rows, down) * (len(operands) - len(walked)) + vectors * accesses)
+            + _loads(copies),
+            stores=tiles * each + _stores(copies),
+            branches=steps / unroll + 3.0 * tiles,
+            from_l2=float(sum(operand.bytes(box) for operand in operands) * times),
+            scalar=tiles * 12.0,
+        )
+
+    return cost
+
+
+def _per_step(leaf: Leaf) -> float:
+    """Instructions of one step of one vector: a multiply-add for floats; integers are widened, multiplied and added."""
+    values = [node for node in te.walk(leaf.value) if node.dtype.short not in ("i64", "bool")]
+    computed = sum(isinstance(node, te.Call | te.Select) for node in values)
+    converted = sum(isinstance(node, te.Cast) for node in values)
+    fused = leaf.kind == "sum" and leaf.target.dtype.is_float
+    return computed + converted / 4 + (0.0 if fused else 2.0)
+
+
+def _loads(copies: Sequence[Terms]) -> float:
+    return sum(each.loads for each in copies)
+
+
+def _stores(copies: Sequence[Terms]) -> float:
+    return sum(each.stores for each in copies)
+
+
+class TiledCost:
+    """Terms by the values of a config, counted as the template for matrix products does."""
+
+    def __init__(self, tiled: TiledOutput, sketch: Sketch) -> None:
+        product = self.product = tiled.product
+        self.tiled = tiled
+        leaf = product.leaf_in(sketch.start)
+        operands = [Operand(product, sketch, load) for load in loads_in(leaf)]
+        self.walked = [each for each in operands if each.walked]
+        self.others = [each for each in operands if not each.walked]
+        self.constant = any(each.load.source.name in sketch.start.nest.constants for each in self.walked)
+        self.accesses = sum(product.lanes if each.gathered else 1 for each in self.walked)
+        self.instructions = _per_step(leaf)
+
+    def __call__(self, values: Values) -> Terms:
+        shape, product = self.tiled.shape(values), self.product
+        axes, caches = product.axes, product.work.machine.caches
+        repeats = math.prod(axis.extent for axis in axes.shared)
+        passes = repeats * shape.blocks * shape.chunks * shape.per_chunk
+        tiles = passes * self.tiled.tiles_in_block(shape)
+        steps = tiles * product.length
+        pieces = product.last_tap.extent // shape.piece if shape.piece else 1
+
+        at_panel, at_block = self.tiled.at_panel(values), self.tiled.at_block(values)
+        panel = sum(each.bytes(at_panel) for each in self.walked)
+        block = sum(each.bytes(at_block) for each in self.others)
+        data = block * shape.blocks * repeats
+        # The part of a panel that all rows of the block pass by stays in the first cache, or comes again for each tile.
+        near = panel // pieces + shape.rows * product.length * 4 // pieces <= caches.l1 * 3 // 4
+        panel_reads = passes * panel if near else tiles * panel
+        data_reads = data * shape.chunks * shape.per_chunk
+        fits = panel + block <= caches.l2_per_core * 3 // 4
+        from_l2 = float(panel_reads) + (data_reads if fits and block > caches.l1 // 2 else 0)
+        from_l3 = 0.0 if fits else float(min(data_reads, panel_reads))
+        # Panels come from memory once for each block of rows, unless the chunk's stay in the second cache.
+        chunk_panels = shape.per_chunk if shape.chunks > 1 else shape.panels
+        again = shape.blocks if panel * chunk_panels > caches.l2_per_core // 2 else 1
+        weight = panel * shape.panels * repeats
+        from_l3 += weight * (again - 1 if self.constant else again) + data * shape.chunks
+        output = product.consumer.stage.leaf.target
+        from_l3 += 2.0 * output.size * output.dtype.bytes
+
+        from_memory = float(weight) if self.constant else 0.0
+        asked = passes * panel / _LINE if values.get("prefetch") else 0.0
+        each = shape.rows * shape.vectors
+        epilogue = tiles * each
+        partial = 2.0 * epilogue * pieces if pieces > 1 else 0.0  # a piece's sums are added to those before
+        iterations = repeats * shape.chunks * shape.blocks
+        copies = [op.copied(at_panel, passes) for op in self.walked]
+        copies += [op.copied(at_block, iterations) for op in self.others]
+        return Terms(
+            arithmetic=steps * max(each * self.instructions, 8.0) + epilogue + partial / 2,
+            loads=steps * (shape.rows * len(self.others) + shape.vectors * self.accesses)
+            + epilogue
+            + partial
+            + _loads(copies)
+            + asked,
+            stores=epilogue + partial + _stores(copies),
+            branches=steps / shape.unroll + 3.0 * tiles * pieces,
+            from_l2=from_l2,
+            from_l3=from_l3,
+            from_memory=from_memory,
+            prefetched=from_memory if asked else 0.0,
+            iterations=iterations,
+            scalar=tiles * pieces * 12.0 + passes * 100.0 + steps * max(0, shape.rows - 8) * 0.25,
+        )
+
+
+class Operand:
+    """One operand of a product, and whether it is put elsewhere before it is read."""
+
+    def __init__(self, product: Product, sketch: Sketch, load: te.Load) -> None:
+        assert isinstance(load.source, Tile)
+        self.load, self.tile = load, load.source
+        self.walked = product.is_walked(load)
+        self.how = sketch.operands.get(load.source.name, "")
+        self.gathered = product.is_gathered(load) and not self.how
+        self.lanes = product.lanes
+        self.turned = product.is_gathered(load)
+        self.box = product.operand_box(sketch.start, load.source)
+
+    def bytes(self, box: Extents) -> int:
+        return bytes_of(self.tile, self.box(box))
+
+    def copied(self, box: Extents, times: int) -> Terms:
+        """Of copying it so many times: in vectors, read element by element where the order changes."""
+        if self.how in ("", "packed"):
+            return Terms(0.0)
+        elements = self.bytes(box) / self.tile.dtype.bytes * times
+        return Terms(
+            0.0, loads=elements if self.turned else elements / self.lanes, stores=elements / self.lanes
+        )

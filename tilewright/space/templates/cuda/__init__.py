@@ -1,0 +1,1 @@
+"""Kernels for NVIDIA GPUs, structured by hand: templates with holes that generated code fills."""

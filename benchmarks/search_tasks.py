@@ -166,11 +166,18 @@ class Part:
 
 
 def part_of(applied: Applied, points: int) -> Applied:
-    """About so many legal configs; all of it where it has no more than that."""
+    """About so many legal configs; all of it where it has no more than that. The first two knobs, which for most
+    templates say what is in registers, keep their values longest: without the good ones there is nothing to find."""
     space = applied.space
+    whole = {knob.name: knob for knob in space.knobs}
+    least = {knob.name: 3 if len(knob.choices) >= 5 else 2 for knob in space.knobs}
     while _count(space, 2 * points) > 1.25 * points:
-        longest_first = sorted(space.knobs, key=lambda knob: -len(knob.choices))
-        thinner = [_thinner(space, knob) for knob in longest_first if len(knob.choices) > 2]
+        first, later = (
+            space.knobs[:2],
+            [knob for knob in space.knobs[2:] if len(knob.choices) > least[knob.name]],
+        )
+        longest_first = sorted(later or first, key=lambda knob: -len(knob.choices))
+        thinner = [_thinner(space, knob, whole[knob.name]) for knob in longest_first if len(knob.choices) > 2]
         if not thinner:
             break
         enough = (one for one in thinner if _count(one, 2 * points) >= 0.85 * points)
@@ -178,10 +185,10 @@ def part_of(applied: Applied, points: int) -> Applied:
     return Part(applied, space)
 
 
-def _thinner(space: Space, thinned: Knob) -> Space:
-    """One value less; of a knob with many, several at once."""
+def _thinner(space: Space, thinned: Knob, whole: Knob) -> Space:
+    """With fewer values of one knob: one less, of many several."""
     count = len(thinned.choices) - max(1, len(thinned.choices) // 4)
-    knobs = tuple(_thinned(knob, count) if knob is thinned else knob for knob in space.knobs)
+    knobs = tuple(_thinned(whole, count) if knob is thinned else knob for knob in space.knobs)
     return Space(space.template, knobs, space.legal, space.together)
 
 

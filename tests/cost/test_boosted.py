@@ -176,7 +176,7 @@ def over_tables(model: type[Analytical] | type[Boosted], seen: int) -> tuple[flo
         held_out(table, model(table.candidates, table.threads), seen, seed)
         for table in tables()
         if len(table.configs) >= seen + 10
-        for seed in range(3)
+        for seed in range(2)
     ]
     error, agreement = np.mean(results, axis=0)
     return float(error), float(agreement)

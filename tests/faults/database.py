@@ -35,9 +35,9 @@ from tilewright.errors import DatabaseWarning, TilewrightError
 # -- the writing process ----------------------------------------------------------------------------------------------
 
 
-def write(path: Path, first: int, count: int, acknowledge: Connection) -> None:
+def write(path: Path, first: int, count: int, network: bool, acknowledge: Connection) -> None:
     """Writes records one by one, and says of each that it is kept."""
-    with Database.open(path) as database:
+    with Database.open(path, network=network) as database:
         for number in range(first, first + count):
             database.add([record(number)])
             acknowledge.send(number)
@@ -46,11 +46,11 @@ def write(path: Path, first: int, count: int, acknowledge: Connection) -> None:
 class Writer:
     """A process that writes. They come from a process that has imported everything, and start within milliseconds."""
 
-    def __init__(self, path: Path, first: int, count: int) -> None:
+    def __init__(self, path: Path, first: int, count: int, *, network: bool = False) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tests.db.samples", "tilewright.db.maintain"])
         self._said, said = context.Pipe(duplex=False)
-        self.process = context.Process(target=write, args=(path, first, count, said), daemon=True)
+        self.process = context.Process(target=write, args=(path, first, count, network, said), daemon=True)
         self.process.start()
         said.close()
 
@@ -91,9 +91,9 @@ def kills(count: int, folder: Path, seed: int = 0) -> Lost:
 
 
 def writers(count: int, each: int, folder: Path, *, network: bool = False) -> Lost:
+    """All of them find no database at first."""
     path = folder / "writers.sqlite"
-    Database.open(path, network=network).close()
-    running = [Writer(path, number * each, each) for number in range(count)]
+    running = [Writer(path, number * each, each, network=network) for number in range(count)]
     acknowledged = [number for writer in running for number in writer.rest()]
     return Lost(len(acknowledged), _missing(path, range(count * each)))
 

@@ -113,6 +113,21 @@ def test_a_convolution_takes_its_border(dtype: DType, border: float, expected: l
     assert labels(conv(image, kernel, layout="channels_last")) == expected
 
 
+@pytest.mark.parametrize(
+    ("kernel", "groups", "expected"),
+    [
+        (weight(8, 4, 3, 3), 1, ["pad+conv"]),
+        (weight(4, 1, 3, 3), 4, ["pad+conv"]),
+        (weight(8, 1, 3, 3), 4, ["pad", "conv"]),  # two channels of a group: no kernel copies what it reads
+        (x_input(8, 4, 3, 3, index=1), 1, ["pad", "conv"]),
+    ],
+)
+def test_with_channels_first_some_take_it(kernel: Node, groups: int, expected: list[str]) -> None:
+    around = (0, 0, 1, 1)
+    image = apply("pad", x_input(1, 4, 6, 6), low=around, high=around, interior=(0,) * 4, value=0.0)
+    assert labels(conv(image, kernel, groups=groups, layout="channels_first")) == expected
+
+
 def test_it_takes_no_producers() -> None:
     assert labels(matmul(apply("relu", X))) == ["relu", "matmul"]
     assert labels(apply("add", matmul(), apply("relu", Y))) == ["relu", "matmul+add"]

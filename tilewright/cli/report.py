@@ -14,7 +14,6 @@ from tilewright.cli.output import compile_progress, console, print_json
 from tilewright.db.database import Database
 from tilewright.errors import TilewrightError
 from tilewright.runtime.model import CompiledModel
-from tilewright.support.trace import Trace
 
 
 class ReportFileError(TilewrightError):
@@ -79,8 +78,7 @@ def _model(
         found.checker = kernel_error
         return found, None, Path(model).stem, []
     source = load_source(model, batch=batch, small=small)
-    with compile_progress(quiet) as shown:
-        trace = Trace() if shown is Trace.off() else shown
+    with compile_progress(quiet) as trace:
         found = tilewright.compile(
             source.model,
             source.examples,

@@ -30,6 +30,7 @@ class Analytical:
     def __init__(self, candidates: Candidates, threads: int) -> None:
         self.candidates, self.threads = candidates, threads
         self.rates = cpu.rates_of(candidates.work.machine)
+        self.counted: set[Config] = set()  # those whose terms were counted in a program
         self._terms: dict[Config, Terms | None] = {}
 
     def predict(self, configs: Sequence[Config]) -> Prediction:
@@ -59,6 +60,7 @@ class Analytical:
             if terms is not None:
                 return terms
             work = self.candidates.work
+            self.counted.add(config)
             return terms_of(applied.program(config), work.machine, work.task.constants)
         except TilewrightError:
             return None

@@ -7,7 +7,7 @@ ratios, never totals, and each number has a name under which other tasks have it
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,15 +42,6 @@ def terms_features(terms: Terms, threads: int) -> list[float]:
     ]
 
 
-def knob_features(space_template: str, numbers: Sequence[tuple[str, Sequence[float]]]) -> dict[str, float]:
-    """Named by template and knob."""
-    return {
-        f"{space_template}.{knob}.{place}": value
-        for knob, values in numbers
-        for place, value in enumerate(values)
-    }
-
-
 @dataclass
 class Encoder:
     """The rows of configs, each made once. Columns are named in the order in which they first appear; a row has NaN
@@ -61,37 +52,37 @@ class Encoder:
     threads: int
     programs: bool = False
     columns: dict[str, int] = field(default_factory=dict)
-    _rows: dict[tuple[int, Config], Mapping[str, float]] = field(default_factory=dict)
+    _rows: dict[tuple[int, Config], np.ndarray] = field(default_factory=dict)
 
     def matrix(self, model: Analytical, configs: Sequence[Config]) -> np.ndarray:
         """One row for each config of the model's Candidates."""
         rows = [self._row(model, config) for config in configs]
-        for row in rows:
-            for name in row:
-                self.columns.setdefault(name, len(self.columns))
         found = np.full((len(rows), len(self.columns)), np.nan)
         for at, row in enumerate(rows):
-            for name, value in row.items():
-                found[at, self.columns[name]] = value
+            found[at, : len(row)] = row
         return found
 
-    def _row(self, model: Analytical, config: Config) -> Mapping[str, float]:
+    def _row(self, model: Analytical, config: Config) -> np.ndarray:
+        """As long as there were columns when it was made."""
         key = id(model), config
         if key not in self._rows:
-            self._rows[key] = self._numbers(model, config)
+            numbers = self._numbers(model, config)
+            places = [self.columns.setdefault(name, len(self.columns)) for name in numbers]
+            row = np.full(len(self.columns), np.nan)
+            row[places] = list(numbers.values())
+            self._rows[key] = row
         return self._rows[key]
 
-    def _numbers(self, model: Analytical, config: Config) -> Mapping[str, float]:
+    def _numbers(self, model: Analytical, config: Config) -> dict[str, float]:
         terms = model.terms(config)
         if terms is None:
             return {}
-        applied = model.candidates.of_config(config)
+        applied, values = model.candidates.of_config(config), dict(config.values)
         row = dict(zip(TERMS_FEATURES, terms_features(terms, self.threads), strict=True))
         row[f"is {config.template}"] = 1.0
-        values = dict(config.values)
-        row |= knob_features(
-            config.template, [(knob.name, knob.encode(values[knob.name])) for knob in applied.space.knobs]
-        )
-        if self.programs or applied.terms(config) is None:
+        for knob in applied.space.knobs:
+            for place, number in enumerate(knob.encode(values[knob.name])):
+                row[f"{config.template}.{knob.name}.{place}"] = number
+        if self.programs or config in model.counted:
             row |= zip(PROGRAM_FEATURES, program_features(applied.program(config)).tolist(), strict=True)
         return row

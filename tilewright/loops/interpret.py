@@ -51,10 +51,13 @@ def interpret_program(program: Program, inputs: Sequence[np.ndarray]) -> np.ndar
 class _Machine:
     def __init__(self, shared: dict[Buffer, np.ndarray], registers: dict[Buffer, np.ndarray]) -> None:
         self.shared, self.registers = shared, registers
-        self.on_thread(0)
+        self.thread = 0
 
-    def on_thread(self, thread: int) -> None:
-        self.memory = {**self.shared, **{b: values[thread] for b, values in self.registers.items()}}
+    def memory(self, buffer: Buffer) -> np.ndarray:
+        if buffer.scope is not Scope.REGISTER:
+            return self.shared[buffer]
+        own: np.ndarray = self.registers[buffer][self.thread]
+        return own
 
     def run(self, stmt: Stmt, env: dict[te.Var, int]) -> None:
         if isinstance(stmt, Block):
@@ -63,7 +66,7 @@ class _Machine:
         elif isinstance(stmt, For):
             for value in range(stmt.var.extent):
                 if stmt.kind is Kind.THREAD:
-                    self.on_thread(value)
+                    self.thread = value
                 self.run(stmt.body, {**env, stmt.var: value})
         elif isinstance(stmt, If):
             if self.value(stmt.cond, env):
@@ -71,7 +74,7 @@ class _Machine:
             elif stmt.other is not None:
                 self.run(stmt.other, env)
         elif isinstance(stmt, Transpose):
-            tile = self.memory[stmt.buffer][: stmt.rows * stmt.columns]
+            tile = self.memory(stmt.buffer)[: stmt.rows * stmt.columns]
             tile[:] = tile.reshape(stmt.rows, stmt.columns).T.flatten()
         elif isinstance(stmt, Combine):
             values = self.registers[stmt.buffer][:, stmt.offset]
@@ -81,7 +84,7 @@ class _Machine:
             index = int(self.value(stmt.index, env))
             if not 0 <= index < stmt.buffer.size:
                 raise IndexError(f"{stmt.buffer.name}[{index}] of {stmt.buffer.size}")
-            self.memory[stmt.buffer][index] = self.value(stmt.value, env)
+            self.memory(stmt.buffer)[index] = self.value(stmt.value, env)
 
     def value(self, expr: te.Expr, env: dict[te.Var, int]) -> Any:
         if isinstance(expr, te.Const):
@@ -106,12 +109,12 @@ class _Machine:
 
     def elements(self, buffer: Buffer) -> np.ndarray:
         if buffer.of is None:
-            return self.memory[buffer]
+            return self.memory(buffer)
         whole = buffer.size * buffer.dtype.bytes // buffer.of.dtype.bytes
-        return self.memory[buffer.of][:whole].view(buffer.dtype.numpy)
+        return self.memory(buffer.of)[:whole].view(buffer.dtype.numpy)
 
     def across(self, expr: Across) -> Any:
-        return _pairwise(expr.kind, self.memory[expr.buffer][expr.offset : expr.offset + expr.lanes])
+        return _pairwise(expr.kind, self.memory(expr.buffer)[expr.offset : expr.offset + expr.lanes])
 
 
 def _pairwise(kind: str, vector: np.ndarray) -> Any:

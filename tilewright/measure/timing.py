@@ -44,23 +44,19 @@ _MOST_COPIES = 64
 _MOST_COPIED_BYTES = 256 << 20
 
 _TIGHT = 0.02  # of the median: the width of its confidence interval at which it is known well enough
-_INTERVAL = (
-    0.98  # half the width of a 95% interval of a median, in ranks, over the square root of their number
-)
-_LEAST_CALLS, _LEAST_SECONDS = 5, 0.004
-_MOST_CALLS, _MOST_SECONDS = 400, 0.03
-_UNSTEADY_SECONDS = 0.06  # as long as this it is tried to find the machine at rest
+_INTERVAL = 0.98  # ranks to each side of the median, over the root of their number: 95% confidence
+_LEAST_CALLS, _LEAST_SECONDS = 5, 0.003
+_MOST_CALLS, _MOST_SECONDS = 400, 0.015
+_UNSTEADY_SECONDS = 0.04  # as long as this it is tried to find the machine at rest
 _WARM_SECONDS = 0.001  # of calls before the first that counts
 _HOPELESS, _HOPELESS_CALLS = 3.0, 3  # times the best so far: how slow exactly is of no interest
 _RACE_TURNS = 5  # at least
 _BEAT_SECONDS = 0.05
 
-_CALL_STEP, _STEPS_OF_A_CALL = (
-    2,
-    3,
-)  # in a kernel's plan: two steps of the reference kernel, then one of its own
+# In a kernel's plan: two steps of the reference kernel, one of its own, and so on.
+_CALL_STEP, _STEPS_OF_A_CALL = 2, 3
 _REFERENCE_STEPS = 20_000  # some tens of microseconds
-_ENTRY_SECONDS = 0.01  # of calls that follow each other in native code
+_ENTRY_SECONDS = 0.003  # of calls that follow each other in native code
 _ENTRY_CALLS = 16  # of a kernel that has nothing that goes round
 _STEADY = 1.12  # by which factor the reference kernel may be slower than it typically is
 _REMEMBERED = 512  # calls of the reference kernel, of which the typical time is taken

@@ -2,7 +2,7 @@
 
 1. A contraction takes the elementwise nodes behind it that have its shape, as long as what is between them is read
    nowhere else: they are applied to its result in registers. A convolution takes the border of zeros before it,
-   and one of bytes any border.
+   with channels first one whose weight is known, and one of bytes any border.
 2. A reduction takes elementwise nodes behind it in the same way, and cheap producers before it: it reads its operand up
    to three times, so what is fused before it is computed three times. Windows that overlap take none.
 3. Attention takes in the movement that splits its operands into heads, and the permute that joins them again: to its

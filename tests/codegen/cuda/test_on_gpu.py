@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from tests.loops.formulas import EXAMPLES, Example
+from tests.loops.gpu.test_default import rows_of
 from tests.loops.test_default import random_arrays
+from tilewright.dtypes import DType
 from tilewright.hw.gpu import GpuMachine, detect
 from tilewright.loops.formula import formula_of
 from tilewright.loops.gpu.default import default_program
+from tilewright.loops.weights import with_weights
 from tilewright.measure.gpu import GpuProgram
 from tilewright.runtime.cuda import device
 from tilewright.te.interpret import interpret
@@ -45,3 +48,17 @@ def test_machine_code_means_the_expression(example: Example, card: tuple[device.
         )
     else:
         np.testing.assert_array_equal(results[0], expected)
+
+
+@pytest.mark.parametrize("columns", [31, 197, 1024, 5000, 65536, 70001])
+def test_rows_of_any_length(columns: int, card: tuple[device.Device, GpuMachine]) -> None:
+    """Short ones in a part of a warp, longer ones in registers, the longest in pieces."""
+    on, machine = card
+    output, inputs = rows_of(7, columns, DType.F16)
+    program = default_program(with_weights(formula_of(output, inputs)), machine)
+    (x,) = random_arrays(inputs)
+    kernel = GpuProgram(program, machine, on)
+    got = kernel.run([x]).reshape(x.shape).astype(float)
+    kernel.close()
+    weights = np.exp(x.astype(float) - x.astype(float).max(1, keepdims=True))
+    np.testing.assert_allclose(got, weights / weights.sum(1, keepdims=True), rtol=2e-3, atol=1e-6)

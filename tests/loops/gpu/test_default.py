@@ -50,9 +50,9 @@ def rows_of(rows: int, columns: int, dtype: DType = DType.F32) -> tuple[te.Tenso
 
 @pytest.mark.parametrize(
     ("rows", "columns", "dtype"),
-    [(3, 40, DType.F32), (5, 197, DType.F16), (2, 256, DType.F16), (1, 5000, DType.F32)],
+    [(3, 40, DType.F32), (5, 197, DType.F16), (2, 256, DType.F16)],
 )
-def test_rows_in_registers_and_in_pieces(rows: int, columns: int, dtype: DType) -> None:
+def test_rows_in_registers(rows: int, columns: int, dtype: DType) -> None:
     output, inputs = rows_of(rows, columns, dtype)
     program = default_program(with_weights(formula_of(output, inputs)), H200)
     verify_program(program)
@@ -68,4 +68,4 @@ def test_rows_in_registers_and_in_pieces(rows: int, columns: int, dtype: DType) 
         if isinstance(stmt, Store)
         for node in te.walk(stmt.value)
     )
-    assert exponentials == (1 if columns < 5000 else 2), "what is kept is not computed again"
+    assert exponentials == 1, "what is kept is not computed again"

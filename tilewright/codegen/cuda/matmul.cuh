@@ -37,30 +37,37 @@ struct Product {
 #pragma unroll
         for (int e = 0; e < 4; ++e) sums[i][j][e] = 0.0f;
 
-    for (int tile = 0; tile < STAGES - 1; ++tile) fetch(tile);
+    // Fragments are read one step ahead, from the next tile at the end of one: the barrier lies behind multiplications.
+    constexpr int STEPS = BK / 16;
     unsigned rows[2][MS][4], columns[2][NS][4];
-    for (int tile = 0; tile < tiles; ++tile) {
-      await_copies<STAGES - 2>();
-      __syncthreads();
+    auto read = [&](int half, int tile, int step) {
       const unsigned at_a = base + tile % STAGES * STAGE, at_b = at_a + A::BYTES;
-      auto read = [&](int half, int kk) {
 #pragma unroll
-        for (int i = 0; i < MS; ++i) A::fragment_rows(rows[half][i], at_a, warp_m + i * 16, kk, lane);
+      for (int i = 0; i < MS; ++i) A::fragment_rows(rows[half][i], at_a, warp_m + i * 16, step * 16, lane);
 #pragma unroll
-        for (int j = 0; j < NS; ++j) B::fragment_columns(columns[half][j], at_b, warp_n + j * 16, kk, lane);
-      };
-      read(0, 0);
-      fetch(tile + STAGES - 1);
+      for (int j = 0; j < NS; ++j) B::fragment_columns(columns[half][j], at_b, warp_n + j * 16, step * 16, lane);
+    };
+    for (int tile = 0; tile < STAGES - 1; ++tile) fetch(tile);
+    await_copies<STAGES - 2>();
+    __syncthreads();
+    read(0, 0, 0);
+    for (int tile = 0; tile < tiles; ++tile) {
 #pragma unroll
-      for (int kk = 0; kk < BK; kk += 16) {
-        const int half = kk / 16 % 2;
-        if (kk + 16 < BK) read(1 - half, kk + 16);
+      for (int step = 0; step < STEPS; ++step) {
+        if (step == STEPS - 1) {
+          await_copies<STAGES - 2>();
+          __syncthreads();
+          read((step + 1) % 2, tile + 1, 0);  // behind the last tile: what is read is not used
+        } else {
+          read((step + 1) % 2, tile, step + 1);
+        }
+        if (step == 0) fetch(tile + STAGES - 1);
 #pragma unroll
         for (int i = 0; i < MS; ++i)
 #pragma unroll
           for (int j = 0; j < NS; ++j) {
-            multiply_add<T>(sums[i][2 * j], rows[half][i], columns[half][j][0], columns[half][j][1]);
-            multiply_add<T>(sums[i][2 * j + 1], rows[half][i], columns[half][j][2], columns[half][j][3]);
+            multiply_add<T>(sums[i][2 * j], rows[step % 2][i], columns[step % 2][j][0], columns[step % 2][j][1]);
+            multiply_add<T>(sums[i][2 * j + 1], rows[step % 2][i], columns[step % 2][j][2], columns[step % 2][j][3]);
           }
       }
     }

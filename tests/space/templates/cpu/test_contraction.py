@@ -113,9 +113,10 @@ def test_the_last_panel_is_as_wide_as_what_is_left() -> None:
 @settings(QUICK, max_examples=12)
 def test_few_rows(data: st.DataObject, m: int, n: int, k: int) -> None:
     """Products that take as long as reading the weight: its vectors are stored apart."""
-    task = matmul_task(m, n, k)
+    constant = data.draw(st.booleans())
+    task = matmul_task(m, n, k, constant=constant)
     applied = applied_to(task)
-    assert isinstance(applied, AppliedContraction) and applied.apart
+    assert isinstance(applied, AppliedContraction) and applied.apart is constant
     config = data.draw(legal_configs(applied.space))
     assert error(applied.program(config), task) < 1e-5
 

@@ -13,10 +13,10 @@
 The last piece is as long as what is left. The last panel has register tiles of its own where it is narrower than the
 others: columns that it shares with the panel before are not computed again.
 
-A panel of a constant weight is contiguous in the order in which it is read. Where there are so few rows that reading
-the weight is all there is to do, its vectors are stored one behind the other instead: memory gives more to a core that
-reads from several places at once. It stays in the second cache while the rows
-of the block pass; the rows of the block stay there while the panels of the chunk pass.
+A panel of a constant weight is contiguous in the order in which it is read. It stays in the second cache while the rows
+of the block pass; the rows of the block stay there while the panels of the chunk pass. Where there are so few rows that
+reading the weight is all there is to do, each vector of a panel is stored apart, its taps behind each other:
+memory gives more to a core that reads from several places at once.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Shape:
 
 class AppliedContraction:
     name = NAME
-    narrows = True  # whether the last panel may have register tiles of its own
+    narrows = True  # whether the last panel may have tiles of its own, and vectors may be stored apart
 
     def __init__(self, work: Work, product: Product, dims: tuple[Coordinate, ...] | None) -> None:
         self.work = work
@@ -240,7 +240,7 @@ class AppliedContraction:
         saved = (vectors - narrow) / (panels.count * vectors)
         if not self.narrows or self.apart or saved < _NARROW_PAYS:
             return 0, 0
-        rows = block if len(self.product.rows) == 1 else self.product.rows[-1].extent
+        rows = block if len(self.product.rows) < 2 else self.product.rows[-1].extent
         room = self.machine.vector_registers // self.registers_each - 1 - narrow
         most = max(1, min(rows, room // narrow, _LAST_ROWS))
         return min(range(most, 0, -1), key=lambda n: -(-rows // n) * max(n * narrow, 8)), narrow
@@ -353,14 +353,21 @@ class AppliedContraction:
     def _unpacked(self, shape: Shape, steps: int, visits: int) -> float:
         """Cycles that it costs to read the weight where it lies, in `steps`; in `visits` of them, which are the first
         to read a tap of a panel, it may come from far away."""
-        load, source = self.product.weight_load, self.product.weight_load.source
         if self.product.constant_weight:
             return 0.0
+        straddling = _STRADDLING * steps if self._weight_pitch % _LINE else 0.0
+        source = self.product.weight_load.source
         assert isinstance(source, Buffer)
-        pitch = (coefficient(load.indices[0], self.product.taps[-1]) or 0) * load.dtype.bytes
-        straddling = _STRADDLING * steps if pitch % _LINE else 0.0
-        far = pitch > _LINE and source.size * load.dtype.bytes > self.machine.caches.l2_per_core
+        far = (
+            self._weight_pitch > _LINE and source.size * source.dtype.bytes > self.machine.caches.l2_per_core
+        )
         return (straddling + (_FAR_LINE * visits if far else 0.0)) * shape.vectors
+
+    @cached_property
+    def _weight_pitch(self) -> int:
+        """Bytes from one tap of the weight to the next."""
+        load = self.product.weight_load
+        return abs(coefficient(load.indices[0], self.product.taps[-1]) or 0) * load.dtype.bytes
 
     def _tile_bytes(self, shape: Shape) -> int:
         """Of the first cache, what the data of a register tile takes up."""

@@ -282,20 +282,25 @@ class _Applied:
         taps = chain.rows.taps * chain.columns.taps
         seen = window_loads(chain, count)
         scattered = 0.0
-        if chain.source.type.bytes > self.work.machine.caches.l2_per_core:
+        caches = self.work.machine.caches
+        if chain.source.type.bytes > caches.l2_per_core:
             scattered = 2.0 * max(0, seen - _STREAMS)
         # Rows that two chunks share are still in the second cache.
         source = chain.source.type.bytes
         halo = source * (chain.rows.reach - chain.rows.stride) / config.int("rows")
-        # Lines come in pairs: where a thread has a few channels of each pixel, it is sent lines of another's.
-        pairs = 1 + 1 / per_block if blocks > 1 else 1.0
+        # The rows that a window sees stay in the first cache, or come again for each of its rows.
+        window = 4 * chain.rows.reach * chain.columns.padded * per_block * self.lanes
+        again = 1.0 if window <= 0.75 * caches.l1 else chain.rows.reach / chain.rows.stride
+        # From beyond the second cache lines come in pairs: with few channels of each pixel, half are another thread's.
+        moved = source + 2.0 * chain.task.output.type.bytes
+        cut = blocks > 1 and moved > caches.l2_per_core
         return Terms(
             arithmetic=tiles * count * (taps + behind(chain.depthwise)),
             loads=tiles * (seen + taps),
             stores=tiles * count,
             branches=2.0 * tiles,
-            from_l2=source * (chain.rows.reach / chain.rows.stride) + halo,
-            from_l3=pairs * (source + 2.0 * chain.task.output.type.bytes),
+            from_l2=source * again + halo,
+            from_l3=moved * (1 + 1 / per_block if cut else 1),
             iterations=chain.batch * chunks * blocks,
             scalar=tiles * (4.0 + scattered),
         )

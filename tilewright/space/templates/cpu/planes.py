@@ -2,17 +2,14 @@
 
     for every chunk of planes and strip of rows:                    (parallel)
       clear the staged rows
-      for a few planes of the chunk:
+      for every plane of the chunk:
         stage the rows that the strip reads: columns 0, s, 2s, ..., then 1, s + 1, ..., for a stride of s
-      for each of them:
         for every tile of `rows` rows and `vectors` vectors:
           acc = sum over the window of staged * weight
           out = epilogue(acc)
 
 The border of zeros is in the staged rows, and stays there from plane to plane. Neighbours along a row are neighbours in
 the staged rows whatever the stride: vectors are read whole, at places that are shifted by the column of the window.
-Such a vector is part of several that were written; it waits until these have reached the cache, so small planes are
-staged some time before they are read.
 """
 
 from __future__ import annotations
@@ -39,7 +36,6 @@ _FEWEST_LANES = 4
 _WIDEST_STRIDE = 4  # columns that are parted in registers
 _STAGED_BYTES = 256 << 10
 _MOST_SUMS = 8  # vectors of a register tile: more leave no room for the window and for what is read ahead
-_TOGETHER, _TOGETHER_BYTES = 4, 16 << 10  # planes that are staged together, at most
 _WRITTEN_VECTORS = 4  # of a row that is copied
 _WRITTEN_OUT = 320  # multiply-adds written out at most: code size and compile time
 
@@ -129,7 +125,6 @@ class Shape:
     vectors: int
     strip: Tiles  # of the rows of results
     planes: Tiles  # of all planes
-    together: int  # planes that are staged before the first of them is read
     lanes: int
     kept: bool  # whether the weights stay in registers
 
@@ -167,19 +162,16 @@ class _Applied:
             return False
         if each * self.window > _WRITTEN_OUT and each > 1:
             return False
-        return 4 * self.staged_rows(shape) * self.staged_width * shape.together <= _STAGED_BYTES
+        return 4 * self.staged_rows(shape) * self.staged_width <= _STAGED_BYTES
 
     def shape(self, values: Mapping[str, Value]) -> Shape:
         rows, vectors = int(values["rows"]), int(values["vectors"])
         free = self.work.machine.vector_registers - 2 * rows * vectors
-        strip, planes = int(values["strip"]), int(values["planes"])
-        room = _TOGETHER_BYTES // (4 * self.planes.rows.extent(strip) * self.staged_width)
         return Shape(
             rows,
             vectors,
-            Tiles(te.Var("y", self.height.extent), strip),
-            Tiles(te.Var("o", extent_of(self.planes.outer)), planes),
-            max(1, min(_TOGETHER, room, planes)),
+            Tiles(te.Var("y", self.height.extent), int(values["strip"])),
+            Tiles(te.Var("o", extent_of(self.planes.outer)), int(values["planes"])),
             self.lanes,
             kept=self.window <= free,
         )
@@ -203,7 +195,7 @@ class _Applied:
     def terms(self, config: Config) -> Terms:
         shape, planes = self.shape(dict(config.values)), self.planes
         iterations = shape.planes.count * shape.strip.count
-        strips = iterations * -(-shape.planes.size // shape.together) * shape.together
+        strips = iterations * shape.planes.size
         staged = strips * self.staged_rows(shape)
         across = Tiles(self.width, shape.vectors * shape.lanes).count
         tiles = (
@@ -242,17 +234,13 @@ class _Nest:
     def __init__(self, applied: _Applied, shape: Shape) -> None:
         self.applied, self.shape, self.planes = applied, shape, applied.planes
         rows = applied.staged_rows(shape)
-        self.member = te.Var("member", shape.together)
-        self.groups = Tiles(te.Var("plane", shape.planes.size), shape.together)
-        size = rows * applied.staged_width
-        self.staged = Buffer("staged", F32, shape.together * size, Scope.SCRATCH)
-        self.first_place = self.member * size
+        self.staged = Buffer("staged", F32, rows * applied.staged_width, Scope.SCRATCH)
         self.staged_row = te.Var("sy", rows)
         self.lane = te.Var("v", shape.lanes)
         self.parallel = te.Var("p", shape.planes.count * shape.strip.count)
         self.first_row = shape.strip.start_of(self.parallel % shape.strip.count)
-        chunk = shape.planes.start_of(self.parallel // shape.strip.count)
-        which: te.Expr = chunk + self.groups.start() + self.member
+        self.plane = te.Var("plane", shape.planes.size)
+        which: te.Expr = shape.planes.start_of(self.parallel // shape.strip.count) + self.plane
         self.values: dict[te.Var, te.Expr] = {}
         for axis in reversed(self.planes.outer):
             self.values[axis] = which % axis.extent
@@ -260,10 +248,8 @@ class _Nest:
 
     def program(self, config: Config) -> Program:
         formula = self.planes.formula
-        members = [(self.member, Kind.SERIAL)]
-        fill, sums = nest(members, self._fill()), nest(members, block(*self._weights(), self._tiles()))
-        each = with_values(block(fill, sums), self.values)
-        body = block(*self._clear(), nest([(self.groups.var, Kind.SERIAL)], each))
+        each = block(self._fill(), *self._weights(), self._tiles())
+        body = block(*self._clear(), nest([(self.plane, Kind.SERIAL)], with_values(each, self.values)))
         body = with_values(nest([(self.parallel, Kind.PARALLEL)], body), {})
         return Program(formula.name, (*formula.inputs, formula.output), body, str(config))
 
@@ -290,7 +276,7 @@ class _Nest:
         def at(row: te.Expr) -> tuple[te.Expr | None, Stmt]:
             values = {self.planes.row: row + self.first_row * step}
             guard = None if run.outer_guard is None else simplify(te.substitute(run.outer_guard, values))
-            return guard, self._copied(te.substitute(run.load, values), self.first_place + row * width)
+            return guard, self._copied(te.substitute(run.load, values), row * width)
 
         guard, copied = at(self.staged_row)
         if guard is not None and self.shape.strip.count == 1:
@@ -299,7 +285,7 @@ class _Nest:
             _, copied = at(inside + rows[0])
             return nest([(inside, Kind.SERIAL)], copied)
         if guard is not None:
-            zero, start = te.const(0, F32), self.first_place + self.staged_row * width
+            zero, start = te.const(0, F32), self.staged_row * width
             copied = If(
                 guard, copied, block(*self._along("z", width, lambda n: Store(self.staged, start + n, zero)))
             )
@@ -398,9 +384,7 @@ class _Nest:
             row = (down.start() + r) * planes.rows.axis_step + ky * planes.rows.tap_step
             shift = kx * planes.columns.tap_step
             column = shift % stride * pitch + shift // stride + u * lanes
-            return te.Load(
-                self.staged, (self.first_place + row * width + along.start() + self.lane + column,)
-            )
+            return te.Load(self.staged, (row * width + along.start() + self.lane + column,))
 
         # In the order of the staged rows: a vector that several rows of results read is read once.
         steps = sorted(

@@ -86,7 +86,14 @@ class TurnedProduct(Product):
         return 0
 
     def step(self, axis: te.Var) -> int:
-        return max(abs(coefficient(load.indices[0], axis) or 0) for load in te.loads(self.data))
+        """Elements from one value of the axis to the next in the data."""
+        return self._steps[axis]
+
+    @cached_property
+    def _steps(self) -> dict[te.Var, int]:
+        forms = [linear(load.indices[0]).terms for load in te.loads(self.data)]
+        axes = (*self.formula.axes, *self.reduction.axes)
+        return {axis: max(abs(form.get(axis, 0)) for form in forms) for axis in axes}
 
     def in_storage_order(self, dims: Sequence[Coordinate]) -> tuple[Coordinate, ...]:
         def step(dim: Coordinate) -> int:

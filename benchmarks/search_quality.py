@@ -148,6 +148,7 @@ def percent(value: float) -> str:
 
 def report(standings: Sequence[Standing], runs: Sequence[Run]) -> str:
     counted = {one.task for one in standings if one.counts}
+    summed = counted or {one.task for one in standings}  # of a few small tables: better than no figures
     head = ["task", "configs", "failed", "random best of 16", "no measurement", "counts"]
     lines = [
         [
@@ -163,7 +164,7 @@ def report(standings: Sequence[Standing], runs: Sequence[Run]) -> str:
     names = list(dict.fromkeys(run.contender for run in runs))
     summary = [["search", f"best in {EARLY}", f"best in {LATE}", "when it stops", "after", "thinking, s"]]
     for name in names:
-        own = [run for run in runs if run.contender == name and run.task in counted]
+        own = [run for run in runs if run.contender == name and run.task in summed]
         summary.append(
             [
                 name,
@@ -183,7 +184,7 @@ def report(standings: Sequence[Standing], runs: Sequence[Run]) -> str:
                 f"{percent(_mean([run.early for run in own]))} / {percent(_mean([run.late for run in own]))}"
             )
         by_task.append([one.task, *cells])
-    zeros = [one.zero for one in standings if one.counts]
+    zeros = [one.zero for one in standings if one.task in summed]
     chosen = (
         f"without measurement: {percent(_mean(zeros))} on average,"
         f" {percent(float(np.percentile(zeros, 10)) if zeros else math.nan)} at the 10th percentile"

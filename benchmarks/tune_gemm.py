@@ -200,8 +200,11 @@ def load_tvm(job: GemmJob) -> Run:
         max_trials_global=job.trials,
     )
     found = meta_schedule.tir_integration.compile_tir(database, te.create_prim_func([a, b, c]), target)
-    module = tvm.build(found.mod, target=target)
-    operands = [tvm.nd.array(array) for array in (*job.operands(), np.zeros((m, n), np.float32))]
+    # Names have changed between versions.
+    build = getattr(tvm, "compile", None) or tvm.build
+    tensor = tvm.nd.array if hasattr(tvm, "nd") else tvm.runtime.tensor
+    module = build(found.mod, target=target)
+    operands = [tensor(array) for array in (*job.operands(), np.zeros((m, n), np.float32))]
 
     def run() -> Any:
         module(*operands)

@@ -211,7 +211,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--left", type=parse_duration, default=None, help="seconds that the first goes on for"
     )
-    parser.add_argument("--rounds", type=int, default=30, help="turns of each")
+    parser.add_argument("--rounds", type=int, default=100, help="turns of each")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--small", action="store_true")

@@ -166,6 +166,18 @@ def test_second_compile_comes_from_the_cache(
         assert {event.notes["cached"] for event in trace.events if event.name == "kernel"} == {expected}
 
 
+def test_kernels_of_one_model_serve_the_next(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    first = nn.Sequential(nn.Linear(12, 16), nn.ReLU()).eval()
+    second = nn.Sequential(
+        nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3)
+    ).eval()  # other weights, one layer more
+    tilewright.compile(first, (torch.randn(5, 12),))
+    trace = Trace()
+    tilewright.compile(second, (torch.randn(5, 12),), trace=trace)
+    assert [event.notes["cached"] for event in trace.events if event.name == "kernel"] == [True, False]
+
+
 def test_called_from_many_threads(model: nn.Module) -> None:
     inputs = [torch.randn(7, 12) for _ in range(8)]
     with torch.no_grad():

@@ -98,6 +98,17 @@ def test_the_order_of_outcomes_does_not_matter(
         np.testing.assert_allclose(a, b, rtol=1e-9)
 
 
+def test_what_was_asked_before_does_not_matter(space: Candidates, configs: list[Config]) -> None:
+    outcomes = slow_where(space, configs[:14], "unroll", 1)
+    one, other = Boosted(space, 2), Boosted(space, 2)
+    one.update(outcomes)
+    for at in range(len(outcomes)):
+        other.predict([Config("default", ()), *configs[at:]])
+        other.update([outcomes[at]])
+    for a, b in zip(one.predict(configs), other.predict(configs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9)
+
+
 def test_a_machine_that_is_slower_in_everything_changes_no_order(
     space: Candidates, configs: list[Config]
 ) -> None:

@@ -67,6 +67,7 @@ def test_the_last_decision_counts(database: Database) -> None:
     database.decide(decision(3, when=30.0))
     database.decide(decision(2, when=20.0))  # came late, from another database
     database.decide(decision(4, of=key(work(9))))
+    database.decide(msgspec.structs.replace(decision(5, when=50.0), seconds=float("inf")))  # never ran
     found = database.decision(key())
     assert found is not None and found.config == config(3)
 

@@ -27,7 +27,7 @@ KERNEL_FAULTS = {
     "element left out": "wrong",
     "foreign function": "build",
 }
-_LITTLE = 1.0 + 1e-3
+_LITTLE = 1e-3
 
 
 def harmful(program: Program, fault: str, rng: Random) -> Built:
@@ -101,12 +101,9 @@ def _outputs(program: Program, wrong: Callable[[te.Expr], te.Expr], little: bool
 
     def visit(stmt: Stmt) -> Stmt:
         if isinstance(stmt, Store) and stmt.buffer == output:
-            scaled = (
-                stmt.value * te.const(_LITTLE, output.dtype)
-                if little
-                else te.const(float("nan"), output.dtype)
-            )
-            return replace(stmt, value=te.select(wrong(stmt.index), scaled, stmt.value))
+            off = stmt.value * te.const(1 + _LITTLE, output.dtype) + te.const(_LITTLE, output.dtype)
+            changed = off if little else te.const(float("nan"), output.dtype)
+            return replace(stmt, value=te.select(wrong(stmt.index), changed, stmt.value))
         return stmt
 
     return replace(program, body=_mapped(program.body, visit))

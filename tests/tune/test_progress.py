@@ -48,3 +48,5 @@ def test_an_interrupted_round_leaves_things_as_they_are() -> None:
     with pytest.raises(KeyboardInterrupt), trace.span("tune.round", task="a"):
         raise KeyboardInterrupt
     assert progress.best == 2.0 and progress.trials == 0
+    trace.mark("tune.end", why="interrupted")
+    assert progress.tasks["a"].state == "waiting"

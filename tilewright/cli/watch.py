@@ -32,7 +32,7 @@ class Watch:
             self._begin()
         elif event.name == "tune.end":
             self.close()
-            self._console.print(summary(self.progress), markup=False)
+            self._console.print(summary(self.progress), markup=False, soft_wrap=True)
         elif event.name in ("tune.round", "tune.confirm") and kind == "end":
             self._show()
 
@@ -58,7 +58,7 @@ class Watch:
         if self._console.is_terminal or time.monotonic() - self._said < _LINE_EVERY:
             return
         self._said = time.monotonic()
-        self._console.print(line(self.progress), markup=False)
+        self._console.print(line(self.progress), markup=False, soft_wrap=True)
 
 
 def line(progress: Progress) -> str:

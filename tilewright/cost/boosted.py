@@ -82,7 +82,7 @@ class Boosted:
         self._validity = Validity()
         self._foreign = [self._samples_of(one) for one in _first(warm, _MOST_FOREIGN)]
         self._learned: _Learned | None = None
-        self._width = 0  # columns that it has learned from
+        self._columns = np.array([], dtype=int)  # those that it has learned from
         self._stale = bool(self._foreign)
 
     def update(self, outcomes: Sequence[Outcome]) -> None:
@@ -102,9 +102,9 @@ class Boosted:
         known = [config for config, is_finite in zip(configs, finite, strict=True) if is_finite]
         learned = self._model()
         if learned is None:
-            return Prediction(analytical.seconds, analytical.spread, valid)
-        rows = _widened(self._encoder.matrix(self._analytical, known), self._width)[:, : self._width]
-        mean, spread = learned.predict(rows, base)
+            seconds = analytical.seconds if self._prior else np.where(finite, 1.0, np.inf)
+            return Prediction(seconds, analytical.spread, valid)
+        mean, spread = learned.predict(self._encoder.matrix(self._analytical, known)[:, self._columns], base)
         seconds, spreads = analytical.seconds.copy(), analytical.spread.copy()
         seconds[finite], spreads[finite] = np.exp(mean), spread
         return Prediction(seconds, spreads, valid)
@@ -114,7 +114,7 @@ class Boosted:
     def _model(self) -> _Learned | None:
         if self._stale:
             self._learned = self._learn()
-            self._width, self._stale = len(self._encoder.columns), False
+            self._stale = False
         return self._learned
 
     def _learn(self) -> _Learned | None:
@@ -127,8 +127,10 @@ class Boosted:
         parts = [replace(own, residuals=own.residuals - offset)]
         parts += [_centred(part) for part in self._foreign if len(part.residuals) > 1]
         width = len(self._encoder.columns)
+        rows = np.concatenate([_widened(part.rows, width) for part in parts])
+        self._columns = self._encoder.telling(rows)
         samples = _Samples(
-            np.concatenate([_widened(part.rows, width) for part in parts]),
+            rows[:, self._columns],
             np.concatenate([part.base for part in parts]),
             np.concatenate([part.residuals for part in parts]),
             np.concatenate([part.weights for part in parts]),
@@ -173,7 +175,7 @@ def _centred(samples: _Samples) -> _Samples:
 
 
 def _widened(rows: np.ndarray, width: int) -> np.ndarray:
-    missing = np.full((len(rows), max(0, width - rows.shape[1])), np.nan)
+    missing = np.full((len(rows), width - rows.shape[1]), np.nan)
     return np.concatenate([rows, missing], axis=1)
 
 
@@ -197,7 +199,7 @@ class _Learned:
         if len(residuals) < _LEAST:
             return learned
         learned.smooth = Smooth(rows, residuals, weights)
-        library = lightgbm() if len(residuals) >= _TREES else None
+        library = lightgbm() if len(residuals) >= _TREES and rows.shape[1] else None
         if library is None:
             return learned
         if objective == "rank":

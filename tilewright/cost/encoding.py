@@ -52,7 +52,7 @@ class Encoder:
     threads: int
     programs: bool = False
     columns: dict[str, int] = field(default_factory=dict)
-    _rows: dict[tuple[int, Config], np.ndarray] = field(default_factory=dict)
+    _rows: dict[tuple[Analytical, Config], np.ndarray] = field(default_factory=dict)
 
     def matrix(self, model: Analytical, configs: Sequence[Config]) -> np.ndarray:
         """One row for each config of the model's Candidates."""
@@ -62,9 +62,17 @@ class Encoder:
             found[at, : len(row)] = row
         return found
 
+    def telling(self, rows: np.ndarray) -> np.ndarray:
+        """Places of the columns in which the rows differ, in an order that does not depend on what was asked first."""
+        missing = np.isnan(rows)
+        filled = np.where(missing, 0.0, rows)
+        differ = (filled != filled[:1]).any(axis=0) | (missing != missing[:1]).any(axis=0)
+        names = sorted(name for name, place in self.columns.items() if place < len(differ) and differ[place])
+        return np.array([self.columns[name] for name in names], dtype=int)
+
     def _row(self, model: Analytical, config: Config) -> np.ndarray:
         """As long as there were columns when it was made."""
-        key = id(model), config
+        key = model, config
         if key not in self._rows:
             numbers = self._numbers(model, config)
             places = [self.columns.setdefault(name, len(self.columns)) for name in numbers]

@@ -12,6 +12,7 @@ take turns by a lock file as well.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sqlite3
 import time
@@ -105,7 +106,9 @@ class Database:
         return [r for r in self._records(self._select(where, values)) if r.key != key]
 
     def decide(self, decision: Decision) -> None:
-        self.write([row_of_decision(decision)])
+        """A winner without a time, all of whose last runs failed, is none."""
+        if math.isfinite(decision.seconds):
+            self.write([row_of_decision(decision)])
 
     def decision(self, key: Key) -> Decision | None:
         """The last one."""

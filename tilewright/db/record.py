@@ -78,12 +78,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     def work(self) -> Work | None:
         """The task and the machine again; None where this version knows no such operator or machine."""
+        # Text and description may be of another version: whatever is wrong with them, they are no use then.
         try:
             machine = msgspec.convert(self.machine, CpuMachine)
             task = Task(parse_graph(self.text, {}), frozenset(self.constants))
-        except (
-            Exception
-        ):  # text and description of another version: whatever is wrong with them, they are no use
+        except Exception:
             return None
         return Work(task, machine, self.key.numerics) if task.key == self.key.task else None
 

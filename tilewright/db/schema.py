@@ -67,7 +67,6 @@ def connect(path: Path | None, mode: str = "rwc", *, network: bool = False) -> s
         if version == len(STEPS):
             return connection
         current = connect(None)  # an older version that may not be written: brought up to date in memory
-        current.execute("PRAGMA user_version = 0")
         connection.backup(current)
         connection.close()
         migrate(current)

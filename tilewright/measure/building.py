@@ -21,6 +21,8 @@ from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 
 _KEPT_JOBS = 16
+# Raised before any code is generated: the config is at fault, and not what is made of it.
+_ILLEGAL = (SpaceError, ScheduleError, VerificationError)
 
 
 class Build(msgspec.Struct, frozen=True, tag=True):
@@ -39,6 +41,8 @@ class Draw(msgspec.Struct, frozen=True, tag=True):
 
 
 class Made(msgspec.Struct, frozen=True, tag=True):
+    """Object code, and the seconds that it took to make."""
+
     built: Built
     seconds: float
 
@@ -62,6 +66,8 @@ def serve(channel: Channel) -> None:
 
 
 class Builder:
+    """Answers one request after the other, and remembers what its tasks could be computed by."""
+
     def __init__(self) -> None:
         self._candidates: OrderedDict[TaskJob, Candidates] = OrderedDict()
 
@@ -73,11 +79,9 @@ class Builder:
         except MemoryError:
             return Failed("memory", "it ran out of memory")
         except OSError as error:
-            return Failed("disk", str(error))
-        except (
-            Exception
-        ) as error:  # whatever a template or the code generator raises is this candidate's result
-            kind = "illegal" if isinstance(error, ILLEGAL) else "build"
+            return Failed("disk" if isinstance(request, Draw) else "build", str(error))
+        except Exception as error:  # a template's, or the code generator's: this candidate's result
+            kind = "illegal" if isinstance(error, _ILLEGAL) else "build"
             return Failed(kind, f"{type(error).__name__}: {error}")
 
     def _made(self, request: Build) -> Made:
@@ -98,10 +102,6 @@ class Builder:
                 self._candidates.popitem(last=False)
         self._candidates.move_to_end(job)
         return self._candidates[job]
-
-
-# Raised before any code is generated: the config is at fault, and not what is made of it.
-ILLEGAL = (SpaceError, ScheduleError, VerificationError)
 
 
 def _drawn(request: Draw, descriptor: int) -> Drawn:

@@ -203,14 +203,19 @@ class _Draw:
             return flat.reshape(array.shape)
         if not dtype.is_float:
             return array
+        if not self.positive:
+            flat = -flat  # what was cut off by a relu shows now
         for magnitude in (2.0**-12, 2.0**-6, 8.0):
             flat[_stretch(rng, flat.size)] *= np.asarray(magnitude, flat.dtype)
         flat[_stretch(rng, flat.size)] = 1.0
         tiny = _TINY_HALF if dtype is DType.F16 else _TINY
-        for value, share in ((0.0, 0.1), (1.0, 0.05), (_LARGE, 0.02), (tiny, 0.05)):
+        for value, share in ((0.0, 0.1), (1.0, 0.05), (tiny, 0.05)):
             flat[rng.random(flat.size) < share] = value
+        # Side by side, so that elsewhere sums are not drowned by them.
+        large = flat[_stretch(rng, flat.size)]
+        large[rng.random(large.size) < 0.2] = _LARGE
         if not self.positive:
-            flat[rng.random(flat.size) < 0.02] = -_LARGE
+            large[rng.random(large.size) < 0.2] = -_LARGE
         return flat.reshape(array.shape)
 
     def _special(self, array: np.ndarray, dtype: DType) -> np.ndarray:

@@ -34,6 +34,7 @@ from tilewright.measure.single import Built
 from tilewright.measure.timing import Beat, Check, Checked, Race, Raced, Ready, Sit, Time, Timed, TimingReply
 from tilewright.measure.trial import TaskJob
 from tilewright.space.outcome import Outcome
+from tilewright.space.sketches.rules import RULES
 from tilewright.space.space import Config
 
 _BUILDING, _TIMING = "tilewright.measure.building:serve", "tilewright.measure.timing:serve"
@@ -48,8 +49,7 @@ _GRACE_SECONDS = 0.5  # after a deadline, before what still runs is ended
 
 _PAUSES = (
     0.05,
-    0.2,
-)  # seconds, before a candidate is timed again that was timed on a machine with other work
+)  # seconds, before a candidate is timed again that was timed while the machine had other work
 _LEAST_BATCH = 8
 _KEPT_BUILDS, _KEPT_EXAMS = 128, 16
 _LEAST_MEMORY = 2 << 30
@@ -105,7 +105,8 @@ class Runner:
     """Measures configs on `threads` threads. Its processes start with the first measurement and stay warm.
 
     `builders`: how many processes build at once (all cores). `cold`: nothing that a kernel reads is in a cache.
-    `modules`: names of modules that builders import first, such as register templates or sketch rules of one's own.
+    `modules`: names of modules that builders import first, such as register templates of one's own; those of sketch
+    rules that are registered here are imported anyway.
     `memory`: bytes that each builder may have. `seed`: of the inputs; fresh ones are drawn where it is None.
     """
 
@@ -221,7 +222,7 @@ class Runner:
             if (job, config) in self._kept:
                 replies[config] = self._kept[job, config]
                 continue
-            request = Build(job, config, self._modules)
+            request = Build(job, config, (*self._modules, *_modules_of_rules()))
 
             def done(reply: BuildReply, config: Config = config) -> None:
                 replies[config] = reply
@@ -396,6 +397,12 @@ class Runner:
     def _end_timer(self) -> None:
         self._timer.close()
         self._seated = None
+
+
+def _modules_of_rules() -> tuple[str, ...]:
+    """Where sketch rules come from that are not ours: a builder that imports these has registered them too."""
+    found = {type(rule).__module__ for rule in RULES}
+    return tuple(sorted(name for name in found if name != "__main__" and not name.startswith("tilewright.")))
 
 
 def _reply(child: Child, kind: Any) -> Any:

@@ -231,7 +231,7 @@ def roofline(report: Report, width: int = 520, height: int = 420) -> Figure | No
         lines.append(
             Line(_path([(x(begin), y(bandwidth * begin)), (x(until), y(bandwidth * until))]), kind, name)
         )
-        labels.append(Label(x(begin) + 4, y(bandwidth * begin) - 6, name))
+        labels.append(Label(x(begin) + 16, y(bandwidth * begin) + 3, name))
     whole = report.seconds or 1.0
     points = [
         Point(

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tilewright.graph.ir import Graph, Node
+import numpy as np
+
+from tilewright.graph.ir import Graph, Node, rebuild
 from tilewright.graph.op import apply
 from tilewright.rewrites.base import Pass
-from tilewright.rewrites.layout_assignment import Assignment, Costs, assign
+from tilewright.rewrites.layout_assignment import Assignment, Costs, assign, solve
 from tilewright.rewrites.layout_ways import Order, Way, folds, identity, ways_of, written
 from tilewright.rewrites.oracle import CostOracle, FewestBytes
+from tilewright.rewrites.partition import partition
 from tilewright.rewrites.shapes import inverse, moves_nothing, reordered, reshape_to
 
 
@@ -31,7 +34,26 @@ class Layout(Pass):
     oracle: CostOracle = field(default_factory=FewestBytes)
 
     def run(self, graph: Graph) -> Graph:
-        return _Conversion(graph, *assign(graph, self.oracle)).run()
+        """What was found operator by operator, unless all channels-last is better with what is fused then: chains of
+        convolutions are."""
+        found, costs = assign(graph, self.oracle)
+        result = _Conversion(graph, found, costs).run()
+        if all(way.layout in (None, "channels_last") for way in found.ways.values()):
+            return result
+        last = solve(graph, costs, lambda node, way: way.layout == "channels_last")
+        return min(result, _Conversion(graph, last, costs).run(), key=self._seconds)
+
+    def _seconds(self, graph: Graph) -> float:
+        """Of all kernels of a graph, its constants as they will be once they are folded."""
+
+        def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
+            if node.is_constant or not folds(node):
+                return None
+            nothing = np.broadcast_to(np.zeros((), node.dtype.numpy), node.shape)
+            return Node("constant", (), node.type, data=nothing)
+
+        calls = partition(rebuild(graph, rule)).calls
+        return sum(self.oracle.seconds(call.task) for call in calls if call.task.output.type.size)
 
 
 def permuted_bytes(graph: Graph) -> int:

@@ -57,6 +57,9 @@ class Progress:
             }
         elif event.name == "tune.end":
             self.ended = notes["why"]
+            for task in self.tasks.values():
+                if task.state == "measuring":  # interrupted
+                    task.state = "measured" if task.trials else "waiting"
         elif event.name in ("tune.round", "tune.confirm"):
             task = self.tasks[notes["task"]]
             if kind == "begin":

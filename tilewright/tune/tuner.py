@@ -58,7 +58,7 @@ class Measuring(Protocol):
 
 _FINALISTS = 3  # configs of a task, beside the one to beat
 _CLOSE = 1.05  # times the best time, within which a config may turn out to be the best
-_BETTER = 0.99  # of the time to beat: what a winner must stay under
+_BETTER = 0.98  # of the time to beat: what a winner must stay under
 _UNCONFIRMED = 0.97  # the same without a last race
 _HOPELESS = 3.0  # times the best time, at which a config has no place in a race
 _TURN_SECONDS = 0.05  # for each config in the race of a round

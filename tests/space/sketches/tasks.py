@@ -70,6 +70,20 @@ def conv(
     return x.task(apply("relu", apply("conv", image, x(*weight, constant=True), layout=layout, **attrs)))
 
 
+def two_convs(size: int, channels: int, filters: int, pad: int = 1) -> Task:
+    """A product of all channels, then a window of each: what the first computes at the border is not there."""
+    x = Inputs()
+    attrs: dict[str, Any] = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1)}
+    first = apply(
+        "conv", x(1, size, size, channels), x(1, 1, channels, filters, constant=True), layout="channels_last",
+        groups=1, **attrs,
+    )  # fmt: skip
+    edge = (0, pad, pad, 0)
+    padded = apply("pad", apply("relu", first), low=edge, high=edge, interior=(0, 0, 0, 0), value=0.0)
+    weight = x(3, 3, 1, filters, constant=True)
+    return x.task(apply("conv", padded, weight, layout="channels_last", groups=filters, **attrs))
+
+
 def softmax(rows: int, columns: int, axis: int = 1) -> Task:
     x = Inputs()
     return x.task(apply("softmax", x(rows, columns), axis=axis))
@@ -117,6 +131,7 @@ EXAMPLES: dict[str, Callable[[], Task]] = {
     "conv_strided": lambda: conv((8, 7), (3, 18), stride=2),
     "conv_first": lambda: conv((6, 11), (3, 7), layout="channels_first"),
     "depthwise": lambda: conv((6, 7), (20, 20), groups=20),
+    "two_convs": lambda: two_convs(6, 5, 18),
     "softmax": lambda: softmax(7, 35),
     "softmax_first": lambda: softmax(9, 21, axis=0),
     "matmul_softmax": lambda: matmul_softmax(2, 13, 8, 21),
@@ -157,6 +172,7 @@ def tasks() -> st.SearchStrategy[Task]:
             pad=st.integers(0, 2),
             layout=st.sampled_from(["channels_last", "channels_first"]),
         ),
+        st.builds(two_convs, st.integers(3, 6), st.integers(1, 6), st.integers(1, 20), st.integers(0, 2)),
         st.builds(softmax, _SIZE, _SIZE, st.integers(0, 1)),
         st.builds(
             matmul_softmax,

@@ -9,7 +9,7 @@ from tilewright.loops.schedule import Schedule, outer_product
 from tilewright.loops.schedule.nest import find_leaf, find_loop
 from tilewright.loops.tiling import power_of_two_below
 from tilewright.space.sketches.analysis import lanes_for
-from tilewright.te import Var
+from tilewright.te import Select, Var
 
 _WRITTEN_OUT = 8  # vectors of a stage that is copied or computed element by element
 
@@ -107,8 +107,10 @@ def register_tile(
     if unroll > 1:
         schedule = schedule.unroll(inner[-1])
     width = extent_of(schedule, across)
-    if micro and down:
-        dtype = find_leaf(schedule.nest, stage)[1].target.dtype
+    leaf = find_leaf(schedule.nest, stage)[1]
+    # Where a block reaches beyond the tensor, its elements are computed under a condition.
+    if micro and down and not isinstance(leaf.value, Select):
+        dtype = leaf.target.dtype
         return schedule.tensorise(
             down, outer_product(extent_of(schedule, down), width // lanes, lanes, dtype)
         )

@@ -53,7 +53,8 @@ class Frame(Protocol):
 class Sketch:
     """`left`: the stages and inputs that no rule has visited yet, the next one first; producers after consumers.
     `boxes`: of each stage that has its place in a block of the output, how much the block needs of it. `operands`: of
-    each operand of a product that is put elsewhere before it is read, a word for how."""
+    each operand of a product that is put elsewhere before it is read, a word for how. `bare`: placed stages whose own
+    loops are as they were, for the rule that tiles them."""
 
     work: Work
     start: Schedule
@@ -64,6 +65,7 @@ class Sketch:
     boxes: Mapping[str, Box] = field(default_factory=dict)
     operands: Mapping[str, str] = field(default_factory=dict)
     products: tuple[Tiled, ...] = ()
+    bare: frozenset[str] = frozenset()
 
     @property
     def stage(self) -> str:
@@ -83,6 +85,7 @@ class Sketch:
         boxes: Mapping[str, Box] | None = None,
         operand: str = "",
         product: Tiled | None = None,
+        bare: bool = False,
         then: Sequence[str] = (),
     ) -> Sketch:
         """The sketch after its next stage was dealt with.
@@ -99,6 +102,7 @@ class Sketch:
             boxes={**self.boxes, **(boxes or {})},
             operands={**self.operands, self.stage: operand} if operand else self.operands,
             products=self.products if product is None else (*self.products, product),
+            bare=self.bare | {self.stage} if bare else self.bare,
         )
 
     def unused(self, knob: str) -> str:

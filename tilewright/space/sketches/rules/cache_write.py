@@ -36,7 +36,7 @@ class CacheWrite:
         if not has_reuse(stage) or depends_on_data(stage.leaf):
             return ()
         consumer = consumer_of(sketch.start, sketch.stage)
-        if consumer is not None and (sketch.frame is None or consumer.name in sketch.boxes):
+        if consumer is not None and (sketch.frame is None or consumer.name in sketch.bare):
             return ()
         return cached(sketch, self.name)
 
@@ -55,6 +55,11 @@ def cached(sketch: Sketch, name: str) -> Sequence[Sketch]:
     move = placed(framed, sketch.stage, framed.frame.block_loop, box, lambda schedule, _: schedule)
     return [
         framed.visited(
-            move, name=name, start=start, boxes={sketch.stage: box}, then=[f"{sketch.stage}.local"]
+            move,
+            name=name,
+            start=start,
+            boxes={sketch.stage: box},
+            bare=True,
+            then=[f"{sketch.stage}.local"],
         )
     ]

@@ -72,7 +72,7 @@ def tiled(sketch: Sketch, name: str, *, micro: bool) -> Sequence[Sketch]:
     product = Product(sketch.work, consumer, stage, micro)
     if not any(product.is_walked(load) for load in loads_in(stage.leaf)):
         return ()
-    if consumer.name in sketch.boxes and sketch.frame is not None:
+    if consumer.name in sketch.bare and sketch.frame is not None:
         rename = {knob: sketch.unused(knob) for knob in ("rows", "vectors", "unroll")}
         inner = TiledStage(product, sketch.frame.block_loop, rename, sketch.boxes[consumer.name])
         return [

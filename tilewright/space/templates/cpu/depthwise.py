@@ -288,8 +288,9 @@ class _Applied:
         # Rows that two chunks share are still in the second cache.
         source = chain.source.type.bytes
         halo = source * (chain.rows.reach - chain.rows.stride) / config.int("rows")
-        # The rows that a window sees stay in the first cache, or come again for each of its rows.
-        window = 4 * chain.rows.reach * chain.columns.padded * per_block * self.lanes
+        # The rows that a window sees stay in the first cache, beside the row that is written, or come again for each.
+        pixels = chain.rows.reach * chain.columns.padded + chain.columns.outputs
+        window = 4 * pixels * per_block * self.lanes
         again = 1.0 if window <= 0.75 * caches.l1 else chain.rows.reach / chain.rows.stride
         # From beyond the second cache lines come in pairs: with few channels of each pixel, half are another thread's.
         moved = source + 2.0 * chain.task.output.type.bytes

@@ -97,7 +97,7 @@ def test_the_default_program_is_on_the_scale_of_the_templates(shape: tuple[int, 
 
 
 def test_the_choice_without_measurement_is_near_the_best() -> None:
-    """Over tables that were measured on another day: the issue of the constants in `cost/cpu.py`."""
+    """Over tables that were measured once: what the constants in `cost/cpu.py` are for."""
     shares = []
     for table in tables():
         predicted = Analytical(table.candidates, table.threads).predict(table.configs).seconds

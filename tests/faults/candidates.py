@@ -42,7 +42,7 @@ from tilewright.space.template import Work
 from tilewright.space.templates.cpu.default import DEFAULT
 
 BEST = 1e-3  # seconds: what a hanging kernel is compared with
-BUILD_SECONDS = 4.0
+BUILD_SECONDS = 2.0
 MEMORY = 1 << 30
 _STRANGER = 12345  # seed of the inputs on which a mutant that passed is looked at again
 _SAME = (

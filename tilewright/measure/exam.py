@@ -34,20 +34,14 @@ L2_BOUNDS = {DType.F64: 1e-5, DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16: 2e-2
 # How far one element may be off, in units of its own size and of what the change of all values did to it. Kernels that
 # multiply and add as the task says come to a twentieth of these, Winograd's algorithm to a third of its own.
 ELEMENT_BOUNDS = {DType.F64: 1e-5, DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16: 1.2e-2}
-_TRANSFORMED_BOUND = (
-    1e-4  # of a convolution that may be computed in another basis, where neighbours share errors
-)
-_CHANGE = (
-    2.0**-12
-)  # of every value: far above what rounding does, far below what makes another function of it
+_TRANSFORMED_BOUND = 1e-4  # of a convolution that may be computed in another basis
+_CHANGE = 2.0**-12  # of every value: far above rounding, and still the same function
 _SIGNS = 8191  # a prime: the pattern of signs falls differently on every row
-_JUMP = (
-    16.0  # times its own and the typical size: an element that the change moves so fast has gone over an edge
-)
-_NEAR = (
-    32  # elements to each side, of which the most sensitive counts: one may be steady by accident, or cut off
-)
+_JUMP = 16.0  # times its own and the typical size: what moves so fast has gone over an edge
+_NEAR = 32  # elements to each side, the most sensitive of which counts: one may be steady by accident
 _LEAST_SHARE = 1e-2  # of the typical size of all elements, which each may count as its own
+# The same where an element's error is that of its neighbourhood, in which there may be very large ones.
+_TRANSFORMED_SHARE = {"ordinary": 1.0, "edges": 5.0, "special": 1.0}
 _LARGE, _TINY = 1e3, 2.0**-120
 _TINY_HALF = 2.0**-14  # what 16 bits can hold
 
@@ -129,9 +123,10 @@ class _Draw:
         self.task, self.rng = task, rng
         self.graph = task.graph
         dtype = task.output.dtype
-        self.bound, self.least_share = ELEMENT_BOUNDS.get(dtype, 0.0), _LEAST_SHARE
+        self.bound = ELEMENT_BOUNDS.get(dtype, 0.0)
+        self.least_share = dict.fromkeys(_TRANSFORMED_SHARE, _LEAST_SHARE)
         if numerics == "fast" and any(node.op == "conv" for node in self.graph.nodes()):
-            self.bound, self.least_share = max(self.bound, _TRANSFORMED_BOUND), 1.0
+            self.bound, self.least_share = max(self.bound, _TRANSFORMED_BOUND), _TRANSFORMED_SHARE
         self.extents = _index_extents(self.graph)
         self.spreading = any(
             op_of(node.op).fusion is Fusion.COMPLEX or node.op == "attention"
@@ -160,7 +155,7 @@ class _Draw:
             (answer,) = evaluate(self.graph, inputs, precise=True)
         dtype = self.task.output.dtype
         answer, changed = answer.reshape(-1), _changed_answer(self.graph, inputs).reshape(-1)
-        allowed = _allowed(answer, changed, dtype, self.bound, self.least_share)
+        allowed = _allowed(answer, changed, dtype, self.bound, self.least_share[name])
         if dtype.is_float:
             with np.errstate(all="ignore"):  # what the type cannot hold is infinite
                 overflown = np.isinf(answer.astype(dtype.numpy)) & np.isfinite(answer)

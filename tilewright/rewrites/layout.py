@@ -19,6 +19,7 @@ import numpy as np
 
 from tilewright.graph.ir import Graph, Node, rebuild
 from tilewright.graph.op import apply
+from tilewright.graph.task import Task
 from tilewright.rewrites.base import Pass
 from tilewright.rewrites.layout_assignment import Assignment, Costs, assign, solve
 from tilewright.rewrites.layout_ways import Order, Way, folds, identity, ways_of, written
@@ -40,20 +41,29 @@ class Layout(Pass):
         result = _Conversion(graph, found, costs).run()
         if all(way.layout in (None, "channels_last") for way in found.ways.values()):
             return result
-        last = solve(graph, costs, lambda node, way: way.layout == "channels_last")
-        return min(result, _Conversion(graph, last, costs).run(), key=self._seconds)
+        last = _Conversion(
+            graph, solve(graph, costs, lambda node, way: way.layout == "channels_last"), costs
+        ).run()
+        if not any(_is_chain(task) for task in _tasks(last)):
+            return result
+        return min(result, last, key=lambda each: sum(map(self.oracle.seconds, _tasks(each))))
 
-    def _seconds(self, graph: Graph) -> float:
-        """Of all kernels of a graph, its constants as they will be once they are folded."""
 
-        def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
-            if node.is_constant or not folds(node):
-                return None
-            nothing = np.broadcast_to(np.zeros((), node.dtype.numpy), node.shape)
-            return Node("constant", (), node.type, data=nothing)
+def _tasks(graph: Graph) -> list[Task]:
+    """Of all kernels of a graph, its constants as they will be once they are folded."""
 
-        calls = partition(rebuild(graph, rule)).calls
-        return sum(self.oracle.seconds(call.task) for call in calls if call.task.output.type.size)
+    def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
+        if node.is_constant or not folds(node):
+            return None
+        nothing = np.broadcast_to(np.zeros((), node.dtype.numpy), node.shape)
+        return Node("constant", (), node.type, data=nothing)
+
+    calls = partition(rebuild(graph, rule)).calls
+    return [call.task for call in calls if call.task.output.type.size]
+
+
+def _is_chain(task: Task) -> bool:
+    return sum(node.op == "conv" for node in task.graph.nodes()) > 1
 
 
 def permuted_bytes(graph: Graph) -> int:

@@ -153,9 +153,7 @@ class AppliedContraction:
                 Knob("rows", tuple(n for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14) if n <= tile_axis)),
                 Knob(
                     "vectors",
-                    tuple(
-                        n for n in (1, 2, 3, 4, 5, 6, 7, 8) if n * self.lanes <= self.product.vector.extent
-                    ),
+                    tuple(n for n in (1, 2, 3, 4, 6, 8) if n * self.lanes <= self.product.vector.extent),
                 ),
                 Knob("unroll", self._unrolls()),
                 Knob("block", (0, *blocks)),

@@ -35,7 +35,7 @@ _LINE = 64
 _FEWEST_LANES = 4
 _WIDEST_STRIDE = 4  # columns that are parted in registers
 _STAGED_BYTES = 256 << 10
-_MOST_SUMS = 8  # vectors of a register tile: more leave no room for the window and for what is read ahead
+_MOST_SUMS = 6  # vectors of a register tile: more leave no room for the window and for what is read ahead
 _WRITTEN_VECTORS = 4  # of a row that is copied
 _WRITTEN_OUT = 320  # multiply-adds written out at most: code size and compile time
 
@@ -276,7 +276,8 @@ class _Nest:
         def at(row: te.Expr) -> tuple[te.Expr | None, Stmt]:
             values = {self.planes.row: row + self.first_row * step}
             guard = None if run.outer_guard is None else simplify(te.substitute(run.outer_guard, values))
-            return guard, self._copied(te.substitute(run.load, values), row * width)
+            load = te.Load(run.load.source, (te.substitute(run.load.indices[0], values),))
+            return guard, self._copied(load, row * width)
 
         guard, copied = at(self.staged_row)
         if guard is not None and self.shape.strip.count == 1:

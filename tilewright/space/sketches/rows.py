@@ -168,4 +168,4 @@ def box_of(sketch: Sketch, name: str) -> Box:
 def is_placeable(sketch: Sketch, name: str) -> bool:
     """Whether all that read it are the output, or have a place in its block already."""
     readers = {leaf.stage for leaf in readers_of(sketch.start, name)}
-    return sketch.frame is not None and readers <= {sketch.output, *sketch.boxes}
+    return sketch.frame is not None and bool(readers) and readers <= {sketch.output, *sketch.boxes}

@@ -15,7 +15,6 @@ from tilewright.space.sketches.analysis import (
     lanes_for,
     loads_in,
     loops_of,
-    needs,
     stage_of,
 )
 from tilewright.space.sketches.sketch import Move, Sketch, Values
@@ -39,11 +38,11 @@ class Elementwise:
     def apply(self, sketch: Sketch) -> Sequence[Sketch]:
         if sketch.stage != sketch.output:
             return ()
-        producers = [name for name in needs(sketch.start, sketch.output) if not is_input(sketch.start, name)]
-        if is_reduction(sketch.start, sketch.output) or any(is_reduction(sketch.start, n) for n in producers):
+        producers = [name for name in sketch.start.stages if name != sketch.output]
+        if any(is_reduction(sketch.start, name) for name in sketch.start.stages):
             return ()
         flat = sketch.start
-        for name in reversed([stage for stage in flat.stages if stage in producers]):
+        for name in reversed(producers):  # those that nothing reads any more too
             flat = flat.inline(name)
         left = tuple(name for name in sketch.left if is_input(sketch.start, name))
         inlined = Sketch(sketch.work, flat, (sketch.stage, *left))

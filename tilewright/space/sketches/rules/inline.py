@@ -23,7 +23,7 @@ class Inline:
             return ()
         _, leaf = find_leaf(sketch.start.nest, sketch.stage)
         readers = readers_of(sketch.start, sketch.stage)
-        if is_expensive(leaf) and (len(readers) > 1 or readers[0].kind is not None):
+        if is_expensive(leaf) and (len(readers) > 1 or any(reader.kind for reader in readers)):
             return ()
         return [sketch.visited(start=sketch.start.inline(sketch.stage))]
 

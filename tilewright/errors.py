@@ -156,7 +156,7 @@ class MeasurementError(TilewrightError):
     """Nothing can be measured here: no process could be started, or no memory could be shared with one."""
 
     remedy = (
-        "free memory and disk space and check the limits on processes and files, or use effort=\"none\", which measures"
+        'free memory and disk space and check the limits on processes and files, or use effort="none", which measures'
         " nothing"
     )
 
@@ -208,8 +208,8 @@ class DatabaseVersionError(DatabaseFileError):
     """A tuning database that a newer version of Tilewright has written. It is left as it is."""
 
     remedy = (
-        "install that version, or set TILEWRIGHT_CACHE_DIR to another folder; `tilewright db export` of the newer version"
-        " writes a file that `tilewright db import` of this one reads"
+        "install that version, or set TILEWRIGHT_CACHE_DIR to another folder; `tilewright db export` of the newer"
+        " version writes a file that `tilewright db import` of this one reads"
     )
 
 
@@ -234,7 +234,9 @@ class ScheduleError(TilewrightError):
 class SketchError(TilewrightError):
     """A sketch rule that cannot be used, or that failed."""
 
-    remedy = "correct the rule that the message names, or take it out with tilewright.space.sketches.unregister"
+    remedy = (
+        "correct the rule that the message names, or take it out with tilewright.space.sketches.unregister"
+    )
 
 
 class SpaceError(TilewrightError):

@@ -117,9 +117,9 @@ def test_wide_convolutions_are_channels_last() -> None:
     assert permuted_bytes(after) == 2 * x.type.bytes
 
 
-def test_strided_convolutions_are_channels_last() -> None:
+def test_a_lone_strided_convolution_needs_no_permute() -> None:
     x = conv(x_input(1, 16, 29, 29), weight(32, 16, 3, 3), stride=(2, 2))
-    assert layouts(laid_out(x)) == {"channels_last"}
+    assert layouts(laid_out(x)) == {"channels_first"}
 
 
 def test_convolutions_of_few_channels_stay_as_they_came() -> None:

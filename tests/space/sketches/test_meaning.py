@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.space.checked import Inputs
 from tests.space.sketches.meaning import check_meaning, some_configs
 from tests.space.sketches.tasks import EXAMPLES, matmul, tasks
+from tilewright.graph.ir import constant
+from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import host
 from tilewright.loops.verify import verify_program
@@ -53,3 +57,12 @@ def test_partial_sums() -> None:
     assert configs
     for config in random.Random(0).sample(configs, 2):
         check_meaning(applied, config, task)
+
+
+def test_a_stage_that_nothing_reads_any_more() -> None:
+    """What is looked up in an axis of one element is known without the index."""
+    x = Inputs()
+    looked_up = apply("take", x(1, 3, 20), constant(np.array([-1])), axis=0)
+    task = x.task(looked_up)
+    ((applied, config),) = some_configs(task, random.Random(0), 1)
+    check_meaning(applied, config, task)

@@ -9,7 +9,7 @@ Samples run in worker processes, so that a crash or a hang costs one sample; a h
 busy machine is not taken for one. Each sample is one of
 
     full     compiled by us from end to end
-    view     its result is a view of an argument: PyTorch makes it, and there is nothing to compile
+    view     its result is an argument or a view of one: PyTorch makes it, and there is nothing to compile
     part     some operators compiled, others left to PyTorch
     none     nothing compiled: unsupported, or no graph for it
     WRONG, CRASH, HANG
@@ -205,7 +205,7 @@ def run_sample(op: Any, sample: Any) -> tuple[str, str]:
     if not left:
         return "full", ""
     detail = "; ".join(sorted(set(left.values())))[:300]
-    if all(why.startswith("a view of memory") for why in left.values()):
+    if all(why.startswith(("a view of memory", "nothing to compute")) for why in left.values()):
         return ("view" if all(o.regions == 0 for o in outcomes) else "full"), ""
     return ("part" if any(o.regions for o in outcomes) else "none"), detail
 
@@ -310,7 +310,9 @@ class Worker:
     """A worker process and the thread that reads it."""
 
     def __init__(self) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TILEWRIGHT_THREADS": "1"}
+        # Without the GPUs that some samples would ask for.
+        alone = {"OMP_NUM_THREADS": "1", "TILEWRIGHT_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        environment = {**os.environ, **alone}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.outside.opdb_suite", "--worker"],
             stdin=subprocess.PIPE,

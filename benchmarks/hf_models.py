@@ -201,14 +201,14 @@ def _whisper(small: bool) -> tuple[nn.Module, Call]:
         "eos_token_id": 2,
         "decoder_start_token_id": 1,
     }
+    base = {
+        "d_model": 512,
+        **{f"{half}_layers": 6 for half in ("encoder", "decoder")},
+        **{f"{half}_attention_heads": 8 for half in ("encoder", "decoder")},
+        **{f"{half}_ffn_dim": 2048 for half in ("encoder", "decoder")},
+    }
     torch.manual_seed(0)
-    config = transformers.WhisperConfig(
-        **(
-            sizes
-            if small
-            else {"d_model": 512, "encoder_layers": 6, "encoder_attention_heads": 8, "encoder_ffn_dim": 2048}
-        )
-    )
+    config = transformers.WhisperConfig(**(sizes if small else base))
     model = transformers.WhisperModel(config).eval().get_encoder()
     frames = 2 * config.max_source_positions
     features = torch.randn(1, config.num_mel_bins, frames, generator=torch.Generator().manual_seed(0))

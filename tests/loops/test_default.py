@@ -38,6 +38,17 @@ def random_arrays(tensors: list[te.Tensor]) -> list[np.ndarray]:
     return arrays
 
 
+def assert_computes(got: np.ndarray, output: te.Tensor, values: dict[te.Tensor, np.ndarray]) -> None:
+    """That `got`, flat, is what the expression is for these inputs."""
+    expected = interpret(output, values)
+    got = got.reshape(expected.shape)
+    if output.dtype.is_float:
+        tolerance = 1e-2 if output.dtype.is_half else 1e-5
+        np.testing.assert_allclose(got.astype(float), expected.astype(float), rtol=tolerance, atol=tolerance)
+    else:
+        np.testing.assert_array_equal(got, expected)
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
 @pytest.mark.parametrize("machine", machines(), ids=lambda m: f"{m.vector_bytes * 8}bit")
 def test_program_means_the_expression(example: Example, machine: CpuMachine) -> None:
@@ -45,13 +56,7 @@ def test_program_means_the_expression(example: Example, machine: CpuMachine) -> 
     program = default_program(formula_of(output, inputs, keep_rounding=True), machine)
     verify_program(program)
     arrays = random_arrays(inputs)
-    expected = interpret(output, dict(zip(inputs, arrays, strict=True)))
-    got = interpret_program(program, arrays).reshape(expected.shape)
-    if output.dtype.is_float:
-        tolerance = 1e-2 if output.dtype.is_half else 1e-5
-        np.testing.assert_allclose(got.astype(float), expected.astype(float), rtol=tolerance, atol=tolerance)
-    else:
-        np.testing.assert_array_equal(got, expected)
+    assert_computes(interpret_program(program, arrays), output, dict(zip(inputs, arrays, strict=True)))
 
 
 def test_axes_are_joined_and_split() -> None:

@@ -67,7 +67,9 @@ def _turn_of(formula: Formula, machine: CpuMachine) -> _Turn | None:
     if formula.reductions or written is None:
         return None
     turned = [
-        load for load in _unguarded(formula.value) if coefficient(load.indices[0], written) not in (0, 1)
+        load
+        for load in te.unguarded_loads(formula.value)
+        if coefficient(load.indices[0], written) not in (0, 1)
     ]
     if len(set(turned)) != 1:
         return None
@@ -85,14 +87,6 @@ def _turn_of(formula: Formula, machine: CpuMachine) -> _Turn | None:
         return _Turn(load, read, written, lanes, lanes, read.extent)
     lanes = min(lanes, power_of_two_below(min(read.extent, written.extent)))
     return _Turn(load, read, written, lanes, lanes, lanes) if lanes >= 4 else None
-
-
-def _unguarded(expr: te.Expr) -> list[te.Load]:
-    """The loads that are performed wherever `expr` is needed."""
-    if isinstance(expr, te.Select):
-        return _unguarded(expr.cond)
-    below = [load for child in te.children(expr) for load in _unguarded(child)]
-    return [expr, *below] if isinstance(expr, te.Load) and expr.indices else below
 
 
 def _is_run(offset: te.Expr, inner: te.Var, outer: te.Var) -> bool:

@@ -325,6 +325,14 @@ def loads(expr: Expr) -> list[Load]:
     return [node for node in walk(expr) if isinstance(node, Load)]
 
 
+def unguarded_loads(expr: Expr) -> list[Load]:
+    """Loads that are performed whatever the data: those in the arms of a `Select` are not."""
+    if isinstance(expr, Select):
+        return unguarded_loads(expr.cond)
+    below = [load for child in children(expr) for load in unguarded_loads(child)]
+    return [expr, *below] if isinstance(expr, Load) else below
+
+
 def variables(expr: Expr) -> set[Var]:
     return {node for node in walk(expr) if isinstance(node, Var)}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.loops.formulas import EXAMPLES, Example
-from tests.loops.test_default import random_arrays
+from tests.loops.test_default import assert_computes, random_arrays
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import A100, H200, GpuMachine
@@ -16,7 +16,6 @@ from tilewright.loops.interpret import interpret_program
 from tilewright.loops.ir import Store, walk_stmts
 from tilewright.loops.verify import verify_program
 from tilewright.loops.weights import with_weights
-from tilewright.te.interpret import interpret
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
@@ -26,13 +25,7 @@ def test_program_means_the_expression(example: Example, machine: GpuMachine) -> 
     program = default_program(formula_of(output, inputs, keep_rounding=True), machine)
     verify_program(program)
     arrays = random_arrays(inputs)
-    expected = interpret(output, dict(zip(inputs, arrays, strict=True)))
-    got = interpret_program(program, arrays).reshape(expected.shape)
-    if output.dtype.is_float:
-        tolerance = 1e-2 if output.dtype.is_half else 1e-5
-        np.testing.assert_allclose(got.astype(float), expected.astype(float), rtol=tolerance, atol=tolerance)
-    else:
-        np.testing.assert_array_equal(got, expected)
+    assert_computes(interpret_program(program, arrays), output, dict(zip(inputs, arrays, strict=True)))
 
 
 def rows_of(rows: int, columns: int, dtype: DType = DType.F32) -> tuple[te.Tensor, list[te.Tensor]]:

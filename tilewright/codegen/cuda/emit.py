@@ -202,7 +202,7 @@ class _Emitter:
 
     def vector_store(self, stmt: Store, lane: te.Var) -> None:
         lanes = lane.extent
-        for load in dict.fromkeys(_unguarded(stmt.value)):
+        for load in dict.fromkeys(te.unguarded_loads(stmt.value)):
             if isinstance(load.source, Buffer) and _is_pack(load.source, load.indices[0], lane):
                 kind = f"Pack<{scalars.c_type(load.dtype)}, {lanes}>"
                 name = self.fresh()
@@ -318,13 +318,6 @@ class _Emitter:
             name = "floor_div" if expr.op == "floordiv" else "floor_mod"
             return f"{name}<{self.index}>({args[0]}, {args[1]})"
         return scalars.call(expr.op, dtype, args)
-
-
-def _unguarded(expr: te.Expr) -> list[te.Load]:
-    if isinstance(expr, te.Select):
-        return _unguarded(expr.cond)
-    below = [load for child in te.children(expr) for load in _unguarded(child)]
-    return [expr, *below] if isinstance(expr, te.Load) else below
 
 
 def _is_pack(buffer: Buffer, index: te.Expr, lane: te.Var) -> bool:

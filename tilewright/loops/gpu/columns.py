@@ -13,8 +13,8 @@ from __future__ import annotations
 from tilewright import te
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.formula import Formula
-from tilewright.loops.gpu.places import blocks_for, by_stride, guarded, positions, store_place
-from tilewright.loops.ir import Buffer, For, If, Kind, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.gpu.places import blocks_for, by_stride, guarded, positions, store_place, under
+from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import columns_of, extent_of, updated, with_results, with_values
 
 _UNROLLED = 16  # elements of a window that is written out
@@ -47,10 +47,7 @@ def columns_program(formula: Formula, machine: GpuMachine) -> Program:
     write = Store(formula.output, store_place(formula, rows, row, position), value)
     stmts.append(nest([(column, Kind.SERIAL) for column in columns_of(formula)], write))
 
-    body: Stmt = block(*stmts)
-    condition = guarded(row, count, at.extent * threads)
-    if condition is not None:
-        body = If(condition, body)
+    body = under(guarded(row, count, at.extent * threads), block(*stmts))
     nested = nest([(at, Kind.PARALLEL)], For(thread, Kind.THREAD, body))
     words = "columns: " + ", ".join(f"{r.kind} of {r.length}" for r in formula.reductions)
     return Program(

@@ -18,10 +18,10 @@ from tilewright.loops.gpu.places import (
     guarded,
     positions,
     store_place,
-    unguarded_loads,
+    under,
     vector_lanes,
 )
-from tilewright.loops.ir import For, If, Kind, Program, Stmt, Store, nest
+from tilewright.loops.ir import For, Kind, Program, Stmt, Store, nest
 from tilewright.loops.tiling import extent_of, with_values
 from tilewright.te.index import coefficient
 
@@ -50,9 +50,7 @@ def elementwise_program(formula: Formula, machine: GpuMachine) -> Program:
     place = store_place(formula, axes, number * lanes + lane, position)
     store = Store(formula.output, place, te.substitute(formula.value, position))
     body: Stmt = nest([(lane, Kind.VECTOR)], store)
-    condition = guarded(number, count, block.extent * unroll * THREADS)
-    if condition is not None:
-        body = If(condition, body)
+    body = under(guarded(number, count, block.extent * unroll * THREADS), body)
     threads = For(thread, Kind.THREAD, nest([(step, Kind.UNROLL)], body))
     words = f"elementwise: {THREADS} threads of {unroll} x {lanes}"
     program_body = with_values(nest([(block, Kind.PARALLEL)], threads), {})
@@ -62,7 +60,7 @@ def elementwise_program(formula: Formula, machine: GpuMachine) -> Program:
 def _lanes(formula: Formula, axis: te.Var) -> int:
     if coefficient(formula.store, axis) != 1:
         return 1
-    loads = unguarded_loads(formula.value)
+    loads = te.unguarded_loads(formula.value)
     accesses = [(load.indices[0], load.dtype.bytes) for load in loads]
     return vector_lanes([*accesses, (formula.store, formula.output.dtype.bytes)], axis)
 

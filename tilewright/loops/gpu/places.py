@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tilewright import te
 from tilewright.loops.formula import Formula
+from tilewright.loops.ir import If, Stmt
 from tilewright.te.index import coefficient, linear
 
 VECTOR_BYTES = 16  # the widest access of a thread
@@ -62,15 +63,6 @@ def _is_multiple(offset: te.Expr, axis: te.Var, lanes: int) -> bool:
     return form.constant % lanes == 0 and all(c % lanes == 0 for c in others)
 
 
-def unguarded_loads(expr: te.Expr) -> list[te.Load]:
-    """Loads that are performed whatever the data: those in the arms of a `Select` are not."""
-    if isinstance(expr, te.Select):
-        return unguarded_loads(expr.cond)
-    if isinstance(expr, te.Load):
-        return [expr, *(load for index in expr.indices for load in unguarded_loads(index))]
-    return [load for child in te.children(expr) for load in unguarded_loads(child)]
-
-
 def blocks_for(units: int, per_block: int) -> te.Var:
     return te.Var("b", max(1, -(-units // per_block)))
 
@@ -78,3 +70,8 @@ def blocks_for(units: int, per_block: int) -> te.Var:
 def guarded(position: te.Expr, limit: int, extent: int) -> te.Expr | None:
     """The condition under which `position`, which goes up to `extent`, is below `limit`; None where it always is."""
     return te.call("lt", position, limit) if extent > limit else None
+
+
+def under(condition: te.Expr | None, stmt: Stmt) -> Stmt:
+    """`stmt` where the condition holds; everywhere where there is none."""
+    return stmt if condition is None else If(condition, stmt)

@@ -22,7 +22,7 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import WARP, GpuMachine
 from tilewright.loops.formula import Formula, Reduction
-from tilewright.loops.gpu.places import THREADS, positions, unguarded_loads, vector_lanes
+from tilewright.loops.gpu.places import THREADS, positions, under, vector_lanes
 from tilewright.loops.ir import Buffer, Combine, For, If, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.rowwise import EXPENSIVE, contiguous_last
 from tilewright.loops.tiling import (
@@ -189,7 +189,7 @@ class _Rows:
         fills: list[Stmt] = []
         computed_first: list[Stmt] = []
         registers = dict(self.kept) if keep else {}
-        for load in unguarded_loads(_replaced(here, registers)):
+        for load in te.unguarded_loads(_replaced(here, registers)):
             if load in registers or not load.indices or not self._moves(load, lane, step):
                 continue
             if not isinstance(load.source, Buffer) or load.source.scope is not Scope.GLOBAL:
@@ -204,12 +204,12 @@ class _Rows:
                 registers[expr] = te.Load(buffer, (element,))
             self.kept = registers
 
-        loaded = _guard(block(*fills), inside) if fills else None
+        loaded = under(inside, block(*fills)) if fills else None
         at = {**self.row_position, **positions(flat, walk.axes)}
         target = None if place is None else simplify(te.substitute(place, at))
         kind = Kind.VECTOR if place is not None else Kind.UNROLL
         visited = block(*computed_first, visit(_replaced(here, registers), target))
-        used = _guard(nest([(lane, kind)], visited), inside)
+        used = under(inside, nest([(lane, kind)], visited))
         stmts = [] if loaded is None else [nest([(step, Kind.UNROLL)], loaded)]
         stmts.append(nest([(step, Kind.UNROLL)], used))
         return block(*stmts)
@@ -251,12 +251,8 @@ def _replaced(expr: te.Expr, registers: Mapping[te.Expr, te.Load]) -> te.Expr:
 
 
 def _accesses(expr: te.Expr) -> list[tuple[te.Expr, int]]:
-    return [(load.indices[0], load.dtype.bytes) for load in unguarded_loads(expr) if load.indices]
+    return [(load.indices[0], load.dtype.bytes) for load in te.unguarded_loads(expr) if load.indices]
 
 
 def _power_of_two_above(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
-
-
-def _guard(stmt: Stmt, condition: te.Expr | None) -> Stmt:
-    return stmt if condition is None else If(condition, stmt)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from tilewright import te
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.formula import Formula
-from tilewright.loops.gpu.places import THREADS, positions, unguarded_loads
-from tilewright.loops.ir import Buffer, For, If, Kind, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.gpu.places import THREADS, positions, under
+from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import extent_of, with_values
 from tilewright.te.index import coefficient, simplify
 
@@ -31,7 +31,7 @@ def transposed_program(formula: Formula, machine: GpuMachine) -> Program | None:
         return None
     turned = [
         load
-        for load in dict.fromkeys(unguarded_loads(formula.value))
+        for load in dict.fromkeys(te.unguarded_loads(formula.value))
         if coefficient(load.indices[0], read) == 1 and coefficient(load.indices[0], written) not in (0, 1)
     ]
     if not turned or len(turned) > _MOST or any(te.loads(load.indices[0]) for load in turned):
@@ -44,7 +44,7 @@ def _read_axis(formula: Formula, written: te.Var) -> te.Var | None:
     """The axis along which most of what is not read along `written` lies in memory."""
     across = [
         load.indices[0]
-        for load in unguarded_loads(formula.value)
+        for load in te.unguarded_loads(formula.value)
         if coefficient(load.indices[0], written) not in (0, 1)
     ]
     counts = {
@@ -92,12 +92,8 @@ def _program(formula: Formula, read: te.Var, written: te.Var, turned: list[te.Lo
     write = Store(
         formula.output, simplify(te.substitute(formula.store, target)), te.substitute(value, target)
     )
-    filled = For(thread, Kind.THREAD, nest([(step, Kind.UNROLL)], _guard(block(*fills), inside(where))))
-    drained = For(thread, Kind.THREAD, nest([(step, Kind.UNROLL)], _guard(write, inside(target))))
+    filled = For(thread, Kind.THREAD, nest([(step, Kind.UNROLL)], under(inside(where), block(*fills))))
+    drained = For(thread, Kind.THREAD, nest([(step, Kind.UNROLL)], under(inside(target), write)))
     body = with_values(nest([(at, Kind.PARALLEL)], block(filled, drained)), {})
     words = f"transposed: tiles of {side} x {side} of ({read.name}, {written.name}), {THREADS} threads"
     return Program(formula.name, (*formula.inputs, formula.output), body, words)
-
-
-def _guard(stmt: Stmt, condition: te.Expr | None) -> Stmt:
-    return stmt if condition is None else If(condition, stmt)

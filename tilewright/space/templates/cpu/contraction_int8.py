@@ -36,7 +36,8 @@ from tilewright.loops.tiling import (
 )
 from tilewright.space.space import Config
 from tilewright.space.template import Applied, Terms, Work
-from tilewright.space.templates.cpu.contraction import AppliedContraction, ContractionNest, Shape
+from tilewright.space.templates.cpu.contraction import AppliedContraction, Shape
+from tilewright.space.templates.cpu.contraction_nest import ContractionNest
 from tilewright.space.templates.cpu.product import Coordinate, Product, Staged, coordinates, product_of
 from tilewright.te.index import Linear, linear
 

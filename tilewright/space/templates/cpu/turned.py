@@ -26,12 +26,8 @@ from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, Transpose, blo
 from tilewright.loops.tiling import Tiles, extent_of, pack_operand, power_of_two_below, whole
 from tilewright.space.space import Config, Value
 from tilewright.space.template import Applied, Terms, Work
-from tilewright.space.templates.cpu.contraction import (
-    AppliedContraction,
-    ContractionNest,
-    Shape,
-    counted,
-)
+from tilewright.space.templates.cpu.contraction import AppliedContraction, Shape
+from tilewright.space.templates.cpu.contraction_nest import ContractionNest, counted
 from tilewright.space.templates.cpu.product import Coordinate, Product, Staged, coordinates
 from tilewright.te.index import coefficient, linear
 

@@ -1,0 +1,388 @@
+"""The loop nest of a matrix product or direct convolution, one config of `contraction.py`, which draws its picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tilewright import te
+from tilewright.loops.ir import (
+    Buffer,
+    For,
+    If,
+    Kind,
+    Prefetch,
+    Program,
+    Scope,
+    Stmt,
+    Store,
+    block,
+    nest,
+)
+from tilewright.loops.tiling import (
+    PackedOperand,
+    Tiles,
+    blocks_of,
+    extent_of,
+    pack_operand,
+    places_in,
+    power_of_two_below,
+    whole,
+    with_values,
+)
+from tilewright.space.space import Config
+from tilewright.space.templates.cpu.product import (
+    Staged,
+    run_of,
+)
+from tilewright.te.index import simplify
+
+if TYPE_CHECKING:
+    from tilewright.space.templates.cpu.contraction import AppliedContraction, Shape
+
+_LINE = 64
+
+
+class ContractionNest:
+    """The loop nest of one config."""
+
+    def __init__(self, applied: AppliedContraction, shape: Shape) -> None:
+        self.shape, self.product, self.dims = shape, applied.product, applied.dims
+        self.partial_size = applied._partial_size(shape)
+        self.staged_extents = applied._staged_extents(shape) if shape.staged else ()
+        self.lanes = self.staging_lanes = applied.lanes
+        product, formula = self.product, applied.product.formula
+
+        self.chunk = te.Var("chunk", shape.chunks)
+        self.block = te.Var("block", shape.blocks)
+        self.panel = te.Var("panel", shape.per_chunk)
+        self.row, self.vec, self.lane = (
+            te.Var("r", shape.rows),
+            te.Var("u", shape.vectors),
+            te.Var("v", self.lanes),
+        )
+        self.taps = product.taps
+        self.piece_loops: list[te.Var] = []  # over pieces of equal length
+        self.rest = 0  # taps of one more, shorter piece
+        if shape.tap_block:
+            cut = self.taps[product.cut]
+            self.piece_loops = [*self.taps[: product.cut], te.Var("piece", cut.extent // shape.tap_block)]
+            self.rest = cut.extent % shape.tap_block
+        self.in_tile = [(self.row, Kind.UNROLL), (self.vec, Kind.UNROLL), (self.lane, Kind.VECTOR)]
+        self.width = shape.vectors * self.lanes
+        self.element = self.row * self.width + self.vec * self.lanes + self.lane
+        # Of a narrower panel the last columns: those before are in the panel before it, too.
+        self.column = self.vec * self.lanes + self.lane + (shape.panels.size - self.width)
+
+        self.apart = applied.apart
+        # Which panel: chunks of panels, the last one moved back.
+        first = Tiles(te.Var("panels", shape.panels.count), shape.per_chunk).start_of(self.chunk)
+        self.which_panel = first + self.panel
+        self.values: dict[te.Var, te.Expr] = {
+            product.vector: shape.panels.start_of(self.which_panel) + self.column
+        }
+        self.vectors = Tiles(product.vector, self.lanes)
+        all_vectors = te.Var("vectors", self.vectors.count)
+        self.which_vector = Tiles(all_vectors, shape.vectors).start_of(self.which_panel) + self.vec
+        if self.apart:
+            self.values[product.vector] = self.vectors.start_of(self.which_vector) + self.lane
+        self.row_loops: list[te.Var] = []
+        self.block_start: te.Expr = te.as_index(0)
+        self._place_rows()
+        self.accumulator = Buffer(
+            f"acc{shape.vectors}", product.reduction.result.dtype, shape.rows * self.width, Scope.REGISTER
+        )
+        self.packed = self._packed_weight()
+        self.formula = formula
+        self.last = ContractionNest(applied, shape.last) if shape.last is not None else None
+        if self.last is not None:
+            self.last.partial_size = self.partial_size
+
+    def _place_rows(self) -> None:
+        """Loops over register tiles in a block, and the row axes' values in them."""
+        rows, shape = self.product.rows, self.shape
+        if not rows:
+            return
+        blocks = Tiles(rows[0], shape.block)
+        self.block_start = blocks.start_of(self.block) if shape.blocks > 1 else te.as_index(0)
+        if len(rows) == 1:
+            in_block = te.Var("row", shape.block)
+            tiles = Tiles(in_block, shape.rows)
+            self.row_loops = [tiles.var]
+            self.values[rows[0]] = self.block_start + tiles.start() + self.row
+            return
+        in_block = te.Var(rows[0].name + "_b", shape.block)
+        tiles = Tiles(rows[-1], shape.rows)
+        self.row_loops = [in_block, *rows[1:-1], tiles.var]
+        self.values[rows[0]] = self.block_start + in_block
+        self.values[rows[-1]] = tiles.start() + self.row
+
+    def _packed_weight(self) -> PackedOperand | None:
+        product, panels = self.product, self.shape.panels
+        load = product.weight_load
+        if not product.constant_weight:
+            return None
+        readers = [x for e in product.formula.expressions() for x in te.loads(e) if x.source == load.source]
+        if len(readers) > 1:
+            return None
+        moving = te.variables(load.indices[0])
+        outer = [whole(axis) for axis in product.shared if axis in moving]
+        taps = [whole(axis) for axis in self.taps if axis in moving]
+        if self.apart:
+            first, last = blocks_of(self.vectors, self.which_vector), places_in(self.vectors, self.lane)
+        else:
+            first, last = blocks_of(panels, self.which_panel), places_in(panels, self.column)
+        return pack_operand(load, [*outer, first, *taps, last])
+
+    def program(self, config: Config) -> Program:
+        formula = self.formula
+        stmts: list[Stmt] = []
+        staged = self._stage() if self.shape.staged else None
+        if staged is not None:
+            stmts.append(self._fill(staged, self.product.data))
+        tiles = self._tiles(staged)
+        if self.last is not None:
+            is_last = te.call("eq", self.which_panel, te.as_index(self.shape.panels.count - 1))
+            tiles = If(is_last, self.last._tiles(staged), tiles)
+        panel = block(*self._before_tiles(), tiles, *self._after_tiles())
+        stmts.append(nest([(self.panel, Kind.SERIAL)], panel))
+        body = self._parallel(with_values(block(*stmts), {}))
+        inputs = [
+            self.packed.buffer if self.packed is not None and b == self.packed.original else b
+            for b in formula.inputs
+        ]
+        packings = tuple(
+            self.packed.packing if self.packed is not None and b == self.packed.original else None
+            for b in formula.inputs
+        )
+        return Program(formula.name, (*inputs, formula.output), body, str(config), packings)
+
+    def _tiles(self, staged: Staged | None) -> Stmt:
+        """All register tiles of a panel in a block."""
+        data, rows = self.product.data, [(loop, Kind.SERIAL) for loop in self.row_loops]
+        if staged is not None:
+            data = te.Load(staged.buffer, (self._place_in(staged),))
+        pieces = [(loop, Kind.SERIAL) for loop in self.piece_loops]
+        stmts = [nest([*pieces, *rows], self._register_tile(data, self._weight(), short=False))]
+        if self.rest:
+            stmts.append(nest(rows, self._register_tile(data, self._weight(), short=True)))
+        return block(*stmts)
+
+    def _weight(self) -> te.Expr:
+        """The element of the weight that the current tap, vector and lane take."""
+        packed, load = self.packed, self.product.weight_load
+        if packed is None:
+            return self.product.weight
+        return te.rewrite(self.product.weight, lambda node: packed.load if node == load else None)
+
+    def _before_tiles(self) -> list[Stmt]:
+        """What is done once for a panel."""
+        return []
+
+    def _after_tiles(self) -> list[Stmt]:
+        return []
+
+    def _parallel(self, body: Stmt) -> Stmt:
+        loops = [axis for axis in (*self.product.shared, self.chunk, self.block) if axis.extent > 1]
+        parallel = te.Var("p", extent_of(loops))
+        rest: te.Expr = parallel
+        values: dict[te.Var, te.Expr] = {}
+        for loop in reversed(loops):
+            values[loop] = rest % loop.extent
+            rest = rest // loop.extent
+        return nest([(parallel, Kind.PARALLEL)], with_values(body, values))
+
+    # -- staging ----------------------------------------------------------------------------------------------------
+
+    def _stage(self) -> Staged:
+        assert self.dims is not None
+        size = 1
+        for extent in self.staged_extents:
+            size *= extent
+        buffer = Buffer("staged", self.product.data.dtype, size, Scope.SCRATCH)
+        return Staged(buffer, self.dims, self.staged_extents)
+
+    def _place_in(self, staged: Staged) -> te.Expr:
+        """Where in the staged block the element for the current row and tap is."""
+        return staged.offset(self._places_in_block())
+
+    def _places_in_block(self) -> list[te.Expr]:
+        """The current row and tap as coordinates of the staged block."""
+        assert self.dims is not None
+        places: list[te.Expr] = []
+        for dim in self.dims:
+            axis: te.Expr | None = None
+            if dim.axis is not None:
+                axis = self.values.get(dim.axis, dim.axis)
+                if dim.axis == self.product.rows[0]:
+                    axis = axis - self.block_start
+            places.append(dim.of(axis, dim.tap))
+        return places
+
+    def _fill(self, staged: Staged, data: te.Expr) -> Stmt:
+        """The block's data, dimension by dimension; trailing ones that lie together in memory are copied as one run."""
+        places = [te.Var(f"s{n}", extent) for n, extent in enumerate(staged.extents)]
+        value = self._at_places(data, staged, places)
+        run = run_of(value, places)
+        if run is None:
+            return self._fill_vectors(staged, places, value)
+        outer, inner = places[: run.first], extent_of(places[run.first + 1 :])
+        begin, end = run.begin * inner, run.end * inner
+        start = staged.offset([*outer, *[te.as_index(0)] * (len(places) - run.first)])
+        source = te.substitute(run.load.indices[0], dict.fromkeys(places[run.first :], te.as_index(0)))
+        load = te.Load(run.load.source, (source,))
+
+        def border(low: int, high: int) -> list[Stmt]:
+            outside = self._as_staged(run.border)
+            return self._along(low, high, lambda at: Store(staged.buffer, start + at, outside))
+
+        def copied(at: te.Expr) -> Store:
+            return Store(staged.buffer, start + at, self._as_staged(te.Load(load.source, (source + at,))))
+
+        whole_row = staged.extents[run.first] * inner
+        filled = block(*border(0, begin), *self._along(begin, end, copied), *border(end, whole_row))
+        if run.outer_guard is not None:
+            filled = If(run.outer_guard, filled, block(*border(0, whole_row)))
+        return nest([(var, Kind.SERIAL) for var in outer], filled)
+
+    def _at_places(self, data: te.Expr, staged: Staged, places: Sequence[te.Var]) -> te.Expr:
+        """The data as a formula over places in the staged block."""
+        values: dict[te.Var, te.Expr] = {}
+        for dim, place in zip(staged.coordinates, places, strict=True):
+            starts = self.product.rows and dim.axis == self.product.rows[0]
+            values |= dim.at(place + self.block_start * dim.axis_step if starts else place)
+        return simplify(te.substitute(data, values))
+
+    def _along(self, low: int, high: int, store: Callable[[te.Expr], Store]) -> list[Stmt]:
+        """`store` for every place in [low, high), in vectors."""
+        if high <= low:
+            return []
+        lanes = min(self.staging_lanes, power_of_two_below(high - low))
+        tiles, lane = Tiles(te.Var(f"a{low}", high - low), lanes), te.Var("sv", lanes)
+        at = store(tiles.start() + lane + low)
+        return [nest([(tiles.var, Kind.SERIAL), (lane, Kind.VECTOR)], at)]
+
+    def _fill_vectors(self, staged: Staged, places: list[te.Var], value: te.Expr) -> Stmt:
+        """Any formula, in vectors along the last dimension."""
+        last = places[-1]
+        lanes = min(self.lanes, power_of_two_below(last.extent))
+        tiles, lane = Tiles(last, lanes), te.Var("sv", lanes)
+        at = {last: tiles.start() + lane}
+        element = self._as_staged(te.substitute(value, at))
+        store = Store(staged.buffer, te.substitute(staged.offset(places), at), element)
+        loops = [*((var, Kind.SERIAL) for var in places[:-1]), (tiles.var, Kind.SERIAL), (lane, Kind.VECTOR)]
+        return nest(loops, store)
+
+    def _as_staged(self, value: te.Expr) -> te.Expr:
+        """An element of the data as it is kept in scratch memory."""
+        return value
+
+    # -- the register tile ------------------------------------------------------------------------------------------
+
+    def _register_tile(self, data: te.Expr, weight: te.Expr, *, short: bool) -> Stmt:
+        """Sums over a piece of the taps, the `short` one at their end or any other."""
+        kept = te.Load(self.accumulator, (self.element,))
+        update = self._update(data, weight, kept)
+        step = nest(self.in_tile, Store(self.accumulator, self.element, te.substitute(update, self.values)))
+        summing = self._tap_loops(step, short)
+        zero = nest(self.in_tile, Store(self.accumulator, self.element, self._first_value()))
+
+        finish = nest(self.in_tile, self._finished(kept))
+        if extent_of(self.piece_loops) == 1 and not self.rest:
+            return block(zero, summing, finish)
+
+        partial = Buffer("partial", self.accumulator.dtype, self.partial_size, Scope.SCRATCH)
+        place = counted(self.row_loops) * self.accumulator.size + self.element
+        resume = nest(self.in_tile, Store(self.accumulator, self.element, te.Load(partial, (place,))))
+        suspend = nest(self.in_tile, Store(partial, place, kept))
+        if short:
+            return block(resume, summing, finish)
+        piece = counted(self.piece_loops)
+        first = te.call("eq", piece, te.as_index(0))
+        if self.rest:
+            return block(If(first, zero, resume), summing, suspend)
+        last = te.call("eq", piece, te.as_index(extent_of(self.piece_loops) - 1))
+        return block(If(first, zero, resume), summing, If(last, finish, suspend))
+
+    def _finished(self, kept: te.Expr) -> Store:
+        """What is done with a sum."""
+        value, store = self._result(kept), self.formula.store
+        return Store(
+            self.formula.output, te.substitute(store, self.values), te.substitute(value, self.values)
+        )
+
+    def _result(self, total: te.Expr) -> te.Expr:
+        """The value of an element whose sum is `total`."""
+        result = self.product.reduction.result
+        return te.rewrite(
+            self.formula.value,
+            lambda node: total if isinstance(node, te.Load) and node.source == result else None,
+        )
+
+    def _update(self, data: te.Expr, weight: te.Expr, kept: te.Expr) -> te.Expr:
+        if kept.dtype.is_float:
+            return te.call("fma", data, weight, kept)
+        return te.call("add", kept, te.call("mul", data, weight))
+
+    def _first_value(self) -> te.Expr:
+        """What an accumulator begins at."""
+        return te.const(0, self.accumulator.dtype)
+
+    def _tap_loops(self, step: Stmt, short: bool) -> Stmt:
+        """The loops over taps, the innermost `unroll` steps written out; a step is followed by a prefetch."""
+        unroll, taps = self.shape.unroll, list(self.taps)
+        if self.shape.tap_block:
+            cut, *whole_taps = taps[self.product.cut :]
+            in_piece = te.Var(cut.name + "_i", self.rest if short else self.shape.tap_block)
+            before = (
+                te.as_index(cut.extent - self.rest) if short else self.piece_loops[-1] * self.shape.tap_block
+            )
+            step = with_values(step, {cut: before + in_piece})
+            taps = [in_piece, *whole_taps]
+        written: list[te.Var] = []
+        while len(taps) > 1 and taps[-1].extent <= unroll:
+            written.insert(0, taps[-1])
+            unroll //= taps.pop().extent
+        last, outer = taps[-1], taps[:-1]
+        unroll = max(1, min(unroll, last.extent))
+        counter, copy = te.Var(last.name + "_u", last.extent // unroll), te.Var(last.name + "_c", unroll)
+        inner = nest([(axis, Kind.UNROLL) for axis in written], step)
+        main = nest([(copy, Kind.UNROLL)], with_values(inner, {last: counter * unroll + copy}))
+        if self.shape.prefetch and self.packed is not None:
+            main = block(main, *self._prefetches([*outer, counter], short))
+        stmts: list[Stmt] = [
+            For(counter, Kind.SERIAL, main)
+            if counter.extent > 1
+            else with_values(main, {counter: te.as_index(0)})
+        ]
+        rest = last.extent - counter.extent * unroll
+        if rest:
+            tail = te.Var(last.name + "_r", rest)
+            done = counter.extent * unroll
+            stmts.append(nest([(tail, Kind.UNROLL)], with_values(inner, {last: tail + done})))
+        return nest([(axis, Kind.SERIAL) for axis in outer], block(*stmts))
+
+    def _prefetches(self, tap_loops: list[te.Var], short: bool) -> list[Stmt]:
+        """Lines of what comes after this piece of the panel, as many as spread it over this one's register tiles."""
+        assert self.packed is not None
+        weight = self.packed.load.source
+        assert isinstance(weight, Buffer)
+        size = weight.dtype.bytes
+        taps = self.shape.tap_block * self.product.whole_taps or self.product.length
+        piece_size = self.shape.panels.size * taps
+        panel_size = self.shape.panels.size * self.product.length
+        loops = [*self.row_loops, *tap_loops]
+        lines = -(-piece_size * size // _LINE)
+        each = -(-lines // extent_of(loops))
+        behind = te.as_index(panel_size) if short else (counted(self.piece_loops) + 1) * piece_size
+        following = self.which_panel * panel_size + behind
+        first = following + counted(loops) * (each * _LINE // size)
+        return [Prefetch(weight, first + n * (_LINE // size), self.shape.prefetch) for n in range(each)]
+
+
+def counted(loops: Sequence[te.Var]) -> te.Expr:
+    """How many iterations of the nest of `loops` came before this one."""
+    count: te.Expr = te.as_index(0)
+    for loop in loops:
+        count = count * loop.extent + loop
+    return count

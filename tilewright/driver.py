@@ -1,38 +1,30 @@
 """The road as code: what happens to a model, top to bottom.
 
 model -> Graph -> Partition (Tasks) -> Programs -> Kernels -> Plan -> CompiledModel
+
+What differs between kinds of machines is in `targets/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
-import numpy as np
-
-import tilewright
 from tilewright import frontend, knobs
-from tilewright.codegen.llvm.build import Kernel, build
-from tilewright.codegen.llvm.cache import ObjectCache
-from tilewright.errors import OptionError, TargetError
+from tilewright.errors import OptionError
 from tilewright.frontend import ImportedModel
-from tilewright.graph.task import Partition, Task
-from tilewright.hw import CpuMachine, host
-from tilewright.link import Boundary, link
-from tilewright.measure.check import kernel_error
-from tilewright.rewrites.pipeline import run_pipeline
+from tilewright.hw import CpuMachine
+from tilewright.hw.gpu import GpuMachine
 from tilewright.runtime.dispatch import Policy
 from tilewright.runtime.dynamic import Arguments, ConstantPool, DynamicModel
 from tilewright.runtime.model import CompiledModel, as_arguments
-from tilewright.space.template import Work
 from tilewright.support.trace import Trace
+from tilewright.targets.resolve import resolve_target
+from tilewright.targets.target import Share, Target, computed, unshared
 from tilewright.tune.allocate import Goal, Objective
-from tilewright.tune.choose import Choice, choose
 from tilewright.tune.effort import EFFORTS as MEASURING
 from tilewright.tune.effort import Tuning, parse_duration
-from tilewright.tune.lock import check_lockable, lock_of, locked_choices, read_lock, write_lock
-from tilewright.tune.oracle import PredictedCosts
 
 EFFORTS = ("none", *MEASURING)
 NUMERICS = ("fast", "strict")
@@ -44,7 +36,7 @@ def compile(
     example_inputs: Any = ...,
     *,
     dynamic: Literal[False] = ...,
-    target: str | CpuMachine | None = ...,
+    target: str | CpuMachine | GpuMachine | None = ...,
     effort: str = ...,
     budget: float | str | None = ...,
     seed: int = ...,
@@ -62,7 +54,7 @@ def compile(
     example_inputs: Any = ...,
     *,
     dynamic: Literal[True] | Policy,
-    target: str | CpuMachine | None = ...,
+    target: str | CpuMachine | GpuMachine | None = ...,
     effort: str = ...,
     budget: float | str | None = ...,
     seed: int = ...,
@@ -79,7 +71,7 @@ def compile(
     example_inputs: Any = None,
     *,
     dynamic: bool | Policy = False,
-    target: str | CpuMachine | None = None,
+    target: str | CpuMachine | GpuMachine | None = None,
     effort: str = "none",
     budget: float | str | None = None,
     seed: int = 0,
@@ -97,7 +89,8 @@ def compile(
       program has its own; an ONNX model needs them only where it leaves dimensions open.
     - `dynamic`: True for a model that is called with other shapes too: each is compiled when it comes, into a bounded
       table with the policy of `runtime.dispatch`, which may be given instead of True.
-    - `target`: None or "cpu" for this machine, or a machine description.
+    - `target`: None: where the model's tensors are; "cpu" for this machine's processor, "cuda" for its NVIDIA GPU; or
+      the description of a machine.
     - `effort`: "none": no measurement, an analytical model chooses; "quick" (about a minute) and "full" (until no more
       than 1% is expected): candidates are built, checked and timed here, and what is found is kept for the next time.
       Ctrl-C and SIGTERM end the measuring, and the best so far is used.
@@ -109,10 +102,10 @@ def compile(
     - `threads`: how many threads a call uses; None: `TILEWRIGHT_THREADS`, or as many as this process may use.
     - `trace`: collects what happened, for progress and reports.
 
-    The result is called like the model, with torch tensors or NumPy arrays.
+    The result is called like the model, with torch tensors (of the target's device) or NumPy arrays.
     """
     trace = trace or Trace.off()
-    machine = resolve_target(target)
+    machine = resolve_target(target, model, example_inputs)
     numerics = resolve_option("numerics", numerics or knobs.get("numerics"), NUMERICS)
     tuning = resolve_tuning(effort, budget, machine, seed=seed, db=db)
 
@@ -135,7 +128,7 @@ def compile_all(
     models: Sequence[tuple[Any, Any]],
     *,
     latency: Sequence[float | str | None] | None = None,
-    target: str | CpuMachine | None = None,
+    target: str | CpuMachine | GpuMachine | None = None,
     effort: str = "quick",
     budget: float | str | None = None,
     seed: int = 0,
@@ -152,23 +145,23 @@ def compile_all(
     other options are those of `compile`.
     """
     trace = trace or Trace.off()
-    machine = resolve_target(target)
+    machine = resolve_target(target, *models)
     numerics = resolve_option("numerics", numerics or knobs.get("numerics"), NUMERICS)
     tuning = resolve_tuning(effort, budget, machine, seed=seed, db=db)
     latencies = resolve_latency(latency, len(models))
     with trace.span("import"):
         imported = [frontend.import_model(model, inputs) for model, inputs in models]
     with trace.span("rewrite"):
-        partitions = [partitioned(one, machine, numerics, trace) for one in imported]
+        partitions = [machine.partitioned(one, numerics, trace) for one in imported]
     goals = tuple(
         Goal({key: count for key, (_, count) in computed(partition).items()}, seconds)
         for partition, seconds in zip(partitions, latencies, strict=True)
     )
-    choices = chosen(
-        partitions, machine, numerics, threads, trace, tuning=tuning, lock=lock, objective=Objective(goals)
+    choices = machine.chosen(
+        partitions, numerics, threads, trace, tuning=tuning, lock=lock, objective=Objective(goals)
     )
     return [
-        finished(one, partition, machine, numerics, threads, trace, choices)
+        machine.finished(one, partition, numerics, threads, trace, choices)
         for one, partition in zip(imported, partitions, strict=True)
     ]
 
@@ -176,7 +169,7 @@ def compile_all(
 def compile_dynamic(
     model: Any,
     example_inputs: Any,
-    machine: CpuMachine,
+    machine: Target,
     numerics: str,
     threads: int | None,
     policy: Policy | None,
@@ -208,132 +201,28 @@ def compile_dynamic(
 
 def compile_imported(
     imported: ImportedModel,
-    machine: CpuMachine,
+    machine: CpuMachine | GpuMachine | Target,
     *,
     numerics: str = "fast",
     threads: int | None = None,
     trace: Trace | None = None,
-    share: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]] = lambda constants: constants,
+    share: Share = unshared,
     tuning: Tuning | None = None,
     lock: str | Path | None = None,
 ) -> CompiledModel:
-    """The road from a graph on, whatever frontend it came from. `share` may put equal constants of other models in the
-    place of this one's. `tuning`: how much to measure; None: nothing."""
+    """The road from a graph on, whatever frontend it came from. `tuning`: how much to measure; None: nothing."""
     trace = trace or Trace.off()
+    target = resolve_target(machine)
     with trace.span("rewrite"):
-        partition = partitioned(imported, machine, numerics, trace)
-    choices = chosen([partition], machine, numerics, threads, trace, tuning=tuning, lock=lock)
-    return finished(imported, partition, machine, numerics, threads, trace, choices, share)
-
-
-def partitioned(imported: ImportedModel, machine: CpuMachine, numerics: str, trace: Trace) -> Partition:
-    """Graph -> tasks."""
-    oracle = PredictedCosts(machine, numerics)
-    return run_pipeline(imported.graph, trace, numerics=numerics, oracle=oracle)
-
-
-def computed(partition: Partition) -> dict[str, tuple[Task, int]]:
-    """The tasks that need a kernel: a tensor without elements needs none."""
-    return {key: found for key, found in partition.tasks().items() if found[0].output.type.size}
-
-
-def chosen(
-    partitions: Iterable[Partition],
-    machine: CpuMachine,
-    numerics: str,
-    threads: int | None,
-    trace: Trace,
-    *,
-    tuning: Tuning | None = None,
-    lock: str | Path | None = None,
-    objective: Objective | None = None,
-) -> dict[str, Choice]:
-    """Tasks -> a program for each, by key: as the lock file says, or as measured, or as predicted."""
-    tasks: dict[str, tuple[Task, int]] = {}
-    for partition in partitions:
-        for key, (task, count) in computed(partition).items():
-            tasks[key] = (task, tasks.get(key, (task, 0))[1] + count)
-    works = {key: Work(task, machine, numerics) for key, (task, _) in tasks.items()}
-    path = None if lock is None else Path(lock)
-    if path is not None:
-        if (found := read_lock(path)) is not None:
-            return locked_choices(found, works, numerics, path)
-        check_lockable(path)
-    if tuning is None:
-        with trace.span("choose", tasks=len(works)):
-            choices = {key: choose(work) for key, work in works.items()}
-    else:
-        from tilewright.tune.tuner import (
-            tune,  # with the database and the searches: only for those who measure
-        )
-
-        with trace.span("tune", tasks=len(works)):
-            choices = tune(
-                tasks,
-                machine,
-                tuning,
-                numerics=numerics,
-                threads=threads or knobs.get("threads"),
-                trace=trace,
-                objective=objective,
-            )
-    if path is not None:
-        write_lock(path, lock_of(choices, works, numerics))
-    return choices
-
-
-def finished(
-    imported: ImportedModel,
-    partition: Partition,
-    machine: CpuMachine,
-    numerics: str,
-    threads: int | None,
-    trace: Trace,
-    choices: Mapping[str, Choice],
-    share: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]] = lambda constants: constants,
-) -> CompiledModel:
-    """Programs -> a model that runs."""
-    with trace.span("build", tasks=len(computed(partition))):
-        kernels = build_kernels(partition, machine, numerics, trace, choices)
-
-    with trace.span("link"):
-        boundary = Boundary(
-            imported.input_names, imported.input_tree, imported.output_tree, imported.argument_names
-        )
-        producer = f"tilewright {tilewright.__version__}"
-        linked = link(partition, kernels, boundary, machine, numerics=numerics, producer=producer)
-
-    with trace.span("load"):
-        return CompiledModel(
-            linked.plan, share(linked.constants), linked.objects, threads=threads, checker=kernel_error
-        )
-
-
-def build_kernels(
-    partition: Partition, machine: CpuMachine, numerics: str, trace: Trace, choices: Mapping[str, Choice]
-) -> dict[str, Kernel]:
-    """A kernel for every distinct task, by key."""
-    cache = ObjectCache.default()
-    kernels: dict[str, Kernel] = {}
-    for key, (task, count) in computed(partition).items():
-        with trace.span("kernel", label=task.label, calls=count) as span:
-            kernels[key] = build(choices[key].program, machine, numerics, cache)
-            span.note(cached=kernels[key].cached)
-    return kernels
-
-
-def resolve_target(target: str | CpuMachine | None) -> CpuMachine:
-    if isinstance(target, CpuMachine):
-        return target
-    if target in (None, "cpu"):
-        return host()
-    raise TargetError(f"no target is called {target!r}; this version compiles for the CPU")
+        partition = target.partitioned(imported, numerics, trace)
+    choices = target.chosen([partition], numerics, threads, trace, tuning=tuning, lock=lock)
+    return target.finished(imported, partition, numerics, threads, trace, choices, share)
 
 
 def resolve_tuning(
     effort: str,
     budget: float | str | None,
-    machine: CpuMachine,
+    machine: Target,
     *,
     seed: int = 0,
     db: str | Path | None = None,
@@ -346,7 +235,7 @@ def resolve_tuning(
                 'effort="none" measures nothing and needs no budget; say effort="quick" or "full"'
             )
         return None
-    if machine != host():
+    if not machine.is_here:
         raise OptionError(
             f'effort={effort!r} measures on this machine, and the target is another; say effort="none"'
         )

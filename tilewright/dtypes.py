@@ -31,6 +31,8 @@ class DType(enum.Enum):
     U8 = _Info("u8", np.dtype(np.uint8), "uint")
     BOOL = _Info("bool", np.dtype(np.bool_), "bool")
 
+    __hash__ = object.__hash__  # there is one of each: Enum's own hashes a name
+
     @property
     def short(self) -> str:
         """The name in text forms: `f32`, `i64`, `bool`."""

@@ -142,6 +142,12 @@ class TargetError(TilewrightError):
     remedy = 'use target="cpu", or leave it out'
 
 
+class MixedDevicesError(TargetError):
+    """Tensors of one model on several devices."""
+
+    remedy = 'move the model and its inputs to one device, as with model.to("cuda") and x.to("cuda")'
+
+
 class DeviceError(TilewrightError):
     """The driver of a GPU refused something, or there is no such GPU."""
 

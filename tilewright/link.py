@@ -12,14 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.codegen.llvm.build import Kernel
 from tilewright.graph.ir import Node, TensorType
-from tilewright.graph.task import Partition, Task, TaskCall
-from tilewright.hw import CpuMachine
+from tilewright.graph.task import Partition, TaskCall
 from tilewright.runtime.loader import object_digest
 from tilewright.runtime.memory import Buffer, plan_memory
 from tilewright.runtime.packing import Packing
-from tilewright.runtime.plan import MemoryReport, Place, Plan, Step, TaskInfo, TensorSpec
+from tilewright.runtime.plan import (
+    Launch,
+    MemoryReport,
+    Place,
+    Plan,
+    Step,
+    TaskInfo,
+    TensorSpec,
+    VendorCall,
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,19 @@ class Boundary:
 
 
 @dataclass(frozen=True)
+class Linkable:
+    """A kernel of any target, or what stands for one: what a plan needs to know of it."""
+
+    symbol: str
+    code: bytes  # b"" where a library computes it
+    extent: int
+    decisions: str
+    packings: tuple[Packing | None, ...]
+    launch: Launch | None = None
+    vendor: VendorCall | None = None
+
+
+@dataclass(frozen=True)
 class Linked:
     plan: Plan
     constants: tuple[np.ndarray, ...]
@@ -41,19 +61,19 @@ class Linked:
 
 def link(
     partition: Partition,
-    kernels: Mapping[str, Kernel],
+    kernels: Mapping[str, Linkable],
     boundary: Boundary,
-    machine: CpuMachine,
+    target: dict[str, Any],
     *,
     numerics: str,
     producer: str,
 ) -> Linked:
-    """The plan that runs `partition` with `kernels` (by task key)."""
+    """The plan that runs `partition` with `kernels` (by the key of a call) on what `target` describes."""
     # A tensor without elements needs no kernel.
     calls = [call for call in partition.calls if call.output.type.size]
     constants = _constants(partition, calls, kernels)
     places, memory = _places(partition, calls, constants)
-    digests = {key: object_digest(kernel.object_code) for key, kernel in kernels.items()}
+    digests = {key: object_digest(kernel.code) for key, kernel in kernels.items() if kernel.code}
     graph = partition.graph
     plan = Plan(
         inputs=tuple(
@@ -61,21 +81,19 @@ def link(
         ),
         outputs=tuple(_spec(node.name or f"output{n}", node.type) for n, node in enumerate(graph.outputs)),
         constants=tuple(stored.spec for stored in constants),
-        steps=tuple(_step(partition, call, kernels[call.task.key], places) for call in calls),
-        kernels={kernels[key].symbol: digests[key] for key in kernels},
-        tasks={
-            key: _info(task, kernels[key]) for key, (task, _) in partition.tasks().items() if key in kernels
-        },
+        steps=tuple(_step(partition, call, kernels[call.key], places) for call in calls),
+        kernels={kernels[key].symbol: digest for key, digest in digests.items()},
+        tasks={call.key: _info(call, kernels[call.key]) for call in calls},
         memory=memory,
         input_tree=boundary.input_tree,
         output_tree=boundary.output_tree,
-        target={"triple": machine.triple, "cpu": machine.cpu, "features": list(machine.features)},
+        target=target,
         numerics=numerics,
         producer=producer,
         input_names=boundary.argument_names,
     )
     plan.validate()
-    objects = {digests[key]: kernel.object_code for key, kernel in kernels.items()}
+    objects = {digest: kernels[key].code for key, digest in digests.items()}
     return Linked(plan, tuple(stored.array() for stored in constants), objects)
 
 
@@ -100,7 +118,7 @@ class _Stored:
         return self.node.data if self.packing is None else self.packing.pack(self.node.data)
 
 
-def _arguments(partition: Partition, call: TaskCall, kernel: Kernel) -> list[Node | _Stored]:
+def _arguments(partition: Partition, call: TaskCall, kernel: Linkable) -> list[Node | _Stored]:
     """What the call's kernel is given: buffers by the node that stands for them, constants as they are stored."""
     arguments: list[Node | _Stored] = []
     for node, packing in zip(call.inputs, kernel.packings, strict=True):
@@ -109,11 +127,11 @@ def _arguments(partition: Partition, call: TaskCall, kernel: Kernel) -> list[Nod
     return [*arguments, partition.buffer_of(call.output)]
 
 
-def _constants(partition: Partition, calls: list[TaskCall], kernels: Mapping[str, Kernel]) -> list[_Stored]:
+def _constants(partition: Partition, calls: list[TaskCall], kernels: Mapping[str, Linkable]) -> list[_Stored]:
     """The constants that some call reads, each once in every order it is read in, by first use."""
     used: dict[_Stored, None] = {}
     for call in calls:
-        arguments = _arguments(partition, call, kernels[call.task.key])
+        arguments = _arguments(partition, call, kernels[call.key])
         used |= {argument: None for argument in arguments if isinstance(argument, _Stored)}
     return list(used)
 
@@ -145,13 +163,14 @@ def _places(
 
 
 def _step(
-    partition: Partition, call: TaskCall, kernel: Kernel, places: Mapping[Node | _Stored, Place]
+    partition: Partition, call: TaskCall, kernel: Linkable, places: Mapping[Node | _Stored, Place]
 ) -> Step:
     arguments = tuple(places[argument] for argument in _arguments(partition, call, kernel))
-    return Step(kernel.symbol, arguments, kernel.extent, call.task.key, call.name)
+    return Step(kernel.symbol, arguments, kernel.extent, call.key, call.name, kernel.launch, kernel.vendor)
 
 
-def _info(task: Task, kernel: Kernel) -> TaskInfo:
+def _info(call: TaskCall, kernel: Linkable) -> TaskInfo:
+    task = call.task
     return TaskInfo(
         label=task.label,
         text=task.text,

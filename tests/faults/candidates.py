@@ -3,8 +3,9 @@
     python -m tests.faults.candidates --count 100 --mutants 1000
 
 First `count` faults, in what builds and in what runs, each of a known kind: every one must come back as that kind, and
-a good candidate measured after it must be as good as ever. Then mutated programs: one that passes the check must mean
-the same as the original to the interpreter, on other inputs.
+a good candidate measured after it must be as good as ever. Then programs with one mistake each, no two alike: one that
+passes the check must be equivalent. It counts as that, and not as one of the `mutants`, if it differs from the original
+in nothing on the inputs of forty other exams, and means the same to the interpreter.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from random import Random
 
 import numpy as np
 
 from tests.faults import templates
 from tests.faults.kernels import KERNEL_FAULTS, harmful
-from tests.faults.mutants import Mutant, mutants
+from tests.faults.mutants import Edit, edits, shuffled
 from tests.space.checked import Inputs
-from tilewright.errors import TilewrightError, VerificationError
+from tilewright.errors import VerificationError
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import host
@@ -32,9 +34,9 @@ from tilewright.loops.interpret import interpret_program
 from tilewright.loops.ir import Program
 from tilewright.loops.verify import verify_program
 from tilewright.measure.building import Made
-from tilewright.measure.exam import Exam, WrongResult, draw_exam
+from tilewright.measure.exam import Case, WrongResult, draw_exam
 from tilewright.measure.runner import Measurement, Runner
-from tilewright.measure.single import Built
+from tilewright.measure.single import SingleKernel
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
@@ -44,7 +46,8 @@ from tilewright.space.templates.cpu.default import DEFAULT
 BEST = 1e-3  # seconds: what a hanging kernel is compared with
 BUILD_SECONDS = 2.0
 MEMORY = 1 << 30
-_STRANGER = 12345  # seed of the inputs on which a mutant that passed is looked at again
+_STRANGERS = range(1000, 1040)  # seeds of the inputs on which a mutant that passed is looked at again
+_BATCH = 16  # mutants of one program that are built together
 _SAME = (
     0.02  # of what an element may be off: mutants that differ by less are the same program, rounded otherwise
 )
@@ -165,96 +168,132 @@ class Subject:
     """A task with a program for it, whose mutants are tried."""
 
     job: TaskJob
+    config: Config
     program: Program
-    strangers: Exam
 
     @classmethod
     def of(cls, task: Task, config: Config, threads: int = 2) -> Subject:
         job = TaskJob.of(Work(task, host()), threads)
-        program = Candidates.of(job.work()).program(config)
-        return cls(job, program, draw_exam(task, "fast", _STRANGER))
+        return cls(job, config, Candidates.of(job.work()).program(config))
 
-    def is_equivalent(self, mutant: Program) -> bool:
-        """Whether the interpreter finds no difference to the original, and none to the oracle."""
-        for case in self.strangers.cases:
-            packings = (*self.program.packings, *[None] * len(case.inputs))
+    @cached_property
+    def edits(self) -> list[Edit]:
+        return edits(self.program)
+
+    def legal_edits(self, rng: Random) -> Iterator[int]:
+        """Those that a verifier lets through: the others never get as far as a check."""
+        for number in shuffled(self.program, rng):
+            try:
+                verify_program(self.edits[number].made())
+            except (VerificationError, AssertionError):
+                continue
+            yield number
+
+    @cached_property
+    def strangers(self) -> list[list[tuple[Case, list[np.ndarray], np.ndarray]]]:
+        """The cases of other exams, with the inputs as the program wants them and what it makes of them."""
+        task = self.job.work().task
+        original = SingleKernel(self.program, host(), threads=1)
+        packings = (*self.program.packings, *[None] * len(self.program.params))
+
+        def asked(case: Case) -> tuple[Case, list[np.ndarray], np.ndarray]:
             inputs = [
                 values.reshape(-1) if packing is None else packing.pack(values)
                 for values, packing in zip(case.inputs, packings, strict=False)
             ]
-            original = interpret_program(self.program, inputs)
-            try:
-                result = interpret_program(mutant, inputs)
-                case.error(result)
-            except (IndexError, WrongResult):
-                return False
-            with np.errstate(all="ignore"):
-                near = np.abs(result.astype(np.float64) - original) <= _SAME * case.allowed + 1e-30
-            if not (near | (result == original) | (np.isnan(result) & np.isnan(original))).all():
-                return False
-        return True
+            return case, inputs, original(inputs)
+
+        return [list(map(asked, draw_exam(task, "fast", seed).cases)) for seed in _STRANGERS]
+
+    def is_equivalent(self, mutant: Program) -> bool:
+        """Whether there is no difference to the original, and none to the oracle: to the interpreter on the first of the
+        strangers, and as machine code on all of them, of which there are many times as many as a candidate is asked."""
+        first, *others = self.strangers
+        kernel = SingleKernel(mutant, host(), threads=1)
+        try:
+            for case, inputs, original in first:
+                interpreted = interpret_program(mutant, inputs)
+                if not _is_same(case, interpreted, interpret_program(self.program, inputs)):
+                    return False
+                if not _is_same(case, kernel(inputs), original):
+                    return False
+        except IndexError:
+            return False
+        return all(
+            _is_same(case, kernel(inputs), original) for exam in others for case, inputs, original in exam
+        )
+
+
+def _is_same(case: Case, result: np.ndarray, original: np.ndarray) -> bool:
+    try:
+        case.error(result)
+    except WrongResult:
+        return False
+    with np.errstate(all="ignore"):
+        near = np.abs(result.astype(np.float64) - original) <= _SAME * case.allowed + 1e-30
+    return bool((near | (result == original) | (np.isnan(result) & np.isnan(original))).all())
 
 
 def subjects(rng: Random) -> list[Subject]:
-    """Each task with its default program and one of a template or a sketch, where there is a small one."""
+    """Each task with its default program and two of templates or sketches, where there are such."""
     found = []
     for make in TASKS:
         task = make()
         candidates = Candidates.of(Work(task, host()))
-        others = [
-            c for c in candidates.sample(rng, 40) if c.template not in (DEFAULT.template, templates.NAME)
-        ]
+        others = [c for c in candidates.sample(rng, 40) if c.template != DEFAULT.template]
         found.append(Subject.of(task, DEFAULT))
         found.extend(Subject.of(task, config) for config in others[:2])
     return found
 
 
-def legal_mutants(subject: Subject, rng: Random) -> Iterator[Mutant]:
-    """Those that a verifier lets through: the others never get as far as a check."""
-    for mutant in mutants(subject.program, rng):
-        try:
-            verify_program(mutant.program)
-        except (VerificationError, AssertionError):
-            continue
-        yield mutant
-
-
-def outcome_of(runner: Runner, subject: Subject, mutant: Mutant) -> str:
-    """The kind of failure, "equivalent", or "passed": wrong and not noticed."""
-    runner.build(subject.job, [DEFAULT])  # draws the exam
-    try:
-        built = Built.of(mutant.program, host(), "fast")
-    except (TilewrightError, AssertionError):
-        return "build"
-    measured = runner.trial(subject.job, DEFAULT, Made(built, 0.0), best=BEST)
-    if measured.failure:
-        return measured.failure
-    return "equivalent" if subject.is_equivalent(mutant.program) else "passed"
+def outcomes_of(runner: Runner, subject: Subject, numbers: Sequence[int]) -> list[str]:
+    """Of each edit the kind of failure, "equivalent", or "passed": wrong and not noticed."""
+    configs = [templates.mutated(subject.config, number) for number in numbers]
+    found = []
+    for number, measured in zip(numbers, runner.measure(subject.job, configs, best=BEST), strict=True):
+        if measured.failure:
+            found.append(measured.failure)
+        else:
+            same = subject.is_equivalent(subject.edits[number].made())
+            found.append("equivalent" if same else "passed")
+    return found
 
 
 def run_mutants(count: int, seed: int) -> int:
     """How many of `count` wrong ones passed the check."""
     rng = Random(seed)
-    tried = [(subject, legal_mutants(subject, rng)) for subject in subjects(rng)]
+    tried = [(subject, subject.legal_edits(rng)) for subject in subjects(rng)]
     tally: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     begin = time.monotonic()
-    with Runner(2, builders=1) as runner:
-        while tally.total() - tally["equivalent"] < count:
-            subject, source = rng.choice(tried)
-            mutant = next(source)
-            outcome = outcome_of(runner, subject, mutant)
-            tally[outcome] += 1
-            kinds[mutant.kind] += outcome != "equivalent"
-            if outcome == "passed":
-                label = subject.job.work().task.label
+    with runner_for_faults() as runner:
+        while tried and tally.total() - tally["equivalent"] < count:
+            chosen = rng.choice(tried)
+            subject, source = chosen
+            left = count - tally.total() + tally["equivalent"]
+            numbers = list(itertools.islice(source, min(_BATCH, left)))
+            if not numbers:
+                tried.remove(chosen)
+            for number, outcome in zip(numbers, outcomes_of(runner, subject, numbers), strict=True):
+                edit = subject.edits[number]
+                tally[outcome] += 1
+                kinds[edit.kind] += outcome != "equivalent"
+                if outcome == "passed":
+                    label = subject.job.work().task.label
+                    print(
+                        f"passed: edit {number}, {edit.kind} ({edit.where}) of {subject.config}, {label}",
+                        flush=True,
+                    )
+            wrong = tally.total() - tally["equivalent"]
+            if sys.stderr.isatty() or wrong % 100 < len(numbers):
                 print(
-                    f"passed: {mutant.kind} ({mutant.where}) of {subject.program.name}, {label}", flush=True
+                    f"  {wrong} wrong ones, {tally['equivalent']} equivalent, {time.monotonic() - begin:.0f} s",
+                    flush=True,
                 )
     print("  " + ", ".join(f"{times} {kind}" for kind, times in kinds.most_common()))
     print("  " + ", ".join(f"{times} {kind}" for kind, times in tally.most_common()))
-    passed = tally["passed"]
-    print(f"{passed} of {count} mutants passed the check, in {time.monotonic() - begin:.0f} s")
+    passed, wrong = tally["passed"], tally.total() - tally["equivalent"]
+    print(f"{passed} of {wrong} mutants passed the check, in {time.monotonic() - begin:.0f} s")
     return passed
 
 

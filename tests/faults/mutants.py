@@ -29,24 +29,36 @@ _ORDER_MATTERS = ("sub", "div", "lt", "le", "pow", "fma")
 
 
 @dataclass(frozen=True)
-class Mutant:
-    program: Program
+class Edit:
+    """A mistake that can be made in a program."""
+
     kind: str
     where: str
+    made: Callable[[], Program]
 
 
-def mutants(program: Program, rng: Random) -> Iterator[Mutant]:
-    """Without end: a kind of mistake at random, then a place for it."""
-    edits: dict[str, list[tuple[str, Callable[[], Stmt]]]] = {}
+def edits(program: Program) -> list[Edit]:
+    """Every mistake, always in the same order."""
+    found = []
     for at, stmt in enumerate(walk_stmts(program.body)):
         for kind, where, changed in _edits(stmt):
-            rebuild = lambda at=at, changed=changed: _replaced(program.body, at, changed)  # noqa: E731
-            edits.setdefault(kind, []).append((where, rebuild))
-    kinds = sorted(edits)
-    while True:
-        kind = rng.choice(kinds)
-        where, rebuild = rng.choice(edits[kind])
-        yield Mutant(replace(program, body=rebuild()), kind, where)
+            made = lambda at=at, changed=changed: replace(program, body=_replaced(program.body, at, changed))  # noqa: E731
+            found.append(Edit(kind, where, made))
+    return found
+
+
+def shuffled(program: Program, rng: Random) -> Iterator[int]:
+    """The numbers of all edits: a kind of mistake at random, then a place for it that is new."""
+    by_kind: dict[str, list[int]] = {}
+    for number, edit in enumerate(edits(program)):
+        by_kind.setdefault(edit.kind, []).append(number)
+    for numbers in by_kind.values():
+        rng.shuffle(numbers)
+    while by_kind:
+        kind = rng.choice(sorted(by_kind))
+        yield by_kind[kind].pop()
+        if not by_kind[kind]:
+            del by_kind[kind]
 
 
 def _edits(stmt: Stmt) -> Iterator[tuple[str, str, Stmt | None]]:

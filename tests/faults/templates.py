@@ -1,6 +1,7 @@
-"""A template whose programs do harm while they are made. Builders import this module, and ask it like any other.
+"""Templates whose programs do harm while they are made, or have a mistake in them. Builders import
+`tests.faults.registered`, and ask these like any other.
 
-with Runner(threads, modules=("tests.faults.templates",)) as runner: ...
+with Runner(threads, modules=("tests.faults.registered",)) as runner: ...
 """
 
 from __future__ import annotations
@@ -8,10 +9,15 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 
+import msgspec
+
+from tests.faults.mutants import Edit, edits
 from tilewright import te
 from tilewright.loops.default import default_program
 from tilewright.loops.ir import Program, Store
+from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config, Knob, Space
 from tilewright.space.template import Applied, Terms, Work
 
@@ -84,3 +90,47 @@ class AppliedFaulty:
             zero = te.const(0, output.dtype)
             return Program("outside", good.params, Store(output, te.as_index(output.size), zero))
         return good
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+MUTATED = "mutated"
+
+
+def mutated(base: Config, edit: int) -> Config:
+    """Another config's program, with one of its possible mistakes."""
+    return Config(MUTATED, (("base", msgspec.json.encode(base).decode()), ("edit", edit)))
+
+
+class Mutated:
+    name = MUTATED
+
+    def apply(self, work: Work) -> Applied | None:
+        return AppliedMutated(work)
+
+
+@dataclass(frozen=True)
+class AnyConfig(Space):
+    def __contains__(self, config: Config) -> bool:
+        return config.template == self.template
+
+
+@dataclass(frozen=True)
+class AppliedMutated:
+    work: Work
+
+    @property
+    def space(self) -> Space:
+        return AnyConfig(MUTATED, (), lambda values: False)
+
+    def terms(self, config: Config) -> Terms | None:
+        return None
+
+    def program(self, config: Config) -> Program:
+        base = msgspec.json.decode(str(config["base"]), type=Config)
+        return _edits_of(self.work, base)[config.int("edit")].made()
+
+
+@lru_cache(maxsize=8)
+def _edits_of(work: Work, base: Config) -> list[Edit]:
+    return edits(Candidates.of(work).program(base))

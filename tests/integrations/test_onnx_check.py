@@ -11,13 +11,13 @@ import pytest
 
 import tilewright
 from tests.frontend.onnx.checking import floats, ints, model_of
-from tilewright import driver
 from tilewright.errors import InputError
 from tilewright.frontend.onnx import registry
 from tilewright.graph.ir import Graph, rebuild
 from tilewright.graph.op import apply
 from tilewright.integrations.onnx_check import check_onnx
 from tilewright.space.template import Work
+from tilewright.targets import cpu
 
 BODY = """
     half = Constant <value_float: float = 0.5> ()
@@ -97,7 +97,7 @@ def test_a_quantised_model_is_compared_in_its_own_types() -> None:
 
 
 def test_a_wrong_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = driver.choose
+    right = cpu.choose
 
     def wrong(work: Work) -> object:
         """tanh is compiled as sin."""
@@ -106,7 +106,7 @@ def test_a_wrong_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return right(replace(work, task=replace(work.task, graph=graph)))
 
-    monkeypatch.setattr(driver, "choose", wrong)
+    monkeypatch.setattr(cpu, "choose", wrong)
     model = network()
     report = check_onnx(tilewright.compile(model), model)
     assert not report.ok and report.oracle.deviation is not None and report.value is None

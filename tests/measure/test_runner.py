@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import statistics
@@ -15,7 +16,9 @@ from random import Random
 import pytest
 
 from tests.faults.candidates import product, softmax
-from tilewright.errors import MeasurementError
+from tests.space.checked import Inputs
+from tilewright.errors import MeasurementError, TilewrightWarning
+from tilewright.graph.op import apply
 from tilewright.hw import host
 from tilewright.measure import timing
 from tilewright.measure.runner import Measurement, Runner, typical
@@ -23,6 +26,7 @@ from tilewright.measure.timing import Timed, interval_width
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.outcome import FAILURES, Outcome
+from tilewright.space.sketches import register, unregister
 from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.space.templates.cpu.default import DEFAULT
@@ -111,6 +115,26 @@ def test_an_interrupt_is_passed_on_and_leaves_no_stale_answer(runner: Runner, jo
         runner.measure(job, many)
     (measured,) = runner.measure(job, [DEFAULT])
     assert measured.failure == ""
+
+
+def test_builders_have_the_rules_that_a_users_module_registers(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = Inputs()
+    job = TaskJob.of(Work(x.task(apply("add", x(12, 20), x(20))), host()), 2)
+    own_rule = importlib.import_module("tests.measure.own_rule")
+    try:
+        config = Config(f"sketch:{own_rule.NAME}", ())
+        (measured,) = runner.measure(job, [config])
+        assert measured.failure == "" and measured.seconds
+        unregister(own_rule.NAME)
+        monkeypatch.setattr(own_rule.Columns, "__module__", "__main__")
+        monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+        register(own_rule.Columns())
+        with pytest.warns(TilewrightWarning, match="put it into a module"):
+            runner.measure(job, [DEFAULT])
+    finally:
+        unregister(own_rule.NAME)
 
 
 def test_cold_and_warm(job: TaskJob) -> None:

@@ -63,7 +63,7 @@ def _version(package: str) -> str | None:
 
 
 def _cache() -> dict[str, Any]:
-    from tilewright.codegen.llvm.cache import ObjectCache
+    from tilewright.codegen.cache import ObjectCache
 
     cache = ObjectCache.default()
     return {"folder": str(cache.folder), "bytes": cache.size_bytes(), "limit": cache.limit_bytes}

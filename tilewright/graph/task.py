@@ -93,12 +93,20 @@ def _reads_part(user: Node, operand: Node) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class TaskCall:
-    """A task applied to nodes of a whole graph. `output` is the node whose buffer the call writes."""
+    """A task applied to nodes of a whole graph. `output` is the node whose buffer the call writes.
+
+    `way`: where one task is computed in several ways within a model, which it is here."""
 
     task: Task
     inputs: tuple[Node, ...]  # the graph's inputs, constants, outputs of calls, or views of these
     output: Node
     name: str
+    way: str = ""
+
+    @property
+    def key(self) -> str:
+        """Of the kernel that computes it."""
+        return f"{self.task.key} {self.way}" if self.way else self.task.key
 
     def __repr__(self) -> str:
         return f"<call {self.name}: {self.task.label}>"

@@ -28,6 +28,8 @@ class GpuMachine:
     memory_bytes_per_second: float  # by the data sheet; a calibration knows better
     shared_block: int
     shared_sm: int
+    tensor_flops_clock: float  # of a multiprocessor by `mma.sync`, 16-bit operands and 32-bit sums
+    l2_bytes_clock: float  # of the whole card
     registers_sm: int = 65_536
     threads_sm: int = 2_048
     blocks_sm: int = 32
@@ -35,6 +37,7 @@ class GpuMachine:
     bulk_copy: bool = False  # the tensor copy engine and its barriers, from sm_90 on
     warpgroup_mma: bool = False  # wgmma, sm_90a alone
     dependent_launch: bool = False  # a kernel may begin before the one before it has ended, from sm_90 on
+    clusters: bool = False  # blocks that see each other's shared memory, from sm_90 on
 
     @property
     def threads_block(self) -> int:
@@ -78,6 +81,8 @@ A100 = GpuMachine(
     memory_bytes_per_second=2.04e12,
     shared_block=163 * _KIB,
     shared_sm=164 * _KIB,
+    tensor_flops_clock=2_048,
+    l2_bytes_clock=3_000,
 )
 A10 = GpuMachine(
     "NVIDIA A10",
@@ -89,6 +94,8 @@ A10 = GpuMachine(
     memory_bytes_per_second=0.6e12,
     shared_block=99 * _KIB,
     shared_sm=100 * _KIB,
+    tensor_flops_clock=1_024,
+    l2_bytes_clock=1_000,
     threads_sm=1_536,
     blocks_sm=16,
 )
@@ -112,9 +119,12 @@ H200 = GpuMachine(
     memory_bytes_per_second=4.8e12,
     shared_block=227 * _KIB,
     shared_sm=228 * _KIB,
+    tensor_flops_clock=2_500,
+    l2_bytes_clock=3_000,
     bulk_copy=True,
     warpgroup_mma=True,
     dependent_launch=True,
+    clusters=True,
 )
 
 DESCRIBED = {machine.capability: machine for machine in (A100, A10, L4, H200)}

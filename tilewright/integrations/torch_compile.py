@@ -11,6 +11,8 @@ What runs where
     the rest of the graph is compiled around them. A failure of our own is a warning, once per graph, and that graph
     runs in PyTorch.
 
+    Tensors of an NVIDIA GPU are computed on that GPU, in one CUDA graph for each compiled region.
+
     `torch.autocast` is followed, inside the model and around it. The `mode` of torch.compile says nothing here.
 
 Gradients
@@ -216,9 +218,17 @@ class CompiledGraph:
     def _compile(self, arguments: Sequence[Any], frozen: bool) -> tuple[Runner, Outcome]:
         tensors = [(i, a) for i, a in enumerate(arguments) if isinstance(a, torch.Tensor)]
         places = tuple(i for i, _ in tensors)
-        odd = {f"argument {i}": "is not a dense CPU tensor" for i, a in tensors if not _is_plain(a)}
+        odd = {
+            f"argument {i}": "is not a dense tensor of the CPU or of an NVIDIA GPU"
+            for i, a in tensors
+            if not _is_plain(a)
+        }
+        devices = {str(a.device) for _, a in tensors}
+        if not odd and len(devices) > 1:
+            odd = {"graph": f"has arguments on {' and '.join(sorted(devices))}"}
         if odd:
             return self._left(odd)
+        target = next(iter(devices), "cpu")
         try:
             numbers = {i: arguments[i].item() for i in self._scalars}
             program = captured.capture(captured.with_numbers(self._module, numbers), arguments)
@@ -231,14 +241,14 @@ class CompiledGraph:
                 region = captured.import_region(program.program, program.writes, fixed)
                 if not any(result is None for result in region.results) and not region.writes:
                     return self._left({"graph": "has no tensor to compute"})
-                run = RegionCall(self._build(region), region)
+                run = RegionCall(self._build(region, target), region)
                 return _whole(run, places, guard, self._eager), Outcome("compiled", regions=1)
             except UnsupportedOpsError:
                 pass
-        return self._split(program, places, guard)
+        return self._split(program, places, guard, target)
 
     def _split(
-        self, program: captured.Captured, places: Sequence[int], guard: _Distinct | None
+        self, program: captured.Captured, places: Sequence[int], guard: _Distinct | None, target: str
     ) -> tuple[Runner, Outcome]:
         pieces = captured.cut(program)
         left = dict(pieces.left)
@@ -250,7 +260,8 @@ class CompiledGraph:
             assert isinstance(inner, fx.GraphModule)
             try:
                 region = captured.import_region(captured.export_region(inner))
-                pieces.module.set_submodule(name, _RegionModule(RegionCall(self._build(region), region)))
+                run = RegionCall(self._build(region, target), region)
+                pieces.module.set_submodule(name, _RegionModule(run))
                 done += 1
             except UnsupportedOpsError as error:
                 left[name] = str(error.message)
@@ -265,8 +276,13 @@ class CompiledGraph:
             raise UnsupportedOpsError([(why, name) for name, why in reasons.items()])
         return self._in_torch, Outcome("torch", left=dict(reasons))
 
-    def _build(self, region: captured.Region) -> CompiledModel:
-        return driver.compile(region.model, numerics=self._options.numerics, threads=self._options.threads)
+    def _build(self, region: captured.Region, target: str) -> CompiledModel:
+        return driver.compile(
+            region.model,
+            target=target,
+            numerics=self._options.numerics,
+            threads=self._options.threads,
+        )
 
 
 class RegionCall:
@@ -363,7 +379,7 @@ def _weight_positions(module: fx.GraphModule) -> tuple[int, ...]:
 def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer)
-        and tensor.device.type == "cpu"
+        and tensor.device.type in ("cpu", "cuda")
         and tensor.layout is torch.strided
     )
 

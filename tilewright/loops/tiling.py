@@ -80,9 +80,14 @@ def power_of_two_below(limit: int) -> int:
 
 
 def lanes_for(formula: Formula, machine: CpuMachine, extent: int) -> int:
-    """Lanes for a vector loop over an axis: the machine's for the widest type computed with, fewer on a short axis."""
-    widest = max((node.dtype for node in _computed(formula)), key=lambda dtype: dtype.compute.bytes)
-    return min(machine.lanes(widest), power_of_two_below(extent))
+    """Lanes for a vector loop over an axis: the machine's for the widest type computed with, fewer on a short axis. What
+    is only moved fills the vector with elements as they are stored."""
+    nodes = _computed(formula)
+    widest = max((node.dtype for node in nodes), key=lambda dtype: dtype.compute.bytes)
+    lanes = machine.lanes(widest)
+    if not formula.reductions and not any(isinstance(node, te.Call | te.Cast) for node in nodes):
+        lanes = machine.vector_bytes // max(node.dtype.bytes for node in nodes)
+    return min(lanes, power_of_two_below(extent))
 
 
 def _computed(formula: Formula) -> list[te.Expr]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from tilewright import te
 from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula
-from tilewright.loops.ir import Buffer, Kind, Prefetch, Program, Scope, Store, Transpose, block, nest
+from tilewright.loops.ir import Buffer, Kind, Prefetch, Program, Scope, Stmt, Store, Transpose, block, nest
 from tilewright.loops.tiling import (
     Tiles,
     extent_of,
@@ -25,9 +25,10 @@ from tilewright.loops.tiling import (
     lanes_for,
     parallel_nest,
     power_of_two_below,
+    streamed_run,
     with_values,
 )
-from tilewright.te.index import coefficient, divisor_of
+from tilewright.te.index import coefficient, divisor_of, simplify
 
 _LINE = 64
 _BLOCK = 4  # tiles of a block, along both axes or along the shorter side
@@ -77,7 +78,8 @@ def _turn_of(formula: Formula, machine: CpuMachine) -> _Turn | None:
     read = next((axis for axis in formula.axes if coefficient(load.indices[0], axis) == 1), None)
     if read is None or coefficient(load.indices[0], written) is None:
         return None
-    lanes = lanes_for(formula, machine, max(read.extent, written.extent))
+    # A tile of so many vectors fits the registers.
+    lanes = min(lanes_for(formula, machine, max(read.extent, written.extent)), machine.vector_registers)
     short = min(_SHORT, lanes - 1)  # a run is narrower than a vector
     if 1 < written.extent <= short and _is_run(formula.store, written, read) and read.extent >= lanes:
         if {read, written} & _variables_outside(formula.value, load):
@@ -160,19 +162,7 @@ def _program(formula: Formula, machine: CpuMachine, turn: _Turn) -> Program:
     turned = block(fill, Transpose(tile, turn.rows, turn.columns, turn.lanes), write)
     body = nest([(loop, Kind.SERIAL) for loop in inside], turned)
     if staged:
-        value = value_from(
-            stage,
-            (read.inside * turn.columns + step) * width + written.inside * turn.rows + lane,
-            (lane, step),
-        )
-        store = Store(formula.output, placed(formula.store, lane, step), value, streamed)
-        row = [
-            (read.inside, Kind.SERIAL),
-            (step, Kind.SERIAL),
-            (written.inside, Kind.SERIAL),
-            (lane, Kind.VECTOR),
-        ]
-        body = block(body, nest(row, store))
+        body = block(body, _write_staged(formula, turn, read, written, stage))
     outside = [axis for axis in formula.axes if axis not in (turn.read, turn.written)]
     body = parallel_nest(
         [*outside, read.blocks.var, written.blocks.var], 2 * tile.size * extent_of(inside), body
@@ -182,6 +172,26 @@ def _program(formula: Formula, machine: CpuMachine, turn: _Turn) -> Program:
         f"transposed: tiles of {shape}" + (", staged" if staged else "") + (", streamed" if streamed else "")
     )
     return Program(formula.name, (*formula.inputs, formula.output), with_values(body, {}), decisions)
+
+
+def _write_staged(formula: Formula, turn: _Turn, read: _Cut, written: _Cut, stage: Buffer) -> Stmt:
+    """The rows of a block from scratch to the output, whole lines of them past the caches."""
+    row, along = te.Var("row", read.blocks.size), te.Var("along", written.blocks.size)
+    origin: dict[te.Var, te.Expr] = {turn.read: read.blocks.start() + row}
+
+    def write(place: te.Expr, index: te.Expr, streamed: bool) -> Store:
+        at = {**origin, turn.written: written.blocks.start() + place}
+        loaded, moved = te.Load(stage, (row * along.extent + place,)), te.substitute(turn.load, at)
+        value = te.rewrite(te.substitute(formula.value, at), lambda node: loaded if node == moved else None)
+        return Store(formula.output, index, value, streamed)
+
+    begin = te.substitute(formula.store, {**origin, turn.written: written.blocks.start()})
+    run = streamed_run(along, simplify(begin), turn.lanes, write)
+    if run is None:
+        tiles, lane = Tiles(along, turn.lanes), te.Var("v", turn.lanes)
+        place = tiles.start() + lane
+        run = nest([(tiles.var, Kind.SERIAL), (lane, Kind.VECTOR)], write(place, begin + place, True))
+    return nest([(row, Kind.SERIAL)], run)
 
 
 def _writes_lines(formula: Formula, turn: _Turn) -> bool:

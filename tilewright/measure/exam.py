@@ -3,6 +3,12 @@
     ordinary   random numbers of both signs, where most of the result is a number then; also what is timed
     edges      zeros, equal numbers, very large and very small ones, stretches of another magnitude
     special    a few NaN and infinities
+    rows       whole rows small, wide apart, far from zero to both sides, zero, and nearly constant: what an exponential
+               without its maximum, or a variance of digits that cancel, does not survive
+    columns    the same along the last axis
+    peaks      in every row one number far above all others, each time elsewhere: a maximum that misses one shows
+
+The last three are for tasks that they can tell anything of.
 
 How exact an element can be depends on the task: a sum that cancels has lost digits before anybody rounds it. So the
 oracle answers twice, the second time with each value that it computes changed by a known small amount, in single
@@ -41,9 +47,41 @@ _JUMP = 16.0  # times its own and the typical size: what moves so fast has gone 
 _NEAR = 32  # elements to each side, the most sensitive of which counts: one may be steady by accident
 _LEAST_SHARE = 1e-2  # of the typical size of all elements, which each may count as its own
 # The same where an element's error is that of its neighbourhood, in which there may be very large ones.
-_TRANSFORMED_SHARE = {"ordinary": 1.0, "edges": 5.0, "special": 1.0}
+_TRANSFORMED_SHARE, _TRANSFORMED_ODD_SHARE = 1.0, 5.0  # on inputs of one size, of several
 _LARGE, _TINY = 1e3, 2.0**-120
 _TINY_HALF = 2.0**-14  # what 16 bits can hold
+
+_SMALL = 2.0**-9  # whose square is about what norms add to a variance
+_WIDE, _FAR = 48.0, 150.0  # exponentials of such numbers are beyond single precision
+_TREATMENTS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
+    lambda x: x * _SMALL,
+    lambda x: x + _FAR,
+    lambda x: x * _WIDE,
+    lambda x: 1.0 + x * _SMALL,
+    lambda x: x - _FAR,
+    lambda x: x * 0.0,
+)
+_ROWS = 4  # at least, for an axis to be one along which rows lie
+_PEAK = 300.0
+_MOST_TURNS, _TURNED_ELEMENTS = 8, 1 << 17  # of peaks; in all, that several turns are taken of
+_MAXIMA = {"softmax", "log_softmax", "attention", "amax", "argmax", "max_pool", "adaptive_max_pool"}
+_MINIMA = {"amin", "argmin"}
+# What these do to numbers of one size they do to those of any.
+_SIZE_BLIND = {
+    *("neg", "abs", "relu", "leaky_relu", "add", "sub", "mul", "maximum", "minimum", "batch_norm"),
+    *(
+        "sum",
+        "mean",
+        "amax",
+        "amin",
+        "cumsum",
+        "max_pool",
+        "avg_pool",
+        "adaptive_max_pool",
+        "adaptive_avg_pool",
+    ),
+    *("matmul", "linear", "conv", "conv_transpose"),
+}
 
 
 class WrongResult(Exception):
@@ -111,7 +149,7 @@ class Exam:
 
 def draw_exam(task: Task, numerics: str, seed: int) -> Exam:
     draw = _Draw(task, numerics, np.random.default_rng(seed))
-    drawn = map(draw.case, ("ordinary", "edges", "special"))
+    drawn = map(draw.case, ("ordinary", "edges", "special", *draw.treated_names(), *draw.peak_names()))
     return Exam(tuple(case for case in drawn if case is not None))
 
 
@@ -124,9 +162,10 @@ class _Draw:
         self.graph = task.graph
         dtype = task.output.dtype
         self.bound = ELEMENT_BOUNDS.get(dtype, 0.0)
-        self.least_share = dict.fromkeys(_TRANSFORMED_SHARE, _LEAST_SHARE)
-        if numerics == "fast" and any(node.op == "conv" for node in self.graph.nodes()):
-            self.bound, self.least_share = max(self.bound, _TRANSFORMED_BOUND), _TRANSFORMED_SHARE
+        transformed = numerics == "fast" and any(node.op == "conv" for node in self.graph.nodes())
+        if transformed:
+            self.bound = max(self.bound, _TRANSFORMED_BOUND)
+        self.transformed = transformed
         self.extents = _index_extents(self.graph)
         self.spreading = any(
             op_of(node.op).fusion is Fusion.COMPLEX or node.op == "attention"
@@ -145,7 +184,7 @@ class _Draw:
     def case(self, name: str) -> Case | None:
         inputs, answer = self.inputs, self.answer
         if name != "ordinary":
-            change = {"edges": self._edges, "special": self._special}[name]
+            change = {"edges": self._edges, "special": self._special}.get(name) or self._treatment(name)
             inputs = [
                 array if number in self.task.constants else change(array, node.dtype)
                 for number, (array, node) in enumerate(zip(inputs, self.graph.inputs, strict=True))
@@ -154,8 +193,10 @@ class _Draw:
                 return None  # nothing but constants and integers
             (answer,) = evaluate(self.graph, inputs, precise=True)
         dtype = self.task.output.dtype
+        typical = _typical(answer, None if self.transformed else _treated_axis(name, answer.shape))
         answer, changed = answer.reshape(-1), _changed_answer(self.graph, inputs).reshape(-1)
-        allowed = _allowed(answer, changed, dtype, self.bound, self.least_share[name])
+        share = self._least_share(name)
+        allowed = _allowed(answer, changed, dtype, typical.reshape(-1), self.bound, share)
         if dtype.is_float:
             with np.errstate(all="ignore"):  # what the type cannot hold is infinite
                 overflown = np.isinf(answer.astype(dtype.numpy)) & np.isfinite(answer)
@@ -163,6 +204,59 @@ class _Draw:
         spreading = self.spreading and name == "special"
         bound = L2_BOUNDS.get(dtype, 0.0) if name == "ordinary" else math.inf
         return Case(name, tuple(inputs), answer, allowed, spreading, bound)
+
+    def treated_names(self) -> list[str]:
+        """The cases of rows that are treated: of few rows several, until each has been treated in every way."""
+        if all(self._is_size_blind(node) for node in self.graph.nodes()):
+            return []
+        shapes = [node.shape for node in self.graph.inputs if node.dtype.is_float]
+        extents = [shape[axis] for shape in shapes if (axis := _treated_axis("rows", shape)) is not None]
+        turns = -(-len(_TREATMENTS) // max(1, min(extents, default=len(_TREATMENTS))))
+        return [*("rows" if turn == 0 else f"rows, turn {turn}" for turn in range(turns)), "columns"]
+
+    def peak_names(self) -> list[str]:
+        """Of few rows several, until every place has had its peak."""
+        shapes = [node.shape for node in self.graph.inputs if node.dtype.is_float and node.type.size]
+        if not shapes or not any(node.op in _MAXIMA | _MINIMA for node in self.graph.nodes()):
+            return []
+        largest = max(shapes, key=math.prod)
+        places, size = (largest[-1] if largest else 1), math.prod(largest)
+        turns = min(_MOST_TURNS, -(-places * places // size), max(1, _TURNED_ELEMENTS // size))
+        return ["peaks" if turn == 0 else f"peaks, turn {turn}" for turn in range(turns)]
+
+    @staticmethod
+    def _is_size_blind(node: Node) -> bool:
+        if node.is_input or node.is_constant or node.op in _SIZE_BLIND:
+            return True
+        return op_of(node.op).fusion is Fusion.INJECTIVE
+
+    def _least_share(self, name: str) -> float:
+        if not self.transformed:
+            return _LEAST_SHARE
+        return _TRANSFORMED_SHARE if name in ("ordinary", "special") else _TRANSFORMED_ODD_SHARE
+
+    def _treatment(self, name: str) -> Callable[[np.ndarray, DType], np.ndarray]:
+        _, _, turn = name.partition("turn ")
+        if name.startswith("peaks"):
+            return lambda array, dtype: self._peaks(array, dtype, int(turn or 0))
+
+        def treated(array: np.ndarray, dtype: DType) -> np.ndarray:
+            axis = _treated_axis(name, array.shape)
+            if not dtype.is_float or not array.size or axis is None:
+                return array
+            count, extent = len(_TREATMENTS), array.shape[axis]
+            places = np.arange(extent)
+            kinds = (
+                places * count // extent if extent >= count else places + int(turn or 0) * extent
+            ) % count
+            rows = np.moveaxis(array.astype(np.float64), axis, 0)
+            for kind, treat in enumerate(_TREATMENTS):
+                rows[kinds == kind] = treat(rows[kinds == kind])
+            if self.positive:
+                np.abs(rows, out=rows)
+            return np.ascontiguousarray(np.moveaxis(rows, 0, axis).astype(array.dtype))
+
+        return treated
 
     def _ordinary(self) -> list[np.ndarray]:
         return [
@@ -212,6 +306,18 @@ class _Draw:
         if not self.positive:
             large[rng.random(large.size) < 0.2] = -_LARGE
         return flat.reshape(array.shape)
+
+    def _peaks(self, array: np.ndarray, dtype: DType, turn: int) -> np.ndarray:
+        if not dtype.is_float or not array.size or not array.shape:
+            return array
+        rows = array.reshape(-1, array.shape[-1]).copy()
+        count, places = rows.shape
+        inner = np.random.default_rng(places).permutation(np.arange(1, max(1, places - 1)))
+        order = np.array([places - 1, 0, *inner])[:places]  # the ends first
+        peak = _PEAK if any(node.op in _MAXIMA for node in self.graph.nodes()) else -_PEAK
+        numbers = np.arange(count)
+        rows[numbers, order[(numbers + turn * count) % places]] += np.asarray(peak, rows.dtype)
+        return rows.reshape(array.shape)
 
     def _special(self, array: np.ndarray, dtype: DType) -> np.ndarray:
         if not dtype.is_float or not array.size:
@@ -281,8 +387,32 @@ def _changed_answer(graph: Graph, inputs: Sequence[np.ndarray]) -> np.ndarray:
     return values[graph.outputs[0]]
 
 
+def _treated_axis(name: str, shape: Sequence[int]) -> int | None:
+    """The axis along which the rows of a case are told apart; None where there is none."""
+    if name == "columns":
+        return len(shape) - 1 if shape and shape[-1] >= _ROWS else None
+    if not name.startswith("rows") or not shape:
+        return None
+    return next((axis for axis, extent in enumerate(shape) if extent >= _ROWS), 0)
+
+
+def _typical(answer: np.ndarray, axis: int | None) -> np.ndarray:
+    """The size of a typical element, for each one: of all, or of those in the same place of an axis."""
+    if not answer.size or answer.dtype.kind != "f":
+        return np.zeros(answer.shape)
+    with np.errstate(all="ignore"):
+        squares = np.where(np.isfinite(answer), answer, 0.0).astype(np.float64) ** 2
+    others = tuple(number for number in range(answer.ndim) if number != axis)
+    return np.broadcast_to(np.sqrt(np.mean(squares, axis=others, keepdims=True)), answer.shape)
+
+
 def _allowed(
-    answer: np.ndarray, changed: np.ndarray, dtype: DType, bound: float, least_share: float
+    answer: np.ndarray,
+    changed: np.ndarray,
+    dtype: DType,
+    typical: np.ndarray,
+    bound: float,
+    least_share: float,
 ) -> np.ndarray:
     """How far each element may be off, as float32; 0 for one that is no number and must be the same."""
     if not dtype.is_float:
@@ -293,7 +423,6 @@ def _allowed(
         finite, stays = np.isfinite(answer), np.isfinite(changed)
         comparable = finite & stays
         size = np.where(finite, np.abs(answer), 0.0)
-        typical = math.sqrt(float(np.mean(size**2))) if size.size else 0.0
         shift = np.where(comparable, np.abs(changed.astype(np.float64) - answer) / _CHANGE, 0.0)
         jumps = shift > _JUMP * (size + typical)
         shift[jumps] = 0.0

@@ -34,7 +34,7 @@ from tilewright.measure.single import Built
 from tilewright.measure.timing import Beat, Check, Checked, Race, Raced, Ready, Sit, Time, Timed, TimingReply
 from tilewright.measure.trial import TaskJob
 from tilewright.space.outcome import Outcome
-from tilewright.space.sketches.rules import RULES
+from tilewright.space.sketches.rules import registering_modules
 from tilewright.space.space import Config
 
 _BUILDING, _TIMING = "tilewright.measure.building:serve", "tilewright.measure.timing:serve"
@@ -105,8 +105,7 @@ class Runner:
     """Measures configs on `threads` threads. Its processes start with the first measurement and stay warm.
 
     `builders`: how many processes build at once (all cores). `cold`: nothing that a kernel reads is in a cache.
-    `modules`: names of modules that builders import first, such as register templates of one's own; those of sketch
-    rules that are registered here are imported anyway.
+    `modules`: names of modules that builders import first, beside those that register sketch rules in this process.
     `memory`: bytes that each builder may have. `seed`: of the inputs; fresh ones are drawn where it is None.
     """
 
@@ -218,11 +217,12 @@ class Runner:
         replies: dict[Config, Any] = {}
         if job not in self._exams:
             orders.append(self._exam_order(job))
+        modules = (*self._modules, *registering_modules())
         for config in dict.fromkeys(configs):
             if (job, config) in self._kept:
                 replies[config] = self._kept[job, config]
                 continue
-            request = Build(job, config, (*self._modules, *_modules_of_rules()))
+            request = Build(job, config, modules)
 
             def done(reply: BuildReply, config: Config = config) -> None:
                 replies[config] = reply
@@ -397,12 +397,6 @@ class Runner:
     def _end_timer(self) -> None:
         self._timer.close()
         self._seated = None
-
-
-def _modules_of_rules() -> tuple[str, ...]:
-    """Where sketch rules come from that are not ours: a builder that imports these has registered them too."""
-    found = {type(rule).__module__ for rule in RULES}
-    return tuple(sorted(name for name in found if name != "__main__" and not name.startswith("tilewright.")))
 
 
 def _reply(child: Child, kind: Any) -> Any:

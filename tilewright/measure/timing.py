@@ -2,7 +2,8 @@
 
 A kernel runs first on memory that is watched: every buffer lies between canaries, inputs must be what they were
 afterwards, the output is filled with NaN before, and so are the stacks that hold scratch memory. It runs on the number
-of threads that it is timed with, and on another, from addresses that are not aligned: both must give the same bits.
+of threads that it is timed with, and on another, from addresses that are not aligned, and between pages that nobody may
+touch: all must give the same bits.
 Only then it is timed, on the ordinary inputs of the exam.
 
 Constants are weights, which in a model come from memory and not from a cache: calls go round copies that together are
@@ -34,7 +35,7 @@ from tilewright.measure.calibrate import multiply_add_program
 from tilewright.measure.exam import Case, Exam, StoredExam, WrongResult, load_exam
 from tilewright.measure.process import Channel, Failed
 from tilewright.measure.single import Built, Call, executor_of
-from tilewright.measure.watched import Blocks, StrayWrite, Watched
+from tilewright.measure.watched import Blocks, Fences, StrayWrite, Watched
 from tilewright.runtime.plan import aligned
 
 _SLOW_CHECK = 0.25  # seconds of one run, from which on no second opinion is asked for
@@ -342,6 +343,15 @@ class _Kernel:
             if other.output.tobytes() != first:
                 raise WrongResult("it computes something else on another number of threads")
             other.release()
+            inputs = self._inputs(cases[0])
+            for at_end in (True, False):
+                with _fences().around(specs, inputs, at_end=at_end, aligned_ones=self._constants) as fenced:
+                    addresses, output = fenced
+                    self._run(addresses, threads, beat)
+                    if output.tobytes() != first:
+                        raise WrongResult(
+                            "it computes something else where other memory is beside its buffers"
+                        )
         watched.release()
         self._executor.threads = threads
         beat(False)
@@ -350,13 +360,16 @@ class _Kernel:
     def _run_watched(self, watched: Watched, case: Case, threads: int, beat: _Beat) -> None:
         inputs = self._inputs(case)
         watched.fill(inputs)
+        self._run(watched.addresses, threads, beat)
+        watched.verify(inputs)
+
+    def _run(self, addresses: Sequence[int], threads: int, beat: _Beat) -> None:
+        """One call, with nonsense on the stacks."""
         _poison(self._task.machine, threads).run()
         beat(True)
         self._executor.threads = threads
-        addresses = self._filled_up([watched.addresses] * self._calls)
-        self._executor.time_range(*addresses, _CALL_STEP, _CALL_STEP + 1)
+        self._executor.time_range(*self._filled_up([addresses] * self._calls), _CALL_STEP, _CALL_STEP + 1)
         beat(False)
-        watched.verify(inputs)
 
     def _filled_up(self, sets: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
         """The addresses of the plan's inputs and outputs: of each call's, then of the reference kernel's."""
@@ -473,6 +486,11 @@ def _poison(machine: CpuMachine, threads: int) -> _Helper:
     """Fills the stacks of threads with NaN: scratch memory that a kernel forgets to fill is not zero by accident."""
     program = poison_program(machine.lanes(DType.F32), threads)
     return _Helper(program, machine, threads, [np.zeros(1, np.int64)])
+
+
+@lru_cache(maxsize=1)
+def _fences() -> Fences:
+    return Fences()
 
 
 def poison_program(lanes: int, threads: int) -> Program:

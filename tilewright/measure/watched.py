@@ -1,15 +1,19 @@
-"""Memory that shows whether a kernel keeps to its own: canaries around every buffer, inputs that are compared."""
+"""Memory that shows whether a kernel keeps to its own: canaries around every buffer, inputs that are compared, and
+pages between buffers that nobody may touch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import ctypes
+import mmap
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.measure.exam import WrongResult
 from tilewright.runtime.executor import aligned_empty
-from tilewright.runtime.plan import TensorSpec, aligned
+from tilewright.runtime.plan import ALIGNMENT, TensorSpec, aligned
 
 _GUARD = 4096  # bytes on both sides of every buffer
 _INPUT_CANARY = 0xFF  # NaN: what is read from here shows in the result
@@ -17,6 +21,7 @@ _OUTPUT_CANARY = 0xA5
 _POISON = 0xFF  # NaN in every type of float
 _MOST_KEPT = 12  # blocks
 _MOST_WASTED = 4  # times the size that is wanted: a larger block is left for one who needs it
+_NO_ACCESS, _READ_AND_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
 
 
 class StrayWrite(WrongResult):
@@ -91,6 +96,55 @@ class Watched:
 
     def release(self) -> None:
         self._blocks.give_back(self._block)
+
+
+class Fences:
+    """Buffers between pages that nobody may touch. Canaries show what is written outside of a buffer, and what is read
+    there and used; here one who reads it for nothing crashes, as it might in a model, at the end of a page."""
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+
+    @contextlib.contextmanager
+    def around(
+        self,
+        specs: Sequence[TensorSpec],
+        inputs: Sequence[np.ndarray],
+        *,
+        at_end: bool,
+        aligned_ones: frozenset[int] = frozenset(),
+    ) -> Iterator[tuple[list[int], np.ndarray]]:
+        """The addresses of buffers, filled, and the output. Each ends at a fence, those in `aligned_ones` as nearly as
+        they can; or it begins at one."""
+        fences, begins, end = [0], [], mmap.PAGESIZE
+        for number, spec in enumerate(specs):
+            room = -(-max(1, spec.bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+            step = ALIGNMENT if number in aligned_ones else DType.parse(spec.dtype).bytes
+            begins.append(end + ((room - spec.bytes) // step * step if at_end else 0))
+            fences.append(end + room)
+            end += room + mmap.PAGESIZE
+        memory = self._of(end)
+        buffers = [memory[begin : begin + spec.bytes] for begin, spec in zip(begins, specs, strict=True)]
+        for buffer, values in zip(buffers, inputs, strict=False):
+            buffer[:] = _bytes(values)
+        buffers[-1][:] = _POISON
+        base = int(memory.ctypes.data)
+        try:
+            for fence in fences:
+                _protect(base + fence, _NO_ACCESS)
+            yield [base + begin for begin in begins], buffers[-1].view(DType.parse(specs[-1].dtype).numpy)
+        finally:
+            for fence in fences:
+                _protect(base + fence, _READ_AND_WRITE)
+
+    def _of(self, size: int) -> np.ndarray:
+        if self._memory is None or len(self._memory) < size:
+            self._memory = mmap.mmap(-1, size)
+        return np.frombuffer(self._memory, np.uint8)
+
+
+def _protect(address: int, how: int) -> None:
+    ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), how)
 
 
 def _bytes(values: np.ndarray) -> np.ndarray:

@@ -20,10 +20,13 @@ from tilewright.rewrites.chain import chained
 from tilewright.rewrites.fuse import Group, fuse
 
 
-def partition(graph: Graph) -> Partition:
-    """The calls that compute `graph`. The partition's own graph differs from it by the copies for outputs."""
+def partition(graph: Graph, chains: bool = True) -> Partition:
+    """The calls that compute `graph`. The partition's own graph differs from it by the copies for outputs. `chains`:
+    whether one kernel may compute several convolutions."""
     graph, copies, owners = _own_outputs(graph)
-    fused = chained(graph, fuse(graph, materialised=copies), lambda group: make_task(group)[0])
+    fused = fuse(graph, materialised=copies)
+    if chains:
+        fused = chained(graph, fused, lambda group: make_task(group)[0])
     views = {view: owners.get(target, target) for view, target in fused.views.items()}
     for value, owner in owners.items():
         views.pop(owner, None)

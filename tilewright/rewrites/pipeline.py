@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tilewright.graph.ir import Graph
 from tilewright.graph.task import Partition
@@ -20,10 +21,24 @@ from tilewright.rewrites.simplify import Simplify
 from tilewright.support.trace import Trace
 
 
-def passes(numerics: str = "fast", oracle: CostOracle | None = None) -> Sequence[Pass]:
+@dataclass(frozen=True)
+class Abilities:
+    """What one kernel of the machine can compute together."""
+
+    attention: bool = True
+    chains: bool = True  # a depthwise convolution and the pointwise ones around it
+
+
+_ALL = Abilities()
+
+
+def passes(
+    numerics: str = "fast", oracle: CostOracle | None = None, abilities: Abilities = _ALL
+) -> Sequence[Pass]:
     """The passes, each where it is for the reason beside it. There is none against dead code: a graph is what its
     outputs reach, and nothing else. `oracle`: what kernels take on the machine; None: bytes are counted."""
     simplify = Simplify(fast=numerics == "fast")
+    attention = numerics == "fast" and abilities.attention
     return (
         # What the frontend left of the framework's own generality goes first: it hides what the next passes look for
         # (a dropout between convolution and batch norm, weights computed from parameters).
@@ -33,9 +48,9 @@ def passes(numerics: str = "fast", oracle: CostOracle | None = None) -> Sequence
         FoldBatchNorm(),
         # Before decompose, which leaves an attention whole: what is written out by hand is to be one too. After
         # simplify, which has made the transposed keys a plain permute and division by a number a product.
-        *((RecogniseAttention(),) if numerics == "fast" else ()),
+        *((RecogniseAttention(),) if attention else ()),
         # From here on only operators that have a lowering.
-        Decompose(keeps_attention=numerics == "fast"),
+        Decompose(keeps_attention=attention),
         # Reshapes and attention's scaling move next to the matmuls before permutes are placed, so that a permute is
         # never written between a matmul and what it could compute in registers.
         simplify,
@@ -55,19 +70,29 @@ def passes(numerics: str = "fast", oracle: CostOracle | None = None) -> Sequence
 
 
 def rewrite(
-    graph: Graph, trace: Trace | None = None, *, numerics: str = "fast", oracle: CostOracle | None = None
+    graph: Graph,
+    trace: Trace | None = None,
+    *,
+    numerics: str = "fast",
+    oracle: CostOracle | None = None,
+    abilities: Abilities = _ALL,
 ) -> Graph:
     """The graph after all passes, before it is cut into tasks."""
-    return run_passes(graph, passes(numerics, oracle), trace or Trace.off())
+    return run_passes(graph, passes(numerics, oracle, abilities), trace or Trace.off())
 
 
 def run_pipeline(
-    graph: Graph, trace: Trace | None = None, *, numerics: str = "fast", oracle: CostOracle | None = None
+    graph: Graph,
+    trace: Trace | None = None,
+    *,
+    numerics: str = "fast",
+    oracle: CostOracle | None = None,
+    abilities: Abilities = _ALL,
 ) -> Partition:
     trace = trace or Trace.off()
     with trace.span("rewrites", nodes=len(graph.nodes())) as span:
-        graph = rewrite(graph, trace, numerics=numerics, oracle=oracle)
+        graph = rewrite(graph, trace, numerics=numerics, oracle=oracle, abilities=abilities)
         with trace.span("rewrites.partition"):
-            result = partition(graph)
+            result = partition(graph, chains=abilities.chains)
         span.note(calls=len(result.calls), tasks=len(result.tasks()), views=len(result.views))
     return result

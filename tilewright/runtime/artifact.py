@@ -37,7 +37,7 @@ from tilewright.errors import (
     CodegenError,
     VerificationError,
 )
-from tilewright.runtime import host
+from tilewright.runtime import kinds
 from tilewright.runtime.executor import aligned_empty, content_key
 from tilewright.runtime.plan import ALIGNMENT, FORMAT_VERSION, Plan, TensorSpec, aligned
 
@@ -236,7 +236,6 @@ def load(path: str | os.PathLike[str], threads: int | None = None) -> CompiledMo
     """A model from its file: for one kind of call, or for as many as it was saved for. Everything is verified before
     anything runs; ArtifactError says what is wrong."""
     from tilewright.runtime.dynamic import DynamicModel
-    from tilewright.runtime.model import CompiledModel
 
     place = str(path)
     memory, manifest_at, manifest_bytes = _read_verified(place)
@@ -251,7 +250,7 @@ def load(path: str | os.PathLike[str], threads: int | None = None) -> CompiledMo
                 digest: memory[parts[name].offset :][: parts[name].bytes].tobytes()
                 for digest, name in variant.objects.items()
             }
-            models.append(CompiledModel(variant.plan, constants, objects, threads=threads))
+            models.append(kinds.model(variant.plan, constants, objects, threads))
     except (VerificationError, CodegenError, KeyError) as error:
         message = (
             error.message if isinstance(error, (VerificationError, CodegenError)) else f"no part {error}"
@@ -350,7 +349,7 @@ def _choose(place: str, manifest: Manifest) -> list[Variant]:
         if not isinstance(target.get("triple"), str) or not isinstance(target.get("features"), list):
             raise ArtifactError(f"{place} has a variant without a target")
         try:
-            host.check(target)
+            kinds.check(target)
         except ArtifactMachineError as error:
             problem = error
             continue

@@ -14,7 +14,7 @@ from tilewright.errors import InputError
 from tilewright.runtime import tree
 from tilewright.runtime.executor import Executor
 from tilewright.runtime.explain import BenchResult, Checker, Explanation, explain, random_inputs
-from tilewright.runtime.plan import Plan
+from tilewright.runtime.plan import Plan, TensorSpec
 from tilewright.runtime.ports import OutPort, Port
 
 _BENCH_SECONDS = 0.5  # how long `bench` goes on when no number of repeats is given
@@ -36,23 +36,31 @@ class CompiledModel:
         checker: Checker | None = None,
     ) -> None:
         self.plan = plan
-        self.executor = Executor(plan, constants, objects, threads)
+        self.executor = self._made_executor(constants, objects, threads)
         self.checker = checker  # fills the error column of `explain`; an artifact has none
         positional, keyword = plan.input_tree["items"]
         self._positional: list[tree.Spec] = positional["items"]
         self._keyword: dict[str, tree.Spec] = dict(zip(keyword["keys"], keyword["items"], strict=True))
         paths = self._input_paths()
-        self._in_ports = [Port(spec, paths[index]) for index, spec in enumerate(plan.inputs)]
+        self._in_ports = [self._made_port(spec, paths[index]) for index, spec in enumerate(plan.inputs)]
         self._out_ports = [OutPort(spec) for spec in plan.outputs]
         # The usual case, every argument a tensor given by position, needs no walk over trees.
         leaves = [item.get("index") for item in self._positional]
         self._plain_arity = len(leaves) if not self._keyword and leaves == list(range(len(leaves))) else -1
         self._one_output = plan.output_tree == {"kind": "leaf", "index": 0}
 
+    def _made_executor(
+        self, constants: Sequence[np.ndarray], objects: Mapping[str, bytes], threads: int | None
+    ) -> Any:
+        return Executor(self.plan, constants, objects, threads)
+
+    def _made_port(self, spec: TensorSpec, path: str) -> Port:
+        return Port(spec, path)
+
     @property
     def threads(self) -> int:
         """How many threads a call uses; None or 0 sets the default."""
-        return self.executor.threads
+        return int(self.executor.threads)
 
     @threads.setter
     def threads(self, count: int | None) -> None:

@@ -24,6 +24,7 @@ from tilewright.runtime.packing import Packing
 
 FORMAT_VERSION = 1
 ALIGNMENT = 64
+_MOST_THREADS = 1024  # of a block, on every GPU
 
 SPACES = ("input", "output", "constant", "arena")
 _DTYPES = {dtype.short: dtype for dtype in DType}
@@ -52,12 +53,40 @@ class Place(msgspec.Struct, frozen=True):
     offset: int = 0
 
 
+class Launch(msgspec.Struct, frozen=True):
+    """How a GPU runs a kernel, whose step's `extent` is the number of blocks."""
+
+    threads: int  # of a block
+    shared_bytes: int = 0  # dynamic
+
+
+class View(msgspec.Struct, frozen=True):
+    """An argument of a step as a strided tensor; in elements."""
+
+    argument: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+
+class VendorCall(msgspec.Struct, frozen=True):
+    """A step that a vendor's library computes, through the framework: `runtime/cuda/vendor.py` has the functions."""
+
+    function: str
+    operands: tuple[View, ...]
+    result: tuple[int, ...]  # the shape that the function gives its result
+    order: tuple[int, ...] = ()  # of the result's axes in memory; (): as they are
+    options: dict[str, Any] = {}
+
+
 class Step(msgspec.Struct, frozen=True):
-    kernel: str  # symbol, a key of `Plan.kernels`
+    kernel: str  # symbol, a key of `Plan.kernels`; "" where a library computes it
     arguments: tuple[Place, ...]  # the task's inputs, then its output
     extent: int  # iterations of the parallel loop; 1: runs on the calling thread
     task: str  # key of `Plan.tasks`
     name: str = ""  # for people: the operators, or the framework's name of the value
+    launch: Launch | None = None  # on a GPU
+    vendor: VendorCall | None = None
 
 
 class TaskInfo(msgspec.Struct, frozen=True):
@@ -154,7 +183,7 @@ def _check_boundary(plan: Plan) -> None:
 
 def _check_step(plan: Plan, number: int, step: Step, sizes: dict[str, list[int]]) -> None:
     where = f"step {number} ({step.name or step.kernel})"
-    if step.kernel not in plan.kernels:
+    if step.vendor is None and step.kernel not in plan.kernels:
         _fail(f"{where}: no kernel {step.kernel!r}")
     info = plan.tasks.get(step.task)
     if info is None:
@@ -162,6 +191,12 @@ def _check_step(plan: Plan, number: int, step: Step, sizes: dict[str, list[int]]
     if step.extent < 0:
         _fail(f"{where}: the extent {step.extent}")
     specs = (*info.inputs, info.output)
+    if step.vendor is not None:
+        _check_views(where, step.vendor, specs)
+    if step.launch is not None and not (
+        0 < step.launch.threads <= _MOST_THREADS and step.launch.shared_bytes >= 0
+    ):
+        _fail(f"{where}: the launch {step.launch}")
     if len(specs) != len(step.arguments):
         _fail(f"{where}: {len(step.arguments)} arguments for a task with {len(specs)}")
     for place, spec in zip(step.arguments, specs, strict=True):
@@ -184,6 +219,20 @@ def _check_step(plan: Plan, number: int, step: Step, sizes: dict[str, list[int]]
         same = place.space == output.space and place.index == output.index
         if same and place.offset < output.offset + output_bytes and output.offset < place.offset + spec.bytes:
             _fail(f"{where}: its output overlaps one of its inputs")
+
+
+def _check_views(where: str, call: VendorCall, specs: tuple[TensorSpec, ...]) -> None:
+    """Every element of every view must lie within its argument."""
+    for view in call.operands:
+        if not 0 <= view.argument < len(specs) - 1 or len(view.shape) != len(view.strides):
+            _fail(f"{where}: a view of argument {view.argument} of {len(specs) - 1}")
+        last = view.offset + sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True))
+        if min(*view.shape, 1) < 1 or min(*view.strides, view.offset) < 0:
+            _fail(f"{where}: the view {view}")
+        if last >= math.prod(specs[view.argument].shape):
+            _fail(f"{where}: a view beyond the end of argument {view.argument}")
+    if math.prod(call.result) != math.prod(specs[-1].shape):
+        _fail(f"{where}: a result of {call.result} for {specs[-1]}")
 
 
 def _fail(problem: str) -> NoReturn:

@@ -37,6 +37,10 @@ def torch_module() -> Any:
     return module if hasattr(module, "Tensor") else None  # not in the middle of its import
 
 
+def torch_dtype(dtype: DType) -> Any:
+    return getattr(torch_module(), _TORCH_NAMES[dtype])
+
+
 class Port:
     __slots__ = ("_grad_enabled", "_strided", "_tensor", "dtype", "numpy", "path", "shape", "spec", "torch")
 
@@ -87,7 +91,7 @@ class Port:
         return True
 
     def _torch_address(self, value: Any, keep: list[Any]) -> int:
-        if value.dtype is not self.torch or value.shape != self.shape or not value.is_cpu:
+        if value.dtype is not self.torch or value.shape != self.shape or not self._is_here(value):
             raise self._misfit(value)
         if value.layout is not self._strided:
             raise InputError(
@@ -134,12 +138,12 @@ class Port:
         if not is_numpy and not (self._tensor is not None and isinstance(value, self._tensor)):
             return InputError(
                 f"{self.path}: expected a tensor {self.spec}, got {describe(value)}",
-                remedy="pass a torch.Tensor on the CPU or a numpy.ndarray",
+                remedy=f"pass a torch.Tensor on {self._device()} or a numpy.ndarray",
             )
-        if not is_numpy and not value.is_cpu:
+        if not is_numpy and not self._is_here(value):
             return InputError(
-                f"{self.path}: the model was compiled for the CPU, got a tensor on {value.device}",
-                remedy="move it with .cpu(), or compile for that device",
+                f"{self.path}: the model was compiled for {self._device()}, got a tensor on {value.device}",
+                remedy=f"move it with {self._move()}, or compile for that device",
             )
         if is_numpy and value.dtype != self.numpy and value.dtype.newbyteorder("=") == self.numpy:
             return InputError(
@@ -157,6 +161,17 @@ class Port:
             f"{self.path}: expected {self.spec}, got elements of {value.dtype}",
             remedy="convert it with .to(dtype) or .astype(dtype), or compile for this type",
         )
+
+    # -- what differs on another device -----------------------------------------------------------------------------
+
+    def _is_here(self, value: Any) -> bool:
+        return bool(value.is_cpu)
+
+    def _device(self) -> str:
+        return "the CPU"
+
+    def _move(self) -> str:
+        return ".cpu()"
 
     def _dtype_fits(self, value: Any) -> bool:
         return value.dtype == self.numpy if isinstance(value, np.ndarray) else value.dtype is self.torch

@@ -216,7 +216,19 @@ def cast(value: Expr, dtype: DType) -> Expr:
         return value
     if isinstance(value, Const) and not dtype.is_half:
         return const(value.value, dtype)
-    return Cast(value, dtype)
+    return (_as_stored(value, dtype) if dtype.is_half else None) or Cast(value, dtype)
+
+
+def _as_stored(value: Expr, dtype: DType) -> Expr | None:
+    """An element of type `dtype` that was widened and then only chosen, not computed with, as it was before."""
+    if isinstance(value, Cast) and value.value.dtype is dtype:
+        return value.value
+    if isinstance(value, Const) and value.value == 0:
+        return const(value.value, dtype)
+    if not isinstance(value, Select):
+        return None
+    then, other = _as_stored(value.then, dtype), _as_stored(value.other, dtype)
+    return None if then is None or other is None else Select(value.cond, then, other)
 
 
 def call(op: str, *args: Expr | Number) -> Expr:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from tests.fuzz.whole_road import as_model, examples
 from tests.rewrites.helpers import array
-from tilewright.driver import computed, partitioned
 from tilewright.graph.lower import lower_graph
 from tilewright.graph.task import Task
 from tilewright.graph.text import print_graph
@@ -27,6 +26,8 @@ from tilewright.space.sketches import derive
 from tilewright.space.space import Config
 from tilewright.space.template import Applied, Work
 from tilewright.support.trace import Trace
+from tilewright.targets.cpu import CpuTarget
+from tilewright.targets.target import computed
 from tilewright.te.interpret import interpret
 
 
@@ -85,7 +86,7 @@ def run(count: int, start: int) -> Counter[str]:
     )
     @given(examples, st.integers(0, 1000))
     def check(example: object, number: int) -> None:
-        partition = partitioned(as_model(example.graph), host(), "fast", Trace.off())  # type: ignore[attr-defined]
+        partition = CpuTarget(host()).partitioned(as_model(example.graph), "fast", Trace.off())  # type: ignore[attr-defined]
         for task, _ in computed(partition).values():
             for applied, config in some_configs(task, random.Random(number), 1):
                 met[config.template] += 1

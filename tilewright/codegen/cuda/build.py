@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.cuda import toolchain
 from tilewright.codegen.cuda.emit import emit_program, shared_bytes
 from tilewright.codegen.cuda.toolchain import Compiled, Resources
-from tilewright.codegen.llvm.cache import ObjectCache
 from tilewright.errors import CodegenError
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.ir import Buffer, Program, thread_count

@@ -202,13 +202,18 @@ class _Emitter:
 
     def vector_store(self, stmt: Store, lane: te.Var) -> None:
         lanes = lane.extent
-        for load in dict.fromkeys(te.unguarded_loads(stmt.value)):
+        for load, condition in _loads_of_all_lanes(stmt.value, lane).items():
             if isinstance(load.source, Buffer) and _is_pack(load.source, load.indices[0], lane):
                 kind = f"Pack<{scalars.c_type(load.dtype)}, {lanes}>"
                 name = self.fresh()
+                guard = None if condition is None else self.value(condition)
                 first = self.value(simplify(te.substitute(load.indices[0], {lane: te.as_index(0)})))
-                source = f"{load.source.name} + {first}"
-                self.line(f"const {kind} {name} = *reinterpret_cast<const {kind}*>({source});")
+                value = f"*reinterpret_cast<const {kind}*>({load.source.name} + {first})"
+                if guard is None:
+                    self.line(f"const {kind} {name} = {value};")
+                else:
+                    self.line(f"{kind} {name} = {{}};")
+                    self.line(f"if ({guard}) {name} = {value};")
                 self.packs[load] = f"{name}.at[{lane.name}]"
         packed = _is_pack(stmt.buffer, stmt.index, lane)
         result = self.fresh()
@@ -318,6 +323,29 @@ class _Emitter:
             name = "floor_div" if expr.op == "floordiv" else "floor_mod"
             return f"{name}<{self.index}>({args[0]}, {args[1]})"
         return scalars.call(expr.op, dtype, args)
+
+
+def _loads_of_all_lanes(expr: te.Expr, lane: te.Var) -> dict[te.Load, te.Expr | None]:
+    """The loads that all lanes perform or none does, and under which condition; None: always."""
+    found: dict[te.Load, te.Expr | None] = {}
+    differing: set[te.Load] = set()
+
+    def visit(node: te.Expr, condition: te.Expr | None) -> None:
+        if isinstance(node, te.Select):
+            visit(node.cond, condition)
+            if lane not in te.variables(node.cond) and not te.loads(node.cond):
+                visit(node.then, te.all_of([c for c in (condition, node.cond) if c is not None]))
+                negated = te.call("not", node.cond)
+                visit(node.other, te.all_of([c for c in (condition, negated) if c is not None]))
+            return
+        if isinstance(node, te.Load):
+            if found.setdefault(node, condition) != condition:
+                differing.add(node)
+        for child in te.children(node):
+            visit(child, condition)
+
+    visit(expr, None)
+    return {load: condition for load, condition in found.items() if load not in differing}
 
 
 def _is_pack(buffer: Buffer, index: te.Expr, lane: te.Var) -> bool:

@@ -1,33 +1,17 @@
-// A block's tile of a matrix product, BM x BN, accumulated over the whole depth; a pipeline of STAGES tiles in shared
-// memory, WARPS_M x WARPS_N warps. The sums end up in shared memory as rows of BN + PAD floats.
-template <class T, int BM, int BN, int BK, int WARPS_M, int WARPS_N, int STAGES, bool TURNED_A, bool TURNED_B, int LANES_A,
-          int LANES_B>
+// A block's tile of a matrix product, BM x BN, accumulated over `tiles` steps of BK; a pipeline of STAGES tiles in shared
+// memory, WARPS_M x WARPS_N warps. The sums end up in shared memory as rows of BN + 8 floats.
+template <class T, int BM, int BN, int BK, int WARPS_M, int WARPS_N, int STAGES, class A, class B>
 struct Product {
-  static constexpr int THREADS = WARPS_M * WARPS_N * 32;
   static constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;
-  static constexpr int MS = WM / 16, NS = WN / 16;
+  static constexpr int MS = WM / 16, NS = WN / 16, STEPS = BK / 16;
   static constexpr int PITCH = BN + 8;
-  using A = Operand<T, BM, BK, TURNED_A, LANES_A, THREADS>;
-  using B = Operand<T, BN, BK, TURNED_B, LANES_B, THREADS>;
   static constexpr int STAGE = A::BYTES + B::BYTES;
 
-  __device__ static void run(unsigned char* shared, const T* a, const T* b, i64 pitch_a, i64 pitch_b, int m0, int n0,
-                             int m, int n, int k) {
-    const unsigned base = shared_address(shared);
+  __device__ static void run(unsigned char* shared, A& a, B& b, int tiles) {
+    const unsigned base = shared_address(shared), end = base + STAGES * STAGE;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
-    const int tiles = (k + BK - 1) / BK;
-
-    auto fetch = [&](int tile) {
-      if (tile < tiles) {
-        const unsigned to = base + tile % STAGES * STAGE;
-        A::fetch(to, a, pitch_a, TURNED_A ? tile * BK : m0, TURNED_A ? m0 : tile * BK, TURNED_A ? k : m,
-                 TURNED_A ? m : k);
-        B::fetch(to + A::BYTES, b, pitch_b, TURNED_B ? tile * BK : n0, TURNED_B ? n0 : tile * BK,
-                 TURNED_B ? k : n, TURNED_B ? n : k);
-      }
-      commit_copies();
-    };
+    const unsigned first_a = A::first(warp_m, lane), first_b = B::first(warp_n, lane);
 
     f32 sums[MS][NS * 2][4];
 #pragma unroll
@@ -37,38 +21,55 @@ struct Product {
 #pragma unroll
         for (int e = 0; e < 4; ++e) sums[i][j][e] = 0.0f;
 
-    // Fragments are read one step ahead, from the next tile at the end of one: the barrier lies behind multiplications.
-    constexpr int STEPS = BK / 16;
-    unsigned rows[2][MS][4], columns[2][NS][4];
-    auto read = [&](int half, int tile, int step) {
-      const unsigned at_a = base + tile % STAGES * STAGE, at_b = at_a + A::BYTES;
+    unsigned into = base, from = base;  // the stages that are written and read
 #pragma unroll
-      for (int i = 0; i < MS; ++i) A::fragment_rows(rows[half][i], at_a, warp_m + i * 16, step * 16, lane);
-#pragma unroll
-      for (int j = 0; j < NS; ++j) B::fragment_columns(columns[half][j], at_b, warp_n + j * 16, step * 16, lane);
-    };
-    for (int tile = 0; tile < STAGES - 1; ++tile) fetch(tile);
+    for (int tile = 0; tile < STAGES - 1; ++tile) {
+      a.fetch(into, 0, 1);
+      b.fetch(into + A::BYTES, 0, 1);
+      a.finish(into);
+      b.finish(into + A::BYTES);
+      commit_copies();
+      into += STAGE;
+    }
     await_copies<STAGES - 2>();
     __syncthreads();
-    read(0, 0, 0);
+
+    // Fragments are read one step ahead, from the next tile at the end of one: the barrier lies behind multiplications.
+    unsigned rows[2][MS][4], columns[2][NS][4];
+#pragma unroll
+    for (int i = 0; i < MS; ++i) A::read(rows[0][i], from, first_a, i, 0);
+#pragma unroll
+    for (int j = 0; j < NS; ++j) B::read(columns[0][j], from + A::BYTES, first_b, j, 0);
+    constexpr int PARTS = STEPS - 1;  // the copies of a tile are spread over all steps but the last
+#pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
 #pragma unroll
       for (int step = 0; step < STEPS; ++step) {
-        if (step == STEPS - 1) {
+        const int now = step % 2, then = (step + 1) % 2, ahead = (step + 1) % STEPS;
+        if (step < PARTS) {
+          a.fetch(into, step, PARTS);
+          b.fetch(into + A::BYTES, step, PARTS);
+        } else {
+          a.finish(into);
+          b.finish(into + A::BYTES);
+          commit_copies();
           await_copies<STAGES - 2>();
           __syncthreads();
-          read((step + 1) % 2, tile + 1, 0);  // behind the last tile: what is read is not used
-        } else {
-          read((step + 1) % 2, tile, step + 1);
+          into = into + STAGE == end ? base : into + STAGE;
+          from = from + STAGE == end ? base : from + STAGE;
         }
-        if (step == 0) fetch(tile + STAGES - 1);
 #pragma unroll
-        for (int i = 0; i < MS; ++i)
+        for (int i = 0; i < MS; ++i) {
+          A::read(rows[then][i], from, first_a, i, ahead);
+#pragma unroll
+          for (int j = NS * i / MS; j < NS * (i + 1) / MS; ++j) B::read(columns[then][j], from + A::BYTES, first_b, j, ahead);
 #pragma unroll
           for (int j = 0; j < NS; ++j) {
-            multiply_add<T>(sums[i][2 * j], rows[step % 2][i], columns[step % 2][j][0], columns[step % 2][j][1]);
-            multiply_add<T>(sums[i][2 * j + 1], rows[step % 2][i], columns[step % 2][j][2], columns[step % 2][j][3]);
+            const int c = i % 2 ? NS - 1 - j : j;  // there and back: a fragment is used twice in a row
+            multiply_add<T>(sums[i][2 * c], rows[now][i], columns[now][c][0], columns[now][c][1]);
+            multiply_add<T>(sums[i][2 * c + 1], rows[now][i], columns[now][c][2], columns[now][c][3]);
           }
+        }
       }
     }
     await_copies<0>();
@@ -84,6 +85,5 @@ struct Product {
           Pack<f32, 2> pair = {sums[i][j][2 * half], sums[i][j][2 * half + 1]};
           *reinterpret_cast<Pack<f32, 2>*>(out + row * PITCH + column) = pair;
         }
-    __syncthreads();
   }
 };

@@ -1,81 +1,232 @@
-"""TensorProduct -> CUDA C++: the hand-written pipeline with its holes filled."""
+"""Kernels for tensor cores -> CUDA C++: hand-written pipelines with their holes filled."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tilewright import te
 from tilewright.codegen.cuda.build import SYMBOL, GpuSource
 from tilewright.codegen.cuda.emit import emit_statement, emit_value, included
 from tilewright.codegen.cuda.scalars import c_type
+from tilewright.loops.gpu.attention import TensorAttention
 from tilewright.loops.gpu.places import positions
-from tilewright.loops.gpu.tensor import TensorProduct
+from tilewright.loops.gpu.tensor import ROW_PADDING, MatrixOperand, TensorProduct, WindowOperand
 
 _RASTER = 8  # tiles along m that neighbouring blocks share a column of b with: they meet in the second cache
+_WRITTEN_AT_ONCE = 4  # vectors of a thread: what the epilogue reads is asked for before the first is needed
+
+Kernel = TensorProduct | TensorAttention
 
 
-def tensor_source(product: TensorProduct) -> GpuSource:
-    tiles = product.tiles
-    rows, columns = -(-product.m // tiles.bm), -(-product.n // tiles.bn)
-    batches = math.prod(axis.extent for axis in product.batch)
-    *inputs, output = product.params
+def tensor_source(kernel: Kernel) -> GpuSource:
+    return _product(kernel) if isinstance(kernel, TensorProduct) else _attention(kernel)
+
+
+def _source(
+    kernel: Kernel,
+    headers: Sequence[str],
+    before: Sequence[str],
+    body: Sequence[str],
+    blocks: int,
+    cluster: int,
+) -> GpuSource:
+    *inputs, output = kernel.params
     pointers = [f"const {c_type(b.dtype)}* __restrict__ {b.name}" for b in inputs]
     pointers.append(f"{c_type(output.dtype)}* __restrict__ {output.name}")
-    kind = ", ".join(
-        str(part)
-        for part in (
-            *(
-                c_type(product.dtype),
-                tiles.bm,
-                tiles.bn,
-                tiles.bk,
-                tiles.warps_m,
-                tiles.warps_n,
-                tiles.stages,
-            ),
-            *(_bool(product.a.turned), _bool(product.b.turned), product.a.lanes, product.b.lanes),
-        )
-    )
+    threads = kernel.tiles.threads
+    together = f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else ""
     lines = [
-        f'extern "C" __global__ void __launch_bounds__({tiles.threads}) {SYMBOL}({", ".join(pointers)}) {{',
+        *before,
+        f'extern "C" __global__ void {together}__launch_bounds__({threads}) {SYMBOL}({", ".join(pointers)}) {{',
         "  extern __shared__ __align__(128) unsigned char shared[];",
-        f"  using P = Product<{kind}>;",
-        f"  const int tile = blockIdx.x % {rows * columns};",
-        f"  const int group = tile / {_RASTER * columns} * {_RASTER};",
-        f"  const int height = min({rows} - group, {_RASTER});",
-        f"  const int m0 = (group + tile % {_RASTER * columns} % height) * {tiles.bm};",
-        f"  const int n0 = tile % {_RASTER * columns} / height * {tiles.bn};",
-    ]
-    number = te.Var("batch", max(2, batches))
-    if batches > 1:
-        lines.append(f"  const int batch = blockIdx.x / {rows * columns};")
-    for axis, value in positions(number, product.batch).items():
-        lines.append(f"  const int {axis.name} = {emit_value(value) if batches > 1 else '0'};")
-    a, b = (f"{o.buffer.name} + {emit_value(o.offset)}" for o in (product.a, product.b))
-    lines += [
-        f"  P::run(shared, {a}, {b}, {product.a.pitch}, {product.b.pitch}, m0, n0, {product.m}, {product.n},"
-        f" {product.k});",
-        "  const f32* const sums = reinterpret_cast<const f32*>(shared);",
-        f"  for (int i = threadIdx.x; i < {tiles.bm * tiles.bn // product.lanes}; i += {tiles.threads}) {{",
-        f"    const int sum_row = i / {tiles.bn // product.lanes}, sum_vector = i % {tiles.bn // product.lanes};",
-        f"    const int place_m = m0 + sum_row, place_n = n0 / {product.lanes} + sum_vector;",
-        f"    if (place_m < {product.m} && place_n < {product.n // product.lanes}) {{",
-        emit_statement(product.write, product.params, depth=3).rstrip("\n"),
-        "    }",
-        "  }",
+        *body,
         "}",
     ]
-    parts = [included(name) for name in ("prelude.cuh", "tensor_cores.cuh", "matmul.cuh")]
     return GpuSource(
-        name=product.name,
-        text="\n".join([*parts, *lines]) + "\n",
-        params=product.params,
-        blocks=rows * columns * batches,
-        threads=tiles.threads,
-        shared_bytes=tiles.shared_bytes,
-        decisions=product.decisions,
+        name=kernel.name,
+        text="\n".join(
+            [*(included(f"{name}.cuh") for name in ("prelude", "tensor_cores", *headers)), *lines, ""]
+        ),
+        params=kernel.params,
+        blocks=blocks,
+        threads=threads,
+        shared_bytes=kernel.shared_bytes,
+        decisions=kernel.decisions,
     )
+
+
+def _batch(axes: Sequence[te.Var], number: str) -> list[str]:
+    """The batch axes as variables, from the number of the batch."""
+    count = math.prod(axis.extent for axis in axes)
+    if count == 1:
+        return [f"  const int {axis.name} = 0;" for axis in axes]
+    places = positions(te.Var("batch", count), axes)
+    return [
+        f"  const int batch = {number};",
+        *(f"  const int {axis.name} = {emit_value(place)};" for axis, place in places.items()),
+    ]
+
+
+def _write(kernel: Kernel, size: tuple[int, int], tile: tuple[int, int], split: int) -> list[str]:
+    """What becomes of the sums: every thread writes vectors, those of a warp beside each other."""
+    threads, lanes = kernel.tiles.threads, kernel.lanes
+    rows, wide = tile[0] // split, tile[1] // lanes
+    vectors = rows * wide
+    turns = -(-vectors // threads)
+    guards = [
+        *([f"i < {vectors}"] if vectors % threads else []),
+        *([f"place_m < {size[0]}"] if size[0] % tile[0] else []),
+        *([f"place_n < {size[1] // lanes}"] if size[1] % tile[1] else []),
+    ]
+    return [
+        "  __syncthreads();",
+        f"#pragma unroll {min(turns, _WRITTEN_AT_ONCE)}",
+        f"  for (int turn = 0; turn < {turns}; ++turn) {{",
+        f"    const int i = turn * {threads} + threadIdx.x;",
+        f"    const int sum_row = {f'part * {rows} + ' if split > 1 else ''}i / {wide};",
+        f"    const int sum_vector = i % {wide};",
+        f"    const int place_m = m0 + sum_row, place_n = n0 / {lanes} + sum_vector;",
+        f"    {'if (' + ' && '.join(guards) + ') ' if guards else ''}{{",
+        emit_statement(kernel.write, kernel.params, depth=3).rstrip("\n"),
+        "    }",
+        "  }",
+    ]
 
 
 def _bool(value: bool) -> str:
     return "true" if value else "false"
+
+
+# -- matrix products --------------------------------------------------------------------------------------------------
+
+
+def _product(product: TensorProduct) -> GpuSource:
+    tiles = product.tiles
+    rows, columns = -(-product.m // tiles.bm), -(-product.n // tiles.bn)
+    batches = math.prod(axis.extent for axis in product.batch)
+    body = [
+        f"  const int tile = blockIdx.x / {tiles.split} % {rows * columns};",
+        f"  const int group = tile / {_RASTER * columns} * {_RASTER};",
+        f"  const int height = min({rows} - group, {_RASTER});",
+        f"  const int m0 = (group + tile % {_RASTER * columns} % height) * {tiles.bm};",
+        f"  const int n0 = tile % {_RASTER * columns} / height * {tiles.bn};",
+        *_batch(product.batch, f"blockIdx.x / {tiles.split * rows * columns}"),
+        *_sums(product),
+        *_write(product, (product.m, product.n), (tiles.bm, tiles.bn), tiles.split),
+    ]
+    return _source(
+        product,
+        ["cluster", "matmul"] if tiles.split > 1 else ["matmul"],
+        _window(product.a) if isinstance(product.a, WindowOperand) else [],
+        body,
+        rows * columns * batches * tiles.split,
+        tiles.split,
+    )
+
+
+def _sums(product: TensorProduct) -> list[str]:
+    """The block's part of the depth, summed into shared memory."""
+    t, kind = product.tiles, c_type(product.dtype)
+    steps = -(-product.k // t.bk)
+    first, count, end = "0", str(steps), str(product.k)
+    lines = []
+    if t.split > 1:
+        lines = [
+            f"  const int part = blockIdx.x % {t.split};",
+            f"  const int first = {steps} * part / {t.split}, steps = {steps} * (part + 1) / {t.split} - first;",
+        ]
+        first, count, end = f"first * {t.bk}", "steps", f"min({product.k}, (first + steps) * {t.bk})"
+    table = f"shared + {t.shared_bytes}, " if isinstance(product.a, WindowOperand) else ""
+    at_a, at_b = (f"{o.buffer.name} + {emit_value(o.offset)}" for o in (product.a, product.b))
+    lines += [
+        f"  {_left_type(product)} a({table}{at_a}, m0, {first}, {product.m}, {end});",
+        f"  {_matrix_type(kind, product.b, t.bn, t.bk, False, t.threads, product.n)}"
+        f" b({at_b}, n0, {first}, {product.n}, {end});",
+        f"  Product<{kind}, {t.bm}, {t.bn}, {t.bk}, {t.warps_m}, {t.warps_n}, {t.stages}, decltype(a), decltype(b)>"
+        f"::run(shared, a, b, {count});",
+        "  f32* const sums = reinterpret_cast<f32*>(shared);",
+    ]
+    if t.split > 1:
+        pitch = t.bn + ROW_PADDING
+        lines.append(f"  add_parts<{t.split}, {t.bm}, {t.bn}, {pitch}, {t.threads}>(sums, part);")
+    return lines
+
+
+def _left_type(product: TensorProduct) -> str:
+    t, kind = product.tiles, c_type(product.dtype)
+    if isinstance(product.a, WindowOperand):
+        return f"Gathered<{kind}, {t.bm}, {t.bk}, {product.a.lanes}, {t.threads}, Window>"
+    return _matrix_type(kind, product.a, t.bm, t.bk, True, t.threads, product.m)
+
+
+def _matrix_type(
+    kind: str, operand: MatrixOperand, outer: int, depth: int, left: bool, threads: int, extent: int
+) -> str:
+    switches = f"{_bool(operand.turned)}, {_bool(left)}, {operand.lanes}, {threads}, {operand.pitch}"
+    return f"Matrix<{kind}, {outer}, {depth}, {switches}, {_bool(extent % outer == 0)}>"
+
+
+def _window(operand: WindowOperand) -> list[str]:
+    """The rows of a gathered operand: what the pipeline asks of each, and of each place in the depth."""
+    inside = "true" if operand.inside is None else emit_value(operand.inside)
+    seen = [f"({emit_value(bit)} ? {1 << n}u : 0u)" for n, bit in enumerate(operand.seen)]
+    needed = [f"1u << ({emit_value(bit)})" for bit in operand.needed]
+    row = "1u << 31"
+    return [
+        "struct Window {",
+        f"  __device__ static int row(int place_m) {{ return {emit_value(operand.row)}; }}",
+        "  __device__ static unsigned seen(int place_m) {",
+        f"    return {inside} ? {' | '.join([row, *seen])} : 0u;",
+        "  }",
+        f"  __device__ static int depth(int place_k) {{ return {emit_value(operand.depth)}; }}",
+        f"  __device__ static unsigned needed(int place_k) {{ return {' | '.join([row, *needed])}; }}",
+        "};",
+    ]
+
+
+# -- attention --------------------------------------------------------------------------------------------------------
+
+
+def _attention(attention: TensorAttention) -> GpuSource:
+    t, kind = attention.tiles, c_type(attention.dtype)
+    width, values = attention.padded
+    blocks = -(-attention.queries // t.queries)
+    tile = f"blockIdx.x % {blocks}"
+    if attention.causal:  # those that see most keys begin first
+        tile = f"{blocks - 1} - {tile}"
+    operands = [
+        ("q", attention.q, width, t.queries, attention.width, f"m0, {attention.width}, {attention.queries}"),
+        ("k", attention.k, width, t.keys, attention.width, f"0, {attention.width}, {attention.keys}"),
+        ("v", attention.v, values, t.keys, attention.values, f"0, {attention.values}, {attention.keys}"),
+    ]
+    numbers = (t.warps, t.rows, t.keys, width, values, t.stages, _bool(attention.causal))
+    body = [
+        f"  const int m0 = ({tile}) * {t.queries}, n0 = 0;",
+        *_batch(attention.batch, f"blockIdx.x / {blocks}"),
+        *(
+            f"  Matrix<{kind}, {outer}, {rows}, true, false, {o.lanes}, {t.threads}, {o.pitch},"
+            f" {_bool(outer == extent)}> {name}({o.buffer.name} + {emit_value(o.offset)}, 0, {where});"
+            for name, o, outer, rows, extent, where in operands
+        ),
+        "  const auto mask = [&](f32 value, int place_m, int place_k) {",
+        *_mask(attention),
+        "  };",
+        f"  Attention<{kind}, {', '.join(map(str, numbers))}, decltype(q), decltype(k), decltype(v)>::run(shared,"
+        f" q, k, v, m0, {attention.queries}, {attention.keys}, {attention.scale!r}f, mask);",
+        "  f32* const sums = reinterpret_cast<f32*>(shared);",
+        *_write(attention, (attention.queries, attention.values), (t.queries, values), 1),
+    ]
+    heads = math.prod(axis.extent for axis in attention.batch)
+    return _source(attention, ["attention"], [], body, blocks * heads, 1)
+
+
+def _mask(attention: TensorAttention) -> list[str]:
+    if attention.mask is None:
+        return ["    return value;"]
+    return [
+        "    const f32 score[1] = {value};",
+        "    f32 masked[1];",
+        emit_statement(attention.mask, attention.params, depth=2).rstrip("\n"),
+        "    return masked[0];",
+    ]

@@ -2,18 +2,22 @@
 
 __device__ inline unsigned shared_address(const void* at) { return (unsigned)__cvta_generic_to_shared(at); }
 
-// BYTES from global to shared memory, asynchronously, as the first `valid` of them and zeros behind; 16, 8 or 4.
+// BYTES from global to shared memory, asynchronously; where not `valid`, zeros, and nothing is read. 16, 8 or 4.
 template <int BYTES>
-__device__ inline void copy_async(unsigned to, const void* from, int valid) {
+__device__ inline void copy_async(unsigned to, const void* from, bool valid) {
+  const int read = valid ? BYTES : 0;
   if (BYTES == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(read));
   else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(valid));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(read));
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 __device__ inline void await_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+__device__ inline void store_shared(unsigned to, unsigned bits) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
 }
 
 // Four 8 x 8 matrices of 16-bit elements, one row from each address that a lane gives; TURNED: transposed.
@@ -49,54 +53,154 @@ __device__ inline void multiply_add<bf16>(f32 (&c)[4], const unsigned (&a)[4], u
 template <int ROWS, int COLUMNS>
 struct Tile {
   static constexpr int CHUNKS = COLUMNS / 8;
-  static constexpr int BYTES = ROWS * COLUMNS * 2;
-  __device__ static unsigned at(unsigned base, int row, int chunk) {
+  static constexpr int ROW_BYTES = COLUMNS * 2;
+  static constexpr int BYTES = ROWS * ROW_BYTES;
+  __device__ static unsigned at(int row, int chunk) {
     const int turn = CHUNKS >= 8 ? row & 7 : CHUNKS == 4 ? (row >> 1) & 3 : (row >> 2) & 1;
-    return base + (row * CHUNKS + (chunk ^ turn)) * 16;
+    return (row * CHUNKS + (chunk ^ turn)) * 16;
   }
 };
 
-// One operand: a matrix in memory whose rows are OUTER (m or n) and columns k, or the other way round where TURNED.
-// LANES elements are copied at once; PITCH: elements from one row in memory to the next.
-template <class T, int OUTER, int DEPTH, bool TURNED, int LANES, int THREADS>
-struct Operand {
+// A tile of OUTER (m or n) x DEPTH (k) elements as fragments of 16 x 16; it is stored with rows of k where TURNED. LEFT
+// is the first operand. OUTER of a warp is a power of two, so that places within it differ in bits of their own.
+template <int OUTER, int DEPTH, bool TURNED, bool LEFT>
+struct Fragments {
   using Layout = Tile<TURNED ? DEPTH : OUTER, TURNED ? OUTER : DEPTH>;
-  static constexpr int ROWS = TURNED ? DEPTH : OUTER, COLUMNS = TURNED ? OUTER : DEPTH;
-  static constexpr int BYTES = Layout::BYTES;
 
-  // The tile that begins at (row, column) of a matrix of rows x columns elements; what is outside is zero.
-  __device__ static void fetch(unsigned base, const T* from, i64 pitch, int row, int column, int rows, int columns) {
-    constexpr int PIECES = ROWS * COLUMNS / LANES;
-    constexpr int UNROLLED = LANES > 2 ? PIECES : 4;  // single elements are many, and each is a branch
-#pragma unroll UNROLLED
-    for (int i = 0; i < (PIECES + THREADS - 1) / THREADS; ++i) {
-      const int piece = i * THREADS + threadIdx.x;
-      if (PIECES % THREADS && piece >= PIECES) break;
-      const int r = piece / (COLUMNS / LANES), c = piece % (COLUMNS / LANES) * LANES;
-      const bool inside = row + r < rows && column + c < columns;
-      const T* source = inside ? from + (row + r) * pitch + column + c : from;
-      const unsigned to = Layout::at(base, r, c / 8) + c % 8 * 2;
+  // Where this lane reads in the first fragment from `outer` on.
+  __device__ static unsigned first(int outer, int lane) {
+    const bool by_row = LEFT != TURNED;
+    const int row = by_row ? lane % 16 : lane % 8 + lane / 16 * 8, chunk = by_row ? lane / 16 : lane / 8 % 2;
+    return TURNED ? Layout::at(row, outer / 8 + chunk) : Layout::at(outer + row, chunk);
+  }
+  // Fragment `number` along OUTER at step `step` along k, from a tile at `base`.
+  __device__ static void read(unsigned (&into)[4], unsigned base, unsigned first, int number, int step) {
+    const int along = TURNED ? number : step, across = TURNED ? step : number;
+    load_matrices<TURNED>(into, base + (first ^ along * 32) + across * 16 * Layout::ROW_BYTES);
+  }
+};
+
+// How a tile of ROWS x COLUMNS elements is divided among threads: pieces of LANES neighbours, single elements in pairs.
+template <int ROWS, int COLUMNS, int LANES, int THREADS>
+struct Pieces {
+  static constexpr int WIDTH = LANES > 1 ? LANES : 2;
+  static constexpr int PER_ROW = COLUMNS / WIDTH;
+  static constexpr int ALL = ROWS * PER_ROW;
+  static constexpr int COUNT = (ALL + THREADS - 1) / THREADS;
+  static constexpr bool IN_COLUMN = THREADS % PER_ROW == 0;  // all pieces of a thread lie below each other
+  __device__ static bool exists(int i) { return ALL % THREADS == 0 || i * THREADS + (int)threadIdx.x < ALL; }
+  __device__ static int row(int i) {
+    return IN_COLUMN ? threadIdx.x / PER_ROW + i * (THREADS / PER_ROW) : (i * THREADS + threadIdx.x) / PER_ROW;
+  }
+  __device__ static int column(int i) {
+    return (IN_COLUMN ? threadIdx.x % PER_ROW : (i * THREADS + threadIdx.x) % PER_ROW) * WIDTH;
+  }
+  // The pieces of part `part` of `parts` are those from here up to where the next begins.
+  __device__ static constexpr int begin(int part, int parts) { return COUNT * part / parts; }
+};
+
+// One operand, a matrix in memory: rows of k, or, where TURNED, rows of m or n, PITCH elements apart. LANES elements
+// are copied at once; single ones go through registers, since no asynchronous copy moves fewer than four bytes.
+// WHOLE: the tiles cover the matrix exactly along m or n.
+template <class T, int OUTER, int DEPTH, bool TURNED, bool LEFT, int LANES, int THREADS, i64 PITCH, bool WHOLE>
+struct Matrix : Fragments<OUTER, DEPTH, TURNED, LEFT> {
+  using Layout = typename Fragments<OUTER, DEPTH, TURNED, LEFT>::Layout;
+  using P = Pieces<TURNED ? DEPTH : OUTER, TURNED ? OUTER : DEPTH, LANES, THREADS>;
+  static constexpr int BYTES = Layout::BYTES;
+  const T* next;  // where the next tile begins
+  int outers, depths;  // elements from there to the matrix' ends
+  unsigned short held[LANES == 1 ? P::COUNT : 1][2];
+
+  // The tiles from (outer, depth) of a matrix that ends at (outers, depths).
+  __device__ Matrix(const T* from, int outer, int depth, int outers, int depths)
+      : next(from + (TURNED ? depth * PITCH + outer : outer * PITCH + depth)), outers(outers - outer), depths(depths - depth) {}
+
+  __device__ bool inside(int outer, int depth) const { return (WHOLE || outer < outers) && depth < depths; }
+
+  // A part of the copies for the next tile, to `to`; behind the last tile they are of zeros.
+  __device__ void fetch(unsigned to, int part, int parts) {
+#pragma unroll
+    for (int i = 0; i < P::COUNT; ++i) {
+      if (i < P::begin(part, parts) || i >= P::begin(part + 1, parts) || !P::exists(i)) continue;
+      const int row = P::row(i), column = P::column(i);
+      const T* const source = next + row * PITCH + column;
       if (LANES > 1) {
-        copy_async<(LANES > 1 ? LANES : 2) * 2>(to, source, inside ? LANES * 2 : 0);
+        copy_async<P::WIDTH * 2>(to + Layout::at(row, column / 8) + column % 8 * 2, source,
+                                 TURNED ? inside(column, row) : inside(row, column));
       } else {
-        const unsigned short bits = inside ? source->bits : 0;
-        asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(bits));
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          held[i][e] = (TURNED ? inside(column + e, row) : inside(row, column + e)) ? source[e].bits : 0;
       }
     }
   }
-
-  // The fragment of 16 (outer) x 16 (k) elements from (outer, k) of the tile on.
-  __device__ static void fragment_rows(unsigned (&into)[4], unsigned base, int outer, int k, int lane) {
-    if (TURNED)
-      load_matrices<true>(into, Layout::at(base, k + lane % 8 + lane / 16 * 8, outer / 8 + lane / 8 % 2));
-    else
-      load_matrices<false>(into, Layout::at(base, outer + lane % 16, k / 8 + lane / 16));
+  // What is in registers goes to `to`, and the tile after is the next.
+  __device__ void finish(unsigned to) {
+    if (LANES == 1) {
+#pragma unroll
+      for (int i = 0; i < P::COUNT; ++i)
+        if (P::exists(i))
+          store_shared(to + Layout::at(P::row(i), P::column(i) / 8) + P::column(i) % 8 * 2, held[i][0] | held[i][1] << 16);
+    }
+    next += TURNED ? DEPTH * PITCH : DEPTH;
+    depths -= DEPTH;
   }
-  // The same for the second operand: two fragments of 8 x 16, registers 0, 1 and 2, 3.
-  __device__ static void fragment_columns(unsigned (&into)[4], unsigned base, int outer, int k, int lane) {
-    if (TURNED)
-      load_matrices<true>(into, Layout::at(base, k + lane % 16, outer / 8 + lane / 16));
-    else
-      load_matrices<false>(into, Layout::at(base, outer + lane % 8 + lane / 16 * 8, k / 8 + lane / 8 % 2));
+};
+
+// The first operand gathered from windows of an image. `Window` says of a row where it begins (`row`) and in which
+// places along each axis of the window it is inside (`seen`), and of a place in the depth its distance from there
+// (`depth`) and which of these places it is (`needed`). LANES neighbours along k lie together.
+template <class T, int OUTER, int DEPTH, int LANES, int THREADS, class Window>
+struct Gathered : Fragments<OUTER, DEPTH, false, true> {
+  using Layout = typename Fragments<OUTER, DEPTH, false, true>::Layout;
+  using P = Pieces<OUTER, DEPTH, LANES, THREADS>;
+  static constexpr int BYTES = Layout::BYTES;
+  static constexpr int TABLE_BYTES = OUTER * 8;
+  struct alignas(8) Row {
+    int place;
+    unsigned seen;
+  };
+  const T* from;
+  const Row* table;
+  int begin, end;
+  unsigned short held[LANES == 1 ? P::COUNT : 1][2];
+
+  __device__ Gathered(unsigned char* table, const T* from, int outer, int depth, int outers, int depths)
+      : from(from), table(reinterpret_cast<const Row*>(table)), begin(depth), end(depths) {
+    for (int row = threadIdx.x; row < OUTER; row += THREADS) {
+      const bool exists = outer + row < outers;
+      const Row found = {exists ? Window::row(outer + row) : 0, exists ? Window::seen(outer + row) : 0u};
+      reinterpret_cast<Row*>(table)[row] = found;
+    }
+    __syncthreads();
+  }
+
+  __device__ void fetch(unsigned to, int part, int parts) {
+#pragma unroll
+    for (int i = 0; i < P::COUNT; ++i) {
+      if (i < P::begin(part, parts) || i >= P::begin(part + 1, parts) || !P::exists(i)) continue;
+      const int row = P::row(i), column = P::column(i);
+      const Row at = table[row];
+#pragma unroll
+      for (int e = 0; e < (LANES > 1 ? 1 : 2); ++e) {
+        const int k = begin + column + e;
+        const unsigned needed = Window::needed(k);
+        const bool inside = k < end && (at.seen & needed) == needed;
+        const T* const source = from + (at.place + Window::depth(k));
+        if (LANES > 1)
+          copy_async<P::WIDTH * 2>(to + Layout::at(row, column / 8) + column % 8 * 2, source, inside);
+        else
+          held[i][e] = inside ? source->bits : 0;
+      }
+    }
+  }
+  __device__ void finish(unsigned to) {
+    if (LANES == 1) {
+#pragma unroll
+      for (int i = 0; i < P::COUNT; ++i)
+        if (P::exists(i))
+          store_shared(to + Layout::at(P::row(i), P::column(i) / 8) + P::column(i) % 8 * 2, held[i][0] | held[i][1] << 16);
+    }
+    begin += DEPTH;
   }
 };

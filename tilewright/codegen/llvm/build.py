@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.llvm import toolchain
-from tilewright.codegen.llvm.cache import ObjectCache
 from tilewright.codegen.llvm.emit import emit_program
 from tilewright.hw import CpuMachine
 from tilewright.loops.ir import Program

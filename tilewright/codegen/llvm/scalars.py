@@ -159,7 +159,9 @@ def _fma(context: Context, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
 
 
 def _exp2_weight(context: Context, x: ir.Value) -> ir.Value:
-    here = Emit(context.builder, x.type, MathContext(has_fma=context.machine.has_fma))
+    machine = context.machine
+    can = MathContext(has_fma=machine.has_fma, has_scaling="avx512dq" in machine.features)
+    here = Emit(context.builder, x.type, can)
     return exp2_weight(Real(here, x)).value
 
 

@@ -106,7 +106,8 @@ def capture(body: fx.GraphModule, arguments: Sequence[Any]) -> Captured:
             program = torch.export.export(_Flat(body, arguments), examples, strict=False)
             before = _argument_views(program)
             program = functionalised(program, outside=True)
-            if any(writes(node) for node in program.graph.nodes) or torch.is_autocast_enabled("cpu"):
+            autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+            if autocast or any(writes(node) for node in program.graph.nodes):
                 program = retraced(program, {})  # also writes out the casts that autocast implies
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
@@ -123,7 +124,7 @@ def capture(body: fx.GraphModule, arguments: Sequence[Any]) -> Captured:
 def _examples(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Tensors like these, each in memory of its own. An export reads no data."""
     return tuple(
-        torch.empty_strided(tuple(t.shape), t.stride(), dtype=t.dtype, device="cpu") for t in tensors
+        torch.empty_strided(tuple(t.shape), t.stride(), dtype=t.dtype, device=t.device) for t in tensors
     )
 
 

@@ -1,11 +1,12 @@
-"""Reductions that do not run along memory: a thread for each result, neighbours in memory on neighbouring threads.
+"""Reductions that do not run along memory: a thread for a few results that are neighbours in memory, as are those of
+neighbouring threads.
 
 for blocks b:                                     (parallel)
-  for threads t: row = b * threads + t
-    if row < rows:
-      acc = identity
-      for k: acc = combine(acc, x[row, k])        (serial)
-      for columns: out[row, column] = value
+  for threads t: n = b * threads + t
+    if n < vectors:
+      acc[:] = identity                           (in lanes)
+      for k: acc[:] = combine(acc, x[n, :, k])    (serial, in lanes)
+      for columns: out[n, :, column] = value      (in lanes)
 """
 
 from __future__ import annotations
@@ -13,46 +14,80 @@ from __future__ import annotations
 from tilewright import te
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.formula import Formula
-from tilewright.loops.gpu.places import blocks_for, by_stride, guarded, positions, store_place, under
+from tilewright.loops.gpu.places import (
+    blocks_for,
+    by_stride,
+    guarded,
+    positions,
+    store_place,
+    under,
+    vector_lanes,
+)
 from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import columns_of, extent_of, updated, with_results, with_values
+from tilewright.te.index import coefficient
 
 _UNROLLED = 16  # elements of a window that is written out
 _FEWEST_THREADS, _MOST_THREADS = 32, 256
+_BUSY = 128  # threads of a multiprocessor, before a thread takes more than one result
 
 
 def columns_program(formula: Formula, machine: GpuMachine) -> Program:
     rows = by_stride(formula, formula.rows)
-    count = extent_of(rows)
+    lanes = _lanes(formula, rows, machine)
+    lane = te.Var("v", lanes)
+    units = [*rows[:-1], te.Var(rows[-1].name, rows[-1].extent // lanes)] if rows else []
+    count = extent_of(units)
     threads = _MOST_THREADS
     while threads > _FEWEST_THREADS and count < threads * machine.sms:
         threads //= 2
     at, thread = blocks_for(count, threads), te.Var("t", threads)
-    row = at * threads + thread
-    position = positions(row, rows)
+    number = at * threads + thread
+    places = positions(number, units)
+    position = {axis: places[unit] for axis, unit in zip(rows, units, strict=True)}
+    if rows:
+        position[rows[-1]] = places[units[-1]] * lanes + lane
 
     stmts: list[Stmt] = []
     results: dict[Buffer, te.Expr] = {}
-    zero = te.as_index(0)
     for reduction in formula.reductions:
-        kept = Buffer(f"acc_{reduction.result.name}", reduction.result.dtype, 1, Scope.REGISTER)
-        accumulator = te.Load(kept, (zero,))
+        kept = Buffer(f"acc_{reduction.result.name}", reduction.result.dtype, lanes, Scope.REGISTER)
+        accumulator = te.Load(kept, (lane,))
         element = with_results(te.substitute(reduction.body, position), results)
-        stmts.append(Store(kept, zero, te.reduce_identity(reduction.kind, kept.dtype)))
+        identity = Store(kept, lane, te.reduce_identity(reduction.kind, kept.dtype))
+        stmts.append(nest([(lane, Kind.VECTOR)], identity))
         kind = Kind.UNROLL if reduction.length <= _UNROLLED else Kind.SERIAL
-        loops = [(axis, kind) for axis in reduction.axes]
-        stmts.append(nest(loops, Store(kept, zero, updated(reduction, accumulator, element))))
+        loops = [*((axis, kind) for axis in reduction.axes), (lane, Kind.VECTOR)]
+        stmts.append(nest(loops, Store(kept, lane, updated(reduction, accumulator, element))))
         results[reduction.result] = accumulator
     value = with_results(te.substitute(formula.value, position), results)
-    write = Store(formula.output, store_place(formula, rows, row, position), value)
-    stmts.append(nest([(column, Kind.SERIAL) for column in columns_of(formula)], write))
+    write = Store(formula.output, store_place(formula, rows, number * lanes + lane, position), value)
+    columns = [(column, Kind.SERIAL) for column in columns_of(formula)]
+    stmts.append(nest([*columns, (lane, Kind.VECTOR)], write))
 
-    body = under(guarded(row, count, at.extent * threads), block(*stmts))
+    body = under(guarded(number, count, at.extent * threads), block(*stmts))
     nested = nest([(at, Kind.PARALLEL)], For(thread, Kind.THREAD, body))
     words = "columns: " + ", ".join(f"{r.kind} of {r.length}" for r in formula.reductions)
     return Program(
         formula.name,
         (*formula.inputs, formula.output),
         with_values(nested, {}),
-        f"{words}, {threads} threads",
+        f"{words}, {threads} threads of {lanes}",
     )
+
+
+def _lanes(formula: Formula, rows: list[te.Var], machine: GpuMachine) -> int:
+    """Results of one thread: more than one where they lie together, are read together, and enough threads are left."""
+    if not rows or coefficient(formula.store, rows[-1]) != 1:
+        return 1
+    axis = rows[-1]
+    loads = [
+        load for body in (*(r.body for r in formula.reductions), formula.value) for load in te.loads(body)
+    ]
+    accesses = [(load.indices[0], load.dtype.bytes) for load in loads if load.indices]
+    if any(axis in te.variables(offset) and coefficient(offset, axis) != 1 for offset, _ in accesses):
+        return 1
+    lanes = vector_lanes([*accesses, (formula.store, formula.output.dtype.bytes)], axis)
+    while lanes > 1 and extent_of(rows) // lanes < _BUSY * machine.sms:
+        lanes //= 2
+    return lanes

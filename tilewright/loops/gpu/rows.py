@@ -51,11 +51,13 @@ def is_rowwise(formula: Formula) -> bool:
 
 
 def _reads_along(formula: Formula, axis: te.Var) -> bool:
-    """Whether some reduction reads neighbours along an axis of the output, as the operand of a matrix product does."""
+    """Whether some reduction reads neighbours along an axis of the output, as the operand of a matrix product does.
+    What is read once for the whole row does not count, as the place at which a table is looked up."""
     return any(
         coefficient(offset, axis) == 1
         for reduction in formula.reductions
         for offset in load_offsets(reduction.body)
+        if te.variables(offset) & set(reduction.axes)
     )
 
 

@@ -4,6 +4,9 @@ each sum. The loops themselves are written by hand, in CUDA C++, with this fille
     for batches, tiles of BM x BN:                    (blocks)
       sums[BM, BN] = a[m, k] * b[k, n] over all k     (STAGES tiles of depth BK under way in shared memory)
       for threads: `write`, at (m, n + lanes)         (any expression of the sums, neighbours along n)
+
+Where `split` > 1, so many blocks, a cluster, sum a part of the depth each; then each adds up and writes a part of the
+rows.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from tilewright.dtypes import DType
 from tilewright.loops.ir import Buffer, Stmt
 
 ROW_PADDING = 8  # floats at the end of a row of sums, against conflicts of banks
+TABLE_BYTES = 8  # of a row that is gathered: where it begins and what of it is inside
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class MatrixTiles:
     warps_m: int
     warps_n: int
     stages: int
+    split: int = 1
 
     @property
     def threads(self) -> int:
@@ -56,6 +61,23 @@ class MatrixOperand:
 
 
 @dataclass(frozen=True)
+class WindowOperand:
+    """The first operand as what windows of an image see: row `place_m` begins at offset + `row`, its element `place_k`
+    is `depth` further. It is zero there unless the row has the bits of all of `needed` set; `seen` are its bits, of
+    conditions on `place_m` alone. `inside` holds for the row as a whole."""
+
+    buffer: Buffer
+    offset: te.Expr
+    row: te.Expr
+    depth: te.Expr
+    inside: te.Expr | None
+    seen: tuple[te.Expr, ...]
+    needed: tuple[te.Expr, ...]
+    lanes: int
+    turned: bool = False
+
+
+@dataclass(frozen=True)
 class TensorProduct:
     """`write` has the free variables `place_*`: of the batch axes their names, `PLACE_M` the row of the result,
     `PLACE_N` the number of its vector, and `SUM_ROW`, `SUM_VECTOR` the same within the tile."""
@@ -63,7 +85,7 @@ class TensorProduct:
     name: str
     params: tuple[Buffer, ...]
     dtype: DType
-    a: MatrixOperand
+    a: MatrixOperand | WindowOperand
     b: MatrixOperand
     batch: tuple[te.Var, ...]
     m: int
@@ -74,3 +96,8 @@ class TensorProduct:
     sums: Buffer
     write: Stmt
     decisions: str
+
+    @property
+    def shared_bytes(self) -> int:
+        table = self.tiles.bm * TABLE_BYTES if isinstance(self.a, WindowOperand) else 0
+        return self.tiles.shared_bytes + table

@@ -6,8 +6,9 @@ either are the other's. Errors of the driver are `DeviceError`s that name the ca
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -76,8 +77,17 @@ class Device:
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
+    @property
+    def capability(self) -> str:
+        """ "sm_90"."""
+        return "sm_" + "".join(str(self.attribute(f"COMPUTE_CAPABILITY_{p}")) for p in ("MAJOR", "MINOR"))
+
     def allocate(self, size: int) -> int:
         return int(checked("cuMemAlloc", self._driver.cuMemAlloc(max(size, 1))))
+
+    def block(self, size: int) -> Block:
+        """Memory that is free again when nobody refers to it."""
+        return Block(self, self.allocate(size), size)
 
     def free(self, address: int) -> None:
         checked("cuMemFree", self._driver.cuMemFree(address))
@@ -94,6 +104,33 @@ class Device:
         if size:
             checked("cuMemsetD8", self._driver.cuMemsetD8(address, byte, size))
 
+    def copy_on(self, stream: int, to: int, source: int, size: int) -> None:
+        """From one place of the card to another, in the order of a stream."""
+        if size and to != source:
+            checked("cuMemcpyDtoDAsync", self._driver.cuMemcpyDtoDAsync(to, source, size, stream))
+
+    def upload_on(self, stream: int, address: int, host_address: int, size: int) -> None:
+        if size:
+            checked("cuMemcpyHtoDAsync", self._driver.cuMemcpyHtoDAsync(address, host_address, size, stream))
+
+    def download_on(self, stream: int, host_address: int, address: int, size: int) -> None:
+        if size:
+            checked("cuMemcpyDtoHAsync", self._driver.cuMemcpyDtoHAsync(host_address, address, size, stream))
+
+    # -- order --------------------------------------------------------------------------------------------------------
+
+    def new_stream(self) -> Stream:
+        flags = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+        return Stream(self._driver, checked("cuStreamCreate", self._driver.cuStreamCreate(flags)))
+
+    def new_event(self, timing: bool = False) -> Event:
+        flags = self._driver.CUevent_flags
+        which = flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING
+        return Event(self._driver, checked("cuEventCreate", self._driver.cuEventCreate(which.value)))
+
+    def synchronise_stream(self, stream: int) -> None:
+        checked("cuStreamSynchronize", self._driver.cuStreamSynchronize(stream))
+
     # -- kernels ------------------------------------------------------------------------------------------------------
 
     def load(self, cubin: bytes, symbol: str, shared_bytes: int = 0) -> Function:
@@ -107,6 +144,93 @@ class Device:
 
     def synchronise(self) -> None:
         checked("cuCtxSynchronize", self._driver.cuCtxSynchronize())
+
+
+class Block:
+    """Memory of a card."""
+
+    def __init__(self, device: Device, address: int, size: int) -> None:
+        self._device, self.address, self.size = device, address, size
+
+    def __del__(self) -> None:
+        # At interpreter exit the driver may be gone before us, and frees everything itself.
+        with contextlib.suppress(DeviceError, TypeError, AttributeError):
+            self._device.enter()
+            self._device.free(self.address)
+
+
+class Stream:
+    """Of our own: work in it waits for no other stream."""
+
+    def __init__(self, driver: Any, stream: Any) -> None:
+        self._driver, self._stream = driver, stream
+        self.handle = int(stream)
+
+    def synchronise(self) -> None:
+        checked("cuStreamSynchronize", self._driver.cuStreamSynchronize(self._stream))
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[CapturedGraph]:
+        """What is started in this stream becomes a graph, and does not run."""
+        driver = self._driver
+        graph = CapturedGraph(driver)
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        checked("cuStreamBeginCapture", driver.cuStreamBeginCapture(self._stream, mode))
+        try:
+            yield graph
+        except BaseException:
+            driver.cuStreamEndCapture(self._stream)
+            raise
+        graph.take(checked("cuStreamEndCapture", driver.cuStreamEndCapture(self._stream)))
+
+    def __del__(self) -> None:
+        if self._driver is not None:
+            self._driver.cuStreamDestroy(self._stream)
+
+
+class CapturedGraph:
+    """Work recorded once, launched as a whole."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        self._graph: Any = None
+        self._executable: Any = None
+
+    def take(self, graph: Any) -> None:
+        self._graph = graph
+        self._executable = checked("cuGraphInstantiate", self._driver.cuGraphInstantiate(graph, 0))
+
+    def launch(self, stream: int) -> None:
+        checked("cuGraphLaunch", self._driver.cuGraphLaunch(self._executable, stream))
+
+    def __del__(self) -> None:
+        if self._driver is not None and self._executable is not None:
+            self._driver.cuGraphExecDestroy(self._executable)
+            self._driver.cuGraphDestroy(self._graph)
+
+
+class Event:
+    """A point in the order of a stream."""
+
+    def __init__(self, driver: Any, event: Any) -> None:
+        self._driver, self._event = driver, event
+
+    def record(self, stream: int) -> None:
+        checked("cuEventRecord", self._driver.cuEventRecord(self._event, stream))
+
+    def wait(self, stream: int) -> None:
+        """Later work of `stream` waits for it."""
+        checked("cuStreamWaitEvent", self._driver.cuStreamWaitEvent(stream, self._event, 0))
+
+    def seconds_to(self, other: Event) -> float:
+        """Both have passed."""
+        return 1e-3 * float(
+            checked("cuEventElapsedTime", self._driver.cuEventElapsedTime(self._event, other._event))
+        )
+
+    def __del__(self) -> None:
+        if self._driver is not None:
+            self._driver.cuEventDestroy(self._event)
 
 
 _STATIC_LIMIT = 48 << 10  # bytes of dynamic shared memory that need no permission

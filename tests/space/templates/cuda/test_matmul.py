@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 
 from tests.loops.gpu.products import PRODUCTS, Product
 from tests.loops.test_default import random_arrays
-from tests.space.templates.cuda.tiles import TILES
+from tests.space.templates.cuda.tiles import LARGE, SPLIT, TILES
 from tilewright.codegen.cuda.build import build
 from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.dtypes import DType
@@ -16,7 +18,8 @@ from tilewright.loops.formula import formula_of
 from tilewright.loops.gpu.tensor import MatrixTiles
 from tilewright.measure.gpu import GpuProgram
 from tilewright.runtime.cuda import device
-from tilewright.space.templates.cuda.matmul import MatrixWork, is_legal, matrix_work, product
+from tilewright.space.templates.cuda.matmul import Applied, is_legal, product
+from tilewright.space.templates.cuda.matrices import MatrixWork, matrix_work
 
 
 def work_of(case: Product) -> MatrixWork:
@@ -47,23 +50,31 @@ def test_other_types_are_declined() -> None:
     assert matrix_work(formula_of(output, inputs)) is None
 
 
-def test_what_the_card_cannot_hold_is_not_legal() -> None:
+def test_what_the_card_cannot_do_is_not_legal() -> None:
     work = work_of(PRODUCTS[0])
-    large = MatrixTiles(256, 256, 64, 4, 4, 3)
+    large = MatrixTiles(128, 256, 64, 2, 4, 4)
     assert large.shared_bytes > A100.shared_block and not is_legal(work, large, A100)
+    assert is_legal(work, large, H200)
     assert not is_legal(work, MatrixTiles(64, 64, 32, 8, 1, 2), H200), "a warp has at least 16 rows"
-    assert all(is_legal(work, tiles, machine) for tiles in TILES for machine in (A100, H200))
+    assert all(is_legal(work, tiles, machine) for tiles in TILES + LARGE for machine in (A100, H200))
+    deep = work_of(Product(64, 64, 256))
+    assert is_legal(deep, SPLIT[0], H200) and not is_legal(deep, SPLIT[0], A100), "no clusters before sm_90"
+    assert not is_legal(work_of(Product(64, 64, 32)), SPLIT[0], H200), "there is one step to divide"
 
 
 @pytest.mark.parametrize("number", range(len(PRODUCTS)), ids=lambda number: PRODUCTS[number].name)
-def test_it_compiles_without_spills(number: int) -> None:
+def test_random_configs_compile_without_spills(number: int) -> None:
+    """What the predicate calls legal, the compiler takes, within the card's limits."""
     pytest.importorskip(
         "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
     )
-    tiles, machine = TILES[number % len(TILES)], (A100, H200)[number % 2]
-    kernel = build(tensor_source(product(work_of(PRODUCTS[number]), tiles)), machine, "fast", None)
+    machine = (A100, H200)[number % 2]
+    applied = Applied(work_of(PRODUCTS[number]), machine)
+    config = applied.space.sample(Random(number))
+    assert config is not None
+    kernel = build(tensor_source(applied.kernel(config)), machine, "fast", None)
     used = kernel.resources
-    assert not used.spilled_bytes and not used.stack_bytes
+    assert not used.spilled_bytes and not used.stack_bytes, config
     assert machine.resident_blocks(kernel.threads, used.registers, kernel.shared_bytes) >= 1
 
 
@@ -72,20 +83,47 @@ def card() -> tuple[device.Device, GpuMachine]:
     return device.Device(), detect()
 
 
+on_card = pytest.mark.skipif(not device.count(), reason="no NVIDIA GPU")
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not device.count(), reason="no NVIDIA GPU")
-@pytest.mark.parametrize("tiles", TILES, ids=lambda t: f"{t.bm}x{t.bn}x{t.bk}x{t.stages}")
+@on_card
+@pytest.mark.parametrize(
+    "tiles", TILES + LARGE + SPLIT, ids=lambda t: f"{t.bm}x{t.bn}x{t.bk}x{t.stages}x{t.split}"
+)
 @pytest.mark.parametrize("case", PRODUCTS, ids=lambda case: case.name)
 def test_it_is_right_on_a_card(
     case: Product, tiles: MatrixTiles, card: tuple[device.Device, GpuMachine]
 ) -> None:
     on, machine = card
+    if not is_legal(work_of(case), tiles, machine):
+        pytest.skip("not legal here")
     _, inputs = case.expression()
     arrays = random_arrays(inputs)
     kernel = GpuProgram(tensor_source(product(work_of(case), tiles)), machine, on)
-    results = [kernel.run(arrays) for _ in range(3)]
+    results = [kernel.run(arrays) for _ in range(20)]
     kernel.close()
     assert all(result.tobytes() == results[0].tobytes() for result in results), "not the same bits each time"
     right = expected(case, arrays).reshape(-1)
     error = np.linalg.norm(results[0].astype(np.float64) - right) / np.linalg.norm(right)
     assert error < (4e-4 if case.dtype is DType.F16 else 4e-3)
+
+
+@pytest.mark.gpu
+@on_card
+@pytest.mark.parametrize("k", [64, 67])
+def test_nan_and_infinity_stay_in_their_rows_and_columns(
+    k: int, card: tuple[device.Device, GpuMachine]
+) -> None:
+    on, machine = card
+    case = Product(70, 50, k, turned_b=False, epilogue=False)
+    a, b = random_arrays(case.expression()[1])
+    a[0, 3, 5], a[0, 9, k - 1], b[0, 7, 0] = np.nan, np.inf, -np.inf
+    kernel = GpuProgram(tensor_source(product(work_of(case), TILES[0])), machine, on)
+    got = kernel.run([a, b]).reshape(70, 50).astype(np.float64)
+    kernel.close()
+    with np.errstate(invalid="ignore"):
+        right = expected(case, [a, b])[0]
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(right))
+    np.testing.assert_array_equal(np.isinf(got), np.isinf(right))
+    np.testing.assert_array_equal(np.sign(got[np.isinf(got)]), np.sign(right[np.isinf(right)]))

@@ -19,9 +19,11 @@ class MathContext:
 
     has_fma: a fused multiply-add instruction for float and double. Without one `llvm.fma` becomes a call of libm; the
     code then multiplies and adds, and gets the error of a product by splitting its factors.
+    has_scaling: AVX-512's instructions that take the fraction of a vector of floats, and its integers as exponents.
     """
 
     has_fma: bool = True
+    has_scaling: bool = False
 
 
 class Emit:
@@ -65,6 +67,27 @@ class Emit:
         function_type = ir.FunctionType(self.kind, [self.kind] * len(args))
         function = self.declare(f"llvm.{name}.{self.suffix}", function_type)
         return Real(self, self.builder.call(function, [a.value for a in args]))
+
+    @property
+    def scales(self) -> bool:
+        """Whether `fraction` and `scaled` are there for these lanes."""
+        return self.context.has_scaling and not self.double and self.lanes == 16
+
+    def fraction(self, x: Real) -> Real:
+        """x less the largest integer that is not above it, exactly; 0 of infinities."""
+        toward_below = 0b1001
+        return self._avx512("reduce", x.value, ir.IntType(32)(toward_below))
+
+    def scaled(self, x: Real, exponent: Real) -> Real:
+        """x times 2 to the largest integer that is not above the exponent."""
+        return self._avx512("scalef", x.value, exponent.value)
+
+    def _avx512(self, name: str, *args: ir.Value) -> Real:
+        every_lane, rounding_as_set = ir.IntType(16)(-1), ir.IntType(32)(4)
+        arguments = [*args, ir.Constant(self.kind, None), every_lane, rounding_as_set]
+        function_type = ir.FunctionType(self.kind, [argument.type for argument in arguments])
+        function = self.declare(f"llvm.x86.avx512.mask.{name}.ps.512", function_type)
+        return Real(self, self.builder.call(function, arguments))
 
     def declare(self, name: str, function_type: ir.FunctionType) -> ir.Function:
         found = self.builder.module.globals.get(name)

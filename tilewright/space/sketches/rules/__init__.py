@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tilewright.errors import SketchError
+import sys
+import warnings
+
+from tilewright.errors import SketchError, TilewrightWarning
 from tilewright.space.sketches.rules.cache_write import CacheWrite
 from tilewright.space.sketches.rules.elementwise import Elementwise
 from tilewright.space.sketches.rules.inline import Inline, InlineAgain
@@ -33,16 +36,39 @@ RULES: list[Rule] = [
 ]
 
 
-def register(rule: Rule) -> None:
-    """A rule of your own, asked before all others."""
+_modules: dict[str, str] = {}  # of rules that are not ours: the module that registers each
+
+
+def register(rule: Rule, module: str | None = None) -> None:
+    """A rule of your own, asked before all others. `module`: the name of the module that registers it when it is
+    imported, for processes that build kernels; the one in which the rule's class is, where none is given."""
     for part in ("name", "alone", "apply"):
         if not hasattr(rule, part):
             raise SketchError(f"a sketch rule has a {part}, and {rule!r} has none")
     if any(rule.name == other.name for other in RULES):
         raise SketchError(f"there is a sketch rule {rule.name!r} already")
     RULES.insert(0, rule)
+    _modules[rule.name] = module or type(rule).__module__
 
 
 def unregister(name: str) -> None:
     """The rule of this name is asked no more."""
     RULES[:] = [rule for rule in RULES if rule.name != name]
+    _modules.pop(name, None)
+
+
+def registering_modules() -> tuple[str, ...]:
+    """What another process imports to have the rules that are registered in this one."""
+    found = set()
+    for rule, module in _modules.items():
+        if module != "__main__":
+            found.add(module)
+        elif (spec := getattr(sys.modules["__main__"], "__spec__", None)) is not None:  # python -m
+            found.add(spec.name)
+        else:
+            warnings.warn(
+                f"sketch rule {rule!r} is registered by the program itself, which other processes cannot import: what"
+                " it derives is not built, and never chosen by measuring. Try: put it into a module, and import that",
+                TilewrightWarning,
+            )
+    return tuple(sorted(found))

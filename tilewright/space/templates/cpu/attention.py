@@ -22,27 +22,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.graph.attention import attention_in
-from tilewright.graph.ir import Graph, Node
-from tilewright.graph.lower import lower_graph
-from tilewright.graph.ops.common import broadcast_indices
-from tilewright.graph.ops.movement import reshape_indices
-from tilewright.loops.ir import Buffer, If, Kind, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.ir import Buffer, If, Kind, Program, Scope, Stmt, Store, Transpose, block, nest
 from tilewright.loops.tiling import Tiles, power_of_two_below, with_values
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
-from tilewright.te.index import coefficient
+from tilewright.space.templates.attention import LOG2_E, Operands
 
 NAME = "attention"
 _LOWEST = -3.4028234663852886e38
-_LARGE = 1e38
-_LOG2_E = math.log2(math.e)
 _UNROLL = 4
 _WIDE = 4  # vectors side by side in a register tile
 _SCRATCH = 512 << 10
@@ -59,129 +53,9 @@ class Attention:
 
     def apply(self, work: Work) -> Applied | None:
         node = attention_in(work.task.graph)
-        return None if node is None or work.numerics == "strict" else _Applied(work, _Operands(work, node))
-
-
-# -- what is computed -------------------------------------------------------------------------------------------------
-
-
-class _Operands:
-    """The elements of q, k, v and the mask as loads from the task's inputs, and where a result is stored: the movement
-    around the operator is nothing but these formulas."""
-
-    def __init__(self, work: Work, node: Node) -> None:
-        graph = work.task.graph
-        self.node, self.graph = node, graph
-        self.inputs = tuple(Buffer(f"x{n}", x.dtype, x.type.size) for n, x in enumerate(graph.inputs))
-        self.output = Buffer("out", node.dtype, node.type.size)
-        *lead, self.queries, self.values = node.shape
-        self.keys, self.width = node.inputs[1].shape[-2:]
-        self.lead = tuple(te.Var(f"b{n}", extent) for n, extent in enumerate(lead))
-        self.half = node.dtype.is_half
-        self.causal: bool = node.attrs["causal"]
-        self.scale: float = node.attrs["scale"]
-
-    @property
-    def heads(self) -> int:
-        return math.prod(var.extent for var in self.lead)
-
-    def query(self, row: te.Expr, column: te.Expr) -> te.Expr:
-        return self._matrix(0, row, column)
-
-    def key(self, row: te.Expr, column: te.Expr) -> te.Expr:
-        return self._matrix(1, row, column)
-
-    def value(self, row: te.Expr, column: te.Expr) -> te.Expr:
-        return self._matrix(2, row, column)
-
-    @property
-    def values_are_dense(self) -> bool:
-        """Whether the values of one key follow those of the one before it."""
-        key, column = te.Var("key", self.keys), te.Var("e", self.values)
-        (load,) = te.loads(self.value(key, column))
-        (index,) = load.indices
-        return coefficient(index, key) == self.values and coefficient(index, column) == 1
-
-    @property
-    def masked(self) -> bool:
-        return len(self.node.inputs) == 4
-
-    @property
-    def mask_is_by_row(self) -> bool:
-        """Whether queries of one head have different masks."""
-        shape = self.node.inputs[3].shape if self.masked else ()
-        return len(shape) > 1 and shape[-2] > 1
-
-    def mask(self, score: te.Expr, row: te.Expr, key: te.Expr) -> te.Expr:
-        """The score as the mask, not causality, leaves it."""
-        if not self.masked:
-            return score
-        mask = self.node.inputs[3]
-        full = (*(var.extent for var in self.lead), self.queries, self.keys)
-        value = self._element(mask, broadcast_indices((*self.lead, row, key), mask.shape, full))
-        if mask.dtype is DType.BOOL:
-            return te.select(value, score, -math.inf)
-        added = _wide(value)
-        # Where a mask is the lowest number, the product would be an infinity, and a query that sees nothing but such
-        # keys (it weighs them alike) would become one that sees none.
-        small = te.call("lt", te.call("abs", added), te.const(_LARGE, DType.F32))
-        return score + te.select(small, added * te.const(_LOG2_E, DType.F32), added)
-
-    def place(self, row: te.Expr, column: te.Expr) -> te.Expr:
-        """Where the result of a query is in the output."""
-        chain: list[Node] = []
-        node = self.graph.outputs[0]
-        while node is not self.node:
-            chain.append(node)
-            node = node.inputs[0]
-        indices: tuple[te.Expr, ...] = (*self.lead, row, column)
-        for node in reversed(chain):
-            if node.op == "permute":
-                indices = tuple(indices[axis] for axis in node.attrs["axes"])
-            else:
-                indices = reshape_indices(indices, node.shape, node.inputs[0].shape)
-        return _offset(indices, self.graph.outputs[0].shape)
-
-    def _matrix(self, number: int, row: te.Expr, column: te.Expr) -> te.Expr:
-        operand = self.node.inputs[number]
-        full = tuple(var.extent for var in self.lead)
-        lead = broadcast_indices(self.lead, operand.shape[:-2], full)
-        return _wide(self._element(operand, (*lead, row, column)))
-
-    def _element(self, operand: Node, indices: Sequence[te.Expr]) -> te.Expr:
-        tensor, inputs = self._lowered[operand]
-        return _read(tensor, indices, dict(zip(inputs, self.inputs, strict=True)))
-
-    @cached_property
-    def _lowered(self) -> dict[Node, tuple[te.Tensor, list[te.Tensor]]]:
-        return {x: lower_graph(Graph(self.graph.inputs, (x,))) for x in self.node.inputs}
-
-
-def _read(tensor: te.Source, indices: Sequence[te.Expr], buffers: Mapping[te.Tensor, Buffer]) -> te.Expr:
-    """An element of a tensor that only moves elements of others, as a load from a buffer."""
-    if not isinstance(tensor, te.Compute):
-        assert isinstance(tensor, te.Tensor)
-        return te.Load(buffers[tensor], (_offset(indices, tensor.shape),))
-    body = te.substitute(tensor.body, dict(zip(tensor.axes, indices, strict=True)))
-
-    def rule(node: te.Expr) -> te.Expr | None:
-        return _read(node.source, node.indices, buffers) if isinstance(node, te.Load) else None
-
-    return te.rewrite(body, rule)
-
-
-def _wide(value: te.Expr) -> te.Expr:
-    """A moved element as f32, without the conversions there and back of a type that is only stored."""
-    while isinstance(value, te.Cast):
-        value = value.value
-    return te.cast(value, DType.F32)
-
-
-def _offset(indices: Sequence[te.Expr], shape: Sequence[int]) -> te.Expr:
-    offset: te.Expr = te.as_index(0)
-    for index, extent in zip(indices, shape, strict=True):
-        offset = offset * extent + index
-    return offset
+        if node is None or work.numerics == "strict":
+            return None
+        return _Applied(work, Operands(work.task.graph, node))
 
 
 # -- the space --------------------------------------------------------------------------------------------------------
@@ -197,7 +71,7 @@ class _Shape:
 
 
 class _Applied:
-    def __init__(self, work: Work, operands: _Operands) -> None:
+    def __init__(self, work: Work, operands: Operands) -> None:
         self.machine, self.operands = work.machine, operands
         self.lanes = work.machine.lanes(DType.F32)
 
@@ -380,18 +254,34 @@ class _Builder:
         )
 
     def _transpose_queries(self, rows: int, vectors: int) -> Stmt:
-        width = self.operands.width
-        column = te.Var("d", width)
-        u = te.Var("u", -(-rows // self.lanes))
-        row = u * self.lanes + self.lane
-        source = self.first_row + row
-        if rows < vectors * self.lanes:
-            source = te.call("min", source, te.as_index(self.operands.queries - 1))
-        value = self.operands.query(source, column) * te.const(self.operands.scale * _LOG2_E, DType.F32)
-        at = column * self.rows + row
-        return nest(
-            [(column, Kind.SERIAL), (u, Kind.UNROLL), (self.lane, Kind.VECTOR)], Store(self.qt, at, value)
+        operands, lanes = self.operands, self.lanes
+        scale = te.const(operands.scale * LOG2_E, DType.F32)
+        u = te.Var("u", -(-rows // lanes))
+
+        def query(row: te.Expr, column: te.Expr) -> te.Expr:
+            place = self.first_row + row
+            if rows < vectors * lanes:
+                place = te.call("min", place, te.as_index(operands.queries - 1))
+            return operands.query(place, column)
+
+        if not operands.queries_are_rows or operands.width < lanes:
+            column = te.Var("d", operands.width)
+            row = u * lanes + self.lane
+            store = Store(self.qt, column * self.rows + row, query(row, column) * scale)
+            return nest([(column, Kind.SERIAL), (u, Kind.UNROLL), (self.lane, Kind.VECTOR)], store)
+        tiles = Tiles(te.Var("d", operands.width), lanes)
+        tile = Buffer("turned", DType.F32, lanes * lanes, Scope.REGISTER)
+        step = te.Var("r", lanes)
+        in_tile = [(step, Kind.UNROLL), (self.lane, Kind.VECTOR)]
+        element = step * lanes + self.lane
+        filled = Store(tile, element, query(u * lanes + step, tiles.start() + self.lane))
+        at = (tiles.start() + step) * self.rows + u * lanes + self.lane
+        turned = block(
+            nest(in_tile, filled),
+            Transpose(tile, lanes, lanes, lanes),
+            nest(in_tile, Store(self.qt, at, self._at(tile, element) * scale)),
         )
+        return nest([(u, Kind.SERIAL), (tiles.var, Kind.SERIAL)], turned)
 
     def _clear(self, rows: int) -> Stmt:
         row, u, lane = (

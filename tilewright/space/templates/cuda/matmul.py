@@ -1,156 +1,199 @@
-"""Matrix products of 16-bit floats on tensor cores, of any transposition, alignment and batch, with any epilogue."""
+"""Matrix products and convolutions of 16-bit floats on tensor cores, with any epilogue.
+
+Of any transposition, alignment and batch; convolutions with channels last, of any window, stride and padding. The
+pipeline is in `codegen/cuda/matmul.cuh`; what the configs decide is how the work is cut.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import cached_property
 
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import GpuMachine
-from tilewright.loops.formula import Formula
-from tilewright.loops.gpu.tensor import ROW_PADDING, MatrixOperand, MatrixTiles, TensorProduct
+from tilewright.loops.gpu.tensor import ROW_PADDING, TABLE_BYTES, MatrixTiles, TensorProduct, WindowOperand
 from tilewright.loops.ir import Buffer, Kind, Scope, Store, nest
-from tilewright.loops.tiling import columns_of, with_results, with_values
-from tilewright.te.index import Linear, coefficient, linear, simplify
+from tilewright.loops.tiling import with_results, with_values
+from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.templates.cuda.matrices import (
+    LANES,
+    MatrixWork,
+    at_places,
+    index_at_places,
+    matrix_work,
+)
+from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
+from tilewright.te.index import linear
 
-_LANES = (8, 4, 2, 1)
+NAME = "tensor-product"
+_WIDEST_WARP = 64  # rows or columns of a warp
+_THREADS = (64, 256)  # of a block, at least and at most
 _MOST_ACCUMULATORS = 128  # registers of a thread; the fragments need about as many again
+_MOST_HELD = 64  # registers of a thread for elements on their way to shared memory one by one
+_MOST_SPLIT = 8  # blocks of a cluster that every card with clusters can run
+_ADDRESSES = 40  # registers of a thread for everything else
+_PIECE = 4  # instructions for a piece that is copied
+_WAYS = 2  # of the accesses to shared memory when results are read there: two at a time meet in a bank
 
 
-@dataclass(frozen=True)
-class MatrixWork:
-    """A formula as a matrix product: out[batch, m, n] = epilogue(sum over k of a[batch, m, k] * b[batch, k, n])."""
+class TensorCores:
+    name = NAME
 
-    formula: Formula
-    a: te.Load
-    b: te.Load
-    m: te.Var | None  # None: one row
-    n: te.Var | None
-    k: te.Var
-    batch: tuple[te.Var, ...]
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        return self.m.extent if self.m else 1, self.n.extent if self.n else 1, self.k.extent
+    def apply(self, work: GpuWork) -> GpuApplied | None:
+        if work.formula is None:
+            return None
+        found = matrix_work(work.formula)
+        return None if found is None else Applied(found, work.machine)
 
 
-def matrix_work(formula: Formula) -> MatrixWork | None:
-    """None where the formula is not a plain product of two matrices of 16-bit floats."""
-    if len(formula.reductions) != 1 or columns_of(formula):
-        return None
-    (reduction,) = formula.reductions
-    body = reduction.body
-    if reduction.kind != "sum" or len(reduction.axes) != 1 or not _is_product(body):
-        return None
-    assert isinstance(body, te.Call)
-    first, second = (arg.value for arg in body.args)  # type: ignore[attr-defined]
-    if first.dtype is not second.dtype or first.dtype not in (DType.F16, DType.BF16):
-        return None
-    k = reduction.axes[0]
-    axes = set(formula.axes)
-    if not all(set(linear(load.indices[0]).terms) <= axes | {k} for load in (first, second)):
-        return None
-    for a, b in ((first, second), (second, first)):
-        found = _as_matrices(formula, a, b, k)
-        if found is not None:
-            return found
-    return None
+class Applied:
+    def __init__(self, work: MatrixWork, machine: GpuMachine) -> None:
+        self.work, self.machine = work, machine
 
+    @cached_property
+    def space(self) -> Space:
+        m, n, k = self.work.sizes
 
-def _is_product(body: te.Expr) -> bool:
-    return (
-        isinstance(body, te.Call)
-        and body.op == "mul"
-        and all(
-            isinstance(arg, te.Cast) and arg.dtype is DType.F32 and isinstance(arg.value, te.Load)
-            for arg in body.args
+        def sizes(extent: int, *choices: int) -> tuple[int, ...]:
+            """Those that are not more than twice what there is."""
+            return tuple(size for size in choices if size < 2 * extent or size == choices[0])
+
+        split = (1, 2, 4, 8) if self.machine.clusters else (1,)
+        return Space(
+            NAME,
+            (
+                Knob("bm", sizes(m, 16, 32, 64, 128, 256)),
+                Knob("bn", sizes(n, 32, 64, 128, 256)),
+                Knob("bk", sizes(k, 32, 64)),
+                Knob("warps_m", (1, 2, 4)),
+                Knob("warps_n", (1, 2, 4)),
+                Knob("stages", (2, 3, 4, 6, 8)),
+                Knob("split", split),
+            ),
+            lambda values: is_legal(self.work, tiles_of(values), self.machine),
+            together=(("bm", "bn", "bk", "warps_m", "warps_n", "stages", "split"),),
         )
-    )
+
+    def kernel(self, config: Config) -> TensorProduct:
+        return product(self.work, tiles_of(dict(config.values)))
+
+    def terms(self, config: Config) -> GpuTerms:
+        return terms_of(self.work, tiles_of(dict(config.values)))
 
 
-def _as_matrices(formula: Formula, a: te.Load, b: te.Load, k: te.Var) -> MatrixWork | None:
-    """The product with `a` on the left; the right operand's own axis is to be the one that the output walks along."""
-    of_a, of_b = (linear(load.indices[0]).terms for load in (a, b))
-    only_a = [axis for axis in formula.axes if axis in of_a and axis not in of_b]
-    only_b = [axis for axis in formula.axes if axis in of_b and axis not in of_a]
-    batch = tuple(axis for axis in formula.axes if (axis in of_a) == (axis in of_b))
-    if len(only_a) > 1 or len(only_b) > 1 or not (only_a or only_b):
-        return None
-    m, n = (only_a[0] if only_a else None), (only_b[0] if only_b else None)
-    if n is None or coefficient(formula.store, n) != 1:
-        return None
-    if not (_is_matrix(of_a, m, k) and _is_matrix(of_b, n, k)):
-        return None
-    return MatrixWork(formula, a, b, m, n, k, batch)
-
-
-def _is_matrix(terms: dict[te.Expr, int], outer: te.Var | None, k: te.Var) -> bool:
-    """Whether one of the two axes lies in memory element by element."""
-    return terms.get(k, 0) == 1 or (outer is not None and terms.get(outer, 0) == 1 and terms.get(k, 0) > 0)
+def tiles_of(values: Mapping[str, Value]) -> MatrixTiles:
+    numbers = {name: int(value) for name, value in values.items()}
+    return MatrixTiles(**numbers)
 
 
 def is_legal(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
     warp_m, warp_n = tiles.bm // tiles.warps_m, tiles.bn // tiles.warps_n
+    left, right = work.left, work.right
+    if not (16 <= warp_m <= _WIDEST_WARP and 16 <= warp_n <= _WIDEST_WARP):
+        return False
+    table = tiles.bm * TABLE_BYTES if isinstance(left, WindowOperand) else 0
+    held = sum(
+        outer * tiles.bk // tiles.threads
+        for outer, operand in ((tiles.bm, left), (tiles.bn, right))
+        if operand.lanes == 1
+    )
+    steps = -(-work.sizes[2] // tiles.bk)
     return (
         tiles.bm % (16 * tiles.warps_m) == 0
         and tiles.bn % (16 * tiles.warps_n) == 0
+        and _is_power_of_two(warp_m)
+        and _is_power_of_two(warp_n)
         and tiles.bk in (32, 64)
         and tiles.stages >= 2
-        and tiles.shared_bytes <= machine.shared_block
-        and tiles.threads <= machine.threads_block
+        and tiles.shared_bytes + table <= machine.shared_block
+        and _THREADS[0] <= tiles.threads <= _THREADS[1]
         and tiles.accumulators <= _MOST_ACCUMULATORS
-        and warp_m >= 16
-        and warp_n >= 16
+        and held <= _MOST_HELD
+        and tiles.accumulators + held <= _MOST_ACCUMULATORS + 16
+        and (tiles.split == 1 or (machine.clusters and tiles.split <= min(_MOST_SPLIT, steps)))
+        and tiles.bm % tiles.split == 0
     )
+
+
+def _is_power_of_two(value: int) -> bool:
+    return value & (value - 1) == 0
 
 
 def product(work: MatrixWork, tiles: MatrixTiles) -> TensorProduct:
     formula = work.formula
     m, n, k = work.sizes
-    a, b = (_operand(load, outer, work) for load, outer in ((work.a, work.m), (work.b, work.n)))
-    assert work.n is not None
+    left, right = work.left, work.right
     lanes = _output_lanes(work)
     sums = Buffer("sums", DType.F32, tiles.bm * (tiles.bn + ROW_PADDING), Scope.SCRATCH)
     lane = te.Var("v", lanes)
     row, vector = te.Var("place_m", m), te.Var("place_n", max(1, n // lanes))
     sum_row, sum_vector = te.Var("sum_row", tiles.bm), te.Var("sum_vector", tiles.bn // lanes)
-    position: dict[te.Var, te.Expr] = {work.n: vector * lanes + lane}
-    if work.m is not None:
-        position[work.m] = row
+    column = vector * lanes + lane
     total = te.Load(sums, (sum_row * (tiles.bn + ROW_PADDING) + sum_vector * lanes + lane,))
-    value = with_results(te.substitute(formula.value, position), {formula.reductions[0].result: total})
-    store = Store(formula.output, te.substitute(formula.store, position), value)
-    write = with_values(nest([(lane, Kind.VECTOR)], store), {})
+    value = at_places(at_places(formula.value, work.n, column), work.m, row)
+    value = with_results(value, {formula.reductions[0].result: total})
+    place = index_at_places(index_at_places(formula.store, work.n, column), work.m, row)
+    write = with_values(nest([(lane, Kind.VECTOR)], Store(formula.output, place, value)), {})
     t = tiles
     words = (
         f"tensor cores: {m} x {n} x {k} by {t.bm} x {t.bn} x {t.bk}, {t.warps_m} x {t.warps_n} warps,"
-        f" {t.stages} stages"
+        f" {t.stages} stages" + (f", depth in {t.split} parts" if t.split > 1 else "")
     )
     params = (*formula.inputs, formula.output)
     dtype = work.a.dtype
     return TensorProduct(
-        formula.name, params, dtype, a, b, work.batch, m, n, k, tiles, lanes, sums, write, words
+        formula.name, params, dtype, left, right, work.batch, m, n, k, tiles, lanes, sums, write, words
     )
-
-
-def _operand(load: te.Load, outer: te.Var | None, work: MatrixWork) -> MatrixOperand:
-    form = linear(load.indices[0])
-    turned = form.terms.get(work.k, 0) != 1
-    along, across = (outer, work.k) if turned else (work.k, outer)
-    assert along is not None
-    pitch = form.terms.get(across, 0) if across is not None else 0
-    rest = {atom: c for atom, c in form.terms.items() if atom not in (outer, work.k)}
-    numbers = [along.extent, pitch, form.constant, *rest.values()]
-    lanes = next(lanes for lanes in _LANES if all(number % lanes == 0 for number in numbers))
-    assert isinstance(load.source, Buffer)
-    return MatrixOperand(load.source, simplify(Linear(rest, form.constant).expr()), pitch, turned, lanes)
 
 
 def _output_lanes(work: MatrixWork) -> int:
     """Neighbours along n that are written together: at most 16 bytes, whole vectors only."""
-    formula, n = work.formula, work.n
-    assert n is not None
+    formula, inner = work.formula, work.n[-1]
     form = linear(formula.store)
-    numbers = [n.extent, form.constant, *(c for atom, c in form.terms.items() if atom != n)]
+    numbers = [inner.extent, form.constant, *(c for atom, c in form.terms.items() if atom != inner)]
     most = 16 // formula.output.dtype.bytes
-    return next(lanes for lanes in _LANES if lanes <= most and all(number % lanes == 0 for number in numbers))
+    return next(lanes for lanes in LANES if lanes <= most and all(number % lanes == 0 for number in numbers))
+
+
+# -- what a config costs ----------------------------------------------------------------------------------------------
+
+
+def terms_of(work: MatrixWork, tiles: MatrixTiles) -> GpuTerms:
+    m, n, k = work.sizes
+    left, right = work.left, work.right
+    t, formula = tiles, work.formula
+    rows, columns = -(-m // t.bm), -(-n // t.bn)
+    tile_bytes = 2 * (t.bm + t.bn) * t.bk
+    pieces = sum(
+        outer * t.bk / max(2, operand.lanes) * (4 if operand.lanes == 1 else 1)
+        for outer, operand in ((t.bm, left), (t.bn, right))
+    )
+    held = sum(outer * t.bk // t.threads for outer, o in ((t.bm, left), (t.bn, right)) if o.lanes == 1)
+    warp_m, warp_n = t.bm // t.warps_m, t.bn // t.warps_n
+    fragments = t.warps_m * t.warps_n * (warp_m + warp_n) * t.bk * 2
+    instructions = fragments / 512 + t.bm * t.bn * t.bk / 2048 + pieces * _PIECE / 32
+    read = [load.source for load in te.loads(formula.value) if load.indices]
+    moved = {
+        b.name: b.size * b.dtype.bytes for b in (*formula.inputs, formula.output) if isinstance(b, Buffer)
+    }
+    results = t.bm * t.bn
+    each = work.batches * m * n
+    beside = sum(min(each, b.size) * b.dtype.bytes for b in set(read) if isinstance(b, Buffer))
+    return GpuTerms(
+        blocks=rows * columns * work.batches * t.split,
+        threads=t.threads,
+        registers=min(255, t.accumulators + 2 * (warp_m + warp_n) // 4 + held + _ADDRESSES),
+        shared_bytes=t.shared_bytes,
+        steps=-(-k // (t.bk * t.split)),
+        stages=t.stages,
+        flops=2.0 * t.bm * t.bn * t.bk,
+        scalar=instructions,
+        shared_traffic=float(tile_bytes + fragments),
+        loaded=float(tile_bytes),
+        memory=float(sum(moved.values())),
+        write_loaded=beside / max(1, each) * results / t.split,
+        written=float(results * formula.output.dtype.bytes) / t.split,
+        write_shared=4.0 * results * (1 + (_WAYS + (2 if t.split > 1 else 0)) / t.split),
+        cluster=t.split,
+    )

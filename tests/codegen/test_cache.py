@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.codegen.llvm.cache import ObjectCache
+from tilewright.codegen.cache import ObjectCache
 from tilewright.errors import CacheError
 
 
@@ -83,7 +83,7 @@ def test_many_processes_write_the_same_keys(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from tilewright.codegen.llvm.cache import ObjectCache\n"
+        "from tilewright.codegen.cache import ObjectCache\n"
         "cache = ObjectCache(Path(sys.argv[1]), 1 << 30)\n"
         "for number in range(100):\n"
         "    key = f'{number:032x}'\n"

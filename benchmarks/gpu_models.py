@@ -1,0 +1,235 @@
+"""Whole models on an NVIDIA GPU in half precision: ours beside PyTorch's eager kernels in a CUDA graph, torch.compile
+with CUDA graphs and its max-autotune, from one run.
+
+    python benchmarks/gpu_models.py                              all twelve rows
+    python benchmarks/gpu_models.py --only resnet50 --batch 1    one of them
+    python benchmarks/gpu_models.py --peers eager --effort none --json FILE --markdown FILE
+
+The contenders take turns; a turn is a run of calls between two events of the card, long enough to be timed. A row says
+the medians, the ratio of the best peer to ours with a 95% interval (bootstrap over turns), and the error of ours and of
+PyTorch against the same weights in float64. PyTorch's convolutional networks have their channels last, which is what it
+is fastest with; ours takes the input as the model was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import tilewright
+from tilewright.hw.gpu import detect
+from tilewright.zoo import registry
+
+TURNS = 15
+TURN_SECONDS = 0.02
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ResNet-50": ("resnet50", {}),
+    "MobileNetV2": ("mobilenetv2", {}),
+    "VGG-16": ("vgg16", {}),
+    "ViT-B/16": ("vit-b16", {}),
+    "BERT-base, 512 tokens": ("bert-base", {"tokens": 512}),
+    "GPT-2, 512 tokens": ("gpt2", {"tokens": 512}),
+}
+CONVOLUTIONAL = ("resnet50", "mobilenetv2", "vgg16")
+PEERS = {"eager": "eager in a CUDA graph", "compile": "torch.compile + graphs", "autotune": "max-autotune"}
+
+
+@dataclass(frozen=True)
+class Row:
+    model: str
+    batch: int
+    milliseconds: dict[str, float]
+    ratio: float  # of the best peer to ours
+    interval: tuple[float, float]
+    error: float
+    eager_error: float
+    compile_seconds: dict[str, float]
+    steps: dict[str, int]
+
+
+def in_graph(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[[], object]:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            model(*inputs)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        model(*inputs)
+    return graph.replay
+
+
+def compiled(model: nn.Module, inputs: Sequence[torch.Tensor], mode: str) -> Callable[[], object]:
+    torch._dynamo.reset()
+    fast = torch.compile(model, mode=mode, dynamic=False)
+    for _ in range(3):
+        fast(*inputs)
+
+    def call() -> object:
+        torch.compiler.cudagraph_mark_step_begin()
+        return fast(*inputs)
+
+    return call
+
+
+def timed(call: Callable[[], object], calls: int) -> float:
+    """Milliseconds of one call, in a run of several."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / calls
+
+
+def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
+    wide = result.double()
+    if not torch.isfinite(wide).all():
+        return math.nan
+    return float(torch.linalg.vector_norm(wide - expected) / torch.linalg.vector_norm(expected))
+
+
+def interval(peer: Sequence[float], own: Sequence[float]) -> tuple[float, float]:
+    """Of the ratio of medians, by drawing turns again."""
+    rng = random.Random(0)
+    ratios = []
+    for _ in range(1000):
+        turns = [rng.randrange(len(own)) for _ in own]
+        ratios.append(statistics.median(peer[t] for t in turns) / statistics.median(own[t] for t in turns))
+    ratios.sort()
+    return ratios[25], ratios[974]
+
+
+def measure(title: str, batch: int, peers: Sequence[str], effort: str) -> Row:
+    name, config = MODELS[title]
+    model = registry.build(name, **config).cuda().half()
+    inputs = tuple(
+        x.cuda().half() if x.is_floating_point() else x.cuda()
+        for x in registry.example_inputs(name, batch, **config)
+    )
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()
+        expected = exact(*(x.double() if x.is_floating_point() else x for x in inputs))
+        eager_error = relative_error(model(*inputs), expected)
+        del exact
+        seconds: dict[str, float] = {}
+        began = time.perf_counter()
+        ours = tilewright.compile(model, inputs, effort=effort)
+        result = ours(*inputs)
+        torch.cuda.synchronize()
+        seconds["ours"] = time.perf_counter() - began
+        error = relative_error(result, expected)
+        theirs, given = model, inputs
+        if name in CONVOLUTIONAL:
+            theirs = copy.deepcopy(model).to(memory_format=torch.channels_last)
+            given = tuple(x.to(memory_format=torch.channels_last) for x in inputs)
+        makers: dict[str, Callable[[], Callable[[], object]]] = {
+            "eager": lambda: in_graph(theirs, given),
+            "compile": lambda: compiled(theirs, given, "reduce-overhead"),
+            "autotune": lambda: compiled(theirs, given, "max-autotune"),
+        }
+        contenders: dict[str, Callable[[], object]] = {}
+        for peer in peers:
+            began = time.perf_counter()
+            try:
+                contenders[peer] = makers[peer]()
+                torch.cuda.synchronize()
+                timed(contenders[peer], 1)
+            except Exception as failure:  # a peer that cannot do it is left out
+                print(f"{title}, {batch}: {peer} left out: {failure}", file=sys.stderr)
+                contenders.pop(peer, None)
+            seconds[peer] = time.perf_counter() - began
+        contenders["ours"] = lambda: ours(*inputs)
+        times: dict[str, list[float]] = {contender: [] for contender in contenders}
+        calls = {}
+        for contender, call in contenders.items():
+            timed(call, 3)
+            calls[contender] = max(3, int(TURN_SECONDS * 1e3 / timed(call, 3)))
+        for _ in range(TURNS):
+            for contender, call in contenders.items():
+                times[contender].append(timed(call, calls[contender]))
+    medians = {contender: statistics.median(taken) for contender, taken in times.items()}
+    best = min((p for p in contenders if p != "ours"), key=lambda p: medians[p], default="ours")
+    plan = ours.plan
+    steps = {"all": len(plan.steps), "of libraries": sum(step.vendor is not None for step in plan.steps)}
+    return Row(
+        title,
+        batch,
+        medians,
+        medians[best] / medians["ours"],
+        interval(times[best], times["ours"]),
+        error,
+        eager_error,
+        seconds,
+        steps,
+    )
+
+
+def table(rows: Sequence[Row], peers: Sequence[str], effort: str) -> str:
+    heads = "".join(f" {PEERS[peer]} |" for peer in peers)
+    lines = [
+        f"{detect().describe()}, torch {torch.__version__}, fp16, effort {effort!r}, {time.strftime('%Y-%m-%d')};"
+        f" milliseconds, medians of {TURNS} turns.",
+        "",
+        f"| model | batch |{heads} Tilewright | vs best peer | 95% | error (PyTorch's) | steps (of libraries)"
+        " | seconds to compile |",
+        "| --- " * (8 + len(peers)) + "|",
+    ]
+    for row in rows:
+        cells = "".join(
+            f" {row.milliseconds[p]:.3f} |" if p in row.milliseconds else " - |" for p in (*peers, "ours")
+        )
+        low, high = row.interval
+        lines.append(
+            f"| {row.model} | {row.batch} |{cells} {row.ratio:.2f}x | {low:.2f}-{high:.2f}"
+            f" | {row.error:.1e} ({row.eager_error:.1e}) | {row.steps['all']} ({row.steps['of libraries']})"
+            f" | {row.compile_seconds['ours']:.0f} |"
+        )
+    if rows:
+        mean = math.exp(statistics.fmean(math.log(row.ratio) for row in rows))
+        lines += ["", f"Geometric mean of {len(rows)} rows: {mean:.2f}x."]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", help="models whose name has this in it")
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 32])
+    parser.add_argument("--peers", nargs="*", default=["eager", "compile"], choices=list(PEERS))
+    parser.add_argument("--effort", default="quick")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    options = parser.parse_args()
+    rows = []
+    for title, (name, _) in MODELS.items():
+        if options.only not in name and options.only not in title:
+            continue
+        for batch in options.batch:
+            rows.append(measure(title, batch, options.peers, options.effort))
+            print(table(rows[-1:], options.peers, options.effort).splitlines()[4], flush=True)
+            torch.cuda.empty_cache()
+            text = table(rows, options.peers, options.effort)
+            if options.markdown:
+                options.markdown.write_text(text)
+            if options.json:
+                options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    print(table(rows, options.peers, options.effort))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Attention on tensor cores: what is taken, that it compiles, and, on a card, that it is right."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+import pytest
+
+from tests.rewrites.helpers import array
+from tests.space.checked import Inputs
+from tilewright.codegen.cuda.build import build
+from tilewright.codegen.cuda.tensor import tensor_source
+from tilewright.dtypes import DType
+from tilewright.graph.op import apply
+from tilewright.graph.oracle import evaluate
+from tilewright.graph.task import Task
+from tilewright.hw.gpu import A100, H200, GpuMachine, detect
+from tilewright.measure.check import relative_error
+from tilewright.measure.gpu import GpuProgram
+from tilewright.runtime.cuda import device
+from tilewright.space.templates.cuda.attention import AppliedAttention, TensorCoreAttention
+from tilewright.space.templates.cuda.template import GpuWork
+
+
+@dataclass(frozen=True)
+class Case:
+    queries: int
+    keys: int
+    width: int
+    causal: bool = False
+    mask: str = ""  # "bool", "row" or "added"
+    heads_inside: bool = False  # operands are [batch, length, heads, width], as a projection leaves them
+    dtype: DType = DType.F16
+
+    @property
+    def name(self) -> str:
+        words = ("causal" * self.causal, self.mask, "inside" * self.heads_inside, self.dtype.short)
+        return f"{self.queries}x{self.keys}x{self.width}-" + "-".join(filter(None, words))
+
+    def task(self) -> Task:
+        x = Inputs()
+        batch, heads = 2, 3
+
+        def operand(length: int) -> object:
+            if not self.heads_inside:
+                return x(batch, heads, length, self.width, dtype=self.dtype)
+            plain = x(batch, length, heads * self.width, dtype=self.dtype)
+            split = apply("reshape", plain, shape=(batch, length, heads, self.width))
+            return apply("permute", split, axes=(0, 2, 1, 3))
+
+        operands = [operand(self.queries), operand(self.keys), operand(self.keys)]
+        if self.mask:
+            rows = 1 if self.mask == "row" else self.queries
+            kind = DType.BOOL if self.mask == "bool" else self.dtype
+            operands.append(x(batch, 1, rows, self.keys, dtype=kind))
+        out = apply("attention", *operands, scale=1 / math.sqrt(self.width), causal=self.causal)
+        if self.heads_inside:
+            out = apply("permute", out, axes=(0, 2, 1, 3))
+            out = apply("reshape", out, shape=(batch, self.queries, heads * self.width))
+        return x.task(out)
+
+
+CASES = [
+    Case(128, 128, 64),
+    Case(197, 197, 64, heads_inside=True),
+    Case(100, 130, 32, causal=True),
+    Case(130, 100, 128, causal=True, heads_inside=True, dtype=DType.BF16),
+    Case(77, 77, 80, mask="added"),
+    Case(60, 90, 40, mask="bool", heads_inside=True),
+    Case(65, 300, 64, mask="row", dtype=DType.BF16),
+    Case(1, 500, 64),
+    Case(33, 47, 37),
+]
+
+
+def applied_to(task: Task, machine: GpuMachine) -> AppliedAttention:
+    found = TensorCoreAttention().apply(GpuWork(task, machine))
+    assert isinstance(found, AppliedAttention)
+    return found
+
+
+def test_what_it_cannot_do_is_declined() -> None:
+    template = TensorCoreAttention()
+    assert template.apply(GpuWork(Case(64, 64, 64, dtype=DType.F32).task(), H200)) is None
+    assert template.apply(GpuWork(Case(64, 64, 160).task(), H200)) is None
+    assert template.apply(GpuWork(Case(64, 64, 64).task(), H200, "strict")) is None
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: CASES[number].name)
+def test_random_configs_compile_without_spills(number: int) -> None:
+    pytest.importorskip(
+        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
+    )
+    machine = (A100, H200)[number % 2]
+    applied = applied_to(CASES[number].task(), machine)
+    config = applied.space.sample(Random(number))
+    assert config is not None
+    kernel = build(tensor_source(applied.kernel(config)), machine, "fast", None)
+    used = kernel.resources
+    assert not used.spilled_bytes and not used.stack_bytes, config
+    assert machine.resident_blocks(kernel.threads, used.registers, kernel.shared_bytes) >= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not device.count(), reason="no NVIDIA GPU")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_it_is_right_on_a_card(case: Case) -> None:
+    on, machine = device.Device(), detect()
+    task = case.task()
+    arrays = [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
+    if case.mask == "bool":
+        arrays[3][:, :, 5] = False  # a query that sees nothing
+    (reference,) = evaluate(task.graph, arrays, precise=True)
+    applied = applied_to(task, machine)
+    rng = Random(0)
+    for _ in range(4):
+        config = applied.space.sample(rng)
+        assert config is not None
+        kernel = GpuProgram(tensor_source(applied.kernel(config)), machine, on)
+        results = [kernel.run(arrays) for _ in range(5)]
+        kernel.close()
+        assert all(result.tobytes() == results[0].tobytes() for result in results), config
+        error = relative_error(results[0].astype(np.float64).reshape(reference.shape), reference)
+        assert error < (1e-3 if case.dtype is DType.F16 else 8e-3), config

@@ -1,0 +1,223 @@
+"""Whole models on a GPU: right, in order with the caller's streams, and refused with a clear word where they cannot be.
+
+Errors are held against PyTorch's own, of the same model in the same precision, as the design of half precision says.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tilewright
+from tilewright.errors import InputError, MixedDevicesError
+from tilewright.hw.gpu import detect
+from tilewright.runtime.cuda.model import GpuModel
+from tilewright.targets.cuda import CudaTarget
+from tilewright.zoo import registry
+
+pytestmark = pytest.mark.gpu
+
+MODELS = ["resnet50", "mobilenetv2", "vgg16", "bert-tiny", "gpt2", "vit-b16", "detr-3", "unet", "setr-pup"]
+
+
+def half_model(
+    name: str, dtype: torch.dtype = torch.float16, batch: int = 2
+) -> tuple[nn.Module, tuple[Any, ...]]:
+    model = registry.build(name, small=True).cuda().to(dtype)
+    inputs = registry.example_inputs(name, batch, small=True)
+    return model, tuple(x.cuda().to(dtype) if x.is_floating_point() else x.cuda() for x in inputs)
+
+
+def leaves(value: Any) -> list[torch.Tensor]:
+    return [value] if isinstance(value, torch.Tensor) else [leaf for each in value for leaf in leaves(each)]
+
+
+def errors_of(model: nn.Module, inputs: tuple[Any, ...], result: Any) -> list[tuple[float, float]]:
+    """Of each result: ours and PyTorch's, relative to float64."""
+    with torch.no_grad():
+        wide = [x.double() if x.is_floating_point() else x for x in inputs]
+        exact = leaves(copy.deepcopy(model).double()(*wide))
+        framework = leaves(model(*inputs))
+    pairs = []
+    for ours, theirs, expected in zip(leaves(result), framework, exact, strict=True):
+        scale = float(torch.linalg.vector_norm(expected)) or 1.0
+        pairs.append(
+            tuple(float(torch.linalg.vector_norm(r.double() - expected)) / scale for r in (ours, theirs))
+        )
+    return pairs
+
+
+def assert_right(model: nn.Module, inputs: tuple[Any, ...], result: Any, floor: float = 2e-3) -> None:
+    for ours, theirs in errors_of(model, inputs, result):
+        assert ours <= max(2 * theirs, floor), f"{ours:.2e}, and PyTorch's is {theirs:.2e}"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_right(name: str) -> None:
+    model, inputs = half_model(name)
+    fast = tilewright.compile(model, inputs)
+    assert isinstance(fast, GpuModel)
+    assert_right(model, inputs, fast(*inputs))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bert-tiny"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_other_precisions(name: str, dtype: torch.dtype) -> None:
+    model, inputs = half_model(name, dtype)
+    floor = 1e-2 if dtype is torch.bfloat16 else 1e-4
+    assert_right(model, inputs, tilewright.compile(model, inputs)(*inputs), floor)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenetv2", "gpt2"])
+def test_without_libraries(name: str) -> None:
+    model, inputs = half_model(name)
+    fast = tilewright.compile(model, inputs, target=detect())
+    assert not any(step.vendor for step in fast.plan.steps)
+    assert_right(model, inputs, fast(*inputs))
+
+
+def test_repeats_are_equal_and_results_are_fresh() -> None:
+    model, inputs = half_model("resnet18")
+    fast = tilewright.compile(model, inputs)
+    first = fast(*inputs)
+    kept = first.clone()
+    for _ in range(20):
+        again = fast(*inputs)
+        assert torch.equal(again, kept)
+    assert first.data_ptr() != again.data_ptr()
+    assert torch.equal(first, kept)
+
+
+def test_the_current_stream_is_respected() -> None:
+    model, inputs = half_model("gpt2")
+    fast = tilewright.compile(model, inputs)
+    expected = fast(*inputs)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    (ids,) = inputs
+    stale = torch.zeros_like(ids)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)  # the copy below is late: who does not wait for it reads zeros
+        stale.copy_(ids)
+        result = fast(stale)
+        doubled = result * 2
+    default = fast(ids)  # on another stream, at once
+    stream.synchronize()
+    torch.cuda.synchronize()
+    assert torch.equal(result, expected)
+    assert torch.equal(default, expected)
+    assert torch.equal(doubled, expected * 2)
+
+
+def test_several_threads_call_one_model() -> None:
+    model, inputs = half_model("bert-tiny")
+    fast = tilewright.compile(model, inputs)
+    expected = fast(*inputs)
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(10):
+                result = fast(*inputs)
+                torch.cuda.current_stream().synchronize()
+                if not torch.equal(result, expected):
+                    wrong.append(number)
+
+    workers = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def test_arrays_of_the_host() -> None:
+    model, (x,) = half_model("resnet18")
+    fast = tilewright.compile(model, (x,))
+    result = fast(x.cpu().numpy())
+    assert isinstance(result, np.ndarray)
+    assert np.array_equal(result, fast(x).cpu().numpy())
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    model, inputs = half_model("gpt2")
+    fast = tilewright.compile(model, inputs)
+    fast.save(tmp_path / "model.tw")
+    again = tilewright.load(tmp_path / "model.tw")
+    assert isinstance(again, GpuModel)
+    assert_right(model, inputs, again(*inputs))
+
+
+def test_explain_times_and_checks_every_step() -> None:
+    model, inputs = half_model("bert-tiny")
+    explanation = tilewright.compile(model, inputs).explain(inputs, repeats=2)
+    assert explanation.worst_error is not None
+    assert explanation.worst_error < 5e-3
+    assert all(row.seconds > 0 for row in explanation.rows)
+
+
+class _Dtypes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) + torch.arange(32, device=x.device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_torch_compile(dtype: torch.dtype) -> None:
+    from tilewright.integrations.torch_compile import register
+
+    register()
+    model = _Dtypes().cuda().to(dtype).eval()
+    x = torch.randn(16, 64, device="cuda", dtype=dtype)
+    outcomes: list[Any] = []
+    fast = torch.compile(model, backend="tilewright", options={"observe": outcomes.append})
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", tilewright.errors.TilewrightWarning)
+        result = fast(x)
+    assert [outcome.kind for outcome in outcomes] == ["compiled"]
+    assert_right(model, (x,), result, 1e-2)
+
+
+def test_torch_compile_under_autocast() -> None:
+    from tilewright.integrations.torch_compile import register
+
+    register()
+    model = _Dtypes().cuda().eval()
+    x = torch.randn(16, 64, device="cuda")
+    fast = torch.compile(model, backend="tilewright", options={"fallback": False})
+    with torch.no_grad(), torch.autocast("cuda", dtype=torch.float16):
+        result, expected = fast(x), model(x)
+    assert result.dtype is expected.dtype
+    assert float((result - expected).abs().max()) < 5e-2
+
+
+def test_tensors_elsewhere_are_refused() -> None:
+    model, (x,) = half_model("resnet18")
+    fast = tilewright.compile(model, (x,))
+    with pytest.raises(InputError, match=r"compiled for cuda:0, got a tensor on cpu"):
+        fast(x.cpu())
+    with pytest.raises(MixedDevicesError, match="cpu and cuda:0"):
+        tilewright.compile(model, (x.cpu(),))
+
+
+def test_a_model_of_the_cpu_for_the_gpu() -> None:
+    model, (x,) = half_model("resnet18")
+    fast = tilewright.compile(copy.deepcopy(model).cpu(), (x.cpu(),), target="cuda")
+    assert_right(model, (x,), fast(x))
+
+
+def test_the_libraries_are_there() -> None:
+    target = CudaTarget.of_card(0)
+    assert isinstance(target, CudaTarget)
+    assert target.libraries == {"cublaslt", "torch"}

@@ -1,0 +1,304 @@
+"""Runs a plan on a GPU: memory and kernels bound once, the steps captured as one CUDA graph, each call a launch of it.
+
+Inputs are copied into buffers of the plan's own and results out of them, both on the caller's stream; nothing waits on
+the host. Calls share one arena: those of one stream follow each other, and one on another stream waits for the last.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from tilewright.dtypes import DType
+from tilewright.errors import ArtifactMachineError
+from tilewright.runtime.cuda import cublaslt
+from tilewright.runtime.cuda.device import Device, Function, count
+from tilewright.runtime.cuda.vendor import VendorStep, loaded_torch, needs_torch
+from tilewright.runtime.plan import Place, Plan, Step, aligned
+
+TRIPLE = "nvptx64-nvidia-cuda"
+_ALIGNMENT = 256
+
+
+def check_target(target: dict[str, Any], ordinal: int = 0) -> None:
+    """ArtifactMachineError unless there is a card here that runs machine code for `target`."""
+    if count() <= ordinal:
+        raise ArtifactMachineError(
+            "the model is for an NVIDIA GPU, and there is none here",
+            remedy='run it on a machine with one (`nvidia-smi` shows it), or compile with target="cpu"',
+        )
+    card = Device(ordinal)
+    here = card.capability
+    wanted = str(target["cpu"]).rstrip("a")
+    # Machine code runs on later cards of one generation, unless it uses what one generation alone has.
+    same_generation = wanted[:-1] == here[:-1] and wanted <= here and not str(target["cpu"]).endswith("a")
+    if here != wanted and not same_generation:
+        raise ArtifactMachineError(f"the machine code is for {target['cpu']}, and {card.name} is {here}")
+
+
+class GpuExecutor:
+    """A plan for a GPU. `objects`: digest -> machine code. Nothing touches the card before the first call."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        constants: Sequence[np.ndarray],
+        objects: Mapping[str, bytes],
+        ordinal: int = 0,
+    ) -> None:
+        plan.validate()
+        self.plan = plan
+        self.ordinal = ordinal
+        self.constants = [np.ascontiguousarray(array) for array in constants]
+        self.objects = {digest: bytes(objects[digest]) for digest in sorted(set(plan.kernels.values()))}
+        self.threads = 0
+        self._lock = threading.Lock()
+        self._loaded: _Loaded | None = None
+
+    @property
+    def needs_torch(self) -> bool:
+        return any(step.vendor is not None and needs_torch(step.vendor) for step in self.plan.steps)
+
+    def loaded(self) -> _Loaded:
+        with self._lock:
+            if self._loaded is None:
+                check_target(self.plan.target, self.ordinal)
+                self._loaded = _Loaded(self)
+            return self._loaded
+
+    def new_outputs(self) -> list[np.ndarray]:
+        return [np.empty(spec.shape, DType.parse(spec.dtype).numpy) for spec in self.plan.outputs]
+
+    def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        """On arrays of the host."""
+        self.run_addresses(
+            [(array.ctypes.data, True) for array in inputs],
+            [(array.ctypes.data, True) for array in outputs],
+            0,
+        )
+
+    def run_addresses(
+        self, inputs: Sequence[tuple[int, bool]], outputs: Sequence[tuple[int, bool]], stream: int
+    ) -> None:
+        """Addresses, and whether they are of the host's memory. Waits only where a result goes to the host."""
+        loaded = self.loaded()
+        with self._lock:
+            loaded.run(inputs, outputs, stream)
+
+    def time_steps(self, inputs: Sequence[np.ndarray], repeats: int = 10) -> list[float]:
+        """Seconds of each step alone, the median of several runs: launched one by one, not as a graph."""
+        loaded = self.loaded()
+        outputs = self.new_outputs()
+        self.run(inputs, outputs)
+        with self._lock:
+            return loaded.time_steps(max(repeats, 1))
+
+    def trace(self, inputs: Sequence[np.ndarray]) -> Iterator[tuple[Step, list[np.ndarray], np.ndarray]]:
+        """Run step by step; after each, the step, its inputs and its output, as arrays of the host."""
+        loaded = self.loaded()
+        loaded.take_inputs([(array.ctypes.data, True) for array in inputs], loaded.stream.handle)
+        with loaded.in_steps() as runner:
+            for number, step in enumerate(self.plan.steps):
+                runner.start(number)
+                loaded.device.synchronise()
+                info = self.plan.tasks[step.task]
+                specs = (*info.inputs, info.output)
+                arrays = []
+                for place, spec in zip(step.arguments, specs, strict=True):
+                    array = np.empty(spec.shape, DType.parse(spec.dtype).numpy)
+                    loaded.device.download(array.ctypes.data, runner.address(place), array.nbytes)
+                    arrays.append(array)
+                yield step, arrays[:-1], arrays[-1]
+
+
+class _Loaded:
+    """A plan on the card."""
+
+    def __init__(self, executor: GpuExecutor) -> None:
+        self.plan = plan = executor.plan
+        self.device = Device(executor.ordinal)
+        self.ordinal = executor.ordinal
+        vendors = [step.vendor for step in plan.steps if step.vendor is not None]
+        self.workspace_bytes = cublaslt.WORKSPACE_BYTES if any(not needs_torch(v) for v in vendors) else 0
+        self.through_torch = any(needs_torch(v) for v in vendors)
+        self._allocate(executor.constants)
+        self.functions = self._functions(executor.objects)
+        self.vendor = [
+            None if step.vendor is None else VendorStep(step, plan.tasks[step.task], self.ordinal)
+            for step in plan.steps
+        ]
+        self.stream = self.device.new_stream()
+        self.done = self.device.new_event()
+        self.last_stream: int | None = None
+        self._graph, self.results, self._kept = self._captured()
+
+    def _allocate(self, constants: Sequence[np.ndarray]) -> None:
+        """One block of the card's memory for everything."""
+        plan = self.plan
+        sizes = [
+            *(spec.bytes for spec in plan.inputs),
+            *(spec.bytes for spec in plan.outputs),
+            *(array.nbytes for array in constants),
+            plan.memory.arena_bytes,
+            self.workspace_bytes,
+        ]
+        offsets, total = [], 0
+        for size in sizes:
+            offsets.append(total)
+            total += aligned(max(size, 1), _ALIGNMENT)
+        self.block = self.device.block(total)
+        addresses = iter(self.block.address + offset for offset in offsets)
+        self.inputs = [next(addresses) for _ in plan.inputs]
+        self.outputs = [next(addresses) for _ in plan.outputs]
+        self.constants = [next(addresses) for _ in constants]
+        self.arena, self.workspace = next(addresses), next(addresses)
+        for address, array in zip(self.constants, constants, strict=True):
+            self.device.upload(address, array.ctypes.data, array.nbytes)
+
+    def _functions(self, objects: Mapping[str, bytes]) -> dict[str, Function]:
+        shared = {
+            step.kernel: step.launch.shared_bytes for step in self.plan.steps if step.launch is not None
+        }
+        return {
+            symbol: self.device.load(objects[digest], symbol, shared.get(symbol, 0))
+            for symbol, digest in self.plan.kernels.items()
+        }
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def in_steps(self) -> Iterator[_Runner]:
+        """What runs steps one by one, on a stream of its own."""
+        with self._current_stream():
+            yield _Runner(self)
+            self.stream.synchronise()
+
+    @contextmanager
+    def _current_stream(self) -> Iterator[None]:
+        """Our stream as the framework's current one, where the framework takes part."""
+        self.device.enter()
+        if not self.through_torch:
+            yield
+            return
+        torch = loaded_torch()
+        device = torch.device("cuda", self.ordinal)
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.ExternalStream(self.stream.handle, device)):
+            yield
+
+    def _captured(self) -> tuple[Any, list[int], Any]:
+        """(what launches the graph, where each result is then, what must live as long)."""
+        with self.in_steps() as warm:  # libraries choose their algorithms, modules are loaded
+            for number in range(len(self.plan.steps)):
+                warm.start(number)
+        del warm
+        if not self.through_torch:
+            runner = _Runner(self)
+            with self.stream.capture() as captured:
+                for number in range(len(self.plan.steps)):
+                    runner.start(number)
+            return captured.launch, self._results(runner), runner
+        torch = loaded_torch()
+        graph = torch.cuda.CUDAGraph()
+        device = torch.device("cuda", self.ordinal)
+        side = torch.cuda.ExternalStream(self.stream.handle, device)
+        torch.cuda.synchronize(device)
+        with torch.no_grad(), torch.cuda.graph(graph, stream=side):
+            runner = _Runner(self)
+            for number in range(len(self.plan.steps)):
+                runner.start(number)
+            results = self._results(runner)
+
+        def launch(stream: int) -> None:
+            if torch.cuda.current_stream(device).cuda_stream == stream:
+                graph.replay()
+                return
+            with torch.cuda.stream(torch.cuda.ExternalStream(stream, device)):
+                graph.replay()
+
+        return launch, results, (graph, runner)
+
+    def _results(self, runner: _Runner) -> list[int]:
+        return [runner.address(Place("output", index)) for index in range(len(self.plan.outputs))]
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def run(
+        self, inputs: Sequence[tuple[int, bool]], outputs: Sequence[tuple[int, bool]], stream: int
+    ) -> None:
+        self.device.enter()
+        if self.last_stream not in (None, stream):
+            self.done.wait(stream)
+        self.take_inputs(inputs, stream)
+        self._graph(stream)
+        to_host = False
+        for (address, on_host), place, spec in zip(outputs, self.results, self.plan.outputs, strict=True):
+            if on_host:
+                to_host = True
+                self.device.download_on(stream, address, place, spec.bytes)
+            else:
+                self.device.copy_on(stream, address, place, spec.bytes)
+        if to_host:
+            self.device.synchronise_stream(stream)
+        self.done.record(stream)
+        self.last_stream = stream
+
+    def take_inputs(self, inputs: Sequence[tuple[int, bool]], stream: int) -> None:
+        for (address, on_host), place, spec in zip(inputs, self.inputs, self.plan.inputs, strict=True):
+            if on_host:
+                self.device.upload_on(stream, place, address, spec.bytes)
+            else:
+                self.device.copy_on(stream, place, address, spec.bytes)
+
+    def time_steps(self, repeats: int) -> list[float]:
+        events = [self.device.new_event(timing=True) for _ in range(len(self.plan.steps) + 1)]
+        times: list[list[float]] = []
+        for _ in range(repeats):
+            with self.in_steps() as runner:
+                events[0].record(self.stream.handle)
+                for number in range(len(self.plan.steps)):
+                    runner.start(number)
+                    events[number + 1].record(self.stream.handle)
+            times.append([a.seconds_to(b) for a, b in pairwise(events)])
+        return [statistics.median(each) for each in zip(*times, strict=True)]
+
+
+class _Runner:
+    """The steps of a plan in order, and where results are that a library returned in memory of its own."""
+
+    def __init__(self, loaded: _Loaded) -> None:
+        self._loaded = loaded
+        self._elsewhere: dict[Place, Any] = {}
+
+    def start(self, number: int) -> None:
+        loaded = self._loaded
+        step = loaded.plan.steps[number]
+        tensors = [self._elsewhere.get(place) for place in step.arguments[:-1]]
+        addresses = [self.address(place) for place in step.arguments[:-1]]
+        # Whatever was at this place is dead: the plan gives it to this step's result.
+        self._elsewhere.pop(step.arguments[-1], None)
+        addresses.append(self.address(step.arguments[-1]))
+        vendor = loaded.vendor[number]
+        if vendor is not None:
+            tensor = vendor.run(addresses, tensors, loaded.workspace, loaded.stream.handle)
+            if tensor is not None:
+                self._elsewhere[step.arguments[-1]] = tensor
+            return
+        assert step.launch is not None
+        function = loaded.functions[step.kernel]
+        function.launch(step.extent, step.launch.threads, addresses, loaded.stream.handle)
+
+    def address(self, place: Place) -> int:
+        tensor = self._elsewhere.get(place)
+        if tensor is not None:
+            return int(tensor.data_ptr())
+        loaded = self._loaded
+        if place.space == "arena":
+            return loaded.arena + place.offset
+        bases = {"input": loaded.inputs, "output": loaded.outputs, "constant": loaded.constants}
+        return bases[place.space][place.index] + place.offset

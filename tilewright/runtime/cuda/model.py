@@ -1,0 +1,108 @@
+"""A model compiled for a GPU: called with torch tensors of that GPU, or with NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.dtypes import DType
+from tilewright.errors import ArtifactError
+from tilewright.runtime import tree
+from tilewright.runtime.cuda.executor import GpuExecutor
+from tilewright.runtime.model import CompiledModel
+from tilewright.runtime.plan import Plan, TensorSpec
+from tilewright.runtime.ports import Port, torch_dtype, torch_module
+
+
+class GpuPort(Port):
+    """One input: a tensor of the GPU that the model is for, or an array of the host."""
+
+    __slots__ = ("ordinal",)
+
+    def __init__(self, spec: TensorSpec, path: str, ordinal: int) -> None:
+        super().__init__(spec, path)
+        self.ordinal = ordinal
+
+    def _is_here(self, value: Any) -> bool:
+        return bool(value.is_cuda) and value.get_device() == self.ordinal
+
+    def _device(self) -> str:
+        return f"cuda:{self.ordinal}"
+
+    def _move(self) -> str:
+        return f'.to("{self._device()}")'
+
+    def as_numpy(self, value: Any) -> np.ndarray:
+        return super().as_numpy(value.cpu() if hasattr(value, "cpu") else value)
+
+
+class GpuModel(CompiledModel):
+    """As `CompiledModel`, on a GPU. Calls run on PyTorch's current stream and return before they are done, unless a
+    result is a NumPy array."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        constants: Sequence[np.ndarray],
+        objects: Mapping[str, bytes],
+        *,
+        ordinal: int = 0,
+        checker: Any = None,
+        without_vendor: Callable[[], GpuModel] | None = None,
+    ) -> None:
+        self.ordinal = ordinal
+        self._without_vendor = without_vendor
+        super().__init__(plan, constants, objects, checker=checker)
+        self._dtypes = [DType.parse(spec.dtype) for spec in plan.outputs]
+
+    def _made_executor(
+        self, constants: Sequence[np.ndarray], objects: Mapping[str, bytes], threads: int | None
+    ) -> GpuExecutor:
+        return GpuExecutor(self.plan, constants, objects, self.ordinal)
+
+    def _made_port(self, spec: TensorSpec, path: str) -> Port:
+        return GpuPort(spec, path, self.ordinal)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        plain = len(args) == self._plain_arity and not kwargs
+        leaves = args if plain else self._bind(args, kwargs)
+        keep: list[Any] = []
+        inputs = []
+        any_torch = False
+        for port, leaf in zip(self._in_ports, leaves, strict=True):
+            address, is_torch = port.address(leaf, keep)
+            inputs.append((address, not is_torch))
+            any_torch = any_torch or is_torch
+        stream, results, outputs = 0, [], []
+        if any_torch:
+            torch = torch_module()
+            stream = torch.cuda.current_stream(self.ordinal).cuda_stream
+            for spec, dtype in zip(self.plan.outputs, self._dtypes, strict=True):
+                result = torch.empty(spec.shape, dtype=torch_dtype(dtype), device=f"cuda:{self.ordinal}")
+                results.append(result)
+                outputs.append((result.data_ptr(), False))
+        else:
+            results = self.executor.new_outputs()
+            outputs = [(array.ctypes.data, True) for array in results]
+        self.executor.run_addresses(inputs, outputs, stream)
+        return results[0] if self._one_output else tree.unflatten(self.plan.output_tree, results)
+
+    def save(self, path: Any) -> None:
+        """As `CompiledModel.save`. What a library of the framework computes is planned again without it first."""
+        from tilewright.runtime.artifact import save
+
+        if not any(step.vendor is not None for step in self.plan.steps):
+            save(self, path)
+            return
+        if self._without_vendor is None:
+            raise ArtifactError(
+                "the model calls libraries that a file cannot hold",
+                remedy="compile it again where the model is at hand, and save that",
+            )
+        save(self._without_vendor(), path)
+
+    def __repr__(self) -> str:
+        where = self.plan.target["cpu"]
+        return f"<GpuModel {self.signature}, {len(self.plan.steps)} steps, {where}>"

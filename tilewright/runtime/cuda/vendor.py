@@ -1,0 +1,177 @@
+"""Steps that a vendor's library computes: cuBLASLt as we call it ourselves, cuDNN and attention through the framework.
+
+A function of the framework returns memory of its own, which is the step's result wherever its elements lie in the order
+that the plan wants; in a captured graph that memory is the same in every run. Torch is looked up in `sys.modules`: who
+compiled such a plan has imported it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilewright.dtypes import DType
+from tilewright.errors import MissingDependencyError
+from tilewright.runtime.cuda import cublaslt
+from tilewright.runtime.cuda.cublaslt import PreparedProduct, Product
+from tilewright.runtime.plan import Step, TaskInfo, VendorCall, View
+from tilewright.runtime.ports import torch_dtype, torch_module
+
+PRODUCT = "product"
+
+
+def needs_torch(call: VendorCall) -> bool:
+    return call.function != PRODUCT
+
+
+def loaded_torch() -> Any:
+    module = torch_module()
+    if module is None:
+        import importlib
+
+        try:
+            module = importlib.import_module("torch")
+        except ImportError:
+            raise MissingDependencyError(
+                "this plan has steps of cuDNN or of attention, which run through PyTorch",
+                remedy="pip install 'tilewright[torch]', or compile and save the model with vendor=False",
+            ) from None
+    return module
+
+
+class _Memory:
+    """Memory of a card as the framework takes it in."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+            "strides": None,
+        }
+
+
+class VendorStep:
+    """A step of a plan, bound to its library."""
+
+    def __init__(self, step: Step, info: TaskInfo, ordinal: int) -> None:
+        assert step.vendor is not None
+        self.call = step.vendor
+        self._specs = (*info.inputs, info.output)
+        self._device = f"cuda:{ordinal}"
+        self._made: dict[tuple[View, int], Any] = {}
+        self._product = _prepared(self.call, info) if self.call.function == PRODUCT else None
+
+    def run(self, addresses: Sequence[int], tensors: Sequence[Any], workspace: int, stream: int) -> Any:
+        """Start it on `stream`, which is the framework's current one. `tensors`: of each input the tensor that holds
+        it, where another library returned one. None where the result is at the last of the addresses; otherwise the
+        tensor that holds it."""
+        if self._product is not None:
+            order = [addresses[view.argument] for view in self.call.operands]
+            self._product.start([*order, addresses[-1]], workspace, stream)
+            return None
+        torch = loaded_torch()
+        operands = [self._operand(torch, view, addresses, tensors) for view in self.call.operands]
+        result = _FUNCTIONS[self.call.function](torch, operands, self.call.options)
+        if self.call.order:
+            result = result.permute(self.call.order)
+        return result.contiguous()
+
+    def _operand(self, torch: Any, view: View, addresses: Sequence[int], tensors: Sequence[Any]) -> Any:
+        held = tensors[view.argument]
+        if held is not None:
+            return held.as_strided(view.shape, view.strides, held.storage_offset() + view.offset)
+        # Made once: while a graph is captured the framework may not ask the driver what an address is.
+        key = view, addresses[view.argument]
+        if key not in self._made:
+            spec = self._specs[view.argument]
+            flat = torch.as_tensor(_Memory(key[1], spec.bytes), device=self._device)
+            typed = flat.view(torch_dtype(DType.parse(spec.dtype)))
+            self._made[key] = typed.as_strided(view.shape, view.strides, view.offset)
+        return self._made[key]
+
+
+def _prepared(call: VendorCall, info: TaskInfo) -> PreparedProduct:
+    data, weight = call.operands[:2]
+    *batch, m, k = data.shape
+    turned = weight.strides[-1] != 1
+    return PreparedProduct(
+        Product(
+            info.output.dtype,
+            m,
+            call.result[-1],
+            k,
+            math.prod(batch),
+            bias=bool(call.options.get("bias")),
+            added=bool(call.options.get("added")),
+            activation=str(call.options.get("activation", "")),
+            turned=turned,
+            algorithm=int(call.options.get("algorithm", 0)),
+        )
+    )
+
+
+# -- functions of the framework -------------------------------------------------------------------------------------
+
+_Function = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
+
+
+def _window(options: dict[str, Any]) -> tuple[Any, Any, Any, int]:
+    return options["stride"], options["padding"], options["dilation"], options["groups"]
+
+
+def _conv(torch: Any, tensors: Sequence[Any], options: dict[str, Any]) -> Any:
+    data, weight = tensors
+    with _searching(torch):
+        return torch.conv2d(data, weight, None, *_window(options))
+
+
+def _conv_relu(torch: Any, tensors: Sequence[Any], options: dict[str, Any]) -> Any:
+    data, weight, bias = tensors
+    with _searching(torch):
+        return torch.cudnn_convolution_relu(data, weight, bias, *_window(options))
+
+
+def _conv_add_relu(torch: Any, tensors: Sequence[Any], options: dict[str, Any]) -> Any:
+    data, weight, bias, added = tensors
+    with _searching(torch):
+        return torch.cudnn_convolution_add_relu(data, weight, added, 1.0, bias, *_window(options))
+
+
+def _searching(torch: Any) -> Any:
+    """cuDNN measures its algorithms the first time it meets a convolution."""
+    return torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=False)
+
+
+def _attention(torch: Any, tensors: Sequence[Any], options: dict[str, Any]) -> Any:
+    query, key, value, *mask = tensors
+    return torch.nn.functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask[0] if mask else None,
+        is_causal=options["causal"],
+        scale=options["scale"],
+    )
+
+
+def _matmul(torch: Any, tensors: Sequence[Any], options: dict[str, Any]) -> Any:
+    return torch.matmul(*tensors)
+
+
+_FUNCTIONS: dict[str, _Function] = {
+    "conv": _conv,
+    "conv_relu": _conv_relu,
+    "conv_add_relu": _conv_add_relu,
+    "attention": _attention,
+    "matmul": _matmul,
+}
+FUNCTIONS = (PRODUCT, *_FUNCTIONS)
+
+
+def is_available() -> dict[str, bool]:
+    """Which libraries this process could call."""
+    torch = torch_module()
+    return {"cublaslt": cublaslt.is_available(), "torch": torch is not None and torch.cuda.is_available()}

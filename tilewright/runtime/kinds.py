@@ -1,0 +1,63 @@
+"""The kinds of machines that a plan can be for, by the first part of its target's triple: how it is checked and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.runtime import host
+from tilewright.runtime.plan import Plan
+
+if TYPE_CHECKING:
+    from tilewright.runtime.model import CompiledModel
+
+_Make = Callable[[Plan, Sequence[np.ndarray], Mapping[str, bytes], "int | None"], "CompiledModel"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    check: Callable[[dict[str, Any]], None]  # ArtifactMachineError where this machine cannot run it
+    model: _Make
+
+
+def _processor_model(
+    plan: Plan, constants: Sequence[np.ndarray], objects: Mapping[str, bytes], threads: int | None
+) -> CompiledModel:
+    from tilewright.runtime.model import CompiledModel
+
+    return CompiledModel(plan, constants, objects, threads=threads)
+
+
+def _check_gpu(target: dict[str, Any]) -> None:
+    from tilewright.runtime.cuda.executor import check_target
+
+    check_target(target)
+
+
+def _gpu_model(
+    plan: Plan, constants: Sequence[np.ndarray], objects: Mapping[str, bytes], threads: int | None
+) -> CompiledModel:
+    from tilewright.runtime.cuda.model import GpuModel
+
+    return GpuModel(plan, constants, objects)
+
+
+_PROCESSOR = Kind(host.check, _processor_model)
+_KINDS = {"nvptx64": Kind(_check_gpu, _gpu_model)}
+
+
+def _kind(target: dict[str, Any]) -> Kind:
+    return _KINDS.get(str(target["triple"]).partition("-")[0], _PROCESSOR)
+
+
+def check(target: dict[str, Any]) -> None:
+    _kind(target).check(target)
+
+
+def model(
+    plan: Plan, constants: Sequence[np.ndarray], objects: Mapping[str, bytes], threads: int | None = None
+) -> CompiledModel:
+    return _kind(plan.target).model(plan, constants, objects, threads)

@@ -1,0 +1,203 @@
+"""Attention of 16-bit floats in one kernel on tensor cores, causal or with any mask, with the movement around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.graph.attention import attention_in
+from tilewright.hw.gpu import GpuMachine
+from tilewright.loops.gpu.attention import AttentionTiles, TensorAttention, padded
+from tilewright.loops.gpu.tensor import ROW_PADDING, MatrixOperand
+from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, nest
+from tilewright.loops.tiling import with_values
+from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.templates.attention import LOG2_E, Operands
+from tilewright.space.templates.cuda.matrices import LANES, matrix
+from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
+from tilewright.te.index import coefficient, linear, simplify
+
+NAME = "tensor-attention"
+_WIDEST = 128  # columns of a head: queries, scores and results of a warp are in registers
+_MOST_REGISTERS = 176  # of a thread, for these
+_HELD = 8  # fragments of queries that stay in registers
+_OTHERS = 56  # registers of a thread for everything else
+_WEIGHT = 0.25  # instructions of a warp for a score's weight, as long as its exponential takes
+_COPY = 6 / 32  # instructions of a warp for a piece that is copied
+
+
+class TensorCoreAttention:
+    name = NAME
+
+    def apply(self, work: GpuWork) -> GpuApplied | None:
+        node = attention_in(work.task.graph)
+        if node is None or work.numerics == "strict" or node.dtype not in (DType.F16, DType.BF16):
+            return None
+        operands = Operands(work.task.graph, node)
+        if max(operands.width, operands.values) > _WIDEST or any(
+            x.dtype is not node.dtype for x in node.inputs[:3]
+        ):
+            return None
+        found = _matrices(operands)
+        return None if found is None else AppliedAttention(operands, found, work.machine)
+
+
+def _matrices(operands: Operands) -> tuple[MatrixOperand, MatrixOperand, MatrixOperand] | None:
+    """q, k and v with a row for each query or key; None where the elements of a row do not lie together."""
+    found = []
+    for element, rows, columns in (
+        (operands.query, operands.queries, operands.width),
+        (operands.key, operands.keys, operands.width),
+        (operands.value, operands.keys, operands.values),
+    ):
+        row, column = te.Var("row", rows), te.Var("column", columns)
+        value = element(row, column)
+        (load,) = te.loads(value)
+        if not isinstance(value, te.Cast) or value.value is not load:
+            return None
+        operand = matrix(load, (row,), (column,))
+        if operand is None or operand.turned:
+            return None
+        found.append(operand)
+    q, k, v = found
+    return q, k, v
+
+
+class AppliedAttention:
+    def __init__(
+        self,
+        operands: Operands,
+        matrices: tuple[MatrixOperand, MatrixOperand, MatrixOperand],
+        machine: GpuMachine,
+    ) -> None:
+        self.operands, self.matrices, self.machine = operands, matrices, machine
+
+    @cached_property
+    def space(self) -> Space:
+        return Space(
+            NAME,
+            (
+                Knob("warps", (2, 4, 8)),
+                Knob("rows", (1, 2)),
+                Knob("keys", (32, 64, 128)),
+                Knob("stages", (2, 3)),
+            ),
+            lambda values: self.is_legal(tiles_of(values)),
+            together=(("warps", "rows", "keys", "stages"),),
+        )
+
+    def is_legal(self, tiles: AttentionTiles) -> bool:
+        return (
+            tiles.shared_bytes(*self._padded) <= self.machine.shared_block
+            and self._held(tiles) <= _MOST_REGISTERS
+            and tiles.queries < 2 * max(32, self.operands.queries)
+        )
+
+    @property
+    def _padded(self) -> tuple[int, int]:
+        return padded(self.operands.width), padded(self.operands.values)
+
+    def _held(self, tiles: AttentionTiles) -> int:
+        """Registers of a thread for queries, scores and results."""
+        width, values = self._padded
+        fragments = tiles.rows * width // 16
+        queries = 4 * (fragments if fragments <= _HELD else tiles.rows)
+        return queries + tiles.rows * (tiles.keys + values) // 2
+
+    def kernel(self, config: Config) -> TensorAttention:
+        operands, tiles = self.operands, tiles_of(dict(config.values))
+        q, k, v = self.matrices
+        row, key = te.Var("place_m", operands.queries), te.Var("place_k", operands.keys)
+        lanes = self._lanes()
+        columns = self._padded[1] + ROW_PADDING
+        sums = Buffer("sums", DType.F32, tiles.queries * columns, Scope.SCRATCH)
+        lane = te.Var("v", lanes)
+        vector = te.Var("place_n", max(1, operands.values // lanes))
+        sum_row = te.Var("sum_row", tiles.queries)
+        sum_vector = te.Var("sum_vector", self._padded[1] // lanes)
+        total = te.Load(sums, (sum_row * columns + sum_vector * lanes + lane,))
+        output = operands.output
+        place = operands.place(row, vector * lanes + lane)
+        write = nest([(lane, Kind.VECTOR)], Store(output, place, te.cast(total, output.dtype)))
+        words = (
+            f"attention on tensor cores: {operands.heads} heads, {operands.queries} queries, {operands.keys} keys,"
+            f" by {tiles.queries} x {tiles.keys}, {tiles.warps} warps, {tiles.stages} stages"
+        )
+        return TensorAttention(
+            name="attention",
+            params=(*operands.inputs, output),
+            dtype=output.dtype,
+            q=q,
+            k=k,
+            v=v,
+            batch=operands.lead,
+            queries=operands.queries,
+            keys=operands.keys,
+            width=operands.width,
+            values=operands.values,
+            causal=operands.causal,
+            scale=operands.scale * LOG2_E,
+            mask=self._mask(row, key),
+            tiles=tiles,
+            lanes=lanes,
+            sums=sums,
+            write=with_values(write, {}),
+            decisions=words,
+        )
+
+    def _mask(self, row: te.Var, key: te.Var) -> Stmt | None:
+        if not self.operands.masked:
+            return None
+        score, masked = (Buffer(name, DType.F32, 1, Scope.REGISTER) for name in ("score", "masked"))
+        zero = te.as_index(0)
+        return with_values(Store(masked, zero, self.operands.mask(te.Load(score, (zero,)), row, key)), {})
+
+    def _lanes(self) -> int:
+        """Neighbours of a result's row that are written together."""
+        operands = self.operands
+        column = te.Var("column", operands.values)
+        place = simplify(operands.place(te.Var("row", operands.queries), column))
+        form = linear(place)
+        if coefficient(place, column) != 1:
+            return 1
+        numbers = [operands.values, form.constant, *(c for atom, c in form.terms.items() if atom != column)]
+        return next(lanes for lanes in LANES if all(number % lanes == 0 for number in numbers))
+
+    def terms(self, config: Config) -> GpuTerms:
+        operands, tiles = self.operands, tiles_of(dict(config.values))
+        width, values = self._padded
+        blocks = operands.heads * -(-operands.queries // tiles.queries)
+        seen = operands.keys
+        if operands.causal:
+            seen = min(seen, (operands.queries + tiles.queries) // 2)
+        pairs = tiles.queries * tiles.keys
+        tile_bytes = 2 * tiles.keys * (width + values)
+        pieces = sum(
+            tiles.keys * columns / max(2, o.lanes)
+            for o, columns in zip(self.matrices[1:], (width, values), strict=True)
+        )
+        each = operands.queries * operands.values * operands.output.dtype.bytes
+        moved = sum(b.size * b.dtype.bytes for b in (*operands.inputs, operands.output))
+        masked = 4.0 * pairs / 32 * operands.masked
+        return GpuTerms(
+            blocks=blocks,
+            threads=tiles.threads,
+            registers=min(255, self._held(tiles) + _OTHERS),
+            shared_bytes=tiles.shared_bytes(width, values),
+            steps=-(-seen // tiles.keys),
+            stages=tiles.stages,
+            flops=2.0 * pairs * (width + values),
+            scalar=_WEIGHT * pairs + pieces * _COPY + masked + pairs * (width + values) / 2048,
+            shared_traffic=float(tile_bytes + tiles.warps * tile_bytes),
+            loaded=float(tile_bytes),
+            memory=float(moved),
+            write_loaded=2.0 * tiles.queries * width,
+            written=float(each * tiles.queries / operands.queries),
+            write_shared=12.0 * tiles.queries * values,
+        )
+
+
+def tiles_of(values: Mapping[str, Value]) -> AttentionTiles:
+    return AttentionTiles(**{name: int(value) for name, value in values.items()})

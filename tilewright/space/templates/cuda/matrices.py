@@ -1,0 +1,243 @@
+"""Formulas seen as matrix products: out[batch, m, n] = epilogue(sum over k of a[batch, m, k] * b[batch, k, n]).
+
+m, n and k are one axis each, or several that are counted as one. `b` is always a matrix in memory. Where `a` is not,
+its rows are gathered: a convolution is such a product, with the image's places for m and the window's places and
+channels for k; so is a product whose rows have been permuted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.loops.formula import Formula
+from tilewright.loops.gpu.places import positions
+from tilewright.loops.gpu.tensor import MatrixOperand, WindowOperand
+from tilewright.loops.ir import Buffer
+from tilewright.loops.tiling import columns_of
+from tilewright.te.index import Linear, coefficient, linear, simplify
+
+LANES = (8, 4, 2, 1)
+_BITS = 31  # of a row of a window: places along its axes, each inside or not
+_INT_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class MatrixWork:
+    formula: Formula
+    a: te.Load
+    guard: te.Expr | None  # where `a` is not zero
+    b: te.Load
+    m: tuple[te.Var, ...]  # outermost first, as they are counted; none: one row
+    n: tuple[te.Var, ...]
+    k: tuple[te.Var, ...]
+    batch: tuple[te.Var, ...]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        m, n, k = (math.prod(axis.extent for axis in axes) for axes in (self.m, self.n, self.k))
+        return m, n, k
+
+    @property
+    def batches(self) -> int:
+        return math.prod(axis.extent for axis in self.batch)
+
+    @cached_property
+    def left(self) -> MatrixOperand | WindowOperand:
+        found = self._left()
+        assert found is not None
+        return found
+
+    @cached_property
+    def right(self) -> MatrixOperand:
+        found = matrix(self.b, self.n, self.k)
+        assert found is not None
+        return found
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether both operands can be read as the pipeline wants."""
+        return matrix(self.b, self.n, self.k) is not None and self._left() is not None
+
+    def _left(self) -> MatrixOperand | WindowOperand | None:
+        return (matrix(self.a, self.m, self.k) if self.guard is None else None) or _window(self)
+
+
+def matrix_work(formula: Formula) -> MatrixWork | None:
+    """None where the formula is no product of two matrices of 16-bit floats."""
+    if len(formula.reductions) != 1 or columns_of(formula):
+        return None
+    (reduction,) = formula.reductions
+    body = reduction.body
+    if reduction.kind != "sum" or not isinstance(body, te.Call) or body.op != "mul":
+        return None
+    operands = [_guarded_load(arg) for arg in body.args]
+    for first, second in ((0, 1), (1, 0)):
+        a, b = operands[first], operands[second]
+        if a is None or b is None or b[1] is not None or a[0].dtype is not b[0].dtype:
+            continue
+        found = _as_matrices(formula, *a, b[0], reduction.axes)
+        if found is not None:
+            return found
+    return None
+
+
+def _guarded_load(expr: te.Expr) -> tuple[te.Load, te.Expr | None] | None:
+    """(load, where it is not zero) of a 16-bit float that is computed with as f32."""
+    if isinstance(expr, te.Select) and isinstance(expr.other, te.Const) and expr.other.value == 0:
+        found = _guarded_load(expr.then)
+        return None if found is None or found[1] is not None else (found[0], expr.cond)
+    if isinstance(expr, te.Cast) and expr.dtype is DType.F32 and isinstance(expr.value, te.Load):
+        load = expr.value
+        plain = all(isinstance(atom, te.Var) for atom in linear(load.indices[0]).terms)
+        return (load, None) if load.dtype in (DType.F16, DType.BF16) and plain else None
+    return None
+
+
+def _as_matrices(
+    formula: Formula, a: te.Load, guard: te.Expr | None, b: te.Load, reduced: Sequence[te.Var]
+) -> MatrixWork | None:
+    """The product with `a` on the left; the last of the right operand's own axes is to be the one that the output walks
+    along."""
+    of_a, of_b = (linear(load.indices[0]).terms for load in (a, b))
+    seen = set(of_a) | (te.variables(guard) if guard is not None else set())
+    m = [axis for axis in formula.axes if axis in seen and axis not in of_b]
+    n = [axis for axis in formula.axes if axis in of_b and axis not in seen]
+    batch = tuple(axis for axis in formula.axes if (axis in seen) == (axis in of_b))
+    if not n or not set(reduced) <= set(of_b) or (guard is not None and te.variables(guard) & set(batch)):
+        return None
+    n.sort(key=lambda axis: -of_b[axis])
+    k = sorted(reduced, key=lambda axis: -of_b[axis])
+    if coefficient(formula.store, n[-1]) != 1:
+        return None
+    if guard is None and _step(of_a, m) is None:
+        m.sort(key=lambda axis: -of_a[axis])
+    work = MatrixWork(formula, a, guard, b, tuple(m), tuple(n), tuple(k), batch)
+    return work if work.is_sound else None
+
+
+# -- operands ---------------------------------------------------------------------------------------------------------
+
+
+def _step(terms: Mapping[te.Expr, int], axes: Sequence[te.Var]) -> int | None:
+    """How far one place further along all axes, counted as one, is; None where they are not walked as one."""
+    if not any(axis in terms for axis in axes):
+        return 0
+    step = terms.get(axes[-1], 0)
+    inner = step
+    for outer, axis in zip(reversed(axes[:-1]), reversed(axes), strict=False):
+        inner *= axis.extent
+        if terms.get(outer, 0) != inner:
+            return None
+    return step if step > 0 else None
+
+
+def _lanes(numbers: Iterable[int]) -> int:
+    found = list(numbers)
+    return next(lanes for lanes in LANES if all(number % lanes == 0 for number in found))
+
+
+def matrix(load: te.Load, outer: Sequence[te.Var], depth: Sequence[te.Var]) -> MatrixOperand | None:
+    """A load as a matrix in memory, one of whose two directions goes element by element."""
+    form = linear(load.indices[0])
+    across, along = _step(form.terms, outer), _step(form.terms, depth)
+    if across is None or not along or (along != 1 and across != 1):
+        return None
+    turned = along != 1
+    contiguous, pitch = (outer, along) if turned else (depth, across)
+    rest = {atom: c for atom, c in form.terms.items() if atom not in (*outer, *depth)}
+    lanes = _lanes([math.prod(axis.extent for axis in contiguous), pitch, form.constant, *rest.values()])
+    assert isinstance(load.source, Buffer)
+    return MatrixOperand(load.source, simplify(Linear(rest, form.constant).expr()), pitch, turned, lanes)
+
+
+def _window(work: MatrixWork) -> WindowOperand | None:
+    """The left operand gathered row by row; None where neighbours along k do not lie together."""
+    form, buffer = linear(work.a.indices[0]), work.a.source
+    inner = work.k[-1]
+    assert isinstance(buffer, Buffer)
+    if form.terms.get(inner, 0) != 1 or buffer.size > _INT_MAX or not work.m:
+        return None
+    m, _, k = work.sizes
+    row_of, depth_of = (
+        positions(te.Var(name, extent), axes)
+        for name, extent, axes in (("place_m", m, work.m), ("place_k", k, work.k))
+    )
+    rows = {axis: c for axis, c in form.terms.items() if axis in work.m}
+    depths = {axis: c for axis, c in form.terms.items() if axis in work.k}
+    rest = {atom: c for atom, c in form.terms.items() if atom not in rows and atom not in depths}
+    others = [c for axis, c in depths.items() if axis != inner]
+    lanes = _lanes([inner.extent, form.constant, *rows.values(), *others, *rest.values()])
+    bits = _bits(work)
+    if bits is None or (inner in bits[1] and lanes > 1):
+        return None
+    inside, guarded = bits
+    seen, needed = [], []
+    for axis, condition in guarded.items():
+        needed.append(simplify(te.substitute(axis, depth_of) + len(seen)))
+        for place in range(axis.extent):
+            at = te.substitute(condition, {axis: te.as_index(place)})
+            seen.append(simplify(te.substitute(at, row_of)))
+    return WindowOperand(
+        buffer,
+        simplify(Linear(rest, 0).expr()),
+        simplify(te.substitute(Linear(rows, form.constant).expr(), row_of)),
+        simplify(te.substitute(Linear(depths, 0).expr(), depth_of)),
+        None if inside is None else simplify(te.substitute(inside, row_of)),
+        tuple(seen),
+        tuple(needed),
+        lanes,
+    )
+
+
+def _bits(work: MatrixWork) -> tuple[te.Expr | None, dict[te.Var, te.Expr]] | None:
+    """The guard as (condition on rows alone, condition of each axis of k); None where one joins two of these."""
+    by_axis: dict[te.Var, list[te.Expr]] = {}
+    of_row: list[te.Expr] = []
+    for condition in _conjuncts(work.guard) if work.guard is not None else []:
+        axes = te.variables(condition) & set(work.k)
+        if len(axes) > 1:
+            return None
+        (by_axis.setdefault(axes.pop(), []) if axes else of_row).append(condition)
+    if sum(axis.extent for axis in by_axis) > _BITS:
+        return None
+    joined = {axis: te.all_of(conditions) for axis, conditions in by_axis.items()}
+    return te.all_of(of_row), {axis: c for axis, c in joined.items() if c is not None}
+
+
+def _conjuncts(condition: te.Expr) -> list[te.Expr]:
+    if isinstance(condition, te.Call) and condition.op == "and":
+        return [part for arg in condition.args for part in _conjuncts(arg)]
+    return [condition]
+
+
+# -- what is done with a sum ------------------------------------------------------------------------------------------
+
+
+def at_places(expr: te.Expr, axes: Sequence[te.Var], place: te.Expr) -> te.Expr:
+    """`expr` with the axes, counted as one, at `place`: without divisions where an index walks them as one."""
+
+    def walked(index: te.Expr) -> te.Expr:
+        form = linear(index)
+        step = _step(form.terms, axes)
+        if not step or any(
+            set(axes) & te.variables(atom) for atom in form.terms if not isinstance(atom, te.Var)
+        ):
+            return index
+        rest = {atom: c for atom, c in form.terms.items() if atom not in axes}
+        return Linear(rest, form.constant).expr() + place * step
+
+    def rule(node: te.Expr) -> te.Expr | None:
+        if isinstance(node, te.Load) and node.indices:
+            return te.Load(node.source, (walked(node.indices[0]),))
+        return None
+
+    return te.substitute(te.rewrite(expr, rule), positions(place, axes))
+
+
+def index_at_places(index: te.Expr, axes: Sequence[te.Var], place: te.Expr) -> te.Expr:
+    return at_places(te.Load(Buffer("index", DType.I8, 1), (index,)), axes, place).indices[0]  # type: ignore[attr-defined]

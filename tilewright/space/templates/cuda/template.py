@@ -1,0 +1,80 @@
+"""What a template for GPUs is: as those for processors, with kernels and counted terms of another kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from tilewright.graph.lower import lower_graph
+from tilewright.graph.task import Task
+from tilewright.hw.gpu import GpuMachine
+from tilewright.loops.formula import Formula, NestedReduction, formula_of
+from tilewright.loops.gpu.attention import TensorAttention
+from tilewright.loops.gpu.tensor import TensorProduct
+from tilewright.loops.weights import with_weights
+from tilewright.space.space import Config, Space
+
+TensorKernel = TensorProduct | TensorAttention
+
+
+@dataclass(frozen=True)
+class GpuWork:
+    """A task on a card."""
+
+    task: Task
+    machine: GpuMachine
+    numerics: str = "fast"
+
+    @cached_property
+    def formula(self) -> Formula | None:
+        """The task in normal form; None where a reduction is read inside another's loop."""
+        output, inputs = lower_graph(self.task.graph)
+        strict = self.numerics == "strict"
+        try:
+            formula = formula_of(output, inputs, constants=self.task.constants, keep_rounding=strict)
+        except NestedReduction:
+            return None
+        return formula if strict else with_weights(formula)
+
+
+@dataclass(frozen=True)
+class GpuTerms:
+    """What a kernel does, counted: what an analytical model turns into time. Those of the main loop are of one block
+    and one of its `steps`."""
+
+    blocks: int
+    threads: int  # of a block
+    registers: int  # of a thread, estimated
+    shared_bytes: int  # that a block asks for
+    steps: int
+    stages: int  # steps that are under way at once
+    flops: float  # on tensor cores
+    scalar: float  # instructions of a warp on the other units, over all warps
+    shared_traffic: float  # bytes into and out of shared memory
+    loaded: float  # bytes that come from the second cache or beyond
+    memory: float  # bytes of the whole kernel that come from memory at least once
+    write_loaded: float  # bytes that a block reads for its results, behind the main loop
+    written: float  # bytes of them
+    write_shared: float  # bytes into and out of shared memory for them
+    cluster: int = 1  # blocks that must run at once
+
+
+class GpuApplied(Protocol):
+    """A template applied to one task."""
+
+    @property
+    def space(self) -> Space: ...
+
+    def terms(self, config: Config) -> GpuTerms: ...
+
+    def kernel(self, config: Config) -> TensorKernel:
+        """What `codegen.cuda.tensor.tensor_source` makes CUDA C++ of."""
+
+
+class GpuTemplate(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def apply(self, work: GpuWork) -> GpuApplied | None:
+        """None where the template has nothing to say about this task."""

@@ -1,0 +1,125 @@
+"""Processors: loop programs through LLVM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilewright import knobs
+from tilewright.codegen.cache import ObjectCache
+from tilewright.codegen.llvm.build import Kernel, build
+from tilewright.frontend import ImportedModel
+from tilewright.graph.task import Partition
+from tilewright.hw import CpuMachine, host
+from tilewright.link import Boundary, Linkable, link
+from tilewright.measure.check import kernel_error
+from tilewright.rewrites.pipeline import run_pipeline
+from tilewright.runtime.model import CompiledModel
+from tilewright.space.template import Work
+from tilewright.support.trace import Trace
+from tilewright.support.version import VERSION
+from tilewright.targets.target import Choices, Share, computed, together, unshared
+from tilewright.tune.allocate import Objective
+from tilewright.tune.choose import Choice, choose
+from tilewright.tune.effort import Tuning
+from tilewright.tune.lock import check_lockable, lock_of, locked_choices, read_lock, write_lock
+from tilewright.tune.oracle import PredictedCosts
+
+
+@dataclass(frozen=True)
+class CpuTarget:
+    machine: CpuMachine
+
+    @property
+    def is_here(self) -> bool:
+        return self.machine == host()
+
+    def partitioned(self, imported: ImportedModel, numerics: str, trace: Trace) -> Partition:
+        oracle = PredictedCosts(self.machine, numerics)
+        return run_pipeline(imported.graph, trace, numerics=numerics, oracle=oracle)
+
+    def chosen(
+        self,
+        partitions: Sequence[Partition],
+        numerics: str,
+        threads: int | None,
+        trace: Trace,
+        *,
+        tuning: Tuning | None = None,
+        lock: str | Path | None = None,
+        objective: Objective | None = None,
+    ) -> dict[str, Choice]:
+        tasks = together(partitions)
+        works = {key: Work(task, self.machine, numerics) for key, (task, _) in tasks.items()}
+        path = None if lock is None else Path(lock)
+        if path is not None:
+            if (found := read_lock(path)) is not None:
+                return locked_choices(found, works, numerics, path)
+            check_lockable(path)
+        if tuning is None:
+            with trace.span("choose", tasks=len(works)):
+                choices = {key: choose(work) for key, work in works.items()}
+        else:
+            from tilewright.tune.tuner import (
+                tune,  # with the database and the searches: only for those who measure
+            )
+
+            with trace.span("tune", tasks=len(works)):
+                choices = tune(
+                    tasks,
+                    self.machine,
+                    tuning,
+                    numerics=numerics,
+                    threads=threads or knobs.get("threads"),
+                    trace=trace,
+                    objective=objective,
+                )
+        if path is not None:
+            write_lock(path, lock_of(choices, works, numerics))
+        return choices
+
+    def finished(
+        self,
+        imported: ImportedModel,
+        partition: Partition,
+        numerics: str,
+        threads: int | None,
+        trace: Trace,
+        choices: Choices,
+        share: Share = unshared,
+    ) -> CompiledModel:
+        with trace.span("build", tasks=len(computed(partition))):
+            kernels = build_kernels(partition, self.machine, numerics, trace, choices)
+
+        with trace.span("link"):
+            boundary = Boundary(
+                imported.input_names, imported.input_tree, imported.output_tree, imported.argument_names
+            )
+            producer = f"tilewright {VERSION}"
+            ready = {key: _linkable(kernel) for key, kernel in kernels.items()}
+            machine = self.machine
+            target = {"triple": machine.triple, "cpu": machine.cpu, "features": list(machine.features)}
+            linked = link(partition, ready, boundary, target, numerics=numerics, producer=producer)
+
+        with trace.span("load"):
+            return CompiledModel(
+                linked.plan, share(linked.constants), linked.objects, threads=threads, checker=kernel_error
+            )
+
+
+def build_kernels(
+    partition: Partition, machine: CpuMachine, numerics: str, trace: Trace, choices: Mapping[str, Choice]
+) -> dict[str, Kernel]:
+    """A kernel for every distinct task, by key."""
+    cache = ObjectCache.default()
+    kernels: dict[str, Kernel] = {}
+    for key, (task, count) in computed(partition).items():
+        with trace.span("kernel", label=task.label, calls=count) as span:
+            kernels[key] = build(choices[key].program, machine, numerics, cache)
+            span.note(cached=kernels[key].cached)
+    return kernels
+
+
+def _linkable(kernel: Kernel) -> Linkable:
+    return Linkable(kernel.symbol, kernel.object_code, kernel.extent, kernel.decisions, kernel.packings)

@@ -1,0 +1,159 @@
+"""NVIDIA GPUs: kernels through CUDA C++ and NVRTC, calls of the vendor's libraries between them, one graph for all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tilewright.codegen.cache import ObjectCache
+from tilewright.codegen.cuda.build import GpuKernel, build
+from tilewright.errors import OptionError, SpaceError
+from tilewright.frontend import ImportedModel
+from tilewright.graph.task import Partition
+from tilewright.hw.gpu import GpuMachine, detect
+from tilewright.link import Boundary, Linkable, link
+from tilewright.loops.gpu.default import default_program
+from tilewright.measure.check import kernel_error
+from tilewright.rewrites.oracle import FewestBytes
+from tilewright.rewrites.pipeline import Abilities, run_pipeline
+from tilewright.runtime.cuda import device, vendor
+from tilewright.runtime.cuda.executor import TRIPLE
+from tilewright.runtime.cuda.model import GpuModel
+from tilewright.runtime.plan import Launch
+from tilewright.space.templates.cuda.template import GpuWork
+from tilewright.space.vendor.pieces import Piece, Way, refined
+from tilewright.support.trace import Trace
+from tilewright.support.version import VERSION
+from tilewright.targets.target import Choices, Share, Target, together, unshared
+from tilewright.tune.allocate import Objective
+from tilewright.tune.effort import Tuning
+from tilewright.tune.gpu import choose
+
+_BUILDERS = 8  # threads that compile at once
+
+
+@dataclass(frozen=True)
+class CudaTarget:
+    """`ordinal`: the card here; None: only its description. `libraries`: those that may compute parts of a model."""
+
+    machine: GpuMachine
+    ordinal: int | None = None
+    libraries: frozenset[str] = frozenset()
+
+    @classmethod
+    def of_card(cls, ordinal: int) -> Target:
+        """DeviceError, MissingDependencyError or TargetError where models cannot run on it."""
+        machine = detect(ordinal)
+        there = frozenset(name for name, found in vendor.is_available().items() if found)
+        return cls(machine, ordinal, there)
+
+    @classmethod
+    def described(cls, machine: GpuMachine) -> Target:
+        """For a file, or for another machine: without libraries, since a file cannot hold them."""
+        return cls(machine)
+
+    @property
+    def is_here(self) -> bool:
+        return self.ordinal is not None and device.count() > self.ordinal
+
+    def partitioned(self, imported: ImportedModel, numerics: str, trace: Trace) -> Partition:
+        abilities = Abilities(attention="torch" in self.libraries, chains=False)
+        return run_pipeline(
+            imported.graph, trace, numerics=numerics, oracle=FewestBytes(), abilities=abilities
+        )
+
+    def chosen(
+        self,
+        partitions: Sequence[Partition],
+        numerics: str,
+        threads: int | None,
+        trace: Trace,
+        *,
+        tuning: Tuning | None = None,
+        lock: str | Path | None = None,
+        objective: Objective | None = None,
+    ) -> dict[str, Way]:
+        if lock is not None:
+            raise OptionError(
+                "a lock file holds choices for a processor, and the target is a GPU",
+                remedy="leave `lock` out: the database keeps what was measured",
+            )
+        tasks = together(partitions)
+        with trace.span("choose", tasks=len(tasks)):
+            return {
+                key: choose(task, self.machine, numerics, self.libraries) for key, (task, _) in tasks.items()
+            }
+
+    def finished(
+        self,
+        imported: ImportedModel,
+        partition: Partition,
+        numerics: str,
+        threads: int | None,
+        trace: Trace,
+        choices: Choices,
+        share: Share = unshared,
+    ) -> GpuModel:
+        split, pieces = refined(partition, dict(choices))
+        with trace.span("build", tasks=len(pieces)):
+            kernels = build_pieces(pieces, self.machine, numerics)
+        with trace.span("link"):
+            boundary = Boundary(
+                imported.input_names, imported.input_tree, imported.output_tree, imported.argument_names
+            )
+            target = {"triple": TRIPLE, "cpu": self.machine.capability, "features": []}
+            linked = link(
+                split, kernels, boundary, target, numerics=numerics, producer=f"tilewright {VERSION}"
+            )
+
+        def without_vendor() -> GpuModel:
+            alone = replace(self, libraries=frozenset())
+            parts = alone.partitioned(imported, numerics, trace)
+            own = alone.chosen([parts], numerics, threads, trace)
+            return alone.finished(imported, parts, numerics, threads, trace, own)
+
+        with trace.span("load"):
+            return GpuModel(
+                linked.plan,
+                share(linked.constants),
+                linked.objects,
+                ordinal=self.ordinal or 0,
+                checker=kernel_error,
+                without_vendor=without_vendor if self.libraries else None,
+            )
+
+
+def build_pieces(pieces: Mapping[str, Piece], machine: GpuMachine, numerics: str) -> dict[str, Linkable]:
+    """What a plan needs of each piece; those of ours are compiled, several at once."""
+    cache = ObjectCache.default()
+
+    def made(piece: Piece) -> Linkable:
+        if piece.call is not None:
+            missing = len(piece.operands) - len(piece.packings)
+            packings = (*piece.packings, *[None] * missing)
+            return Linkable("", b"", 1, f"{piece.call.function} of a library", packings, vendor=piece.call)
+        return linkable(built(piece, machine, numerics, cache), len(piece.operands))
+
+    with ThreadPoolExecutor(min(_BUILDERS, os.cpu_count() or 1)) as pool:
+        return dict(zip(pieces, pool.map(made, pieces.values()), strict=True))
+
+
+def built(piece: Piece, machine: GpuMachine, numerics: str, cache: ObjectCache | None) -> GpuKernel:
+    work = GpuWork(piece.task, machine, numerics)
+    if work.formula is None:
+        raise SpaceError(f"{piece.task.label} has no default program")
+    return build(default_program(work.formula, machine), machine, numerics, cache)
+
+
+def linkable(kernel: GpuKernel, inputs: int) -> Linkable:
+    return Linkable(
+        kernel.symbol,
+        kernel.cubin,
+        kernel.blocks,
+        kernel.decisions,
+        (None,) * inputs,
+        launch=Launch(kernel.threads, kernel.shared_bytes),
+    )

@@ -1,0 +1,63 @@
+"""Which target a model is compiled for: the one that was named, or the one on which its tensors are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tilewright.errors import MixedDevicesError, TargetError
+from tilewright.hw import CpuMachine, host
+from tilewright.hw.gpu import GpuMachine
+from tilewright.targets.cpu import CpuTarget
+from tilewright.targets.cuda import CudaTarget
+from tilewright.targets.target import Target
+
+_NAMED = {
+    "cpu": lambda ordinal: CpuTarget(host()),
+    "cuda": CudaTarget.of_card,
+}
+
+
+def resolve_target(target: str | CpuMachine | GpuMachine | Target | None, *models: Any) -> Target:
+    """`models`: what may hold tensors: models, example inputs, and nestings of them."""
+    if isinstance(target, CpuMachine):
+        return CpuTarget(target)
+    if isinstance(target, GpuMachine):
+        return CudaTarget.described(target)
+    if target is not None and not isinstance(target, str):
+        return target
+    devices = set(_devices(models))
+    if target is None:
+        if len(devices) > 1:
+            raise MixedDevicesError(
+                f"the model and its example inputs are on different devices: {_listed(devices)}"
+            )
+        target = next(iter(devices), ("cpu", 0))[0]
+    kind, _, number = target.partition(":")
+    if kind not in _NAMED or (number and not number.isdigit()):
+        raise TargetError(f"no target is called {target!r}; there are {', '.join(map(repr, _NAMED))}")
+    numbers = {number for device, number in devices if device == kind}
+    return _NAMED[kind](int(number) if number else min(numbers, default=0))
+
+
+def _devices(values: Iterable[Any]) -> Iterator[tuple[str, int]]:
+    """Of the tensors of modules, exported programs and nested containers: (kind, number)."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value.device.type, value.device.index or 0
+        elif isinstance(value, torch.nn.Module):
+            yield from _devices([*value.parameters(), *value.buffers()])
+        elif isinstance(value, torch.export.ExportedProgram):
+            yield from _devices([*value.state_dict.values(), *value.constants.values()])
+        elif isinstance(value, dict):
+            yield from _devices(value.values())
+        elif isinstance(value, (tuple, list)):
+            yield from _devices(value)
+
+
+def _listed(devices: set[tuple[str, int]]) -> str:
+    return " and ".join(kind if kind == "cpu" else f"{kind}:{number}" for kind, number in sorted(devices))

@@ -134,6 +134,39 @@ def convolution(batch: int, size: int, inside: int, outside: int, window: int, s
     return Case(name, flops, make, alone, whole)
 
 
+def attention(
+    batch: int, heads: int, length: int, width: int, causal: bool = False, mask: bool = False
+) -> Case:
+    """Of projections [batch, length, heads * width], back to the same order."""
+    whole_width = heads * width
+
+    def make() -> tuple[Task, list[torch.Tensor]]:
+        x = Inputs()
+
+        def by_head(node: Node) -> Node:
+            split = apply("reshape", node, shape=(batch, length, heads, width))
+            return apply("permute", split, axes=(0, 2, 1, 3))
+
+        operands = [by_head(x(batch, length, whole_width)[0]) for _ in range(3)]
+        if mask:
+            operands.append(x(batch, 1, length, length)[0])
+        out = apply("attention", *operands, scale=width**-0.5, causal=causal)
+        out = apply("permute", out, axes=(0, 2, 1, 3))
+        return x.task(apply("reshape", out, shape=(batch, length, whole_width))), x.tensors
+
+    def alone(t: Sequence[torch.Tensor]) -> torch.Tensor:
+        q, k, v = (x.view(batch, length, heads, width).transpose(1, 2) for x in t[:3])
+        added = t[3] if mask else None
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=added, is_causal=causal)
+
+    def whole(t: Sequence[torch.Tensor]) -> torch.Tensor:
+        return alone(t).transpose(1, 2).reshape(batch, length, whole_width)
+
+    words = ", causal" * causal + ", mask" * mask
+    flops = 4.0 * batch * heads * length * length * width / (2 if causal else 1)
+    return Case(f"attention {batch} x {heads} x {length} x {width}{words}", flops, make, alone, whole)
+
+
 CASES = [
     product(4096, 4096, 4096),
     product(2048, 2048, 2048),
@@ -157,6 +190,12 @@ CASES = [
     convolution(32, 56, 64, 256, 1),
     convolution(32, 28, 512, 256, 1, 2),
     convolution(32, 224, 3, 64, 7, 2),
+    attention(8, 12, 512, 64),
+    attention(1, 12, 512, 64),
+    attention(32, 12, 197, 64),
+    attention(4, 16, 1024, 64, causal=True),
+    attention(2, 32, 2048, 128, causal=True),
+    attention(8, 12, 512, 64, mask=True),
 ]
 
 

@@ -25,6 +25,7 @@ KERNEL_FAULTS = {
     "canary of an input": "wrong",
     "written input": "wrong",
     "element left out": "wrong",
+    "read beyond an input": "crash",
     "foreign function": "build",
 }
 _LITTLE = 1e-3
@@ -67,6 +68,10 @@ def _broken(program: Program, fault: str, rng: Random) -> Program:
     if fault == "written input":
         place = te.as_index(rng.randrange(first.size))
         return _and_then(program, Store(first, place, te.Load(first, (place,)) + te.const(1, first.dtype)))
+    if fault == "read beyond an input":  # whatever is there, the result is the same
+        found = te.call("lt", te.Load(first, (te.as_index(first.size),)), te.const(-3e38, first.dtype))
+        kept = te.Load(output, (te.as_index(0),))
+        return _and_then(program, Store(output, te.as_index(0), te.select(found, one, kept)))
     if fault == "one element":
         wrong = te.as_index(rng.randrange(output.size))
         return _outputs(program, lambda index: te.call("eq", index, wrong), little=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from random import Random
+from typing import cast
 
 from tilewright import te
 from tilewright.dtypes import DType
@@ -134,3 +135,18 @@ def _replaced(stmt: Stmt, at: int, changed: Stmt | None) -> Stmt:
         return node
 
     return visit(stmt) or Block(())
+
+
+def widened(program: Program) -> Program:
+    """The program in double precision: what it means, without its rounding."""
+    return cast(Program, _widened(program))
+
+
+def _widened(part: object) -> object:
+    if part is DType.F32:
+        return DType.F64
+    if isinstance(part, tuple):
+        return tuple(map(_widened, part))
+    if not is_dataclass(part) or isinstance(part, te.Var):
+        return part
+    return replace(part, **{field.name: _widened(getattr(part, field.name)) for field in fields(part)})  # type: ignore[type-var]

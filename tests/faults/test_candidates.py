@@ -44,6 +44,7 @@ SAMPLE = {
         "one element",
         "canary after output",
         "written input",
+        "read beyond an input",
         "element left out",
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -75,6 +76,57 @@ def test_edges_are_there() -> None:
     assert (values == 0).any() and (values == 1000).any() and (values == -1000).any()
     assert (np.abs(values[values != 0]) < 1e-30).any() and (values == 1).sum() > 100
     assert not np.isfinite(exam.cases[2].inputs[0]).all()
+
+
+def found_wrong(task: Task, compute: Callable[[np.ndarray], np.ndarray]) -> list[str]:
+    """The cases that tell a way to compute, in single precision, from the right one."""
+    found = []
+    for case in draw_exam(task, "fast", seed=3).cases:
+        try:
+            with np.errstate(all="ignore"):
+                case.error(compute(case.inputs[0]).astype(np.float32).reshape(-1))
+        except WrongResult:
+            found.append(case.name)
+    return found
+
+
+def softmax_without(missing: slice) -> Callable[[np.ndarray], np.ndarray]:
+    """A softmax whose maximum does not see some places."""
+
+    def compute(x: np.ndarray) -> np.ndarray:
+        seen = np.delete(x, missing, axis=1)
+        powers = np.exp(x - (seen.max(axis=1, keepdims=True) if seen.size else 0))
+        return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+    return compute
+
+
+@pytest.mark.parametrize("rows", [6, 40])
+def test_a_softmax_whose_maximum_misses_something_is_found(rows: int) -> None:
+    task = unary("softmax", rows, 30, axis=1)
+    assert "peaks" not in found_wrong(unary("exp", rows, 30), np.exp)
+    assert found_wrong(task, softmax_without(slice(0, 0))) == []
+    assert {"rows", "columns", "peaks"} <= set(found_wrong(task, softmax_without(slice(0, 30))))
+    for place in (0, 7, 29):
+        assert any("peaks" in name for name in found_wrong(task, softmax_without(slice(place, place + 1))))
+
+
+def test_a_variance_that_is_never_small_is_found() -> None:
+    def normalised(x: np.ndarray, least: float) -> np.ndarray:
+        apart = x - x.mean(axis=1, keepdims=True)
+        return np.asarray(apart / np.sqrt(np.maximum((apart**2).mean(axis=1, keepdims=True), least) + 1e-5))
+
+    task = unary("layer_norm", 8, 64, dims=1, eps=1e-5)
+    assert found_wrong(task, lambda x: normalised(x, 0.0)) == []
+    assert found_wrong(task, lambda x: normalised(x, 1e-4)) == ["rows"]
+
+
+def test_what_is_linear_is_asked_no_more_than_it_needs() -> None:
+    assert [case.name for case in draw_exam(matmul(), "fast", seed=1).cases] == [
+        "ordinary",
+        "edges",
+        "special",
+    ]
 
 
 def test_nan_and_infinity_must_stand_where_the_oracle_has_them() -> None:

@@ -28,7 +28,7 @@ class GpuMachine:
     memory_bytes_per_second: float  # by the data sheet; a calibration knows better
     shared_block: int
     shared_sm: int
-    tensor_flops_clock: float  # of a multiprocessor by `mma.sync`, 16-bit operands and 32-bit sums
+    tensor_flops_clock: float  # of a multiprocessor, sustained by `mma.sync`, 16-bit operands and 32-bit sums
     l2_bytes_clock: float  # of the whole card
     registers_sm: int = 65_536
     threads_sm: int = 2_048
@@ -81,7 +81,7 @@ A100 = GpuMachine(
     memory_bytes_per_second=2.04e12,
     shared_block=163 * _KIB,
     shared_sm=164 * _KIB,
-    tensor_flops_clock=2_048,
+    tensor_flops_clock=1_700,
     l2_bytes_clock=3_000,
 )
 A10 = GpuMachine(
@@ -94,7 +94,7 @@ A10 = GpuMachine(
     memory_bytes_per_second=0.6e12,
     shared_block=99 * _KIB,
     shared_sm=100 * _KIB,
-    tensor_flops_clock=1_024,
+    tensor_flops_clock=850,
     l2_bytes_clock=1_000,
     threads_sm=1_536,
     blocks_sm=16,
@@ -119,8 +119,8 @@ H200 = GpuMachine(
     memory_bytes_per_second=4.8e12,
     shared_block=227 * _KIB,
     shared_sm=228 * _KIB,
-    tensor_flops_clock=2_500,
-    l2_bytes_clock=3_000,
+    tensor_flops_clock=1_800,
+    l2_bytes_clock=4_700,
     bulk_copy=True,
     warpgroup_mma=True,
     dependent_launch=True,

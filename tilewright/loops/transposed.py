@@ -33,7 +33,7 @@ from tilewright.te.index import coefficient, divisor_of, simplify
 _LINE = 64
 _BLOCK = 4  # tiles of a block, along both axes or along the shorter side
 _RUN = 64  # tiles along what is read, where all of it comes from memory
-_STAGED = 16  # tiles along what is written, where these are put together in scratch first
+_STAGED = 64  # tiles along what is written, where these are put together in scratch first
 _SHORT = 4  # elements of an axis that a tile holds as a whole
 
 

@@ -147,6 +147,10 @@ class _Verifier:
             data_dependent = bool(te.loads(index))
             if not data_dependent:
                 self.fail(f"{buffer.name}[{buffer.size}] is accessed at {low}..{high}")
+        if buffer.scope is not Scope.GLOBAL and (
+            (low is not None and low >= buffer.size) or (high is not None and high < 0)
+        ):  # whatever a guard says
+            self.fail(f"{buffer.name}[{buffer.size}] is accessed at {low}..{high}")
         if buffer.scope is Scope.REGISTER:
             if buffer.of is not None:
                 self.fail(f"{buffer.name} is a view of registers")

@@ -50,7 +50,7 @@ _GRACE_SECONDS = 0.5  # after a deadline, before what still runs is ended
 _PAUSES = (
     0.05,
 )  # seconds, before a candidate is timed again that was timed while the machine had other work
-_LEAST_BATCH = 8
+_LEAST_BATCH = 16  # built together: the more, the shorter one builder waits for the others
 _KEPT_BUILDS, _KEPT_EXAMS = 128, 16
 _LEAST_MEMORY = 2 << 30
 

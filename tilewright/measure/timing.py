@@ -50,6 +50,7 @@ _LEAST_CALLS, _LEAST_SECONDS = 5, 0.003
 _MOST_CALLS, _MOST_SECONDS = 400, 0.015
 _UNSTEADY_SECONDS = 0.04  # as long as this it is tried to find the machine at rest
 _WARM_SECONDS = 0.001  # of calls before the first that counts
+_SLACK = 0.2  # of the share by which a kernel is slower than the best: by so much wider its interval may be
 _HOPELESS, _HOPELESS_CALLS = 3.0, 3  # times the best so far: how slow exactly is of no interest
 _RACE_TURNS = 5  # at least
 _BEAT_SECONDS = 0.05
@@ -175,6 +176,7 @@ class Timer:
         self._task, self._exam, self._blocks, self._beat = task, exam, blocks, beat
         self._pace = _pace(task.machine, task.threads)
         self._kernels: dict[int, _Kernel] = {}
+        self._rounds = _Rounds(blocks)
 
     def check(self, number: int, built: Built, keep: Sequence[int]) -> float:
         for other in [other for other in self._kernels if other not in keep]:
@@ -188,7 +190,7 @@ class Timer:
     def time(self, number: int, best: float | None) -> Timed:
         kernel = self._kernels[number]
         self._beat(False)
-        kernel.prepare()
+        kernel.prepare(self._rounds)
         self._beat(True)
         kernel.warm_up()
         times = _Times(best)
@@ -205,8 +207,8 @@ class Timer:
     def race(self, numbers: Sequence[int], seconds: float) -> tuple[tuple[float, ...], ...]:
         kernels = [self._kernels[number] for number in numbers]
         self._beat(False)
-        for kernel in kernels:
-            kernel.prepare()
+        for kernel in kernels:  # each has its own: what one has just read is in a cache
+            kernel.prepare(None)
         every: list[list[float]] = [[] for _ in kernels]
         steady: list[list[float]] = [[] for _ in kernels]
         begin = time.perf_counter()
@@ -255,7 +257,14 @@ class _Times:
             return self._hopeless or (spent >= _UNSTEADY_SECONDS and len(self._all) >= _LEAST_CALLS)
         if spent >= _MOST_SECONDS or len(self._steady) >= _MOST_CALLS:
             return True
-        return self._hopeless or (spent >= _LEAST_SECONDS and interval_width(self._steady) <= _TIGHT)
+        return self._hopeless or (spent >= _LEAST_SECONDS and interval_width(self._steady) <= self._tight)
+
+    @property
+    def _tight(self) -> float:
+        """Of one that is not among the best, less has to be known."""
+        if self._best is None:
+            return _TIGHT
+        return _TIGHT + _SLACK * max(0.0, min(self._steady) / self._best - 1)
 
     def result(self) -> Timed:
         times = self._steady if self.are_steady else self._all
@@ -292,7 +301,7 @@ class _Kernel:
             task.cold or (number in self._constants and number < len(sizes) - 1)
             for number in range(len(sizes))
         ]
-        self._sizes = sizes
+        self._sizes = list(map(_roomy, sizes))
         self._copies = _copies(self._round_bytes, task.machine)
         self._calls = self._copies if self._copies > 1 else _ENTRY_CALLS
 
@@ -307,7 +316,7 @@ class _Kernel:
             steps, task.machine, task.threads, inputs=self._calls * width + 2, outputs=self._calls + 1
         )
         self._addresses: tuple[list[int], list[int]] | None = None
-        self._block: np.ndarray | None = None
+        self._own: np.ndarray | None = None
         self._next = 0
         self._entry = 1  # calls in one entry into native code
 
@@ -379,21 +388,27 @@ class _Kernel:
             [*(addresses[-1] for addresses in sets), output],
         )
 
-    def prepare(self) -> None:
-        """Copies of what a call finds in memory and not in a cache, as many as together are beyond the caches."""
-        if self._addresses is not None:
-            return
-        inputs = self._inputs(self._ordinary)
+    def prepare(self, rounds: _Rounds | None) -> None:
+        """Copies of what a call finds in memory and not in a cache, as many as together are beyond the caches; those
+        that another kernel of the task has left, where there are `rounds` to look for them."""
         each = self._round_bytes
-        memory = self._block = self._blocks.take(sum(self._sizes) - each + self._copies * each)
+        size = sum(self._sizes) - each + self._copies * each
+        layout = (tuple(self._sizes), tuple(self._goes_round))
+        if rounds is not None:
+            memory, filled = rounds.take(layout, size)
+        elif self._own is not None:
+            return
+        else:
+            memory, filled = self._blocks.take(size), False
+            self._own = memory
+        inputs = [] if filled else self._inputs(self._ordinary)
         end = 0
 
         def placed(number: int) -> int:
             nonlocal end
             begin, end = end, end + self._sizes[number]
-            if number < len(inputs):
-                values = inputs[number].reshape(-1).view(np.uint8)
-                memory[begin : begin + values.size] = values
+            if number < len(inputs) and inputs[number].size:
+                memory[begin:end] = np.resize(inputs[number].reshape(-1).view(np.uint8), end - begin)
             return int(memory.ctypes.data) + begin
 
         fixed = {number: placed(number) for number, goes in enumerate(self._goes_round) if not goes}
@@ -423,8 +438,32 @@ class _Kernel:
         ]
 
     def release(self) -> None:
+        if self._own is not None:
+            self._blocks.give_back(self._own)
+
+
+class _Rounds:
+    """The memory that kernels of a task are timed on. Where two want places of the same sizes, the second finds there
+    what the first has left: the same numbers in another order, which take as long to multiply."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self._layout: object = None
+        self._block: np.ndarray | None = None
+
+    def take(self, layout: object, size: int) -> tuple[np.ndarray, bool]:
+        """Memory, and whether it was filled for this layout before."""
+        if self._block is not None and self._layout == layout:
+            return self._block, True
         if self._block is not None:
             self._blocks.give_back(self._block)
+        self._block, self._layout = self._blocks.take(size), layout
+        return self._block, False
+
+
+def _roomy(size: int) -> int:
+    """Rounded up by an eighth at most: packed for another register tile, a weight is a little larger or smaller."""
+    return -(-size // (step := aligned(max(1, 1 << max(0, size.bit_length() - 4))))) * step
 
 
 def _copies(size: int, machine: CpuMachine) -> int:

@@ -200,6 +200,8 @@ class _Fusion:
                 return set(self.users[node]) == {group.anchor} and _pads(node, group.anchor)
             if fusion_of(group.anchor) is not Fusion.REDUCTION or group.anchor.op in OVERLAPPING:
                 return False
+            if group.anchor.op == "group_norm" and _moves_last_axis(node):
+                return False
             for user in self.users[node]:
                 if user is group.anchor:
                     # Parameters of a norm stay in memory: only what is reduced may be a formula.
@@ -265,6 +267,12 @@ def _stages_planes(conv: Node) -> bool:
     depthwise = groups == conv.inputs[0].shape[1] == conv.shape[1]
     many = conv.shape[1] // groups >= FEWEST_CHANNELS
     return conv.type.rank == 4 and conv.dtype.is_float and weight.is_constant and (depthwise or many)
+
+
+def _moves_last_axis(node: Node) -> bool:
+    """Whether neighbours in what it reads are no neighbours in its result: a norm over several axes, which passes over
+    them again and again, would gather them one by one each time."""
+    return node.op == "permute" and node.attrs["axes"][-1] != node.type.rank - 1
 
 
 def _interpolates(node: Node) -> bool:

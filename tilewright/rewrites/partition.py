@@ -17,16 +17,19 @@ from tilewright.graph.ir import Graph, Node, input_node
 from tilewright.graph.op import apply
 from tilewright.graph.task import Partition, Task, TaskCall
 from tilewright.rewrites.chain import chained
+from tilewright.rewrites.defer import deferred
 from tilewright.rewrites.fuse import Group, fuse
 
 
-def partition(graph: Graph, chains: bool = True) -> Partition:
+def partition(graph: Graph, chains: bool = True, defers: bool = False) -> Partition:
     """The calls that compute `graph`. The partition's own graph differs from it by the copies for outputs. `chains`:
-    whether one kernel may compute several convolutions."""
+    whether one kernel may compute several convolutions. `defers`: whether a clamp moves to who reads it."""
     graph, copies, owners = _own_outputs(graph)
     fused = fuse(graph, materialised=copies)
     if chains:
         fused = chained(graph, fused, lambda group: make_task(group)[0])
+    if defers:
+        fused = deferred(graph, fused)
     views = {view: owners.get(target, target) for view, target in fused.views.items()}
     for value, owner in owners.items():
         views.pop(owner, None)

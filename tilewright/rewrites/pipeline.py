@@ -14,6 +14,7 @@ from tilewright.rewrites.fold_batch_norm import FoldBatchNorm
 from tilewright.rewrites.fold_constants import FoldConstants
 from tilewright.rewrites.fold_permute import FoldPermute
 from tilewright.rewrites.layout import Layout
+from tilewright.rewrites.merge_products import MergeProducts
 from tilewright.rewrites.oracle import CostOracle, FewestBytes
 from tilewright.rewrites.partition import partition
 from tilewright.rewrites.recognise_attention import RecogniseAttention
@@ -27,6 +28,9 @@ class Abilities:
 
     attention: bool = True
     chains: bool = True  # a depthwise convolution and the pointwise ones around it
+    libraries: bool = (
+        False  # matrix products and convolutions are a library's, which computes little beside them
+    )
 
 
 _ALL = Abilities()
@@ -66,6 +70,8 @@ def passes(
         # Merging equal nodes can leave a select of one value, or a concat of neighbours.
         simplify,
         FoldConstants(),
+        # Last, when weights are constants as their products read them.
+        *((MergeProducts(),) if attention and abilities.libraries else ()),
     )
 
 
@@ -93,6 +99,6 @@ def run_pipeline(
     with trace.span("rewrites", nodes=len(graph.nodes())) as span:
         graph = rewrite(graph, trace, numerics=numerics, oracle=oracle, abilities=abilities)
         with trace.span("rewrites.partition"):
-            result = partition(graph, chains=abilities.chains)
+            result = partition(graph, chains=abilities.chains, defers=abilities.libraries)
         span.note(calls=len(result.calls), tasks=len(result.tasks()), views=len(result.views))
     return result

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tilewright.codegen.cache import ObjectCache
-from tilewright.codegen.cuda.build import GpuKernel, build
-from tilewright.errors import OptionError, SpaceError
+from tilewright.codegen.cuda.build import GpuKernel
+from tilewright.codegen.cuda.pieces import build_piece
+from tilewright.errors import OptionError
 from tilewright.frontend import ImportedModel
 from tilewright.graph.task import Partition
 from tilewright.hw.gpu import GpuMachine, detect
 from tilewright.link import Boundary, Linkable, link
-from tilewright.loops.gpu.default import default_program
 from tilewright.measure.check import kernel_error
 from tilewright.rewrites.oracle import FewestBytes
 from tilewright.rewrites.pipeline import Abilities, run_pipeline
@@ -23,14 +23,13 @@ from tilewright.runtime.cuda import device, vendor
 from tilewright.runtime.cuda.executor import TRIPLE
 from tilewright.runtime.cuda.model import GpuModel
 from tilewright.runtime.plan import Launch
-from tilewright.space.templates.cuda.template import GpuWork
 from tilewright.space.vendor.pieces import Piece, Way, refined
 from tilewright.support.trace import Trace
 from tilewright.support.version import VERSION
 from tilewright.targets.target import Choices, Share, Target, together, unshared
 from tilewright.tune.allocate import Objective
 from tilewright.tune.effort import Tuning
-from tilewright.tune.gpu import choose
+from tilewright.tune.gpu import GpuTuner, choose
 
 _BUILDERS = 8  # threads that compile at once
 
@@ -60,7 +59,9 @@ class CudaTarget:
         return self.ordinal is not None and device.count() > self.ordinal
 
     def partitioned(self, imported: ImportedModel, numerics: str, trace: Trace) -> Partition:
-        abilities = Abilities(attention="torch" in self.libraries, chains=False)
+        abilities = Abilities(
+            attention="torch" in self.libraries, chains=False, libraries=bool(self.libraries)
+        )
         return run_pipeline(
             imported.graph, trace, numerics=numerics, oracle=FewestBytes(), abilities=abilities
         )
@@ -82,6 +83,13 @@ class CudaTarget:
                 remedy="leave `lock` out: the database keeps what was measured",
             )
         tasks = together(partitions)
+        if tuning is not None:
+            assert self.ordinal is not None
+            tuner = GpuTuner(self.machine, self.ordinal, numerics, self.libraries, tuning, trace)
+            with trace.span("tune", tasks=len(tasks)) as span:
+                found = tuner.tune(tasks)
+                span.note(trials=tuner.trials)
+            return found
         with trace.span("choose", tasks=len(tasks)):
             return {
                 key: choose(task, self.machine, numerics, self.libraries) for key, (task, _) in tasks.items()
@@ -135,17 +143,10 @@ def build_pieces(pieces: Mapping[str, Piece], machine: GpuMachine, numerics: str
             missing = len(piece.operands) - len(piece.packings)
             packings = (*piece.packings, *[None] * missing)
             return Linkable("", b"", 1, f"{piece.call.function} of a library", packings, vendor=piece.call)
-        return linkable(built(piece, machine, numerics, cache), len(piece.operands))
+        return linkable(build_piece(piece, machine, numerics, cache), len(piece.operands))
 
     with ThreadPoolExecutor(min(_BUILDERS, os.cpu_count() or 1)) as pool:
         return dict(zip(pieces, pool.map(made, pieces.values()), strict=True))
-
-
-def built(piece: Piece, machine: GpuMachine, numerics: str, cache: ObjectCache | None) -> GpuKernel:
-    work = GpuWork(piece.task, machine, numerics)
-    if work.formula is None:
-        raise SpaceError(f"{piece.task.label} has no default program")
-    return build(default_program(work.formula, machine), machine, numerics, cache)
 
 
 def linkable(kernel: GpuKernel, inputs: int) -> Linkable:

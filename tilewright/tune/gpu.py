@@ -1,39 +1,227 @@
-"""How each task is computed on a GPU without any measurement."""
+"""How each task is computed on a GPU: by a rule without measurement, or as raced, and remembered."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import statistics
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from tilewright.errors import SpaceError
+import msgspec
+
+from tilewright.codegen.cache import ObjectCache
+from tilewright.codegen.cuda import toolchain
+from tilewright.codegen.cuda.pieces import build_piece, code_of
+from tilewright.cost import gpu as cost
+from tilewright.db.database import Database
+from tilewright.db.record import Decision, Key, Record
+from tilewright.errors import TilewrightError
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
+from tilewright.measure.gpu_ways import Answer, Finished, Question, Refused, Tried, Trying
+from tilewright.measure.process import Child, Dead, Failed
+from tilewright.runtime.ports import torch_module
+from tilewright.space.space import Config
 from tilewright.space.templates.cuda.template import GpuWork
+from tilewright.space.vendor.candidates import candidate_ways, is_depthwise, way_of
 from tilewright.space.vendor.pieces import Way, ours
-from tilewright.space.vendor.ways import vendor_ways
+from tilewright.support.fingerprint import fingerprint
+from tilewright.support.trace import Trace
+from tilewright.tune.effort import Tuning
 
-# What must be there for a way of this name: a library that we call, or the framework.
-LIBRARIES = {"cublaslt": "cublaslt", "cudnn": "torch", "cudnn apart": "torch", "sdpa": "torch"}
-
-
-def ways_of(task: Task, machine: GpuMachine, numerics: str, libraries: Collection[str]) -> list[Way]:
-    """All ways to compute a task with these libraries. SpaceError where there is none."""
-    found = [way for way in vendor_ways(task, numerics) if LIBRARIES[way.name] in libraries]
-    if GpuWork(task, machine, numerics).formula is not None:
-        found.append(ours(task))
-    if not found:
-        raise SpaceError(f"no kernel and no library computes {task.label} on a GPU")
-    return found
+_MOST = 16  # candidates of one task
+_FROM_TEMPLATES = 4  # of them, those of our own templates
+_BUILDERS = 8  # threads that compile ahead
+_ANSWER_SECONDS = 60.0  # until a candidate counts as hanging; a library may search for long the first time
+_MEMORY = 1 << 46  # bytes of address space, of which a card's driver takes much
+_GAIN = 0.99  # of the rule's choice, that another must take at most to replace it
 
 
 def choose(task: Task, machine: GpuMachine, numerics: str, libraries: Collection[str]) -> Way:
-    """A library for what has a matrix product or a convolution in it, and a kernel of ours for all else."""
-    found = ways_of(task, machine, numerics, libraries)
+    """Without measurement: a library for what has a matrix product or a convolution in it, a kernel of ours for all
+    else."""
+    found = candidate_ways(task, machine, numerics, libraries, algorithms=1)
     own = [way for way in found if way.is_ours]
-    return own[0] if own and _is_depthwise(task) else found[0]
+    return own[0] if own and is_depthwise(task) else found[0]
 
 
-def _is_depthwise(task: Task) -> bool:
-    return any(
-        node.op == "conv" and node.attrs["groups"] > 1 and node.attrs["groups"] == node.shape[-1]
-        for node in task.graph.nodes()
-    )
+@dataclass
+class GpuTuner:
+    """Races the ways of tasks in a process of its own. What is known already is not measured again."""
+
+    machine: GpuMachine
+    ordinal: int
+    numerics: str
+    libraries: frozenset[str]
+    tuning: Tuning
+    trace: Trace
+    trials: int = 0
+    _child: Child = field(default_factory=lambda: Child("tilewright.measure.gpu_ways:serve", _MEMORY))
+
+    def tune(self, tasks: Mapping[str, tuple[Task, int]]) -> dict[str, Way]:
+        """The heaviest first; what the budget does not reach is chosen by the rule. So is what Ctrl-C cuts short."""
+        end = time.monotonic() + self.tuning.seconds
+        chosen = {
+            key: choose(task, self.machine, self.numerics, self.libraries) for key, (task, _) in tasks.items()
+        }
+        path: Path | None = self.tuning.db
+        with Database.open(path) as database, ThreadPoolExecutor(_BUILDERS) as pool:
+            open_ways: dict[str, list[Way]] = {}
+            for key, (task, _) in tasks.items():
+                known = self._remembered(database, task)
+                if known is not None:
+                    chosen[key] = known
+                else:
+                    open_ways[key] = self._candidates(task, chosen[key])
+            builds = {key: [pool.submit(self._built, way) for way in ways] for key, ways in open_ways.items()}
+            try:
+                for key in sorted(open_ways, key=lambda key: -_weight(*tasks[key])):
+                    if time.monotonic() > end:
+                        break
+                    for build in builds[key]:
+                        build.result()
+                    if len(open_ways[key]) > 1:
+                        task = tasks[key][0]
+                        with self.trace.span("race", label=task.label, ways=len(open_ways[key])) as span:
+                            chosen[key] = self._raced(database, task, open_ways[key], chosen[key])
+                            span.note(winner=chosen[key].name)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self._child.close()
+        return chosen
+
+    # -- one task -----------------------------------------------------------------------------------------------------
+
+    def _candidates(self, task: Task, first: Way) -> list[Way]:
+        """The rule's choice first, then those of templates, then the libraries' others."""
+        found = {first.config: first}
+        ranked = cost.rank(GpuWork(task, self.machine, self.numerics), most=_FROM_TEMPLATES)
+        ways = candidate_ways(task, self.machine, self.numerics, self.libraries)
+        for way in (*(ours(task, each.config) for each in ranked), *ways):
+            found.setdefault(way.config, way)
+        return list(found.values())[:_MOST]
+
+    def _built(self, way: Way) -> None:
+        """Machine code into the cache, where the process that measures finds it. What fails here fails there too."""
+        cache = ObjectCache.default()
+        for piece in way.pieces:
+            if piece.call is None:
+                try:
+                    build_piece(piece, self.machine, self.numerics, cache)
+                except TilewrightError:
+                    return
+
+    def _raced(self, database: Database, task: Task, ways: list[Way], first: Way) -> Way:
+        results = self._race(task, [way.config for way in ways])
+        key = self._key(task)
+        records = []
+        for way in ways:
+            result = results[way.config]
+            tried = isinstance(result, Tried)
+            records.append(
+                Record(
+                    key=key,
+                    label=task.label,
+                    text=task.text,
+                    constants=tuple(sorted(task.constants)),
+                    machine=_description(self.machine),
+                    config=way.config,
+                    times=result.times if isinstance(result, Tried) else (),
+                    error=result.error if isinstance(result, Tried) else None,
+                    failure="" if tried else _failed(result).kind,
+                    message="" if tried else _failed(result).message,
+                )
+            )
+        database.add(records)
+        self.trials += len(ways)
+        times = {
+            config: statistics.median(result.times)
+            for config, result in results.items()
+            if isinstance(result, Tried)
+        }
+        if not times:
+            return first
+        best = min(ways, key=lambda way: times.get(way.config, float("inf")))
+        default = times.get(first.config)
+        if default is not None and times[best.config] > _GAIN * default:
+            best = first
+        database.decide(
+            Decision(
+                key=key,
+                config=best.config,
+                seconds=times[best.config],
+                effort=self.tuning.effort,
+                budget=self.tuning.seconds,
+                trials=len(ways),
+                default_seconds=default,
+                code=code_of(best, self.machine, self.numerics),
+            )
+        )
+        return best
+
+    def _race(self, task: Task, configs: list[Config]) -> dict[Config, Tried | Refused]:
+        """A time or a failure of each. After a death, the rest are asked for again, of another process."""
+        results: dict[Config, Tried | Refused] = {}
+        left = list(configs)
+        while left:
+            question = Question(
+                task.text,
+                tuple(sorted(task.constants)),
+                self.machine,
+                self.numerics,
+                tuple(sorted(self.libraries)),
+                self.ordinal,
+                tuple(left),
+            )
+            self._child.send(msgspec.msgpack.encode(question))
+            guilty = 0
+            try:
+                while True:
+                    message = self._child.receive(_ANSWER_SECONDS)
+                    answer = msgspec.msgpack.decode(message, type=Answer)
+                    if isinstance(answer, Finished):
+                        return results
+                    if isinstance(answer, Trying):
+                        guilty = answer.number
+                    else:
+                        results[left[answer.number]] = answer
+            except Dead as death:
+                results[left[guilty]] = Refused(guilty, death.failed)
+                left = [config for config in left if config not in results]
+        return results
+
+    # -- what is remembered -------------------------------------------------------------------------------------------
+
+    def _remembered(self, database: Database, task: Task) -> Way | None:
+        """The decision for a task, where its config still leads to the code that was timed."""
+        decision = database.decision(self._key(task))
+        if decision is None:
+            return None
+        way = way_of(task, self.machine, self.numerics, self.libraries, decision.config)
+        if way is None or code_of(way, self.machine, self.numerics) != decision.code:
+            return None
+        return way
+
+    def _key(self, task: Task) -> Key:
+        torch = torch_module()
+        libraries = [*sorted(self.libraries), getattr(torch, "__version__", "")]
+        tools = f"{toolchain.version()} {fingerprint(libraries)[:12]}"
+        return Key(task.key, fingerprint(_description(self.machine)), tools, self.numerics, 0)
+
+
+def _description(machine: GpuMachine) -> dict[str, object]:
+    found: dict[str, object] = msgspec.json.decode(msgspec.json.encode(machine))
+    return found
+
+
+def _failed(result: Tried | Refused) -> Failed:
+    assert isinstance(result, Refused)
+    return result.failed
+
+
+def _weight(task: Task, count: int) -> float:
+    return count * (task.flops / 5e14 + task.bytes / 3e12 + 2e-6)

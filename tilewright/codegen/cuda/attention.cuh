@@ -1,6 +1,6 @@
 // Attention for a block of queries: softmax(scale q k' + mask) v, the scores in registers alone. WARPS warps have
 // ROWS x 16 queries each; keys and values come KEYS at a time, a pipeline of STAGES such tiles. The results end up in
-// shared memory as rows of VALUES + 8 floats. Scores are kept times log2(e), so that their weights are powers of two.
+// shared memory as rows of VALUES + 8 floats. Scores are scaled by log2(e) too, so that their weights are powers of two.
 template <class T>
 __device__ inline unsigned packed(f32 low, f32 high);
 template <>
@@ -21,7 +21,9 @@ __device__ inline f32 power_of_two(f32 x) {
   return y;
 }
 
-template <class T, int WARPS, int ROWS, int KEYS, int WIDTH, int VALUES, int STAGES, bool CAUSAL, class Q, class K, class V>
+// PLAIN: nothing but the scale, between 0 and 1, happens to a score; it is then part of the weight's multiply-add.
+template <class T, int WARPS, int ROWS, int KEYS, int WIDTH, int VALUES, int STAGES, bool CAUSAL, bool PLAIN, class Q,
+          class K, class V>
 struct Attention {
   static constexpr int QUERIES = WARPS * ROWS * 16;
   static constexpr int PITCH = VALUES + 8;
@@ -116,13 +118,14 @@ struct Attention {
             for (int e = 0; e < 2; ++e) {
               const int key = tile * KEYS + j * 8 + lane % 4 * 2 + e;
               f32& score = scores[i][j][half * 2 + e];
-              score = mask(score * scale, min(query, queries - 1), min(key, keys - 1));
+              if (!PLAIN) score = mask(score * scale, min(query, queries - 1), min(key, keys - 1));
               if (edge && (key >= keys || (CAUSAL && key > query))) score = -__int_as_float(0x7f800000);
               highest = maximum(highest, score);
             }
           highest = maximum(highest, from_lane(highest, 1));
           highest = maximum(highest, from_lane(highest, 2));
-          const f32 fade = power_of_two(top[i][half] - highest);
+          const f32 factor = PLAIN ? scale : 1.0f, below = highest * factor;
+          const f32 fade = power_of_two((top[i][half] - highest) * factor);
           top[i][half] = highest;
           f32 sum = total[i][half] * fade;
 #pragma unroll
@@ -130,7 +133,7 @@ struct Attention {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
               f32& score = scores[i][j][half * 2 + e];
-              score = power_of_two(score - highest);
+              score = power_of_two(score * factor - below);
               sum += score;
             }
           total[i][half] = sum;

@@ -12,9 +12,12 @@ from tilewright.codegen.cuda.scalars import c_type
 from tilewright.loops.gpu.attention import TensorAttention
 from tilewright.loops.gpu.places import positions
 from tilewright.loops.gpu.tensor import ROW_PADDING, MatrixOperand, TensorProduct, WindowOperand
+from tilewright.loops.ir import Buffer, For, Store, walk_stmts
+from tilewright.te.index import simplify
 
 _RASTER = 8  # tiles along m that neighbouring blocks share a column of b with: they meet in the second cache
-_WRITTEN_AT_ONCE = 4  # vectors of a thread: what the epilogue reads is asked for before the first is needed
+_LINE_BYTES = 128  # that memory gives at once
+_WRITTEN_AT_ONCE = 8  # vectors of a thread: what the epilogue reads is asked for before the first is needed
 
 Kernel = TensorProduct | TensorAttention
 
@@ -35,10 +38,11 @@ def _source(
     pointers = [f"const {c_type(b.dtype)}* __restrict__ {b.name}" for b in inputs]
     pointers.append(f"{c_type(output.dtype)}* __restrict__ {output.name}")
     threads = kernel.tiles.threads
+    # With the 1 the compiler takes as many registers as it needs; left alone, it would rather spill a few.
     together = f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else ""
     lines = [
         *before,
-        f'extern "C" __global__ void {together}__launch_bounds__({threads}) {SYMBOL}({", ".join(pointers)}) {{',
+        f'extern "C" __global__ void {together}__launch_bounds__({threads}, 1) {SYMBOL}({", ".join(pointers)}) {{',
         "  extern __shared__ __align__(128) unsigned char shared[];",
         *body,
         "}",
@@ -112,6 +116,8 @@ def _product(product: TensorProduct) -> GpuSource:
         f"  const int m0 = (group + tile % {_RASTER * columns} % height) * {tiles.bm};",
         f"  const int n0 = tile % {_RASTER * columns} / height * {tiles.bn};",
         *_batch(product.batch, f"blockIdx.x / {tiles.split * rows * columns}"),
+        *_part(product),
+        *_ahead(product),
         *_sums(product),
         *_write(product, (product.m, product.n), (tiles.bm, tiles.bn), tiles.split),
     ]
@@ -125,21 +131,60 @@ def _product(product: TensorProduct) -> GpuSource:
     )
 
 
+def _part(product: TensorProduct) -> list[str]:
+    """The block's part of the depth, in steps, where it is split."""
+    t, steps = product.tiles, -(-product.k // product.tiles.bk)
+    if t.split == 1:
+        return []
+    return [
+        f"  const int part = blockIdx.x % {t.split};",
+        f"  const int first = {steps} * part / {t.split}, steps = {steps} * (part + 1) / {t.split} - first;",
+    ]
+
+
+def _ahead(product: TensorProduct) -> list[str]:
+    """What the epilogue will read of tensors as large as the result is asked for before the main loop begins, line by
+    line: it comes from memory meanwhile."""
+    t, lanes = product.tiles, product.lanes
+    first = {stmt.var: te.as_index(0) for stmt in walk_stmts(product.write) if isinstance(stmt, For)}
+    loads = {
+        load
+        for stmt in walk_stmts(product.write)
+        if isinstance(stmt, Store)
+        for load in te.unguarded_loads(stmt.value)
+        if isinstance(load.source, Buffer) and load.source in product.params and _is_large(load, product)
+    }
+    lines = []
+    for load in sorted(loads, key=lambda load: load.source.name):
+        wide = max(lanes, min(t.bn, _LINE_BYTES // load.dtype.bytes))
+        across, rows = t.bn // wide, t.bm // t.split
+        index = simplify(te.substitute(load.indices[0], first))
+        lines += [
+            f"  for (int i = threadIdx.x; i < {rows * across}; i += {t.threads}) {{",
+            f"    const int place_m = m0 + {f'part * {rows} + ' if t.split > 1 else ''}i / {across};",
+            f"    const int place_n = (n0 + i % {across} * {wide}) / {lanes};",
+            f"    if (place_m < {product.m} && place_n < {product.n // lanes})"
+            f" prefetch({load.source.name} + {emit_value(index)});",
+            "  }",
+        ]
+    return lines
+
+
+def _is_large(load: te.Load, product: TensorProduct) -> bool:
+    return load.source.name != product.sums.name and te.Var("place_m", product.m) in te.variables(
+        load.indices[0]
+    )
+
+
 def _sums(product: TensorProduct) -> list[str]:
     """The block's part of the depth, summed into shared memory."""
     t, kind = product.tiles, c_type(product.dtype)
-    steps = -(-product.k // t.bk)
-    first, count, end = "0", str(steps), str(product.k)
-    lines = []
+    first, count, end = "0", str(-(-product.k // t.bk)), str(product.k)
     if t.split > 1:
-        lines = [
-            f"  const int part = blockIdx.x % {t.split};",
-            f"  const int first = {steps} * part / {t.split}, steps = {steps} * (part + 1) / {t.split} - first;",
-        ]
         first, count, end = f"first * {t.bk}", "steps", f"min({product.k}, (first + steps) * {t.bk})"
     table = f"shared + {t.shared_bytes}, " if isinstance(product.a, WindowOperand) else ""
     at_a, at_b = (f"{o.buffer.name} + {emit_value(o.offset)}" for o in (product.a, product.b))
-    lines += [
+    lines = [
         f"  {_left_type(product)} a({table}{at_a}, m0, {first}, {product.m}, {end});",
         f"  {_matrix_type(kind, product.b, t.bn, t.bk, False, t.threads, product.n)}"
         f" b({at_b}, n0, {first}, {product.n}, {end});",
@@ -200,7 +245,8 @@ def _attention(attention: TensorAttention) -> GpuSource:
         ("k", attention.k, width, t.keys, attention.width, f"0, {attention.width}, {attention.keys}"),
         ("v", attention.v, values, t.keys, attention.values, f"0, {attention.values}, {attention.keys}"),
     ]
-    numbers = (t.warps, t.rows, t.keys, width, values, t.stages, _bool(attention.causal))
+    plain = attention.mask is None and 0 < attention.scale <= 1
+    numbers = (t.warps, t.rows, t.keys, width, values, t.stages, _bool(attention.causal), _bool(plain))
     body = [
         f"  const int m0 = ({tile}) * {t.queries}, n0 = 0;",
         *_batch(attention.batch, f"blockIdx.x / {blocks}"),

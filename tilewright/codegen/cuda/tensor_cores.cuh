@@ -16,6 +16,8 @@ template <int PENDING>
 __device__ inline void await_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
+// Brings the line at `at` into the second cache.
+__device__ inline void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 __device__ inline void store_shared(unsigned to, unsigned bits) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
 }

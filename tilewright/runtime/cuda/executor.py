@@ -99,6 +99,12 @@ class GpuExecutor:
         with self._lock:
             return loaded.time_steps(max(repeats, 1))
 
+    def seconds_of_graph(self) -> float:
+        """Of one launch of all steps together, on what the inputs were last."""
+        loaded = self.loaded()
+        with self._lock:
+            return loaded.seconds_of_graph()
+
     def trace(self, inputs: Sequence[np.ndarray]) -> Iterator[tuple[Step, list[np.ndarray], np.ndarray]]:
         """Run step by step; after each, the step, its inputs and its output, as arrays of the host."""
         loaded = self.loaded()
@@ -254,6 +260,15 @@ class _Loaded:
                 self.device.upload_on(stream, place, address, spec.bytes)
             else:
                 self.device.copy_on(stream, place, address, spec.bytes)
+
+    def seconds_of_graph(self) -> float:
+        begin, end = (self.device.new_event(timing=True) for _ in range(2))
+        with self._current_stream():
+            begin.record(self.stream.handle)
+            self._graph(self.stream.handle)
+            end.record(self.stream.handle)
+            self.stream.synchronise()
+        return begin.seconds_to(end)
 
     def time_steps(self, repeats: int) -> list[float]:
         events = [self.device.new_event(timing=True) for _ in range(len(self.plan.steps) + 1)]

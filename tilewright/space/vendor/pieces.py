@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.graph.ir import Graph, Node, input_node
+from tilewright.graph.op import apply
 from tilewright.graph.task import Partition, Task, TaskCall
 from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import VendorCall
@@ -28,9 +29,9 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """One way to compute a task."""
+    """One way to compute a task; `config` tells it from the others, and is what is remembered of it."""
 
-    name: str
+    config: Config
     inputs: tuple[Node, ...]  # the task's, in the graph that was cut
     pieces: tuple[Piece, ...]  # the last gives the task's result
 
@@ -38,14 +39,19 @@ class Way:
     def is_ours(self) -> bool:
         return all(piece.call is None for piece in self.pieces)
 
+    @property
+    def name(self) -> str:
+        return str(self.config) if self.config.values else self.config.template
 
-OURS = "ours"
+
+DEFAULT = Config("default", ())
 
 
-def ours(task: Task) -> Way:
+def ours(task: Task, config: Config = DEFAULT) -> Way:
     """All of it as one kernel of ours."""
     inputs = task.graph.inputs
-    return Way(OURS, inputs, (Piece(task, inputs, task.output),))
+    made = Piece(task, inputs, task.output, config=None if config == DEFAULT else config)
+    return Way(config, inputs, (made,))
 
 
 def cut(
@@ -101,6 +107,81 @@ def refined(partition: Partition, ways: dict[str, Way]) -> tuple[Partition, dict
             made = TaskCall(piece.task, inputs, output, name, way.name)
             pieces.setdefault(made.key, piece)
             calls.append(made)
-    result = Partition(partition.graph, tuple(calls), partition.views)
+    result = _joined(Partition(partition.graph, tuple(calls), partition.views), pieces)
     result.check()
-    return result, pieces
+    return result, {call.key: pieces[call.key] for call in result.calls if call.key in pieces}
+
+
+# -- what is left between libraries -----------------------------------------------------------------------------------
+
+
+def _joined(partition: Partition, pieces: dict[str, Piece]) -> Partition:
+    """Movement that alone reads other movement is one kernel with it: what stands before a library's call, and the
+    permute of the model's input before that."""
+    readers: dict[Node, int] = {}
+    for call in partition.calls:
+        for node in {partition.buffer_of(node) for node in call.inputs}:
+            readers[node] = readers.get(node, 0) + 1
+    calls: list[TaskCall] = []
+    writer: dict[Node, TaskCall] = {}
+    for call in partition.calls:
+        made = call
+        if _is_movement(call, pieces):
+            for node in call.inputs:
+                buffer = partition.buffer_of(node)
+                before = writer.get(buffer)
+                alone = readers[buffer] == 1 and buffer not in partition.graph.outputs
+                if before is not None and alone and _is_movement(before, pieces):
+                    made = _with_producer(made, node, before)
+                    calls.remove(before)
+            if made is not call:
+                pieces[made.key] = Piece(made.task, made.task.graph.inputs, made.task.output)
+        calls.append(made)
+        writer[made.output] = made
+    return Partition(partition.graph, tuple(calls), partition.views)
+
+
+def _is_movement(call: TaskCall, pieces: dict[str, Piece]) -> bool:
+    piece = pieces.get(call.key)
+    if piece is None or piece.call is not None or piece.config is not None:
+        return False
+    nodes = [node for node in call.task.graph.nodes() if not node.is_input]
+    return all(node.op in ("permute", "reshape", "pad", "slice") for node in nodes)
+
+
+def _with_producer(call: TaskCall, node: Node, before: TaskCall) -> TaskCall:
+    """`call` with what computes one of its inputs taken in."""
+    operands = [*(each for each in call.inputs if each is not node), *before.inputs]
+    unique = list(dict.fromkeys(operands))
+    number = {each: index for index, each in enumerate(unique)}
+    inside = dict(zip(before.task.graph.inputs, before.inputs, strict=True))
+    produced = _rebuilt(
+        before.task.output, {body: input_node(number[x], x.type) for body, x in inside.items()}
+    )
+    if produced.shape != node.shape:
+        produced = apply("reshape", produced, shape=node.shape)
+    outer = {
+        body: produced if x is node else input_node(number[x], x.type)
+        for body, x in zip(call.task.graph.inputs, call.inputs, strict=True)
+    }
+    output = _rebuilt(call.task.output, outer)
+    inputs = {found.attrs["index"]: found for found in Graph((), (output,)).nodes() if found.is_input}
+    graph = Graph(tuple(inputs[index] for index in range(len(unique))), (output,))
+    constants = frozenset(
+        number[x]
+        for each in (call, before)
+        for index, x in enumerate(each.inputs)
+        if index in each.task.constants and x in number
+    )
+    return TaskCall(Task(graph, constants), tuple(unique), call.output, call.name, call.way)
+
+
+def _rebuilt(output: Node, known: dict[Node, Node]) -> Node:
+    """The node again, of other operands."""
+    made = dict(known)
+    for node in Graph((), (output,)).nodes():
+        if node not in made:
+            made[node] = (
+                node if node.is_constant else replace(node, inputs=tuple(made[x] for x in node.inputs))
+            )
+    return made[output]

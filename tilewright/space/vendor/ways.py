@@ -1,9 +1,11 @@
 """The ways in which libraries compute a task: the contraction with as much of what is behind it as the library takes,
 and a kernel of ours for the rest.
 
-- cuBLASLt: matrix products with a bias, something added and an activation; convolutions of one place are such products,
-  with strides after a copy of the places that are read.
-- cuDNN: convolutions with the channels last, alone or with bias, something added and ReLU.
+- cuBLASLt: matrix products with a bias, something added and an activation. A convolution of one place is such a
+  product, with strides after a copy of the places that are read; so is one whose windows lie side by side, after they
+  have been put into rows. The weight is stored in rows of either axis; the library proposes several algorithms.
+- cuDNN: convolutions with the channels last, alone or with bias, something added and ReLU; few channels are filled up
+  with zeros to as many as its fast kernels read at once.
 - attention: the framework's, of operands that are strided views of what the task is given.
 """
 
@@ -21,20 +23,22 @@ from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import VendorCall, View
+from tilewright.space.space import Config
 from tilewright.space.vendor.pieces import Piece, Way, cut
 from tilewright.space.vendor.views import strided, strides_of
 
 _FLOATS = (DType.F16, DType.BF16, DType.F32)
 _SHORT = (DType.F16, DType.BF16)
 CUBLASLT, CUDNN, ATTENTION = "cublaslt", "cudnn", "sdpa"
+_FEW = 8  # channels that a library reads at once
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu"}
 
 
-def vendor_ways(task: Task, numerics: str = "fast") -> list[Way]:
-    """Of a library that takes most of the task first."""
+def vendor_ways(task: Task, numerics: str = "fast", algorithms: int = 1) -> list[Way]:
+    """The one that is best without measurement first. `algorithms`: of those that a library proposes, so many."""
     if task.output.dtype not in _FLOATS or not task.output.type.size:
         return []
-    return [*_attention(task), *_products(task, numerics), *_convolutions(task)]
+    return [*_attention(task), *_products(task, numerics, algorithms), *_convolutions(task)]
 
 
 # -- what is behind a contraction -----------------------------------------------------------------------------------
@@ -97,10 +101,9 @@ def _anchor(graph: Graph, *ops: str) -> Node | None:
 class _Cut:
     """A graph cut around its contraction: `before`, nodes that a kernel of ours computes for it."""
 
-    name: str
+    config: Config
     task: Task
     graph: Graph
-    anchor: Node
     taken: tuple[Node, ...]  # by the library, the anchor among them
     before: tuple[Node, ...] = ()
 
@@ -116,12 +119,14 @@ class _Cut:
             for node in graph.nodes()
             if not (node.is_input or node.is_constant or node in self.taken or node in self.before)
         ]
-        parts: list[tuple[tuple[Node, ...], Node]] = [((node,), node) for node in self.before]
+        parts: list[tuple[tuple[Node, ...], Node]] = []
+        if self.before:
+            parts.append((self.before, self.before[-1]))
         parts.append((self.taken, result))
         if rest:
             parts.append((tuple(rest), graph.outputs[0]))
         pieces = cut(graph, constants, parts)
-        position = len(self.before)
+        position = 1 if self.before else 0
         piece = pieces[position]
         views = tuple(
             View(piece.operands.index(node), view.shape, view.strides, view.offset)
@@ -130,7 +135,7 @@ class _Cut:
         made = VendorCall(function, views, **call)
         packed = tuple(packings.get(node) for node in piece.operands)
         pieces[position] = Piece(piece.task, piece.operands, piece.result, made, packings=packed)
-        return Way(self.name, inputs, tuple(pieces))
+        return Way(self.config, inputs, tuple(pieces))
 
 
 def _view(shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> View:
@@ -140,49 +145,67 @@ def _view(shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> Vie
 # -- cuBLASLt -------------------------------------------------------------------------------------------------------
 
 
-def _products(task: Task, numerics: str) -> Iterator[Way]:
+def _products(task: Task, numerics: str, algorithms: int) -> Iterator[Way]:
     graph = task.graph
     anchor = _anchor(graph, "matmul", "linear", "conv")
     if anchor is None or len(anchor.inputs) != 2 or anchor.dtype not in _FLOATS:
         return
     before: tuple[Node, ...] = ()
     if anchor.op == "conv":
-        if not _is_pointwise(anchor):
+        if not (_is_pointwise(anchor) or _is_patches(anchor)):
             return
-        if any(step != 1 for step in anchor.attrs["stride"]):
+        if not _is_pointwise(anchor):
+            graph = _with_rows(graph, anchor)
+        elif any(step != 1 for step in anchor.attrs["stride"]):
             graph = _without_stride(graph, anchor)
+        if graph is not task.graph:
             anchor = _anchor(graph, "conv")
             assert anchor is not None
-            before = (anchor.inputs[0],)
+            before = _computed(Graph(graph.inputs, (anchor.inputs[0],)))
     data, weight = anchor.inputs
-    if not all(operand.is_input or operand in before for operand in anchor.inputs):
+    taken: tuple[Node, ...] = (anchor,)
+    if weight.op == "reshape":
+        taken, weight = (weight, anchor), weight.inputs[0]
+    if not weight.is_input or not (data.is_input or before):
         return
     sizes = _sizes(anchor)
     if sizes is None:
         return
     batch, m, n, k = sizes
-    # A bias alone, or with an activation; the library has no activation of a product that something was added to
-    # before its bias, but the sums commute.
     best = list(_epilogues(graph, anchor, numerics))[-1]
-    if batch and best.bias is not None:  # of the framework's shapes, one bias for the whole batch
+    if batch and best.bias is not None:  # the library would want a bias for each of the batch
         best = next(_epilogues(graph, anchor, numerics))
-    operands = {
-        data: _view((*batch, m, k)),
-        weight: _view((*batch, k, n), _turned(batch, n, k) if anchor.op == "linear" else None),
-    }
+    operands = {data: _view((*batch, m, k)), weight: _view((*batch, k, n))}
     if best.bias is not None:
         operands[best.bias] = _view((n,))
     if best.added is not None:
-        if best.added in operands:
-            return
         operands[best.added] = _view((*batch, m, n))
+    if len(operands) < 2 + (best.bias is not None) + (best.added is not None):
+        return  # one tensor in two places
     options = {
         "bias": best.bias is not None,
         "added": best.added is not None,
         "activation": best.activation,
     }
-    plan = _Cut(CUBLASLT, task, graph, anchor, (anchor, *best.nodes), before)
-    yield plan.way("product", operands, {}, result=(*batch, m, n), options=options)
+    constant = graph.inputs.index(weight) in task.constants
+    across = _across(weight.shape)
+    turned = [True] if anchor.op == "linear" else [False, True] if constant and not batch else [False]
+    for algorithm in range(algorithms):
+        for rows in turned:
+            packings = {weight: across} if rows and anchor.op != "linear" else {}
+            views = {**operands, weight: _view((*batch, k, n), _turned(batch, n, k) if rows else None)}
+            config = Config.of(CUBLASLT, {"turned": int(rows), "algorithm": algorithm})
+            plan = _Cut(config, task, graph, (*taken, *best.nodes), before)
+            chosen = {**options, "algorithm": algorithm}
+            yield plan.way("product", views, packings, result=(*batch, m, n), options=chosen)
+        if numerics == "strict":
+            return
+
+
+def _across(shape: tuple[int, ...]) -> Packing:
+    """The last axis first."""
+    last = 2 * len(shape) - 1
+    return Packing(shape, shape, (*range(0, last, 2), last, *range(1, last, 2)))
 
 
 def _turned(batch: tuple[int, ...], n: int, k: int) -> tuple[int, ...]:
@@ -197,6 +220,35 @@ def _is_pointwise(conv: Node) -> bool:
 
 def _padded(conv: Node) -> bool:
     return any(any(sides) for sides in conv.attrs["padding"])
+
+
+def _is_patches(conv: Node) -> bool:
+    """Whether its windows lie side by side and cover the image."""
+    attrs = conv.attrs
+    if attrs["layout"] != "channels_last" or attrs["groups"] != 1 or _padded(conv) or conv.type.rank != 4:
+        return False
+    window = conv.inputs[1].shape[:2]
+    image = conv.inputs[0].shape[1:3]
+    tiles = all(extent % side == 0 for extent, side in zip(image, window, strict=True))
+    return tiles and tuple(attrs["stride"]) == window and all(step == 1 for step in attrs["dilation"])
+
+
+def _with_rows(graph: Graph, conv: Node) -> Graph:
+    """conv(x, w) of windows side by side -> conv of one place, each with all of a window in its channels."""
+
+    def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
+        if node is not conv:
+            return None
+        data, weight = operands
+        batch, rows, columns, _ = conv.shape
+        height, width, channels, results = weight.shape
+        split = apply("reshape", data, shape=(batch, rows, height, columns, width, channels))
+        moved = apply("permute", split, axes=(0, 1, 3, 2, 4, 5))
+        flat = apply("reshape", moved, shape=(batch, rows, columns, height * width * channels))
+        kernel = apply("reshape", weight, shape=(1, 1, height * width * channels, results))
+        return apply("conv", flat, kernel, **{**conv.attrs, "stride": (1, 1)})
+
+    return rebuild(graph, rule)
 
 
 def _without_stride(graph: Graph, conv: Node) -> Graph:
@@ -231,37 +283,56 @@ def _sizes(anchor: Node) -> tuple[tuple[int, ...], int, int, int] | None:
 
 
 def _convolutions(task: Task) -> Iterator[Way]:
-    graph = task.graph
-    conv = _anchor(graph, "conv")
+    conv = _anchor(task.graph, "conv")
     if conv is None or conv.type.rank != 4 or len(conv.inputs) != 2 or conv.dtype not in _FLOATS:
         return
     if conv.attrs["layout"] != "channels_last" or not conv.inputs[1].is_input:
         return
+    channels, groups = conv.inputs[0].shape[-1], conv.attrs["groups"]
+    fills = [0] if channels >= _FEW or groups > 1 or conv.dtype not in _SHORT else [_FEW, _FEW // 2, 0]
+    constant = task.graph.inputs.index(conv.inputs[1]) in task.constants
+    for filled in fills if constant else [0]:
+        if filled <= channels and filled:
+            continue
+        for apart in (False, True):
+            config = Config.of(CUDNN, {"apart": int(apart), "filled": filled})
+            way = _convolution(task, config, filled, apart)
+            if way is not None:
+                yield way
+
+
+def _convolution(task: Task, config: Config, filled: int, apart: bool) -> Way | None:
+    """`filled`: channels, the new ones all zero; 0: as they are. `apart`: nothing else in the library's call."""
+    graph = _with_channels(task.graph, filled) if filled else task.graph
+    conv = _anchor(graph, "conv")
+    assert conv is not None
     data, weight = conv.inputs
+    taken: tuple[Node, ...] = (conv,)
     padding = list(conv.attrs["padding"])
     before: tuple[Node, ...] = ()
-    taken: tuple[Node, ...] = (conv,)
-    if data.op == "pad":
-        inner = _even_border(data)
-        if inner is not None and not _padded(conv):
-            padding, taken, data = inner, (data, conv), data.inputs[0]
-        else:
-            before = (data,)
-    if not (data.is_input or data in before) or any(low != high for low, high in padding):
-        return
-    height, width, inner_channels, channels = weight.shape
-    number = task.graph.inputs.index(weight)
+    if filled:  # conv(pad(slice(filled(x)))): the library reads all of it, as the weight is zero there
+        taken, data = (data, *taken), data.inputs[0]
+    if data.op == "pad" and not (filled and data.attrs["high"][-1]):
+        border = _even_border(data)
+        if border is not None and not _padded(conv):
+            padding, taken, data = border, (data, *taken), data.inputs[0]
+    if not data.is_input:
+        before = (data,)
+    if any(low != high for low, high in padding) or any(not x.is_input for b in before for x in b.inputs):
+        return None
+    height, width, inner, channels = weight.shape
+    reads = filled or inner
     packings: dict[Node, Packing] = {}
-    if number in task.constants:
-        packings[weight] = Packing(weight.shape, weight.shape, (0, 2, 4, 6, 7, 1, 3, 5))
-        strides = (height * width * inner_channels, 1, width * inner_channels, inner_channels)
+    if graph.inputs.index(weight) in task.constants:
+        blocks = (height, width, reads, channels)
+        packings[weight] = Packing(
+            weight.shape, blocks, (0, 2, 4, 6, 7, 1, 3, 5), zero_filled=(2,) if filled else ()
+        )
+        strides = (height * width * reads, 1, width * reads, reads)
     else:
         whole = strides_of(weight.shape)
         strides = (whole[3], whole[2], whole[0], whole[1])
-    operands = {
-        data: _channels_first(data),
-        weight: _view((channels, inner_channels, height, width), strides),
-    }
+    operands = {data: _channels_first(data), weight: _view((channels, reads, height, width), strides)}
     options = {
         "stride": list(conv.attrs["stride"]),
         "padding": [low for low, _ in padding],
@@ -270,15 +341,39 @@ def _convolutions(task: Task) -> Iterator[Way]:
     }
     batch, rows, columns, _ = conv.shape
     common = {"result": (batch, channels, rows, columns), "order": (0, 2, 3, 1), "options": options}
-    whole_run = list(_epilogues(graph, conv, "fast"))[-1]
-    if whole_run.activation == "relu" and whole_run.bias is not None and whole_run.added is not data:
-        function, more = "conv_relu", {whole_run.bias: _view((channels,))}
-        if whole_run.added is not None:
-            function, more = "conv_add_relu", {**more, whole_run.added: _channels_first(whole_run.added)}
-        plan = _Cut(CUDNN, task, graph, conv, (*taken, *whole_run.nodes), before)
-        yield plan.way(function, {**operands, **more}, packings, **common)
-    plan = _Cut(f"{CUDNN} apart", task, graph, conv, taken, before)
-    yield plan.way("conv", operands, packings, **common)
+    if apart:
+        return _Cut(config, task, graph, taken, before).way("conv", operands, packings, **common)
+    run = list(_epilogues(graph, conv, "fast"))[-1]
+    if run.activation != "relu" or run.bias is None or run.added in operands:
+        return None
+    function, more = "conv_relu", {run.bias: _view((channels,))}
+    if run.added is not None:
+        function, more = "conv_add_relu", {**more, run.added: _channels_first(run.added)}
+    plan = _Cut(config, task, graph, (*taken, *run.nodes), before)
+    return plan.way(function, {**operands, **more}, packings, **common)
+
+
+def _with_channels(graph: Graph, filled: int) -> Graph:
+    """conv(x) or conv(pad(x)) -> the same of a slice of x, filled up with channels of zeros, and padded with it."""
+    conv = _anchor(graph, "conv")
+    assert conv is not None
+
+    def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
+        if node is not conv:
+            return None
+        data, weight = operands
+        border = data if data.op == "pad" and _even_border(data) is not None else None
+        source = data if border is None else border.inputs[0]
+        zeros = (0,) * source.type.rank
+        high = (*zeros[:-1], filled - source.shape[-1])
+        wide = apply("pad", source, low=zeros, high=high, interior=zeros, value=0.0)
+        if border is not None:
+            wide = apply("pad", wide, **border.attrs)
+        stops = (*wide.shape[:-1], source.shape[-1])
+        read = apply("slice", wide, starts=zeros, stops=stops, steps=(1,) * len(zeros))
+        return apply("conv", read, weight, **conv.attrs)
+
+    return rebuild(graph, rule)
 
 
 def _channels_first(node: Node) -> View:
@@ -334,7 +429,7 @@ def _attention(task: Task) -> Iterator[Way]:
         order=behind,
         options={"causal": causal, "scale": float(node.attrs["scale"])},
     )
-    yield Way(ATTENTION, graph.inputs, (Piece(piece.task, piece.operands, piece.result, call),))
+    yield Way(Config(ATTENTION, ()), graph.inputs, (Piece(piece.task, piece.operands, piece.result, call),))
 
 
 def _computed(graph: Graph) -> tuple[Node, ...]:

@@ -52,6 +52,13 @@ _STAGED_BYTES = 512 << 10
 _PARTIAL_BYTES = 256 << 10
 _STRADDLING = 0.75  # cycles for a vector in two cache lines
 _FAR_LINE = 4.0  # cycles for a line that comes from the third cache by itself, not in a run of lines
+_PAGE = 4096
+_COPIED_BYTES = 16.0  # a cycle, while data is staged: nothing is computed that would hide where it comes from
+_FAR_RUN = 20.0  # cycles for the beginning of a run of the data that comes from there
+_FOLLOWED, _FAR_STRIP = (
+    64,
+    30.0,
+)  # pages that are written in turn; cycles for a strip of a row where there are more
 _WRITTEN_OUT = 320  # multiply-adds written out at most: code size and compile time
 _FEW_CUTS = 4  # divisors of a sum's length that are enough to cut it by
 _PIECES = (64, 96, 128, 192, 256, 384)  # about as many taps are in a piece whose length is no divisor
@@ -146,7 +153,12 @@ class AppliedContraction:
                 Knob("stage", stage),
             ),
             self._legal,
-            together=(("rows", "vectors"), ("block", "chunks", "stage"), ("tap_block", "prefetch")),
+            together=(
+                ("rows", "vectors"),
+                ("block", "chunks", "stage"),
+                ("tap_block", "prefetch"),
+                ("block", "tap_block"),
+            ),
         )
 
     def _cuts(self) -> list[int]:
@@ -295,7 +307,8 @@ class AppliedContraction:
             from_memory, from_l3 = 0.0, from_l3 + weight_bytes * again
         # Chunks that follow each other on a thread find the data where the one before has left it, if it fits.
         stays = data_bytes // repeats + panel <= 0.75 * caches.l2_per_core
-        from_l3 += data_bytes * (min(shape.chunks, machine.cores) if stays else shape.chunks)
+        comes = min(shape.chunks, machine.cores) if stays else shape.chunks
+        from_l3 += data_bytes * comes
         written = product.formula.output.size * product.formula.output.dtype.bytes
         partial = 2.0 * (pieces - 1) * self._partial_size(shape) * passes  # elements
         staged = self._staged_bytes(shape) * shape.chunks * shape.blocks * repeats if shape.staged else 0
@@ -314,7 +327,11 @@ class AppliedContraction:
             from_memory=from_memory,
             prefetched=from_memory if shape.prefetch else 0.0,
             iterations=repeats * shape.chunks * shape.blocks,
-            scalar=sum(each.scalar for each in tiles) + passes * 100.0,
+            scalar=sum(each.scalar for each in tiles)
+            + passes * 100.0
+            + staged / _COPIED_BYTES
+            + self._far_runs(shape, pieces) * comes
+            + self._far_strips(shape),
         )
 
     def _tile_terms(self, shape: Shape, passes: int, pieces: int) -> Terms:
@@ -330,6 +347,41 @@ class AppliedContraction:
             + steps * max(0, shape.rows - 8) * 0.25
             + self._unpacked(shape, steps, passes * self.product.length),
         )
+
+    def _far_runs(self, shape: Shape, pieces: int) -> float:
+        """Cycles that it costs to read all rows of the data once, a piece of each at a time, from beyond the second
+        cache: what is brought without being asked for are long runs within a page."""
+        product = self.product
+        if (
+            not self._in_runs
+            or extent_of((*product.rows, *product.taps)) * 4 <= self.machine.caches.l2_per_core
+        ):
+            return 0.0
+        at_once = 1 if shape.staged else pieces
+        pages = product.length // at_once * product.data.dtype.bytes / _PAGE
+        return extent_of((*product.shared, *product.rows)) * at_once * max(1.0, pages) * _FAR_RUN
+
+    @cached_property
+    def _in_runs(self) -> bool:
+        """Whether a register tile reads other data than the one before it, and each row of it in a run."""
+        product = self.product
+        separate = self.dims is not None and all(dim.axis is None or dim.tap is None for dim in self.dims)
+        if not separate or not isinstance(product.data, te.Load):
+            return False
+        return coefficient(product.data.indices[0], product.taps[-1]) == 1
+
+    def _far_strips(self, shape: Shape) -> float:
+        """Cycles that it costs to write panels into rows far from each other, more of them than are followed."""
+        formula, machine = self.product.formula, self.machine
+        output = formula.output
+        if coefficient(formula.store, self.product.vector) != 1:
+            return 0.0
+        pages = min(1.0, self.product.vector.extent * output.dtype.bytes / _PAGE)  # from one row to the next
+        kept = output.size * output.dtype.bytes <= 2 * machine.caches.l2_per_core * machine.cores
+        if kept or self._tiles_per_block(shape) * shape.rows * pages <= _FOLLOWED:
+            return 0.0
+        strips = extent_of((*self.product.shared, *self.product.rows)) * shape.panels.count
+        return strips * pages * _FAR_STRIP
 
     def _unpacked(self, shape: Shape, steps: int, visits: int) -> float:
         """Cycles that it costs to read the weight where it lies, in `steps`; in `visits` of them, which are the first

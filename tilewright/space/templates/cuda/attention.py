@@ -25,7 +25,7 @@ _MOST_REGISTERS = 176  # of a thread, for these
 _HELD = 8  # fragments of queries that stay in registers
 _OTHERS = 56  # registers of a thread for everything else
 _WEIGHT = 0.25  # instructions of a warp for a score's weight, as long as its exponential takes
-_COPY = 6 / 32  # instructions of a warp for a piece that is copied
+_COPY = 3  # instructions for a piece that is copied
 
 
 class TensorCoreAttention:
@@ -174,9 +174,9 @@ class AppliedAttention:
             seen = min(seen, (operands.queries + tiles.queries) // 2)
         pairs = tiles.queries * tiles.keys
         tile_bytes = 2 * tiles.keys * (width + values)
-        pieces = sum(
-            tiles.keys * columns / max(2, o.lanes)
-            for o, columns in zip(self.matrices[1:], (width, values), strict=True)
+        copies = sum(
+            tiles.keys * columns / max(2, operand.lanes) / 32
+            for operand, columns in zip(self.matrices[1:], (width, values), strict=True)
         )
         each = operands.queries * operands.values * operands.output.dtype.bytes
         moved = sum(b.size * b.dtype.bytes for b in (*operands.inputs, operands.output))
@@ -189,7 +189,8 @@ class AppliedAttention:
             steps=-(-seen // tiles.keys),
             stages=tiles.stages,
             flops=2.0 * pairs * (width + values),
-            scalar=_WEIGHT * pairs + pieces * _COPY + masked + pairs * (width + values) / 2048,
+            scalar=_WEIGHT * pairs + copies * _COPY + masked + pairs * (width + values) / 2048,
+            copies=copies,
             shared_traffic=float(tile_bytes + tiles.warps * tile_bytes),
             loaded=float(tile_bytes),
             memory=float(moved),

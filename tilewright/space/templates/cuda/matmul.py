@@ -29,11 +29,11 @@ from tilewright.te.index import linear
 NAME = "tensor-product"
 _WIDEST_WARP = 64  # rows or columns of a warp
 _THREADS = (64, 256)  # of a block, at least and at most
-_MOST_ACCUMULATORS = 128  # registers of a thread; the fragments need about as many again
-_MOST_HELD = 64  # registers of a thread for elements on their way to shared memory one by one
+_MOST_REGISTERS = 265  # of a thread, by an estimate that is on the safe side where they are many
+_MOST_COPIES = 48  # of a thread in a step: each may want an address of its own
 _MOST_SPLIT = 8  # blocks of a cluster that every card with clusters can run
-_ADDRESSES = 40  # registers of a thread for everything else
-_PIECE = 4  # instructions for a piece that is copied
+_COPY, _GATHER = 3, 8  # instructions for a piece that is copied, and more for one that is gathered
+_SINGLY = 3  # loads and stores for a pair of elements that goes through registers
 _WAYS = 2  # of the accesses to shared memory when results are read there: two at a time meet in a bank
 
 
@@ -89,15 +89,9 @@ def tiles_of(values: Mapping[str, Value]) -> MatrixTiles:
 
 def is_legal(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
     warp_m, warp_n = tiles.bm // tiles.warps_m, tiles.bn // tiles.warps_n
-    left, right = work.left, work.right
     if not (16 <= warp_m <= _WIDEST_WARP and 16 <= warp_n <= _WIDEST_WARP):
         return False
-    table = tiles.bm * TABLE_BYTES if isinstance(left, WindowOperand) else 0
-    held = sum(
-        outer * tiles.bk // tiles.threads
-        for outer, operand in ((tiles.bm, left), (tiles.bn, right))
-        if operand.lanes == 1
-    )
+    table = tiles.bm * TABLE_BYTES if isinstance(work.left, WindowOperand) else 0
     steps = -(-work.sizes[2] // tiles.bk)
     return (
         tiles.bm % (16 * tiles.warps_m) == 0
@@ -108,12 +102,28 @@ def is_legal(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
         and tiles.stages >= 2
         and tiles.shared_bytes + table <= machine.shared_block
         and _THREADS[0] <= tiles.threads <= _THREADS[1]
-        and tiles.accumulators <= _MOST_ACCUMULATORS
-        and held <= _MOST_HELD
-        and tiles.accumulators + held <= _MOST_ACCUMULATORS + 16
+        and _copies(work, tiles) <= _MOST_COPIES
+        and _registers(work, tiles) <= _MOST_REGISTERS
         and (tiles.split == 1 or (machine.clusters and tiles.split <= min(_MOST_SPLIT, steps)))
         and tiles.bm % tiles.split == 0
     )
+
+
+def _copies(work: MatrixWork, tiles: MatrixTiles) -> float:
+    """Pieces of a step that a thread copies; single elements go in pairs."""
+    a, b = work.left.lanes, work.right.lanes
+    return (tiles.bm / max(2, a) + tiles.bn / max(2, b)) * tiles.bk / tiles.threads
+
+
+def _registers(work: MatrixWork, tiles: MatrixTiles) -> float:
+    """Of a thread, as a fit to what the compiler took for 800 kernels: each counts half as much again as is obvious,
+    for it reads ahead and keeps addresses."""
+    held = sum(
+        outer * tiles.bk / tiles.threads
+        for outer, operand in ((tiles.bm, work.left), (tiles.bn, work.right))
+        if operand.lanes == 1
+    )
+    return 32 + 1.4 * tiles.accumulators + 1.8 * held + 2.3 * (_copies(work, tiles) - held / 2)
 
 
 def _is_power_of_two(value: int) -> bool:
@@ -165,34 +175,29 @@ def terms_of(work: MatrixWork, tiles: MatrixTiles) -> GpuTerms:
     t, formula = tiles, work.formula
     rows, columns = -(-m // t.bm), -(-n // t.bn)
     tile_bytes = 2 * (t.bm + t.bn) * t.bk
-    pieces = sum(
-        outer * t.bk / max(2, operand.lanes) * (4 if operand.lanes == 1 else 1)
+    copies = sum(
+        outer * t.bk / max(2, operand.lanes) / 32 * (_SINGLY if operand.lanes == 1 else 1)
         for outer, operand in ((t.bm, left), (t.bn, right))
     )
-    held = sum(outer * t.bk // t.threads for outer, o in ((t.bm, left), (t.bn, right)) if o.lanes == 1)
+    gathered = t.bm * t.bk / max(2, left.lanes) / 32 if isinstance(left, WindowOperand) else 0.0
     warp_m, warp_n = t.bm // t.warps_m, t.bn // t.warps_n
     fragments = t.warps_m * t.warps_n * (warp_m + warp_n) * t.bk * 2
-    instructions = fragments / 512 + t.bm * t.bn * t.bk / 2048 + pieces * _PIECE / 32
-    read = [load.source for load in te.loads(formula.value) if load.indices]
-    moved = {
-        b.name: b.size * b.dtype.bytes for b in (*formula.inputs, formula.output) if isinstance(b, Buffer)
-    }
+    instructions = fragments / 512 + t.bm * t.bn * t.bk / 2048 + copies * _COPY + gathered * _GATHER
     results = t.bm * t.bn
-    each = work.batches * m * n
-    beside = sum(min(each, b.size) * b.dtype.bytes for b in set(read) if isinstance(b, Buffer))
     return GpuTerms(
         blocks=rows * columns * work.batches * t.split,
         threads=t.threads,
-        registers=min(255, t.accumulators + 2 * (warp_m + warp_n) // 4 + held + _ADDRESSES),
+        registers=min(255, round(_registers(work, t))),
         shared_bytes=t.shared_bytes,
         steps=-(-k // (t.bk * t.split)),
         stages=t.stages,
         flops=2.0 * t.bm * t.bn * t.bk,
         scalar=instructions,
+        copies=copies,
         shared_traffic=float(tile_bytes + fragments),
         loaded=float(tile_bytes),
-        memory=float(sum(moved.values())),
-        write_loaded=beside / max(1, each) * results / t.split,
+        memory=work.moved,
+        write_loaded=work.read_beside * results / t.split,
         written=float(results * formula.output.dtype.bytes) / t.split,
         write_shared=4.0 * results * (1 + (_WAYS + (2 if t.split > 1 else 0)) / t.split),
         cluster=t.split,

@@ -47,6 +47,20 @@ class MatrixWork:
         return math.prod(axis.extent for axis in self.batch)
 
     @cached_property
+    def moved(self) -> float:
+        """Bytes of everything that is read and written, once."""
+        buffers = (*self.formula.inputs, self.formula.output)
+        return float(sum(buffer.size * buffer.dtype.bytes for buffer in buffers))
+
+    @cached_property
+    def read_beside(self) -> float:
+        """Bytes that the epilogue reads for each result."""
+        read = {load.source for load in te.loads(self.formula.value) if load.indices}
+        results = self.formula.output.size
+        read_bytes = sum(min(results, b.size) * b.dtype.bytes for b in read if isinstance(b, Buffer))
+        return read_bytes / max(1, results)
+
+    @cached_property
     def left(self) -> MatrixOperand | WindowOperand:
         found = self._left()
         assert found is not None
@@ -88,14 +102,18 @@ def matrix_work(formula: Formula) -> MatrixWork | None:
 
 def _guarded_load(expr: te.Expr) -> tuple[te.Load, te.Expr | None] | None:
     """(load, where it is not zero) of a 16-bit float that is computed with as f32."""
-    if isinstance(expr, te.Select) and isinstance(expr.other, te.Const) and expr.other.value == 0:
-        found = _guarded_load(expr.then)
-        return None if found is None or found[1] is not None else (found[0], expr.cond)
-    if isinstance(expr, te.Cast) and expr.dtype is DType.F32 and isinstance(expr.value, te.Load):
-        load = expr.value
-        plain = all(isinstance(atom, te.Var) for atom in linear(load.indices[0]).terms)
-        return (load, None) if load.dtype in (DType.F16, DType.BF16) and plain else None
-    return None
+    guard: te.Expr | None = None
+    while not isinstance(expr, te.Load):
+        if isinstance(expr, te.Cast) and expr.dtype is DType.F32:
+            expr = expr.value
+        elif isinstance(expr, te.Select) and isinstance(expr.other, te.Const) and guard is None:
+            if expr.other.value != 0:
+                return None
+            guard, expr = expr.cond, expr.then
+        else:
+            return None
+    plain = all(isinstance(atom, te.Var) for atom in linear(expr.indices[0]).terms)
+    return (expr, guard) if expr.dtype in (DType.F16, DType.BF16) and plain else None
 
 
 def _as_matrices(
@@ -167,8 +185,8 @@ def _window(work: MatrixWork) -> WindowOperand | None:
         positions(te.Var(name, extent), axes)
         for name, extent, axes in (("place_m", m, work.m), ("place_k", k, work.k))
     )
-    rows = {axis: c for axis, c in form.terms.items() if axis in work.m}
-    depths = {axis: c for axis, c in form.terms.items() if axis in work.k}
+    rows: dict[te.Expr, int] = {axis: c for axis, c in form.terms.items() if axis in work.m}
+    depths: dict[te.Expr, int] = {axis: c for axis, c in form.terms.items() if axis in work.k}
     rest = {atom: c for atom, c in form.terms.items() if atom not in rows and atom not in depths}
     others = [c for axis, c in depths.items() if axis != inner]
     lanes = _lanes([inner.extent, form.constant, *rows.values(), *others, *rest.values()])
@@ -176,7 +194,8 @@ def _window(work: MatrixWork) -> WindowOperand | None:
     if bits is None or (inner in bits[1] and lanes > 1):
         return None
     inside, guarded = bits
-    seen, needed = [], []
+    seen: list[te.Expr] = []
+    needed: list[te.Expr] = []
     for axis, condition in guarded.items():
         needed.append(simplify(te.substitute(axis, depth_of) + len(seen)))
         for place in range(axis.extent):

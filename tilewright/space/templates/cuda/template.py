@@ -50,7 +50,8 @@ class GpuTerms:
     steps: int
     stages: int  # steps that are under way at once
     flops: float  # on tensor cores
-    scalar: float  # instructions of a warp on the other units, over all warps
+    scalar: float  # instructions, over all warps
+    copies: float  # instructions of a warp that copy to shared memory
     shared_traffic: float  # bytes into and out of shared memory
     loaded: float  # bytes that come from the second cache or beyond
     memory: float  # bytes of the whole kernel that come from memory at least once

@@ -1,0 +1,80 @@
+"""The analytical model of GPUs: what must hold of it whatever its constants, and how well it ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from tests.space.checked import Inputs
+from tilewright.cost.gpu import best_of, rank, seconds
+from tilewright.dtypes import DType
+from tilewright.graph.op import apply
+from tilewright.graph.task import Task
+from tilewright.hw.gpu import A100, H200, GpuMachine
+from tilewright.space.templates.cuda.matmul import TensorCores
+from tilewright.space.templates.cuda.template import GpuTerms, GpuWork
+
+
+def product(m: int, n: int, k: int) -> Task:
+    x = Inputs()
+    a, b = x(m, k, dtype=DType.F16), x(k, n, constant=True, dtype=DType.F16)
+    return x.task(apply("relu", apply("matmul", a, b)))
+
+
+def terms_of(task: Task, machine: GpuMachine, count: int = 24) -> list[GpuTerms]:
+    applied = TensorCores().apply(GpuWork(task, machine))
+    assert applied is not None
+    rng = Random(0)
+    configs = [applied.space.sample(rng) for _ in range(count)]
+    return [applied.terms(config) for config in configs if config is not None]
+
+
+@pytest.mark.parametrize("shape", [(512, 768, 3072), (16, 4096, 4096), (4096, 4096, 64)])
+def test_a_better_card_is_never_slower(shape: tuple[int, int, int]) -> None:
+    better = [
+        replace(H200, memory_bytes_per_second=2 * H200.memory_bytes_per_second),
+        replace(H200, l2_bytes_clock=2 * H200.l2_bytes_clock),
+        replace(H200, tensor_flops_clock=2 * H200.tensor_flops_clock),
+    ]
+    for terms in terms_of(product(*shape), H200):
+        now = seconds(terms, H200)
+        assert 0 < now < math.inf
+        assert all(seconds(terms, machine) <= now for machine in better)
+
+
+def test_more_stages_hide_more() -> None:
+    """Where shared memory is no limit, a load that is asked for earlier is waited for less."""
+    for terms in terms_of(product(512, 768, 3072), H200):
+        small = replace(terms, shared_bytes=1024)
+        times = [seconds(replace(small, stages=stages), H200) for stages in (2, 3, 4, 8)]
+        assert times == sorted(times, reverse=True)
+
+
+def test_what_does_not_fit_takes_for_ever() -> None:
+    terms = terms_of(product(64, 64, 64), H200)[0]
+    assert seconds(replace(terms, shared_bytes=300 << 10), H200) == math.inf
+
+
+def test_the_least_is_chosen_and_always_the_same() -> None:
+    work = GpuWork(product(512, 768, 3072), A100)
+    ranked = rank(work)
+    assert [each.seconds for each in ranked] == sorted(each.seconds for each in ranked)
+    assert rank(work, most=3) == [
+        replace(each, applied=other.applied) for each, other in zip(ranked, rank(work, most=3), strict=False)
+    ]
+    best = best_of(work)
+    assert best is not None and best.config == ranked[0].config and best.config in best.applied.space
+    large, small = (
+        best_of(GpuWork(product(4096, 4096, 4096), H200)),
+        best_of(GpuWork(product(16, 8192, 8192), H200)),
+    )
+    assert large is not None and large.config.int("bm") * large.config.int("bn") >= 128 * 128
+    assert small is not None and small.config.int("bm") == 16
+
+
+def test_a_task_of_no_template_has_no_ranking() -> None:
+    x = Inputs()
+    assert best_of(GpuWork(x.task(apply("relu", x(8, 8, dtype=DType.F16))), H200)) is None

@@ -1,0 +1,61 @@
+"""All ways to compute a task on a GPU that are worth a measurement: libraries', templates', the default program's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tilewright.errors import SpaceError
+from tilewright.graph.task import Task
+from tilewright.hw.gpu import GpuMachine
+from tilewright.space.space import Config
+from tilewright.space.templates.cuda import TEMPLATES
+from tilewright.space.templates.cuda.template import GpuWork
+from tilewright.space.vendor.pieces import Way, ours
+from tilewright.space.vendor.ways import ATTENTION, CUBLASLT, CUDNN, vendor_ways
+
+# What must be there for a way of this name: a library that we call, or the framework.
+LIBRARIES = {CUBLASLT: "cublaslt", CUDNN: "torch", ATTENTION: "torch"}
+_ALGORITHMS = 5  # of a library
+_MOST_FLOPS = 2e8  # of a contraction that is left to the default program, where something else is there
+
+
+def candidate_ways(
+    task: Task,
+    machine: GpuMachine,
+    numerics: str,
+    libraries: Collection[str],
+    algorithms: int = _ALGORITHMS,
+) -> list[Way]:
+    """Those of libraries first, best expected ones before others. SpaceError where nothing computes the task."""
+    ways = vendor_ways(task, numerics, algorithms)
+    found = [way for way in ways if LIBRARIES[way.config.template] in libraries]
+    if GpuWork(task, machine, numerics).formula is not None and not (found and _is_heavy(task)):
+        found.append(ours(task))
+    if not found:
+        raise SpaceError(f"no kernel and no library computes {task.label} on a GPU")
+    return found
+
+
+def way_of(
+    task: Task, machine: GpuMachine, numerics: str, libraries: Collection[str], config: Config
+) -> Way | None:
+    """The way that a config stands for, which may come from another version's records; None where there is none."""
+    for template in TEMPLATES:
+        if template.name == config.template:
+            applied = template.apply(GpuWork(task, machine, numerics))
+            return ours(task, config) if applied is not None and config in applied.space else None
+    found = candidate_ways(task, machine, numerics, libraries)
+    return next((way for way in found if way.config == config), None)
+
+
+def is_depthwise(task: Task) -> bool:
+    return any(
+        node.op == "conv" and node.attrs["groups"] > 1 and node.attrs["groups"] == node.shape[-1]
+        for node in task.graph.nodes()
+    )
+
+
+def _is_heavy(task: Task) -> bool:
+    ops = {node.op for node in task.graph.nodes()}
+    heavy = bool(ops & {"conv", "matmul", "linear", "attention"}) and task.flops > _MOST_FLOPS
+    return heavy and not is_depthwise(task)

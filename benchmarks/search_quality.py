@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """How good searches are, beside what measuring everything finds.
 
-    python benchmarks/search_quality.py measure [--tasks gemm_small,conv_3x3] [--seconds 1800]
+    python benchmarks/search_quality.py measure [--tasks gemm_square,conv_3x3] [--seconds 150]
     python benchmarks/search_quality.py replay [--tasks ...] [--json FILE] [--markdown FILE]
 
-`measure` times every config of some tasks with small spaces and keeps the tables; it goes on where it was interrupted.
-It wants a quiet machine. `replay` runs each search on the complete tables, with several seeds, and prints by how much
+`measure` times every config of some tasks with small spaces and keeps all of it in one file; it goes on where it was
+interrupted, task by task, each for so many seconds at most. It wants a quiet machine, for about two minutes a task.
+`replay` runs each search on the complete tables, with several seeds, and prints by how much
 what it finds falls short of the best there is. It measures nothing.
 """
 
@@ -30,6 +31,7 @@ from tilewright import knobs
 from tilewright.cost.analytical import Analytical
 from tilewright.cost.boosted import Boosted
 from tilewright.cost.model import CostModel
+from tilewright.errors import TilewrightError
 from tilewright.measure.runner import Runner
 from tilewright.search import SEARCHES
 from tilewright.space.candidates import Candidates
@@ -201,14 +203,17 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def run_measure(tables: Sequence[Table], passes: int, seconds: float, threads: int) -> None:
-    deadline = time.monotonic() + seconds
+    """For each task so many seconds at most. One that fails does not keep the others from being measured."""
     with Runner(threads) as runner:
-        for table in tables:
-            if time.monotonic() >= deadline:
-                print(f"no time left for {table.name}")
+        for number, table in enumerate(tables):
+            if table.entries and table.complete:
+                print(f"{table.name}: complete", flush=True)
                 continue
-            for line in measure(table, runner, passes, deadline, time.monotonic):
-                print(line, flush=True)
+            try:
+                for line in measure(table, runner, passes, time.monotonic() + seconds, time.monotonic):
+                    print(f"[{number + 1}/{len(tables)}] {line}", flush=True)
+            except TilewrightError as error:
+                print(f"{table.name}: {error}", file=sys.stderr, flush=True)
 
 
 def run_replay(
@@ -219,7 +224,8 @@ def run_replay(
         if not table.entries or not table.complete:
             print(f"{table.name}: not measured completely, left out", file=sys.stderr)
             continue
-        outcomes = {config: table.outcomes()[config] for config in table.candidates.configs()}
+        known = table.outcomes()
+        outcomes = {config: known[config] for config in table.listed}
         standings.append(standing(table, outcomes, threads))
         for contender in contenders:
             runs += [replay(contender, table, outcomes, seed, threads) for seed in range(SEEDS)]
@@ -233,10 +239,10 @@ def main() -> int:
     parser.add_argument("stage", choices=("measure", "replay"))
     parser.add_argument("--tasks", default=",".join(TASKS), help="names, separated by commas")
     parser.add_argument("--searches", default=";".join(CONTENDERS), help="names, separated by semicolons")
-    parser.add_argument("--tables", type=Path, default=knobs.get("cache_dir") / "search_quality")
+    parser.add_argument("--tables", type=Path, default=knobs.get("cache_dir") / "search_quality.jsonl")
     parser.add_argument("--points", type=int, default=POINTS, help="configs of each task, about")
     parser.add_argument("--passes", type=int, default=PASSES, help="trials of each config")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="for measuring, at most")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="for measuring a task, at most")
     parser.add_argument("--threads", type=int, default=knobs.usable_cores())
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)

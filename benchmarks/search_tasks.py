@@ -7,6 +7,7 @@ its best config is known once all are measured.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import statistics
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import msgspec
@@ -31,13 +33,13 @@ from tilewright.space.outcome import Outcome
 from tilewright.space.space import Config, Knob, Space
 from tilewright.space.template import Applied, Terms, Work
 
-POINTS = 1200  # configs that a task's space is to have
+POINTS = 1080  # configs that a task's space is to have
 LEAST_POINTS = 1000
 TOP = 20  # configs that are timed again, taking turns
 ANCHORS = 10  # others that take turns with them, and tie the two series of times to each other
-RACE_SECONDS = 10.0
-PASSES = 2  # trials of each config, some minutes apart: whatever else the machine does only makes them longer
-BATCH = 32
+RACE_SECONDS = 6.0
+PASSES = 1  # trials of each config: luck among the best is removed by their race
+BATCH = 64
 
 # -- the tasks --------------------------------------------------------------------------------------------------------
 
@@ -107,14 +109,9 @@ def attention(heads: int, length: int, width: int) -> Task:
     return x.task(apply("attention", x(*shape), x(*shape), x(*shape), causal=False, scale=width**-0.5))
 
 
-def softmax(rows: int, columns: int) -> Task:
+def product_softmax(m: int, n: int, k: int) -> Task:
     x = Operands()
-    return x.task(apply("softmax", x(rows, columns), axis=1))
-
-
-def summed(rows: int, columns: int, axis: int) -> Task:
-    x = Operands()
-    return x.task(apply("sum", x(rows, columns), axes=(axis,), keepdims=False))
+    return x.task(apply("softmax", apply("matmul", x(m, k), x(k, n, constant=True)), axis=1))
 
 
 class Source(NamedTuple):
@@ -125,30 +122,32 @@ class Source(NamedTuple):
     sketches: bool = False
 
 
+# A reduction of its own has some ten configs, and nothing to search: those here are of what a product computes. The
+# kinds take turns, so that a part of the list has something of everything.
 TASKS: dict[str, Source] = {
-    "gemm_small": Source(lambda: product(64, 96, 128)),
-    "gemm_square": Source(lambda: product(256, 256, 256)),
-    "gemm_skinny": Source(lambda: product(16, 1024, 512)),
-    "gemm_tall": Source(lambda: product(1024, 64, 192)),
-    "gemm_relu": Source(lambda: product(128, 512, 384, relu=True)),
-    "gemm_free": Source(lambda: product(192, 192, 192, constant=False)),
-    "gemm_sketch": Source(lambda: product(192, 256, 256), templates=False, sketches=True),
-    "conv_3x3": Source(lambda: convolution(28, (64, 64), 3)),
-    "conv_3x3_deep": Source(lambda: convolution(14, (128, 128), 3)),
     "conv_1x1": Source(lambda: convolution(28, (128, 96), 1)),
-    "conv_stride": Source(lambda: convolution(56, (32, 64), 3, 2)),
-    "depthwise": Source(lambda: depthwise(56, 96), sketches=True),
-    "separable": Source(lambda: depthwise(28, 96, 64)),
-    "separable_deep": Source(lambda: depthwise(14, 256, 128)),
-    "attention": Source(lambda: attention(8, 128, 64), sketches=True),
-    "attention_long": Source(lambda: attention(2, 512, 64), sketches=True),
-    "softmax": Source(lambda: softmax(512, 384), sketches=True),
-    "sum_rows": Source(lambda: summed(1024, 512, 1), sketches=True),
-    "sum_columns": Source(lambda: summed(1024, 512, 0), sketches=True),
+    "gemm_square": Source(lambda: product(256, 256, 256)),
+    "product_softmax": Source(lambda: product_softmax(256, 128, 96), sketches=True),
+    "depthwise": Source(lambda: depthwise(28, 96), sketches=True),
+    "attention": Source(lambda: attention(4, 96, 64), sketches=True),
+    "conv_3x3": Source(lambda: convolution(14, (64, 64), 3)),
+    "gemm_sketch": Source(lambda: product(192, 256, 192), templates=False, sketches=True),
+    "separable": Source(lambda: depthwise(14, 128, 64)),
+    "gemm_skinny": Source(lambda: product(16, 768, 384)),
+    "product_softmax_wide": Source(lambda: product_softmax(96, 320, 64), sketches=True),
+    "gemm_tall": Source(lambda: product(512, 64, 192)),
+    "conv_stride": Source(lambda: convolution(28, (32, 64), 3, 2)),
+    "gemm_relu": Source(lambda: product(128, 256, 256, relu=True)),
+    "gemm_free": Source(lambda: product(128, 160, 160, constant=False)),
+    "conv_3x3_deep": Source(lambda: convolution(7, (128, 128), 3)),
+    "separable_deep": Source(lambda: depthwise(14, 192, 96)),
+    "gemm_small": Source(lambda: product(64, 96, 128)),
 }
 
 
 # -- a part of a space ------------------------------------------------------------------------------------------------
+
+_COUNTED, _DRAWN, _LISTED = 3000, 256, 50_000
 
 
 @dataclass(frozen=True)
@@ -199,10 +198,14 @@ def _thinned(knob: Knob, count: int) -> Knob:
 
 
 def _count(space: Space, most: int) -> int:
-    """Legal configs, counted up to `most`; a space with so many combinations is taken to have so many."""
-    if space.size <= 50_000:
-        return sum(1 for _ in itertools.islice(space.configs(), most))
-    return most
+    """Legal configs, up to `most`; of a large space estimated, and not so few that they are hardly ever drawn."""
+    if space.size > _COUNTED:
+        rng = Random(0)
+        drawn = [{knob.name: rng.choice(knob.choices) for knob in space.knobs} for _ in range(_DRAWN)]
+        legal = sum(map(space.legal, drawn))
+        if legal >= _DRAWN // 32 or space.size > _LISTED:
+            return min(most, space.size * legal // _DRAWN)
+    return sum(1 for _ in itertools.islice(space.configs(), most))
 
 
 def part_candidates(source: Source, points: int = POINTS) -> Candidates:
@@ -221,8 +224,9 @@ def part_candidates(source: Source, points: int = POINTS) -> Candidates:
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One line of a table: a trial, or (`raced`) the time that a config took in turns with other good ones."""
+    """One line of the file: a trial, or (`raced`) the time that a config took in turns with other good ones."""
 
+    task: str
     config: Config
     seconds: float | None
     failure: str = ""
@@ -231,7 +235,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 @dataclass
 class Table:
-    """The measured times of a task's space, in a file that grows by a line with each."""
+    """The measured times of a task's space, in a file of all tasks that grows by a line with each trial."""
 
     name: str
     path: Path
@@ -239,12 +243,19 @@ class Table:
     entries: list[Entry] = field(default_factory=list)
 
     @classmethod
-    def open(cls, name: str, folder: Path, points: int = POINTS) -> Table:
-        table = cls(name, folder / f"{name}.jsonl", points)
-        if table.path.exists():
-            lines = table.path.read_bytes().splitlines()
-            table.entries = [msgspec.json.decode(line, type=Entry) for line in lines]
+    def open(cls, name: str, path: Path, points: int = POINTS) -> Table:
+        """A line that is damaged, as by a power cut, is one trial less."""
+        table = cls(name, path, points)
+        for line in path.read_bytes().splitlines() if path.exists() else []:
+            with contextlib.suppress(msgspec.MsgspecError):
+                entry = msgspec.json.decode(line, type=Entry)
+                if entry.task == name:
+                    table.entries.append(entry)
         return table
+
+    @cached_property
+    def listed(self) -> dict[Config, None]:
+        return dict.fromkeys(self.candidates.configs())
 
     @cached_property
     def candidates(self) -> Candidates:
@@ -260,7 +271,7 @@ class Table:
     def trials(self) -> dict[Config, list[Entry]]:
         found: dict[Config, list[Entry]] = {}
         for entry in self.entries:
-            if not entry.raced:
+            if not entry.raced and entry.config in self.listed:
                 found.setdefault(entry.config, []).append(entry)
         return found
 
@@ -275,14 +286,17 @@ class Table:
 
     @property
     def races(self) -> dict[Config, float]:
-        return {e.config: e.seconds for e in self.entries if e.raced and e.seconds is not None}
+        return {
+            entry.config: entry.seconds
+            for entry in self.entries
+            if entry.raced and entry.seconds is not None and entry.config in self.listed
+        }
 
     def missing(self, passes: int) -> list[Config]:
         """The configs with the fewest trials, if these are less than so many."""
         trials = {config: len(entries) for config, entries in self.trials.items()}
-        listed = list(self.candidates.configs())
-        fewest = min((trials.get(config, 0) for config in listed), default=passes)
-        return [c for c in listed if trials.get(c, 0) == fewest] if fewest < passes else []
+        fewest = min((trials.get(config, 0) for config in self.listed), default=passes)
+        return [c for c in self.listed if trials.get(c, 0) == fewest] if fewest < passes else []
 
     @property
     def complete(self) -> bool:
@@ -306,12 +320,16 @@ def measure(
 ) -> Iterator[str]:
     """Everything that the table still lacks, until the deadline; a line of progress for each batch."""
     job = TaskJob.of(table.candidates.work, runner.threads)
+    begin, measured = now(), 0
     while now() < deadline and (missing := table.missing(passes)):
         best = min(table.times.values(), default=None)
         found = runner.measure(job, missing[:BATCH], best=best, deadline=deadline)
-        table.add([Entry(one.config, one.seconds, one.failure) for one in found])
-        done = len(table.trials[found[0].config]) if found else 0
-        yield f"{table.name}: pass {done}, {len(missing) - len(found)} configs to go"
+        table.add([Entry(table.name, one.config, one.seconds, one.failure) for one in found])
+        spent, measured = now() - begin, measured + len(found)
+        yield (
+            f"{table.name}: {len(missing) - len(found)} of {len(table.listed)} configs to go,"
+            f" {measured / max(spent, 1e-9):.1f} trials/s"
+        )
     if not table.missing(passes) and not table.races and now() < deadline:
         table.add(race(table, runner, job))
         yield f"{table.name}: the best {TOP} have taken turns"
@@ -324,7 +342,7 @@ def race(table: Table, runner: Runner, job: TaskJob) -> list[Entry]:
     chosen = [*ranked[:TOP], *ranked[TOP : TOP + step * ANCHORS : step]]
     turns = runner.race(job, chosen, RACE_SECONDS)
     return [
-        Entry(config, statistics.median(each), raced=True)
+        Entry(table.name, config, statistics.median(each), raced=True)
         for config, each in zip(chosen, turns, strict=True)
         if each
     ]

@@ -62,9 +62,7 @@ def test_the_least_is_chosen_and_always_the_same() -> None:
     work = GpuWork(product(512, 768, 3072), A100)
     ranked = rank(work)
     assert [each.seconds for each in ranked] == sorted(each.seconds for each in ranked)
-    assert rank(work, most=3) == [
-        replace(each, applied=other.applied) for each, other in zip(ranked, rank(work, most=3), strict=False)
-    ]
+    assert [each.config for each in rank(work, most=3)] == [each.config for each in ranked[:3]]
     best = best_of(work)
     assert best is not None and best.config == ranked[0].config and best.config in best.applied.space
     large, small = (

@@ -103,7 +103,7 @@ def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
         driver, "compile", lambda model, **options: seen.append(options) or compile(model, **options)
     )
     Compiled(Net(), numerics="strict", threads=1).check(images())
-    assert seen == [{"numerics": "strict", "threads": 1}]
+    assert seen == [{"target": "cpu", "numerics": "strict", "threads": 1}]
 
 
 @pytest.mark.parametrize(

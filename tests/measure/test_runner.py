@@ -21,6 +21,7 @@ from tilewright.errors import MeasurementError, TilewrightWarning
 from tilewright.graph.op import apply
 from tilewright.hw import host
 from tilewright.measure import timing
+from tilewright.measure.pace import Pace
 from tilewright.measure.runner import Measurement, Runner, typical
 from tilewright.measure.timing import Timed, interval_width
 from tilewright.measure.trial import TaskJob
@@ -171,7 +172,7 @@ def test_stretches_in_which_the_machine_was_slower_do_not_count() -> None:
 
 
 def test_the_pace_of_the_machine() -> None:
-    pace = timing._Pace(host(), 1)
+    pace = Pace(host(), 1)
     pace._recent.clear()
     pace.note([1.0] * 100)
     assert pace.is_steady(1.0, 1.05) and not pace.is_steady(1.0, 1.3) and not pace.is_steady(1.3, 1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,9 @@ from tests.rewrites.helpers import (
     weight,
     x_input,
 )
-from tilewright.graph.ir import Graph, Node, rebuild
+from tilewright.graph.ir import Graph, Node, TensorType, rebuild
 from tilewright.graph.op import apply
+from tilewright.graph.task import Task
 from tilewright.graph.verify import verify
 from tilewright.rewrites.decompose import Decompose
 from tilewright.rewrites.fold_constants import FoldConstants
@@ -256,3 +259,43 @@ def test_never_more_than_a_naive_conversion(seed: int) -> None:
 )
 def test_reshapes_of_stored_values(source: Any, target: Any, order: Any, expected: Any) -> None:
     assert reshape_stored(source, target, order) == expected
+
+
+@dataclass(frozen=True)
+class ChainsCost:
+    """Channels first is faster for each convolution by itself; several in one kernel take `chain` seconds."""
+
+    chain: float
+
+    def seconds(self, task: Task) -> float:
+        layouts = [node.attrs["layout"] for node in task.graph.nodes() if node.op == "conv"]
+        if len(layouts) > 1:
+            return self.chain
+        return sum({"channels_first": 1.0, "channels_last": 2.0}[layout] for layout in layouts)
+
+    def quickly(self, task: Task) -> tuple[float, bool]:
+        return self.seconds(task), True
+
+    def moving(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
+        return 0.001
+
+
+@pytest.mark.parametrize(("chain", "layout"), [(1.0, "channels_last"), (10.0, "channels_first")])
+def test_channels_last_for_the_sake_of_a_chain(chain: float, layout: str) -> None:
+    expanded = apply("relu", conv(x_input(1, 16, 14, 14), weight(96, 16, 1, 1, seed=1)))
+    depthwise = conv(expanded, weight(96, 1, 3, 3, seed=2), padding=ONE, groups=96)
+    before = Decompose().run(graph_of(conv(apply("relu", depthwise), weight(16, 96, 1, 1, seed=3))))
+    after = Layout(ChainsCost(chain)).run(before)
+    assert_same_function(before, after, tolerance=1e-6)
+    assert {node.attrs["layout"] for node in after.nodes() if node.op == "conv"} == {layout}
+
+
+def test_the_choice_is_that_of_least_time_with_what_is_fused() -> None:
+    """Between the two: as long as the chain takes less than three convolutions, not one moment longer."""
+    expanded = conv(x_input(1, 16, 14, 14), weight(96, 16, 1, 1, seed=1))
+    depthwise = conv(expanded, weight(96, 1, 3, 3, seed=2), padding=ONE, groups=96)
+    graph = Decompose().run(graph_of(conv(depthwise, weight(16, 96, 1, 1, seed=3))))
+    for chain in (2.9, 3.1):
+        after = Layout(ChainsCost(chain)).run(graph)
+        last = any(node.attrs.get("layout") == "channels_last" for node in after.nodes())
+        assert last == (chain < 3.0)

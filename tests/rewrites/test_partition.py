@@ -196,6 +196,12 @@ def test_windows_and_parameters_take_none() -> None:
     assert labels(apply("layer_norm", X, scale, dims=1, eps=1e-5)) == ["relu", "layer_norm"]
 
 
+def test_a_group_norm_reads_its_groups_in_one_piece() -> None:
+    norm = {"groups": 2, "eps": 1e-5}
+    assert labels(apply("group_norm", permute(IMAGE, 0, 3, 1, 2), **norm)) == ["permute", "group_norm"]
+    assert labels(apply("group_norm", permute(IMAGE, 0, 2, 1, 3), **norm)) == ["permute+group_norm"]
+
+
 def test_it_takes_nothing_that_is_also_read_behind_it() -> None:
     x = apply("relu", X)
     assert labels(apply("add", softmax(x), x)) == ["relu", "softmax+add"]

@@ -112,6 +112,15 @@ def test_halves_are_widened_when_loaded_and_rounded_when_stored(dtype: DType) ->
     assert interpret(rounded, {x: a}).dtype == dtype.numpy
 
 
+def test_halves_that_are_only_moved_are_never_widened() -> None:
+    x = te.Tensor("x", (4,), F16)
+    index = te.Var("i", 4)
+    moved = te.select(te.call("lt", index, te.as_index(2)), te.cast(x[index], F32), te.const(0, F32))
+    assert not any(isinstance(node, te.Cast) for node in te.walk(te.cast(moved, F16)))
+    computed = te.cast(te.cast(x[index], F32) * te.const(2, F32), F16)
+    assert isinstance(computed, te.Cast)
+
+
 def test_casts() -> None:
     a = np.array([-1.7, 0.0, 2.9, np.nan], dtype=np.float32)
     x = tensor(a)

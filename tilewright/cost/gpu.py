@@ -33,6 +33,7 @@ _STEP = 56.0  # clocks of a barrier and what it leaves idle
 _MEMORY_SHARE = 0.87  # of the data sheet's bandwidth
 _WRITE_SHARE = 0.9  # the same while results are written
 _WRITE_CLOCKS = 5000.0  # before the first result is written
+_OVERLAPPED = 1.5  # how much less they count where a block begins the next tile before it ends one
 _HIDDEN = 0.3  # power of the number of blocks beside a block that hide its beginning and end
 
 
@@ -107,6 +108,8 @@ def _wave(terms: GpuTerms, machine: GpuMachine, resident: int, blocks: int, more
     results = resident * terms.write_shared / _SHARED_CLOCK + _WRITE_CLOCKS
     results += blocks * (terms.written + terms.write_loaded) / (_WRITE_SHARE * memory)
     hidden = resident**_HIDDEN if more else 1.0
+    if terms.persistent and more:
+        hidden *= _OVERLAPPED
     return loop + (_MEMORY_LATENCY + arriving + results) / hidden
 
 

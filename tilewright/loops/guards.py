@@ -1,7 +1,7 @@
 """What conditions say about the indices that they guard.
 
-A fact is a linear form that lies within bounds wherever a statement runs: `0 <= 2*y + ky - 1 < 56` around a load, `i < 4`
-before a branch. An index that is a multiple of such a form and something else is bounded by the two together.
+A fact is a linear form that lies within bounds wherever a statement runs: `0 <= 2*y + ky - 1 < 56` around a load,
+`i < 4` around a store. An index that is a multiple of such a form and something else is bounded by the two together.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Fact:
 
 
 def facts_of(condition: te.Expr, holds: bool) -> tuple[Fact, ...]:
-    """What is known where the condition holds, or where it does not; of parts that say nothing about integers, nothing."""
+    """What is known where the condition holds, or where it does not."""
     if not isinstance(condition, te.Call):
         return ()
     if condition.op == "not":
@@ -53,7 +53,9 @@ _COMPARISONS = {
 def _compared(what: str, difference: Linear) -> tuple[Fact, ...]:
     if what == "not zero":
         low, high = bounds(difference.expr())
-        return (Fact(difference, 1, None),) if low == 0 else (Fact(difference, None, -1),) if high == 0 else ()
+        return (
+            (Fact(difference, 1, None),) if low == 0 else (Fact(difference, None, -1),) if high == 0 else ()
+        )
     ends: dict[str, Bounds] = {
         "negative": (None, -1),
         "not positive": (None, 0),
@@ -65,12 +67,19 @@ def _compared(what: str, difference: Linear) -> tuple[Fact, ...]:
 
 
 def bounds_under(index: te.Expr, facts: tuple[Fact, ...]) -> Bounds | None:
-    """Inclusive bounds of an index where the facts hold; None where they never hold together, as far as one can see."""
-    if any(fact.impossible for fact in facts):
+    """Inclusive bounds of an index where the facts hold; None where they never hold together, and where they do not
+    tell: what a condition on quotients and remainders says of others is not followed."""
+    if any(fact.impossible for fact in facts) or any(map(_divides, (index, *(f.form.expr() for f in facts)))):
         return None
     narrower = _narrowed(facts)
     found = _bounds(linear(simplify(te.substitute(index, narrower))), _replaced(facts, narrower), _AT_ONCE)
     return None if _is_empty(found) else found
+
+
+def _divides(expr: te.Expr) -> bool:
+    return any(
+        isinstance(node, te.Call) and node.op in ("floordiv", "mod") for node in te.walk(simplify(expr))
+    )
 
 
 def _narrowed(facts: tuple[Fact, ...]) -> dict[te.Var, te.Expr]:
@@ -105,7 +114,9 @@ def _replaced(facts: tuple[Fact, ...], values: dict[te.Var, te.Expr]) -> tuple[F
 
 
 def _bounds(form: Linear, facts: tuple[Fact, ...], depth: int) -> Bounds:
-    best = bounds(form.expr())
+    best: Bounds = (form.constant, form.constant)
+    for atom, factor in form.terms.items():
+        best = _sum(best, _atom_bounds(atom, facts, depth), factor)
     if not depth:
         return best
     for number, fact in enumerate(facts):
@@ -119,6 +130,18 @@ def _bounds(form: Linear, facts: tuple[Fact, ...], depth: int) -> Bounds:
             rest = _bounds(form + fact.form.scaled(-factor), others, depth - 1)
             best = _both(best, _sum(rest, (fact.low, fact.high), factor))
     return best
+
+
+def _atom_bounds(atom: te.Expr, facts: tuple[Fact, ...], depth: int) -> Bounds:
+    known = bounds(atom)
+    if not isinstance(atom, te.Call) or not depth:
+        return known
+    first, second = (_bounds(linear(arg), facts, depth - 1) for arg in atom.args)
+    if atom.op == "min":
+        return _both(known, (None, _both(first, second)[1]))
+    if atom.op == "max":
+        return _both(known, (_both(first, second)[0], None))
+    return known
 
 
 def _sum(rest: Bounds, other: Bounds, factor: int) -> Bounds:

@@ -53,8 +53,7 @@ _ACCUMULATORS = 8
 _SHORT_ROW = 2048  # elements: the end of a longer row's reductions does not count
 _STAGED = 4  # the part of the second cache that may hold results which wait for their line
 _REPEATED = 1.1  # rows computed over rows needed, where the last few overlap those before
-_STAGED_TOGETHER = 2  # rows of those that are taken together
-_AHEAD = 8 << 10  # bytes between what is computed and what is asked for
+_AHEAD = 4 << 10  # bytes between what is computed and what is asked for
 _SHORTEST_FETCHED = 256  # bytes of a row: of shorter ones the processor's own look-ahead sees the next
 
 
@@ -99,9 +98,9 @@ class _Rows:
         ]
         self.streamed = bool(self.columns) and is_streamed(formula, machine)
         self.staged = self._rows_staged()
-        self.together = self._rows_together()
+        self.together = 1 if self.staged else self._rows_together()
         self.row = te.Var("w", self.together)
-        self.turn = te.Var("turn", max(self.staged // self.together, 1))
+        self.turn = te.Var("turn", max(self.staged, 1))
         self.stage = Buffer(
             "stage", formula.output.dtype, self.staged * extent_of(self.columns), Scope.SCRATCH
         )
@@ -121,7 +120,7 @@ class _Rows:
         *loops, body = *formula.rows, block(*stmts)
         if formula.rows:
             tiles = Tiles(formula.rows[-1], self.staged or self.together)
-            body = with_values(body, {formula.rows[-1]: tiles.start() + self.turn * self.together + self.row})
+            body = with_values(body, {formula.rows[-1]: tiles.start() + self.turn + self.row})
             if self.staged:
                 body = block(nest([(self.turn, Kind.SERIAL)], body), self._write_staged(tiles))
             loops = [*formula.rows[:-1], tiles.var]
@@ -136,10 +135,8 @@ class _Rows:
         longest = max(r.length for r in self.formula.reductions)
         # Rows that are not whole vectors begin elsewhere in a line each.
         ragged = longest % lanes_for(self.formula, self.machine, longest)
-        if not self.formula.rows or longest > _SHORT_ROW or (ragged and not self.staged):
+        if not self.formula.rows or longest > _SHORT_ROW or ragged:
             return 1
-        if self.staged:
-            return math.gcd(self.staged, _STAGED_TOGETHER)
         axis = self.formula.rows[-1]
         return next((n for n in (4, 2) if n <= axis.extent and Tiles(axis, n).waste <= _REPEATED), 1)
 
@@ -331,8 +328,7 @@ class _Rows:
         streamed, number = self.streamed and not self.staged, len(formula.reductions)
         target, place = formula.output, formula.store
         if self.staged:
-            row = self.turn * self.together + self.row
-            target, place = self.stage, self._place(row, extent_of(self.columns))
+            target, place = self.stage, self._place(self.turn, extent_of(self.columns))
         rows = [(self.row, Kind.UNROLL)]
         run = None
         if streamed and not outer and coefficient(formula.store, axis) == 1:

@@ -80,8 +80,8 @@ def power_of_two_below(limit: int) -> int:
 
 
 def lanes_for(formula: Formula, machine: CpuMachine, extent: int) -> int:
-    """Lanes for a vector loop over an axis: the machine's for the widest type computed with, fewer on a short axis. What
-    is only moved fills the vector with elements as they are stored."""
+    """Lanes for a vector loop over an axis: the machine's for the widest type computed with, fewer on a short axis.
+    What is only moved fills the vector with elements as they are stored."""
     nodes = _computed(formula)
     widest = max((node.dtype for node in nodes), key=lambda dtype: dtype.compute.bytes)
     lanes = machine.lanes(widest)

@@ -1,6 +1,7 @@
 """Exponentials of what is at most 0, as a softmax takes them: `exp(x - max x)` by the shorter `exp2_weight`.
 
 The product with log2(e) is rounded, which costs |x - max x| / 2**24 of the result: least where the result counts most.
+What is divided by the sum of such weights, which is at least 1, is multiplied by its reciprocal: one division a row.
 """
 
 from __future__ import annotations
@@ -23,7 +24,22 @@ def with_weights(formula: Formula) -> Formula:
             reductions = tuple(replace(r, body=_weighed(r.body, r.axes, top)) for r in formula.reductions)
             value = _weighed(formula.value, columns, top)
             formula = replace(formula, reductions=reductions, value=value)
-    return formula
+    return replace(formula, value=_scaled(formula))
+
+
+def _scaled(formula: Formula) -> te.Expr:
+    totals = {
+        te.Load(r.result, ())
+        for r in formula.reductions
+        if r.kind == "sum" and isinstance(r.body, te.Call) and r.body.op == "exp2_weight"
+    }
+
+    def rule(node: te.Expr) -> te.Expr | None:
+        if isinstance(node, te.Call) and node.op == "div" and node.args[1] in totals:
+            return node.args[0] * (te.const(1, node.dtype) / node.args[1])
+        return None
+
+    return te.rewrite(formula.value, rule) if totals else formula.value
 
 
 def _weighed(expr: te.Expr, axes: Sequence[te.Var], top: Reduction) -> te.Expr:

@@ -19,20 +19,16 @@ import math
 import os
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import msgspec
 import numpy as np
 
-from tilewright import te
-from tilewright.dtypes import DType
 from tilewright.errors import TilewrightError
 from tilewright.hw import CpuMachine
-from tilewright.loops.ir import SCRATCH_LIMIT, Buffer, For, Kind, Program, Scope, Store, block, nest
-from tilewright.measure.calibrate import multiply_add_program
 from tilewright.measure.exam import Case, Exam, StoredExam, WrongResult, load_exam
+from tilewright.measure.pace import Pace, pace, poison
 from tilewright.measure.process import Channel, Failed
 from tilewright.measure.single import Built, Call, executor_of
 from tilewright.measure.watched import Blocks, Fences, StrayWrite, Watched
@@ -57,11 +53,8 @@ _BEAT_SECONDS = 0.05
 
 # In a kernel's plan: two steps of the reference kernel, one of its own, and so on.
 _CALL_STEP, _STEPS_OF_A_CALL = 2, 3
-_REFERENCE_STEPS = 20_000  # some tens of microseconds
 _ENTRY_SECONDS = 0.003  # of calls that follow each other in native code
 _ENTRY_CALLS = 16  # of a kernel that has nothing that goes round
-_STEADY = 1.12  # by which factor the reference kernel may be slower than it typically is
-_REMEMBERED = 512  # calls of the reference kernel, of which the typical time is taken
 
 
 class Sit(msgspec.Struct, frozen=True, tag=True):
@@ -174,7 +167,7 @@ class Timer:
 
     def __init__(self, task: Sit, exam: Exam, blocks: Blocks, beat: _Beat) -> None:
         self._task, self._exam, self._blocks, self._beat = task, exam, blocks, beat
-        self._pace = _pace(task.machine, task.threads)
+        self._pace = pace(task.machine, task.threads)
         self._kernels: dict[int, _Kernel] = {}
         self._rounds = _Rounds(blocks)
 
@@ -291,7 +284,7 @@ class _Kernel:
     after the last: all in one entry into native code, so that no thread falls asleep meanwhile. The first of the two
     wakes those that have waited for a slower one; the second is what counts."""
 
-    def __init__(self, built: Built, task: Sit, ordinary: Case, blocks: Blocks, pace: _Pace) -> None:
+    def __init__(self, built: Built, task: Sit, ordinary: Case, blocks: Blocks, pace: Pace) -> None:
         self._task, self._blocks, self._built = task, blocks, built
         self._ordinary = ordinary
         self._constants = frozenset(task.constants)
@@ -374,7 +367,7 @@ class _Kernel:
 
     def _run(self, addresses: Sequence[int], threads: int, beat: _Beat) -> None:
         """One call, with nonsense on the stacks."""
-        _poison(self._task.machine, threads).run()
+        poison(self._task.machine, threads).run()
         beat(True)
         self._executor.threads = threads
         self._executor.time_range(*self._filled_up([addresses] * self._calls), _CALL_STEP, _CALL_STEP + 1)
@@ -474,74 +467,6 @@ def _copies(size: int, machine: CpuMachine) -> int:
     return max(1, min(wanted, _MOST_COPIES, _MOST_COPIED_BYTES // size))
 
 
-# -- our own programs -------------------------------------------------------------------------------------------------
-
-
-class _Helper:
-    """A program of ours, with its inputs."""
-
-    def __init__(
-        self, program: Program, machine: CpuMachine, threads: int, inputs: Sequence[np.ndarray]
-    ) -> None:
-        self.built = Built.of(program, machine, "fast")
-        call = Call(self.built, range(len(inputs)), 0)
-        self._executor = executor_of([call], machine, threads, inputs=len(inputs), outputs=1)
-        self._arrays = [*inputs, np.zeros(program.params[-1].size, program.params[-1].dtype.numpy)]
-        self.addresses = [array.ctypes.data for array in self._arrays]
-
-    def run(self) -> float:
-        (seconds,) = self._executor.time_range(self.addresses[:-1], self.addresses[-1:])
-        return seconds
-
-
-class _Pace(_Helper):
-    """How fast the machine is, by a kernel that is always the same and touches no memory."""
-
-    def __init__(self, machine: CpuMachine, threads: int) -> None:
-        lanes = machine.lanes(DType.F32)
-        program = multiply_add_program(lanes, threads, _REFERENCE_STEPS)
-        super().__init__(
-            program, machine, threads, [np.full(lanes, value, np.float32) for value in (1.0, 1e-9)]
-        )
-        self._recent = deque((self.run() for _ in range(4 * _LEAST_CALLS)), maxlen=_REMEMBERED)
-        self._level = statistics.median(self._recent)
-
-    def is_steady(self, before: float, after: float) -> bool:
-        """Whether the machine was about as fast as it typically is, at both ends of a call."""
-        return max(before, after) <= _STEADY * self._level
-
-    def note(self, references: Sequence[float]) -> None:
-        self._recent.extend(references)
-        self._level = statistics.median(self._recent)
-
-
-@lru_cache(maxsize=4)
-def _pace(machine: CpuMachine, threads: int) -> _Pace:
-    return _Pace(machine, threads)
-
-
-@lru_cache(maxsize=4)
-def _poison(machine: CpuMachine, threads: int) -> _Helper:
-    """Fills the stacks of threads with NaN: scratch memory that a kernel forgets to fill is not zero by accident."""
-    program = poison_program(machine.lanes(DType.F32), threads)
-    return _Helper(program, machine, threads, [np.zeros(1, np.int64)])
-
-
 @lru_cache(maxsize=1)
 def _fences() -> Fences:
     return Fences()
-
-
-def poison_program(lanes: int, threads: int) -> Program:
-    """for p (parallel): scratch[...] = NaN; out[p] = scratch[place[0]], so that all of it must be written."""
-    place, out = Buffer("place", DType.I64, 1), Buffer("out", DType.F32, threads)
-    scratch = Buffer("scratch", DType.F32, SCRATCH_LIMIT // DType.F32.bytes, Scope.SCRATCH)
-    part, step, lane = te.Var("p", threads), te.Var("k", scratch.size // lanes), te.Var("v", lanes)
-    body = block(
-        nest(
-            [(step, Kind.SERIAL), (lane, Kind.VECTOR)],
-            Store(scratch, step * lanes + lane, te.const(math.nan, DType.F32)),
-        ),
-        Store(out, part, te.Load(scratch, (te.Load(place, (te.const(0, DType.I64),)),))),
-    )
-    return Program("poison", (place, out), For(part, Kind.PARALLEL, body))

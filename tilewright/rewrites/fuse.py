@@ -4,7 +4,8 @@
    nowhere else: they are applied to its result in registers. A convolution takes the border of zeros before it,
    with channels first one whose weight is known, and one of bytes any border.
 2. A reduction takes elementwise nodes behind it in the same way, and cheap producers before it: it reads its operand up
-   to three times, so what is fused before it is computed three times. Windows that overlap take none.
+   to three times, so what is fused before it is computed three times. Windows that overlap take none, and a group norm
+   no permute of the contiguous axis.
 3. Attention takes in the movement that splits its operands into heads, and the permute that joins them again: to its
    kernel they are strides.
 4. What is left is elementwise work and movement. A producer goes into its consumer where all its readers are there, and

@@ -355,7 +355,7 @@ def _choose(place: str, manifest: Manifest) -> list[Variant]:
             continue
         chosen.setdefault(msgspec.json.encode((variant.plan.input_tree, variant.plan.inputs)), variant)
     if not chosen:
-        raise ArtifactMachineError(f"{place} cannot run here: {problem.message}")
+        raise ArtifactMachineError(f"{place} cannot run here: {problem.message}", remedy=problem.remedy)
     return list(chosen.values())
 
 

@@ -26,10 +26,10 @@ from tilewright.runtime.plan import Launch
 from tilewright.space.vendor.pieces import Piece, Way, refined
 from tilewright.support.trace import Trace
 from tilewright.support.version import VERSION
-from tilewright.targets.target import Choices, Share, Target, together, unshared
+from tilewright.targets.target import Choices, Share, Target, computed, together, unshared
 from tilewright.tune.allocate import Objective
 from tilewright.tune.effort import Tuning
-from tilewright.tune.gpu import GpuTuner, choose
+from tilewright.tune.gpu import GpuTuner, choose, has_kernel
 
 _BUILDERS = 8  # threads that compile at once
 
@@ -59,11 +59,17 @@ class CudaTarget:
         return self.ordinal is not None and device.count() > self.ordinal
 
     def partitioned(self, imported: ImportedModel, numerics: str, trace: Trace) -> Partition:
-        abilities = Abilities(
-            attention="torch" in self.libraries, chains=False, libraries=bool(self.libraries)
-        )
-        return run_pipeline(
+        abilities = Abilities(chains=False, libraries=bool(self.libraries))
+        found = run_pipeline(
             imported.graph, trace, numerics=numerics, oracle=FewestBytes(), abilities=abilities
+        )
+        if "torch" in self.libraries or all(
+            has_kernel(task, self.machine, numerics) for task, _ in computed(found).values()
+        ):
+            return found
+        written_out = replace(abilities, attention=False)
+        return run_pipeline(
+            imported.graph, trace, numerics=numerics, oracle=FewestBytes(), abilities=written_out
         )
 
     def chosen(

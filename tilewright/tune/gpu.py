@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import os
 import statistics
 import time
+from collections import deque
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from tilewright.codegen.cuda.pieces import build_piece, code_of
 from tilewright.cost import gpu as cost
 from tilewright.db.database import Database
 from tilewright.db.record import Decision, Key, Record
-from tilewright.errors import TilewrightError
+from tilewright.errors import SpaceError, TilewrightError
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.gpu_ways import Answer, Finished, Question, Refused, Tried, Trying
@@ -25,7 +28,7 @@ from tilewright.measure.process import Child, Dead, Failed
 from tilewright.runtime.ports import torch_module
 from tilewright.space.space import Config
 from tilewright.space.templates.cuda.template import GpuWork
-from tilewright.space.vendor.candidates import candidate_ways, is_depthwise, way_of
+from tilewright.space.vendor.candidates import candidate_ways, is_contraction, is_depthwise, way_of
 from tilewright.space.vendor.pieces import Way, ours
 from tilewright.support.fingerprint import fingerprint
 from tilewright.support.trace import Trace
@@ -33,18 +36,49 @@ from tilewright.tune.effort import Tuning
 
 _MOST = 16  # candidates of one task
 _FROM_TEMPLATES = 4  # of them, those of our own templates
-_BUILDERS = 8  # threads that compile ahead
 _ANSWER_SECONDS = 60.0  # until a candidate counts as hanging; a library may search for long the first time
 _MEMORY = 1 << 46  # bytes of address space, of which a card's driver takes much
+_AHEAD = 6  # tasks whose kernels are compiled while one is raced
+_FEW_TERMS = 32
+_QUERIES, _IDLE = 64, 4  # of a block of attention; blocks for each multiprocessor that are few
+_VENDOR_FLOPS, _VENDOR_BYTES, _VENDOR_START = 6e14, 3.5e12, 3e-6  # what a library reaches, roughly
+_HOPELESS = 1.6  # times that, at which one config of a template is enough
 _GAIN = 0.99  # of the rule's choice, that another must take at most to replace it
 
 
 def choose(task: Task, machine: GpuMachine, numerics: str, libraries: Collection[str]) -> Way:
-    """Without measurement: a library for what has a matrix product or a convolution in it, a kernel of ours for all
-    else."""
+    """Without measurement: a library for what has a large matrix product or a convolution in it; a template where it
+    was found ahead of them, or nothing else is there; the default program for all else."""
     found = candidate_ways(task, machine, numerics, libraries, algorithms=1)
     own = [way for way in found if way.is_ours]
-    return own[0] if own and is_depthwise(task) else found[0]
+    if own and (is_depthwise(task) or not is_contraction(task)):
+        return own[0]
+    if own == found or _suits_template(task, machine):
+        best = cost.best_of(GpuWork(task, machine, numerics))
+        if best is not None:
+            return ours(task, best.config)
+    if not found:
+        raise SpaceError(f"no kernel and no library computes {task.label} on a GPU")
+    return found[0]
+
+
+def has_kernel(task: Task, machine: GpuMachine, numerics: str) -> bool:
+    """Whether a kernel of ours computes the task."""
+    work = GpuWork(task, machine, numerics)
+    return work.formula is not None or cost.best_of(work) is not None
+
+
+def _suits_template(task: Task, machine: GpuMachine) -> bool:
+    """Sums of few terms, which are bound by memory; attention that leaves most of the card idle."""
+    for node in task.graph.nodes():
+        if node.op == "attention":
+            heads, queries = math.prod(node.shape[:-2]), node.shape[-2]
+            return heads * -(-queries // _QUERIES) < _IDLE * machine.sms
+        if node.op == "conv" and node.attrs["layout"] == "channels_last":
+            return math.prod(node.inputs[1].shape[:-1]) <= _FEW_TERMS
+        if node.op == "matmul":
+            return node.inputs[0].shape[-1] <= _FEW_TERMS and node.type.rank == 2
+    return False
 
 
 @dataclass
@@ -67,26 +101,27 @@ class GpuTuner:
             key: choose(task, self.machine, self.numerics, self.libraries) for key, (task, _) in tasks.items()
         }
         path: Path | None = self.tuning.db
-        with Database.open(path) as database, ThreadPoolExecutor(_BUILDERS) as pool:
-            open_ways: dict[str, list[Way]] = {}
+        with Database.open(path) as database, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            unknown = []
             for key, (task, _) in tasks.items():
                 known = self._remembered(database, task)
-                if known is not None:
-                    chosen[key] = known
+                if known is None:
+                    unknown.append(key)
                 else:
-                    open_ways[key] = self._candidates(task, chosen[key])
-            builds = {key: [pool.submit(self._built, way) for way in ways] for key, ways in open_ways.items()}
+                    chosen[key] = known
+            unknown.sort(key=lambda key: -_weight(*tasks[key]))
+            ready: deque[tuple[str, list[Way], list[Future[None]]]] = deque()
             try:
-                for key in sorted(open_ways, key=lambda key: -_weight(*tasks[key])):
-                    if time.monotonic() > end:
-                        break
-                    for build in builds[key]:
+                while (unknown or ready) and time.monotonic() < end:
+                    while unknown and len(ready) < _AHEAD:
+                        key = unknown.pop(0)
+                        ways = self._candidates(tasks[key][0], chosen[key])
+                        ready.append((key, ways, [pool.submit(self._built, way) for way in ways]))
+                    key, ways, builds = ready.popleft()
+                    for build in builds:
                         build.result()
-                    if len(open_ways[key]) > 1:
-                        task = tasks[key][0]
-                        with self.trace.span("race", label=task.label, ways=len(open_ways[key])) as span:
-                            chosen[key] = self._raced(database, task, open_ways[key], chosen[key])
-                            span.note(winner=chosen[key].name)
+                    if len(ways) > 1:
+                        chosen[key] = self._raced(database, tasks[key][0], ways, chosen[key])
             except KeyboardInterrupt:
                 pass
             finally:
@@ -100,6 +135,8 @@ class GpuTuner:
         """The rule's choice first, then those of templates, then the libraries' others."""
         found = {first.config: first}
         ranked = cost.rank(GpuWork(task, self.machine, self.numerics), most=_FROM_TEMPLATES)
+        if ranked and found and ranked[0].seconds > _HOPELESS * _vendor_seconds(task):
+            ranked = ranked[:1]
         ways = candidate_ways(task, self.machine, self.numerics, self.libraries)
         for way in (*(ours(task, each.config) for each in ranked), *ways):
             found.setdefault(way.config, way)
@@ -116,7 +153,8 @@ class GpuTuner:
                     return
 
     def _raced(self, database: Database, task: Task, ways: list[Way], first: Way) -> Way:
-        results = self._race(task, [way.config for way in ways])
+        with self.trace.span("race", label=task.label, ways=len(ways)):
+            results = self._race(task, [way.config for way in ways])
         key = self._key(task)
         records = []
         for way in ways:
@@ -221,6 +259,10 @@ def _description(machine: GpuMachine) -> dict[str, object]:
 def _failed(result: Tried | Refused) -> Failed:
     assert isinstance(result, Refused)
     return result.failed
+
+
+def _vendor_seconds(task: Task) -> float:
+    return max(task.flops / _VENDOR_FLOPS, task.bytes / _VENDOR_BYTES) + _VENDOR_START
 
 
 def _weight(task: Task, count: int) -> float:

@@ -189,7 +189,7 @@ def test_division_by_zero_does_not_trap() -> None:
 def test_a_contraction_does_not_spill() -> None:
     output, inputs = matmul(64, 256, 128)
     program = default_program(formula_of(output, inputs), HERE)
-    text = toolchain.assembly(llvm_ir(program, HERE, "fast", "kernel"), HERE)
+    text = toolchain.assembly(llvm_ir(program, HERE, "fast", "kernel"), HERE, comments=True)
     spills = [line for line in text.splitlines() if "Spill" in line or "Reload" in line]
     vector_spills = [line for line in spills if "mm" in line.split("#")[0]]
     assert not vector_spills, vector_spills[:4]

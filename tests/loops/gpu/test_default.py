@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -62,3 +64,41 @@ def test_rows_in_registers(rows: int, columns: int, dtype: DType) -> None:
         for node in te.walk(stmt.value)
     )
     assert exponentials == 1, "what is kept is not computed again"
+
+
+@pytest.mark.parametrize(("stride", "taps", "width"), [(1, 3, 8), (2, 3, 8), (1, 5, 6), (2, 2, 4)])
+@pytest.mark.parametrize("bordered", [False, True])
+def test_windows_share_what_they_read(stride: int, taps: int, width: int, bordered: bool) -> None:
+    """Of a card so small that a few results keep it busy."""
+    channels, height, low = 8, 3, 1 if bordered else 0
+    extents = [(n - 1) * stride + taps - 2 * low for n in (height, width)]
+    x = te.Tensor("x", (2, *extents, channels), DType.F16)
+    w = te.Tensor("w", (taps, taps, channels), DType.F16)
+    ky, kx = te.reduce_axes([taps, taps])
+
+    def element(n: te.Expr, y: te.Expr, z: te.Expr, c: te.Expr) -> te.Expr:
+        row, column = y * stride + ky - low, z * stride + kx - low
+        value = te.cast(x[n, row, column, c], DType.F32)
+        if bordered:
+            inside = [(row, extents[0]), (column, extents[1])]
+            conditions = [te.call("le", 0, i) for i, _ in inside] + [te.call("lt", i, e) for i, e in inside]
+            condition = te.all_of(conditions)
+            assert condition is not None
+            value = te.Select(condition, value, te.const(0.0, DType.F32))
+        return te.reduce_over("sum", value * te.cast(w[ky, kx, c], DType.F32), [ky, kx])
+
+    total = te.compute("total", (2, height, width, channels), DType.F32, element)
+    output = te.compute(
+        "out",
+        (2, height, width, channels),
+        DType.F32,
+        lambda n, y, z, c: te.call("max", total[n, y, z, c], 0.0),
+    )
+    small = replace(H200, sms=1, threads_sm=32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tilewright.loops.gpu.windows._BUSY", 1)
+        program = default_program(formula_of(output, [x, w]), small)
+    verify_program(program)
+    assert program.decisions.startswith("windows")
+    arrays = random_arrays([x, w])
+    assert_computes(interpret_program(program, arrays), output, dict(zip([x, w], arrays, strict=True)))

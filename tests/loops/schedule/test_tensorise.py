@@ -182,7 +182,7 @@ def test_a_matrix_product_by_primitives(by_intrinsic: bool) -> None:
     tiles = [("parallel", 256 // (vectors * lanes)), ("serial", -(-64 // rows))]
     assert shape(program) == [*tiles, *tile, ("serial", 128), *tile, *tile]
 
-    text = toolchain.assembly(llvm_ir(program, machine, "fast", "kernel"), machine)
+    text = toolchain.assembly(llvm_ir(program, machine, "fast", "kernel"), machine, comments=True)
     spills = [line for line in text.splitlines() if "Spill" in line or "Reload" in line]
     assert not [line for line in spills if "mm" in line.split("#")[0]]
 

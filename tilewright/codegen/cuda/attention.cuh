@@ -29,6 +29,8 @@ struct Attention {
   static constexpr int PITCH = VALUES + 8;
   static constexpr int STAGE = K::BYTES + V::BYTES;
   static constexpr int STEPS = WIDTH / 16;
+  // Weights are relative to the highest score so far, or to one up to 2^8 below it: what there is so far is faded rarely.
+  static constexpr f32 GROWTH = 8.0f;
   static constexpr bool HELD = ROWS * STEPS <= 8;  // the queries stay in registers
   using Left = Fragments<QUERIES, WIDTH, false, true>;
   using Right = Fragments<KEYS, WIDTH, false, false>;
@@ -106,6 +108,9 @@ struct Attention {
       }
 
       const bool edge = (tile + 1) * KEYS > keys || (CAUSAL && (tile + 1) * KEYS > first + 1);
+      const f32 factor = PLAIN ? scale : 1.0f;
+      f32 fade[ROWS][2];
+      bool fades = false;
 #pragma unroll
       for (int i = 0; i < ROWS; ++i)
 #pragma unroll
@@ -118,29 +123,44 @@ struct Attention {
             for (int e = 0; e < 2; ++e) {
               const int key = tile * KEYS + j * 8 + lane % 4 * 2 + e;
               f32& score = scores[i][j][half * 2 + e];
-              if (!PLAIN) score = mask(score * scale, min(query, queries - 1), min(key, keys - 1));
+              if (!PLAIN)
+                score = mask(score * scale, queries % QUERIES ? min(query, queries - 1) : query,
+                             keys % KEYS ? min(key, keys - 1) : key);
               if (edge && (key >= keys || (CAUSAL && key > query))) score = -__int_as_float(0x7f800000);
               highest = maximum(highest, score);
             }
           highest = maximum(highest, from_lane(highest, 1));
           highest = maximum(highest, from_lane(highest, 2));
-          const f32 factor = PLAIN ? scale : 1.0f, below = highest * factor;
-          const f32 fade = power_of_two((top[i][half] - highest) * factor);
-          top[i][half] = highest;
-          f32 sum = total[i][half] * fade;
+          const bool grows = !((highest - top[i][half]) * factor <= GROWTH);
+          fade[i][half] = grows ? power_of_two((top[i][half] - highest) * factor) : 1.0f;
+          if (grows) top[i][half] = highest;
+          fades |= grows;
+        }
+      if (__any_sync(0xffffffffu, fades)) {
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            total[i][half] *= fade[i][half];
+#pragma unroll
+            for (int j = 0; j < VALUES / 8; ++j)
+#pragma unroll
+              for (int e = 0; e < 2; ++e) sums[i][j][half * 2 + e] *= fade[i][half];
+          }
+      }
+#pragma unroll
+      for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const f32 below = top[i][half] * factor;
 #pragma unroll
           for (int j = 0; j < KEYS / 8; ++j)
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
               f32& score = scores[i][j][half * 2 + e];
               score = power_of_two(score * factor - below);
-              sum += score;
+              total[i][half] += score;
             }
-          total[i][half] = sum;
-#pragma unroll
-          for (int j = 0; j < VALUES / 8; ++j)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) sums[i][j][half * 2 + e] *= fade;
         }
 
 #pragma unroll

@@ -1,5 +1,6 @@
 // A block's tile of a matrix product, BM x BN, accumulated over `tiles` steps of BK; a pipeline of STAGES tiles in shared
-// memory, WARPS_M x WARPS_N warps. The sums end up in shared memory as rows of BN + 8 floats.
+// memory, WARPS_M x WARPS_N warps. The sums end up in shared memory as rows of BN + 8 floats. `begin` asks for the first
+// tiles and `finish` does the rest; when nothing reads the tiles any more it calls `after`, which may begin the next.
 template <class T, int BM, int BN, int BK, int WARPS_M, int WARPS_N, int STAGES, class A, class B>
 struct Product {
   static constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;
@@ -7,7 +8,22 @@ struct Product {
   static constexpr int PITCH = BN + 8;
   static constexpr int STAGE = A::BYTES + B::BYTES;
 
-  __device__ static void run(unsigned char* shared, A& a, B& b, int tiles) {
+  __device__ static void begin(unsigned char* shared, A& a, B& b) {
+    unsigned into = shared_address(shared);
+    constexpr int AHEAD = A::HELD || B::HELD ? 1 : STAGES;  // what goes through registers goes one tile at a time
+#pragma unroll AHEAD
+    for (int tile = 0; tile < STAGES - 1; ++tile) {
+      a.fetch(into, 0, 1);
+      b.fetch(into + A::BYTES, 0, 1);
+      a.finish(into);
+      b.finish(into + A::BYTES);
+      commit_copies();
+      into += STAGE;
+    }
+  }
+
+  template <class After>
+  __device__ static void finish(unsigned char* shared, f32* out, A& a, B& b, int tiles, After after) {
     const unsigned base = shared_address(shared), end = base + STAGES * STAGE;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
@@ -21,16 +37,7 @@ struct Product {
 #pragma unroll
         for (int e = 0; e < 4; ++e) sums[i][j][e] = 0.0f;
 
-    unsigned into = base, from = base;  // the stages that are written and read
-#pragma unroll
-    for (int tile = 0; tile < STAGES - 1; ++tile) {
-      a.fetch(into, 0, 1);
-      b.fetch(into + A::BYTES, 0, 1);
-      a.finish(into);
-      b.finish(into + A::BYTES);
-      commit_copies();
-      into += STAGE;
-    }
+    unsigned into = end - STAGE, from = base;  // the stages that are written and read
     await_copies<STAGES - 2>();
     __syncthreads();
 
@@ -74,7 +81,7 @@ struct Product {
     }
     await_copies<0>();
     __syncthreads();
-    f32* const out = reinterpret_cast<f32*>(shared);
+    after();
 #pragma unroll
     for (int i = 0; i < MS; ++i)
 #pragma unroll

@@ -12,12 +12,9 @@ from tilewright.codegen.cuda.scalars import c_type
 from tilewright.loops.gpu.attention import TensorAttention
 from tilewright.loops.gpu.places import positions
 from tilewright.loops.gpu.tensor import ROW_PADDING, MatrixOperand, TensorProduct, WindowOperand
-from tilewright.loops.ir import Buffer, For, Store, walk_stmts
-from tilewright.te.index import simplify
 
 _RASTER = 8  # tiles along m that neighbouring blocks share a column of b with: they meet in the second cache
-_LINE_BYTES = 128  # that memory gives at once
-_WRITTEN_AT_ONCE = 8  # vectors of a thread: what the epilogue reads is asked for before the first is needed
+_WRITTEN_AT_ONCE = 4  # vectors of a thread: what the epilogue reads is asked for before the first is needed
 
 Kernel = TensorProduct | TensorAttention
 
@@ -38,11 +35,12 @@ def _source(
     pointers = [f"const {c_type(b.dtype)}* __restrict__ {b.name}" for b in inputs]
     pointers.append(f"{c_type(output.dtype)}* __restrict__ {output.name}")
     threads = kernel.tiles.threads
-    # With the 1 the compiler takes as many registers as it needs; left alone, it would rather spill a few.
+    # Left alone, the compiler weighs registers against blocks; with many small copies it would rather spill.
+    bounds = f"{threads}, 1" if isinstance(kernel, TensorProduct) and kernel.small_copies else str(threads)
     together = f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else ""
     lines = [
         *before,
-        f'extern "C" __global__ void {together}__launch_bounds__({threads}, 1) {SYMBOL}({", ".join(pointers)}) {{',
+        f'extern "C" __global__ void {together}__launch_bounds__({bounds}) {SYMBOL}({", ".join(pointers)}) {{',
         "  extern __shared__ __align__(128) unsigned char shared[];",
         *body,
         "}",
@@ -107,95 +105,113 @@ def _bool(value: bool) -> str:
 
 def _product(product: TensorProduct) -> GpuSource:
     tiles = product.tiles
-    rows, columns = -(-product.m // tiles.bm), -(-product.n // tiles.bn)
-    batches = math.prod(axis.extent for axis in product.batch)
-    body = [
-        f"  const int tile = blockIdx.x / {tiles.split} % {rows * columns};",
-        f"  const int group = tile / {_RASTER * columns} * {_RASTER};",
-        f"  const int height = min({rows} - group, {_RASTER});",
-        f"  const int m0 = (group + tile % {_RASTER * columns} % height) * {tiles.bm};",
-        f"  const int n0 = tile % {_RASTER * columns} / height * {tiles.bn};",
-        *_batch(product.batch, f"blockIdx.x / {tiles.split * rows * columns}"),
-        *_part(product),
-        *_ahead(product),
-        *_sums(product),
-        *_write(product, (product.m, product.n), (tiles.bm, tiles.bn), tiles.split),
-    ]
     return _source(
         product,
         ["cluster", "matmul"] if tiles.split > 1 else ["matmul"],
         _window(product.a) if isinstance(product.a, WindowOperand) else [],
-        body,
-        rows * columns * batches * tiles.split,
+        _in_turn(product) if tiles.persistent else _at_once(product),
+        product.blocks,
         tiles.split,
     )
 
 
-def _part(product: TensorProduct) -> list[str]:
-    """The block's part of the depth, in steps, where it is split."""
-    t, steps = product.tiles, -(-product.k // product.tiles.bk)
-    if t.split == 1:
-        return []
-    return [
-        f"  const int part = blockIdx.x % {t.split};",
-        f"  const int first = {steps} * part / {t.split}, steps = {steps} * (part + 1) / {t.split} - first;",
-    ]
-
-
-def _ahead(product: TensorProduct) -> list[str]:
-    """What the epilogue will read of tensors as large as the result is asked for before the main loop begins, line by
-    line: it comes from memory meanwhile."""
-    t, lanes = product.tiles, product.lanes
-    first = {stmt.var: te.as_index(0) for stmt in walk_stmts(product.write) if isinstance(stmt, For)}
-    loads = {
-        load
-        for stmt in walk_stmts(product.write)
-        if isinstance(stmt, Store)
-        for load in te.unguarded_loads(stmt.value)
-        if isinstance(load.source, Buffer) and load.source in product.params and _is_large(load, product)
-    }
-    lines = []
-    for load in sorted(loads, key=lambda load: load.source.name):
-        wide = max(lanes, min(t.bn, _LINE_BYTES // load.dtype.bytes))
-        across, rows = t.bn // wide, t.bm // t.split
-        index = simplify(te.substitute(load.indices[0], first))
-        lines += [
-            f"  for (int i = threadIdx.x; i < {rows * across}; i += {t.threads}) {{",
-            f"    const int place_m = m0 + {f'part * {rows} + ' if t.split > 1 else ''}i / {across};",
-            f"    const int place_n = (n0 + i % {across} * {wide}) / {lanes};",
-            f"    if (place_m < {product.m} && place_n < {product.n // lanes})"
-            f" prefetch({load.source.name} + {emit_value(index)});",
-            "  }",
-        ]
-    return lines
-
-
-def _is_large(load: te.Load, product: TensorProduct) -> bool:
-    return load.source.name != product.sums.name and te.Var("place_m", product.m) in te.variables(
-        load.indices[0]
-    )
-
-
-def _sums(product: TensorProduct) -> list[str]:
-    """The block's part of the depth, summed into shared memory."""
-    t, kind = product.tiles, c_type(product.dtype)
-    first, count, end = "0", str(-(-product.k // t.bk)), str(product.k)
+def _at_once(product: TensorProduct) -> list[str]:
+    """A tile for each block, or for each cluster, whose blocks sum a part of the depth each."""
+    t = product.tiles
+    steps = -(-product.k // t.bk)
+    first, count, end = "0", str(steps), str(product.k)
+    part = []
     if t.split > 1:
+        part = [
+            f"  const int part = blockIdx.x % {t.split};",
+            f"  const int first = {steps} * part / {t.split}, steps = {steps} * (part + 1) / {t.split} - first;",
+        ]
         first, count, end = f"first * {t.bk}", "steps", f"min({product.k}, (first + steps) * {t.bk})"
-    table = f"shared + {t.shared_bytes}, " if isinstance(product.a, WindowOperand) else ""
-    at_a, at_b = (f"{o.buffer.name} + {emit_value(o.offset)}" for o in (product.a, product.b))
+    left, right = _loaders(product, first, end)
     lines = [
-        f"  {_left_type(product)} a({table}{at_a}, m0, {first}, {product.m}, {end});",
-        f"  {_matrix_type(kind, product.b, t.bn, t.bk, False, t.threads, product.n)}"
-        f" b({at_b}, n0, {first}, {product.n}, {end});",
-        f"  Product<{kind}, {t.bm}, {t.bn}, {t.bk}, {t.warps_m}, {t.warps_n}, {t.stages}, decltype(a), decltype(b)>"
-        f"::run(shared, a, b, {count});",
+        *_place(product, f"blockIdx.x / {t.split}"),
+        *part,
+        f"  {left[0]} a({left[1]});",
+        f"  {right[0]} b({right[1]});",
+        f"  using P = {_pipeline(product)};",
         "  f32* const sums = reinterpret_cast<f32*>(shared);",
+        "  P::begin(shared, a, b);",
+        f"  P::finish(shared, sums, a, b, {count}, [] {{}});",
     ]
     if t.split > 1:
         pitch = t.bn + ROW_PADDING
         lines.append(f"  add_parts<{t.split}, {t.bm}, {t.bn}, {pitch}, {t.threads}>(sums, part);")
-    return lines
+    return [*lines, *_write(product, (product.m, product.n), (t.bm, t.bn), t.split)]
+
+
+def _in_turn(product: TensorProduct) -> list[str]:
+    """Several tiles for each block: what the next one reads is on its way while the results of one are written."""
+    t = product.tiles
+    left, right = _loaders(product, "0", str(product.k))
+    return [
+        f"  using P = {_pipeline(product)};",
+        *(
+            line
+            for name, (kind, arguments) in (("left", left), ("right", right))
+            for line in (
+                f"  const auto {name} = [&](int number) {{",
+                *_place(product, "number"),
+                f"  return {kind}({arguments});",
+                "  };",
+            )
+        ),
+        f"  f32* const sums = reinterpret_cast<f32*>(shared + {t.stage_bytes});",
+        "  int number = blockIdx.x;",
+        "  auto a = left(number);",
+        "  auto b = right(number);",
+        "  P::begin(shared, a, b);",
+        "  while (true) {",
+        "  const int current = number;",
+        "  number += gridDim.x;",
+        f"  P::finish(shared, sums, a, b, {-(-product.k // t.bk)}, [&] {{",
+        f"    if (number < {product.tile_count}) {{",
+        "      a = left(number);",
+        "      b = right(number);",
+        "      P::begin(shared, a, b);",
+        "    }",
+        "  });",
+        *_place(product, "current"),
+        *_write(product, (product.m, product.n), (t.bm, t.bn), 1),
+        f"  if (number >= {product.tile_count}) break;",
+        "  }",
+    ]
+
+
+def _place(product: TensorProduct, number: str) -> list[str]:
+    """Where the tile of that number begins: neighbours in groups of rows."""
+    rows, columns = product.rows, product.columns
+    return [
+        f"  const int tile = {number} % {rows * columns};",
+        f"  const int group = tile / {_RASTER * columns} * {_RASTER};",
+        f"  const int height = min({rows} - group, {_RASTER});",
+        f"  const int m0 = (group + tile % {_RASTER * columns} % height) * {product.tiles.bm};",
+        f"  const int n0 = tile % {_RASTER * columns} / height * {product.tiles.bn};",
+        *_batch(product.batch, f"{number} / {rows * columns}"),
+    ]
+
+
+def _pipeline(product: TensorProduct) -> str:
+    t = product.tiles
+    numbers = (t.bm, t.bn, t.bk, t.warps_m, t.warps_n, t.stages)
+    (left, _), (right, _) = _loaders(product, "0", "0")
+    return f"Product<{c_type(product.dtype)}, {', '.join(map(str, numbers))}, {left}, {right}>"
+
+
+def _loaders(product: TensorProduct, first: str, end: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Of both operands the type of what brings their tiles, and how it is made."""
+    t = product.tiles
+    table = f"shared + {t.shared_bytes}, " if isinstance(product.a, WindowOperand) else ""
+    at_a, at_b = (f"{o.buffer.name} + {emit_value(o.offset)}" for o in (product.a, product.b))
+    right = _matrix_type(c_type(product.dtype), product.b, t.bn, t.bk, False, t.threads, product.n)
+    return (
+        (_left_type(product), f"{table}{at_a}, m0, {first}, {product.m}, {end}"),
+        (right, f"{at_b}, n0, {first}, {product.n}, {end}"),
+    )
 
 
 def _left_type(product: TensorProduct) -> str:

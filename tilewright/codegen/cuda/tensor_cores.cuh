@@ -16,8 +16,6 @@ template <int PENDING>
 __device__ inline void await_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
-// Brings the line at `at` into the second cache.
-__device__ inline void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 __device__ inline void store_shared(unsigned to, unsigned bits) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
 }
@@ -109,9 +107,10 @@ struct Matrix : Fragments<OUTER, DEPTH, TURNED, LEFT> {
   using Layout = typename Fragments<OUTER, DEPTH, TURNED, LEFT>::Layout;
   using P = Pieces<TURNED ? DEPTH : OUTER, TURNED ? OUTER : DEPTH, LANES, THREADS>;
   static constexpr int BYTES = Layout::BYTES;
+  static constexpr bool HELD = LANES == 1;  // elements go through registers
   const T* next;  // where the next tile begins
   int outers, depths;  // elements from there to the matrix' ends
-  unsigned short held[LANES == 1 ? P::COUNT : 1][2];
+  unsigned short held[HELD ? P::COUNT : 1][2];
 
   // The tiles from (outer, depth) of a matrix that ends at (outers, depths).
   __device__ Matrix(const T* from, int outer, int depth, int outers, int depths)
@@ -126,7 +125,7 @@ struct Matrix : Fragments<OUTER, DEPTH, TURNED, LEFT> {
       if (i < P::begin(part, parts) || i >= P::begin(part + 1, parts) || !P::exists(i)) continue;
       const int row = P::row(i), column = P::column(i);
       const T* const source = next + row * PITCH + column;
-      if (LANES > 1) {
+      if (!HELD) {
         copy_async<P::WIDTH * 2>(to + Layout::at(row, column / 8) + column % 8 * 2, source,
                                  TURNED ? inside(column, row) : inside(row, column));
       } else {
@@ -138,7 +137,7 @@ struct Matrix : Fragments<OUTER, DEPTH, TURNED, LEFT> {
   }
   // What is in registers goes to `to`, and the tile after is the next.
   __device__ void finish(unsigned to) {
-    if (LANES == 1) {
+    if (HELD) {
 #pragma unroll
       for (int i = 0; i < P::COUNT; ++i)
         if (P::exists(i))
@@ -157,6 +156,7 @@ struct Gathered : Fragments<OUTER, DEPTH, false, true> {
   using Layout = typename Fragments<OUTER, DEPTH, false, true>::Layout;
   using P = Pieces<OUTER, DEPTH, LANES, THREADS>;
   static constexpr int BYTES = Layout::BYTES;
+  static constexpr bool HELD = LANES == 1;  // elements go through registers
   static constexpr int TABLE_BYTES = OUTER * 8;
   struct alignas(8) Row {
     int place;
@@ -165,7 +165,7 @@ struct Gathered : Fragments<OUTER, DEPTH, false, true> {
   const T* from;
   const Row* table;
   int begin, end;
-  unsigned short held[LANES == 1 ? P::COUNT : 1][2];
+  unsigned short held[HELD ? P::COUNT : 1][2];
 
   __device__ Gathered(unsigned char* table, const T* from, int outer, int depth, int outers, int depths)
       : from(from), table(reinterpret_cast<const Row*>(table)), begin(depth), end(depths) {
@@ -184,12 +184,12 @@ struct Gathered : Fragments<OUTER, DEPTH, false, true> {
       const int row = P::row(i), column = P::column(i);
       const Row at = table[row];
 #pragma unroll
-      for (int e = 0; e < (LANES > 1 ? 1 : 2); ++e) {
+      for (int e = 0; e < (HELD ? 2 : 1); ++e) {
         const int k = begin + column + e;
         const unsigned needed = Window::needed(k);
         const bool inside = k < end && (at.seen & needed) == needed;
         const T* const source = from + (at.place + Window::depth(k));
-        if (LANES > 1)
+        if (!HELD)
           copy_async<P::WIDTH * 2>(to + Layout::at(row, column / 8) + column % 8 * 2, source, inside);
         else
           held[i][e] = inside ? source->bits : 0;
@@ -197,7 +197,7 @@ struct Gathered : Fragments<OUTER, DEPTH, false, true> {
     }
   }
   __device__ void finish(unsigned to) {
-    if (LANES == 1) {
+    if (HELD) {
 #pragma unroll
       for (int i = 0; i < P::COUNT; ++i)
         if (P::exists(i))

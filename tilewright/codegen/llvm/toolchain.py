@@ -56,5 +56,8 @@ def object_code(ir_text: str, machine: CpuMachine) -> bytes:
     return bytes(_target_machine(machine).emit_object(optimise(ir_text, machine)))
 
 
-def assembly(ir_text: str, machine: CpuMachine) -> str:
-    return str(_target_machine(machine).emit_assembly(optimise(ir_text, machine)))
+def assembly(ir_text: str, machine: CpuMachine, *, comments: bool = False) -> str:
+    """`comments`: with LLVM's remarks, which name what is spilled."""
+    target = _target_machine(machine)
+    target.set_asm_verbosity(comments)
+    return str(target.emit_assembly(optimise(ir_text, machine)))

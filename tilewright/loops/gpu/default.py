@@ -5,6 +5,8 @@
   (`transposed.py`).
 - `rows`: reductions along memory (softmax, norms, sums over the last axes): a group of threads for each row, which
   stays in their registers (`rows.py`).
+- `windows`: sums over windows that overlap, as of a depthwise convolution: neighbours share what they read
+  (`windows.py`).
 - `columns`: any other reduction: a thread for each result, neighbours in memory on neighbouring threads (`columns.py`).
 """
 
@@ -16,6 +18,7 @@ from tilewright.loops.gpu.columns import columns_program
 from tilewright.loops.gpu.elementwise import elementwise_program
 from tilewright.loops.gpu.rows import is_rowwise, rows_program
 from tilewright.loops.gpu.transposed import transposed_program
+from tilewright.loops.gpu.windows import windows_program
 from tilewright.loops.ir import Program
 
 
@@ -24,4 +27,4 @@ def default_program(formula: Formula, machine: GpuMachine) -> Program:
         return transposed_program(formula, machine) or elementwise_program(formula, machine)
     if is_rowwise(formula):
         return rows_program(formula, machine)
-    return columns_program(formula, machine)
+    return windows_program(formula, machine) or columns_program(formula, machine)

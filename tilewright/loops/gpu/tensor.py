@@ -6,11 +6,12 @@ each sum. The loops themselves are written by hand, in CUDA C++, with this fille
       for threads: `write`, at (m, n + lanes)         (any expression of the sums, neighbours along n)
 
 Where `split` > 1, so many blocks, a cluster, sum a part of the depth each; then each adds up and writes a part of the
-rows.
+rows. `persistent` blocks compute several tiles in turn, and load what the next one needs while they write.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tilewright import te
@@ -32,15 +33,22 @@ class MatrixTiles:
     warps_n: int
     stages: int
     split: int = 1
+    persistent: bool = False
 
     @property
     def threads(self) -> int:
         return 32 * self.warps_m * self.warps_n
 
     @property
+    def stage_bytes(self) -> int:
+        """Of 16-bit operands."""
+        return self.stages * (self.bm + self.bn) * self.bk * 2
+
+    @property
     def shared_bytes(self) -> int:
-        """Of 16-bit operands; the sums take their place at the end."""
-        return max(self.stages * (self.bm + self.bn) * self.bk * 2, self.bm * (self.bn + ROW_PADDING) * 4)
+        """The sums take the operands' place at the end, unless the next ones are there already."""
+        sums = self.bm * (self.bn + ROW_PADDING) * 4
+        return self.stage_bytes + sums if self.persistent else max(self.stage_bytes, sums)
 
     @property
     def accumulators(self) -> int:
@@ -92,10 +100,29 @@ class TensorProduct:
     n: int
     k: int
     tiles: MatrixTiles
+    blocks: int
     lanes: int  # of the output, written at once
     sums: Buffer
     write: Stmt
     decisions: str
+
+    @property
+    def rows(self) -> int:
+        """Of tiles."""
+        return -(-self.m // self.tiles.bm)
+
+    @property
+    def columns(self) -> int:
+        return -(-self.n // self.tiles.bn)
+
+    @property
+    def tile_count(self) -> int:
+        return self.rows * self.columns * math.prod(axis.extent for axis in self.batch)
+
+    @property
+    def small_copies(self) -> bool:
+        """Whether an operand is copied in many pieces."""
+        return min(self.a.lanes, self.b.lanes) < 4
 
     @property
     def shared_bytes(self) -> int:

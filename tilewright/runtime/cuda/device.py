@@ -49,7 +49,11 @@ class Device:
 
     def __init__(self, ordinal: int = 0) -> None:
         self._driver = driver = _driver()
-        checked("cuInit", driver.cuInit(0))
+        try:
+            checked("cuInit", driver.cuInit(0))
+        except (DeviceError, RuntimeError) as error:  # no driver, or one that sees no card
+            said = str(error).splitlines()[0]
+            raise DeviceError(f"there is no GPU that this process could use ({said})") from None
         found = checked("cuDeviceGetCount", driver.cuDeviceGetCount())
         if not 0 <= ordinal < found:
             raise DeviceError(f"there is no GPU number {ordinal}; this machine has {found}")

@@ -99,6 +99,12 @@ class GpuExecutor:
         with self._lock:
             return loaded.time_steps(max(repeats, 1))
 
+    def poison(self) -> None:
+        """Fill what steps write with NaN: what none of them writes is then seen in the results."""
+        loaded = self.loaded()
+        with self._lock:
+            loaded.poison()
+
     def seconds_of_graph(self) -> float:
         """Of one launch of all steps together, on what the inputs were last."""
         loaded = self.loaded()
@@ -260,6 +266,12 @@ class _Loaded:
                 self.device.upload_on(stream, place, address, spec.bytes)
             else:
                 self.device.copy_on(stream, place, address, spec.bytes)
+
+    def poison(self) -> None:
+        self.device.fill(self.arena, 0xFF, self.plan.memory.arena_bytes)
+        for address, spec in zip(self.results, self.plan.outputs, strict=True):
+            self.device.fill(address, 0xFF, spec.bytes)
+        self.device.synchronise()
 
     def seconds_of_graph(self) -> float:
         begin, end = (self.device.new_event(timing=True) for _ in range(2))

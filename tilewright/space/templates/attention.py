@@ -83,6 +83,8 @@ class Operands:
         if mask.dtype is DType.BOOL:
             return te.select(value, score, -math.inf)
         added = _wide(value)
+        if mask.dtype is DType.F16:
+            return score + added * te.const(LOG2_E, DType.F32)
         # Where a mask is the lowest number, the product would be an infinity, and a query that sees nothing but such
         # keys (it weighs them alike) would become one that sees none.
         small = te.call("lt", te.call("abs", added), te.const(_LARGE, DType.F32))

@@ -1,10 +1,9 @@
-"""All ways to compute a task on a GPU that are worth a measurement: libraries', templates', the default program's."""
+"""The ways to compute a task on a GPU that are worth a measurement: those of libraries, and the default program."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from tilewright.errors import SpaceError
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
 from tilewright.space.space import Config
@@ -26,13 +25,12 @@ def candidate_ways(
     libraries: Collection[str],
     algorithms: int = _ALGORITHMS,
 ) -> list[Way]:
-    """Those of libraries first, best expected ones before others. SpaceError where nothing computes the task."""
+    """Those of libraries first, best expected ones before others; then the default program. Those of templates are
+    left to who can rank them."""
     ways = vendor_ways(task, numerics, algorithms)
     found = [way for way in ways if LIBRARIES[way.config.template] in libraries]
     if GpuWork(task, machine, numerics).formula is not None and not (found and _is_heavy(task)):
         found.append(ours(task))
-    if not found:
-        raise SpaceError(f"no kernel and no library computes {task.label} on a GPU")
     return found
 
 
@@ -55,7 +53,9 @@ def is_depthwise(task: Task) -> bool:
     )
 
 
+def is_contraction(task: Task) -> bool:
+    return any(node.op in ("conv", "matmul", "linear", "attention") for node in task.graph.nodes())
+
+
 def _is_heavy(task: Task) -> bool:
-    ops = {node.op for node in task.graph.nodes()}
-    heavy = bool(ops & {"conv", "matmul", "linear", "attention"}) and task.flops > _MOST_FLOPS
-    return heavy and not is_depthwise(task)
+    return is_contraction(task) and task.flops > _MOST_FLOPS and not is_depthwise(task)

@@ -30,6 +30,7 @@ from tilewright.space.vendor.views import strided, strides_of
 _FLOATS = (DType.F16, DType.BF16, DType.F32)
 _SHORT = (DType.F16, DType.BF16)
 CUBLASLT, CUDNN, ATTENTION = "cublaslt", "cudnn", "sdpa"
+_TURNED = 3  # algorithms for which both orders of a weight are worth trying
 _FEW = 8  # channels that a library reads at once
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu"}
 
@@ -189,9 +190,9 @@ def _products(task: Task, numerics: str, algorithms: int) -> Iterator[Way]:
     }
     constant = graph.inputs.index(weight) in task.constants
     across = _across(weight.shape)
-    turned = [True] if anchor.op == "linear" else [False, True] if constant and not batch else [False]
+    turned = [True] if anchor.op == "linear" else [True, False] if constant and not batch else [False]
     for algorithm in range(algorithms):
-        for rows in turned:
+        for rows in turned if algorithm < _TURNED else turned[:1]:
             packings = {weight: across} if rows and anchor.op != "linear" else {}
             views = {**operands, weight: _view((*batch, k, n), _turned(batch, n, k) if rows else None)}
             config = Config.of(CUBLASLT, {"turned": int(rows), "algorithm": algorithm})

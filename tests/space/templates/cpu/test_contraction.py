@@ -218,8 +218,8 @@ def test_a_choice_is_made_without_building_anything() -> None:
 
 def test_no_register_tile_spills() -> None:
     """Of the configs that the model likes, none keeps a vector on the stack inside its innermost loop."""
-    from tests.space.spills import stack_vectors_in_loops
+    from tests.space.spills import spilled_vectors_in_loops
 
     for task in (matmul_task(128, 768, 768), conv_task((14, 14), (64, 128), (3, 3), 1, 1, ((1, 1), (1, 1)))):
         choice = choose(Work(task, host()))
-        assert stack_vectors_in_loops(choice.program, host()) == 0
+        assert spilled_vectors_in_loops(choice.program, host()) == 0

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.space.checked import Inputs, legal_configs
-from tests.space.spills import stack_vectors_in_loops
+from tests.space.spills import spilled_vectors_in_loops
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Node
 from tilewright.graph.op import apply
@@ -226,4 +226,4 @@ def test_what_it_leaves_to_others() -> None:
 def test_nothing_is_spilled() -> None:
     for kind in KINDS:
         task = matmul_task(128, 768, 768, *kind)
-        assert stack_vectors_in_loops(choose(Work(task, HERE)).program, HERE) == 0
+        assert spilled_vectors_in_loops(choose(Work(task, HERE)).program, HERE) == 0

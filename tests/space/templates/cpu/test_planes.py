@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.space.checked import error
-from tests.space.spills import stack_vectors_in_loops
+from tests.space.spills import spilled_vectors_in_loops
 from tests.space.templates.cpu.chains import machines, some_config
 from tests.space.templates.cpu.images import Image, images
 from tilewright.cost import cpu
@@ -76,4 +76,4 @@ def test_no_register_tile_spills(size: int, stride: int) -> None:
     assert applied is not None
     found = descend(applied, work)
     assert found is not None
-    assert stack_vectors_in_loops(applied.program(found[1]), host()) == 0
+    assert spilled_vectors_in_loops(applied.program(found[1]), host()) == 0

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.space.checked import Inputs, error
-from tests.space.spills import stack_vectors_in_loops
+from tests.space.spills import spilled_vectors_in_loops
 from tests.space.templates.cpu.chains import machines, some_config
 from tests.space.templates.cpu.images import Image, images
 from tilewright.cost import cpu
@@ -100,4 +100,4 @@ def test_no_register_tile_spills(image: Image) -> None:
     assert applied is not None
     found = descend(applied, work)
     assert found is not None
-    assert stack_vectors_in_loops(applied.program(found[1]), host()) == 0
+    assert spilled_vectors_in_loops(applied.program(found[1]), host()) == 0

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.space.checked import Inputs, error
-from tests.space.spills import stack_vectors_in_loops
+from tests.space.spills import spilled_vectors_in_loops
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Node
@@ -180,7 +180,7 @@ def test_registers_suffice_for_the_products(outputs: int) -> None:
     )
     program = applied.program(config)
     verify_program(program)
-    assert stack_vectors_in_loops(program, host()) == 0
+    assert spilled_vectors_in_loops(program, host()) == 0
 
 
 def host_vectors() -> int:

@@ -51,7 +51,10 @@ _LINE = 64
 _STAGED_BYTES = 512 << 10
 _PARTIAL_BYTES = 256 << 10
 _STRADDLING = 0.75  # cycles for a vector in two cache lines
-_FAR_LINE = 4.0  # cycles for a line that comes from the third cache by itself, not in a run of lines
+_FAR_LINE, _FAR_LINE_ASKED = (
+    4.0,
+    2.0,
+)  # cycles for a line from the third cache, not in a run of lines; asked for before
 _PAGE = 4096
 _COPIED_BYTES = 16.0  # a cycle, while data is staged: nothing is computed that would hide where it comes from
 _FAR_RUN = 20.0  # cycles for the beginning of a run of the data that comes from there
@@ -149,7 +152,7 @@ class AppliedContraction:
                 Knob("block", (0, *blocks)),
                 Knob("chunks", (1, 2, 4, 8, 16, 32)),
                 Knob("tap_block", (0, *self._cuts())),
-                Knob("prefetch", (0, 1, 2) if self.product.constant_weight and not self.apart else (0,)),
+                Knob("prefetch", self._prefetch_levels()),
                 Knob("stage", stage),
             ),
             self._legal,
@@ -160,6 +163,12 @@ class AppliedContraction:
                 ("block", "tap_block"),
             ),
         )
+
+    def _prefetch_levels(self) -> tuple[int, ...]:
+        """Where the next piece of a panel is brought; the next panel, which is farther away, where none is packed."""
+        if self.apart:
+            return (0,)
+        return (0, 1, 2) if self.product.constant_weight else (0, 2)
 
     def _cuts(self) -> list[int]:
         """Divisors of the tap that is cut; of one without many, which is the only one, also others."""
@@ -268,6 +277,8 @@ class AppliedContraction:
 
     def _prefetch_pays(self, shape: Shape) -> bool:
         """Whether the lines of a piece of a panel are about as many as the steps in which one can be asked for."""
+        if not self.product.constant_weight:
+            return self._weight_pitch > _LINE and self._tiles_per_block(shape) >= shape.vectors
         taps = (shape.tap_block or self.product.taps[self.product.cut].extent) * self.product.whole_taps
         steps = self._tiles_per_block(shape) * max(1, taps // shape.unroll)
         return shape.panels.size * taps * 4 // _LINE * 2 >= steps
@@ -312,7 +323,7 @@ class AppliedContraction:
         written = product.formula.output.size * product.formula.output.dtype.bytes
         partial = 2.0 * (pieces - 1) * self._partial_size(shape) * passes  # elements
         staged = self._staged_bytes(shape) * shape.chunks * shape.blocks * repeats if shape.staged else 0
-        asked = passes * panel / _LINE if shape.prefetch else 0.0
+        asked = self._asked(shape, passes, panel) if shape.prefetch else 0.0
         narrow = repeats * shape.blocks if shape.last is not None else 0  # of the passes
         tiles = [self._tile_terms(shape, passes - narrow, pieces)]
         if shape.last is not None:
@@ -333,6 +344,12 @@ class AppliedContraction:
             + self._far_runs(shape, pieces) * comes
             + self._far_strips(shape),
         )
+
+    def _asked(self, shape: Shape, passes: int, panel: int) -> float:
+        """Prefetches: each line of a panel once, or one at each tap of every register tile."""
+        if self.product.constant_weight:
+            return passes * panel / _LINE
+        return float(passes * self._tiles_per_block(shape) * self.product.length)
 
     def _tile_terms(self, shape: Shape, passes: int, pieces: int) -> Terms:
         """Of the register tiles alone, of so many panels in a block."""
@@ -394,7 +411,8 @@ class AppliedContraction:
         far = (
             self._weight_pitch > _LINE and source.size * source.dtype.bytes > self.machine.caches.l2_per_core
         )
-        return (straddling + (_FAR_LINE * visits if far else 0.0)) * shape.vectors
+        line = _FAR_LINE_ASKED if shape.prefetch else _FAR_LINE
+        return (straddling + (line * visits if far else 0.0)) * shape.vectors
 
     @cached_property
     def _weight_pitch(self) -> int:

@@ -331,6 +331,8 @@ class ContractionNest:
     def _tap_loops(self, step: Stmt, short: bool) -> Stmt:
         """The loops over taps, the innermost `unroll` steps written out; a step is followed by a prefetch."""
         unroll, taps = self.shape.unroll, list(self.taps)
+        if self.shape.prefetch and self.packed is None:
+            step = block(step, self._next_panel())
         if self.shape.tap_block:
             cut, *whole_taps = taps[self.product.cut :]
             in_piece = te.Var(cut.name + "_i", self.rest if short else self.shape.tap_block)
@@ -361,6 +363,15 @@ class ContractionNest:
             done = counter.extent * unroll
             stmts.append(nest([(tail, Kind.UNROLL)], with_values(inner, {last: tail + done})))
         return nest([(axis, Kind.SERIAL) for axis in outer], block(*stmts))
+
+    def _next_panel(self) -> Stmt:
+        """A line of the next panel, where the weight lies, at the current tap: each register tile asks for another."""
+        load, vector = self.product.weight_load, self.product.vector
+        assert isinstance(load.source, Buffer)
+        line = te.call("min", counted(self.row_loops), te.as_index(self.shape.vectors - 1))
+        first = self.shape.panels.start_of(self.which_panel) + self.shape.panels.size
+        place = te.substitute(load.indices[0], {**self.values, vector: first + line * self.lanes})
+        return Prefetch(load.source, place, self.shape.prefetch)
 
     def _prefetches(self, tap_loops: list[te.Var], short: bool) -> list[Stmt]:
         """Lines of what comes after this piece of the panel, as many as spread it over this one's register tiles."""

@@ -21,7 +21,7 @@ from tilewright.te.index import coefficient, linear, simplify
 
 NAME = "tensor-attention"
 _WIDEST = 128  # columns of a head: queries, scores and results of a warp are in registers
-_MOST_REGISTERS = 176  # of a thread, for these
+_MOST_REGISTERS, _MOST_MASKED = 200, 128  # of a thread, for these; where a mask is read too
 _HELD = 8  # fragments of queries that stay in registers
 _OTHERS = 56  # registers of a thread for everything else
 _WEIGHT = 0.25  # instructions of a warp for a score's weight, as long as its exponential takes
@@ -91,7 +91,7 @@ class AppliedAttention:
     def is_legal(self, tiles: AttentionTiles) -> bool:
         return (
             tiles.shared_bytes(*self._padded) <= self.machine.shared_block
-            and self._held(tiles) <= _MOST_REGISTERS
+            and self._held(tiles) <= (_MOST_MASKED if self.operands.masked else _MOST_REGISTERS)
             and tiles.queries < 2 * max(32, self.operands.queries)
         )
 

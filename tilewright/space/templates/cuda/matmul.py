@@ -31,6 +31,8 @@ _WIDEST_WARP = 64  # rows or columns of a warp
 _THREADS = (64, 256)  # of a block, at least and at most
 _MOST_REGISTERS = 265  # of a thread, by an estimate that is on the safe side where they are many
 _MOST_COPIES = 48  # of a thread in a step: each may want an address of its own
+_MOST_WAVES = 4  # of blocks that share tiles: with more, there is enough to do without
+_SHORT = 1024  # the longest sum of a product whose blocks are persistent
 _MOST_SPLIT = 8  # blocks of a cluster that every card with clusters can run
 _COPY, _GATHER = 3, 8  # instructions for a piece that is copied, and more for one that is gathered
 _SINGLY = 3  # loads and stores for a pair of elements that goes through registers
@@ -70,13 +72,14 @@ class Applied:
                 Knob("warps_n", (1, 2, 4)),
                 Knob("stages", (2, 3, 4, 6, 8)),
                 Knob("split", split),
+                Knob("persistent", (False, True), ordered=False),
             ),
             lambda values: is_legal(self.work, tiles_of(values), self.machine),
-            together=(("bm", "bn", "bk", "warps_m", "warps_n", "stages", "split"),),
+            together=(("bm", "bn", "bk", "warps_m", "warps_n", "stages", "split", "persistent"),),
         )
 
     def kernel(self, config: Config) -> TensorProduct:
-        return product(self.work, tiles_of(dict(config.values)))
+        return product(self.work, tiles_of(dict(config.values)), self.machine)
 
     def terms(self, config: Config) -> GpuTerms:
         return terms_of(self.work, tiles_of(dict(config.values)))
@@ -84,7 +87,7 @@ class Applied:
 
 def tiles_of(values: Mapping[str, Value]) -> MatrixTiles:
     numbers = {name: int(value) for name, value in values.items()}
-    return MatrixTiles(**numbers)
+    return MatrixTiles(**{**numbers, "persistent": bool(values["persistent"])})  # type: ignore[arg-type]
 
 
 def is_legal(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
@@ -104,9 +107,37 @@ def is_legal(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
         and _THREADS[0] <= tiles.threads <= _THREADS[1]
         and _copies(work, tiles) <= _MOST_COPIES
         and _registers(work, tiles) <= _MOST_REGISTERS
-        and (tiles.split == 1 or (machine.clusters and tiles.split <= min(_MOST_SPLIT, steps)))
-        and tiles.bm % tiles.split == 0
+        and (tiles.split == 1 or (tiles.split <= steps and _may_split(work, tiles, machine)))
+        and (not tiles.persistent or _may_persist(work, tiles, machine))
     )
+
+
+def _may_split(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
+    """Whether blocks can share a tile, and there are so few tiles that it may pay."""
+    fits = tiles.split <= _MOST_SPLIT and tiles.bm % tiles.split == 0
+    return machine.clusters and fits and _tile_count(work, tiles) * tiles.split <= _MOST_WAVES * machine.sms
+
+
+def _may_persist(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
+    """Whether there are tiles enough, each with so little to sum that its beginning and end count."""
+    short = work.sizes[2] <= _SHORT
+    return short and tiles.split == 1 and _tile_count(work, tiles) > machine.sms
+
+
+def _tile_count(work: MatrixWork, tiles: MatrixTiles) -> int:
+    m, n, _ = work.sizes
+    return -(-m // tiles.bm) * -(-n // tiles.bn) * work.batches
+
+
+def _blocks(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> int:
+    """Persistent blocks are as many as run at once, fewer where all can then have the same number of tiles."""
+    count = _tile_count(work, tiles)
+    if not tiles.persistent:
+        return count * tiles.split
+    registers = min(255, round(_registers(work, tiles)))
+    at_once = machine.sms * max(1, machine.resident_blocks(tiles.threads, registers, tiles.shared_bytes))
+    turns = -(-count // at_once)
+    return -(-count // turns)
 
 
 def _copies(work: MatrixWork, tiles: MatrixTiles) -> float:
@@ -130,7 +161,7 @@ def _is_power_of_two(value: int) -> bool:
     return value & (value - 1) == 0
 
 
-def product(work: MatrixWork, tiles: MatrixTiles) -> TensorProduct:
+def product(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> TensorProduct:
     formula = work.formula
     m, n, k = work.sizes
     left, right = work.left, work.right
@@ -148,12 +179,28 @@ def product(work: MatrixWork, tiles: MatrixTiles) -> TensorProduct:
     t = tiles
     words = (
         f"tensor cores: {m} x {n} x {k} by {t.bm} x {t.bn} x {t.bk}, {t.warps_m} x {t.warps_n} warps,"
-        f" {t.stages} stages" + (f", depth in {t.split} parts" if t.split > 1 else "")
+        f" {t.stages} stages"
+        + (f", depth in {t.split} parts" if t.split > 1 else "")
+        + (", tiles in turn" if t.persistent else "")
     )
     params = (*formula.inputs, formula.output)
     dtype = work.a.dtype
     return TensorProduct(
-        formula.name, params, dtype, left, right, work.batch, m, n, k, tiles, lanes, sums, write, words
+        name=formula.name,
+        params=params,
+        dtype=dtype,
+        a=left,
+        b=right,
+        batch=work.batch,
+        m=m,
+        n=n,
+        k=k,
+        tiles=tiles,
+        blocks=_blocks(work, tiles, machine),
+        lanes=lanes,
+        sums=sums,
+        write=write,
+        decisions=words,
     )
 
 
@@ -170,10 +217,8 @@ def _output_lanes(work: MatrixWork) -> int:
 
 
 def terms_of(work: MatrixWork, tiles: MatrixTiles) -> GpuTerms:
-    m, n, k = work.sizes
     left, right = work.left, work.right
     t, formula = tiles, work.formula
-    rows, columns = -(-m // t.bm), -(-n // t.bn)
     tile_bytes = 2 * (t.bm + t.bn) * t.bk
     copies = sum(
         outer * t.bk / max(2, operand.lanes) / 32 * (_SINGLY if operand.lanes == 1 else 1)
@@ -185,11 +230,11 @@ def terms_of(work: MatrixWork, tiles: MatrixTiles) -> GpuTerms:
     instructions = fragments / 512 + t.bm * t.bn * t.bk / 2048 + copies * _COPY + gathered * _GATHER
     results = t.bm * t.bn
     return GpuTerms(
-        blocks=rows * columns * work.batches * t.split,
+        blocks=_tile_count(work, t) * t.split,
         threads=t.threads,
         registers=min(255, round(_registers(work, t))),
         shared_bytes=t.shared_bytes,
-        steps=-(-k // (t.bk * t.split)),
+        steps=-(-work.sizes[2] // (t.bk * t.split)),
         stages=t.stages,
         flops=2.0 * t.bm * t.bn * t.bk,
         scalar=instructions,
@@ -201,4 +246,5 @@ def terms_of(work: MatrixWork, tiles: MatrixTiles) -> GpuTerms:
         written=float(results * formula.output.dtype.bytes) / t.split,
         write_shared=4.0 * results * (1 + (_WAYS + (2 if t.split > 1 else 0)) / t.split),
         cluster=t.split,
+        persistent=t.persistent,
     )

@@ -37,12 +37,12 @@ class MatrixWork:
     k: tuple[te.Var, ...]
     batch: tuple[te.Var, ...]
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, int, int]:
         m, n, k = (math.prod(axis.extent for axis in axes) for axes in (self.m, self.n, self.k))
         return m, n, k
 
-    @property
+    @cached_property
     def batches(self) -> int:
         return math.prod(axis.extent for axis in self.batch)
 

@@ -59,6 +59,9 @@ class GpuTerms:
     written: float  # bytes of them
     write_shared: float  # bytes into and out of shared memory for them
     cluster: int = 1  # blocks that must run at once
+    persistent: bool = (
+        False  # a block begins the next tile while it writes the results of one; `blocks` are tiles
+    )
 
 
 class GpuApplied(Protocol):

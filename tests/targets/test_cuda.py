@@ -1,0 +1,158 @@
+"""Models for a GPU that is only described: planned and compiled without one, refused with a clear word at the call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tilewright
+from tilewright import frontend
+from tilewright.codegen.cuda.pieces import build_piece
+from tilewright.driver import compile_imported
+from tilewright.errors import ArtifactMachineError, DeviceError, MixedDevicesError, OptionError, TargetError
+from tilewright.hw.gpu import A100, H200
+from tilewright.measure.check import kernel_error
+from tilewright.runtime.cuda import device
+from tilewright.runtime.plan import Launch, VendorCall, View
+from tilewright.support.trace import Trace
+from tilewright.targets.cuda import CudaTarget
+from tilewright.targets.resolve import resolve_target
+from tilewright.tune.gpu import choose
+from tilewright.zoo import registry
+
+BOTH = frozenset({"cublaslt", "torch"})
+without_a_gpu = pytest.mark.skipif(device.count() > 0, reason="there is a GPU here")
+
+
+def imported(name: str) -> Any:
+    model = registry.build(name, small=True).half()
+    inputs = registry.example_inputs(name, small=True)
+    return frontend.import_model(model, tuple(x.half() if x.is_floating_point() else x for x in inputs))
+
+
+class Attends(nn.Module):
+    """Queries, keys and values of one input, as transformers have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = [layer(x).view(2, 16, 2, 16).transpose(1, 2) for layer in (self.q, self.k, self.v)]
+        return nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(2, 16, 32)
+
+
+def attends() -> Any:
+    return frontend.import_model(Attends().half().eval(), (torch.randn(2, 16, 32).half(),))
+
+
+def test_a_model_compiles_for_a_described_gpu() -> None:
+    """`python -m tests.targets.described` does this with the whole zoo."""
+    model = compile_imported(attends(), H200)
+    assert model.plan.target["cpu"] == "sm_90a"
+    assert not any(step.vendor for step in model.plan.steps)
+    assert all(step.launch is not None for step in model.plan.steps)
+    assert all(model.executor.objects.values())
+
+
+def test_no_chosen_kernel_spills() -> None:
+    target = CudaTarget(A100)
+    partition = target.partitioned(imported("mobilenetv2"), "fast", Trace.off())
+    for task, _ in list(partition.tasks().values())[:2]:
+        (piece,) = choose(task, A100, "fast", ()).pieces
+        assert build_piece(piece, A100, "fast", None).resources.spilled_bytes == 0
+
+
+def test_libraries_are_steps_between_kernels() -> None:
+    target = CudaTarget(H200, None, BOTH)
+    model = compile_imported(imported("gpt2"), target)
+    functions = {step.vendor.function for step in model.plan.steps if step.vendor}
+    assert functions == {"product"}  # attention this small is a template's
+    assert "attention" in {info.label for info in model.plan.tasks.values()}
+    model.plan.validate()
+
+
+def test_saved_and_refused_without_a_gpu(tmp_path: Path) -> None:
+    model = compile_imported(attends(), CudaTarget(H200, None, BOTH))
+    model.save(tmp_path / "model.tw")  # planned again, without libraries
+    if device.count():
+        return
+    with pytest.raises(
+        ArtifactMachineError, match=r"for an NVIDIA GPU, and there is none here(?s:.*)nvidia-smi"
+    ):
+        tilewright.load(tmp_path / "model.tw")
+    with pytest.raises(ArtifactMachineError, match="there is none here"):
+        model(np.zeros((2, 16, 32), np.float16))
+
+
+# -- which target -----------------------------------------------------------------------------------------------------
+
+
+@without_a_gpu
+def test_a_gpu_that_is_not_there() -> None:
+    with pytest.raises(DeviceError, match=r"there is no GPU(?s:.*)nvidia-smi"):
+        tilewright.compile(nn.ReLU().eval(), (torch.zeros(2),), target="cuda")
+
+
+def test_unknown_targets() -> None:
+    with pytest.raises(TargetError, match="no target is called 'tpu'; there are 'cpu', 'cuda'"):
+        resolve_target("tpu")
+    with pytest.raises(TargetError, match="no target is called 'cuda:x'"):
+        resolve_target("cuda:x")
+
+
+def test_tensors_on_several_devices() -> None:
+    model, x = nn.Linear(2, 2), torch.zeros(2, device="meta")
+    with pytest.raises(MixedDevicesError, match=r"cpu and meta:0(?s:.*)to one device"):
+        resolve_target(None, model, (x,))
+
+
+def test_a_lock_file_is_for_processors(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="a lock file holds choices for a processor"):
+        compile_imported(attends(), H200, lock=tmp_path / "lock.json")
+
+
+def test_a_described_gpu_cannot_be_measured() -> None:
+    with pytest.raises(OptionError, match="measures on this machine"):
+        tilewright.compile(nn.ReLU().eval(), (torch.zeros(2),), target=H200, effort="quick")
+
+
+# -- plans that cannot be run -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"launch": Launch(2048)}, "the launch"),
+        ({"vendor": VendorCall("product", (View(7, (2,), (1,)),), (2,))}, "a view of argument 7"),
+        ({"vendor": VendorCall("product", (View(0, (1 << 30,), (1,)),), (2,))}, "beyond the end"),
+        ({"vendor": VendorCall("product", (View(0, (2,), (-1,)),), (2,))}, "the view"),
+        ({"vendor": VendorCall("product", (View(0, (2,), (1,)),), (3,))}, "a result of"),
+    ],
+)
+def test_a_broken_step_is_named(change: dict[str, Any], message: str) -> None:
+    import msgspec
+
+    plan = compile_imported(attends(), CudaTarget(H200, None, BOTH)).plan
+    number = next(n for n, step in enumerate(plan.steps) if step.launch is not None)
+    step = msgspec.structs.replace(plan.steps[number], **change)
+    broken = msgspec.structs.replace(plan, steps=(*plan.steps[:number], step, *plan.steps[number + 1 :]))
+    with pytest.raises(tilewright.errors.VerificationError, match=message):
+        broken.validate()
+
+
+def test_what_explain_compares_with_is_the_pieces_own_task() -> None:
+    """A packed weight is unpacked again, one that was filled up with zeros too."""
+    target = CudaTarget(H200, None, BOTH)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()).half().eval()
+    compiled = compile_imported(frontend.import_model(model, (torch.randn(1, 3, 8, 8).half(),)), target)
+    rng = np.random.default_rng(0)
+    for step in compiled.plan.steps:
+        info = compiled.plan.tasks[step.task]
+        arrays = [rng.standard_normal(spec.shape).astype(np.float16) for spec in info.inputs]
+        assert np.isfinite(kernel_error(info, arrays, np.ones(info.output.shape, np.float16)))

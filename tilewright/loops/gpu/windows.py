@@ -1,0 +1,150 @@
+"""Sums over windows that move along an axis, channels in memory together: depthwise convolutions.
+
+    for blocks, threads: n, y, a few neighbours x0 ... along the axis, a few channels
+      for rows of the window:
+        w[:, :] = the row's weights                          (in lanes)
+        for t along the places that the neighbours read:
+          data[:] = x[y + ky, x0 + t]                        (in lanes)
+          for neighbours that read it: acc[u, :] += data * w[t - u * stride]
+      for neighbours: out[x0 + u, :] = value
+
+What neighbours share is read and prepared once: a thread for each result would do so once for each place of the window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright import te
+from tilewright.hw.gpu import GpuMachine
+from tilewright.loops.formula import Formula, Reduction
+from tilewright.loops.gpu.places import blocks_for, by_stride, guarded, positions, under, vector_lanes
+from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.tiling import columns_of, extent_of, updated, with_results, with_values
+from tilewright.te.index import coefficient, simplify
+
+_THREADS = 128
+_BUSY = 256  # threads of a multiprocessor that must be left
+_NEIGHBOURS = (4, 2)
+_MOST_TAPS = 7  # along the axis
+
+
+@dataclass(frozen=True)
+class _Window:
+    reduction: Reduction
+    data: te.Expr  # the factor that moves with the axis
+    weight: te.Expr
+    axis: te.Var  # of the output, along which neighbours share what they read
+    tap: te.Var  # of the window, along that axis
+    stride: int
+    lanes: int
+    neighbours: int
+
+
+def windows_program(formula: Formula, machine: GpuMachine) -> Program | None:
+    """None where the formula is no such sum, or too small to be worth it."""
+    rows = by_stride(formula, formula.rows)
+    window = _window(formula, rows, machine)
+    return None if window is None else _program(formula, rows, window)
+
+
+def _window(formula: Formula, rows: list[te.Var], machine: GpuMachine) -> _Window | None:
+    if len(formula.reductions) != 1 or len(rows) < 2 or columns_of(formula):
+        return None
+    (reduction,) = formula.reductions
+    body = reduction.body
+    if reduction.kind != "sum" or not (isinstance(body, te.Call) and body.op == "mul"):
+        return None
+    axis, channels, tap = rows[-2], rows[-1], reduction.axes[-1]
+    moving = [axis in te.variables(factor) for factor in body.args]
+    if (
+        sorted(moving) != [False, True]
+        or tap.extent > _MOST_TAPS
+        or coefficient(formula.store, channels) != 1
+    ):
+        return None
+    data, weight = body.args if moving[0] else body.args[::-1]
+    stride = _stride(data, axis, tap)
+    accesses = [
+        (load.indices[0], load.dtype.bytes)
+        for e in (body, formula.value)
+        for load in te.loads(e)
+        if load.indices
+    ]
+    if stride is None or any(
+        channels in te.variables(offset) and coefficient(offset, channels) != 1 for offset, _ in accesses
+    ):
+        return None
+    lanes = vector_lanes([*accesses, (formula.store, formula.output.dtype.bytes)], channels)
+    vectors = extent_of(rows) // lanes
+    for neighbours in _NEIGHBOURS if lanes > 1 else ():
+        if axis.extent % neighbours == 0 and vectors // neighbours >= _BUSY * machine.sms:
+            return _Window(reduction, data, weight, axis, tap, stride, lanes, neighbours)
+    return None
+
+
+def _stride(data: te.Expr, axis: te.Var, tap: te.Var) -> int | None:
+    """Places of the window that one step along the axis moves by, where all of `data` depends on the two in that way
+    alone: it is the same after a step of the axis and so many steps back in the window."""
+    for load in te.loads(data):
+        along, within = coefficient(load.indices[0], axis), coefficient(load.indices[0], tap)
+        if along and within and along % within == 0:
+            stride = along // within
+            moved = {axis: axis + 1, tap: tap - stride}
+            same = simplify(te.substitute(data, moved)) == simplify(data)
+            return stride if same and stride > 0 else None
+    return None
+
+
+def _program(formula: Formula, rows: list[te.Var], window: _Window) -> Program:
+    lanes, many, stride = window.lanes, window.neighbours, window.stride
+    axis, tap, reduction = window.axis, window.tap, window.reduction
+    lane = te.Var("v", lanes)
+    along = te.Var(axis.name, axis.extent // many)
+    channels = te.Var(rows[-1].name, rows[-1].extent // lanes)
+    units = [*rows[:-2], along, channels]
+    count = extent_of(units)
+    at, thread = blocks_for(count, _THREADS), te.Var("t", _THREADS)
+    number = at * _THREADS + thread
+    places = positions(number, units)
+    position: dict[te.Var, te.Expr] = {unit: places[unit] for unit in rows[:-2]}
+    position[rows[-1]] = places[channels] * lanes + lane
+    first = places[along] * many
+
+    sums = Buffer("sums", reduction.result.dtype, many * lanes, Scope.REGISTER)
+    weights = Buffer("weights", window.weight.dtype, tap.extent * lanes, Scope.REGISTER)
+    datum = Buffer("datum", window.data.dtype, lanes, Scope.REGISTER)
+
+    def vector(buffer: Buffer, place: int, value: te.Expr) -> Stmt:
+        return nest([(lane, Kind.VECTOR)], Store(buffer, lane + place * lanes, value))
+
+    def kept(buffer: Buffer, place: int) -> te.Expr:
+        return te.Load(buffer, (lane + place * lanes,))
+
+    def weight(place: int) -> te.Expr:
+        return te.substitute(window.weight, {**position, tap: te.as_index(place)})
+
+    row: list[Stmt] = [vector(weights, k, weight(k)) for k in range(tap.extent)]
+    for place in range((many - 1) * stride + tap.extent):
+        where = {**position, axis: first, tap: te.as_index(place)}
+        readers = [u for u in range(many) if 0 <= place - u * stride < tap.extent]
+        if not readers:
+            continue
+        row.append(vector(datum, 0, te.substitute(window.data, where)))
+        for u in readers:
+            product = te.call("mul", kept(datum, 0), kept(weights, place - u * stride))
+            row.append(vector(sums, u, updated(reduction, kept(sums, u), product)))
+
+    identity = te.reduce_identity(reduction.kind, sums.dtype)
+    stmts: list[Stmt] = [vector(sums, u, identity) for u in range(many)]
+    stmts.append(nest([(other, Kind.UNROLL) for other in reduction.axes[:-1]], block(*row)))
+    for u in range(many):
+        here = {**position, axis: first + u}
+        value = with_results(te.substitute(formula.value, here), {reduction.result: kept(sums, u)})
+        store = Store(formula.output, te.substitute(formula.store, here), value)
+        stmts.append(nest([(lane, Kind.VECTOR)], store))
+
+    body = under(guarded(number, count, at.extent * _THREADS), block(*stmts))
+    nested = nest([(at, Kind.PARALLEL)], For(thread, Kind.THREAD, body))
+    words = f"windows: sum of {reduction.length}, {_THREADS} threads of {many} x {lanes}"
+    return Program(formula.name, (*formula.inputs, formula.output), with_values(nested, {}), words)

@@ -328,22 +328,29 @@ def measure(
     )  # fmt: skip
 
 
-def table(rows: Sequence[Row], machine: GpuMachine) -> str:
-    lines = [
-        f"{machine.describe()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}; fp16, microseconds.",
-        "",
-        "| M x N x K | library | and the rest | torch.compile | Tilewright, all in one | of the library's speed"
-        " | vs best peer | unmeasured | error | tiles |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+def table(rows: Sequence[Row], heading: str) -> str:
+    compiled = any(row.compiled_us for row in rows)
+    titles = [
+        *("task", "library", "and the rest", *(["torch.compile"] if compiled else [])),
+        *(
+            "Tilewright, all in one",
+            "of the library's speed",
+            "vs best peer",
+            "unmeasured",
+            "error",
+            "config",
+        ),
     ]
+    lines = [heading, "", f"| {' | '.join(titles)} |", "| --- " * len(titles) + "|"]
     for row in rows:
         peer = min(row.whole_us, row.compiled_us or row.whole_us)
-        compiled = f"{row.compiled_us:.1f}" if row.compiled_us else "-"
-        lines.append(
-            f"| {row.name} | {row.library_us:.1f} | {row.whole_us:.1f} | {compiled} | {row.ours_us:.1f}"
-            f" | {row.library_us / row.ours_us:.0%} | {peer / row.ours_us:.2f}x | {row.unmeasured_us:.1f}"
-            f" | {row.error:.1e} | {row.decisions} |"
-        )
+        cells = [
+            *(row.name, f"{row.library_us:.1f}", f"{row.whole_us:.1f}"),
+            *([f"{row.compiled_us:.1f}" if row.compiled_us else "-"] if compiled else []),
+            *(f"{row.ours_us:.1f}", f"{row.library_us / row.ours_us:.0%}", f"{peer / row.ours_us:.2f}x"),
+            *(f"{row.unmeasured_us:.1f}", f"{row.error:.1e}", row.decisions),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -357,6 +364,9 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     device, machine = Device(), detect()
+    heading = (
+        f"{machine.describe()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}; fp16, microseconds."
+    )
     cases = [case for case in CASES if options.only in case.name]
     rows = []
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
@@ -367,9 +377,9 @@ def main() -> None:
             planned.append((case, chosen, [pool.submit(built, source, machine) for source in sources]))
         for case, chosen, futures in planned:
             rows.append(measure(case, chosen, [f.result() for f in futures], device, options.compile))
-            print(table(rows[-1:], machine).splitlines()[-1], flush=True)
+            print(table(rows[-1:], heading).splitlines()[-1], flush=True)
             if options.markdown:
-                options.markdown.write_text(table(rows, machine))
+                options.markdown.write_text(table(rows, heading))
             if options.json:
                 options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
 

@@ -4,6 +4,8 @@ with CUDA graphs and its max-autotune, from one run.
     python benchmarks/gpu_models.py                              all twelve rows
     python benchmarks/gpu_models.py --only resnet50 --batch 1    one of them
     python benchmarks/gpu_models.py --peers eager --effort none --json FILE --markdown FILE
+    python benchmarks/gpu_models.py --together FOLDER            a process for each row: peers are compiled at the same
+                                                                 time, ours and all timings come one after another
 
 The contenders take turns; a turn is a run of calls between two events of the card, long enough to be timed. A row says
 the medians, the ratio of the best peer to ours with a 95% interval (bootstrap over turns), and the error of ours and of
@@ -14,14 +16,18 @@ is fastest with; ours takes the input as the model was written.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
+import fcntl
 import json
 import math
+import os
 import random
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +40,8 @@ from tilewright.hw.gpu import detect
 from tilewright.zoo import registry
 
 TURNS = 15
+THREADS = 3  # with which each of several processes compiles its peers
+PATIENCE_SECONDS = 100.0  # that a process waits for others to be ready
 TURN_SECONDS = 0.02
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ResNet-50": ("resnet50", {}),
@@ -97,6 +105,18 @@ def timed(call: Callable[[], object], calls: int) -> float:
     return begin.elapsed_time(end) / calls
 
 
+def by_turns(contenders: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {contender: [] for contender in contenders}
+    calls = {}
+    for contender, call in contenders.items():
+        timed(call, 3)
+        calls[contender] = max(3, int(TURN_SECONDS * 1e3 / timed(call, 3)))
+    for _ in range(TURNS):
+        for contender, call in contenders.items():
+            times[contender].append(timed(call, calls[contender]))
+    return times
+
+
 def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
     wide = result.double()
     if not torch.isfinite(wide).all():
@@ -115,7 +135,25 @@ def interval(peer: Sequence[float], own: Sequence[float]) -> tuple[float, float]
     return ratios[25], ratios[974]
 
 
-def measure(title: str, batch: int, peers: Sequence[str], effort: str) -> Row:
+@contextlib.contextmanager
+def alone(folder: Path | None, rows: int) -> Iterator[None]:
+    """Where several processes share the card: once all have prepared their peers, one at a time."""
+    if folder is None:
+        yield
+        return
+    (folder / f"ready-{os.getpid()}").touch()
+    end = time.monotonic() + PATIENCE_SECONDS
+    while len(list(folder.glob("ready-*"))) < rows and time.monotonic() < end:
+        time.sleep(0.2)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+        torch.cuda.synchronize()
+
+
+def measure(
+    title: str, batch: int, peers: Sequence[str], effort: str, folder: Path | None = None, rows: int = 1
+) -> Row:
     name, config = MODELS[title]
     model = registry.build(name, **config).cuda().half()
     inputs = tuple(
@@ -128,12 +166,6 @@ def measure(title: str, batch: int, peers: Sequence[str], effort: str) -> Row:
         eager_error = relative_error(model(*inputs), expected)
         del exact
         seconds: dict[str, float] = {}
-        began = time.perf_counter()
-        ours = tilewright.compile(model, inputs, effort=effort)
-        result = ours(*inputs)
-        torch.cuda.synchronize()
-        seconds["ours"] = time.perf_counter() - began
-        error = relative_error(result, expected)
         theirs, given = model, inputs
         if name in CONVOLUTIONAL:
             theirs = copy.deepcopy(model).to(memory_format=torch.channels_last)
@@ -154,15 +186,15 @@ def measure(title: str, batch: int, peers: Sequence[str], effort: str) -> Row:
                 print(f"{title}, {batch}: {peer} left out: {failure}", file=sys.stderr)
                 contenders.pop(peer, None)
             seconds[peer] = time.perf_counter() - began
-        contenders["ours"] = lambda: ours(*inputs)
-        times: dict[str, list[float]] = {contender: [] for contender in contenders}
-        calls = {}
-        for contender, call in contenders.items():
-            timed(call, 3)
-            calls[contender] = max(3, int(TURN_SECONDS * 1e3 / timed(call, 3)))
-        for _ in range(TURNS):
-            for contender, call in contenders.items():
-                times[contender].append(timed(call, calls[contender]))
+        with alone(folder, rows):
+            began = time.perf_counter()
+            ours = tilewright.compile(model, inputs, effort=effort)
+            result = ours(*inputs)
+            torch.cuda.synchronize()
+            seconds["ours"] = time.perf_counter() - began
+            error = relative_error(result, expected)
+            contenders["ours"] = lambda: ours(*inputs)
+            times = by_turns(contenders)
     medians = {contender: statistics.median(taken) for contender, taken in times.items()}
     best = min((p for p in contenders if p != "ours"), key=lambda p: medians[p], default="ours")
     plan = ours.plan
@@ -206,6 +238,44 @@ def table(rows: Sequence[Row], peers: Sequence[str], effort: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def in_processes(options: argparse.Namespace) -> None:
+    """Every row in a process of its own, and one table of what they found."""
+    folder: Path = options.together
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = [
+        (title, batch)
+        for title, (name, _) in MODELS.items()
+        if options.only in name or options.only in title
+        for batch in options.batch
+    ]
+    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(THREADS)}
+    running = []
+    for number, (title, batch) in enumerate(wanted):
+        command = [
+            sys.executable,
+            __file__,
+            "--only",
+            title,
+            "--batch",
+            str(batch),
+            "--effort",
+            options.effort,
+        ]
+        command += ["--peers", *options.peers, "--json", str(folder / f"row{number:02}.json")]
+        command += ["--together", str(folder), "--row-of", str(len(wanted))]
+        running.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
+    for process in running:
+        process.wait()
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("row*.json"))]
+    rows = [Row(**each) for row in found for each in row]
+    text = table(rows, options.peers, options.effort)
+    print(text)
+    if options.markdown:
+        options.markdown.write_text(text)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", help="models whose name has this in it")
@@ -214,13 +284,20 @@ def main() -> None:
     parser.add_argument("--effort", default="quick")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--together", type=Path, help="a folder for the processes to meet in")
+    parser.add_argument("--row-of", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.together and not options.row_of:
+        in_processes(options)
+        return
     rows = []
     for title, (name, _) in MODELS.items():
         if options.only not in name and options.only not in title:
             continue
         for batch in options.batch:
-            rows.append(measure(title, batch, options.peers, options.effort))
+            rows.append(
+                measure(title, batch, options.peers, options.effort, options.together, options.row_of)
+            )
             print(table(rows[-1:], options.peers, options.effort).splitlines()[4], flush=True)
             torch.cuda.empty_cache()
             text = table(rows, options.peers, options.effort)

@@ -3,7 +3,7 @@
     python benchmarks/throughput.py [--trials 48] [--threads 2] [--json FILE]
     python benchmarks/throughput.py --agreement [--rounds 6]
 
-A trial is a config that is built, checked against the oracle on several sets of inputs, and timed alone. Trials a second
+A trial is a config that is built, checked against the oracle on sets of inputs, and timed alone. Trials a second
 count all of that, with processes that are warm; starting them, and the oracle, is said apart. With --agreement, the
 times that trials of a 512 x 512 x 512 product gave, of the best four of sixteen configs, are compared with those of a
 long race between the same kernels: each as the ratio to the first config, so that the clock does not matter.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -14,14 +18,60 @@ from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import A100, H200, GpuMachine
+from tilewright.space.space import Config
+from tilewright.space.templates.cuda import TEMPLATES
 from tilewright.space.templates.cuda.matmul import TensorCores
 from tilewright.space.templates.cuda.template import GpuTerms, GpuWork
 
 
 def product(m: int, n: int, k: int) -> Task:
+    """relu(x w' + b) + residual."""
     x = Inputs()
-    a, b = x(m, k, dtype=DType.F16), x(k, n, constant=True, dtype=DType.F16)
-    return x.task(apply("relu", apply("matmul", a, b)))
+    a, weight, bias, residual = (x(*shape, dtype=DType.F16) for shape in ((m, k), (n, k), (n,), (m, n)))
+    total = apply("matmul", a, apply("permute", weight, axes=(1, 0)))
+    row = apply("broadcast_to", apply("reshape", bias, shape=(1, n)), shape=(m, n))
+    return x.task(apply("add", apply("relu", apply("add", total, row)), residual))
+
+
+def convolution(batch: int, size: int, inside: int, outside: int, window: int, stride: int) -> Task:
+    """relu(conv(x, w) + b + residual), channels last."""
+    x = Inputs()
+    image, weight = (
+        x(batch, size, size, inside, dtype=DType.F16),
+        x(window, window, inside, outside, dtype=DType.F16),
+    )
+    bias, edge = x(outside, dtype=DType.F16), (0, window // 2, window // 2, 0)
+    image = apply("pad", image, low=edge, high=edge, interior=(0, 0, 0, 0), value=0.0)
+    steps: dict[str, Any] = {"stride": (stride, stride), "dilation": (1, 1), "padding": ((0, 0), (0, 0))}
+    total = apply("conv", image, weight, bias, groups=1, layout="channels_last", **steps)
+    return x.task(apply("relu", apply("add", total, x(*total.shape, dtype=DType.F16))))
+
+
+def attention(batch: int, heads: int, length: int, width: int) -> Task:
+    x = Inputs()
+    operands = [x(batch, heads, length, width, dtype=DType.F16) for _ in range(3)]
+    return x.task(apply("attention", *operands, scale=width**-0.5, causal=False))
+
+
+BUILDERS: dict[str, Callable[..., Task]] = {"product": product, "conv": convolution, "attention": attention}
+MEASURED = json.loads((Path(__file__).parent / "gpu_measured.json").read_text())
+
+
+@pytest.mark.parametrize("row", MEASURED, ids=lambda row: "-".join(map(str, row["task"])))
+def test_it_ranks_what_was_measured(row: dict[str, Any]) -> None:
+    """On an H200, of 40 kernels of each task: how much slower than the best are its first choice and first eight."""
+    kind, *sizes = row["task"]
+    work = GpuWork(BUILDERS[kind](*sizes), H200)
+    (applied,) = (found for template in TEMPLATES if (found := template.apply(work)) is not None)
+    times = {}
+    for *values, us in row["trials"]:
+        config = Config.of(applied.space.template, dict(zip(row["knobs"], values, strict=True)))
+        times[config] = (seconds(applied.terms(config), H200) * 1e6, us)
+    order = sorted(times.values())
+    best = min(us for _, us in order)
+    assert order[0][1] <= 1.35 * best
+    assert min(us for _, us in order[:8]) <= 1.12 * best
+    assert 0.5 < order[0][0] / order[0][1] < 2, "the seconds themselves"
 
 
 def terms_of(task: Task, machine: GpuMachine, count: int = 24) -> list[GpuTerms]:

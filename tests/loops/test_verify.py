@@ -7,7 +7,7 @@ import pytest
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.errors import VerificationError
-from tilewright.loops.ir import Block, Buffer, For, Kind, Program, Scope, Stmt, Store
+from tilewright.loops.ir import Block, Buffer, For, If, Kind, Program, Scope, Stmt, Store
 from tilewright.loops.verify import verify_program
 
 F32 = DType.F32
@@ -66,6 +66,41 @@ def test_a_legal_program_passes() -> None:
 def test_an_illegal_program_is_named(body: Stmt, complaint: str) -> None:
     with pytest.raises(VerificationError, match=complaint):
         verify_program(program(body))
+
+
+def below(index: te.Expr, limit: int) -> te.Expr:
+    return te.call("lt", index, te.as_index(limit))
+
+
+@pytest.mark.parametrize(
+    ("condition", "index"),
+    [
+        (below(A, 4), A * 16),
+        (te.call("le", te.as_index(4), A), (A - 4) * 16),
+        (te.call("and", te.call("le", te.as_index(2), A), below(V, 4)), (A - 2) * 8 + V * 2),
+        (te.call("eq", A, te.as_index(7)), A * 9 - 1),
+        (below(A, 0), te.as_index(64)),  # never runs
+    ],
+)
+def test_a_branch_bounds_what_it_guards(condition: te.Expr, index: te.Expr) -> None:
+    body = If(condition, copy(index))
+    verify_program(program(For(A, Kind.SERIAL, For(V, Kind.SERIAL, body))))
+    with pytest.raises(VerificationError, match="is accessed at"):
+        verify_program(program(For(A, Kind.SERIAL, For(V, Kind.SERIAL, copy(index)))))
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        (If(below(A, 5), copy(A * 16)), "accessed at 0..64"),
+        (If(below(A, 4), copy(A), copy(A * 16)), "accessed at 64..112"),
+        (If(below(V, 1), copy(A * 16)), "accessed at 0..112"),
+        (Store(OUT, A, te.select(below(A, 5), te.Load(X, (A * 16,)), ZERO)), "accessed at 0..64"),
+    ],
+)
+def test_a_branch_that_does_not_bound_an_index_is_no_excuse(body: Stmt, complaint: str) -> None:
+    with pytest.raises(VerificationError, match=complaint):
+        verify_program(program(For(A, Kind.SERIAL, For(V, Kind.SERIAL, body))))
 
 
 def test_a_guarded_load_may_leave_its_buffer() -> None:

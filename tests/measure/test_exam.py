@@ -14,7 +14,8 @@ from tests.space.checked import Inputs
 from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
-from tilewright.measure.exam import Case, Exam, WrongResult, draw_exam, load_exam, store_exam
+from tilewright.measure.exam import Case, Exam, WrongResult, draw_exam
+from tilewright.measure.stored import load_exam, store_exam
 
 
 def matmul(dtype: DType = DType.F32) -> Task:

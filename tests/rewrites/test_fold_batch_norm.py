@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -18,7 +19,7 @@ from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, constant
 from tilewright.graph.op import apply
 from tilewright.graph.verify import verify
-from tilewright.rewrites.fold_batch_norm import FoldBatchNorm
+from tilewright.rewrites.fold_batch_norm import FoldBatchNorm, carried
 
 IMAGE = x_input(2, 4, 6, 6)
 LAST = x_input(2, 6, 6, 4)
@@ -122,3 +123,16 @@ def test_a_contraction_that_others_read_stays() -> None:
     shared = conv(IMAGE, weight(6, 4, 3, 3))
     assert ops_of(folded(batch_norm(shared), shared)) == ["conv", "batch_norm"]
     assert ops_of(folded(batch_norm(shared), apply("relu", shared))) == ["conv", "batch_norm", "relu"]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_what_rounding_takes_from_one_weight_goes_to_the_next(dtype: type) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((5, 300)).astype(dtype)
+    factors = rng.uniform(0.5, 2.0, (5, 1))
+    got = carried(rows, factors)
+    exact = rows.astype(np.float64) * factors
+    step = np.abs(exact).max() * float(ml_dtypes.finfo(dtype).eps)
+    assert got.dtype == rows.dtype
+    assert np.abs(got.astype(np.float64) - exact).max() <= 2 * step
+    assert np.abs((got.astype(np.float64) - exact).sum(axis=1)).max() <= step

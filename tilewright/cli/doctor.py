@@ -12,12 +12,23 @@ import msgspec
 import tilewright
 from tilewright import knobs
 from tilewright.cli.output import console, print_table
+from tilewright.errors import TilewrightError
 from tilewright.hw import host
 from tilewright.measure.calibrate import calibrate
 from tilewright.measure.calibration import calibration_for
 from tilewright.runtime import threads
 
-_PACKAGES = ("numpy", "llvmlite", "msgspec", "safetensors", "ml_dtypes", "lightgbm", "torch", "onnx")
+_PACKAGES = (
+    "numpy",
+    "llvmlite",
+    "msgspec",
+    "safetensors",
+    "ml_dtypes",
+    "lightgbm",
+    "torch",
+    "onnx",
+    "cuda-bindings",
+)
 
 
 def examine(*, measure: bool) -> dict[str, Any]:
@@ -39,6 +50,7 @@ def examine(*, measure: bool) -> dict[str, Any]:
         },
         "calibration": msgspec.to_builtins(calibration),
         "threads": threads.describe(),
+        "gpu": _gpu(),
         "libraries": {name: _version(name) for name in _PACKAGES},
         "cache": _cache(),
         "options": [
@@ -60,6 +72,16 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _gpu() -> str:
+    """The first card, or why models cannot run on one."""
+    from tilewright.hw.gpu import detect
+
+    try:
+        return detect().describe()
+    except TilewrightError as error:
+        return f"none: {error.message}"
 
 
 def _cache() -> dict[str, Any]:
@@ -101,6 +123,7 @@ def show(found: dict[str, Any]) -> None:
     )
     show_calibration(machine["caches"], found["calibration"])
     console.print("threads: " + ", ".join(f"{key} {value}" for key, value in found["threads"].items()))
+    console.print(f"GPU: {found['gpu']}")
     cache = found["cache"]
     console.print(
         f"cache: {cache['folder']}, {cache['bytes'] / 2**20:.1f} of {cache['limit'] / 2**20:.0f} MiB\n"

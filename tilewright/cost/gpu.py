@@ -20,21 +20,21 @@ from tilewright.space.space import Config
 from tilewright.space.templates.cuda import TEMPLATES
 from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
 
-# What the vendor does not publish is fitted to the times of 800 kernels on one H200: the products and convolutions of
+# What the vendor does not publish is fitted to the times of 1,700 kernels on one H200: the tasks of
 # `benchmarks/gpu_gemm.py`, for each the first of this model's ranking and as many random ones.
 _START = 1.6e-6  # seconds of a launch in a graph, and of a block's first instructions
 _TOGETHER = 2.0e-6  # seconds more where blocks form clusters
 _SHARED_CLOCK = 128.0  # bytes that shared memory gives a multiprocessor
-_ISSUE_CLOCK = 1.5  # instructions that a multiprocessor begins, beside all that it waits for
-_COPY_CLOCK = 0.28  # copies to shared memory that it begins
-_WARPS = 4.3  # warps of a multiprocessor that keep its tensor cores busy
-_CACHE_LATENCY, _MEMORY_LATENCY = 200.0, 1200.0  # clocks
-_STEP = 56.0  # clocks of a barrier and what it leaves idle
-_MEMORY_SHARE = 0.87  # of the data sheet's bandwidth
+_ISSUE_CLOCK = 1.4  # instructions that a multiprocessor begins, beside all that it waits for
+_COPY_CLOCK = 0.44  # copies to shared memory that it begins
+_WARPS = 6.4  # warps of a multiprocessor that keep its tensor cores busy
+_CACHE_LATENCY, _MEMORY_LATENCY = 200.0, 1350.0  # clocks
+_STEP = 70.0  # clocks of a barrier and what it leaves idle
+_MEMORY_SHARE = 0.92  # of the data sheet's bandwidth
 _WRITE_SHARE = 0.9  # the same while results are written
-_WRITE_CLOCKS = 5000.0  # before the first result is written
-_OVERLAPPED = 1.5  # how much less they count where a block begins the next tile before it ends one
-_HIDDEN = 0.3  # power of the number of blocks beside a block that hide its beginning and end
+_WRITE_CLOCKS = 4100.0  # before the first result is written
+_OVERLAPPED = 1.1  # how much less they count where a block begins the next tile before it ends one
+_HIDDEN = 0.18  # power of the number of blocks beside a block that hide its beginning and end
 
 
 @dataclass(frozen=True)

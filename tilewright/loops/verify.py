@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright import te
 from tilewright.errors import VerificationError
+from tilewright.loops.guards import Guard, bounds_under
 from tilewright.loops.ir import (
     SCRATCH_LIMIT,
     Across,
@@ -22,7 +23,7 @@ from tilewright.loops.ir import (
     local_buffers,
     thread_count,
 )
-from tilewright.te.index import bounds, coefficient, linear, simplify
+from tilewright.te.index import Bounds, bounds, coefficient, linear, simplify
 
 
 def verify_program(program: Program) -> None:
@@ -36,7 +37,7 @@ class _Verifier:
         self.loops: list[For] = []
         self.widths: dict[tuple[Buffer, int], int] = {}  # lanes with which a register element is accessed
         self.threads = thread_count(program)
-        self.inside_branch = False  # what a condition guards may look as if it left its buffer
+        self.guards: tuple[Guard, ...] = ()  # what the branches around say
 
     def fail(self, what: str) -> None:
         where = " > ".join(f"{loop.kind.value} {loop.var.name}" for loop in self.loops) or "top"
@@ -73,13 +74,14 @@ class _Verifier:
 
     def branch(self, stmt: If) -> None:
         self.bound(stmt.cond)
-        self.expression(stmt.cond, guarded=False)
-        outer = self.inside_branch
-        self.inside_branch = True
+        self.expression(stmt.cond, self.guards)
+        outer = self.guards
+        self.guards = (*outer, (stmt.cond, True))
         self.statement(stmt.then)
         if stmt.other is not None:
+            self.guards = (*outer, (stmt.cond, False))
             self.statement(stmt.other)
-        self.inside_branch = outer
+        self.guards = outer
 
     def bound(self, *expressions: te.Expr) -> None:
         bound = {loop.var for loop in self.loops}
@@ -118,16 +120,16 @@ class _Verifier:
                 f"a {stmt.value.dtype} is stored into {stmt.buffer.name}, which holds {stmt.buffer.dtype}"
             )
         self.bound(stmt.index, stmt.value)
-        self.access(stmt.buffer, stmt.index, guarded=self.inside_branch)
-        self.expression(stmt.value, guarded=self.inside_branch)
+        self.access(stmt.buffer, stmt.index, self.guards)
+        self.expression(stmt.value, self.guards)
 
-    def expression(self, expr: te.Expr, guarded: bool) -> None:
+    def expression(self, expr: te.Expr, guards: tuple[Guard, ...]) -> None:
         if isinstance(expr, te.Reduce):
             self.fail("a reduction is left in an expression")
         if isinstance(expr, te.Select):
-            self.expression(expr.cond, guarded)
-            self.expression(expr.then, True)
-            self.expression(expr.other, True)
+            self.expression(expr.cond, guards)
+            self.expression(expr.then, (*guards, (expr.cond, True)))
+            self.expression(expr.other, (*guards, (expr.cond, False)))
             return
         if isinstance(expr, te.Load):
             if not isinstance(expr.source, Buffer) or len(expr.indices) != 1:
@@ -135,22 +137,21 @@ class _Verifier:
             assert isinstance(expr.source, Buffer)
             if expr.source.memory == self.output:
                 self.fail("the output is read")
-            self.access(expr.source, expr.indices[0], guarded)
+            self.access(expr.source, expr.indices[0], guards)
         if isinstance(expr, Across) and expr.offset + expr.lanes > expr.buffer.size:
             self.fail(f"lanes beyond {expr.buffer.name}")
         for child in te.children(expr):
-            self.expression(child, guarded)
+            self.expression(child, guards)
 
-    def access(self, buffer: Buffer, index: te.Expr, guarded: bool) -> None:
-        low, high = bounds(simplify(index))
-        if not guarded and (low is None or high is None or low < 0 or high >= buffer.size):
-            data_dependent = bool(te.loads(index))
-            if not data_dependent:
+    def access(self, buffer: Buffer, index: te.Expr, guards: tuple[Guard, ...]) -> None:
+        reached: Bounds | None = bounds(simplify(index))
+        if not _inside(reached, buffer) and not te.loads(
+            index
+        ):  # what data decides is clamped where it is made
+            reached = bounds_under(index, guards) if guards else reached
+            if reached is not None and not _inside(reached, buffer):
+                low, high = reached
                 self.fail(f"{buffer.name}[{buffer.size}] is accessed at {low}..{high}")
-        if buffer.scope is not Scope.GLOBAL and (
-            (low is not None and low >= buffer.size) or (high is not None and high < 0)
-        ):  # whatever a guard says
-            self.fail(f"{buffer.name}[{buffer.size}] is accessed at {low}..{high}")
         if buffer.scope is Scope.REGISTER:
             if buffer.of is not None:
                 self.fail(f"{buffer.name} is a view of registers")
@@ -191,6 +192,12 @@ class _Verifier:
         if stmt.buffer.scope is not Scope.REGISTER or not 0 <= stmt.offset < stmt.buffer.size:
             self.fail(f"{stmt.buffer.name}[{stmt.offset}] is no register")
         self.width(stmt.buffer, stmt.offset, 1)
+
+
+def _inside(reached: Bounds | None, buffer: Buffer) -> bool:
+    return reached is None or (
+        reached[0] is not None and reached[1] is not None and reached[0] >= 0 and reached[1] < buffer.size
+    )
 
 
 def _only_stores(stmt: Stmt) -> bool:

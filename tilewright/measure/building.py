@@ -15,9 +15,10 @@ from collections import OrderedDict
 import msgspec
 
 from tilewright.errors import ScheduleError, SpaceError, VerificationError
-from tilewright.measure.exam import StoredExam, draw_exam, store_exam
+from tilewright.measure.exam import draw_exam
 from tilewright.measure.process import Channel, Failed
 from tilewright.measure.single import Built
+from tilewright.measure.stored import StoredExam, store_exam
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config

@@ -28,9 +28,9 @@ import psutil
 from tilewright import knobs
 from tilewright.errors import MeasurementError
 from tilewright.measure.building import Build, BuildReply, Draw, Drawn, Made
-from tilewright.measure.exam import StoredExam
 from tilewright.measure.process import TICK, Child, Dead, Failed, wait
 from tilewright.measure.single import Built
+from tilewright.measure.stored import StoredExam
 from tilewright.measure.timing import Beat, Check, Checked, Race, Raced, Ready, Sit, Time, Timed, TimingReply
 from tilewright.measure.trial import TaskJob
 from tilewright.space.outcome import Outcome

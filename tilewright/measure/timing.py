@@ -27,10 +27,11 @@ import numpy as np
 
 from tilewright.errors import TilewrightError
 from tilewright.hw import CpuMachine
-from tilewright.measure.exam import Case, Exam, StoredExam, WrongResult, load_exam
+from tilewright.measure.exam import Case, Exam, WrongResult
 from tilewright.measure.pace import Pace, pace, poison
 from tilewright.measure.process import Channel, Failed
 from tilewright.measure.single import Built, Call, executor_of
+from tilewright.measure.stored import StoredExam, load_exam
 from tilewright.measure.watched import Blocks, Fences, StrayWrite, Watched
 from tilewright.runtime.plan import aligned
 

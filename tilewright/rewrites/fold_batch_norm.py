@@ -132,6 +132,8 @@ def scaled_weight(node: Node, weight: Node, scale: np.ndarray) -> Node:
         grouped, factors = data, scale
     else:  # O, I / groups, spatial, or N, K
         grouped, factors = data.reshape(data.shape[0], -1), scale.reshape(-1, 1)
+        if weight.dtype.is_half:
+            return constant(carried(grouped, factors).reshape(data.shape), weight.name)
     result = np.empty(grouped.shape, data.dtype)
     # NumPy converts to f64 and back piece by piece: no arrays of f64 as large as the weights are made.
     if data.dtype.kind == "f":
@@ -139,6 +141,21 @@ def scaled_weight(node: Node, weight: Node, scale: np.ndarray) -> Node:
     else:  # bfloat16, which NumPy's own casting rules do not know
         result[...] = grouped.astype(np.float64) * factors
     return constant(result.reshape(data.shape), weight.name)
+
+
+def carried(rows: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """The rows times their factors, what rounding takes from one weight given to the next of its row.
+
+    Weights of 16 bits that are rounded each by itself are off by as much together as activations are, but the same way
+    at every place of an image: a mean over the image takes the one away and not the other. Here a row's sum is right to
+    within one rounding, and so is what activations of one sign make of it."""
+    result = np.empty(rows.shape, rows.dtype)
+    left = np.zeros(len(rows))
+    for place in range(rows.shape[1]):
+        exact = rows[:, place].astype(np.float64) * factors[:, 0] + left
+        result[:, place] = exact.astype(rows.dtype)
+        left = exact - result[:, place].astype(np.float64)
+    return result
 
 
 def finite(node: Node) -> bool:

@@ -9,9 +9,8 @@ from tests.codegen.llvm.native import run_program
 from tests.loops import formulas
 from tests.loops.schedule.examples import check_meaning, packed, plain_sum
 from tests.loops.test_default import random_arrays
+from tests.space.spills import spilled_vectors_in_loops
 from tilewright import te
-from tilewright.codegen.llvm import toolchain
-from tilewright.codegen.llvm.build import llvm_ir
 from tilewright.dtypes import DType
 from tilewright.errors import ScheduleError
 from tilewright.hw import host
@@ -182,9 +181,14 @@ def test_a_matrix_product_by_primitives(by_intrinsic: bool) -> None:
     tiles = [("parallel", 256 // (vectors * lanes)), ("serial", -(-64 // rows))]
     assert shape(program) == [*tiles, *tile, ("serial", 128), *tile, *tile]
 
-    text = toolchain.assembly(llvm_ir(program, machine, "fast", "kernel"), machine, comments=True)
-    spills = [line for line in text.splitlines() if "Spill" in line or "Reload" in line]
-    assert not [line for line in spills if "mm" in line.split("#")[0]]
+    assert spilled_vectors_in_loops(program, machine) == 0
+
+
+def test_a_tile_of_too_many_accumulators_is_seen_to_spill() -> None:
+    machine = host()
+    rows = machine.vector_registers
+    program = product(64, 256, 128, rows, 2, machine.lanes(F32), by_intrinsic=False).program()
+    assert spilled_vectors_in_loops(program, machine) > 0
 
 
 def test_it_has_the_shape_of_the_one_made_by_hand() -> None:

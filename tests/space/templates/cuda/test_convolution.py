@@ -11,14 +11,14 @@ import pytest
 
 from tests.rewrites.helpers import array
 from tests.space.checked import Inputs
-from tests.space.templates.cuda.tiles import FEW_BYTES
+from tests.space.templates.cuda.tiles import FEW_BYTES, compiled
 from tilewright.codegen.cuda.build import build
 from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
-from tilewright.hw.gpu import A100, H200, GpuMachine, detect
+from tilewright.hw.gpu import H200, GpuMachine, detect
 from tilewright.loops.gpu.tensor import WindowOperand
 from tilewright.measure.check import relative_error
 from tilewright.measure.gpu import GpuProgram
@@ -93,14 +93,13 @@ def test_it_is_a_product_with_gathered_rows(case: Case) -> None:
     assert work.left.lanes == next(lanes for lanes in (8, 4, 2, 1) if inside % lanes == 0)
 
 
-@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: CASES[number].name)
-def test_random_configs_compile_without_spills(number: int) -> None:
+@pytest.mark.parametrize(("case", "machine", "seed"), compiled(CASES, quick=3))
+def test_random_configs_compile_without_spills(case: Case, machine: GpuMachine, seed: int) -> None:
     pytest.importorskip(
         "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
     )
-    machine = (A100, H200)[number % 2]
-    applied = applied_to(CASES[number].task(), machine)
-    config = applied.space.sample(Random(number))
+    applied = applied_to(case.task(), machine)
+    config = applied.space.sample(Random(seed))
     assert config is not None
     kernel = build(tensor_source(applied.kernel(config)), machine, "fast", None)
     used = kernel.resources

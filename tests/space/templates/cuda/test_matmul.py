@@ -10,7 +10,7 @@ import pytest
 
 from tests.loops.gpu.products import PRODUCTS, Product
 from tests.loops.test_default import random_arrays
-from tests.space.templates.cuda.tiles import FEW_BYTES, LARGE, PERSISTENT, SPLIT, TILES
+from tests.space.templates.cuda.tiles import FEW_BYTES, LARGE, PERSISTENT, SPLIT, TILES, compiled
 from tilewright.codegen.cuda.build import build
 from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.dtypes import DType
@@ -63,15 +63,14 @@ def test_what_the_card_cannot_do_is_not_legal() -> None:
     assert not is_legal(work_of(Product(64, 64, 32)), SPLIT[0], H200), "there is one step to divide"
 
 
-@pytest.mark.parametrize("number", range(len(PRODUCTS)), ids=lambda number: PRODUCTS[number].name)
-def test_random_configs_compile_without_spills(number: int) -> None:
+@pytest.mark.parametrize(("case", "machine", "seed"), compiled(PRODUCTS, quick=3))
+def test_random_configs_compile_without_spills(case: Product, machine: GpuMachine, seed: int) -> None:
     """What the predicate calls legal, the compiler takes, within the card's limits."""
     pytest.importorskip(
         "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
     )
-    machine = (A100, H200)[number % 2]
-    applied = Applied(work_of(PRODUCTS[number]), machine)
-    config = applied.space.sample(Random(number))
+    applied = Applied(work_of(case), machine)
+    config = applied.space.sample(Random(seed))
     assert config is not None
     kernel = build(tensor_source(applied.kernel(config)), machine, "fast", None)
     used = kernel.resources

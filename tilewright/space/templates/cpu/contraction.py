@@ -7,7 +7,7 @@
           for every `rows` rows of the block:
             acc[rows, vectors] = 0, or what the piece before left
             for taps, `unroll` written out: acc += data[row, tap] * panel[tap, :]
-              prefetch a line of the next piece
+              prefetch a line of the next piece                     (of the next panel, where none is packed)
             out = epilogue(acc)
 
 The last piece is as long as what is left. The last panel has register tiles of its own where it is narrower than the

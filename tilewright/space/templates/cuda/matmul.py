@@ -28,13 +28,16 @@ from tilewright.te.index import linear
 
 NAME = "tensor-product"
 _WIDEST_WARP = 64  # rows or columns of a warp
-_THREADS = (64, 256)  # of a block, at least and at most
+_FEWEST, _MOST = 64, 256  # threads of a block
+_FEWEST_SINGLY = (
+    128  # where elements go through registers one by one: other warps hide that they are waited for
+)
 _MOST_REGISTERS = 265  # of a thread, by an estimate that is on the safe side where they are many
 _MOST_COPIES = 48  # of a thread in a step: each may want an address of its own
 _MOST_WAVES = 4  # of blocks that share tiles: with more, there is enough to do without
 _SHORT = 1024  # the longest sum of a product whose blocks are persistent
 _MOST_SPLIT = 8  # blocks of a cluster that every card with clusters can run
-_COPY, _GATHER = 3, 8  # instructions for a piece that is copied, and more for one that is gathered
+_COPY, _GATHER = 4, 19  # instructions for a piece that is copied, and more for one that is gathered
 _SINGLY = 3  # loads and stores for a pair of elements that goes through registers
 _WAYS = 2  # of the accesses to shared memory when results are read there: two at a time meet in a bank
 
@@ -61,7 +64,9 @@ class Applied:
             """Those that are not more than twice what there is."""
             return tuple(size for size in choices if size < 2 * extent or size == choices[0])
 
-        split = (1, 2, 4, 8) if self.machine.clusters else (1,)
+        fewest = _tile_count(self.work, MatrixTiles(256, 256, 32, 4, 4, 2))
+        split = (1, 2, 4, 8) if self.machine.clusters and fewest <= _MOST_WAVES * self.machine.sms else (1,)
+        persistent = (False, True) if k <= _SHORT else (False,)
         return Space(
             NAME,
             (
@@ -70,13 +75,20 @@ class Applied:
                 Knob("bk", sizes(k, 32, 64)),
                 Knob("warps_m", (1, 2, 4)),
                 Knob("warps_n", (1, 2, 4)),
-                Knob("stages", (2, 3, 4, 6, 8)),
+                Knob("stages", tuple(n for n in (2, 3, 4, 6, 8) if n <= 2 + -(-k // 64))),
                 Knob("split", split),
-                Knob("persistent", (False, True), ordered=False),
+                Knob("persistent", persistent, ordered=False),
             ),
-            lambda values: is_legal(self.work, tiles_of(values), self.machine),
+            self._legal,
             together=(("bm", "bn", "bk", "warps_m", "warps_n", "stages", "split", "persistent"),),
         )
+
+    def _legal(self, values: Mapping[str, Value]) -> bool:
+        """Most combinations end with the first line: spaces are ranked whole, so it counts."""
+        m, n, warps_m, warps_n = (int(values[name]) for name in ("bm", "bn", "warps_m", "warps_n"))
+        if not (16 * warps_m <= m <= _WIDEST_WARP * warps_m and 16 * warps_n <= n <= _WIDEST_WARP * warps_n):
+            return False
+        return is_legal(self.work, tiles_of(values), self.machine)
 
     def kernel(self, config: Config) -> TensorProduct:
         return product(self.work, tiles_of(dict(config.values)), self.machine)
@@ -86,8 +98,7 @@ class Applied:
 
 
 def tiles_of(values: Mapping[str, Value]) -> MatrixTiles:
-    numbers = {name: int(value) for name, value in values.items()}
-    return MatrixTiles(**{**numbers, "persistent": bool(values["persistent"])})  # type: ignore[arg-type]
+    return MatrixTiles(**values)  # type: ignore[arg-type]
 
 
 def is_legal(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
@@ -104,7 +115,9 @@ def is_legal(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
         and tiles.bk in (32, 64)
         and tiles.stages >= 2
         and tiles.shared_bytes + table <= machine.shared_block
-        and _THREADS[0] <= tiles.threads <= _THREADS[1]
+        and (_FEWEST_SINGLY if min(work.left.lanes, work.right.lanes) == 1 else _FEWEST)
+        <= tiles.threads
+        <= _MOST
         and _copies(work, tiles) <= _MOST_COPIES
         and _registers(work, tiles) <= _MOST_REGISTERS
         and (tiles.split == 1 or (tiles.split <= steps and _may_split(work, tiles, machine)))

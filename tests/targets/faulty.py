@@ -1,0 +1,33 @@
+"""A process that stands for the one that races ways on a GPU, and fails as kernels do."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import msgspec
+
+from tilewright.measure.gpu_ways import Answer, Finished, Question, Refused, Tried, Trying
+from tilewright.measure.process import Channel, Failed
+
+
+def serve(channel: Channel) -> None:
+    while True:
+        message, _ = channel.receive()
+        question = msgspec.msgpack.decode(message, type=Question)
+        for number, config in enumerate(question.configs):
+            _say(channel, Trying(number))
+            fate = dict(config.values)["algorithm"] if config.values else 0
+            if fate == 1:
+                os._exit(1)
+            if fate == 2:
+                time.sleep(3600)
+            if fate == 3:
+                _say(channel, Refused(number, Failed("wrong", "its error is 1.0, of at most 0.002")))
+            else:
+                _say(channel, Tried(number, (1e-5 * (number + 1),) * 3, 1e-4))
+        _say(channel, Finished())
+
+
+def _say(channel: Channel, answer: Answer) -> None:
+    channel.send(msgspec.msgpack.encode(answer))

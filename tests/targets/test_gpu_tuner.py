@@ -1,0 +1,58 @@
+"""The race of ways on a GPU, with a process in the place of the card: what fails is typed, and costs one candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tilewright import frontend
+from tilewright.db.database import Database
+from tilewright.graph.task import Task
+from tilewright.hw.gpu import H200
+from tilewright.measure.process import Child
+from tilewright.support.trace import Trace
+from tilewright.targets.cuda import CudaTarget
+from tilewright.targets.target import together
+from tilewright.tune import gpu
+from tilewright.tune.effort import Tuning
+from tilewright.tune.gpu import GpuTuner
+
+BOTH = frozenset({"cublaslt", "torch"})
+
+
+def tasks() -> dict[str, tuple[Task, int]]:
+    model = nn.Linear(256, 64).half().eval()
+    imported = frontend.import_model(model, (torch.randn(512, 256).half(),))
+    return together([CudaTarget(H200, 0, BOTH).partitioned(imported, "fast", Trace.off())])
+
+
+@pytest.fixture
+def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuTuner]:
+    monkeypatch.setattr(gpu, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(gpu, "_FROM_TEMPLATES", 0)
+    child = Child("tests.targets.faulty:serve", 1 << 46)
+    yield GpuTuner(H200, 0, "fast", BOTH, Tuning(db=tmp_path / "tuning.db"), Trace.off(), _child=child)
+    child.close()
+
+
+def test_each_failure_costs_one_candidate_and_what_is_known_is_not_measured_again(
+    tuner: GpuTuner, tmp_path: Path
+) -> None:
+    ways = tuner.tune(tasks())
+    (winner,) = ways.values()
+    assert dict(winner.config.values)["algorithm"] in (0, 4)
+    with Database.open(tmp_path / "tuning.db") as database:
+        records = database.records()
+        (decision,) = database.decisions()
+    failures = {(dict(r.config.values)["algorithm"], r.failure) for r in records if r.config.values}
+    assert failures == {(0, ""), (1, "crash"), (2, "timeout"), (3, "wrong"), (4, "")}
+    assert decision.config == winner.config
+    assert len(records) == tuner.trials == decision.trials
+
+    again = GpuTuner(H200, 0, "fast", BOTH, tuner.tuning, Trace.off(), _child=Child("no:where", 0))
+    assert [way.config for way in again.tune(tasks()).values()] == [winner.config]
+    assert again.trials == 0

@@ -36,6 +36,8 @@ _WRITE_CLOCKS = 4100.0  # before the first result is written
 _OVERLAPPED = 1.1  # how much less they count where a block begins the next tile before it ends one
 _HIDDEN = 0.18  # power of the number of blocks beside a block that hide its beginning and end
 
+_ALIKE = 0.001  # relative difference of times that says nothing
+
 
 @dataclass(frozen=True)
 class Ranked:
@@ -47,7 +49,9 @@ class Ranked:
 
 
 def rank(work: GpuWork, most: int | None = None) -> list[Ranked]:
-    """The configs of all templates for a task, fastest first; none where no template applies."""
+    """The configs of all templates for a task, fastest first; none where no template applies. Of those that differ in
+    one knob and are expected to take as long, a ranking of so many at most has the first alone: to measure both would
+    tell little."""
     found: list[Ranked] = []
     for template in TEMPLATES:
         applied = template.apply(work)
@@ -57,7 +61,21 @@ def rank(work: GpuWork, most: int | None = None) -> list[Ranked]:
                 for config in applied.space.configs()
             ]
     found.sort(key=lambda ranked: (ranked.seconds, str(ranked.config)))
-    return found[:most]
+    if most is None:
+        return found
+    chosen: list[Ranked] = []
+    for each in found:
+        if len(chosen) == most:
+            break
+        if not any(_are_alike(each, other) for other in chosen):
+            chosen.append(each)
+    return chosen
+
+
+def _are_alike(a: Ranked, b: Ranked) -> bool:
+    if a.config.template != b.config.template or a.seconds > (1 + _ALIKE) * b.seconds:
+        return False
+    return sum(x != y for x, y in zip(a.config.values, b.config.values, strict=True)) <= 1
 
 
 def best_of(work: GpuWork) -> Ranked | None:

@@ -174,11 +174,11 @@ def matrix(load: te.Load, outer: Sequence[te.Var], depth: Sequence[te.Var]) -> M
 
 
 def _window(work: MatrixWork) -> WindowOperand | None:
-    """The left operand gathered row by row; None where neighbours along k do not lie together."""
+    """The left operand gathered row by row, element by element where neighbours along k do not lie together."""
     form, buffer = linear(work.a.indices[0]), work.a.source
     inner = work.k[-1]
     assert isinstance(buffer, Buffer)
-    if form.terms.get(inner, 0) != 1 or buffer.size > _INT_MAX or not work.m:
+    if buffer.size > _INT_MAX or not work.m:
         return None
     m, _, k = work.sizes
     row_of, depth_of = (
@@ -189,11 +189,13 @@ def _window(work: MatrixWork) -> WindowOperand | None:
     depths: dict[te.Expr, int] = {axis: c for axis, c in form.terms.items() if axis in work.k}
     rest = {atom: c for atom, c in form.terms.items() if atom not in rows and atom not in depths}
     others = [c for axis, c in depths.items() if axis != inner]
-    lanes = _lanes([inner.extent, form.constant, *rows.values(), *others, *rest.values()])
     bits = _bits(work)
-    if bits is None or (inner in bits[1] and lanes > 1):
+    if bits is None:
         return None
     inside, guarded = bits
+    lanes = _lanes([inner.extent, form.constant, *rows.values(), *others, *rest.values()])
+    if form.terms.get(inner, 0) != 1 or inner in guarded:
+        lanes = 1
     seen: list[te.Expr] = []
     needed: list[te.Expr] = []
     for axis, condition in guarded.items():

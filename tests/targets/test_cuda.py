@@ -33,11 +33,11 @@ class Attends(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.q, self.k, self.v = (nn.Linear(32, 32) for _ in range(3))
+        self.q, self.k, self.v = (nn.Linear(64, 64) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        heads = [layer(x).view(2, 16, 2, 16).transpose(1, 2) for layer in (self.q, self.k, self.v)]
-        return nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(2, 16, 32)
+        heads = [layer(x).view(2, 16, 2, 32).transpose(1, 2) for layer in (self.q, self.k, self.v)]
+        return nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(2, 16, 64)
 
 
 class Small(nn.Module):
@@ -60,7 +60,7 @@ def small() -> Any:
 
 
 def attends() -> Any:
-    return frontend.import_model(Attends().half().eval(), (torch.randn(2, 16, 32).half(),))
+    return frontend.import_model(Attends().half().eval(), (torch.randn(2, 16, 64).half(),))
 
 
 def test_a_model_compiles_for_a_described_gpu() -> None:

@@ -61,10 +61,6 @@ class GpuExecutor:
         self._lock = threading.Lock()
         self._loaded: _Loaded | None = None
 
-    @property
-    def needs_torch(self) -> bool:
-        return any(step.vendor is not None and needs_torch(step.vendor) for step in self.plan.steps)
-
     def loaded(self) -> _Loaded:
         with self._lock:
             if self._loaded is None:

@@ -35,7 +35,7 @@ def loaded_torch() -> Any:
         except ImportError:
             raise MissingDependencyError(
                 "this plan has steps of cuDNN or of attention, which run through PyTorch",
-                remedy="pip install 'tilewright[torch]', or compile and save the model with vendor=False",
+                remedy="pip install 'tilewright[torch]', or load a file that `save` wrote: it has no such steps",
             ) from None
     return module
 
@@ -157,18 +157,12 @@ def _attention(torch: Any, tensors: Sequence[Any], options: dict[str, Any]) -> A
     )
 
 
-def _matmul(torch: Any, tensors: Sequence[Any], options: dict[str, Any]) -> Any:
-    return torch.matmul(*tensors)
-
-
 _FUNCTIONS: dict[str, _Function] = {
     "conv": _conv,
     "conv_relu": _conv_relu,
     "conv_add_relu": _conv_add_relu,
     "attention": _attention,
-    "matmul": _matmul,
 }
-FUNCTIONS = (PRODUCT, *_FUNCTIONS)
 
 
 def is_available() -> dict[str, bool]:

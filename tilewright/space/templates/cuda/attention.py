@@ -15,7 +15,7 @@ from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, nest
 from tilewright.loops.tiling import with_values
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.templates.attention import LOG2_E, Operands
-from tilewright.space.templates.cuda.matrices import LANES, matrix
+from tilewright.space.templates.cuda.matrices import INT_MAX, LANES, matrix
 from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
 from tilewright.te.index import coefficient, linear, simplify
 
@@ -36,9 +36,9 @@ class TensorCoreAttention:
         if node is None or work.numerics == "strict" or node.dtype not in (DType.F16, DType.BF16):
             return None
         operands = Operands(work.task.graph, node)
-        if max(operands.width, operands.values) > _WIDEST or any(
-            x.dtype is not node.dtype for x in node.inputs[:3]
-        ):
+        wide = max(operands.width, operands.values) > _WIDEST
+        long = any(buffer.size > INT_MAX for buffer in (*operands.inputs, operands.output))
+        if wide or long or any(x.dtype is not node.dtype for x in node.inputs[:3]):
             return None
         found = _matrices(operands)
         return None if found is None else AppliedAttention(operands, found, work.machine)

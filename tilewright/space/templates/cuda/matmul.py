@@ -29,9 +29,7 @@ from tilewright.te.index import linear
 NAME = "tensor-product"
 _WIDEST_WARP = 64  # rows or columns of a warp
 _FEWEST, _MOST = 64, 256  # threads of a block
-_FEWEST_SINGLY = (
-    128  # where elements go through registers one by one: other warps hide that they are waited for
-)
+_FEWEST_SINGLY = 128  # where elements go through registers one by one: other warps hide the waiting
 _MOST_REGISTERS = 265  # of a thread, by an estimate that is on the safe side where they are many
 _MOST_COPIES = 48  # of a thread in a step: each may want an address of its own
 _MOST_WAVES = 4  # of blocks that share tiles: with more, there is enough to do without
@@ -106,6 +104,7 @@ def is_legal(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
     if not (16 <= warp_m <= _WIDEST_WARP and 16 <= warp_n <= _WIDEST_WARP):
         return False
     table = tiles.bm * TABLE_BYTES if isinstance(work.left, WindowOperand) else 0
+    fewest = _FEWEST_SINGLY if min(work.left.lanes, work.right.lanes) == 1 else _FEWEST
     steps = -(-work.sizes[2] // tiles.bk)
     return (
         tiles.bm % (16 * tiles.warps_m) == 0
@@ -115,9 +114,7 @@ def is_legal(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
         and tiles.bk in (32, 64)
         and tiles.stages >= 2
         and tiles.shared_bytes + table <= machine.shared_block
-        and (_FEWEST_SINGLY if min(work.left.lanes, work.right.lanes) == 1 else _FEWEST)
-        <= tiles.threads
-        <= _MOST
+        and fewest <= tiles.threads <= _MOST
         and _copies(work, tiles) <= _MOST_COPIES
         and _registers(work, tiles) <= _MOST_REGISTERS
         and (tiles.split == 1 or (tiles.split <= steps and _may_split(work, tiles, machine)))

@@ -23,7 +23,7 @@ from tilewright.te.index import Linear, coefficient, linear, simplify
 
 LANES = (8, 4, 2, 1)
 _BITS = 31  # of a row of a window: places along its axes, each inside or not
-_INT_MAX = 2**31 - 1
+INT_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,10 @@ class MatrixWork:
 
     @property
     def is_sound(self) -> bool:
-        """Whether both operands can be read as the pipeline wants."""
-        return matrix(self.b, self.n, self.k) is not None and self._left() is not None
+        """Whether both operands can be read as the pipeline wants, and places are counted in 32 bits."""
+        buffers = (*self.formula.inputs, self.formula.output)
+        short = all(buffer.size <= INT_MAX for buffer in buffers)
+        return short and matrix(self.b, self.n, self.k) is not None and self._left() is not None
 
     def _left(self) -> MatrixOperand | WindowOperand | None:
         return (matrix(self.a, self.m, self.k) if self.guard is None else None) or _window(self)
@@ -178,7 +180,7 @@ def _window(work: MatrixWork) -> WindowOperand | None:
     form, buffer = linear(work.a.indices[0]), work.a.source
     inner = work.k[-1]
     assert isinstance(buffer, Buffer)
-    if buffer.size > _INT_MAX or not work.m:
+    if not work.m:
         return None
     m, _, k = work.sizes
     row_of, depth_of = (

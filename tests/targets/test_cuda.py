@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ import tilewright
 from tilewright import frontend
 from tilewright.codegen.cuda.pieces import build_piece
 from tilewright.driver import compile_imported
-from tilewright.errors import ArtifactMachineError, DeviceError, MixedDevicesError, OptionError, TargetError
+from tilewright.errors import (
+    ArtifactMachineError,
+    DeviceError,
+    MissingDependencyError,
+    MixedDevicesError,
+    OptionError,
+    TargetError,
+)
 from tilewright.hw.gpu import A100, H200
 from tilewright.measure.check import kernel_error
 from tilewright.runtime.cuda import device
@@ -108,6 +116,17 @@ def test_saved_and_refused_without_a_gpu(tmp_path: Path) -> None:
 def test_a_gpu_that_is_not_there() -> None:
     with pytest.raises(DeviceError, match=r"there is no GPU(?s:.*)nvidia-smi"):
         tilewright.compile(nn.ReLU().eval(), (torch.zeros(2),), target="cuda")
+
+
+def test_the_drivers_bindings_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    device._driver.cache_clear()
+    try:
+        with pytest.raises(MissingDependencyError, match=r"the driver's bindings(?s:.*)tilewright\[cuda\]"):
+            device.Device()
+        assert device.count() == 0
+    finally:
+        device._driver.cache_clear()
 
 
 def test_unknown_targets() -> None:

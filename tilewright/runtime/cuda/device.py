@@ -21,7 +21,8 @@ def _driver() -> Any:
         from cuda.bindings import driver
     except ImportError:
         raise MissingDependencyError(
-            "a GPU needs the driver's bindings, which are in the extra cuda"
+            "a GPU needs the driver's bindings, which are in the extra cuda",
+            remedy="pip install 'tilewright[cuda]'",
         ) from None
     return driver
 

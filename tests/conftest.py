@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,10 @@ import pytest
 # Before any OpenMP runtime is loaded: the test processes share the cores, and a thread that spins while it waits takes
 # them from the others.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# A shell starts background jobs with Ctrl-C ignored; tests of interrupts want it as it is in the foreground.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Compiling takes as long as it takes. In CI the examples are the same on each run, so that a failure can be repeated.
 hypothesis.settings.register_profile("local", deadline=None)

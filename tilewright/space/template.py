@@ -30,14 +30,18 @@ class Work:
 
     @cached_property
     def formula(self) -> Formula | None:
-        """The task in normal form; None where a reduction is read inside another's loop."""
-        output, inputs = lower_graph(self.task.graph)
-        strict = self.numerics == "strict"
-        try:
-            formula = formula_of(output, inputs, constants=self.task.constants, keep_rounding=strict)
-        except NestedReduction:
-            return None
-        return formula if strict else with_weights(formula)
+        return normal_form(self.task, self.numerics)
+
+
+def normal_form(task: Task, numerics: str) -> Formula | None:
+    """The task as a formula; None where a reduction is read inside another's loop."""
+    output, inputs = lower_graph(task.graph)
+    strict = numerics == "strict"
+    try:
+        formula = formula_of(output, inputs, constants=task.constants, keep_rounding=strict)
+    except NestedReduction:
+        return None
+    return formula if strict else with_weights(formula)
 
 
 @dataclass(frozen=True)

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.rewrites.helpers import array
 from tests.space.checked import Inputs
-from tests.space.templates.cuda.tiles import FEW_BYTES, compiled
-from tilewright.codegen.cuda.build import build
-from tilewright.codegen.cuda.tensor import tensor_source
+from tests.space.templates.cuda.tiles import check_it_compiles, check_on_a_card, compiled
 from tilewright.dtypes import DType
 from tilewright.graph.op import apply
-from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200, GpuMachine, detect
 from tilewright.loops.gpu.tensor import WindowOperand
-from tilewright.measure.check import relative_error
-from tilewright.measure.gpu import GpuProgram
 from tilewright.runtime.cuda import device
 from tilewright.space.templates.cuda.matmul import Applied, TensorCores
 from tilewright.space.templates.cuda.template import GpuWork
@@ -95,34 +88,15 @@ def test_it_is_a_product_with_gathered_rows(case: Case) -> None:
 
 @pytest.mark.parametrize(("case", "machine", "seed"), compiled(CASES, quick=3))
 def test_random_configs_compile_without_spills(case: Case, machine: GpuMachine, seed: int) -> None:
-    pytest.importorskip(
-        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
-    )
-    applied = applied_to(case.task(), machine)
-    config = applied.space.sample(Random(seed))
-    assert config is not None
-    kernel = build(tensor_source(applied.kernel(config)), machine, "fast", None)
-    used = kernel.resources
-    assert used.spilled_bytes <= FEW_BYTES, config
-    assert machine.resident_blocks(kernel.threads, used.registers, kernel.shared_bytes) >= 1
+    check_it_compiles(applied_to(case.task(), machine), machine, seed)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not device.count(), reason="no NVIDIA GPU")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_it_is_right_on_a_card(case: Case) -> None:
-    on, machine = device.Device(), detect()
-    task = case.task()
+    machine, task = detect(), case.task()
     arrays = [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
-    (reference,) = evaluate(task.graph, arrays, precise=True)
-    applied = applied_to(task, machine)
-    rng = Random(0)
-    for _ in range(4):
-        config = applied.space.sample(rng)
-        assert config is not None
-        kernel = GpuProgram(tensor_source(applied.kernel(config)), machine, on)
-        results = [kernel.run(arrays) for _ in range(5)]
-        kernel.close()
-        assert all(result.tobytes() == results[0].tobytes() for result in results), config
-        error = relative_error(results[0].astype(np.float64).reshape(reference.shape), reference)
-        assert error < (4e-4 if case.dtype is DType.F16 else 4e-3), config
+    check_on_a_card(
+        applied_to(task, machine), task, arrays, machine, 4e-4 if case.dtype is DType.F16 else 4e-3
+    )

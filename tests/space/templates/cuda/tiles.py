@@ -1,12 +1,22 @@
-"""Configs of the tensor-core templates that the tests try."""
+"""Configs of the tensor-core templates that the tests try, and what they are held to."""
 
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tilewright.codegen.cuda.build import build
+from tilewright.codegen.cuda.tensor import tensor_source
+from tilewright.graph.oracle import evaluate
+from tilewright.graph.task import Task
 from tilewright.hw.gpu import A100, H200, GpuMachine
 from tilewright.loops.gpu.tensor import MatrixTiles
+from tilewright.measure.check import relative_error
+from tilewright.measure.gpu import GpuProgram
+from tilewright.runtime.cuda import device
+from tilewright.space.templates.cuda.template import GpuApplied
 
 # What a kernel may spill: left to weigh registers against blocks, the compiler puts a few addresses on the stack rather
 # than run one block less. Sums and fragments would be hundreds.
@@ -37,3 +47,33 @@ def compiled(cases: Sequence[Any], quick: int) -> list[Any]:
         )
         for number, case in enumerate(cases) for card in cards for seed in range(4)
     ]  # fmt: skip
+
+
+def check_it_compiles(applied: GpuApplied, machine: GpuMachine, seed: int) -> None:
+    """A random config: built by NVRTC, within the card's limits, with next to no spills."""
+    pytest.importorskip(
+        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
+    )
+    config = applied.space.sample(Random(seed))
+    assert config is not None
+    kernel = build(tensor_source(applied.kernel(config)), machine, "fast", None)
+    used = kernel.resources
+    assert used.spilled_bytes <= FEW_BYTES, config
+    assert machine.resident_blocks(kernel.threads, used.registers, kernel.shared_bytes) >= 1
+
+
+def check_on_a_card(
+    applied: GpuApplied, task: Task, arrays: list[np.ndarray], machine: GpuMachine, most: float
+) -> None:
+    """Random configs: the oracle's result, and the same bits each time."""
+    (reference,) = evaluate(task.graph, arrays, precise=True)
+    on, rng = device.Device(), Random(0)
+    for _ in range(4):
+        config = applied.space.sample(rng)
+        assert config is not None
+        kernel = GpuProgram(tensor_source(applied.kernel(config)), machine, on)
+        results = [kernel.run(arrays) for _ in range(5)]
+        kernel.close()
+        assert all(result.tobytes() == results[0].tobytes() for result in results), config
+        error = relative_error(results[0].astype(np.float64).reshape(reference.shape), reference)
+        assert error < most, config

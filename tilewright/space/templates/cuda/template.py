@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from tilewright.graph.lower import lower_graph
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
-from tilewright.loops.formula import Formula, NestedReduction, formula_of
+from tilewright.loops.formula import Formula
 from tilewright.loops.gpu.attention import TensorAttention
 from tilewright.loops.gpu.tensor import TensorProduct
-from tilewright.loops.weights import with_weights
 from tilewright.space.space import Config, Space
+from tilewright.space.template import normal_form
 
 TensorKernel = TensorProduct | TensorAttention
 
@@ -28,14 +27,7 @@ class GpuWork:
 
     @cached_property
     def formula(self) -> Formula | None:
-        """The task in normal form; None where a reduction is read inside another's loop."""
-        output, inputs = lower_graph(self.task.graph)
-        strict = self.numerics == "strict"
-        try:
-            formula = formula_of(output, inputs, constants=self.task.constants, keep_rounding=strict)
-        except NestedReduction:
-            return None
-        return formula if strict else with_weights(formula)
+        return normal_form(self.task, self.numerics)
 
 
 @dataclass(frozen=True)

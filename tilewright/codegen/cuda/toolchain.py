@@ -55,25 +55,29 @@ def compile_source(source: str, capability: str, *, strict: bool = False) -> Com
         "--std=c++17",
         f"--fmad={'false' if strict else 'true'}",
         "--ptxas-options=-v",
+        "--no-cache",  # NVRTC's own: what comes out of it comes without the words of ptxas, and code is kept here anyway
     ]
     encoded = [option.encode() for option in options]
     result, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
     _succeed(nvrtc, result, "")
     try:
         (result,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
-        log = _bytes(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode(errors="replace")
-        _succeed(nvrtc, result, log)
-        cubin = _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+        log = written(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+        words = log.rstrip(b"\x00").decode(errors="replace")
+        _succeed(nvrtc, result, words)
+        cubin = written(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    return Compiled(cubin, _resources(log), _warnings(log))
+    return Compiled(cubin, _resources(words), _warnings(words))
 
 
-def _bytes(size_of: Any, get: Any, program: Any) -> bytes:
+def written(size_of: Any, get: Any, program: Any) -> bytes:
+    """NVRTC writes into the bytes that it is given. CPython has one object for all equal bytes of length 0 and 1, so
+    what is given is longer than that."""
     _, size = size_of(program)
-    data = b" " * size
+    data = bytes(size + 2)
     get(program, data)
-    return data.rstrip(b"\x00 ") if get.__name__.endswith("Log") else data
+    return data[:size]
 
 
 def _succeed(nvrtc: Any, result: Any, log: str) -> None:

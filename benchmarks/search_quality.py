@@ -18,7 +18,9 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
@@ -217,19 +219,29 @@ def run_measure(tables: Sequence[Table], passes: int, seconds: float, threads: i
 
 
 def run_replay(
-    tables: Sequence[Table], contenders: Sequence[str], threads: int
+    tables: Sequence[Table], contenders: Sequence[str], threads: int, jobs: int
 ) -> tuple[list[Standing], list[Run]]:
-    standings, runs = [], []
+    complete = []
     for table in tables:
-        if not table.entries or not table.complete:
+        if table.entries and table.complete:
+            complete.append(table)
+        else:
             print(f"{table.name}: not measured completely, left out", file=sys.stderr)
-            continue
-        known = table.outcomes()
-        outcomes = {config: known[config] for config in table.listed}
-        standings.append(standing(table, outcomes, threads))
-        for contender in contenders:
-            runs += [replay(contender, table, outcomes, seed, threads) for seed in range(SEEDS)]
-    return standings, runs
+    sources = [(table.name, table.path, table.points, tuple(contenders), threads) for table in complete]
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        found = list(pool.map(_replayed, sources))
+    return [standing for standing, _ in found], [run for _, runs in found for run in runs]
+
+
+def _replayed(source: tuple[str, Path, int, tuple[str, ...], int]) -> tuple[Standing, list[Run]]:
+    name, path, points, contenders, threads = source
+    table = Table.open(name, path, points)
+    known = table.outcomes()
+    outcomes = {config: known[config] for config in table.listed}
+    runs = [
+        replay(contender, table, outcomes, seed, threads) for contender in contenders for seed in range(SEEDS)
+    ]
+    return standing(table, outcomes, threads), runs
 
 
 def main() -> int:
@@ -244,6 +256,7 @@ def main() -> int:
     parser.add_argument("--passes", type=int, default=PASSES, help="trials of each config")
     parser.add_argument("--seconds", type=float, default=math.inf, help="for measuring a task, at most")
     parser.add_argument("--threads", type=int, default=knobs.usable_cores())
+    parser.add_argument("--jobs", type=int, default=1, help="tasks that are replayed at the same time")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
@@ -256,7 +269,7 @@ def main() -> int:
         run_measure(tables, options.passes, options.seconds, options.threads)
         return 0
     contenders = options.searches.split(";")
-    standings, runs = run_replay(tables, contenders, options.threads)
+    standings, runs = run_replay(tables, contenders, options.threads, options.jobs)
     text = report(standings, runs)
     print(text)
     if options.markdown:

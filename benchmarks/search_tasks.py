@@ -24,7 +24,7 @@ from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
-from tilewright.hw import host
+from tilewright.hw import CpuMachine, host
 from tilewright.loops.ir import Program
 from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
@@ -208,9 +208,9 @@ def _count(space: Space, most: int) -> int:
     return sum(1 for _ in itertools.islice(space.configs(), most))
 
 
-def part_candidates(source: Source, points: int = POINTS) -> Candidates:
+def part_candidates(source: Source, points: int = POINTS, machine: CpuMachine | None = None) -> Candidates:
     """About so many configs, from all that computes the task: small spaces whole, the rest shared by the others."""
-    whole = Candidates.of(Work(source.task(), host()), source.templates, source.sketches)
+    whole = Candidates.of(Work(source.task(), machine or host()), source.templates, source.sketches)
     left, parts = points, []
     by_size = sorted(whole.applied, key=lambda applied: applied.space.size)
     for place, applied in enumerate(by_size):
@@ -233,6 +233,13 @@ class Entry(msgspec.Struct, frozen=True):
     raced: bool = False
 
 
+class On(msgspec.Struct, frozen=True):
+    """One line of the file: the machine that the task's trials were made on, so that any other can replay them."""
+
+    task: str
+    machine: CpuMachine
+
+
 @dataclass
 class Table:
     """The measured times of a task's space, in a file of all tasks that grows by a line with each trial."""
@@ -241,6 +248,7 @@ class Table:
     path: Path
     points: int
     entries: list[Entry] = field(default_factory=list)
+    machine: CpuMachine = field(default_factory=host)
 
     @classmethod
     def open(cls, name: str, path: Path, points: int = POINTS) -> Table:
@@ -251,6 +259,11 @@ class Table:
                 entry = msgspec.json.decode(line, type=Entry)
                 if entry.task == name:
                     table.entries.append(entry)
+                continue
+            with contextlib.suppress(msgspec.MsgspecError):
+                on = msgspec.json.decode(line, type=On)
+                if on.task == name:
+                    table.machine = on.machine
         return table
 
     @cached_property
@@ -259,13 +272,14 @@ class Table:
 
     @cached_property
     def candidates(self) -> Candidates:
-        return part_candidates(TASKS[self.name], self.points)
+        return part_candidates(TASKS[self.name], self.points, self.machine)
 
     def add(self, entries: Sequence[Entry]) -> None:
+        lines: list[Entry | On] = [*([] if self.entries else [On(self.name, self.machine)]), *entries]
         self.entries += entries
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
-            file.writelines(msgspec.json.encode(entry) + b"\n" for entry in entries)
+            file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)
 
     @property
     def trials(self) -> dict[Config, list[Entry]]:

@@ -112,6 +112,35 @@ def test_a_softmax_whose_maximum_misses_something_is_found(rows: int) -> None:
         assert any("peaks" in name for name in found_wrong(task, softmax_without(slice(place, place + 1))))
 
 
+def attention_of(case: Case, shape: tuple[int, ...], scale: float, keys: int) -> np.ndarray:
+    """In single precision, of the first so many keys."""
+    query, key, value = (array.reshape(shape) for array in case.inputs)
+    with np.errstate(all="ignore"):
+        scores = (query @ key[..., :keys, :].swapaxes(-1, -2)) * np.float32(scale)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        result: np.ndarray = (weights @ value[..., :keys, :]) / weights.sum(axis=-1, keepdims=True)
+    return result.reshape(-1)
+
+
+@pytest.mark.parametrize("shape", [(4, 96, 64), (1, 197, 64)])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_attention_is_held_to_what_single_precision_allows(shape: tuple[int, ...], seed: int) -> None:
+    """Scores of thousands have lost the digits that decide between keys that are nearly alike."""
+    x = Inputs()
+    scale = shape[-1] ** -0.5
+    task = x.task(apply("attention", x(*shape), x(*shape), x(*shape), causal=False, scale=scale))
+    exam = draw_exam(task, "fast", seed)
+    for case in exam.cases:
+        case.error(attention_of(case, shape, scale, shape[1]))
+    found = []
+    for case in exam.cases:
+        try:
+            case.error(attention_of(case, shape, scale, shape[1] - 1))
+        except WrongResult:
+            found.append(case.name)
+    assert {"ordinary", "rows"} <= set(found)
+
+
 def test_a_variance_that_is_never_small_is_found() -> None:
     def normalised(x: np.ndarray, least: float) -> np.ndarray:
         apart = x - x.mean(axis=1, keepdims=True)

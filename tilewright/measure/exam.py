@@ -6,7 +6,9 @@
     rows       whole rows small, wide apart, far from zero to both sides, zero, and nearly constant: what an exponential
                without its maximum, or a variance of digits that cancel, does not survive
     columns    the same along the last axis
-    peaks      in every row one number far above all others, each time elsewhere: a maximum that misses one shows
+    peaks      in every row one number far above all others, each time elsewhere: a maximum that misses one shows. Of
+               different heights: where two products of peaks were nearly the same, the digits in which they differ
+               would decide which counts
 
 The last three are for tasks that they can tell anything of.
 
@@ -58,7 +60,8 @@ _TREATMENTS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
     lambda x: x * 0.0,
 )
 _ROWS = 4  # at least, for an axis to be one along which rows lie
-_PEAK = 300.0
+_PEAK, _HIGHER = 300.0, 0.5  # and what the highest is above that, as a share
+_GOLDEN = 0.5 * (5**0.5 - 1)  # multiples of which, taken modulo 1, stay apart
 _MOST_TURNS, _TURNED_ELEMENTS = 8, 1 << 17  # of peaks; in all, that several turns are taken of
 _MAXIMA = {"softmax", "log_softmax", "attention", "amax", "argmax", "max_pool", "adaptive_max_pool"}
 _MINIMA = {"amin", "argmin"}
@@ -312,7 +315,8 @@ class _Draw:
         order = np.array([places - 1, 0, *inner])[:places]  # the ends first
         peak = _PEAK if any(node.op in _MAXIMA for node in self.graph.nodes()) else -_PEAK
         numbers = np.arange(count)
-        rows[numbers, order[(numbers + turn * count) % places]] += np.asarray(peak, rows.dtype)
+        heights = peak * (1.0 + _HIGHER * (numbers * _GOLDEN % 1.0))
+        rows[numbers, order[(numbers + turn * count) % places]] += heights.astype(rows.dtype)
         return rows.reshape(array.shape)
 
     def _special(self, array: np.ndarray, dtype: DType) -> np.ndarray:
@@ -377,10 +381,29 @@ def _changed_answer(graph: Graph, inputs: Sequence[np.ndarray]) -> np.ndarray:
         if node.is_constant:
             assert node.data is not None
             values[node] = node.data
-        else:
-            result = evaluate_node(node, [values[operand] for operand in node.inputs], precise=True)
-            values[node] = changed(result, node)
+            continue
+        operands = [values[operand] for operand in node.inputs]
+        result = evaluate_node(node, operands, precise=True)
+        if node.op == "attention":
+            result = result + _CHANGE * _unsteadiness(node, operands, result)
+        values[node] = changed(result, node)
     return values[graph.outputs[0]]
+
+
+def _unsteadiness(node: Node, operands: Sequence[np.ndarray], result: np.ndarray) -> np.ndarray:
+    """What attention makes of a change of its scores, which nobody outside sees: the size of what a score is the sum
+    of, times how far apart the values are that it weighs. Both are themselves means with the same weights."""
+
+    def mean(of: np.ndarray) -> np.ndarray:
+        return np.asarray(op_of(node.op).oracle(node.attrs, query, key, of, *mask))
+
+    query, key, value, *mask = (
+        array.astype(np.float64) if array.dtype.kind != "b" else array for array in operands
+    )
+    with np.errstate(all="ignore"):
+        size = abs(node.attrs["scale"]) * np.sum(np.abs(query) * mean(np.abs(key)), axis=-1, keepdims=True)
+        apart = np.sqrt(np.maximum(mean(value * value) - result * result, 0.0))
+        return np.nan_to_num(size * apart, nan=0.0, posinf=0.0)
 
 
 def _treated_axis(name: str, shape: Sequence[int]) -> int | None:

@@ -375,35 +375,36 @@ def _changed_answer(graph: Graph, inputs: Sequence[np.ndarray]) -> np.ndarray:
     values: dict[Node, np.ndarray] = {
         node: changed(array, node) for node, array in zip(graph.inputs, inputs, strict=True)
     }
+    unsteady = _unsteadiness(graph, inputs)
     for node in graph.nodes():
         if node.is_input:
             continue
         if node.is_constant:
             assert node.data is not None
             values[node] = node.data
-            continue
-        operands = [values[operand] for operand in node.inputs]
-        result = evaluate_node(node, operands, precise=True)
-        if node.op == "attention":
-            result = result + _CHANGE * _unsteadiness(node, operands, result)
-        values[node] = changed(result, node)
+        else:
+            result = evaluate_node(node, [values[operand] for operand in node.inputs], precise=True)
+            values[node] = changed(result + _CHANGE * unsteady.get(node, 0.0), node)
     return values[graph.outputs[0]]
 
 
-def _unsteadiness(node: Node, operands: Sequence[np.ndarray], result: np.ndarray) -> np.ndarray:
-    """What attention makes of a change of its scores, which nobody outside sees: the size of what a score is the sum
-    of, times how far apart the values are that it weighs. Both are themselves means with the same weights."""
-
-    def mean(of: np.ndarray) -> np.ndarray:
-        return np.asarray(op_of(node.op).oracle(node.attrs, query, key, of, *mask))
-
-    query, key, value, *mask = (
-        array.astype(np.float64) if array.dtype.kind != "b" else array for array in operands
-    )
-    with np.errstate(all="ignore"):
-        size = abs(node.attrs["scale"]) * np.sum(np.abs(query) * mean(np.abs(key)), axis=-1, keepdims=True)
-        apart = np.sqrt(np.maximum(mean(value * value) - result * result, 0.0))
-        return np.nan_to_num(size * apart, nan=0.0, posinf=0.0)
+def _unsteadiness(graph: Graph, inputs: Sequence[np.ndarray]) -> dict[Node, np.ndarray]:
+    """What each attention makes of a change of its scores, which nobody outside sees: the size of what a score is the
+    sum of, times how far apart the values are that it weighs. Both are themselves means with the same weights."""
+    found: dict[Node, np.ndarray] = {}
+    for node in graph.nodes():
+        if node.op != "attention":
+            continue
+        *operands, result = evaluate(Graph(graph.inputs, (*node.inputs, node)), inputs, precise=True)
+        query, key, value, *mask = operands
+        oracle = op_of(node.op).oracle
+        with np.errstate(all="ignore"):
+            keys = oracle(node.attrs, query, key, np.abs(key), *mask)
+            sizes = abs(node.attrs["scale"]) * np.sum(np.abs(query) * keys, axis=-1, keepdims=True)
+            squares = oracle(node.attrs, query, key, value * value, *mask)
+            apart = np.sqrt(np.maximum(squares - result * result, 0.0))
+            found[node] = np.nan_to_num(sizes * apart, nan=0.0, posinf=0.0)
+    return found
 
 
 def _treated_axis(name: str, shape: Sequence[int]) -> int | None:

@@ -19,6 +19,7 @@ from tilewright.rewrites.oracle import CostOracle, FewestBytes
 from tilewright.rewrites.partition import partition
 from tilewright.rewrites.recognise_attention import RecogniseAttention
 from tilewright.rewrites.simplify import Simplify
+from tilewright.rewrites.split_sum import SplitSum
 from tilewright.support.trace import Trace
 
 
@@ -41,8 +42,8 @@ def passes(
 ) -> Sequence[Pass]:
     """The passes, each where it is for the reason beside it. There is none against dead code: a graph is what its
     outputs reach, and nothing else. `oracle`: what kernels take on the machine; None: bytes are counted."""
-    simplify = Simplify(fast=numerics == "fast")
-    attention = numerics == "fast" and abilities.attention
+    simplify = Simplify(fast=numerics != "strict")
+    attention = numerics != "strict" and abilities.attention
     return (
         # What the frontend left of the framework's own generality goes first: it hides what the next passes look for
         # (a dropout between convolution and batch norm, weights computed from parameters).
@@ -69,6 +70,8 @@ def passes(
         CommonSubexpressions(),
         # Merging equal nodes can leave a select of one value, or a concat of neighbours.
         simplify,
+        # When shapes are final, and before weights are: they are cut along with the data.
+        *(() if abilities.libraries else (SplitSum(oracle or FewestBytes()),)),
         FoldConstants(),
         # Last, when weights are constants as their products read them.
         *((MergeProducts(),) if attention and abilities.libraries else ()),

@@ -37,17 +37,20 @@ def stage_cost(sketch: Sketch, name: str, box: Box, iterations: Callable[[Values
     lanes = lanes_for(sketch.work.machine, leaf, 1 << 20)
     length = math.prod(var.extent for var in leaf.reduced)
     arithmetic, loads = instructions_of(leaf), len(loads_in(leaf))
-    size = leaf.target.dtype.bytes
+    size, near = leaf.target.dtype.bytes, sketch.work.machine.caches.l1 // 2
 
     def cost(values: Values) -> Terms:
-        stored = math.prod(box(values)) * iterations(values)
+        each = math.prod(box(values))
+        stored = each * iterations(values)
         vectors = stored * length / lanes
+        # What a stage leaves for the next is still in the first cache, or is written to the second and read again.
+        passes = 2.0 if each * length * size > near else 0.0
         return Terms(
             arithmetic=vectors * arithmetic,
             loads=vectors * loads,
             stores=stored / lanes,
             branches=vectors / 4,
-            from_l2=float(stored * size),
+            from_l2=passes * stored * length * size,
         )
 
     return cost
@@ -62,6 +65,7 @@ def inner_cost(tiled: TiledStage, sketch: Sketch, iterations: Callable[[Values],
     accesses = sum(product.lanes if each.gathered else 1 for each in walked)
     instructions = _per_step(leaf)
     places = {axis: n for n, axis in enumerate(product.consumer.stage.axes) if axis is not None}
+    near = product.work.machine.caches.l1 // 2
 
     def cost(values: Values) -> Terms:
         rows, vectors, unroll = tiled.tile(values)
@@ -73,13 +77,17 @@ def inner_cost(tiled: TiledStage, sketch: Sketch, iterations: Callable[[Values],
         steps = tiles * product.length
         each = min(rows, down) * vectors
         copies = [operand.copied(box, times) for operand in walked]
+        # Rows that the first cache does not hold come again for each panel.
+        data = sum(operand.bytes(box) for operand in operands if not operand.walked)
+        again = -(-across // width) if data > near else 1
+        panels = sum(operand.bytes(box) for operand in walked)
         return Terms(
             arithmetic=steps * max(each * instructions, 8.0),
             loads=steps * (min(rows, down) * (len(operands) - len(walked)) + vectors * accesses)
             + _loads(copies),
             stores=tiles * each + _stores(copies),
             branches=steps / unroll + 3.0 * tiles,
-            from_l2=float(sum(operand.bytes(box) for operand in operands) * times),
+            from_l2=float((panels + data * again) * times),
             scalar=tiles * 12.0,
         )
 
@@ -113,7 +121,9 @@ class TiledCost:
         operands = [Operand(product, sketch, load) for load in loads_in(leaf)]
         self.walked = [each for each in operands if each.walked]
         self.others = [each for each in operands if not each.walked]
-        self.constant = any(each.load.source.name in sketch.start.nest.constants for each in self.walked)
+        constants = sketch.start.nest.constants
+        self.weights = [each for each in self.walked if each.load.source.name in constants]
+        self.free = [each for each in self.walked if each.load.source.name not in constants]
         self.accesses = sum(product.lanes if each.gathered else 1 for each in self.walked)
         self.instructions = _per_step(leaf)
 
@@ -140,12 +150,15 @@ class TiledCost:
         # Panels come from memory once for each block of rows, unless the chunk's stay in the second cache.
         chunk_panels = shape.per_chunk if shape.chunks > 1 else shape.panels
         again = shape.blocks if panel * chunk_panels > caches.l2_per_core // 2 else 1
-        weight = panel * shape.panels * repeats
-        from_l3 += weight * (again - 1 if self.constant else again) + data * shape.chunks
+        panels = shape.panels * repeats
+        weight = panels * sum(each.bytes(at_panel) for each in self.weights)
+        from_l3 += weight * (again - 1) + data * shape.chunks
+        # One that changes from block to block, as the data of a depthwise convolution does, is read as a whole.
+        from_l3 += sum(max(panels * each.bytes(at_panel) * again, each.whole) for each in self.free)
         output = product.consumer.stage.leaf.target
         from_l3 += 2.0 * output.size * output.dtype.bytes
 
-        from_memory = float(weight) if self.constant else 0.0
+        from_memory = float(weight)
         asked = passes * panel / _LINE if values.get("prefetch") else 0.0
         each = shape.rows * shape.vectors
         epilogue = tiles * each
@@ -183,6 +196,10 @@ class Operand:
         self.lanes = product.lanes
         self.turned = product.is_gathered(load)
         self.box = product.operand_box(sketch.start, load.source)
+
+    @property
+    def whole(self) -> int:
+        return self.tile.size * self.tile.dtype.bytes
 
     def bytes(self, box: Extents) -> int:
         return bytes_of(self.tile, self.box(box))

@@ -1,7 +1,8 @@
 """Single operators on an NVIDIA GPU: ours beside PyTorch's eager kernels and torch.compile, from one run.
 
     python benchmarks/gpu_ops.py                        every case
-    python benchmarks/gpu_ops.py --only softmax --json FILE --markdown FILE
+    python benchmarks/gpu_ops.py --only softmax transpose --json FILE --markdown FILE
+    python benchmarks/gpu_ops.py --eager                without torch.compile, which takes most of the time
 
 Every case is larger than the card's second cache; times are of the kernel alone (events around a run of launches, the
 contenders taking turns, medians), and the yardstick is the copy of a buffer as large, measured in the same run.
@@ -142,7 +143,7 @@ def ours(case: Case, inputs: Sequence[torch.Tensor], machine: GpuMachine, device
     return GpuProgram(default_program(with_weights(formula_of(output, tensors)), machine), machine, device)
 
 
-def measure(case: Case, machine: GpuMachine, device: Device) -> Row:
+def measure(case: Case, machine: GpuMachine, device: Device, eager_alone: bool = False) -> Row:
     torch.manual_seed(0)
     inputs = [torch.randn(shape, device="cuda").to(case.dtype) for shape in case.shapes]
     expected = case.function(*(x.double() for x in inputs))
@@ -166,6 +167,8 @@ def measure(case: Case, machine: GpuMachine, device: Device) -> Row:
         "compiled": lambda: compiled(*inputs),
         "ours": lambda: program.launch(stream),
     }
+    if eager_alone:
+        del contenders["compiled"]
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for name, launch in list(contenders.items()):
         try:
@@ -210,7 +213,8 @@ def table(rows: Sequence[Row], machine: GpuMachine) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    parser.add_argument("--only", nargs="*", default=[""], help="cases whose name has one of these in it")
+    parser.add_argument("--eager", action="store_true", help="leave torch.compile out")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
@@ -220,8 +224,8 @@ def main() -> None:
     device, machine = Device(), detect()
     rows = []
     for case in CASES:
-        if options.only in case.name:
-            rows.append(measure(case, machine, device))
+        if any(part in case.name for part in options.only):
+            rows.append(measure(case, machine, device, options.eager))
             print(table(rows[-1:], machine).splitlines()[-1], flush=True)
             torch.cuda.empty_cache()
     text = table(rows, machine)

@@ -57,6 +57,9 @@ class Contender:
 CONTENDERS: dict[str, Contender] = {
     "guided": Contender("guided", lambda c, threads, seed: Boosted(c, threads, seed=seed)),
     "guided, analytical only": Contender("guided", lambda c, threads, seed: Analytical(c, threads)),
+    "guided, LambdaRank": Contender(
+        "guided", lambda c, threads, seed: Boosted(c, threads, objective="rank", seed=seed)
+    ),
     "guided, no prior": Contender(
         "guided", lambda c, threads, seed: Boosted(c, threads, prior=False, seed=seed)
     ),

@@ -7,8 +7,10 @@
     python benchmarks/tune_models.py --models resnet18 --small --budget 10s --rounds 2    # does it work?
 
 Every tuning begins with an empty database. Afterwards the models run in turns, in this process: as chosen without
-measuring, as tuned by each run, and as tuned for longer; a figure is the median over all turns, a claim a ratio within
-one run. The same model is then compiled again from each database, which must measure nothing and give the same kernels.
+measuring (twice: what these two differ by is what can be told apart), as tuned by each run, and as tuned for longer. A
+time is the median over all turns, a gain the median of the ratios within a turn, since the machine's speed changes from
+one turn to the next. The same model is then compiled again from each database, which must measure nothing and give the
+same kernels.
 
 What is left: the first tuning goes on from its own database, at full effort, for as long as --left says and at least as
 long as before. What it gains beyond the first is what a longer search of the same spaces would have found.
@@ -25,6 +27,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
@@ -39,6 +42,7 @@ from tilewright.tune.progress import Progress
 
 GAIN = 1.10  # over no measurement, after five minutes
 AGREEMENT = 1.03  # between two cold tunings
+NONE, AGAIN = "none", "none again"
 PAUSE = 0.05  # seconds between turns: threads of the other fall asleep
 
 
@@ -51,7 +55,7 @@ class Tuned:
     trials: int
     failures: dict[str, int]
     ended: str
-    kernels_before: float  # seconds of all kernels, each alone
+    kernels_before: float  # seconds of all kernels inside the model, as the tuner saw them last
     kernels_best: float
     same_again: bool  # compiled again without a measurement, by the same kernels
 
@@ -62,18 +66,13 @@ class Result:
     small: bool
     budget: float
     medians: dict[str, float]  # seconds of a call
+    gains: dict[str, float]  # times the speed of the model without measuring
     runs: list[Tuned]
-
-    @property
-    def gains(self) -> dict[str, float]:
-        return {
-            name: self.medians["none"] / seconds for name, seconds in self.medians.items() if name != "none"
-        }
 
     @property
     def agreement(self) -> float | None:
         """The slower cold tuning over the faster one."""
-        cold = [seconds for name, seconds in self.medians.items() if name.startswith("tuned")]
+        cold = [gain for name, gain in self.gains.items() if name.startswith("tuned")]
         return max(cold) / min(cold) if len(cold) > 1 else None
 
 
@@ -97,7 +96,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> Result:
     folder.mkdir(parents=True, exist_ok=True)
     model = zoo.build(name, seed=0, small=options.small)
     inputs = zoo.example_inputs(name, batch=options.batch, seed=1, small=options.small)
-    compiled = {"none": tilewright.compile(model, inputs, threads=options.threads)}
+    compiled = {name: tilewright.compile(model, inputs, threads=options.threads) for name in (NONE, AGAIN)}
     runs = []
     for number in range(options.tunings):
         tuning = {"effort": "quick", "budget": options.budget, "seed": number}
@@ -110,8 +109,13 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> Result:
         run, fast = tuned("for longer", model, inputs, folder / "0.sqlite", tuning, options)
         runs.append(run)
         compiled[run.name] = fast
-    medians = in_turns(compiled, inputs, options.rounds)
-    return Result(name, options.small, options.budget, medians, runs)
+    times = in_turns(compiled, inputs, options.rounds)
+    medians = {each: statistics.median(found) for each, found in times.items()}
+    gains = {
+        each: statistics.median(none / own for none, own in zip(times[NONE], found, strict=True))
+        for each, found in times.items()
+    }
+    return Result(name, options.small, options.budget, medians, gains, runs)
 
 
 def tuned(
@@ -153,27 +157,34 @@ def tuned(
     return run, fast
 
 
-def in_turns(models: Mapping[str, CompiledModel], inputs: Sequence[Any], rounds: int) -> dict[str, float]:
+def in_turns(
+    models: Mapping[str, CompiledModel], inputs: Sequence[Any], rounds: int
+) -> dict[str, list[float]]:
+    """Seconds of a call in each turn, in which the models come in any order."""
     times: dict[str, list[float]] = {name: [] for name in models}
+    order = Random(0)
     for model in models.values():
         model(*inputs)
     for _ in range(rounds):
-        for name, model in models.items():
+        for name in order.sample(list(models), len(models)):
             time.sleep(PAUSE)
-            model(*inputs)
+            models[name](*inputs)
+            calls = []
             for _ in range(3):
                 begin = time.perf_counter()
-                model(*inputs)
-                times[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(found) for name, found in times.items()}
+                models[name](*inputs)
+                calls.append(time.perf_counter() - begin)
+            times[name].append(statistics.median(calls))
+    return times
 
 
 def markdown(results: Sequence[Result]) -> str:
-    lines = ["| model | | ms | gain | tuning | trials | kernels alone, ms | |", "|" + " --- |" * 8]
+    lines = ["| model | | ms | gain | tuning | trials | kernels in the model, ms | |", "|" + " --- |" * 8]
     for result in results:
-        lines.append(
-            f"| {result.model} | without measuring | {result.medians['none'] * 1e3:.2f} | 1.00x | | | | |"
-        )
+        for label, name in ((f"{result.model} | without measuring", NONE), (" | the same again", AGAIN)):
+            lines.append(
+                f"| {label} | {result.medians[name] * 1e3:.2f} | {result.gains[name]:.3f}x | | | | |"
+            )
         for run in result.runs:
             failed = sum(run.failures.values())
             lines.append(

@@ -24,6 +24,7 @@ def test_defaults() -> None:
     assert knobs.get("numerics") == "fast"
     assert knobs.get("thread_runtime") == "auto"
     assert knobs.get("cpu_features") == ()
+    assert knobs.get("dependent_launch") == "own"
     assert 1 <= knobs.get("threads") <= (os.cpu_count() or 1)
 
 
@@ -60,7 +61,7 @@ def test_bytes(monkeypatch: pytest.MonkeyPatch, text: str, value: int) -> None:
         ("TILEWRIGHT_CACHE_LIMIT", "cache_limit", "lots", "512M"),
         ("TILEWRIGHT_THREADS", "threads", "-1", "1 to 1024"),
         ("TILEWRIGHT_THREADS", "threads", "many", "1 to 1024"),
-        ("TILEWRIGHT_NUMERICS", "numerics", "sloppy", "fast, strict"),
+        ("TILEWRIGHT_NUMERICS", "numerics", "sloppy", "fast, strict, tf32"),
         ("TILEWRIGHT_THREAD_RUNTIME", "thread_runtime", "tbb", "auto, openmp, pool"),
         ("TILEWRIGHT_CPU_FEATURES", "cpu_features", "avx9000", "baseline, avx2, avx512"),
     ],

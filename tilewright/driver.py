@@ -27,7 +27,7 @@ from tilewright.tune.effort import EFFORTS as MEASURING
 from tilewright.tune.effort import Tuning, parse_duration
 
 EFFORTS = ("none", *MEASURING)
-NUMERICS = ("fast", "strict")
+NUMERICS = knobs.NUMERICS
 
 
 @overload
@@ -98,7 +98,9 @@ def compile(
     - `lock`: a file of choices. Where it exists they are taken as they are, and nothing is measured; otherwise the
       choices of this build are written there.
     - `db`: the database of what was measured; None: the one in the cache folder.
-    - `numerics`: "fast", or "strict": no fast-math flags, every rounding of the model's own types kept.
+    - `numerics`: "fast", or "strict": no fast-math flags, every rounding of the model's own types kept; or "tf32": as
+      "fast", and on a GPU float32 may be rounded to 10 bits of fraction where matrices are multiplied. That is the
+      default on a GPU where PyTorch may do so too (`torch.backends.cuda.matmul.allow_tf32`).
     - `threads`: how many threads a call uses; None: `TILEWRIGHT_THREADS`, or as many as this process may use.
     - `trace`: collects what happened, for progress and reports.
 
@@ -106,7 +108,7 @@ def compile(
     """
     trace = trace or Trace.off()
     machine = resolve_target(target, model, example_inputs)
-    numerics = resolve_option("numerics", numerics or knobs.get("numerics"), NUMERICS)
+    numerics = resolve_option("numerics", numerics or machine.default_numerics(), NUMERICS)
     tuning = resolve_tuning(effort, budget, machine, seed=seed, db=db)
 
     if dynamic and lock is not None:
@@ -146,7 +148,7 @@ def compile_all(
     """
     trace = trace or Trace.off()
     machine = resolve_target(target, *models)
-    numerics = resolve_option("numerics", numerics or knobs.get("numerics"), NUMERICS)
+    numerics = resolve_option("numerics", numerics or machine.default_numerics(), NUMERICS)
     tuning = resolve_tuning(effort, budget, machine, seed=seed, db=db)
     latencies = resolve_latency(latency, len(models))
     with trace.span("import"):

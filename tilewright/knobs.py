@@ -18,8 +18,9 @@ from typing import Any, Literal, overload
 from tilewright.errors import OptionError
 
 MAX_THREADS = 1024
-NUMERICS = ("fast", "strict")
+NUMERICS = ("fast", "strict", "tf32")
 THREAD_RUNTIMES = ("auto", "openmp", "pool")
+DEPENDENT_LAUNCHES = ("off", "own", "all")
 
 # Values of TILEWRIGHT_CPU_FEATURES that stand for a whole level of x86-64 instead of one feature.
 CPU_LEVELS = ("baseline", "avx2", "avx512")
@@ -229,7 +230,8 @@ OPTIONS: tuple[Option, ...] = (
         "choice",
         _one_of(*NUMERICS),
         "fast",
-        "fast: fast-math flags, and 16-bit roundings left out between fused operators; strict: neither",
+        "fast: fast-math flags, and 16-bit roundings left out between fused operators; strict: neither; tf32: as fast,"
+        " and matrix products of float32 on a GPU round their operands",
     ),
     Option(
         "cpu_features",
@@ -238,6 +240,15 @@ OPTIONS: tuple[Option, ...] = (
         parse_cpu_features,
         (),
         "processor features to do without (-avx512f,-avx512vl) or a level to keep to (baseline, avx2, avx512)",
+    ),
+    Option(
+        "dependent_launch",
+        "TILEWRIGHT_DEPENDENT_LAUNCH",
+        "choice",
+        _one_of(*DEPENDENT_LAUNCHES),
+        "own",
+        "own: of two kernels of ours on a GPU the second may start while the first ends, where the GPU can; all: after"
+        " a library's too; off: one after another",
     ),
 )
 
@@ -249,7 +260,7 @@ def get(name: Literal["cache_dir"]) -> Path: ...
 @overload
 def get(name: Literal["cache_limit", "threads"]) -> int: ...
 @overload
-def get(name: Literal["thread_runtime", "numerics"]) -> str: ...
+def get(name: Literal["thread_runtime", "numerics", "dependent_launch"]) -> str: ...
 @overload
 def get(name: Literal["cpu_features"]) -> tuple[str, ...]: ...
 def get(name: str) -> Any:

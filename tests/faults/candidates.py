@@ -41,7 +41,7 @@ from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 from tilewright.space.template import Work
-from tilewright.space.templates.cpu.default import DEFAULT
+from tilewright.tune.choose import Choice, choose
 
 BEST = 1e-3  # seconds: what a hanging kernel is compared with
 BUILD_SECONDS = 2.0
@@ -107,7 +107,15 @@ def attended(length: int = 6, width: int = 16) -> Task:
     return x.task(apply("attention", x(*shape), x(*shape), x(*shape), causal=False, scale=width**-0.5))
 
 
-TASKS = (product, softmax, normalised, elementwise, convolution, summed, attended)
+_WITH_DEFAULT = (
+    product,
+    softmax,
+    normalised,
+    elementwise,
+    convolution,
+    summed,
+)  # what build faults start from
+TASKS = (*_WITH_DEFAULT, attended)
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
@@ -132,16 +140,17 @@ def runner_for_faults() -> Runner:
     )
 
 
-def inject(runner: Runner, job: TaskJob, program: Program, fault: Fault, rng: Random) -> Measurement:
+def inject(runner: Runner, job: TaskJob, sound: Choice, fault: Fault, rng: Random) -> Measurement:
     if fault.stage == "build":
         (measured,) = runner.measure(job, [templates.config(fault.name)], best=BEST)
         return measured
-    runner.build(job, [DEFAULT])  # draws the exam
-    return runner.trial(job, DEFAULT, Made(harmful(program, fault.name, rng), 0.0), best=BEST)
+    runner.build(job, [sound.config])  # draws the exam
+    made = Made(harmful(sound.program, fault.name, rng), 0.0)
+    return runner.trial(job, sound.config, made, best=BEST)
 
 
-def survived(runner: Runner, job: TaskJob) -> bool:
-    (measured,) = runner.measure(job, [DEFAULT], best=BEST)
+def survived(runner: Runner, job: TaskJob, sound: Choice) -> bool:
+    (measured,) = runner.measure(job, [sound.config], best=BEST)
     return measured.failure == "" and bool(measured.times)
 
 
@@ -153,11 +162,11 @@ def run_faults(count: int, seed: int) -> int:
     begin = time.monotonic()
     with runner_for_faults() as runner:
         for fault in itertools.islice(itertools.cycle(FAULTS), count):
-            task = rng.choice(TASKS)()
+            task = rng.choice(_WITH_DEFAULT)()
             job = TaskJob.of(Work(task, host()), 2)
-            program = Candidates.of(job.work()).program(DEFAULT)
-            measured = inject(runner, job, program, fault, rng)
-            alive = survived(runner, job)
+            sound = choose(job.work())
+            measured = inject(runner, job, sound, fault, rng)
+            alive = survived(runner, job, sound)
             tally[fault.name, measured.failure] += 1
             if measured.failure != fault.expected or not alive:
                 bad += 1

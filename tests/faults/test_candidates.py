@@ -24,9 +24,9 @@ from tilewright.graph.task import Task
 from tilewright.hw import host
 from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
-from tilewright.space.candidates import Candidates
 from tilewright.space.template import Work
 from tilewright.space.templates.cpu.default import DEFAULT
+from tilewright.tune.choose import choose
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +55,11 @@ SAMPLE = {
 )
 def test_it_is_caught_typed_and_survived(runner: Runner, fault: Fault) -> None:
     job = TaskJob.of(Work(product(), host()), 2)
-    program = Candidates.of(job.work()).program(DEFAULT)
-    measured = inject(runner, job, program, fault, Random(0))
+    sound = choose(job.work())
+    measured = inject(runner, job, sound, fault, Random(0))
     assert measured.failure == fault.expected, measured.message
     assert measured.message
-    assert survived(runner, job)
+    assert survived(runner, job, sound)
 
 
 @pytest.mark.parametrize("make", [product, softmax, normalised], ids=lambda make: make.__name__)

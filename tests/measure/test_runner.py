@@ -86,6 +86,20 @@ def test_a_race_gives_each_its_times_and_a_bad_one_none(
     assert runner.race(job, [NOBODY], 0.05) == [[]]
 
 
+def test_an_exam_that_is_expected_is_drawn_once(runner: Runner) -> None:
+    """By the time it is wanted, or never: descriptors are closed either way."""
+    job, other = (TaskJob.of(Work(softmax(rows, 33), host()), 2) for rows in (6, 9))
+    for expected in (job, job, other):
+        runner.expect(expected)
+    (measured,) = runner.measure(job, [DEFAULT])
+    assert measured.seconds is not None
+    before = len(os.listdir("/proc/self/fd"))
+    runner.expect(job)  # it is there
+    with Runner(2, builders=1) as one:
+        one.expect(other)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_processes_that_die_are_replaced(runner: Runner, job: TaskJob) -> None:
     runner.measure(job, [DEFAULT])
     for child in (runner._timer, *runner._builders):

@@ -7,7 +7,7 @@ import time
 
 import msgspec
 
-from tilewright.measure.gpu_ways import Answer, Finished, Question, Refused, Tried, Trying
+from tilewright.measure.gpu_ways import Answer, Finished, Question, Refused, Running, Tried, Trying
 from tilewright.measure.process import Channel, Failed
 
 
@@ -21,6 +21,7 @@ def serve(channel: Channel) -> None:
             if fate == 1:
                 os._exit(1)
             if fate == 2:
+                _say(channel, Running(number, 0.2))
                 time.sleep(3600)
             if fate == 3:
                 _say(channel, Refused(number, Failed("wrong", "its error is 1.0, of at most 0.002")))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,16 @@ from tilewright.driver import compile_imported
 from tilewright.errors import (
     ArtifactMachineError,
     DeviceError,
+    LockError,
     MissingDependencyError,
     MixedDevicesError,
     OptionError,
     TargetError,
 )
-from tilewright.hw.gpu import A100, H200
+from tilewright.hw.gpu import A10, A100, H200, of_capability
 from tilewright.measure.check import kernel_error
 from tilewright.runtime.cuda import device
+from tilewright.runtime.cuda.executor import misfit
 from tilewright.runtime.plan import Launch, VendorCall, View
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
@@ -142,9 +146,62 @@ def test_tensors_on_several_devices() -> None:
         resolve_target(None, model, (x,))
 
 
-def test_a_lock_file_is_for_processors(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="a lock file holds choices for a processor"):
-        compile_imported(small(), H200, lock=tmp_path / "lock.json")
+def test_a_lock_file_gives_the_same_kernels_or_says_why_not(tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    first = compile_imported(small(), H200, lock=path)
+    again = compile_imported(small(), H200, lock=path)
+    assert again.plan == first.plan and again.executor.objects == first.executor.objects
+    with pytest.raises(
+        LockError, match="another kernel here: the card, NVRTC, PyTorch or this program differ"
+    ):
+        compile_imported(small(), A100, lock=path)
+    with pytest.raises(LockError, match="the lock has no such task"):
+        compile_imported(attends(), H200, lock=path)
+
+
+def test_a_card_too_old_is_refused_and_a_newer_one_does_what_its_elders_do() -> None:
+    with pytest.raises(
+        TargetError, match=r"Tesla V100 has the compute capability 7\.0, .* for 8\.0 and later"
+    ) as old:
+        of_capability("Tesla V100", 7, 0)
+    assert "Ampere" in str(old.value)
+    assert of_capability("H100", 9, 0) == H200
+    newer = of_capability("B200", 10, 0)
+    assert newer.capability == "sm_100" and newer.clusters and not newer.warpgroup_mma
+    assert of_capability("Orin", 8, 7).shared_block == A10.shared_block
+
+
+def test_a_file_has_machine_code_for_one_card_and_ptx_for_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "model.tw"
+    compile_imported(small(), H200).save(path)
+    with zipfile.ZipFile(path) as archive:
+        manifest = json.loads(archive.read("manifest.json"))
+        codes = [
+            {archive.read(name)[:4] for name in variant["objects"].values()}
+            for variant in manifest["variants"]
+        ]
+    assert [variant["plan"]["target"]["cpu"] for variant in manifest["variants"]] == ["sm_90a", "compute_80"]
+    assert codes[0] == {b"\x7fELF"} and b"\x7fELF" not in codes[1]
+
+
+def test_where_machine_code_and_ptx_run() -> None:
+    assert (
+        not misfit("sm_90a", "sm_90") and not misfit("sm_80", "sm_86") and not misfit("compute_80", "sm_120")
+    )
+    assert misfit("sm_90a", "sm_100") == "the machine code is for sm_90a"
+    assert misfit("sm_86", "sm_80") == "the machine code is for sm_86"
+    assert misfit("compute_80", "sm_75") == "the PTX is for sm_80 and later"
+
+
+def test_float32_is_treated_as_pytorch_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CudaTarget(H200).default_numerics() == "fast"
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        assert CudaTarget(H200).default_numerics() == "tf32"
+        monkeypatch.setenv("TILEWRIGHT_NUMERICS", "strict")
+        assert CudaTarget(H200).default_numerics() == "strict"
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def test_a_described_gpu_cannot_be_measured() -> None:

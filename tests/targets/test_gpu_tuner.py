@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from tilewright import frontend
 from tilewright.db.database import Database
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200
-from tilewright.measure.process import Child
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
 from tilewright.targets.target import together
@@ -31,12 +29,11 @@ def tasks() -> dict[str, tuple[Task, int]]:
 
 
 @pytest.fixture
-def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuTuner]:
-    monkeypatch.setattr(gpu, "_ANSWER_SECONDS", 1.0)
+def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GpuTuner:
     monkeypatch.setattr(gpu, "_FROM_TEMPLATES", 0)
-    child = Child("tests.targets.faulty:serve", 1 << 46)
-    yield GpuTuner(H200, 0, "fast", BOTH, Tuning(db=tmp_path / "tuning.db"), Trace.off(), _child=child)
-    child.close()
+    monkeypatch.setattr(gpu, "_FROM_SKETCHES", 0)
+    tuning = Tuning(db=tmp_path / "tuning.db")
+    return GpuTuner(H200, 0, "fast", BOTH, tuning, Trace.off(), "tests.targets.faulty:serve")
 
 
 def test_each_failure_costs_one_candidate_and_what_is_known_is_not_measured_again(
@@ -50,9 +47,10 @@ def test_each_failure_costs_one_candidate_and_what_is_known_is_not_measured_agai
         (decision,) = database.decisions()
     failures = {(dict(r.config.values)["algorithm"], r.failure) for r in records if r.config.values}
     assert failures == {(0, ""), (1, "crash"), (2, "timeout"), (3, "wrong"), (4, "")}
+    assert len(tuner.replaced) == sum(r.failure in ("crash", "timeout") for r in records)
     assert decision.config == winner.config
     assert len(records) == tuner.trials == decision.trials
 
-    again = GpuTuner(H200, 0, "fast", BOTH, tuner.tuning, Trace.off(), _child=Child("no:where", 0))
+    again = GpuTuner(H200, 0, "fast", BOTH, tuner.tuning, Trace.off(), "no:where")
     assert [way.config for way in again.tune(tasks()).values()] == [winner.config]
     assert again.trials == 0

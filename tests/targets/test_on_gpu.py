@@ -18,7 +18,8 @@ from torch import nn
 
 import tilewright
 from tilewright.errors import InputError, MixedDevicesError
-from tilewright.hw.gpu import detect
+from tilewright.hw.gpu import PORTABLE, detect
+from tilewright.knobs import DEPENDENT_LAUNCHES
 from tilewright.runtime.cuda.model import GpuModel
 from tilewright.targets.cuda import CudaTarget
 from tilewright.zoo import registry
@@ -96,6 +97,19 @@ def test_repeats_are_equal_and_results_are_fresh() -> None:
     assert torch.equal(first, kept)
 
 
+@pytest.mark.parametrize("target", ["cuda", "without libraries"])
+def test_kernels_that_overlap_give_the_same_bits(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = half_model("gpt2")
+    results = {}
+    for way in DEPENDENT_LAUNCHES:
+        monkeypatch.setenv("TILEWRIGHT_DEPENDENT_LAUNCH", way)
+        fast = tilewright.compile(model, inputs, target="cuda" if target == "cuda" else detect())
+        results[way] = [fast(*inputs) for _ in range(20)]
+    torch.cuda.synchronize()
+    for way, found in results.items():
+        assert all(torch.equal(each, results["off"][0]) for each in found), way
+
+
 def test_the_current_stream_is_respected() -> None:
     model, inputs = half_model("gpt2")
     fast = tilewright.compile(model, inputs)
@@ -154,6 +168,25 @@ def test_save_and_load(tmp_path: Path) -> None:
     again = tilewright.load(tmp_path / "model.tw")
     assert isinstance(again, GpuModel)
     assert_right(model, inputs, again(*inputs))
+
+
+def test_portable_kernels() -> None:
+    """What a file has for other cards: PTX, which the driver compiles."""
+    model, inputs = half_model("bert-tiny")
+    fast = tilewright.compile(model, inputs, target=PORTABLE)
+    assert fast.plan.target["cpu"] == "compute_80"
+    assert_right(model, inputs, fast(*inputs))
+
+
+@pytest.mark.parametrize("target", ["cuda", "without libraries"])
+def test_float32_is_rounded_where_that_is_allowed(target: str) -> None:
+    model, inputs = half_model("bert-tiny", torch.float32)
+    errors = {}
+    for numerics in ("fast", "tf32"):
+        machine = "cuda" if target == "cuda" else detect()
+        result = tilewright.compile(model, inputs, target=machine, numerics=numerics)(*inputs)
+        errors[numerics] = max(ours for ours, _ in errors_of(model, inputs, result))
+    assert errors["fast"] < 1e-5 < errors["tf32"] < 2e-3
 
 
 def test_explain_times_and_checks_every_step() -> None:

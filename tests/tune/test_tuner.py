@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -36,6 +36,7 @@ from tilewright.tune.allocate import Goal, Objective
 from tilewright.tune.choose import Choice, choose
 from tilewright.tune.effort import EFFORTS, Effort, Tuning
 from tilewright.tune.progress import Progress
+from tilewright.tune.rehearse import Run
 from tilewright.tune.tuner import tune
 
 Seconds = Callable[[Config], "float | str"]
@@ -85,6 +86,9 @@ class Told:
         return self
 
     def __exit__(self, *_: object) -> None:
+        pass
+
+    def expect(self, job: TaskJob) -> None:
         pass
 
     def measure(
@@ -218,6 +222,36 @@ def test_a_task_with_one_candidate_is_not_measured(monkeypatch: pytest.MonkeyPat
     task = softmax()
     choices, progress = tuned(Told(unasked), task)
     assert choices[task.key].config.template == "default" and progress.ended == "exhausted"
+
+
+class Inside:
+    """Models in which a config of the only task takes the time that a function says."""
+
+    def __init__(self, seconds: Seconds) -> None:
+        self.seconds = seconds
+
+    def __call__(self, cast: Mapping[str, Choice]) -> Run:
+        return lambda: {key: float(self.seconds(choice.config)) for key, choice in cast.items()}
+
+
+def test_what_is_faster_alone_but_not_in_the_model_is_not_taken() -> None:
+    task = product()
+    start = start_of(task)
+    told = Told(faster_than_chosen(task))
+    choices, progress = tuned(told, task, models=Inside(lambda config: 1e-3 if config == start else 2e-3))
+    assert choices[task.key].config == start
+    assert progress.tasks[task.key].state == "confirmed" and progress.best == pytest.approx(1e-3)
+    again, progress = tuned(Told(unasked), task, models=Inside(unasked))
+    assert again[task.key].config == start and progress.ended == "known"
+
+
+def test_what_is_about_as_fast_alone_may_win_in_the_model() -> None:
+    task = product()
+    start = start_of(task)
+    told = Told(lambda config: 1e-3 if config == start else varied(config))
+    choices, _ = tuned(told, task, models=Inside(lambda config: 2e-3 if config == start else varied(config)))
+    others = sorted((config for config in told.measured if config != start), key=told.seconds)
+    assert choices[task.key].config == others[0]
 
 
 # -- what is kept -----------------------------------------------------------------------------------------------------
@@ -393,13 +427,13 @@ def test_a_model_is_tuned_locked_and_built_again(
 ) -> None:
     progress, lock = Progress(), tmp_path / "model.lock"
     first = tilewright.compile(
-        model, (x,), effort="quick", budget="4s", threads=1, lock=lock, trace=Trace(listener=progress)
+        model, (x,), effort="quick", budget="15s", threads=1, lock=lock, trace=Trace(listener=progress)
     )
     assert progress.trials and torch.allclose(first(x), model(x), atol=1e-5)
 
     monkeypatch.setattr(Runner, "measure", None)
     monkeypatch.setattr(Runner, "race", None)
-    again = tilewright.compile(model, (x,), effort="quick", budget="4s", threads=1)
+    again = tilewright.compile(model, (x,), effort="quick", budget="15s", threads=1)
     locked = tilewright.compile(model, (x,), effort="full", threads=1, lock=lock)
     for other in (again, locked):
         assert other.plan.kernels == first.plan.kernels

@@ -10,10 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tilewright import te
+from tilewright.errors import InternalError
 from tilewright.loops.ir import (
+    Await,
     Block,
     Buffer,
     Combine,
+    Commit,
+    Copy,
     For,
     If,
     Kind,
@@ -23,6 +27,7 @@ from tilewright.loops.ir import (
     Stmt,
     Store,
     Transpose,
+    Warp,
 )
 
 LINE = 64  # bytes
@@ -93,6 +98,8 @@ def _statements(stmt: Stmt, path: tuple[Loop, ...], executions: float) -> Iterat
         branches = [stmt.then] if stmt.other is None else [stmt.then, stmt.other]
         for branch in branches:
             yield from _statements(branch, path, executions / len(branches))
+    elif isinstance(stmt, Copy | Commit | Await | Warp):
+        raise InternalError("a program for threads of a GPU, counted as one for a processor")
     else:
         yield _statement(stmt, path, executions)
 

@@ -13,12 +13,14 @@ the card; unless too few steps are under way to hide how long a load takes (ALCO
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.hw.gpu import GpuMachine
+from tilewright.space.sketches.cuda import SKETCHES
 from tilewright.space.space import Config
 from tilewright.space.templates.cuda import TEMPLATES
-from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
+from tilewright.space.templates.cuda.template import GpuApplied, GpuTemplate, GpuTerms, GpuWork
 
 # What the vendor does not publish is fitted to the times of 1,700 kernels on one H200: the tasks of
 # `benchmarks/gpu_gemm.py`, for each the first of this model's ranking and as many random ones.
@@ -26,6 +28,7 @@ _START = 1.6e-6  # seconds of a launch in a graph, and of a block's first instru
 _TOGETHER = 2.0e-6  # seconds more where blocks form clusters
 _SHARED_CLOCK = 128.0  # bytes that shared memory gives a multiprocessor
 _ISSUE_CLOCK = 1.4  # instructions that a multiprocessor begins, beside all that it waits for
+_ORDINARY_CLOCK = 3.2  # of those that wait for nothing
 _COPY_CLOCK = 0.44  # copies to shared memory that it begins
 _WARPS = 6.4  # warps of a multiprocessor that keep its tensor cores busy
 _CACHE_LATENCY, _MEMORY_LATENCY = 200.0, 1350.0  # clocks
@@ -48,12 +51,14 @@ class Ranked:
     applied: GpuApplied
 
 
-def rank(work: GpuWork, most: int | None = None) -> list[Ranked]:
-    """The configs of all templates for a task, fastest first; none where no template applies. Of those that differ in
-    one knob and are expected to take as long, a ranking of so many at most has the first alone: to measure both would
-    tell little."""
+def rank(
+    work: GpuWork, most: int | None = None, templates: Sequence[GpuTemplate] = TEMPLATES
+) -> list[Ranked]:
+    """The configs of all these templates for a task, fastest first; none where no template applies. Of those that
+    differ in one knob and are expected to take as long, a ranking of so many at most has the first alone: to measure
+    both would tell little."""
     found: list[Ranked] = []
-    for template in TEMPLATES:
+    for template in templates:
         applied = template.apply(work)
         if applied is not None:
             found += [
@@ -79,8 +84,9 @@ def _are_alike(a: Ranked, b: Ranked) -> bool:
 
 
 def best_of(work: GpuWork) -> Ranked | None:
-    """The config of least predicted time: the choice without measurement."""
-    return next(iter(rank(work, most=1)), None)
+    """The config of least predicted time: the choice without measurement. Sketches are asked where no template
+    applies."""
+    return next((best for makers in (TEMPLATES, SKETCHES) for best in rank(work, 1, makers)), None)
 
 
 def seconds(terms: GpuTerms, machine: GpuMachine) -> float:
@@ -105,7 +111,7 @@ def _wave(terms: GpuTerms, machine: GpuMachine, resident: int, blocks: int, more
     work = max(
         terms.flops / (machine.tensor_flops_clock * busy),
         terms.shared_traffic / _SHARED_CLOCK,
-        terms.scalar / _ISSUE_CLOCK,
+        terms.scalar / _ISSUE_CLOCK + terms.ordinary / _ORDINARY_CLOCK,
         terms.copies / _COPY_CLOCK,
     )
     use = work + _STEP / resident  # of a step, in a block's share of the multiprocessor
@@ -121,7 +127,7 @@ def _wave(terms: GpuTerms, machine: GpuMachine, resident: int, blocks: int, more
     under_way = terms.stages - 1
     step = resident * use
     if load > (under_way * resident - 1) * use:
-        step = max(step, (load + use) / under_way)
+        step = max(step, (load + use) / max(1, under_way))
     loop = terms.steps * max(step, arriving)
     results = resident * terms.write_shared / _SHARED_CLOCK + _WRITE_CLOCKS
     results += blocks * (terms.written + terms.write_loaded) / (_WRITE_SHARE * memory)

@@ -59,6 +59,7 @@ class GpuMachine:
         return f"{self.name} ({self.capability}), {self.sms} multiprocessors, {self.memory >> 30} GiB"
 
 
+_OLDEST = 8  # generation of cards: the first with asynchronous copies
 _RESERVED_SHARED = 1_024  # of every block, by the driver
 
 
@@ -127,7 +128,24 @@ H200 = GpuMachine(
     clusters=True,
 )
 
+# What every card from sm_80 on can do. Kernels for it are PTX, which a card's driver makes machine code of.
+PORTABLE = replace(A10, name="any NVIDIA GPU from sm_80 on", capability="compute_80")
+
 DESCRIBED = {machine.capability: machine for machine in (A100, A10, L4, H200)}
+
+
+def of_capability(name: str, major: int, minor: int) -> GpuMachine:
+    """What is known of cards of that capability; of one that is newer than all described, what its elders could do."""
+    if major < _OLDEST:
+        raise TargetError(
+            f"{name} has the compute capability {major}.{minor}, and kernels are made for {_OLDEST}.0 and later",
+            remedy='use a GPU of the Ampere generation or later, or target="cpu"',
+        )
+    known = DESCRIBED.get(f"sm_{major}{minor}") or DESCRIBED.get(f"sm_{major}{minor}a")
+    if known is not None:
+        return known
+    elder = max((m for m in DESCRIBED.values() if m.arch <= major * 10 + minor), key=lambda m: m.arch)
+    return replace(elder, capability=f"sm_{major}{minor}", warpgroup_mma=False)
 
 
 @lru_cache(maxsize=8)
@@ -135,11 +153,7 @@ def detect(ordinal: int = 0) -> GpuMachine:
     """The card with that number. TargetError where kernels cannot be made for it."""
     card = device.Device(ordinal)
     major, minor = (card.attribute(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
-    capability = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
-    known = DESCRIBED.get(capability)
-    if known is None:
-        described = ", ".join(DESCRIBED)
-        raise TargetError(f"{card.name} has the capability {capability}; there are kernels for {described}")
+    known = of_capability(card.name, major, minor)
     width, clock = card.attribute("GLOBAL_MEMORY_BUS_WIDTH"), card.attribute("MEMORY_CLOCK_RATE")
     return replace(
         known,

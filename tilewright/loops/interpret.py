@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tilewright import te
 from tilewright.dtypes import DType
+from tilewright.hw.gpu import WARP
 from tilewright.loops.ir import (
     Across,
+    Await,
     Block,
     Buffer,
     Combine,
+    Commit,
+    Copy,
     For,
     If,
     Kind,
@@ -22,10 +27,16 @@ from tilewright.loops.ir import (
     Scope,
     Stmt,
     Transpose,
+    Warp,
     local_buffers,
     thread_count,
 )
+from tilewright.te.interpret import interpret
 from tilewright.te.scalars import SCALARS
+
+
+class UnorderedAccess(Exception):
+    """Threads touch a place in scratch memory at times that nothing orders."""
 
 
 def interpret_program(program: Program, inputs: Sequence[np.ndarray]) -> np.ndarray:
@@ -52,6 +63,10 @@ class _Machine:
     def __init__(self, shared: dict[Buffer, np.ndarray], registers: dict[Buffer, np.ndarray]) -> None:
         self.shared, self.registers = shared, registers
         self.thread = 0
+        self.asked: list[_Asked] = []
+        self.groups: list[list[_Asked]] = []
+        self.last_read: dict[tuple[Buffer, int], int] = {}  # when each place of scratch memory was last read
+        self.awaits = 0
 
     def memory(self, buffer: Buffer) -> np.ndarray:
         if buffer.scope is not Scope.REGISTER:
@@ -80,6 +95,18 @@ class _Machine:
             values = self.registers[stmt.buffer][:, stmt.offset]
             groups = values.reshape(-1, stmt.group)
             groups[:] = np.array([_pairwise(stmt.kind, group) for group in groups])[:, None]
+        elif isinstance(stmt, Copy):
+            self.copy(stmt, env)
+        elif isinstance(stmt, Commit):
+            self.groups.append(self.asked)
+            self.asked = []
+        elif isinstance(stmt, Await):
+            self.awaits += 1
+            while len(self.groups) > stmt.pending:
+                for buffer, index, values in self.groups.pop(0):
+                    self.shared[buffer][index : index + len(values)] = values
+        elif isinstance(stmt, Warp):
+            self.warp(stmt, env)
         elif not isinstance(stmt, Prefetch):
             index = int(self.value(stmt.index, env))
             if not 0 <= index < stmt.buffer.size:
@@ -88,14 +115,18 @@ class _Machine:
 
     def value(self, expr: te.Expr, env: dict[te.Var, int]) -> Any:
         if isinstance(expr, te.Const):
+            if expr.dtype is DType.I64:
+                return int(expr.value)
             return np.asarray(expr.value).astype(expr.dtype.numpy)[()]
         if isinstance(expr, te.Var):
-            return np.int64(env.get(expr, 0))
+            return env.get(expr, 0)
         if isinstance(expr, te.Load):
             assert isinstance(expr.source, Buffer)
             index = int(self.value(expr.indices[0], env))
             if not 0 <= index < expr.source.size:
                 raise IndexError(f"{expr.source.name}[{index}] of {expr.source.size}")
+            if expr.source.scope is Scope.SCRATCH:
+                self.last_read[expr.source, index] = self.awaits
             return self.elements(expr.source)[index]
         if isinstance(expr, te.Select):
             return self.value(expr.then if self.value(expr.cond, env) else expr.other, env)
@@ -105,7 +136,65 @@ class _Machine:
             return self.across(expr)
         assert isinstance(expr, te.Call)
         arguments = [self.value(arg, env) for arg in expr.args]
+        if (
+            expr.op in _OF_INDICES
+            and type(arguments[0]) is int
+            and type(arguments[1]) is int
+            and arguments[1]
+        ):
+            return _OF_INDICES[expr.op](*arguments)
         return np.asarray(SCALARS[expr.op].numpy(*arguments)).astype(expr.dtype.numpy)[()]
+
+    def copy(self, stmt: Copy, env: dict[te.Var, int]) -> None:
+        """What is on its way is nothing until it is awaited."""
+        index = int(self.value(stmt.index, env))
+        values = np.zeros(stmt.lanes, stmt.buffer.dtype.numpy)
+        if stmt.cond is None or self.value(stmt.cond, env):
+            source = int(self.value(stmt.source_index, env))
+            if not 0 <= source <= stmt.source.size - stmt.lanes:
+                raise IndexError(f"{stmt.source.name}[{source}] of {stmt.source.size}")
+            values = self.elements(stmt.source)[source : source + stmt.lanes].copy()
+        if not 0 <= index <= stmt.buffer.size - stmt.lanes:
+            raise IndexError(f"{stmt.buffer.name}[{index}] of {stmt.buffer.size}")
+        for place in range(index, index + stmt.lanes):
+            if self.last_read.get((stmt.buffer, place)) == self.awaits:
+                raise UnorderedAccess(f"{stmt.buffer.name}[{place}] is copied to where it is still read")
+        self.shared[stmt.buffer][index : index + stmt.lanes] = np.nan if stmt.buffer.dtype.is_float else -1
+        self.asked.append((stmt.buffer, index, values))
+
+    def warp(self, stmt: Warp, env: dict[te.Var, int]) -> None:
+        instruction = stmt.instruction
+        threads = next(iter(self.registers.values())).shape[0]
+        for first in range(0, threads, WARP):
+            tiles: dict[te.Tensor, np.ndarray] = {}
+            for share, (buffer, start) in zip(instruction.shares, stmt.operands, strict=True):
+                places = self._places(stmt, share.lanes, share.size, start, first, env)
+                tile = np.zeros(share.tensor.shape, share.tensor.dtype.numpy)
+                elements = share.element(np.arange(share.lanes)[:, None], np.arange(share.size)[None])
+                if buffer.scope is Scope.REGISTER:
+                    tile[elements] = self.registers[buffer][np.arange(first, first + WARP)[:, None], places]
+                else:
+                    tile[elements] = self.shared[buffer][places]
+                    self.last_read.update({(buffer, int(at)): self.awaits for at in places.flat})
+                tiles[share.tensor] = tile
+            result, (buffer, start) = instruction.shares[0], stmt.operands[0]
+            before = tiles.pop(instruction.output)
+            value = interpret(instruction.output, tiles)
+            value = before + value if instruction.adds else value
+            places = self._places(stmt, WARP, result.size, start, first, env)
+            elements = result.element(np.arange(WARP)[:, None], np.arange(result.size)[None])
+            self.registers[buffer][np.arange(first, first + WARP)[:, None], places] = value[elements]
+
+    def _places(
+        self, stmt: Warp, lanes: int, size: int, start: te.Expr, first: int, env: dict[te.Var, int]
+    ) -> np.ndarray:
+        """Of each of a warp's threads and each element of its share, where it is."""
+        varies = stmt.thread in te.variables(start)
+        starts = [
+            int(self.value(start, {**env, stmt.thread: first + lane}))
+            for lane in range(lanes if varies else 1)
+        ]
+        return np.broadcast_to(np.array(starts), (lanes,))[:, None] + np.arange(size)[None]
 
     def elements(self, buffer: Buffer) -> np.ndarray:
         if buffer.of is None:
@@ -115,6 +204,19 @@ class _Machine:
 
     def across(self, expr: Across) -> Any:
         return _pairwise(expr.kind, self.memory(expr.buffer)[expr.offset : expr.offset + expr.lanes])
+
+
+# What indices are made of, in plain integers: they are most of what a program computes.
+_OF_INDICES: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "lt": operator.lt,
+    "le": operator.le,
+}
+_Asked = tuple[Buffer, int, np.ndarray]
 
 
 def _pairwise(kind: str, vector: np.ndarray) -> Any:

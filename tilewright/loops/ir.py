@@ -26,6 +26,10 @@ Semantics
 - `Prefetch` changes nothing: it names an element that will be read soon, and may name one that does not exist.
 - `Combine`, between thread loops: an element of a register buffer is combined over groups of neighbouring threads, in a
   fixed order, and each thread of the group then holds the result.
+- `Copy`, in a thread loop, asks for neighbours in memory, which are in scratch memory behind an `Await` of its group:
+  those since the last `Commit`. Nobody touches their place from the copy to there, and nobody reads it between the
+  `Await` before the copy and the copy. `Commit` and `Await` are between thread loops; all threads meet at an `Await`.
+- `Warp`, between thread loops: an instruction that the threads of each warp carry out together.
 - `Transpose` turns a tile of a register buffer: its vectors in order are the elements of a matrix by rows before, and
   by columns afterwards.
 - `Store` rounds nothing: the value's type is the buffer's. One that is `streamed` writes what nobody reads soon: it may
@@ -39,11 +43,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from tilewright.dtypes import DType
 from tilewright.runtime.packing import Packing
 from tilewright.te import Expr, Source, Var
+
+if TYPE_CHECKING:
+    from tilewright.loops.gpu.instructions import Instruction
 
 
 class Scope(enum.Enum):
@@ -154,19 +162,56 @@ class Combine:
     group: int
 
 
-Stmt = For | Block | Store | If | Prefetch | Transpose | Combine
+@dataclass(frozen=True)
+class Copy:
+    """`lanes` neighbours from `source` to scratch memory, some time until they are awaited. Zeros where `cond` does not
+    hold: nothing is read then."""
+
+    buffer: Buffer
+    index: Expr
+    source: Buffer
+    source_index: Expr
+    lanes: int
+    cond: Expr | None = None
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The copies since the last one are a group."""
+
+
+@dataclass(frozen=True)
+class Await:
+    """The copies of all groups but the last `pending` are there, for all threads."""
+
+    pending: int
+
+
+@dataclass(frozen=True)
+class Warp:
+    """Of each operand of the instruction, the result first, the buffer and where in it a thread's share begins;
+    `thread` stands for the number of the thread."""
+
+    instruction: Instruction
+    thread: Var
+    operands: tuple[tuple[Buffer, Expr], ...]
+
+
+Stmt = For | Block | Store | If | Prefetch | Transpose | Combine | Copy | Commit | Await | Warp
 
 
 @dataclass(frozen=True)
 class Program:
     """A loop nest. `decisions` says in words what the schedule chose: it is what `explain` shows. `packings` says, for
-    each input, in which order its elements are expected; None, and inputs beyond its end: as they are."""
+    each input, in which order its elements are expected; None, and inputs beyond its end: as they are. `cluster`: on a
+    GPU, among how many blocks the threads of an iteration are divided; they share no scratch memory."""
 
     name: str
     params: tuple[Buffer, ...]
     body: Stmt
     decisions: str = ""
     packings: tuple[Packing | None, ...] = ()
+    cluster: int = 1
 
     @property
     def parallel_extent(self) -> int:
@@ -213,8 +258,13 @@ def local_buffers(program: Program) -> list[Buffer]:
     """The register and scratch buffers, in the order in which they are first written."""
     found: dict[Buffer, None] = {}
     for stmt in walk_stmts(program.body):
-        if isinstance(stmt, Store) and stmt.buffer.scope is not Scope.GLOBAL:
-            found[stmt.buffer] = None
+        written: Buffer | None = None
+        if isinstance(stmt, Store | Copy):
+            written = stmt.buffer
+        elif isinstance(stmt, Warp):
+            written = stmt.operands[0][0]
+        if written is not None and written.scope is not Scope.GLOBAL:
+            found[written] = None
     return list(found)
 
 
@@ -229,6 +279,12 @@ def map_exprs(stmt: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
         return If(change(stmt.cond), map_exprs(stmt.then, change), other)
     if isinstance(stmt, Prefetch):
         return Prefetch(stmt.buffer, change(stmt.index), stmt.level)
-    if isinstance(stmt, Transpose | Combine):
+    if isinstance(stmt, Copy):
+        cond = None if stmt.cond is None else change(stmt.cond)
+        return replace(stmt, index=change(stmt.index), source_index=change(stmt.source_index), cond=cond)
+    if isinstance(stmt, Warp):
+        operands = tuple((buffer, change(index)) for buffer, index in stmt.operands)
+        return replace(stmt, operands=operands)
+    if isinstance(stmt, Transpose | Combine | Commit | Await):
         return stmt
     return Store(stmt.buffer, change(stmt.index), change(stmt.value), stmt.streamed)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from tilewright.loops.ir import (
     Across,
+    Await,
     Block,
     Combine,
+    Commit,
+    Copy,
     For,
     If,
     Prefetch,
     Program,
     Stmt,
     Transpose,
+    Warp,
     local_buffers,
 )
 from tilewright.te import Call, Cast, Const, Expr, Load, Reduce, Select, Var
@@ -73,6 +77,19 @@ def print_program(program: Program) -> str:
             lines.append(
                 f"{pad}combine_{stmt.kind} {stmt.buffer.name}[{stmt.offset}] over {stmt.group} threads"
             )
+        elif isinstance(stmt, Copy):
+            guard = "" if stmt.cond is None else f" if {print_expr(stmt.cond)}"
+            lines.append(
+                f"{pad}copy {stmt.buffer.name}[{print_expr(stmt.index)}] <-"
+                f" {stmt.source.name}[{print_expr(stmt.source_index)}] x {stmt.lanes}{guard}"
+            )
+        elif isinstance(stmt, Commit):
+            lines.append(f"{pad}commit")
+        elif isinstance(stmt, Await):
+            lines.append(f"{pad}await all but {stmt.pending}")
+        elif isinstance(stmt, Warp):
+            operands = ", ".join(f"{b.name}[{print_expr(index)}]" for b, index in stmt.operands)
+            lines.append(f"{pad}{stmt.instruction.name} {operands}")
         else:
             arrow = "<-" if stmt.streamed else "="
             lines.append(

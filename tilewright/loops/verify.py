@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from tilewright import te
 from tilewright.errors import VerificationError
+from tilewright.hw.gpu import WARP
 from tilewright.loops.guards import Guard, bounds_under
 from tilewright.loops.ir import (
     SCRATCH_LIMIT,
     Across,
+    Await,
     Block,
     Buffer,
     Combine,
+    Commit,
+    Copy,
     For,
     If,
     Kind,
@@ -20,10 +24,13 @@ from tilewright.loops.ir import (
     Stmt,
     Store,
     Transpose,
+    Warp,
     local_buffers,
     thread_count,
 )
 from tilewright.te.index import Bounds, bounds, coefficient, linear, simplify
+
+_COPY_BYTES = 16  # the most that one instruction copies
 
 
 def verify_program(program: Program) -> None:
@@ -69,6 +76,12 @@ class _Verifier:
             self.transpose(stmt)
         elif isinstance(stmt, Combine):
             self.combine(stmt)
+        elif isinstance(stmt, Copy):
+            self.copy(stmt)
+        elif isinstance(stmt, Commit | Await):
+            self.between_threads(type(stmt).__name__.lower())
+        elif isinstance(stmt, Warp):
+            self.warp(stmt)
         else:
             self.store(stmt)
 
@@ -148,7 +161,8 @@ class _Verifier:
         if not _inside(reached, buffer) and not te.loads(
             index
         ):  # what data decides is clamped where it is made
-            reached = bounds_under(index, guards) if guards else reached
+            fixed = buffer.scope is not Scope.GLOBAL and not te.variables(index)  # whatever the guards say
+            reached = bounds_under(index, guards) if guards and not fixed else reached
             if reached is not None and not _inside(reached, buffer):
                 low, high = reached
                 self.fail(f"{buffer.name}[{buffer.size}] is accessed at {low}..{high}")
@@ -192,6 +206,39 @@ class _Verifier:
         if stmt.buffer.scope is not Scope.REGISTER or not 0 <= stmt.offset < stmt.buffer.size:
             self.fail(f"{stmt.buffer.name}[{stmt.offset}] is no register")
         self.width(stmt.buffer, stmt.offset, 1)
+
+    def between_threads(self, what: str) -> None:
+        if any(loop.kind is Kind.THREAD for loop in self.loops):
+            self.fail(f"{what} inside a thread loop")
+
+    def copy(self, stmt: Copy) -> None:
+        if stmt.buffer.scope is not Scope.SCRATCH or stmt.source not in self.inputs:
+            self.fail(
+                f"a copy from {stmt.source.name} to {stmt.buffer.name}: not from an input to scratch memory"
+            )
+        if stmt.buffer.dtype is not stmt.source.dtype or stmt.lanes * stmt.buffer.dtype.bytes > _COPY_BYTES:
+            self.fail(f"a copy of {stmt.lanes} {stmt.source.dtype} as {stmt.buffer.dtype}")
+        guards = self.guards
+        if stmt.cond is not None:
+            self.bound(stmt.cond)
+            guards = (*guards, (stmt.cond, True))
+        self.bound(stmt.index, stmt.source_index)
+        for end in (0, stmt.lanes - 1):
+            self.access(stmt.buffer, stmt.index + end, self.guards)
+            self.access(stmt.source, stmt.source_index + end, guards)
+
+    def warp(self, stmt: Warp) -> None:
+        self.between_threads(stmt.instruction.name)
+        if self.threads % WARP or stmt.thread.extent != self.threads:
+            self.fail(f"{stmt.instruction.name} among {self.threads} threads")
+        for share, (buffer, index) in zip(stmt.instruction.shares, stmt.operands, strict=True):
+            if buffer.scope is not share.scope or buffer.dtype is not share.tensor.dtype:
+                self.fail(f"{stmt.instruction.name}: {buffer.name} cannot be its operand {share.tensor.name}")
+            self.loops.append(For(stmt.thread, Kind.THREAD, Block(())))
+            self.bound(index)
+            for end in (0, share.size - 1):
+                self.access(buffer, index + end, self.guards)
+            self.loops.pop()
 
 
 def _inside(reached: Bounds | None, buffer: Buffer) -> bool:

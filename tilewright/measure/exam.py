@@ -161,7 +161,7 @@ class _Draw:
         self.graph = task.graph
         dtype = task.output.dtype
         self.bound = ELEMENT_BOUNDS.get(dtype, 0.0)
-        transformed = numerics == "fast" and any(node.op == "conv" for node in self.graph.nodes())
+        transformed = numerics != "strict" and any(node.op == "conv" for node in self.graph.nodes())
         if transformed:
             self.bound = max(self.bound, _TRANSFORMED_BOUND)
         self.transformed = transformed

@@ -131,6 +131,7 @@ class Runner:
         self._seated: TaskJob | None = None
         self._numbers = 0
         self._exams: OrderedDict[TaskJob, _Exam | Failed] = OrderedDict()
+        self._expected: dict[Child, tuple[TaskJob, _Order]] = {}  # exams that are being drawn
         self._kept: OrderedDict[tuple[TaskJob, Config], Made] = OrderedDict()
         self._first_reference: float | None = None
         self._reference = 0.0
@@ -145,6 +146,9 @@ class Runner:
         """End the processes. Measuring again starts others."""
         for child in (*self._builders, self._timer):
             child.close()
+        for _, order in self._expected.values():
+            _close_all(order.descriptors)
+        self._expected = {}
         self._seated = None
         while self._exams:
             self._drop_exam()
@@ -155,6 +159,14 @@ class Runner:
         return self._reference / self._first_reference if self._first_reference else 1.0
 
     # -- what others ask ------------------------------------------------------------------------------------------
+
+    def expect(self, job: TaskJob) -> None:
+        """This task is measured next: its exam is drawn while the caller thinks about which configs."""
+        idle = next((child for child in self._builders if child not in self._expected), None)
+        if idle is not None and not self._has_exam(job):
+            order = self._exam_order(job)
+            self._expected[idle] = job, order
+            idle.send(msgspec.msgpack.encode(order.request), order.descriptors)
 
     def measure(
         self,
@@ -215,7 +227,7 @@ class Runner:
         self._timer.start()  # it needs a moment, and nobody waits for it yet
         orders: deque[_Order] = deque()
         replies: dict[Config, Any] = {}
-        if job not in self._exams:
+        if not self._has_exam(job):
             orders.append(self._exam_order(job))
         modules = (*self._modules, *registering_modules())
         for config in dict.fromkeys(configs):
@@ -266,6 +278,10 @@ class Runner:
 
     # -- building -------------------------------------------------------------------------------------------------
 
+    def _has_exam(self, job: TaskJob) -> bool:
+        """Or will have, once what was asked for is done."""
+        return job in self._exams or any(job == expected for expected, _ in self._expected.values())
+
     def _exam_order(self, job: TaskJob) -> _Order:
         descriptor = _memory_file()
 
@@ -291,7 +307,8 @@ class Runner:
 
     def _work_off(self, orders: deque[_Order], deadline: float | None) -> None:
         """All orders, as many at a time as there are builders."""
-        busy: dict[Child, _Order] = {}
+        busy = {child: order for child, (_, order) in self._expected.items()}
+        self._expected = {}
         try:
             while orders or busy:
                 for child in self._builders:
@@ -315,8 +332,7 @@ class Runner:
             for child in busy:
                 child.close()
             for order in (*busy.values(), *orders):
-                for descriptor in order.descriptors:
-                    os.close(descriptor)
+                _close_all(order.descriptors)
             raise
 
     # -- timing ---------------------------------------------------------------------------------------------------
@@ -411,6 +427,11 @@ def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
     kept.move_to_end(key)
     while len(kept) > most:
         kept.popitem(last=False)
+
+
+def _close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _memory_file() -> int:

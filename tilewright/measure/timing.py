@@ -396,13 +396,17 @@ class _Kernel:
             memory, filled = self._blocks.take(size), False
             self._own = memory
         inputs = [] if filled else self._inputs(self._ordinary)
+        firsts: dict[int, np.ndarray] = {}
         end = 0
 
         def placed(number: int) -> int:
             nonlocal end
             begin, end = end, end + self._sizes[number]
-            if number < len(inputs) and inputs[number].size:
+            if number in firsts:
+                memory[begin:end] = firsts[number]
+            elif number < len(inputs) and inputs[number].size:
                 memory[begin:end] = np.resize(inputs[number].reshape(-1).view(np.uint8), end - begin)
+                firsts[number] = memory[begin:end]
             return int(memory.ctypes.data) + begin
 
         fixed = {number: placed(number) for number, goes in enumerate(self._goes_round) if not goes}

@@ -97,7 +97,7 @@ def save(model: CompiledModel | DynamicModel, path: str | os.PathLike[str]) -> N
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         with open(temporary, "x+b") as stream:
-            _write(models, stream)
+            _write([variant for each in models for variant in each.saved()], stream)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, target)

@@ -90,6 +90,10 @@ class CompiledModel:
 
         save(self, path)
 
+    def saved(self) -> Sequence[CompiledModel]:
+        """The variants that a file shall have of it, for one machine each; the first that can run is taken."""
+        return [self]
+
     def explain(self, inputs: Any = None, *, repeats: int = 10) -> Explanation:
         """Time per kernel, and its error against the oracle where the compiler attached one.
 

@@ -12,7 +12,7 @@ from tilewright.codegen.llvm.build import Kernel, build
 from tilewright.frontend import ImportedModel
 from tilewright.graph.task import Partition
 from tilewright.hw import CpuMachine, host
-from tilewright.link import Boundary, Linkable, link
+from tilewright.link import Boundary, Linkable, Linked, link
 from tilewright.measure.check import kernel_error
 from tilewright.rewrites.pipeline import run_pipeline
 from tilewright.runtime.model import CompiledModel
@@ -25,6 +25,7 @@ from tilewright.tune.choose import Choice, choose
 from tilewright.tune.effort import Tuning
 from tilewright.tune.lock import check_lockable, lock_of, locked_choices, read_lock, write_lock
 from tilewright.tune.oracle import PredictedCosts
+from tilewright.tune.rehearse import Models
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,9 @@ class CpuTarget:
     @property
     def is_here(self) -> bool:
         return self.machine == host()
+
+    def default_numerics(self) -> str:
+        return knobs.get("numerics")
 
     def partitioned(self, imported: ImportedModel, numerics: str, trace: Trace) -> Partition:
         oracle = PredictedCosts(self.machine, numerics)
@@ -65,19 +69,30 @@ class CpuTarget:
                 tune,  # with the database and the searches: only for those who measure
             )
 
+            threads = threads or knobs.get("threads")
             with trace.span("tune", tasks=len(works)):
                 choices = tune(
                     tasks,
                     self.machine,
                     tuning,
                     numerics=numerics,
-                    threads=threads or knobs.get("threads"),
+                    threads=threads,
                     trace=trace,
                     objective=objective,
+                    models=self.staged(partitions, numerics, threads),
                 )
         if path is not None:
             write_lock(path, lock_of(choices, works, numerics))
         return choices
+
+    def staged(self, partitions: Sequence[Partition], numerics: str, threads: int) -> Models:
+        """These models, with any choices, for those who time their tasks inside them."""
+        from tilewright.targets.staged import Staged
+
+        def linked(partition: Partition, cast: Mapping[str, Choice], boundary: Boundary) -> Linked:
+            return self._linked(partition, cast, boundary, numerics, Trace.off())
+
+        return Staged(partitions, linked, threads)
 
     def finished(
         self,
@@ -89,23 +104,31 @@ class CpuTarget:
         choices: Choices,
         share: Share = unshared,
     ) -> CompiledModel:
-        with trace.span("build", tasks=len(computed(partition))):
-            kernels = build_kernels(partition, self.machine, numerics, trace, choices)
-
-        with trace.span("link"):
-            boundary = Boundary(
-                imported.input_names, imported.input_tree, imported.output_tree, imported.argument_names
-            )
-            producer = f"tilewright {VERSION}"
-            ready = {key: _linkable(kernel) for key, kernel in kernels.items()}
-            machine = self.machine
-            target = {"triple": machine.triple, "cpu": machine.cpu, "features": list(machine.features)}
-            linked = link(partition, ready, boundary, target, numerics=numerics, producer=producer)
-
+        boundary = Boundary(
+            imported.input_names, imported.input_tree, imported.output_tree, imported.argument_names
+        )
+        linked = self._linked(partition, choices, boundary, numerics, trace)
         with trace.span("load"):
             return CompiledModel(
                 linked.plan, share(linked.constants), linked.objects, threads=threads, checker=kernel_error
             )
+
+    def _linked(
+        self,
+        partition: Partition,
+        choices: Mapping[str, Choice],
+        boundary: Boundary,
+        numerics: str,
+        trace: Trace,
+    ) -> Linked:
+        with trace.span("build", tasks=len(computed(partition))):
+            kernels = build_kernels(partition, self.machine, numerics, trace, choices)
+        with trace.span("link"):
+            producer = f"tilewright {VERSION}"
+            ready = {key: _linkable(kernel) for key, kernel in kernels.items()}
+            machine = self.machine
+            target = {"triple": machine.triple, "cpu": machine.cpu, "features": list(machine.features)}
+            return link(partition, ready, boundary, target, numerics=numerics, producer=producer)
 
 
 def build_kernels(

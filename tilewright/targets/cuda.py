@@ -8,21 +8,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tilewright import knobs
 from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.cuda.build import GpuKernel
 from tilewright.codegen.cuda.pieces import build_piece
-from tilewright.errors import OptionError
 from tilewright.frontend import ImportedModel
-from tilewright.graph.task import Partition
-from tilewright.hw.gpu import GpuMachine, detect
+from tilewright.graph.task import Partition, Task
+from tilewright.hw.gpu import PORTABLE, GpuMachine, detect
 from tilewright.link import Boundary, Linkable, link
 from tilewright.measure.check import kernel_error
 from tilewright.rewrites.oracle import FewestBytes
 from tilewright.rewrites.pipeline import Abilities, run_pipeline
 from tilewright.runtime.cuda import device, vendor
-from tilewright.runtime.cuda.executor import TRIPLE
+from tilewright.runtime.cuda.executor import AWAITS_TURN, TRIPLE
 from tilewright.runtime.cuda.model import GpuModel
 from tilewright.runtime.plan import Launch
+from tilewright.runtime.ports import torch_module
 from tilewright.space.vendor.pieces import Piece, Way, refined
 from tilewright.support.trace import Trace
 from tilewright.support.version import VERSION
@@ -30,6 +31,8 @@ from tilewright.targets.target import Choices, Share, Target, computed, together
 from tilewright.tune.allocate import Objective
 from tilewright.tune.effort import Tuning
 from tilewright.tune.gpu import GpuTuner, choose, has_kernel
+from tilewright.tune.gpu_lock import lock_of, locked_ways
+from tilewright.tune.lock import check_lockable, read_lock, write_lock
 
 _BUILDERS = 8  # threads that compile at once
 
@@ -58,6 +61,13 @@ class CudaTarget:
     def is_here(self) -> bool:
         return self.ordinal is not None and device.count() > self.ordinal
 
+    def default_numerics(self) -> str:
+        """As the option says; and as PyTorch is told to treat float32."""
+        chosen = knobs.get("numerics")
+        torch = torch_module()
+        rounds = torch is not None and torch.backends.cuda.matmul.allow_tf32
+        return "tf32" if chosen == "fast" and rounds else chosen
+
     def partitioned(self, imported: ImportedModel, numerics: str, trace: Trace) -> Partition:
         abilities = Abilities(chains=False, libraries=bool(self.libraries))
         found = run_pipeline(
@@ -83,23 +93,34 @@ class CudaTarget:
         lock: str | Path | None = None,
         objective: Objective | None = None,
     ) -> dict[str, Way]:
-        if lock is not None:
-            raise OptionError(
-                "a lock file holds choices for a processor, and the target is a GPU",
-                remedy="leave `lock` out: the database keeps what was measured",
-            )
         tasks = together(partitions)
-        if tuning is not None:
-            assert self.ordinal is not None
-            tuner = GpuTuner(self.machine, self.ordinal, numerics, self.libraries, tuning, trace)
-            with trace.span("tune", tasks=len(tasks)) as span:
-                found = tuner.tune(tasks)
-                span.note(trials=tuner.trials)
-            return found
-        with trace.span("choose", tasks=len(tasks)):
-            return {
-                key: choose(task, self.machine, numerics, self.libraries) for key, (task, _) in tasks.items()
-            }
+        path = None if lock is None else Path(lock)
+        plain = {key: task for key, (task, _) in tasks.items()}
+        if path is not None:
+            if (found := read_lock(path)) is not None:
+                return locked_ways(found, plain, self.machine, numerics, self.libraries, path)
+            check_lockable(path)
+        ways = self._ways(tasks, numerics, trace, tuning)
+        if path is not None:
+            write_lock(path, lock_of(ways, plain, self.machine, numerics))
+        return ways
+
+    def _ways(
+        self, tasks: Mapping[str, tuple[Task, int]], numerics: str, trace: Trace, tuning: Tuning | None
+    ) -> dict[str, Way]:
+        """As raced, or by the rule."""
+        if tuning is None:
+            with trace.span("choose", tasks=len(tasks)):
+                return {
+                    key: choose(task, self.machine, numerics, self.libraries)
+                    for key, (task, _) in tasks.items()
+                }
+        assert self.ordinal is not None
+        tuner = GpuTuner(self.machine, self.ordinal, numerics, self.libraries, tuning, trace)
+        with trace.span("tune", tasks=len(tasks)) as span:
+            found = tuner.tune(tasks)
+            span.note(trials=tuner.trials, gpu_seconds=tuner.gpu_seconds)
+        return found
 
     def finished(
         self,
@@ -118,26 +139,34 @@ class CudaTarget:
             boundary = Boundary(
                 imported.input_names, imported.input_tree, imported.output_tree, imported.argument_names
             )
-            target = {"triple": TRIPLE, "cpu": self.machine.capability, "features": []}
+            features = [AWAITS_TURN] if self.machine.dependent_launch else []
+            target = {"triple": TRIPLE, "cpu": self.machine.capability, "features": features}
             linked = link(
                 split, kernels, boundary, target, numerics=numerics, producer=f"tilewright {VERSION}"
             )
 
-        def without_vendor() -> GpuModel:
-            alone = replace(self, libraries=frozenset())
+        def planned_for(machine: GpuMachine) -> GpuModel:
+            """The model again, of kernels of ours alone."""
+            alone = replace(self, machine=machine, libraries=frozenset())
             parts = alone.partitioned(imported, numerics, trace)
             own = alone.chosen([parts], numerics, threads, trace)
             return alone.finished(imported, parts, numerics, threads, trace, own)
 
+        def to_save() -> list[GpuModel]:
+            """One for cards as this one, then one for all others."""
+            own = planned_for(self.machine) if self.libraries else model
+            return [own, planned_for(PORTABLE)] if self.machine != PORTABLE else [own]
+
         with trace.span("load"):
-            return GpuModel(
+            model = GpuModel(
                 linked.plan,
                 share(linked.constants),
                 linked.objects,
                 ordinal=self.ordinal or 0,
                 checker=kernel_error,
-                without_vendor=without_vendor if self.libraries else None,
+                to_save=to_save,
             )
+        return model
 
 
 def build_pieces(pieces: Mapping[str, Piece], machine: GpuMachine, numerics: str) -> dict[str, Linkable]:
@@ -161,6 +190,6 @@ def linkable(kernel: GpuKernel, inputs: int) -> Linkable:
         kernel.cubin,
         kernel.blocks,
         kernel.decisions,
-        (None,) * inputs,
+        (*kernel.packings, *[None] * (inputs - len(kernel.packings))),
         launch=Launch(kernel.threads, kernel.shared_bytes),
     )

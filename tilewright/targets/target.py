@@ -29,6 +29,9 @@ class Target(Protocol):
     def is_here(self) -> bool:
         """Whether this process can measure on it."""
 
+    def default_numerics(self) -> str:
+        """Where the caller says nothing."""
+
     def partitioned(self, imported: ImportedModel, numerics: str, trace: Trace) -> Partition:
         """Graph -> tasks."""
 

@@ -20,14 +20,17 @@ from tilewright.codegen.cuda.pieces import build_piece, code_of
 from tilewright.cost import gpu as cost
 from tilewright.db.database import Database
 from tilewright.db.record import Decision, Key, Record
-from tilewright.errors import SpaceError, TilewrightError
+from tilewright.errors import MeasurementError, SpaceError, TilewrightError
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
-from tilewright.measure.gpu_ways import Answer, Finished, Question, Refused, Tried, Trying
+from tilewright.measure.gpu_ways import Answer, Finished, Question, Refused, Running, Tried, Trying
 from tilewright.measure.process import Child, Dead, Failed
 from tilewright.runtime.ports import torch_module
+from tilewright.space.sketches.cuda import SKETCHES
 from tilewright.space.space import Config
+from tilewright.space.templates.cuda.matmul import TensorCores
 from tilewright.space.templates.cuda.template import GpuWork
+from tilewright.space.vendor import split
 from tilewright.space.vendor.candidates import candidate_ways, is_contraction, is_depthwise, way_of
 from tilewright.space.vendor.pieces import Way, ours
 from tilewright.support.fingerprint import fingerprint
@@ -36,7 +39,10 @@ from tilewright.tune.effort import Tuning
 
 _MOST = 16  # candidates of one task
 _FROM_TEMPLATES = 4  # of them, those of our own templates
-_ANSWER_SECONDS = 60.0  # until a candidate counts as hanging; a library may search for long the first time
+_FROM_SKETCHES = 2
+# Until a candidate that is being prepared counts as hanging: a library may search for long the first time, and the
+# oracle may take its time. How long a run may take is said with it.
+_ANSWER_SECONDS = 60.0
 _MEMORY = 1 << 46  # bytes of address space, of which a card's driver takes much
 _AHEAD = 6  # tasks whose kernels are compiled while one is raced
 _FEW_TERMS = 32
@@ -55,11 +61,30 @@ def choose(task: Task, machine: GpuMachine, numerics: str, libraries: Collection
         return own[0]
     if own == found or _suits_template(task, machine):
         best = cost.best_of(GpuWork(task, machine, numerics))
-        if best is not None:
+        parts = _in_parts(task, machine, numerics)
+        if best is not None and (parts is None or best.seconds <= parts[0]):
             return ours(task, best.config)
+        if parts is not None:
+            return parts[1]
     if not found:
         raise SpaceError(f"no kernel and no library computes {task.label} on a GPU")
     return found[0]
+
+
+def _in_parts(task: Task, machine: GpuMachine, numerics: str) -> tuple[float, Way] | None:
+    """The best way to sum in parts, and the seconds that it is expected to take."""
+    if not split.may_be_cut(task, machine):
+        return None
+    found = []
+    for parts in split.parts_of(task):
+        products, ending = split.way_in_parts(task, parts, None).pieces
+        for best in cost.rank(GpuWork(products.task, machine, numerics), most=1, templates=[TensorCores()]):
+            seconds = best.seconds + _VENDOR_START + ending.task.bytes / machine.memory_bytes_per_second
+            found.append((seconds, parts, best.config))
+    if not found:
+        return None
+    seconds, parts, config = min(found, key=lambda each: each[:2])
+    return seconds, split.way_in_parts(task, parts, config)
 
 
 def has_kernel(task: Task, machine: GpuMachine, numerics: str) -> bool:
@@ -83,7 +108,9 @@ def _suits_template(task: Task, machine: GpuMachine) -> bool:
 
 @dataclass
 class GpuTuner:
-    """Races the ways of tasks in a process of its own. What is known already is not measured again."""
+    """Races the ways of tasks in a process of its own; another one is ready to take its place. What is known already is
+    not measured again. `gpu_seconds`: for how long the card was asked to race; `replaced`: of each process that was
+    lost, the seconds until another one went on."""
 
     machine: GpuMachine
     ordinal: int
@@ -91,8 +118,13 @@ class GpuTuner:
     libraries: frozenset[str]
     tuning: Tuning
     trace: Trace
+    serve: str = "tilewright.measure.gpu_ways:serve"
     trials: int = 0
-    _child: Child = field(default_factory=lambda: Child("tilewright.measure.gpu_ways:serve", _MEMORY))
+    gpu_seconds: float = 0.0
+    replaced: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._child, self._spare = (Child(self.serve, _MEMORY) for _ in range(2))
 
     def tune(self, tasks: Mapping[str, tuple[Task, int]]) -> dict[str, Way]:
         """The heaviest first; what the budget does not reach is chosen by the rule. So is what Ctrl-C cuts short."""
@@ -110,6 +142,9 @@ class GpuTuner:
                 else:
                     chosen[key] = known
             unknown.sort(key=lambda key: -_weight(*tasks[key]))
+            if unknown:  # they import what they need while kernels are compiled
+                self._child.start()
+                self._spare.start()
             ready: deque[tuple[str, list[Way], list[Future[None]]]] = deque()
             try:
                 while (unknown or ready) and time.monotonic() < end:
@@ -127,18 +162,23 @@ class GpuTuner:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
                 self._child.close()
+                self._spare.close()
         return chosen
 
     # -- one task -----------------------------------------------------------------------------------------------------
 
     def _candidates(self, task: Task, first: Way) -> list[Way]:
-        """The rule's choice first, then those of templates, then the libraries' others."""
+        """The rule's choice first, then those of templates and sketches, then the libraries' others."""
         found = {first.config: first}
-        ranked = cost.rank(GpuWork(task, self.machine, self.numerics), most=_FROM_TEMPLATES)
+        work = GpuWork(task, self.machine, self.numerics)
+        ranked = cost.rank(work, most=_FROM_TEMPLATES)
         if ranked and found and ranked[0].seconds > _HOPELESS * _vendor_seconds(task):
             ranked = ranked[:1]
+        ranked += cost.rank(work, most=_FROM_SKETCHES, templates=SKETCHES)
         ways = candidate_ways(task, self.machine, self.numerics, self.libraries)
-        for way in (*(ours(task, each.config) for each in ranked), *ways):
+        parts = _in_parts(task, self.machine, self.numerics)
+        summed = [] if parts is None else [parts[1]]
+        for way in (*(ours(task, each.config) for each in ranked), *summed, *ways):
             found.setdefault(way.config, way)
         return list(found.values())[:_MOST]
 
@@ -205,6 +245,7 @@ class GpuTuner:
         """A time or a failure of each. After a death, the rest are asked for again, of another process."""
         results: dict[Config, Tried | Refused] = {}
         left = list(configs)
+        lost = None  # when the last process was
         while left:
             question = Question(
                 task.text,
@@ -216,21 +257,39 @@ class GpuTuner:
                 tuple(left),
             )
             self._child.send(msgspec.msgpack.encode(question))
-            guilty = 0
+            guilty, patience, began = None, _ANSWER_SECONDS, None
             try:
                 while True:
-                    message = self._child.receive(_ANSWER_SECONDS)
-                    answer = msgspec.msgpack.decode(message, type=Answer)
+                    answer = msgspec.msgpack.decode(self._child.receive(patience), type=Answer)
+                    began = began or time.monotonic()
+                    if lost is not None:
+                        self.replaced.append(began - lost)
+                        lost = None
                     if isinstance(answer, Finished):
                         return results
-                    if isinstance(answer, Trying):
+                    if isinstance(answer, Trying | Running):
                         guilty = answer.number
-                    else:
-                        results[left[answer.number]] = answer
+                        patience = answer.seconds if isinstance(answer, Running) else _ANSWER_SECONDS
+                        continue
+                    results[left[answer.number]] = answer
+                    if isinstance(answer, Refused) and answer.failed.astray:
+                        break
             except Dead as death:
+                if guilty is None:
+                    raise MeasurementError(f"a process to measure in does not start: {death}") from None
                 results[left[guilty]] = Refused(guilty, death.failed)
-                left = [config for config in left if config not in results]
+            finally:
+                self.gpu_seconds += 0.0 if began is None else time.monotonic() - began
+            lost = time.monotonic()
+            left = [config for config in left if config not in results]
+            self._replace()
         return results
+
+    def _replace(self) -> None:
+        """The other process takes over at once. The lost one is gone by then, and starts again as its spare."""
+        self._child.close()
+        self._child, self._spare = self._spare, self._child
+        self._spare.start()
 
     # -- what is remembered -------------------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ generator and LLVM. A build with a lock either has exactly these kernels or says
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -24,6 +25,8 @@ from tilewright.tune.choose import Choice
 
 FORMAT = 1
 _NAMED = 5  # complaints that a message spells out
+
+T = TypeVar("T")
 
 
 class LockedTask(msgspec.Struct, frozen=True):
@@ -53,43 +56,59 @@ def lock_of(choices: Mapping[str, Choice], works: Mapping[str, Work], numerics: 
 
 
 def locked_choices(lock: Lock, works: Mapping[str, Work], numerics: str, path: Path) -> dict[str, Choice]:
-    """What the lock says for every one of `works`. Its other tasks are of other models, and are left alone."""
+    """What the lock says for every one of `works`."""
+    labels = {key: work.task.label for key, work in works.items()}
+    return fitted(
+        lock, labels, numerics, path, lambda key, locked: _locked_choice(locked, works[key], numerics)
+    )
+
+
+def fitted(
+    lock: Lock,
+    labels: Mapping[str, str],
+    numerics: str,
+    path: Path,
+    one: Callable[[str, LockedTask], T],
+) -> dict[str, T]:
+    """Of each task, by key and label, what `one` makes of its part of the lock. Other tasks of the lock are of other
+    models, and are left alone."""
     if lock.numerics != numerics:
         raise LockError(
             f"{path} is of a build with numerics={lock.numerics!r}, and this one has {numerics!r}"
         )
-    choices: dict[str, Choice] = {}
+    choices: dict[str, T] = {}
     complaints: list[str] = []
-    for key, work in works.items():
+    for key, label in labels.items():
+        locked = lock.tasks.get(key)
         try:
-            choices[key] = _locked_choice(lock.tasks.get(key), work, numerics)
-        except _Misfit as misfit:
-            complaints.append(f"{work.task.label} ({key[:8]}): {misfit}")
+            if locked is None:
+                raise Misfit("the lock has no such task")
+            choices[key] = one(key, locked)
+        except Misfit as misfit:
+            complaints.append(f"{label} ({key[:8]}): {misfit}")
     if complaints:
         named = [f"  {complaint}" for complaint in complaints[:_NAMED]]
         if len(complaints) > _NAMED:
             named.append(f"  and {len(complaints) - _NAMED} more")
-        count = f"{len(complaints)} of {len(works)} tasks"
+        count = f"{len(complaints)} of {len(labels)} tasks"
         raise LockError("\n".join((f"{path} does not fit this build, for {count}:", *named)))
     return choices
 
 
-class _Misfit(Exception):
+class Misfit(Exception):
     """Why a task cannot be built as its lock says."""
 
 
-def _locked_choice(locked: LockedTask | None, work: Work, numerics: str) -> Choice:
-    if locked is None:
-        raise _Misfit("the lock has no such task")
+def _locked_choice(locked: LockedTask, work: Work, numerics: str) -> Choice:
     candidates = Candidates.of(work)
     if not candidates.is_legal(locked.config):
-        raise _Misfit(f"its config is none of this version's: {locked.config}")
+        raise Misfit(f"its config is none of this version's: {locked.config}")
     try:
         program = candidates.program(locked.config)
     except TilewrightError as error:
-        raise _Misfit(f"its config makes no program any more: {error.message}") from None
+        raise Misfit(f"its config makes no program any more: {error.message}") from None
     if kernel_key(program, work.machine, numerics) != locked.kernel:
-        raise _Misfit(
+        raise Misfit(
             "its config gives another kernel here: the machine, LLVM or this program's version differ"
         )
     return Choice(program, locked.config, None)

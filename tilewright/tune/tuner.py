@@ -6,7 +6,8 @@
         the task that a round is worth most for; its search asks for a few configs
         they are built, checked and timed, take turns with the best so far, are kept in the database, and the search
         is told
-    every winner runs against what would have been chosen without measuring, taking turns; that decision is kept
+    the fastest of each task run inside the models, against what would have been chosen without measuring, taking
+        turns (`rehearse.py`; alone, where there are no models that could run); that decision is kept
 
 An interrupt ends the measuring and keeps the rest: the best so far is returned, and the next run goes on from there.
 """
@@ -39,6 +40,7 @@ from tilewright.tune.choose import Choice
 from tilewright.tune.effort import CONVERGED, Tuning
 from tilewright.tune.experience import Past
 from tilewright.tune.interrupt import Shield, interruptible
+from tilewright.tune.rehearse import Models, rehearse, turns_seconds
 from tilewright.tune.subject import Subject
 
 
@@ -48,6 +50,8 @@ class Measuring(Protocol):
     def __enter__(self) -> Measuring: ...
 
     def __exit__(self, *_: object) -> None: ...
+
+    def expect(self, job: TaskJob) -> None: ...
 
     def measure(
         self, job: TaskJob, configs: Sequence[Config], *, best: float | None, deadline: float | None
@@ -65,6 +69,8 @@ _TURN_SECONDS = 0.05  # for each config in the race of a round
 _RACE_SECONDS = 0.4
 _RACE_OVERHEAD = 0.6  # seconds, until races have shown what they take
 _MOST_RESERVED = 0.3  # of the budget, for races
+_NEAR = 1.1  # times the best time alone, within which a config may be the best in a model
+_BUILD_SECONDS = 0.2  # of a kernel, until some have been built
 
 
 def tune(
@@ -77,15 +83,17 @@ def tune(
     trace: Trace,
     objective: Objective | None = None,
     runner: Callable[[int], Measuring] = Runner,
+    models: Models | None = None,
 ) -> dict[str, Choice]:
     """A choice for every task that computes something, by key, within the seconds of `tuning`. `objective`: where it is
-    not the time of one model that calls each task as often as `tasks` says. `runner`: of so many threads."""
+    not the time of one model that calls each task as often as `tasks` says. `runner`: of so many threads. `models`:
+    those that the tasks are of, for the last choice."""
     works = {key: Work(task, machine, numerics) for key, (task, _) in tasks.items() if task.output.type.size}
     calls = {key: tasks[key][1] for key in works}
     objective = objective or Objective((Goal(calls),))
     deadline = time.monotonic() + tuning.seconds
     with Database.open(tuning.db) as database, interruptible() as shield:
-        run = _Run(works, calls, objective, tuning, threads, database, deadline, shield, trace)
+        run = _Run(works, calls, objective, tuning, threads, database, deadline, shield, trace, models)
         return run.choices(runner)
 
 
@@ -107,8 +115,9 @@ class _Run:
         deadline: float,
         shield: Shield,
         trace: Trace,
+        models: Models | None,
     ) -> None:
-        self.works, self.calls, self.objective = works, calls, objective
+        self.works, self.calls, self.objective, self.models = works, calls, objective, models
         self.tuning, self.threads, self.database = tuning, threads, database
         self.begun, self.deadline = time.monotonic(), deadline
         self.shield, self.trace = shield, trace
@@ -118,6 +127,7 @@ class _Run:
         self.chosen: dict[str, Choice] = {}
         self._round_seconds = 0.0  # about what a round takes, once there was one
         self._race_seconds = _RACE_SECONDS + _RACE_OVERHEAD
+        self._build_seconds = _BUILD_SECONDS
 
     def choices(self, runner: Callable[[int], Measuring]) -> dict[str, Choice]:
         why = "known"
@@ -217,9 +227,13 @@ class _Run:
         return "converged" if gain is not None and gain < CONVERGED else ""
 
     def _reserved(self) -> float:
-        """Seconds to keep for the last races."""
-        races = sum(len(self._finalists(subject)) > 1 for subject in self.subjects.values())
-        return min(races * self._race_seconds, _MOST_RESERVED * self.tuning.seconds)
+        """Seconds to keep for the last choice."""
+        if self.models is not None:
+            wanted = self._rehearsal_seconds(self._contenders())
+        else:
+            races = sum(len(self._finalists(subject)) > 1 for subject in self.subjects.values())
+            wanted = races * self._race_seconds
+        return min(wanted, _MOST_RESERVED * self.tuning.seconds)
 
     def _expected_gain(self) -> float | None:
         """Of going on, as a share of the time of all models together; None while there are tasks of which nobody can
@@ -238,6 +252,7 @@ class _Run:
         subject = self.subjects[key]
         begin = time.monotonic()
         with self.trace.span("tune.round", task=key, label=subject.label) as span:
+            runner.expect(subject.job)
             configs = subject.ask()
             trials, failures = subject.trials, subject.failures.copy()
             if configs:
@@ -245,6 +260,7 @@ class _Run:
                 deadline = self.deadline - self._reserved()
                 measured = runner.measure(subject.job, configs, best=best, deadline=deadline)
                 measured = taking_turns(subject, measured, runner)
+                self._note_builds(measured)
                 with self.shield():
                     predicted = subject.predict(configs)
                     self.database.add(subject.tell(measured, predicted))
@@ -259,10 +275,62 @@ class _Run:
         taken = time.monotonic() - begin
         self._round_seconds = 0.5 * (self._round_seconds + taken) if self._round_seconds else taken
 
-    # -- winners ------------------------------------------------------------------------------------------------------
+    def _note_builds(self, measured: Sequence[Measurement]) -> None:
+        spent = [one.build_seconds for one in measured if one.build_seconds]
+        if spent:
+            self._build_seconds = 0.5 * (self._build_seconds + statistics.mean(spent))
+
+    # -- winners inside the models ------------------------------------------------------------------------------------
+
+    def _contenders(self) -> dict[str, list[Config]]:
+        """Of each task the config to beat, then those that were about as fast as the best."""
+        return {
+            key: self._faster(subject, _NEAR * subject.times.get(subject.best, math.inf))
+            for key, subject in self.subjects.items()
+        }
+
+    def _rehearsal_seconds(self, contenders: Mapping[str, Sequence[Config]]) -> float:
+        most = max(map(len, contenders.values()), default=1)
+        if most == 1:
+            return 0.0
+        kernels = len(self.works) + sum(len(some) - 1 for some in contenders.values())
+        models = sum(self.calls[key] * subject.standing.best for key, subject in self.subjects.items())
+        models += sum(self.calls[key] * (choice.predicted or 0.0) for key, choice in self.chosen.items())
+        return kernels * self._build_seconds + turns_seconds(models, most) + 2 * turns_seconds(models, 2)
+
+    def _rehearse(self, why: str) -> bool:
+        """Whether there were models that could run, and time for it: with as many contenders as that allows."""
+        contenders = self._contenders()
+        while self._rehearsal_seconds(contenders) > self.deadline - time.monotonic():
+            fewer = max(map(len, contenders.values())) - 1
+            if fewer < 2:
+                return False
+            contenders = {key: some[:fewer] for key, some in contenders.items()}
+        if self.models is None or max(map(len, contenders.values())) < 2:
+            return False
+        with self.trace.span("tune.rehearse", tasks=len(contenders)):
+            choices = {
+                key: [self.subjects[key].choice(config, None) for config in some]
+                for key, some in contenders.items()
+            }
+            verdicts = rehearse(
+                self.models, self.chosen, choices, deadline=self.deadline, seed=self.tuning.seed
+            )
+        for key, verdict in (verdicts or {}).items():
+            seconds, before = verdict.seconds / self.calls[key], verdict.before / self.calls[key]
+            config = verdict.choice.config
+            label = self.subjects[key].label
+            with self.shield(), self.trace.span("tune.confirm", task=key, label=label) as span:
+                self._decide(key, config, seconds, before, why)
+                span.note(best=seconds, before=before, config=str(config))
+        return verdicts is not None
+
+    # -- winners alone ------------------------------------------------------------------------------------------------
 
     def _confirm_all(self, runner: Measuring, why: str) -> None:
         """Those that gain most first. Without time for its race a winner has to have been clearly faster."""
+        if self.models is not None and self._rehearse(why):
+            return
         for key in sorted(self.subjects, key=lambda key: -self._gained(key)):
             subject = self.subjects[key]
             finalists = self._finalists(subject)
@@ -279,11 +347,19 @@ class _Run:
         return self.calls[key] * (subject.before - subject.standing.best)
 
     def _finalists(self, subject: Subject) -> list[Config]:
-        """The config to beat, and those that may be faster; the first is taken where nothing else is said."""
+        """The config to beat, and those that may be faster."""
+        best, start = (
+            subject.times.get(subject.best, math.inf),
+            subject.times.get(subject.start.config, math.inf),
+        )
+        return self._faster(subject, min(_CLOSE * best, _BETTER * start))
+
+    def _faster(self, subject: Subject, limit: float) -> list[Config]:
+        """The config to beat, and the fastest others that took no longer than `limit` seconds; the first is taken where
+        nothing else is said."""
         start = subject.start.config
         if start not in subject.times:  # never measured, or wrong: any that is right is better
             return [subject.best]
-        limit = min(_CLOSE * subject.times[subject.best], _BETTER * subject.times[start])
         faster = sorted(
             (config for config, seconds in subject.times.items() if seconds <= limit and config != start),
             key=lambda config: (subject.times[config], str(config)),

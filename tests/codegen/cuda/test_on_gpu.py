@@ -10,6 +10,7 @@ import pytest
 from tests.loops.formulas import EXAMPLES, Example
 from tests.loops.gpu.test_default import rows_of
 from tests.loops.test_default import assert_computes, random_arrays
+from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import GpuMachine, detect
 from tilewright.loops.formula import formula_of
@@ -42,9 +43,9 @@ def test_machine_code_means_the_expression(example: Example, card: tuple[device.
     assert_computes(results[0], output, dict(zip(inputs, arrays, strict=True)))
 
 
-@pytest.mark.parametrize("columns", [31, 197, 1024, 5000, 65536, 70001])
+@pytest.mark.parametrize("columns", [31, 197, 1024, 5000, 16_400, 65536, 70001, 131_072, 140_000])
 def test_rows_of_any_length(columns: int, card: tuple[device.Device, GpuMachine]) -> None:
-    """Short ones in a part of a warp, longer ones in registers, the longest in pieces."""
+    """Short ones in a part of a warp, longer ones in registers, of several blocks too, the longest in pieces."""
     on, machine = card
     output, inputs = rows_of(7, columns, DType.F16)
     program = default_program(with_weights(formula_of(output, inputs)), machine)
@@ -53,4 +54,30 @@ def test_rows_of_any_length(columns: int, card: tuple[device.Device, GpuMachine]
     got = kernel.run([x]).reshape(x.shape).astype(float)
     kernel.close()
     weights = np.exp(x.astype(float) - x.astype(float).max(1, keepdims=True))
+    np.testing.assert_allclose(got, weights / weights.sum(1, keepdims=True), rtol=2e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("extents", [(64, 64), (72, 136), (40, 76), (33, 70), (1000, 520)])
+def test_turned_tiles(extents: tuple[int, int], card: tuple[device.Device, GpuMachine]) -> None:
+    on, machine = card
+    x = te.Tensor("x", extents, DType.F16)
+    output = te.compute("y", extents[::-1], DType.F16, lambda j, i: x[i, j])
+    kernel = GpuProgram(default_program(formula_of(output, [x]), machine), machine, on)
+    (array,) = random_arrays([x])
+    got = kernel.run([array]).reshape(extents[::-1])
+    kernel.close()
+    np.testing.assert_array_equal(got, array.T)
+
+
+def test_many_short_rows(card: tuple[device.Device, GpuMachine]) -> None:
+    """Several of them in a warp."""
+    on, machine = card
+    output, inputs = rows_of(300_001, 37, DType.F16)
+    program = default_program(with_weights(formula_of(output, inputs)), machine)
+    (x,) = random_arrays(inputs)
+    kernel = GpuProgram(program, machine, on)
+    got = kernel.run([x]).reshape(x.shape)
+    kernel.close()
+    wide = x.astype(np.float32)
+    weights = np.exp(wide - wide.max(1, keepdims=True))
     np.testing.assert_allclose(got, weights / weights.sum(1, keepdims=True), rtol=2e-3, atol=1e-6)

@@ -10,12 +10,13 @@ import pytest
 from tests.loops.formulas import EXAMPLES, Example
 from tests.loops.test_default import assert_computes, random_arrays
 from tilewright import te
+from tilewright.codegen.cuda.build import build
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import A100, H200, GpuMachine
 from tilewright.loops.formula import formula_of
 from tilewright.loops.gpu.default import default_program
 from tilewright.loops.interpret import interpret_program
-from tilewright.loops.ir import Store, walk_stmts
+from tilewright.loops.ir import Program, Store, walk_stmts
 from tilewright.loops.verify import verify_program
 from tilewright.loops.weights import with_weights
 
@@ -64,6 +65,33 @@ def test_rows_in_registers(rows: int, columns: int, dtype: DType) -> None:
         for node in te.walk(stmt.value)
     )
     assert exponentials == 1, "what is kept is not computed again"
+
+
+def test_many_short_rows_share_a_warp_and_a_long_one_is_divided_among_blocks() -> None:
+    def made(rows: int, columns: int) -> Program:
+        output, inputs = rows_of(rows, columns, DType.F16)
+        return default_program(with_weights(formula_of(output, inputs)), H200)
+
+    assert "16 of 256 threads each" in made(400_000, 197).decisions
+    assert "32 of 256 threads each" in made(10_000, 197).decisions
+    long = made(2_048, 65_536)
+    assert "2048 of 2048 threads each in 4 blocks" in long.decisions
+    kernel = build(long, H200, "fast", None)
+    assert (kernel.blocks, kernel.threads) == (8_192, 512)
+    assert not kernel.resources.spilled_bytes
+
+
+@pytest.mark.parametrize("extents", [(56, 64), (36, 40), (33, 35)])
+def test_turned_tiles(extents: tuple[int, int]) -> None:
+    """In vectors of 8 and of 4, and one by one; whole tiles, and not."""
+    x = te.Tensor("x", extents, DType.F16)
+    output = te.compute("y", extents[::-1], DType.F16, lambda j, i: x[i, j] + x[i, j])
+    program = default_program(formula_of(output, [x], keep_rounding=True), H200)
+    verify_program(program)
+    (array,) = random_arrays([x])
+    assert_computes(interpret_program(program, [array]), output, {x: array})
+    lanes = next(lanes for lanes in (8, 4, 2, 1) if not any(extent % lanes for extent in extents))
+    assert ("at once" not in program.decisions) if lanes == 1 else (f"{lanes} at once" in program.decisions)
 
 
 @pytest.mark.parametrize(("stride", "taps", "width"), [(1, 3, 8), (2, 3, 8), (1, 5, 6), (2, 2, 4)])

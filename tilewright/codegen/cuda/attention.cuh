@@ -15,11 +15,6 @@ __device__ inline unsigned packed<bf16>(f32 low, f32 high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
 }
-__device__ inline f32 power_of_two(f32 x) {
-  f32 y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // PLAIN: nothing but the scale, between 0 and 1, happens to a score; it is then part of the weight's multiply-add.
 template <class T, int WARPS, int ROWS, int KEYS, int WIDTH, int VALUES, int STAGES, bool CAUSAL, bool PLAIN, class Q,

@@ -11,11 +11,13 @@ import msgspec
 
 from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.cuda import toolchain
-from tilewright.codegen.cuda.emit import emit_program, shared_bytes
+from tilewright.codegen.cuda.emit import emit_program
+from tilewright.codegen.cuda.shared import shared_bytes
 from tilewright.codegen.cuda.toolchain import Compiled, Resources
 from tilewright.errors import CodegenError
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.ir import Buffer, Program, thread_count
+from tilewright.runtime.packing import Packing
 from tilewright.support.fingerprint import fingerprint
 
 
@@ -29,6 +31,7 @@ class GpuKernel:
     resources: Resources
     decisions: str
     cached: bool
+    packings: tuple[Packing | None, ...] = ()  # how each input is stored; beyond the end: as it is
 
 
 @lru_cache(maxsize=1)
@@ -51,6 +54,7 @@ class GpuSource:
     threads: int
     shared_bytes: int
     decisions: str
+    packings: tuple[Packing | None, ...] = ()
 
 
 SYMBOL = "KERNEL_NAME"
@@ -64,14 +68,13 @@ def build(
     if source.shared_bytes > machine.shared_block:
         asked = f"{source.shared_bytes} bytes of shared memory"
         raise CodegenError(f"{source.name}: {asked}, of at most {machine.shared_block}")
-    key = fingerprint(source.text, machine.capability, numerics, _generator_version())
-    symbol = f"tw_{key}"
+    key, symbol = identity(source, machine, numerics)
     found = cache.get(key) if cache is not None else None
     if found is not None:
         compiled = msgspec.msgpack.decode(found, type=Compiled)
     else:
         text = source.text.replace(SYMBOL, symbol)
-        compiled = toolchain.compile_source(text, machine.capability, strict=numerics == "strict")
+        compiled = _compiled(text, source, machine, numerics)
         if cache is not None:
             cache.put(key, msgspec.msgpack.encode(compiled))
     return GpuKernel(
@@ -83,7 +86,27 @@ def build(
         resources=compiled.resources,
         decisions=source.decisions,
         cached=found is not None,
+        packings=source.packings,
     )
+
+
+def _compiled(text: str, source: GpuSource, machine: GpuMachine, numerics: str) -> Compiled:
+    """Left alone, the compiler weighs registers against blocks, and sometimes spills a little: then it is told that one
+    block is enough."""
+    strict = numerics == "strict"
+    compiled = toolchain.compile_source(text, machine.capability, strict=strict)
+    if not compiled.resources.spilled_bytes:
+        return compiled
+    bounds = f"__launch_bounds__({source.threads}"
+    alone = text.replace(f"{bounds})", f"{bounds}, 1)")
+    again = toolchain.compile_source(alone, machine.capability, strict=strict)
+    return min(compiled, again, key=lambda each: each.resources.spilled_bytes)
+
+
+def identity(source: GpuSource, machine: GpuMachine, numerics: str) -> tuple[str, str]:
+    """(Where the cache keeps its machine code, the kernel's name there.)"""
+    key = fingerprint(source.text, machine.capability, numerics, _generator_version())
+    return key, f"tw_{key}"
 
 
 def source_of(program: Program) -> GpuSource:
@@ -91,8 +114,8 @@ def source_of(program: Program) -> GpuSource:
         name=program.name,
         text=emit_program(program, SYMBOL),
         params=program.params,
-        blocks=program.parallel_extent,
-        threads=thread_count(program),
+        blocks=program.parallel_extent * program.cluster,
+        threads=thread_count(program) // program.cluster,
         shared_bytes=shared_bytes(program),
         decisions=program.decisions,
     )

@@ -4,13 +4,39 @@ __device__ inline void meet_cluster() {
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-__device__ inline Pack<f32, 4> from_block(unsigned at, int block) {
+// The same place of shared memory in another block, as an address.
+__device__ inline unsigned in_block(const void* at, int block) {
   unsigned there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"((unsigned)__cvta_generic_to_shared(at)), "r"(block));
+  return there;
+}
+
+// The combination of x over all threads of BLOCKS blocks of THREADS: in the order of warps, then of blocks.
+template <int BLOCKS, int THREADS, class Op, class T>
+__device__ inline T combined(T x) {
+  static_assert(sizeof(T) == 4, "what blocks exchange has four bytes");
+  __shared__ T of_block;
+  x = combined<THREADS, Op>(x);
+  if (threadIdx.x == 0) of_block = x;
+  meet_cluster();
+  const Op op;
+  T total;
+#pragma unroll
+  for (int block = 0; block < BLOCKS; ++block) {
+    unsigned bits;
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(bits) : "r"(in_block(&of_block, block)) : "memory");
+    const T other = reinterpret_cast<const T&>(bits);
+    total = block ? op(total, other) : other;
+  }
+  meet_cluster();
+  return total;
+}
+
+__device__ inline Pack<f32, 4> from_block(const void* at, int block) {
   Pack<f32, 4> found;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(block));
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(found.at[0]), "=f"(found.at[1]), "=f"(found.at[2]), "=f"(found.at[3])
-               : "r"(there)
+               : "r"(in_block(at, block))
                : "memory");
   return found;
 }
@@ -23,10 +49,10 @@ __device__ inline void add_parts(f32* sums, int part) {
   meet_cluster();
   for (int i = threadIdx.x; i < SHARE * COLUMNS / 4; i += THREADS) {
     f32* const at = sums + (part * SHARE + i / (COLUMNS / 4)) * PITCH + i % (COLUMNS / 4) * 4;
-    Pack<f32, 4> total = from_block(shared_address(at), 0);
+    Pack<f32, 4> total = from_block(at, 0);
 #pragma unroll
     for (int block = 1; block < PARTS; ++block) {
-      const Pack<f32, 4> more = from_block(shared_address(at), block);
+      const Pack<f32, 4> more = from_block(at, block);
 #pragma unroll
       for (int e = 0; e < 4; ++e) total.at[e] += more.at[e];
     }

@@ -2,8 +2,8 @@
 
 An iteration of the parallel loop is a block, one of a thread loop a thread; register buffers are arrays that the
 compiler keeps in registers, since unrolled loops are marked so; scratch memory is shared memory, with a barrier before
-each thread loop that touches it. A vector loop accesses memory in packs where a vector begins at a multiple of its
-length, and computes lane by lane.
+each thread loop that touches it, unless all that is there was copied and awaited. A vector loop accesses memory in
+packs where a vector begins at a multiple of its length, and computes lane by lane.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ from importlib import resources
 
 from tilewright import te
 from tilewright.codegen.cuda import scalars
+from tilewright.codegen.cuda.shared import SHARED_ALIGNMENT, is_asynchronous, placed, touches_shared
 from tilewright.dtypes import DType
 from tilewright.errors import CodegenError
+from tilewright.loops.gpu.instructions import Share
 from tilewright.loops.ir import (
     Across,
+    Await,
     Block,
     Buffer,
     Combine,
+    Commit,
+    Copy,
     For,
     If,
     Kind,
@@ -32,14 +37,15 @@ from tilewright.loops.ir import (
     Stmt,
     Store,
     Transpose,
+    Warp,
     local_buffers,
     thread_count,
     walk_stmts,
 )
-from tilewright.te.index import bounds, coefficient, linear, simplify
+from tilewright.te.index import Linear, bounds, coefficient, linear, simplify
 
 _INT_MAX = 2**31 - 1
-_SHARED_ALIGNMENT = 128
+_REGISTER_BYTES = 4
 _PACK_BYTES, _SHARED_PACK_BYTES = 16, 32  # of shared memory, two accesses in one
 
 
@@ -51,7 +57,9 @@ def included(name: str) -> str:
 
 def emit_program(program: Program, symbol: str) -> str:
     """The whole text of a kernel called `symbol`: the program's parameters are its own."""
-    return included("prelude.cuh") + "\n" + _Emitter(program, symbol).text()
+    headers = ["prelude.cuh", *(["tensor_cores.cuh"] if is_asynchronous(program.body) else [])]
+    headers += ["cluster.cuh"] if program.cluster > 1 else []
+    return "\n".join([*map(included, headers), _Emitter(program, symbol).text()])
 
 
 def emit_statement(stmt: Stmt, params: tuple[Buffer, ...], depth: int = 1) -> str:
@@ -67,55 +75,53 @@ def emit_value(expr: te.Expr) -> str:
     return _Emitter(Program("value", (), Block(())), "").inline(expr)
 
 
-def shared_bytes(program: Program) -> int:
-    """Dynamic shared memory that a launch must give."""
-    return sum(_padded(buffer) for buffer in _scratch(program))
-
-
-def _scratch(program: Program) -> list[Buffer]:
-    return [buffer for buffer in local_buffers(program) if buffer.scope is Scope.SCRATCH]
-
-
-def _padded(buffer: Buffer) -> int:
-    size = buffer.size * buffer.dtype.bytes
-    return -(-size // _SHARED_ALIGNMENT) * _SHARED_ALIGNMENT
-
-
 class _Emitter:
     def __init__(self, program: Program, symbol: str) -> None:
         self.program, self.symbol = program, symbol
+        self.threads = thread_count(program) // program.cluster  # of a block
         self.lines: list[str] = []
         self.depth = 1
         self.names: dict[te.Expr, str] = {}  # expressions that have a variable of their own
         self.packs: dict[te.Expr, str] = {}  # loads of the vector loop that were made for all lanes at once
         self.count = 0
+        self.fragments = _fragments(program)
         self.index = "int" if self._indices_are_short() else "long long"
-        self.synchronised = (
-            True  # nothing was written to shared memory, or read from it, since the last barrier
-        )
+        # Whether shared memory was written, or read, since the last barrier; what is copied to it is awaited instead.
+        self.written = self.read = False
 
     def text(self) -> str:
         *inputs, output = self.program.params
         pointers = [f"const {scalars.c_type(b.dtype)}* __restrict__ {b.name}" for b in inputs]
         pointers.append(f"{scalars.c_type(output.dtype)}* __restrict__ {output.name}")
-        threads = thread_count(self.program)
-        head = f'extern "C" __global__ void __launch_bounds__({threads}) {self.symbol}({", ".join(pointers)})'
+        cluster = self.program.cluster
+        bounds = f"__launch_bounds__({self.threads})"
+        if cluster > 1:
+            bounds = f"__cluster_dims__({cluster}, 1, 1) {bounds}"
+        head = f'extern "C" __global__ void {bounds} {self.symbol}({", ".join(pointers)})'
         self.declarations()
         self.statement(self.program.body)
-        return "\n".join([head + " {", *self.lines, "}"]) + "\n"
+        return "\n".join([head + " {", "  await_turn();", *self.lines, "}"]) + "\n"
 
     def declarations(self) -> None:
-        scratch = _scratch(self.program)
+        scratch = placed(self.program)
+        if scratch and self.program.cluster > 1:
+            raise CodegenError(f"{self.program.name}: blocks of a cluster have no scratch memory in common")
         if scratch:
-            self.line(f"extern __shared__ __align__({_SHARED_ALIGNMENT}) unsigned char shared[];")
-        offset = 0
-        for buffer in scratch:
+            self.line(f"extern __shared__ __align__({SHARED_ALIGNMENT}) unsigned char shared[];")
+        for buffer, offset in scratch.items():
             kind = scalars.c_type(buffer.dtype)
             self.line(f"{kind}* const {buffer.name} = reinterpret_cast<{kind}*>(shared + {offset});")
-            offset += _padded(buffer)
+            if is_asynchronous(self.program.body):
+                self.line(f"const unsigned {buffer.name}_at = shared_address({buffer.name});")
         for buffer in local_buffers(self.program):
             if buffer.scope is Scope.REGISTER:
-                self.line(f"{scalars.c_type(buffer.dtype)} {buffer.name}[{buffer.size}];")
+                kind, size = scalars.c_type(buffer.dtype), buffer.size
+                if buffer in self.fragments:
+                    kind, size = "u32", size * buffer.dtype.bytes // _REGISTER_BYTES
+                self.line(f"{kind} {buffer.name}[{size}];")
+        thread = next((s.thread for s in walk_stmts(self.program.body) if isinstance(s, Warp)), None)
+        if thread is not None:
+            self.line(f"const int {thread.name} = threadIdx.x;")
 
     def _indices_are_short(self) -> bool:
         if any(buffer.size > _INT_MAX for buffer in self.program.params):
@@ -157,7 +163,19 @@ class _Emitter:
                     self.statement(stmt.other)
         elif isinstance(stmt, Combine):
             place = f"{stmt.buffer.name}[{stmt.offset}]"
-            self.line(f"{place} = combined<{stmt.group}, {stmt.kind.capitalize()}>({place});")
+            over = str(stmt.group)
+            if stmt.group > self.threads:
+                over = f"{self.program.cluster}, {self.threads}"
+            self.line(f"{place} = combined<{over}, {stmt.kind.capitalize()}>({place});")
+        elif isinstance(stmt, Copy):
+            self.copy(stmt)
+        elif isinstance(stmt, Commit):
+            self.line("commit_copies();")
+        elif isinstance(stmt, Await):
+            self.line(f"await_copies<{stmt.pending}>();")
+            self.barrier()
+        elif isinstance(stmt, Warp):
+            self.warp(stmt)
         elif isinstance(stmt, Prefetch | Transpose):
             raise CodegenError(f"{self.program.name}: {type(stmt).__name__} is for processors")
         else:
@@ -166,7 +184,8 @@ class _Emitter:
     def loop(self, loop: For) -> None:
         name, extent = loop.var.name, loop.var.extent
         if loop.kind is Kind.PARALLEL:
-            self.line(f"const {self.index} {name} = blockIdx.x;")
+            cluster = self.program.cluster
+            self.line(f"const {self.index} {name} = blockIdx.x{f' / {cluster}' if cluster > 1 else ''};")
             self.statement(loop.body)
         elif loop.kind is Kind.THREAD:
             self.thread_loop(loop)
@@ -175,22 +194,87 @@ class _Emitter:
         else:
             if loop.kind is Kind.UNROLL:
                 self.lines.append("#pragma unroll")
-            elif not _touches_shared(loop.body):
+            elif is_asynchronous(loop.body):
+                self.lines.append("#pragma unroll 1")
+            elif not touches_shared(loop.body):
                 self.lines.append("#pragma unroll 4")
-            if _touches_shared(loop.body):
-                self.synchronised = False  # the end of an iteration meets the beginning of the next
+            if touches_shared(loop.body):
+                self.written = self.read = True  # the end of an iteration meets the beginning of the next
             with self.braces(f"for ({self.index} {name} = 0; {name} < {extent}; ++{name})"):
                 self.statement(loop.body)
 
     def thread_loop(self, loop: For) -> None:
-        touches = _touches_shared(loop.body)
-        if touches and not self.synchronised:
-            self.line("__syncthreads();")
+        touches = touches_shared(loop.body)
+        if touches and (self.written or self.read):
+            self.barrier()
         with self.braces(""):
-            self.line(f"const int {loop.var.name} = threadIdx.x;")
+            before = f"blockIdx.x % {self.program.cluster} * {self.threads} + "
+            self.line(f"const int {loop.var.name} = {before if self.program.cluster > 1 else ''}threadIdx.x;")
             self.statement(loop.body)
         if touches:
-            self.synchronised = False
+            self.written = self.read = True
+
+    def barrier(self) -> None:
+        self.line("__syncthreads();")
+        self.written = self.read = False
+
+    def copy(self, stmt: Copy) -> None:
+        names = dict(self.names)
+        size = stmt.buffer.dtype.bytes
+        condition = "true" if stmt.cond is None else self.value(stmt.cond)
+        start = self.apart(stmt.source.name, stmt.source_index)
+        if stmt.lanes * size < _REGISTER_BYTES:  # no asynchronous copy moves so little
+            place = f"{stmt.buffer.name}[{self.value(stmt.index)}]"
+            self.line(f"if ({condition}) {place} = *({start}); else {place} = {{}};")
+        else:
+            at = self.apart(f"{stmt.buffer.name}_at", stmt.index, size)
+            self.line(f"copy_async<{stmt.lanes * size}>({at}, {start}, {condition});")
+        self.names = names
+
+    def warp(self, stmt: Warp) -> None:
+        """The instruction with its operands as the assembler writes them: registers in braces, places in brackets."""
+        if self.written and any(buffer.scope is Scope.SCRATCH for buffer, _ in stmt.operands):
+            self.barrier()
+        names = dict(self.names)
+        instruction = stmt.instruction
+        values: list[str] = []
+        texts = []
+        for share, (buffer, index) in zip(instruction.shares, stmt.operands, strict=True):
+            first = len(values)
+            if share.scope is Scope.SCRATCH:
+                values.append(f'"r"({self.apart(f"{buffer.name}_at", index, buffer.dtype.bytes)})')
+                texts.append(f"[%{first}]")
+                self.read = True
+                continue
+            constraint, registers = self.registers(share, buffer, index)
+            if instruction.through and share is not instruction.shares[0]:
+                registers = [f"{instruction.through}({register})" for register in registers]
+            values += [f'"{constraint}"({register})' for register in registers]
+            texts.append("{" + ", ".join(f"%{first + n}" for n in range(len(registers))) + "}")
+            if share is instruction.shares[0]:
+                results = len(values)
+                sign = "+" if instruction.adds else "="
+                values = [value.replace('"', f'"{sign}', 1) for value in values]
+        if instruction.adds:
+            texts.append(texts[0])
+        text = f"{instruction.name} {', '.join(texts)};"
+        outputs, inputs = ", ".join(values[:results]), ", ".join(values[results:])
+        self.line(f'asm volatile("{text}" : {outputs} : {inputs});')
+        self.names = names
+
+    def apart(self, base: str, index: te.Expr, scale: int = 1) -> str:
+        """The place `index` behind `base`, its constant part added last: places that differ in it alone then differ by
+        what an instruction can add."""
+        form = linear(index)
+        rest = self.value(Linear(form.terms, 0).expr())
+        return f"{base} + {rest if scale == 1 else f'({rest}) * {scale}'} + {form.constant * scale}"
+
+    def registers(self, share: Share, buffer: Buffer, index: te.Expr) -> tuple[str, list[str]]:
+        """How the assembler is given a thread's share: elements of less than a register are several in one."""
+        each = _REGISTER_BYTES // buffer.dtype.bytes
+        first = index if each == 1 else simplify(index // each)
+        names = [f"{buffer.name}[{self.inline(simplify(first + n))}]" for n in range(share.size // each)]
+        return "r" if buffer in self.fragments else "f", names
 
     def vector_loop(self, loop: For) -> None:
         lane = loop.var
@@ -385,17 +469,16 @@ def _index_expressions(stmt: Stmt) -> Iterator[te.Expr]:
             exprs = (each.index, each.value)
         elif isinstance(each, If):
             exprs = (each.cond,)
+        elif isinstance(each, Copy):
+            exprs = (each.index, each.source_index, *(() if each.cond is None else (each.cond,)))
         for expr in exprs:
             yield from (node for node in te.walk(expr) if _is_index(node))
 
 
-def _touches_shared(stmt: Stmt) -> bool:
-    for each in walk_stmts(stmt):
-        if isinstance(each, Store):
-            loads = [*te.loads(each.value), *te.loads(each.index)]
-            sources = [each.buffer, *(load.source for load in loads)]
-            if any(isinstance(s, Buffer) and s.scope is Scope.SCRATCH for s in sources):
-                return True
-        if isinstance(each, Combine):
-            return True
-    return False
+def _fragments(program: Program) -> set[Buffer]:
+    """Register buffers that one instruction loads and others take, as registers without a type."""
+    return {
+        stmt.operands[0][0]
+        for stmt in walk_stmts(program.body)
+        if isinstance(stmt, Warp) and not stmt.instruction.adds
+    }

@@ -1,10 +1,11 @@
 // A block's tile of a matrix product, BM x BN, accumulated over `tiles` steps of BK; a pipeline of STAGES tiles in shared
-// memory, WARPS_M x WARPS_N warps. The sums end up in shared memory as rows of BN + 8 floats. `begin` asks for the first
+// memory, WARPS_M x WARPS_N warps. The sums end up in shared memory as rows of BN + 8. `begin` asks for the first
 // tiles and `finish` does the rest; when nothing reads the tiles any more it calls `after`, which may begin the next.
 template <class T, int BM, int BN, int BK, int WARPS_M, int WARPS_N, int STAGES, class A, class B>
 struct Product {
   static constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;
-  static constexpr int MS = WM / 16, NS = WN / 16, STEPS = BK / 16;
+  static constexpr int MS = WM / 16, NS = WN / 16, STEPS = BK * sizeof(T) / 32;
+  using Total = typename Accumulated<T>::type;
   static constexpr int PITCH = BN + 8;
   static constexpr int STAGE = A::BYTES + B::BYTES;
 
@@ -23,19 +24,19 @@ struct Product {
   }
 
   template <class After>
-  __device__ static void finish(unsigned char* shared, f32* out, A& a, B& b, int tiles, After after) {
+  __device__ static void finish(unsigned char* shared, Total* out, A& a, B& b, int tiles, After after) {
     const unsigned base = shared_address(shared), end = base + STAGES * STAGE;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
     const unsigned first_a = A::first(warp_m, lane), first_b = B::first(warp_n, lane);
 
-    f32 sums[MS][NS * 2][4];
+    Total sums[MS][NS * 2][4];
 #pragma unroll
     for (int i = 0; i < MS; ++i)
 #pragma unroll
       for (int j = 0; j < NS * 2; ++j)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) sums[i][j][e] = 0.0f;
+        for (int e = 0; e < 4; ++e) sums[i][j][e] = Total(0);
 
     unsigned into = end - STAGE, from = base;  // the stages that are written and read
     await_copies<STAGES - 2>();
@@ -89,8 +90,8 @@ struct Product {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int row = warp_m + i * 16 + half * 8 + lane / 4, column = warp_n + j * 8 + lane % 4 * 2;
-          Pack<f32, 2> pair = {sums[i][j][2 * half], sums[i][j][2 * half + 1]};
-          *reinterpret_cast<Pack<f32, 2>*>(out + row * PITCH + column) = pair;
+          Pack<Total, 2> pair = {sums[i][j][2 * half], sums[i][j][2 * half + 1]};
+          *reinterpret_cast<Pack<Total, 2>*>(out + row * PITCH + column) = pair;
         }
   }
 };

@@ -8,6 +8,7 @@ from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.errors import SpaceError
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.gpu.default import default_program
+from tilewright.space.sketches.cuda import SKETCHES
 from tilewright.space.templates.cuda import TEMPLATES
 from tilewright.space.templates.cuda.template import GpuWork
 from tilewright.space.vendor.pieces import Piece, Way
@@ -18,7 +19,7 @@ def piece_source(piece: Piece, machine: GpuMachine, numerics: str) -> GpuSource:
     """SpaceError where there is no such kernel."""
     work = GpuWork(piece.task, machine, numerics)
     if piece.config is not None:
-        for template in TEMPLATES:
+        for template in (*TEMPLATES, *SKETCHES):
             if template.name == piece.config.template and (applied := template.apply(work)) is not None:
                 return tensor_source(applied.kernel(piece.config))
         raise SpaceError(f"no template called {piece.config.template!r} computes {piece.task.label}")

@@ -19,6 +19,15 @@ struct bf16 {
   unsigned short bits;
 };
 
+// The beginning of every kernel: from sm_90 on, one may be started while the one before it still runs. Memory is left
+// alone until that one has ended. Only then may the next come: of two that overlap, none has in its first cache what the
+// other writes.
+__device__ inline void await_turn() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 template <class T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T at[N];
@@ -43,6 +52,13 @@ template <>
 __device__ inline bf16 narrow<bf16>(f32 x) {
   bf16 y;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+}
+
+// Below the normal numbers it is 0.
+__device__ inline f32 power_of_two(f32 x) {
+  f32 y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 

@@ -22,7 +22,7 @@ _FUNCTIONS = {  # the name for double; for float an f is added
     **{"fmod": "fmod", "pow": "pow", "atan2": "atan2", "sqrt": "sqrt", "rsqrt": "rsqrt", "exp": "exp"},
     **{"expm1": "expm1", "log": "log", "log1p": "log1p", "sin": "sin", "cos": "cos", "tanh": "tanh"},
     **{"erf": "erf", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "rint"},
-    **{"copysign": "copysign", "fma": "fma", "exp2_weight": "exp2"},
+    **{"copysign": "copysign", "fma": "fma"},
 }
 
 
@@ -135,5 +135,6 @@ _SPECIAL: dict[str, Callable[[DType, list[str]], str]] = {
     "abs": _absolute,
     "neg": _negated,
     "not": _inverted,
+    "exp2_weight": lambda dtype, args: f"{'power_of_two' if dtype is DType.F32 else 'exp2'}({args[0]})",
     "dot4": lambda dtype, args: f"dot4({', '.join(args)})",
 }

@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 
 from tilewright import te
-from tilewright.codegen.cuda.build import SYMBOL, GpuSource
+from tilewright.codegen.cuda.build import SYMBOL, GpuSource, source_of
 from tilewright.codegen.cuda.emit import emit_statement, emit_value, included
 from tilewright.codegen.cuda.scalars import c_type
 from tilewright.loops.gpu.attention import TensorAttention
 from tilewright.loops.gpu.places import positions
 from tilewright.loops.gpu.tensor import ROW_PADDING, MatrixOperand, TensorProduct, WindowOperand
+from tilewright.loops.ir import Program
 
 _RASTER = 8  # tiles along m that neighbouring blocks share a column of b with: they meet in the second cache
 _WRITTEN_AT_ONCE = 4  # vectors of a thread: what the epilogue reads is asked for before the first is needed
@@ -19,7 +20,9 @@ _WRITTEN_AT_ONCE = 4  # vectors of a thread: what the epilogue reads is asked fo
 Kernel = TensorProduct | TensorAttention
 
 
-def tensor_source(kernel: Kernel) -> GpuSource:
+def tensor_source(kernel: Kernel | Program) -> GpuSource:
+    if isinstance(kernel, Program):
+        return source_of(kernel)
     return _product(kernel) if isinstance(kernel, TensorProduct) else _attention(kernel)
 
 
@@ -42,6 +45,7 @@ def _source(
         *before,
         f'extern "C" __global__ void {together}__launch_bounds__({bounds}) {SYMBOL}({", ".join(pointers)}) {{',
         "  extern __shared__ __align__(128) unsigned char shared[];",
+        "  await_turn();",
         *body,
         "}",
     ]
@@ -55,6 +59,7 @@ def _source(
         threads=threads,
         shared_bytes=kernel.shared_bytes,
         decisions=kernel.decisions,
+        packings=kernel.packings if isinstance(kernel, TensorProduct) else (),
     )
 
 
@@ -134,7 +139,7 @@ def _at_once(product: TensorProduct) -> list[str]:
         f"  {left[0]} a({left[1]});",
         f"  {right[0]} b({right[1]});",
         f"  using P = {_pipeline(product)};",
-        "  f32* const sums = reinterpret_cast<f32*>(shared);",
+        f"  {_sums(product)} = reinterpret_cast<P::Total*>(shared);",
         "  P::begin(shared, a, b);",
         f"  P::finish(shared, sums, a, b, {count}, [] {{}});",
     ]
@@ -160,7 +165,7 @@ def _in_turn(product: TensorProduct) -> list[str]:
                 "  };",
             )
         ),
-        f"  f32* const sums = reinterpret_cast<f32*>(shared + {t.stage_bytes});",
+        f"  {_sums(product)} = reinterpret_cast<P::Total*>(shared + {t.stage_bytes});",
         "  int number = blockIdx.x;",
         "  auto a = left(number);",
         "  auto b = right(number);",
@@ -180,6 +185,10 @@ def _in_turn(product: TensorProduct) -> list[str]:
         f"  if (number >= {product.tile_count}) break;",
         "  }",
     ]
+
+
+def _sums(product: TensorProduct) -> str:
+    return f"{c_type(product.sums.dtype)}* const sums"
 
 
 def _place(product: TensorProduct, number: str) -> list[str]:

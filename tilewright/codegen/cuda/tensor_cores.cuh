@@ -33,8 +33,38 @@ __device__ inline void load_matrices(unsigned (&into)[4], unsigned from) {
                  : "r"(from));
 }
 
+// What sums of products of T are kept in.
 template <class T>
-__device__ inline void multiply_add(f32 (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
+struct Accumulated {
+  using type = f32;
+};
+template <>
+struct Accumulated<i8> {
+  using type = i32;
+};
+
+// 32-bit floats as tensor cores take them: 10 bits of fraction, to nearest.
+__device__ inline unsigned shortened(unsigned bits) {
+  unsigned y;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(bits)));
+  return y;
+}
+
+// One instruction: 16 x 8 sums of as many products as 32 bytes of a row have elements.
+template <class T>
+__device__ inline void multiply_add(typename Accumulated<T>::type (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
+template <>
+__device__ inline void multiply_add<f32>(f32 (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <>
+__device__ inline void multiply_add<i8>(i32 (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 template <>
 __device__ inline void multiply_add<f16>(f32 (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -48,24 +78,26 @@ __device__ inline void multiply_add<bf16>(f32 (&c)[4], const unsigned (&a)[4], u
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// A tile of ROWS x COLUMNS 16-bit elements in shared memory, in chunks of 16 bytes. Chunks of neighbouring rows are
+// A tile of ROWS x COLUMNS elements of SIZE bytes in shared memory, in chunks of 16 bytes. Chunks of neighbouring rows are
 // exchanged so that eight rows at one place lie in different banks.
-template <int ROWS, int COLUMNS>
+template <int ROWS, int COLUMNS, int SIZE = 2>
 struct Tile {
-  static constexpr int CHUNKS = COLUMNS / 8;
-  static constexpr int ROW_BYTES = COLUMNS * 2;
+  static constexpr int CHUNKS = COLUMNS * SIZE / 16;
+  static constexpr int ROW_BYTES = COLUMNS * SIZE;
   static constexpr int BYTES = ROWS * ROW_BYTES;
   __device__ static unsigned at(int row, int chunk) {
     const int turn = CHUNKS >= 8 ? row & 7 : CHUNKS == 4 ? (row >> 1) & 3 : (row >> 2) & 1;
     return (row * CHUNKS + (chunk ^ turn)) * 16;
   }
+  __device__ static unsigned of(int row, int column) { return at(row, column * SIZE / 16) + column * SIZE % 16; }
 };
 
-// A tile of OUTER (m or n) x DEPTH (k) elements as fragments of 16 x 16; it is stored with rows of k where TURNED. LEFT
-// is the first operand. OUTER of a warp is a power of two, so that places within it differ in bits of their own.
-template <int OUTER, int DEPTH, bool TURNED, bool LEFT>
+// A tile of OUTER (m or n) x DEPTH (k) elements as fragments of 16 x 32 bytes; it is stored with rows of k where TURNED.
+// LEFT is the first operand. OUTER of a warp is a power of two, so that places within it differ in bits of their own.
+template <int OUTER, int DEPTH, bool TURNED, bool LEFT, int SIZE = 2>
 struct Fragments {
-  using Layout = Tile<TURNED ? DEPTH : OUTER, TURNED ? OUTER : DEPTH>;
+  static_assert(SIZE == 2 || !TURNED, "only pairs of bytes are transposed on the way");
+  using Layout = Tile<TURNED ? DEPTH : OUTER, TURNED ? OUTER : DEPTH, SIZE>;
 
   // Where this lane reads in the first fragment from `outer` on.
   __device__ static unsigned first(int outer, int lane) {
@@ -77,13 +109,35 @@ struct Fragments {
   __device__ static void read(unsigned (&into)[4], unsigned base, unsigned first, int number, int step) {
     const int along = TURNED ? number : step, across = TURNED ? step : number;
     load_matrices<TURNED>(into, base + (first ^ along * 32) + across * 16 * Layout::ROW_BYTES);
+    if (SIZE == 4) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) into[e] = shortened(into[e]);
+    }
   }
 };
 
-// How a tile of ROWS x COLUMNS elements is divided among threads: pieces of LANES neighbours, single elements in pairs.
-template <int ROWS, int COLUMNS, int LANES, int THREADS>
+// The same of 32-bit elements with rows of k, which are read one by one.
+template <int OUTER, int DEPTH, bool LEFT>
+struct Fragments<OUTER, DEPTH, true, LEFT, 4> {
+  using Layout = Tile<DEPTH, OUTER, 4>;
+  static constexpr int TURN = Layout::CHUNKS >= 8 ? 64 : 32;  // what rows four apart differ by
+
+  __device__ static unsigned first(int outer, int lane) { return Layout::of(lane % 4, outer + lane / 4); }
+  __device__ static void read(unsigned (&into)[4], unsigned base, unsigned first, int number, int step) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int half = LEFT ? e % 2 : e / 2, later = LEFT ? e / 2 : e % 2;  // of OUTER, of k
+      const unsigned at = base + (first ^ half * 32 ^ number * 64 ^ later * TURN) + (step * 8 + later * 4) * Layout::ROW_BYTES;
+      unsigned bits;
+      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(bits) : "r"(at));
+      into[e] = shortened(bits);
+    }
+  }
+};
+
+// How a tile of ROWS x COLUMNS elements is divided among threads: pieces of WIDTH neighbours.
+template <int ROWS, int COLUMNS, int WIDTH, int THREADS>
 struct Pieces {
-  static constexpr int WIDTH = LANES > 1 ? LANES : 2;
   static constexpr int PER_ROW = COLUMNS / WIDTH;
   static constexpr int ALL = ROWS * PER_ROW;
   static constexpr int COUNT = (ALL + THREADS - 1) / THREADS;
@@ -100,14 +154,16 @@ struct Pieces {
 };
 
 // One operand, a matrix in memory: rows of k, or, where TURNED, rows of m or n, PITCH elements apart. LANES elements
-// are copied at once; single ones go through registers, since no asynchronous copy moves fewer than four bytes.
+// are copied at once; single ones of two bytes go through registers, in pairs, since no asynchronous copy moves fewer
+// than four.
 // WHOLE: the tiles cover the matrix exactly along m or n.
 template <class T, int OUTER, int DEPTH, bool TURNED, bool LEFT, int LANES, int THREADS, i64 PITCH, bool WHOLE>
-struct Matrix : Fragments<OUTER, DEPTH, TURNED, LEFT> {
-  using Layout = typename Fragments<OUTER, DEPTH, TURNED, LEFT>::Layout;
-  using P = Pieces<TURNED ? DEPTH : OUTER, TURNED ? OUTER : DEPTH, LANES, THREADS>;
+struct Matrix : Fragments<OUTER, DEPTH, TURNED, LEFT, sizeof(T)> {
+  using Layout = typename Fragments<OUTER, DEPTH, TURNED, LEFT, sizeof(T)>::Layout;
   static constexpr int BYTES = Layout::BYTES;
-  static constexpr bool HELD = LANES == 1;  // elements go through registers
+  static constexpr bool HELD = LANES * sizeof(T) < 4;  // elements go through registers
+  static constexpr int WIDTH = HELD ? 2 : LANES;
+  using P = Pieces<TURNED ? DEPTH : OUTER, TURNED ? OUTER : DEPTH, WIDTH, THREADS>;
   const T* next;  // where the next tile begins
   int outers, depths;  // elements from there to the matrix' ends
   unsigned short held[HELD ? P::COUNT : 1][2];
@@ -125,9 +181,8 @@ struct Matrix : Fragments<OUTER, DEPTH, TURNED, LEFT> {
       if (i < P::begin(part, parts) || i >= P::begin(part + 1, parts) || !P::exists(i)) continue;
       const int row = P::row(i), column = P::column(i);
       const T* const source = next + row * PITCH + column;
-      if (!HELD) {
-        copy_async<P::WIDTH * 2>(to + Layout::at(row, column / 8) + column % 8 * 2, source,
-                                 TURNED ? inside(column, row) : inside(row, column));
+      if constexpr (!HELD) {
+        copy_async<WIDTH * sizeof(T)>(to + Layout::of(row, column), source, TURNED ? inside(column, row) : inside(row, column));
       } else {
 #pragma unroll
         for (int e = 0; e < 2; ++e)
@@ -140,8 +195,7 @@ struct Matrix : Fragments<OUTER, DEPTH, TURNED, LEFT> {
     if (HELD) {
 #pragma unroll
       for (int i = 0; i < P::COUNT; ++i)
-        if (P::exists(i))
-          store_shared(to + Layout::at(P::row(i), P::column(i) / 8) + P::column(i) % 8 * 2, held[i][0] | held[i][1] << 16);
+        if (P::exists(i)) store_shared(to + Layout::of(P::row(i), P::column(i)), held[i][0] | held[i][1] << 16);
     }
     next += TURNED ? DEPTH * PITCH : DEPTH;
     depths -= DEPTH;
@@ -152,11 +206,12 @@ struct Matrix : Fragments<OUTER, DEPTH, TURNED, LEFT> {
 // places along each axis of the window it is inside (`seen`), and of a place in the depth its distance from there
 // (`depth`) and which of these places it is (`needed`). LANES neighbours along k lie together.
 template <class T, int OUTER, int DEPTH, int LANES, int THREADS, class Window>
-struct Gathered : Fragments<OUTER, DEPTH, false, true> {
-  using Layout = typename Fragments<OUTER, DEPTH, false, true>::Layout;
-  using P = Pieces<OUTER, DEPTH, LANES, THREADS>;
+struct Gathered : Fragments<OUTER, DEPTH, false, true, sizeof(T)> {
+  using Layout = typename Fragments<OUTER, DEPTH, false, true, sizeof(T)>::Layout;
   static constexpr int BYTES = Layout::BYTES;
-  static constexpr bool HELD = LANES == 1;  // elements go through registers
+  static constexpr bool HELD = LANES * sizeof(T) < 4;  // elements go through registers
+  static constexpr int WIDTH = HELD ? 2 : LANES;
+  using P = Pieces<OUTER, DEPTH, WIDTH, THREADS>;
   static constexpr int TABLE_BYTES = OUTER * 8;
   struct alignas(8) Row {
     int place;
@@ -189,8 +244,8 @@ struct Gathered : Fragments<OUTER, DEPTH, false, true> {
         const unsigned needed = Window::needed(k);
         const bool inside = k < end && (at.seen & needed) == needed;
         const T* const source = from + (at.place + Window::depth(k));
-        if (!HELD)
-          copy_async<P::WIDTH * 2>(to + Layout::at(row, column / 8) + column % 8 * 2, source, inside);
+        if constexpr (!HELD)
+          copy_async<WIDTH * sizeof(T)>(to + Layout::of(row, column), source, inside);
         else
           held[i][e] = inside ? source->bits : 0;
       }
@@ -200,8 +255,7 @@ struct Gathered : Fragments<OUTER, DEPTH, false, true> {
     if (HELD) {
 #pragma unroll
       for (int i = 0; i < P::COUNT; ++i)
-        if (P::exists(i))
-          store_shared(to + Layout::at(P::row(i), P::column(i) / 8) + P::column(i) % 8 * 2, held[i][0] | held[i][1] << 16);
+        if (P::exists(i)) store_shared(to + Layout::of(P::row(i), P::column(i)), held[i][0] | held[i][1] << 16);
     }
     begin += DEPTH;
   }

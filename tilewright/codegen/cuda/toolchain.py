@@ -47,16 +47,20 @@ def version() -> str:
 
 
 def compile_source(source: str, capability: str, *, strict: bool = False) -> Compiled:
-    """`capability`: "sm_90a". CodegenError with the compiler's words where it refuses."""
+    """`capability`: "sm_90a"; or "compute_80": PTX for all cards from there on, of whose registers nothing is known.
+    CodegenError with the compiler's words where it refuses."""
     nvrtc = _nvrtc()
     version()
     options = [
         f"--gpu-architecture={capability}",
         "--std=c++17",
         f"--fmad={'false' if strict else 'true'}",
-        "--ptxas-options=-v",
-        "--no-cache",  # NVRTC's own: what comes out of it comes without the words of ptxas, and code is kept here anyway
+        # NVRTC's own cache: what comes out of it comes without the words of ptxas, and code is kept here anyway.
+        "--no-cache",
     ]
+    portable = capability.startswith("compute_")
+    if not portable:
+        options.append("--ptxas-options=-v")
     encoded = [option.encode() for option in options]
     result, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
     _succeed(nvrtc, result, "")
@@ -65,10 +69,14 @@ def compile_source(source: str, capability: str, *, strict: bool = False) -> Com
         log = written(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
         words = log.rstrip(b"\x00").decode(errors="replace")
         _succeed(nvrtc, result, words)
-        cubin = written(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+        code = (
+            written(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
+            if portable
+            else written(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+        )
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    return Compiled(cubin, _resources(words), _warnings(words))
+    return Compiled(code, _resources(words), _warnings(words))
 
 
 def written(size_of: Any, get: Any, program: Any) -> bytes:

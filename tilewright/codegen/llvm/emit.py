@@ -29,7 +29,6 @@ from tilewright.loops.ir import (
     Across,
     Block,
     Buffer,
-    Combine,
     For,
     If,
     Kind,
@@ -52,7 +51,7 @@ def emit_program(program: Program, machine: CpuMachine, numerics: str, symbol: s
     """The LLVM module with one public function `symbol` for the program."""
     module = ir.Module(name=symbol)
     module.triple = machine.triple
-    flags = FAST_FLAGS if numerics == "fast" else ()
+    flags = () if numerics == "strict" else FAST_FLAGS
     body = _Emitter(module, program, machine, flags).emit_body(symbol + "_body")
     streaming = None
     if any(isinstance(stmt, Store) and stmt.streamed for stmt in walk_stmts(program.body)):
@@ -169,7 +168,7 @@ class _Emitter:
             self.prefetch(stmt)
         elif isinstance(stmt, Transpose):
             self.transpose(stmt)
-        elif isinstance(stmt, Combine) or stmt.kind is Kind.THREAD:
+        elif not isinstance(stmt, For) or stmt.kind is Kind.THREAD:
             raise CodegenError(f"{self.program.name} is a program for threads of a GPU")
         elif stmt.kind is Kind.UNROLL:
             for value in range(stmt.var.extent):

@@ -9,8 +9,9 @@
       for threads t: out[row, (s * G + g) * lanes ...] = value
 
 What one pass has loaded the next ones find in registers, and what it has computed at some expense, as the exponentials
-of a softmax. Rows too long for that are walked in pieces, and read again in
-each pass. The last block's rows are moved back to the last ones.
+of a softmax. Where a card has clusters, a long row is divided among the blocks of one: several small blocks on a
+multiprocessor load, compute and write at different times, a large one alone does one after another. Rows too long for
+that are walked in pieces, and read again in each pass. The last block's rows are moved back to the last ones.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ _KEPT_ELEMENTS = 64  # of a row, in the registers of one thread
 _PIECE_VECTORS = 4  # of a longer row, between two loads
 _ELEMENTS = 32  # of a row that a thread has before the row gets more threads than a warp
 _FEWEST = 32  # elements of a row that are worth a group of threads
+_FEW_ELEMENTS = 16  # of a thread: below, rows share a warp, and so what each of its instructions costs
+_FEWEST_TOGETHER = 16  # elements that a group reads at once, a sector of memory and more
+_CLUSTER_THREADS, _CLUSTER_BLOCKS = 512, 8  # of a block in a cluster; of a cluster
 
 
 def is_rowwise(formula: Formula) -> bool:
@@ -88,7 +92,10 @@ class _Rows:
         longest = max(r.length for r in formula.reductions)
         lanes = max(vector_lanes(_accesses(r.body), r.axes[-1]) for r in formula.reductions)
         rows = extent_of(formula.rows)
-        self.group = self._group(longest, longest // lanes, rows, machine)
+        may_cluster = machine.clusters and all(r.result.dtype.bytes == 4 for r in formula.reductions)
+        self.group = self._group(longest, lanes, rows, machine, may_cluster)
+        long = may_cluster and self.group > _CLUSTER_THREADS and longest > _ELEMENTS * _CLUSTER_THREADS
+        self.cluster = self.group // _CLUSTER_THREADS if long else 1
         self.threads = max(self.group, min(THREADS, 128 if rows < 4 * machine.sms else THREADS))
         self.rows_per_block = self.threads // self.group
         self.at = te.Var("b", -(-rows // self.rows_per_block))
@@ -103,12 +110,22 @@ class _Rows:
         self.later: list[tuple[tuple[te.Var, ...], te.Expr]] = []  # the passes still to come
         self.results: dict[Buffer, te.Expr] = {}
 
-    def _group(self, length: int, vectors: int, rows: int, machine: GpuMachine) -> int:
-        """Threads for one row: a warp, or more where it is long or there are too few rows to fill the card."""
+    def _group(self, length: int, lanes: int, rows: int, machine: GpuMachine, may_cluster: bool) -> int:
+        """Threads for one row: a warp, or more where it is long or there are too few rows to fill the card; less where
+        it is short and there are many."""
+        vectors = length // lanes
         group = max(min(WARP, _power_of_two_above(vectors)), _power_of_two_above(-(-length // _ELEMENTS)))
         while group < 1_024 and rows * group < machine.sms * machine.threads_sm // 2 and group * 2 <= vectors:
             group *= 2
-        return max(1, min(group, 1_024))
+        while (
+            group <= WARP
+            and -(-2 * vectors // group) * lanes <= _FEW_ELEMENTS
+            and group // 2 * lanes >= _FEWEST_TOGETHER
+            and rows * group // 2 >= machine.sms * machine.threads_sm
+        ):
+            group //= 2
+        most = _CLUSTER_THREADS * _CLUSTER_BLOCKS if may_cluster else 1_024
+        return max(1, group if group <= most else 1_024)
 
     def program(self) -> Program:
         formula = self.formula
@@ -117,11 +134,15 @@ class _Rows:
         for reduction in formula.reductions:
             self.later.pop(0)
             stmts += self._reduction(reduction)
+        self.later = []
         stmts += self._write()
         body = with_values(nest([(self.at, Kind.PARALLEL)], block(*stmts)), {})
         words = "rows: " + ", ".join(f"{r.kind} of {r.length}" for r in formula.reductions)
         words += f", {self.group} of {self.threads} threads each"
-        return Program(formula.name, (*formula.inputs, formula.output), body, words)
+        if self.cluster > 1:
+            words += f" in {self.cluster} blocks"
+        params = (*formula.inputs, formula.output)
+        return Program(formula.name, params, body, words, cluster=self.cluster)
 
     # -- one walk along the row -------------------------------------------------------------------------------------
 

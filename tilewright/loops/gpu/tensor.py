@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.loops.ir import Buffer, Stmt
+from tilewright.runtime.packing import Packing
 
 ROW_PADDING = 8  # floats at the end of a row of sums, against conflicts of banks
 TABLE_BYTES = 8  # of a row that is gathered: where it begins and what of it is inside
@@ -34,6 +35,7 @@ class MatrixTiles:
     stages: int
     split: int = 1
     persistent: bool = False
+    size: int = 2  # bytes of an element
 
     @property
     def threads(self) -> int:
@@ -41,8 +43,7 @@ class MatrixTiles:
 
     @property
     def stage_bytes(self) -> int:
-        """Of 16-bit operands."""
-        return self.stages * (self.bm + self.bn) * self.bk * 2
+        return self.stages * (self.bm + self.bn) * self.bk * self.size
 
     @property
     def shared_bytes(self) -> int:
@@ -105,6 +106,7 @@ class TensorProduct:
     sums: Buffer
     write: Stmt
     decisions: str
+    packings: tuple[Packing | None, ...] = ()  # how each input is stored; beyond the end: as it is
 
     @property
     def rows(self) -> int:
@@ -122,7 +124,7 @@ class TensorProduct:
     @property
     def small_copies(self) -> bool:
         """Whether an operand is copied in many pieces."""
-        return min(self.a.lanes, self.b.lanes) < 4
+        return min(self.a.lanes, self.b.lanes) * self.tiles.size < 8
 
     @property
     def shared_bytes(self) -> int:

@@ -4,7 +4,9 @@
       for threads: tile[b, a] = x[a, b]               (neighbours along a: as it is read)
       for threads: out[b, a] = value of tile[b, a]    (neighbours along b: as it is written)
 
-A row of the tile is one element longer than it need be, so that a column of it lies in different banks.
+Small elements are read and written in vectors; those that are written are gathered from as many rows of the tile. The
+vectors of a row are moved on by one place for every vector of rows before it, so that threads that write neighbouring
+vectors read from different banks. Otherwise, a row of the tile is one element longer than it need be.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from tilewright import te
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.formula import Formula
-from tilewright.loops.gpu.places import THREADS, positions, under
+from tilewright.loops.gpu.places import THREADS, positions, under, vector_lanes
 from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import extent_of, with_values
 from tilewright.te.index import coefficient, simplify
@@ -36,8 +38,16 @@ def transposed_program(formula: Formula, machine: GpuMachine) -> Program | None:
     ]
     if not turned or len(turned) > _MOST or any(te.loads(load.indices[0]) for load in turned):
         return None
-    side = 64 if max(load.dtype.bytes for load in turned) <= 2 else 32
-    return _program(formula, read, written, turned, side)
+    small = max(load.dtype.bytes for load in turned) <= 2
+    lanes = _lanes(formula, read, written, turned) if small else 1
+    return _program(formula, read, written, turned, 64 if small else 32, lanes)
+
+
+def _lanes(formula: Formula, read: te.Var, written: te.Var, turned: list[te.Load]) -> int:
+    """Neighbours that are read together along one axis and written together along the other."""
+    loads = [(load.indices[0], load.dtype.bytes) for load in turned]
+    store = (formula.store, formula.output.dtype.bytes)
+    return min(vector_lanes(loads, read), vector_lanes([store], written))
 
 
 def _read_axis(formula: Formula, written: te.Var) -> te.Var | None:
@@ -56,16 +66,19 @@ def _read_axis(formula: Formula, written: te.Var) -> te.Var | None:
     return best if best is not None and counts[best] else None
 
 
-def _program(formula: Formula, read: te.Var, written: te.Var, turned: list[te.Load], side: int) -> Program:
+def _program(
+    formula: Formula, read: te.Var, written: te.Var, turned: list[te.Load], side: int, lanes: int
+) -> Program:
     others = [axis for axis in formula.axes if axis not in (read, written)]
     tiles_read = te.Var(f"{read.name}_t", -(-read.extent // side))
     tiles_written = te.Var(f"{written.name}_t", -(-written.extent // side))
     grid = [*others, tiles_read, tiles_written]
     at, thread = te.Var("b", extent_of(grid)), te.Var("t", THREADS)
-    step = te.Var("u", side * side // THREADS)
+    step, lane = te.Var("u", side * side // lanes // THREADS), te.Var("v", lanes)
     base = positions(at, grid)
     number = step * THREADS + thread
-    pitch = side + 1
+    per_row = side // lanes  # vectors
+    vector, row = number % per_row, number // per_row
 
     def place(along_read: te.Expr, along_written: te.Expr) -> dict[te.Var, te.Expr]:
         return {
@@ -78,22 +91,40 @@ def _program(formula: Formula, read: te.Var, written: te.Var, turned: list[te.Lo
         limited = [axis for axis in (read, written) if axis.extent % side]
         return te.all_of([te.call("lt", where[axis], axis.extent) for axis in limited])
 
-    fetch, spill = (number % side, number // side), (number // side, number % side)
+    def first(where: dict[te.Var, te.Expr]) -> dict[te.Var, te.Expr]:
+        """The place of the first of a vector."""
+        return {axis: te.substitute(expr, {lane: te.as_index(0)}) for axis, expr in where.items()}
+
+    def in_tile(along_written: te.Expr, along_read: te.Expr) -> te.Expr:
+        if lanes == 1:
+            return along_written * (side + 1) + along_read
+        moved = (along_read // lanes + along_written // lanes) % per_row
+        return simplify(along_written * side + moved * lanes + along_read % lanes)
+
+    def vectors_of(stmt: Stmt) -> Stmt:
+        return nest([(lane, Kind.VECTOR)], stmt) if lanes > 1 else stmt
+
+    along = vector * lanes + lane if lanes > 1 else vector
+    size = side * (side if lanes > 1 else side + 1)
     tiles: dict[te.Expr, Buffer] = {}
     fills: list[Stmt] = []
-    where = place(*fetch)
+    where = place(along, row)
     for load in turned:
-        tile = Buffer(f"tile{len(tiles)}", load.dtype, side * pitch, Scope.SCRATCH)
+        tile = Buffer(f"tile{len(tiles)}", load.dtype, size, Scope.SCRATCH)
         tiles[load] = tile
-        fills.append(Store(tile, fetch[1] * pitch + fetch[0], te.substitute(load, where)))
-    held = {load: te.Load(tile, (spill[1] * pitch + spill[0],)) for load, tile in tiles.items()}
+        fills.append(vectors_of(Store(tile, in_tile(row, along), te.substitute(load, where))))
+    held = {load: te.Load(tile, (in_tile(along, row),)) for load, tile in tiles.items()}
     value = te.rewrite(formula.value, held.get)
-    target = place(*spill)
+    target = place(row, along)
     write = Store(
         formula.output, simplify(te.substitute(formula.store, target)), te.substitute(value, target)
     )
-    filled = For(thread, Kind.THREAD, nest([(step, Kind.UNROLL)], under(inside(where), block(*fills))))
-    drained = For(thread, Kind.THREAD, nest([(step, Kind.UNROLL)], under(inside(target), write)))
+    filled = For(thread, Kind.THREAD, nest([(step, Kind.UNROLL)], under(inside(first(where)), block(*fills))))
+    drained = For(
+        thread, Kind.THREAD, nest([(step, Kind.UNROLL)], under(inside(first(target)), vectors_of(write)))
+    )
     body = with_values(nest([(at, Kind.PARALLEL)], block(filled, drained)), {})
     words = f"transposed: tiles of {side} x {side} of ({read.name}, {written.name}), {THREADS} threads"
+    if lanes > 1:
+        words += f", {lanes} at once"
     return Program(formula.name, (*formula.inputs, formula.output), body, words)

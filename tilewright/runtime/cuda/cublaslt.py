@@ -20,7 +20,7 @@ _MOST_ALGORITHMS = 16
 
 # Of the library's headers.
 _TYPES = {"f16": 2, "bf16": 14, "f32": 0}
-_COMPUTE_F32, _SCALE_F32 = 68, 0
+_COMPUTE_F32, _COMPUTE_TF32, _SCALE_F32 = 68, 77, 0
 _TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6
 _MAX_WORKSPACE = 1
@@ -101,6 +101,7 @@ class Product:
     added: bool = False
     activation: str = ""  # "relu", "gelu"
     turned: bool = False
+    rounded: bool = False  # float32 may be rounded before it is multiplied
     algorithm: int = 0  # of those that the library proposes, best first
 
 
@@ -117,7 +118,8 @@ class PreparedProduct:
         self._data = _layout(p, Matrix(p.k, p.m, p.k, p.m * p.k))
         self._out = _layout(p, Matrix(p.n, p.m, p.n, p.m * p.n))
         self._description = ctypes.c_void_p()
-        _call("cublasLtMatmulDescCreate", ctypes.byref(self._description), _COMPUTE_F32, _SCALE_F32)
+        compute = _COMPUTE_TF32 if p.rounded else _COMPUTE_F32
+        _call("cublasLtMatmulDescCreate", ctypes.byref(self._description), compute, _SCALE_F32)
         self._set(_TRANSPOSE_A, ctypes.c_int32(1 if p.turned else 0))
         self._set(_TRANSPOSE_B, ctypes.c_int32(0))
         self._set(_EPILOGUE, ctypes.c_int32(_EPILOGUES[p.bias, p.activation]))

@@ -80,6 +80,10 @@ class Device:
         which = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(checked("cuDeviceGetAttribute", self._driver.cuDeviceGetAttribute(which, self.handle)))
 
+    @property
+    def has_dependent_launch(self) -> bool:
+        return self.attribute("COMPUTE_CAPABILITY_MAJOR") >= 9
+
     # -- memory -------------------------------------------------------------------------------------------------------
 
     @property
@@ -139,13 +143,22 @@ class Device:
     # -- kernels ------------------------------------------------------------------------------------------------------
 
     def load(self, cubin: bytes, symbol: str, shared_bytes: int = 0) -> Function:
-        """The kernel `symbol` of machine code, allowed so much dynamic shared memory."""
-        module = checked("cuModuleLoadData", self._driver.cuModuleLoadData(cubin))
+        """The kernel `symbol` of machine code or PTX, allowed so much dynamic shared memory."""
+        module = self._module(cubin)
         handle = checked("cuModuleGetFunction", self._driver.cuModuleGetFunction(module, symbol.encode()))
         if shared_bytes > _STATIC_LIMIT:
             which = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             checked("cuFuncSetAttribute", self._driver.cuFuncSetAttribute(handle, which, shared_bytes))
         return Function(self._driver, module, handle, shared_bytes)
+
+    def _module(self, code: bytes) -> Any:
+        status, module = self._driver.cuModuleLoadData(code)
+        if status == self._driver.CUresult.CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
+            raise DeviceError(
+                f"the driver of {self.name} is too old for this model's kernels",
+                remedy="update the driver, or compile the model with an older NVRTC",
+            )
+        return checked("cuModuleLoadData", (status, module))
 
     def synchronise(self) -> None:
         checked("cuCtxSynchronize", self._driver.cuCtxSynchronize())
@@ -248,15 +261,29 @@ class Function:
         self._driver, self._module, self._handle = driver, module, handle
         self.shared_bytes = shared_bytes
 
-    def launch(self, blocks: int, threads: int, addresses: Sequence[int], stream: int = 0) -> None:
+    def launch(
+        self,
+        blocks: int,
+        threads: int,
+        addresses: Sequence[int],
+        stream: int = 0,
+        *,
+        dependent: bool = False,
+    ) -> None:
+        """`dependent`: it may start while the kernel before it in the stream still runs, whose end it awaits."""
+        driver = self._driver
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes, config.hStream = self.shared_bytes, driver.CUstream(stream)
+        if dependent:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
         values = tuple(addresses)
         kinds = (ctypes.c_void_p,) * len(values)
-        checked(
-            "cuLaunchKernel",
-            self._driver.cuLaunchKernel(
-                self._handle, blocks, 1, 1, threads, 1, 1, self.shared_bytes, stream, (values, kinds), 0
-            ),
-        )
+        checked("cuLaunchKernelEx", driver.cuLaunchKernelEx(config, self._handle, (values, kinds), 0))
 
     def __del__(self) -> None:
         # At interpreter exit the driver may be gone before us, and frees everything itself.

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright import knobs
 from tilewright.dtypes import DType
 from tilewright.errors import ArtifactMachineError
 from tilewright.runtime.cuda import cublaslt
@@ -23,6 +24,7 @@ from tilewright.runtime.cuda.vendor import VendorStep, loaded_torch, needs_torch
 from tilewright.runtime.plan import Place, Plan, Step, aligned
 
 TRIPLE = "nvptx64-nvidia-cuda"
+AWAITS_TURN = "awaits-turn"  # of a target: every kernel waits itself for the end of the one before it
 _ALIGNMENT = 256
 
 
@@ -34,12 +36,20 @@ def check_target(target: dict[str, Any], ordinal: int = 0) -> None:
             remedy='run it on a machine with one (`nvidia-smi` shows it), or compile with target="cpu"',
         )
     card = Device(ordinal)
-    here = card.capability
-    wanted = str(target["cpu"]).rstrip("a")
+    problem = misfit(str(target["cpu"]), card.capability)
+    if problem:
+        raise ArtifactMachineError(f"{problem}, and {card.name} is {card.capability}")
+
+
+def misfit(wanted: str, here: str) -> str:
+    """Why code for `wanted` does not run on a card of the capability `here`; "" where it does."""
+    if wanted.startswith("compute_"):
+        least = wanted.removeprefix("compute_")
+        return "" if int(here.removeprefix("sm_")) >= int(least) else f"the PTX is for sm_{least} and later"
+    plain = wanted.rstrip("a")
     # Machine code runs on later cards of one generation, unless it uses what one generation alone has.
-    same_generation = wanted[:-1] == here[:-1] and wanted <= here and not str(target["cpu"]).endswith("a")
-    if here != wanted and not same_generation:
-        raise ArtifactMachineError(f"the machine code is for {target['cpu']}, and {card.name} is {here}")
+    same_generation = plain[:-1] == here[:-1] and plain <= here and plain == wanted
+    return "" if here == plain or same_generation else f"the machine code is for {wanted}"
 
 
 class GpuExecutor:
@@ -51,10 +61,14 @@ class GpuExecutor:
         constants: Sequence[np.ndarray],
         objects: Mapping[str, bytes],
         ordinal: int = 0,
+        *,
+        dependent_launch: str | None = None,
     ) -> None:
+        """`dependent_launch`: which kernels may start while what is before them ends; None: as the option says."""
         plan.validate()
         self.plan = plan
         self.ordinal = ordinal
+        self.dependent_launch = dependent_launch or knobs.get("dependent_launch")
         self.constants = [np.ascontiguousarray(array) for array in constants]
         self.objects = {digest: bytes(objects[digest]) for digest in sorted(set(plan.kernels.values()))}
         self.threads = 0
@@ -132,6 +146,8 @@ class _Loaded:
         self.plan = plan = executor.plan
         self.device = Device(executor.ordinal)
         self.ordinal = executor.ordinal
+        overlaps = AWAITS_TURN in plan.target["features"] and self.device.has_dependent_launch
+        self.dependent_launch = executor.dependent_launch if overlaps else "off"
         vendors = [step.vendor for step in plan.steps if step.vendor is not None]
         self.workspace_bytes = cublaslt.WORKSPACE_BYTES if any(not needs_torch(v) for v in vendors) else 0
         self.through_torch = any(needs_torch(v) for v in vendors)
@@ -206,7 +222,7 @@ class _Loaded:
                 warm.start(number)
         del warm
         if not self.through_torch:
-            runner = _Runner(self)
+            runner = _Runner(self, self.dependent_launch)
             with self.stream.capture() as captured:
                 for number in range(len(self.plan.steps)):
                     runner.start(number)
@@ -217,7 +233,7 @@ class _Loaded:
         side = torch.cuda.ExternalStream(self.stream.handle, device)
         torch.cuda.synchronize(device)
         with torch.no_grad(), torch.cuda.graph(graph, stream=side):
-            runner = _Runner(self)
+            runner = _Runner(self, self.dependent_launch)
             for number in range(len(self.plan.steps)):
                 runner.start(number)
             results = self._results(runner)
@@ -292,10 +308,11 @@ class _Loaded:
 
 
 class _Runner:
-    """The steps of a plan in order, and where results are that a library returned in memory of its own."""
+    """The steps of a plan in order, and where results are that a library returned in memory of its own.
+    `dependent_launch`: as the option of that name."""
 
-    def __init__(self, loaded: _Loaded) -> None:
-        self._loaded = loaded
+    def __init__(self, loaded: _Loaded, dependent_launch: str = "off") -> None:
+        self._loaded, self._dependent_launch = loaded, dependent_launch
         self._elsewhere: dict[Place, Any] = {}
 
     def start(self, number: int) -> None:
@@ -314,7 +331,18 @@ class _Runner:
             return
         assert step.launch is not None
         function = loaded.functions[step.kernel]
-        function.launch(step.extent, step.launch.threads, addresses, loaded.stream.handle)
+        function.launch(
+            step.extent,
+            step.launch.threads,
+            addresses,
+            loaded.stream.handle,
+            dependent=number > 0 and self._may_overlap(number),
+        )
+
+    def _may_overlap(self, number: int) -> bool:
+        """Whether a step of ours may start before the step in front of it has ended."""
+        after_ours = self._loaded.vendor[number - 1] is None
+        return self._dependent_launch == "all" or (self._dependent_launch == "own" and after_ours)
 
     def address(self, place: Place) -> int:
         tensor = self._elsewhere.get(place)

@@ -50,10 +50,11 @@ class GpuModel(CompiledModel):
         *,
         ordinal: int = 0,
         checker: Any = None,
-        without_vendor: Callable[[], GpuModel] | None = None,
+        to_save: Callable[[], Sequence[GpuModel]] | None = None,
     ) -> None:
+        """`to_save`: makes what a file shall hold of it; None: what there is."""
         self.ordinal = ordinal
-        self._without_vendor = without_vendor
+        self._to_save = to_save
         super().__init__(plan, constants, objects, checker=checker)
         self._dtypes = [DType.parse(spec.dtype) for spec in plan.outputs]
 
@@ -89,19 +90,17 @@ class GpuModel(CompiledModel):
         self.executor.run_addresses(inputs, outputs, stream)
         return results[0] if self._one_output else tree.unflatten(self.plan.output_tree, results)
 
-    def save(self, path: Any) -> None:
-        """As `CompiledModel.save`. What a library of the framework computes is planned again without it first."""
-        from tilewright.runtime.artifact import save
-
-        if not any(step.vendor is not None for step in self.plan.steps):
-            save(self, path)
-            return
-        if self._without_vendor is None:
+    def saved(self) -> Sequence[CompiledModel]:
+        """What a library of the framework computes is planned again without it. For other cards there is a plan of what
+        all of them can do, as PTX."""
+        if self._to_save is not None:
+            return self._to_save()
+        if any(step.vendor is not None for step in self.plan.steps):
             raise ArtifactError(
                 "the model calls libraries that a file cannot hold",
                 remedy="compile it again where the model is at hand, and save that",
             )
-        save(self._without_vendor(), path)
+        return [self]
 
     def __repr__(self) -> str:
         where = self.plan.target["cpu"]

@@ -15,7 +15,7 @@ from tilewright.dtypes import DType
 from tilewright.errors import MissingDependencyError
 from tilewright.runtime.cuda import cublaslt
 from tilewright.runtime.cuda.cublaslt import PreparedProduct, Product
-from tilewright.runtime.plan import Step, TaskInfo, VendorCall, View
+from tilewright.runtime.plan import Step, TaskInfo, TensorSpec, VendorCall, View
 from tilewright.runtime.ports import torch_dtype, torch_module
 
 PRODUCT = "product"
@@ -53,6 +53,13 @@ class _Memory:
         }
 
 
+def as_tensor(address: int, spec: TensorSpec, ordinal: int) -> Any:
+    """Memory of a card as a tensor of the framework: it stays where it is."""
+    torch = loaded_torch()
+    flat = torch.as_tensor(_Memory(address, spec.bytes), device=f"cuda:{ordinal}")
+    return flat.view(torch_dtype(DType.parse(spec.dtype))).reshape(spec.shape)
+
+
 class VendorStep:
     """A step of a plan, bound to its library."""
 
@@ -60,7 +67,7 @@ class VendorStep:
         assert step.vendor is not None
         self.call = step.vendor
         self._specs = (*info.inputs, info.output)
-        self._device = f"cuda:{ordinal}"
+        self._ordinal = ordinal
         self._made: dict[tuple[View, int], Any] = {}
         self._product = _prepared(self.call, info) if self.call.function == PRODUCT else None
 
@@ -73,13 +80,13 @@ class VendorStep:
             self._product.start([*order, addresses[-1]], workspace, stream)
             return None
         torch = loaded_torch()
-        operands = [self._operand(torch, view, addresses, tensors) for view in self.call.operands]
+        operands = [self._operand(view, addresses, tensors) for view in self.call.operands]
         result = _FUNCTIONS[self.call.function](torch, operands, self.call.options)
         if self.call.order:
             result = result.permute(self.call.order)
         return result.contiguous()
 
-    def _operand(self, torch: Any, view: View, addresses: Sequence[int], tensors: Sequence[Any]) -> Any:
+    def _operand(self, view: View, addresses: Sequence[int], tensors: Sequence[Any]) -> Any:
         held = tensors[view.argument]
         if held is not None:
             return held.as_strided(view.shape, view.strides, held.storage_offset() + view.offset)
@@ -87,9 +94,8 @@ class VendorStep:
         key = view, addresses[view.argument]
         if key not in self._made:
             spec = self._specs[view.argument]
-            flat = torch.as_tensor(_Memory(key[1], spec.bytes), device=self._device)
-            typed = flat.view(torch_dtype(DType.parse(spec.dtype)))
-            self._made[key] = typed.as_strided(view.shape, view.strides, view.offset)
+            whole = as_tensor(key[1], spec, self._ordinal)
+            self._made[key] = whole.as_strided(view.shape, view.strides, view.offset)
         return self._made[key]
 
 
@@ -108,6 +114,7 @@ def _prepared(call: VendorCall, info: TaskInfo) -> PreparedProduct:
             added=bool(call.options.get("added")),
             activation=str(call.options.get("activation", "")),
             turned=turned,
+            rounded=bool(call.options.get("rounded")),
             algorithm=int(call.options.get("algorithm", 0)),
         )
     )
@@ -124,25 +131,26 @@ def _window(options: dict[str, Any]) -> tuple[Any, Any, Any, int]:
 
 def _conv(torch: Any, tensors: Sequence[Any], options: dict[str, Any]) -> Any:
     data, weight = tensors
-    with _searching(torch):
+    with _searching(torch, options):
         return torch.conv2d(data, weight, None, *_window(options))
 
 
 def _conv_relu(torch: Any, tensors: Sequence[Any], options: dict[str, Any]) -> Any:
     data, weight, bias = tensors
-    with _searching(torch):
+    with _searching(torch, options):
         return torch.cudnn_convolution_relu(data, weight, bias, *_window(options))
 
 
 def _conv_add_relu(torch: Any, tensors: Sequence[Any], options: dict[str, Any]) -> Any:
     data, weight, bias, added = tensors
-    with _searching(torch):
+    with _searching(torch, options):
         return torch.cudnn_convolution_add_relu(data, weight, added, 1.0, bias, *_window(options))
 
 
-def _searching(torch: Any) -> Any:
+def _searching(torch: Any, options: dict[str, Any]) -> Any:
     """cuDNN measures its algorithms the first time it meets a convolution."""
-    return torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=False)
+    rounded = bool(options.get("rounded"))
+    return torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=rounded)
 
 
 def _attention(torch: Any, tensors: Sequence[Any], options: dict[str, Any]) -> Any:

@@ -6,9 +6,11 @@ from collections.abc import Collection
 
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
+from tilewright.space.sketches.cuda import SKETCHES
 from tilewright.space.space import Config
 from tilewright.space.templates.cuda import TEMPLATES
 from tilewright.space.templates.cuda.template import GpuWork
+from tilewright.space.vendor import split
 from tilewright.space.vendor.pieces import Way, ours
 from tilewright.space.vendor.ways import ATTENTION, CUBLASLT, CUDNN, vendor_ways
 
@@ -38,7 +40,9 @@ def way_of(
     task: Task, machine: GpuMachine, numerics: str, libraries: Collection[str], config: Config
 ) -> Way | None:
     """The way that a config stands for, which may come from another version's records; None where there is none."""
-    for template in TEMPLATES:
+    if config.template == split.NAME:
+        return split.way_of_config(task, machine, numerics, config)
+    for template in (*TEMPLATES, *SKETCHES):
         if template.name == config.template:
             applied = template.apply(GpuWork(task, machine, numerics))
             return ours(task, config) if applied is not None and config in applied.space else None

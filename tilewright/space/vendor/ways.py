@@ -39,7 +39,7 @@ def vendor_ways(task: Task, numerics: str = "fast", algorithms: int = 1) -> list
     """The one that is best without measurement first. `algorithms`: of those that a library proposes, so many."""
     if task.output.dtype not in _FLOATS or not task.output.type.size:
         return []
-    return [*_attention(task), *_products(task, numerics, algorithms), *_convolutions(task)]
+    return [*_attention(task), *_products(task, numerics, algorithms), *_convolutions(task, numerics)]
 
 
 # -- what is behind a contraction -----------------------------------------------------------------------------------
@@ -90,6 +90,11 @@ def _with(found: _Epilogue, anchor: Node, last: Node, node: Node, numerics: str)
     if found.added is None and other.shape == anchor.shape:
         return replace(found, nodes=nodes, added=other)
     return None
+
+
+def _rounded(anchor: Node, numerics: str) -> dict[str, bool]:
+    """The option of a library that may round float32 before it multiplies."""
+    return {"rounded": True} if numerics == "tf32" and anchor.dtype is DType.F32 else {}
 
 
 def _anchor(graph: Graph, *ops: str) -> Node | None:
@@ -187,6 +192,7 @@ def _products(task: Task, numerics: str, algorithms: int) -> Iterator[Way]:
         "bias": best.bias is not None,
         "added": best.added is not None,
         "activation": best.activation,
+        **_rounded(anchor, numerics),
     }
     constant = graph.inputs.index(weight) in task.constants
     across = _across(weight.shape)
@@ -283,7 +289,7 @@ def _sizes(anchor: Node) -> tuple[tuple[int, ...], int, int, int] | None:
 # -- cuDNN ----------------------------------------------------------------------------------------------------------
 
 
-def _convolutions(task: Task) -> Iterator[Way]:
+def _convolutions(task: Task, numerics: str) -> Iterator[Way]:
     conv = _anchor(task.graph, "conv")
     if conv is None or conv.type.rank != 4 or len(conv.inputs) != 2 or conv.dtype not in _FLOATS:
         return
@@ -297,12 +303,12 @@ def _convolutions(task: Task) -> Iterator[Way]:
             continue
         for apart in (False, True):
             config = Config.of(CUDNN, {"apart": int(apart), "filled": filled})
-            way = _convolution(task, config, filled, apart)
+            way = _convolution(task, config, numerics, filled, apart)
             if way is not None:
                 yield way
 
 
-def _convolution(task: Task, config: Config, filled: int, apart: bool) -> Way | None:
+def _convolution(task: Task, config: Config, numerics: str, filled: int, apart: bool) -> Way | None:
     """`filled`: channels, the new ones all zero; 0: as they are. `apart`: nothing else in the library's call."""
     graph = _with_channels(task.graph, filled) if filled else task.graph
     conv = _anchor(graph, "conv")
@@ -339,6 +345,7 @@ def _convolution(task: Task, config: Config, filled: int, apart: bool) -> Way | 
         "padding": [low for low, _ in padding],
         "dilation": list(conv.attrs["dilation"]),
         "groups": conv.attrs["groups"],
+        **_rounded(conv, numerics),
     }
     batch, rows, columns, _ = conv.shape
     common = {"result": (batch, channels, rows, columns), "order": (0, 2, 3, 1), "options": options}

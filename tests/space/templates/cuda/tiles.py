@@ -20,7 +20,7 @@ from tilewright.space.templates.cuda.template import GpuApplied
 
 # What a kernel may spill: left to weigh registers against blocks, the compiler puts a few addresses on the stack rather
 # than run one block less. Sums and fragments would be hundreds.
-FEW_BYTES = 32
+FEW_BYTES = 0
 
 TILES = [
     MatrixTiles(64, 64, 32, 2, 2, 2),

@@ -3,6 +3,7 @@
     for every chunk of panels and block of rows:                    (parallel)
       stage the block's data in scratch                             (where it is a formula: a padding, a conversion)
       for every panel of the weight, `vectors` registers wide:
+        copy it to scratch                                          (where it is no constant and rows pass it often)
         for pieces of the taps:                                     (where a panel is longer than the first cache)
           for every `rows` rows of the block:
             acc[rows, vectors] = 0, or what the piece before left
@@ -50,7 +51,11 @@ NAME = "contraction"
 _LINE = 64
 _STAGED_BYTES = 512 << 10
 _PARTIAL_BYTES = 256 << 10
+_PANEL_BYTES = 256 << 10
 _STRADDLING = 0.75  # cycles for a vector in two cache lines
+_STRADDLING_STORE = 1.5
+_TALL, _TALL_AND_WIDE = 0.25, 1.25  # cycles of a step for each row beyond 8, in tiles of 1 or 2 vectors and of more
+_ASTRAY = 0.5  # of the tensors whose rows are whole lines, those that begin within one: a caller's may lie anywhere
 _FAR_LINE, _FAR_LINE_ASKED = (
     4.0,
     2.0,
@@ -98,6 +103,7 @@ class Shape:
     tap_block: int  # values of the tap that is cut whose products are summed at once; 0: all taps of all axes
     prefetch: int
     staged: bool
+    copied: bool = False  # whether a panel that is no constant is copied to scratch memory
     last_vectors: int = 0  # of the last panel, where it is narrower than the others
     last_rows: int = 0
 
@@ -140,6 +146,7 @@ class AppliedContraction:
         outer = rows[0].extent if len(rows) > 1 else -(-tile_axis // 4)
         blocks = [n for n in (1, 2, 3, 4, 6, 7, 8, 12, 14, 16, 24, 28, 32, 48, 64, 96, 128) if n < outer]
         stage = (True,) if self.must_stage else (False, True) if self.dims is not None else (False,)
+        copy = () if self.product.constant_weight else (Knob("copy", (False, True)),)
         return Space(
             self.name,
             (
@@ -154,6 +161,7 @@ class AppliedContraction:
                 Knob("tap_block", (0, *self._cuts())),
                 Knob("prefetch", self._prefetch_levels()),
                 Knob("stage", stage),
+                *copy,
             ),
             self._legal,
             together=(
@@ -161,6 +169,7 @@ class AppliedContraction:
                 ("block", "chunks", "stage"),
                 ("tap_block", "prefetch"),
                 ("block", "tap_block"),
+                *((("copy", "tap_block", "block"),) if copy else ()),
             ),
         )
 
@@ -205,6 +214,8 @@ class AppliedContraction:
             return False
         if shape.prefetch and not self._prefetch_pays(shape):
             return False
+        if shape.copied and self._panel_bytes(shape) > _PANEL_BYTES:
+            return False
         return not shape.tap_block or self._partial_size(shape) * 4 <= _PARTIAL_BYTES
 
     def _registers(self, shape: Shape) -> int:
@@ -217,7 +228,7 @@ class AppliedContraction:
         per_chunk = -(-panels.count // int(values["chunks"]))
         outer = self.product.rows[0].extent if self.product.rows else 1
         unit = rows if len(self.product.rows) == 1 else 1
-        size = int(values["block"]) * unit or outer
+        size = _even(outer, int(values["block"]) * unit or outer, unit)
         last_rows, last_vectors = self._last_tile(panels, vectors, size)
         return Shape(
             rows=rows,
@@ -231,6 +242,7 @@ class AppliedContraction:
             tap_block=int(values["tap_block"]),
             prefetch=int(values["prefetch"]),
             staged=bool(values["stage"]),
+            copied=bool(values.get("copy", False)),
             last_vectors=last_vectors,
             last_rows=last_rows,
         )
@@ -252,6 +264,9 @@ class AppliedContraction:
         for extent in self._staged_extents(shape):
             total *= extent
         return total
+
+    def _panel_bytes(self, shape: Shape) -> int:
+        return shape.panels.size * self.product.length * self.product.weight.dtype.bytes
 
     def _staged_extents(self, shape: Shape) -> tuple[int, ...]:
         assert self.dims is not None
@@ -324,14 +339,15 @@ class AppliedContraction:
         partial = 2.0 * (pieces - 1) * self._partial_size(shape) * passes  # elements
         staged = self._staged_bytes(shape) * shape.chunks * shape.blocks * repeats if shape.staged else 0
         asked = self._asked(shape, passes, panel) if shape.prefetch else 0.0
+        copied = passes * self.product.length * shape.vectors if shape.copied else 0  # vectors
         narrow = repeats * shape.blocks if shape.last is not None else 0  # of the passes
         tiles = [self._tile_terms(shape, passes - narrow, pieces)]
         if shape.last is not None:
             tiles.append(self._tile_terms(shape.last, narrow, pieces))
         return Terms(
             arithmetic=sum(each.arithmetic for each in tiles),
-            loads=sum(each.loads for each in tiles) + (staged / 4 + partial / 2) / self.lanes + asked,
-            stores=sum(each.stores for each in tiles) + (staged / 4 + partial / 2) / self.lanes,
+            loads=sum(each.loads for each in tiles) + (staged / 4 + partial / 2) / self.lanes + copied + asked,
+            stores=sum(each.stores for each in tiles) + (staged / 4 + partial / 2) / self.lanes + copied,
             branches=sum(each.branches for each in tiles),
             from_l2=from_l2 + staged,
             from_l3=from_l3 + 2.0 * written,
@@ -361,7 +377,8 @@ class AppliedContraction:
             stores=float(tiles * each),
             branches=steps / shape.unroll + 3.0 * tiles * pieces,
             scalar=tiles * pieces * 12.0
-            + steps * max(0, shape.rows - 8) * 0.25
+            + steps * max(0, shape.rows - 8) * (_TALL if shape.vectors < 3 else _TALL_AND_WIDE)
+            + (tiles * each * _STRADDLING_STORE if self._result_pitch % _LINE else 0.0)
             + self._unpacked(shape, steps, passes * self.product.length),
         )
 
@@ -405,7 +422,8 @@ class AppliedContraction:
         to read a tap of a panel, it may come from far away."""
         if self.product.constant_weight:
             return 0.0
-        straddling = _STRADDLING * steps if self._weight_pitch % _LINE else 0.0
+        astray = 1.0 if self._weight_pitch % _LINE else _ASTRAY
+        straddling = _STRADDLING * astray * (visits if shape.copied else steps)
         source = self.product.weight_load.source
         assert isinstance(source, Buffer)
         far = (
@@ -419,6 +437,12 @@ class AppliedContraction:
         """Bytes from one tap of the weight to the next."""
         load = self.product.weight_load
         return abs(coefficient(load.indices[0], self.product.taps[-1]) or 0) * load.dtype.bytes
+
+    @cached_property
+    def _result_pitch(self) -> int:
+        """Bytes from one row of the result to the next; 0 where there is one."""
+        formula, rows = self.product.formula, self.product.rows
+        return abs(coefficient(formula.store, rows[-1]) or 0) * formula.output.dtype.bytes if rows else 0
 
     def _tile_bytes(self, shape: Shape) -> int:
         """Of the first cache, what the data of a register tile takes up."""
@@ -439,6 +463,13 @@ class AppliedContraction:
 
     def nest_of(self, shape: Shape) -> ContractionNest:
         return ContractionNest(self, shape)
+
+
+def _even(extent: int, size: int, unit: int) -> int:
+    """The least multiple of `unit` that cuts `extent` into no more blocks than `size` does: the last one, which is moved
+    back where it is not whole, does little again."""
+    blocks = -(-extent // size)
+    return min(extent, -(-extent // (blocks * unit)) * unit)
 
 
 def _spread(values: list[int], count: int) -> list[int]:

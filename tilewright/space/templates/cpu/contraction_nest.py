@@ -93,6 +93,7 @@ class ContractionNest:
             f"acc{shape.vectors}", product.reduction.result.dtype, shape.rows * self.width, Scope.REGISTER
         )
         self.packed = self._packed_weight()
+        self.copy = self._copied_panel() if shape.copied else None
         self.formula = formula
         self.last = ContractionNest(applied, shape.last) if shape.last is not None else None
         if self.last is not None:
@@ -134,6 +135,10 @@ class ContractionNest:
             first, last = blocks_of(panels, self.which_panel), places_in(panels, self.column)
         return pack_operand(load, [*outer, first, *taps, last])
 
+    def _copied_panel(self) -> Buffer:
+        size = self.shape.panels.size * self.product.length
+        return Buffer("panel", self.product.weight.dtype, size, Scope.SCRATCH)
+
     def program(self, config: Config) -> Program:
         formula = self.formula
         stmts: list[Stmt] = []
@@ -171,13 +176,20 @@ class ContractionNest:
     def _weight(self) -> te.Expr:
         """The element of the weight that the current tap, vector and lane take."""
         packed, load = self.packed, self.product.weight_load
+        if self.copy is not None:
+            return te.Load(self.copy, (counted(self.taps) * self.shape.panels.size + self.column,))
         if packed is None:
             return self.product.weight
         return te.rewrite(self.product.weight, lambda node: packed.load if node == load else None)
 
     def _before_tiles(self) -> list[Stmt]:
         """What is done once for a panel."""
-        return []
+        if self.copy is None:
+            return []
+        place = counted(self.taps) * self.shape.panels.size + self.column
+        moved = Store(self.copy, place, te.substitute(self.product.weight, self.values))
+        taps = [(tap, Kind.SERIAL) for tap in self.taps]
+        return [nest([*taps, (self.vec, Kind.UNROLL), (self.lane, Kind.VECTOR)], moved)]
 
     def _after_tiles(self) -> list[Stmt]:
         return []

@@ -1,7 +1,8 @@
-"""Matrix products and convolutions of 16-bit floats on tensor cores, with any epilogue.
+"""Matrix products and convolutions on tensor cores, with any epilogue.
 
-Of any transposition, alignment and batch; convolutions with channels last, of any window, stride and padding. The
-pipeline is in `codegen/cuda/matmul.cuh`; what the configs decide is how the work is cut.
+Of 16-bit floats, of 32-bit ones where they may be rounded ("tf32"), both of any transposition and alignment, and of
+bytes where both operands have rows of k. In batches too; convolutions with channels last, of any window, stride and
+padding. The pipeline is in `codegen/cuda/matmul.cuh`; what the configs decide is how the work is cut.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from functools import cached_property
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import GpuMachine
-from tilewright.loops.gpu.tensor import ROW_PADDING, TABLE_BYTES, MatrixTiles, TensorProduct, WindowOperand
+from tilewright.loops.gpu.tensor import (
+    ROW_PADDING,
+    TABLE_BYTES,
+    MatrixOperand,
+    MatrixTiles,
+    TensorProduct,
+    WindowOperand,
+)
 from tilewright.loops.ir import Buffer, Kind, Scope, Store, nest
 from tilewright.loops.tiling import with_results, with_values
 from tilewright.space.space import Config, Knob, Space, Value
@@ -27,6 +35,7 @@ from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWo
 from tilewright.te.index import linear
 
 NAME = "tensor-product"
+_STEP_BYTES = (64, 128)  # of a row, in one step
 _WIDEST_WARP = 64  # rows or columns of a warp
 _FEWEST, _MOST = 64, 256  # threads of a block
 _FEWEST_SINGLY = 128  # where elements go through registers one by one: other warps hide the waiting
@@ -36,6 +45,7 @@ _MOST_WAVES = 4  # of blocks that share tiles: with more, there is enough to do 
 _SHORT = 1024  # the longest sum of a product whose blocks are persistent
 _MOST_SPLIT = 8  # blocks of a cluster that every card with clusters can run
 _COPY, _GATHER = 4, 19  # instructions for a piece that is copied, and more for one that is gathered
+_ROUNDED = 5  # for a fragment of elements that are rounded
 _SINGLY = 3  # loads and stores for a pair of elements that goes through registers
 _WAYS = 2  # of the accesses to shared memory when results are read there: two at a time meet in a bank
 
@@ -46,7 +56,7 @@ class TensorCores:
     def apply(self, work: GpuWork) -> GpuApplied | None:
         if work.formula is None:
             return None
-        found = matrix_work(work.formula)
+        found = matrix_work(work.formula, rounded=work.numerics == "tf32")
         return None if found is None else Applied(found, work.machine)
 
 
@@ -63,14 +73,16 @@ class Applied:
             return tuple(size for size in choices if size < 2 * extent or size == choices[0])
 
         fewest = _tile_count(self.work, MatrixTiles(256, 256, 32, 4, 4, 2))
-        split = (1, 2, 4, 8) if self.machine.clusters and fewest <= _MOST_WAVES * self.machine.sms else (1,)
+        few = self.machine.clusters and fewest <= _MOST_WAVES * self.machine.sms
+        split = (1, 2, 4, 8) if few and _sums_dtype(self.work) is DType.F32 else (1,)
+        depths = tuple(bytes // self.work.size for bytes in _STEP_BYTES)
         persistent = (False, True) if k <= _SHORT else (False,)
         return Space(
             NAME,
             (
                 Knob("bm", sizes(m, 16, 32, 64, 128, 256)),
                 Knob("bn", sizes(n, 32, 64, 128, 256)),
-                Knob("bk", sizes(k, 32, 64)),
+                Knob("bk", sizes(k, *depths)),
                 Knob("warps_m", (1, 2, 4)),
                 Knob("warps_n", (1, 2, 4)),
                 Knob("stages", tuple(n for n in (2, 3, 4, 6, 8) if n <= 2 + -(-k // 64))),
@@ -86,17 +98,21 @@ class Applied:
         m, n, warps_m, warps_n = (int(values[name]) for name in ("bm", "bn", "warps_m", "warps_n"))
         if not (16 * warps_m <= m <= _WIDEST_WARP * warps_m and 16 * warps_n <= n <= _WIDEST_WARP * warps_n):
             return False
-        return is_legal(self.work, tiles_of(values), self.machine)
+        return is_legal(self.work, tiles_of(self.work, values), self.machine)
 
     def kernel(self, config: Config) -> TensorProduct:
-        return product(self.work, tiles_of(dict(config.values)), self.machine)
+        return product(self.work, tiles_of(self.work, dict(config.values)), self.machine)
 
     def terms(self, config: Config) -> GpuTerms:
-        return terms_of(self.work, tiles_of(dict(config.values)))
+        return terms_of(self.work, tiles_of(self.work, dict(config.values)))
 
 
-def tiles_of(values: Mapping[str, Value]) -> MatrixTiles:
-    return MatrixTiles(**values)  # type: ignore[arg-type]
+def tiles_of(work: MatrixWork, values: Mapping[str, Value]) -> MatrixTiles:
+    return MatrixTiles(**values, size=work.size)  # type: ignore[arg-type]
+
+
+def _sums_dtype(work: MatrixWork) -> DType:
+    return work.formula.reductions[0].result.dtype
 
 
 def is_legal(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
@@ -104,14 +120,14 @@ def is_legal(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
     if not (16 <= warp_m <= _WIDEST_WARP and 16 <= warp_n <= _WIDEST_WARP):
         return False
     table = tiles.bm * TABLE_BYTES if isinstance(work.left, WindowOperand) else 0
-    fewest = _FEWEST_SINGLY if min(work.left.lanes, work.right.lanes) == 1 else _FEWEST
+    fewest = _FEWEST_SINGLY if any(_goes_singly(work, o) for o in (work.left, work.right)) else _FEWEST
     steps = -(-work.sizes[2] // tiles.bk)
     return (
         tiles.bm % (16 * tiles.warps_m) == 0
         and tiles.bn % (16 * tiles.warps_n) == 0
         and _is_power_of_two(warp_m)
         and _is_power_of_two(warp_n)
-        and tiles.bk in (32, 64)
+        and tiles.bk * tiles.size in _STEP_BYTES
         and tiles.stages >= 2
         and tiles.shared_bytes + table <= machine.shared_block
         and fewest <= tiles.threads <= _MOST
@@ -151,9 +167,19 @@ def _blocks(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> int:
 
 
 def _copies(work: MatrixWork, tiles: MatrixTiles) -> float:
-    """Pieces of a step that a thread copies; single elements go in pairs."""
-    a, b = work.left.lanes, work.right.lanes
-    return (tiles.bm / max(2, a) + tiles.bn / max(2, b)) * tiles.bk / tiles.threads
+    """Pieces of a step that a thread copies."""
+    a, b = (_piece(work, operand) for operand in (work.left, work.right))
+    return (tiles.bm / a + tiles.bn / b) * tiles.bk / tiles.threads
+
+
+def _goes_singly(work: MatrixWork, operand: MatrixOperand | WindowOperand) -> bool:
+    """Whether its elements go through registers."""
+    return operand.lanes * work.size < 4
+
+
+def _piece(work: MatrixWork, operand: MatrixOperand | WindowOperand) -> int:
+    """Elements that are copied at once; single ones go in pairs."""
+    return 2 if _goes_singly(work, operand) else operand.lanes
 
 
 def _registers(work: MatrixWork, tiles: MatrixTiles) -> float:
@@ -162,7 +188,7 @@ def _registers(work: MatrixWork, tiles: MatrixTiles) -> float:
     held = sum(
         outer * tiles.bk / tiles.threads
         for outer, operand in ((tiles.bm, work.left), (tiles.bn, work.right))
-        if operand.lanes == 1
+        if _goes_singly(work, operand)
     )
     return 32 + 1.4 * tiles.accumulators + 1.8 * held + 2.3 * (_copies(work, tiles) - held / 2)
 
@@ -176,7 +202,7 @@ def product(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> Tensor
     m, n, k = work.sizes
     left, right = work.left, work.right
     lanes = _output_lanes(work)
-    sums = Buffer("sums", DType.F32, tiles.bm * (tiles.bn + ROW_PADDING), Scope.SCRATCH)
+    sums = Buffer("sums", _sums_dtype(work), tiles.bm * (tiles.bn + ROW_PADDING), Scope.SCRATCH)
     lane = te.Var("v", lanes)
     row, vector = te.Var("place_m", m), te.Var("place_n", max(1, n // lanes))
     sum_row, sum_vector = te.Var("sum_row", tiles.bm), te.Var("sum_vector", tiles.bn // lanes)
@@ -211,6 +237,7 @@ def product(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> Tensor
         sums=sums,
         write=write,
         decisions=words,
+        packings=tuple(work.packing if buffer is work.b.source else None for buffer in formula.inputs),
     )
 
 
@@ -219,7 +246,7 @@ def _output_lanes(work: MatrixWork) -> int:
     formula, inner = work.formula, work.n[-1]
     form = linear(formula.store)
     numbers = [inner.extent, form.constant, *(c for atom, c in form.terms.items() if atom != inner)]
-    most = 16 // formula.output.dtype.bytes
+    most = min(8, 16 // formula.output.dtype.bytes)
     return next(lanes for lanes in LANES if lanes <= most and all(number % lanes == 0 for number in numbers))
 
 
@@ -229,15 +256,17 @@ def _output_lanes(work: MatrixWork) -> int:
 def terms_of(work: MatrixWork, tiles: MatrixTiles) -> GpuTerms:
     left, right = work.left, work.right
     t, formula = tiles, work.formula
-    tile_bytes = 2 * (t.bm + t.bn) * t.bk
+    tile_bytes = t.size * (t.bm + t.bn) * t.bk
     copies = sum(
-        outer * t.bk / max(2, operand.lanes) / 32 * (_SINGLY if operand.lanes == 1 else 1)
+        outer * t.bk / _piece(work, operand) / 32 * (_SINGLY if _goes_singly(work, operand) else 1)
         for outer, operand in ((t.bm, left), (t.bn, right))
     )
-    gathered = t.bm * t.bk / max(2, left.lanes) / 32 if isinstance(left, WindowOperand) else 0.0
+    gathered = t.bm * t.bk / _piece(work, left) / 32 if isinstance(left, WindowOperand) else 0.0
     warp_m, warp_n = t.bm // t.warps_m, t.bn // t.warps_n
-    fragments = t.warps_m * t.warps_n * (warp_m + warp_n) * t.bk * 2
-    instructions = fragments / 512 + t.bm * t.bn * t.bk / 2048 + copies * _COPY + gathered * _GATHER
+    fragments = t.warps_m * t.warps_n * (warp_m + warp_n) * t.bk * t.size
+    per_fragment = _ROUNDED if t.size == 4 else 1
+    products = t.bm * t.bn * t.bk * t.size / 4096
+    instructions = fragments / 512 * per_fragment + products + copies * _COPY + gathered * _GATHER
     results = t.bm * t.bn
     return GpuTerms(
         blocks=_tile_count(work, t) * t.split,
@@ -246,7 +275,7 @@ def terms_of(work: MatrixWork, tiles: MatrixTiles) -> GpuTerms:
         shared_bytes=t.shared_bytes,
         steps=-(-work.sizes[2] // (t.bk * t.split)),
         stages=t.stages,
-        flops=2.0 * t.bm * t.bn * t.bk,
+        flops=1.0 * t.bm * t.bn * t.bk * t.size,  # as of 16-bit elements
         scalar=instructions,
         copies=copies,
         shared_traffic=float(tile_bytes + fragments),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tilewright import te
@@ -19,9 +19,15 @@ from tilewright.loops.gpu.places import positions
 from tilewright.loops.gpu.tensor import MatrixOperand, WindowOperand
 from tilewright.loops.ir import Buffer
 from tilewright.loops.tiling import columns_of
+from tilewright.runtime.packing import Packing
 from tilewright.te.index import Linear, coefficient, linear, simplify
 
-LANES = (8, 4, 2, 1)
+LANES = (16, 8, 4, 2, 1)
+_COPY_BYTES = 16  # the most that are copied at once
+_FEWEST_BYTES = 4  # of bytes, which cannot go through registers in pairs
+# What a product's operands may be, and what they are computed with as. 32-bit floats are rounded on the way in.
+_COMPUTED = {DType.F16: DType.F32, DType.BF16: DType.F32, DType.I8: DType.I32}
+_COMPUTED_ROUNDED = {**_COMPUTED, DType.F32: DType.F32}
 _BITS = 31  # of a row of a window: places along its axes, each inside or not
 INT_MAX = 2**31 - 1
 
@@ -36,6 +42,7 @@ class MatrixWork:
     n: tuple[te.Var, ...]
     k: tuple[te.Var, ...]
     batch: tuple[te.Var, ...]
+    packing: Packing | None = None  # of b, where it is a constant that is stored the other way round
 
     @cached_property
     def sizes(self) -> tuple[int, int, int]:
@@ -77,21 +84,33 @@ class MatrixWork:
         """Whether both operands can be read as the pipeline wants, and places are counted in 32 bits."""
         buffers = (*self.formula.inputs, self.formula.output)
         short = all(buffer.size <= INT_MAX for buffer in buffers)
-        return short and matrix(self.b, self.n, self.k) is not None and self._left() is not None
+        left, right = self._left(), matrix(self.b, self.n, self.k)
+        return short and left is not None and right is not None and self._can_load(left, right)
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return self.a.dtype.bytes
+
+    def _can_load(self, *operands: MatrixOperand | WindowOperand) -> bool:
+        """Bytes are not transposed on the way, and not copied one by one."""
+        return self.size > 1 or not any(o.turned or o.lanes < _FEWEST_BYTES for o in operands)
 
     def _left(self) -> MatrixOperand | WindowOperand | None:
         return (matrix(self.a, self.m, self.k) if self.guard is None else None) or _window(self)
 
 
-def matrix_work(formula: Formula) -> MatrixWork | None:
-    """None where the formula is no product of two matrices of 16-bit floats."""
+def matrix_work(formula: Formula, rounded: bool = False) -> MatrixWork | None:
+    """None where the formula is no product of two matrices of 16-bit floats or of bytes. `rounded`: 32-bit floats may
+    be rounded before they are multiplied, so that they do as well."""
+    computed = _COMPUTED_ROUNDED if rounded else _COMPUTED
     if len(formula.reductions) != 1 or columns_of(formula):
         return None
     (reduction,) = formula.reductions
     body = reduction.body
     if reduction.kind != "sum" or not isinstance(body, te.Call) or body.op != "mul":
         return None
-    operands = [_guarded_load(arg) for arg in body.args]
+    operands = [_guarded_load(arg, computed) for arg in body.args]
     for first, second in ((0, 1), (1, 0)):
         a, b = operands[first], operands[second]
         if a is None or b is None or b[1] is not None or a[0].dtype is not b[0].dtype:
@@ -102,11 +121,12 @@ def matrix_work(formula: Formula) -> MatrixWork | None:
     return None
 
 
-def _guarded_load(expr: te.Expr) -> tuple[te.Load, te.Expr | None] | None:
-    """(load, where it is not zero) of a 16-bit float that is computed with as f32."""
+def _guarded_load(expr: te.Expr, computed: Mapping[DType, DType]) -> tuple[te.Load, te.Expr | None] | None:
+    """(load, where it is not zero) of an element of a type of `computed`, which is computed with as that says."""
     guard: te.Expr | None = None
+    wide = expr.dtype
     while not isinstance(expr, te.Load):
-        if isinstance(expr, te.Cast) and expr.dtype is DType.F32:
+        if isinstance(expr, te.Cast) and expr.dtype is wide:
             expr = expr.value
         elif isinstance(expr, te.Select) and isinstance(expr.other, te.Const) and guard is None:
             if expr.other.value != 0:
@@ -115,7 +135,7 @@ def _guarded_load(expr: te.Expr) -> tuple[te.Load, te.Expr | None] | None:
         else:
             return None
     plain = all(isinstance(atom, te.Var) for atom in linear(expr.indices[0]).terms)
-    return (expr, guard) if expr.dtype in (DType.F16, DType.BF16) and plain else None
+    return (expr, guard) if computed.get(expr.dtype) is wide and plain else None
 
 
 def _as_matrices(
@@ -137,7 +157,22 @@ def _as_matrices(
     if guard is None and _step(of_a, m) is None:
         m.sort(key=lambda axis: -of_a[axis])
     work = MatrixWork(formula, a, guard, b, tuple(m), tuple(n), tuple(k), batch)
+    if work.size == 1 and b.source in formula.constants:
+        work = _with_rows_of_k(work)
     return work if work.is_sound else None
+
+
+def _with_rows_of_k(work: MatrixWork) -> MatrixWork:
+    """The same with a constant on the right stored row by row of k, if it is not and can be."""
+    stored, (_, n, k) = matrix(work.b, work.n, work.k), work.sizes
+    if stored is None or not stored.turned or stored.buffer.size != n * k or stored.pitch != n:
+        return work
+    terms = linear(work.b.indices[0]).terms
+    turned: dict[te.Expr, int] = {
+        axis: step * k if axis in work.n else step // n for axis, step in terms.items()
+    }
+    load = te.Load(work.b.source, (Linear(turned, 0).expr(),))
+    return replace(work, b=load, packing=Packing((k, n), (k, n), (0, 2, 3, 1)))
 
 
 # -- operands ---------------------------------------------------------------------------------------------------------
@@ -156,9 +191,9 @@ def _step(terms: Mapping[te.Expr, int], axes: Sequence[te.Var]) -> int | None:
     return step if step > 0 else None
 
 
-def _lanes(numbers: Iterable[int]) -> int:
-    found = list(numbers)
-    return next(lanes for lanes in LANES if all(number % lanes == 0 for number in found))
+def _lanes(dtype: DType, numbers: Iterable[int]) -> int:
+    found, most = list(numbers), _COPY_BYTES // dtype.bytes
+    return next(lanes for lanes in LANES if lanes <= most and all(number % lanes == 0 for number in found))
 
 
 def matrix(load: te.Load, outer: Sequence[te.Var], depth: Sequence[te.Var]) -> MatrixOperand | None:
@@ -170,7 +205,8 @@ def matrix(load: te.Load, outer: Sequence[te.Var], depth: Sequence[te.Var]) -> M
     turned = along != 1
     contiguous, pitch = (outer, along) if turned else (depth, across)
     rest = {atom: c for atom, c in form.terms.items() if atom not in (*outer, *depth)}
-    lanes = _lanes([math.prod(axis.extent for axis in contiguous), pitch, form.constant, *rest.values()])
+    extent = math.prod(axis.extent for axis in contiguous)
+    lanes = _lanes(load.dtype, [extent, pitch, form.constant, *rest.values()])
     assert isinstance(load.source, Buffer)
     return MatrixOperand(load.source, simplify(Linear(rest, form.constant).expr()), pitch, turned, lanes)
 
@@ -195,7 +231,7 @@ def _window(work: MatrixWork) -> WindowOperand | None:
     if bits is None:
         return None
     inside, guarded = bits
-    lanes = _lanes([inner.extent, form.constant, *rows.values(), *others, *rest.values()])
+    lanes = _lanes(work.a.dtype, [inner.extent, form.constant, *rows.values(), *others, *rest.values()])
     if form.terms.get(inner, 0) != 1 or inner in guarded:
         lanes = 1
     seen: list[te.Expr] = []

@@ -11,10 +11,11 @@ from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.formula import Formula
 from tilewright.loops.gpu.attention import TensorAttention
 from tilewright.loops.gpu.tensor import TensorProduct
+from tilewright.loops.ir import Program
 from tilewright.space.space import Config, Space
 from tilewright.space.template import normal_form
 
-TensorKernel = TensorProduct | TensorAttention
+TensorKernel = TensorProduct | TensorAttention | Program
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class GpuTerms:
     written: float  # bytes of them
     write_shared: float  # bytes into and out of shared memory for them
     cluster: int = 1  # blocks that must run at once
+    ordinary: float = 0.0  # instructions that wait for nothing but each other, over all warps
     persistent: bool = (
         False  # a block begins the next tile while it writes the results of one; `blocks` are tiles
     )

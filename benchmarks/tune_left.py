@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+"""How much is left in a model: what measuring everything finds, beside what is chosen without a measurement.
+
+    python benchmarks/tune_left.py measure [--model resnet50] [--points 240] [--seconds 600]
+    python benchmarks/tune_left.py report [--model resnet50] [--markdown FILE]
+
+`measure` times, alone, every config of a part of the space of each of the model's heaviest tasks: of each knob some
+values, evenly spread, and all that differ from the choice without measuring in one knob. It keeps all of it in a
+database and goes on where it was interrupted. `report` takes the fastest of each task into the model, where they take
+turns with what would have been chosen, and prints what all of them together gain there. Both want a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
+
+from peers.machine import describe
+from search_tasks import Source, part_candidates
+from tilewright import frontend, knobs, zoo
+from tilewright.db.database import Database
+from tilewright.db.record import Key, Record
+from tilewright.graph.task import Partition, Task
+from tilewright.hw import host
+from tilewright.measure.runner import Measurement, Runner
+from tilewright.measure.trial import TaskJob
+from tilewright.space.candidates import Candidates
+from tilewright.space.space import Config
+from tilewright.space.template import Work
+from tilewright.support.trace import Trace
+from tilewright.targets.cpu import CpuTarget
+from tilewright.targets.target import computed
+from tilewright.tune.choose import Choice, choose
+from tilewright.tune.rehearse import Verdict, rehearse
+
+SHARE = 0.9  # of the model's predicted time: what the heavy tasks take together
+BATCH = 32
+TAKEN = 6  # of each task the fastest, into the model
+NUMERICS = "fast"
+
+
+@dataclass(frozen=True)
+class Heavy:
+    """A task of the model that takes a good part of its time."""
+
+    task: Task
+    calls: int
+    points: int
+
+    @cached_property
+    def work(self) -> Work:
+        return Work(self.task, host(), NUMERICS)
+
+    @cached_property
+    def start(self) -> Choice:
+        return choose(self.work)
+
+    @cached_property
+    def configs(self) -> list[Config]:
+        whole = Candidates.of(self.work, sketches=False)
+        part = part_candidates(Source(lambda: self.task), self.points)
+        start = self.start.config
+        return list(dict.fromkeys((start, *whole.neighbours(start), *part.configs())))
+
+    def known(self, database: Database, threads: int) -> dict[Config, float]:
+        """Seconds of what was measured; infinite where that failed."""
+        found: dict[Config, float] = {}
+        for record in database.records(Key.of(self.work, threads)):
+            seconds = math.inf if record.seconds is None else record.seconds
+            found[record.config] = min(seconds, found.get(record.config, math.inf))
+        return found
+
+    def record(self, measured: Measurement, threads: int) -> Record:
+        return Record.of(
+            self.work,
+            threads,
+            measured.config,
+            times=measured.times,
+            error=measured.error,
+            failure=measured.failure,
+            message=measured.message,
+            build_seconds=measured.build_seconds,
+        )
+
+
+class Model:
+    def __init__(self, name: str, points: int, small: bool = False) -> None:
+        model = zoo.build(name, seed=0, small=small)
+        imported = frontend.import_model(model, zoo.example_inputs(name, batch=1, seed=1, small=small))
+        self.target = CpuTarget(host())
+        self.partition: Partition = self.target.partitioned(imported, NUMERICS, Trace.off())
+        self.all = {
+            key: Heavy(task, calls, points) for key, (task, calls) in computed(self.partition).items()
+        }
+
+    @property
+    def heavy(self) -> dict[str, Heavy]:
+        """The heaviest first."""
+        seconds = {key: each.calls * (each.start.predicted or 0.0) for key, each in self.all.items()}
+        left, found = SHARE * sum(seconds.values()), {}
+        for key in sorted(seconds, key=lambda key: -seconds[key]):
+            if left > 0:
+                found[key] = self.all[key]
+            left -= seconds[key]
+        return found
+
+
+def measure(model: Model, database: Database, threads: int, seconds: float) -> Iterator[str]:
+    deadline = time.monotonic() + seconds
+    with Runner(threads) as runner:
+        for each in model.heavy.values():
+            known = each.known(database, threads)
+            missing = [config for config in each.configs if config not in known]
+            job = TaskJob.of(each.work, threads)
+            while missing and time.monotonic() < deadline:
+                best = min(known.values(), default=None)
+                found = runner.measure(job, missing[:BATCH], best=best, deadline=deadline)
+                database.add([each.record(one, threads) for one in found])
+                known |= {one.config: one.seconds or math.inf for one in found}
+                missing = missing[len(found) :]
+            yield f"{each.task.label} x {each.calls}: {len(missing)} of {len(each.configs)} configs to go"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of a task: how many configs were measured, how much faster than the choice without measuring the fastest of them
+    is alone, and what was found in the model."""
+
+    heavy: Heavy
+    measured: int
+    alone: float
+    inside: Verdict
+
+
+def found_in(model: Model, database: Database, threads: int) -> list[Found]:
+    contenders: dict[str, list[Choice]] = {}
+    times: dict[str, dict[Config, float]] = {}
+    for key, each in model.heavy.items():
+        known = times[key] = each.known(database, threads)
+        start = each.start.config
+        others = sorted((config for config in known if config != start), key=lambda config: known[config])
+        candidates = Candidates.of(each.work)
+        taken = [config for config in others[:TAKEN] if known[config] < math.inf]
+        contenders[key] = [
+            each.start,
+            *(Choice(candidates.program(config), config, known[config]) for config in taken),
+        ]
+    rest = {key: each.start for key, each in model.all.items() if key not in contenders}
+    models = model.target.staged([model.partition], NUMERICS, threads)
+    verdicts = rehearse(models, rest, contenders, deadline=math.inf)
+    assert verdicts is not None, "there is not enough memory"
+    return [
+        Found(each, len(times[key]), _alone(times[key], each.start.config), verdicts[key])
+        for key, each in model.heavy.items()
+    ]
+
+
+def _alone(times: dict[Config, float], start: Config) -> float:
+    return times[start] / min(times.values()) if start in times else math.nan
+
+
+def markdown(name: str, found: Sequence[Found]) -> str:
+    lines = [
+        "| task | calls | configs measured | fastest alone | in the model, us | best found there, us | gain |",
+        "|" + " --- |" * 7,
+    ]
+    for each in found:
+        before, best = (seconds / each.heavy.calls for seconds in (each.inside.before, each.inside.seconds))
+        lines.append(
+            f"| {each.heavy.task.label} | {each.heavy.calls} | {each.measured} | {each.alone:.3f}x"
+            f" | {before * 1e6:.0f} | {best * 1e6:.0f} | {before / best:.3f}x |"
+        )
+    before, best = sum(each.inside.before for each in found), sum(each.inside.seconds for each in found)
+    complete = sum(each.measured for each in found)
+    lines += [
+        "",
+        f"{name}: of {complete} configs of the {len(found)} heaviest tasks, the best together gain"
+        f" {before / best - 1:.1%} on their {before * 1e3:.2f} ms.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    options = _options()
+    model = Model(options.model, options.points, options.small)
+    threads = options.threads or knobs.get("threads")
+    with Database.open(options.db) as database:
+        if options.command == "measure":
+            for line in measure(model, database, threads, options.seconds):
+                print(line, flush=True)
+            return 0
+        text = markdown(options.model, found_in(model, database, threads))
+    print(text)
+    if options.markdown:
+        machine = describe()
+        where = f"{machine['cpu']}, {machine['cores']} cores, {machine['date']}"
+        head = f"# What is left in a model\n\n{where}. By `python benchmarks/tune_left.py`.\n\n"
+        options.markdown.write_text(head + text)
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=("measure", "report"))
+    parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--points", type=int, default=240, help="configs of each task, about")
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--db", type=Path, default=Path("tune_left.sqlite"))
+    parser.add_argument("--markdown", type=Path, default=None)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

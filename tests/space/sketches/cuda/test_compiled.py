@@ -1,0 +1,95 @@
+"""Sketches as machine code: that it compiles, within what was promised, and, on a card, that it is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+
+import pytest
+
+from tests.loops.gpu.products import PRODUCTS
+from tests.rewrites.helpers import array
+from tests.space.checked import Inputs
+from tests.space.sketches.cuda.tasks import CONVOLUTIONS, product_task
+from tests.space.templates.cuda.tiles import FEW_BYTES, check_on_a_card, compiled
+from tilewright.codegen.cuda.build import build
+from tilewright.codegen.cuda.tensor import tensor_source
+from tilewright.cost.gpu import rank
+from tilewright.dtypes import DType
+from tilewright.graph.op import apply
+from tilewright.graph.task import Task
+from tilewright.hw.gpu import H200, GpuMachine, detect
+from tilewright.runtime.cuda import device
+from tilewright.space.sketches.cuda import SKETCHES
+from tilewright.space.templates.cuda.template import GpuTemplate, GpuWork
+from tilewright.space.vendor.candidates import way_of
+
+
+@dataclass(frozen=True)
+class Sketched:
+    sketch: GpuTemplate
+    task: Task
+    name: str
+
+
+def summed(rows: int, columns: int, axis: int) -> Task:
+    x = Inputs()
+    return x.task(apply("softmax", x(rows, columns, dtype=DType.F16), axis=axis))
+
+
+TASKS = [
+    *((case.name, product_task(case)) for case in PRODUCTS),
+    *(
+        (case.name, product_task(case))
+        for case in (replace(each, dtype=DType.F32) for each in PRODUCTS[1:8:2])
+    ),
+    *((case.name, case.task()) for case in CONVOLUTIONS),
+    ("rows", summed(20, 5000, 1)),
+    ("columns", summed(700, 90, 0)),
+]
+CASES = [
+    Sketched(sketch, task, f"{sketch.name}-{name}")
+    for sketch in SKETCHES
+    for name, task in TASKS
+    if sketch.apply(GpuWork(task, H200)) is not None
+]
+
+
+@pytest.mark.parametrize(("case", "machine", "seed"), compiled(CASES, quick=10))
+def test_random_configs_compile_without_spills(case: Sketched, machine: GpuMachine, seed: int) -> None:
+    """What the predicate calls legal, the compiler takes, within the card's limits and with no more memory than was
+    counted."""
+    pytest.importorskip(
+        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
+    )
+    applied = case.sketch.apply(GpuWork(case.task, machine))
+    assert applied is not None
+    config = applied.space.sample(Random(seed))
+    assert config is not None
+    kernel = build(tensor_source(applied.kernel(config)), machine, "fast", None)
+    used = kernel.resources
+    assert used.spilled_bytes <= FEW_BYTES, config
+    assert machine.resident_blocks(kernel.threads, used.registers, kernel.shared_bytes) >= 1
+    assert kernel.shared_bytes <= applied.terms(config).shared_bytes <= machine.shared_block
+
+
+@pytest.mark.parametrize("number", range(0, len(CASES), 9))
+def test_the_best_are_candidates_that_can_be_named_again(number: int) -> None:
+    case = CASES[number]
+    ranked = rank(GpuWork(case.task, H200), 4, (case.sketch,))
+    assert ranked and ranked[0].seconds < 1
+    for each in ranked:
+        way = way_of(case.task, H200, "fast", (), each.config)
+        assert way is not None and way.config == each.config and way.is_ours
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not device.count(), reason="no NVIDIA GPU")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_it_is_right_on_a_card(case: Sketched) -> None:
+    machine, task = detect(), case.task
+    arrays = [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
+    applied = case.sketch.apply(GpuWork(task, machine))
+    assert applied is not None
+    most = {DType.F32: 2e-6, DType.F16: 1e-3, DType.BF16: 8e-3}[task.graph.inputs[0].dtype]
+    check_on_a_card(applied, task, arrays, machine, most)

@@ -1,0 +1,161 @@
+"""What sketches make means what the task means: interpreted, with copies that come late, on small odd shapes."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from tests.loops.gpu.products import Product
+from tests.rewrites.helpers import array
+from tests.space.checked import Inputs
+from tests.space.sketches.cuda.tasks import product_task
+from tests.space.templates.cuda.test_convolution import Case
+from tilewright.dtypes import DType
+from tilewright.graph.op import apply
+from tilewright.graph.oracle import evaluate
+from tilewright.graph.task import Task
+from tilewright.hw.gpu import H200
+from tilewright.loops.interpret import UnorderedAccess, interpret_program
+from tilewright.loops.ir import Await, Block, For, Program, Stmt, block, walk_stmts
+from tilewright.loops.verify import verify_program
+from tilewright.measure.check import relative_error
+from tilewright.space.sketches.cuda.shared_sums import SharedSums
+from tilewright.space.sketches.cuda.tensorised import Tensorised
+from tilewright.space.sketches.cuda.tiled import Tiled
+from tilewright.space.templates.cuda.template import GpuTemplate, GpuWork
+
+BOUNDS = {DType.F32: 1e-6, DType.F16: 1e-3, DType.BF16: 8e-3}
+
+
+def program_of(sketch: GpuTemplate, task: Task, numerics: str = "fast", **wanted: object) -> Program:
+    """The program of a config with these values, drawn among those that have them."""
+    applied = sketch.apply(GpuWork(task, H200, numerics))
+    assert applied is not None
+    fitting = [
+        config
+        for config in applied.space.configs()
+        if all(dict(config.values)[name] == value for name, value in wanted.items())
+    ]
+    assert fitting, wanted
+    program = applied.kernel(Random(0).choice(fitting))
+    assert isinstance(program, Program)
+    verify_program(program)
+    return program
+
+
+def check(program: Program, task: Task) -> None:
+    arrays = [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
+    (reference,) = evaluate(task.graph, arrays, precise=True)
+    got = interpret_program(program, arrays).reshape(reference.shape).astype(np.float64)
+    assert relative_error(got, reference) < BOUNDS[task.graph.outputs[0].dtype], program.decisions
+
+
+SMALL = {"bm": 16, "bn": 32, "wm": 16, "wn": 16, "bk": 32}
+
+
+@pytest.mark.parametrize(
+    ("case", "values"),
+    [
+        (Product(9, 20, 40, turned_b=False), {"stages": 2, "ahead": True, "depth": 16}),
+        (Product(12, 24, 36, turned_a=True, dtype=DType.BF16), {"stages": 3, "ahead": False, "depth": 8}),
+        (Product(5, 17, 37, batch=2), {"stages": 1, "ahead": False, "depth": 16}),
+        (Product(16, 24, 70, turned_a=True, turned_b=False), {"stages": 4, "ahead": True, "depth": 16}),
+    ],
+    ids=lambda x: x.name if isinstance(x, Product) else "",
+)
+def test_products_on_tensor_cores(case: Product, values: dict[str, object]) -> None:
+    task = product_task(case)
+    check(program_of(Tensorised(), task, **SMALL, **values), task)
+
+
+@pytest.mark.parametrize("turned_b", [False, True])
+def test_rounded_products(turned_b: bool) -> None:
+    """The interpreter does not round: what is tested is which element meets which."""
+    task = product_task(Product(9, 20, 18, turned_b=turned_b, dtype=DType.F32))
+    sizes = {**SMALL, "bk": 16, "depth": 8, "stages": 2}
+    check(program_of(Tensorised(), task, "tf32", **sizes), task)
+
+
+@pytest.mark.parametrize("mapping", [0, 1])
+def test_convolutions_on_tensor_cores(mapping: int) -> None:
+    task = Case((3, 4), (8, 12), stride=2).task()
+    check(program_of(Tensorised(), task, bm=16, bn=16, mapping=mapping, stages=2, depth=16), task)
+
+
+@pytest.mark.parametrize(
+    ("case", "values"),
+    [
+        (Product(7, 18, 11, turned_b=False, dtype=DType.F32), {"vm": 4, "stages": 2}),
+        (Product(10, 18, 9, turned_a=True, dtype=DType.F16), {"vm": 1, "stages": 1}),
+    ],
+    ids=lambda x: x.name if isinstance(x, Product) else "",
+)
+def test_products_on_ordinary_units(case: Product, values: dict[str, object]) -> None:
+    task = product_task(case)
+    check(program_of(Tiled(), task, tm=4, tn=8, vn=1, bk=8, **values), task)
+
+
+def test_convolutions_on_ordinary_units() -> None:
+    task = Case((2, 2), (3, 5), window=(2, 2), edge=0, dtype=DType.F32).task()
+    check(program_of(Tiled(), task, tm=4, tn=8, vn=1, vm=4, bk=8, stages=3), task)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_factor_is_computed_on_the_way(ahead: bool) -> None:
+    """relu(x) * scale, of which every block computes what it needs."""
+    x = Inputs()
+    scaled = apply("mul", apply("relu", x(9, 40, dtype=DType.F16)), x(9, 40, dtype=DType.F16))
+    task = x.task(apply("matmul", scaled, x(40, 20, dtype=DType.F16)))
+    check(program_of(Tensorised(), task, **SMALL, stages=2, ahead=ahead, depth=16), task)
+
+
+def normalised(rows: int, columns: int, axis: int) -> Task:
+    x = Inputs()
+    return x.task(apply("softmax", x(rows, columns), axis=axis))
+
+
+@pytest.mark.parametrize("task", [normalised(3, 70, 1), normalised(70, 4, 0)], ids=["rows", "columns"])
+def test_sums_that_threads_share(task: Task) -> None:
+    check(program_of(SharedSums(), task, group=32, beside=2), task)
+
+
+def _without(stmt: Stmt, which: int) -> Stmt:
+    """A program's body without one of the places where threads meet."""
+    count = iter(range(1_000))
+
+    def visit(each: Stmt) -> Stmt:
+        if isinstance(each, For):
+            return For(each.var, each.kind, visit(each.body))
+        if isinstance(each, Block):
+            kept = [visit(s) for s in each.stmts if not (isinstance(s, Await) and next(count) == which)]
+            return block(*kept)
+        return each
+
+    return visit(stmt)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_nothing_orders_is_noticed(ahead: bool) -> None:
+    """Without any one of its waits but the last, which nothing is left to wait for, a pipeline is wrong."""
+    task = product_task(Product(9, 20, 130, turned_b=False))
+    program = program_of(Tensorised(), task, **SMALL, stages=2, ahead=ahead, depth=16, mapping=0)
+    arrays = [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
+    waits = sum(isinstance(stmt, Await) for stmt in walk_stmts(program.body))
+    for which in range(waits - 1):
+        broken = Program(program.name, program.params, _without(program.body, which))
+        try:
+            got = interpret_program(broken, arrays)
+        except UnorderedAccess:
+            continue
+        assert np.isnan(got.astype(float)).any(), f"nothing shows that wait {which} is missing"
+
+
+def test_other_tasks_are_declined() -> None:
+    x = Inputs()
+    product = x.task(apply("matmul", x(8, 8), x(8, 8)))
+    assert Tensorised().apply(GpuWork(product, H200)) is None, "fp32 is not for these instructions"
+    x = Inputs()
+    sums = x.task(apply("softmax", x(8, 100, dtype=DType.F16), axis=1))
+    assert Tensorised().apply(GpuWork(sums, H200)) is None and Tiled().apply(GpuWork(sums, H200)) is None

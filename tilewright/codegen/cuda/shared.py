@@ -1,0 +1,102 @@
+"""Shared memory of a program: who touches it when, and where each buffer is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilewright import te
+from tilewright.loops.ir import (
+    Await,
+    Block,
+    Buffer,
+    Combine,
+    Commit,
+    Copy,
+    For,
+    Kind,
+    Program,
+    Scope,
+    Stmt,
+    Store,
+    Warp,
+    local_buffers,
+    walk_stmts,
+)
+
+SHARED_ALIGNMENT = 128
+
+
+def shared_bytes(program: Program) -> int:
+    """Dynamic shared memory that a launch must give."""
+    return max((offset + _padded(buffer) for buffer, offset in placed(program).items()), default=0)
+
+
+def placed(program: Program) -> dict[Buffer, int]:
+    """Where each scratch buffer begins: two that are in use at once do not overlap."""
+    lives = _lives(program)
+    found: dict[Buffer, int] = {}
+    for buffer in local_buffers(program):
+        if buffer.scope is not Scope.SCRATCH:
+            continue
+        first, last = lives[buffer]
+        beside = [other for other in found if lives[other][0] <= last and first <= lives[other][1]]
+        starts = [0, *(found[other] + _padded(other) for other in beside)]
+        found[buffer] = min(
+            start
+            for start in starts
+            if all(
+                start + _padded(buffer) <= found[other] or found[other] + _padded(other) <= start
+                for other in beside
+            )
+        )
+    return found
+
+
+def _lives(program: Program) -> dict[Buffer, tuple[int, int]]:
+    """Of each scratch buffer, the first and the last statement of a block of threads that touches it."""
+    body = program.body
+    while isinstance(body, For) and body.kind is Kind.PARALLEL:
+        body = body.body
+    lives: dict[Buffer, tuple[int, int]] = {}
+    for number, stmt in enumerate(body.stmts if isinstance(body, Block) else (body,)):
+        for buffer in _touched(stmt):
+            if buffer.scope is Scope.SCRATCH:
+                lives[buffer] = (lives.get(buffer, (number, number))[0], number)
+    return lives
+
+
+def _padded(buffer: Buffer) -> int:
+    size = buffer.size * buffer.dtype.bytes
+    return -(-size // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
+
+
+def is_asynchronous(stmt: Stmt) -> bool:
+    """Whether something in it copies, or is carried out by warps."""
+    return any(isinstance(each, Copy | Commit | Await | Warp) for each in walk_stmts(stmt))
+
+
+def _touched(stmt: Stmt) -> Iterator[Buffer]:
+    """The buffers that a statement, or one within it, writes or reads by name."""
+    for each in walk_stmts(stmt):
+        if isinstance(each, Store):
+            loads = [*te.loads(each.value), *te.loads(each.index)]
+            yield from (
+                each.buffer,
+                *(load.source.memory for load in loads if isinstance(load.source, Buffer)),
+            )
+        elif isinstance(each, Copy):
+            yield each.buffer
+        elif isinstance(each, Warp):
+            yield from (buffer for buffer, _ in each.operands)
+
+
+def touches_shared(stmt: Stmt) -> bool:
+    for each in walk_stmts(stmt):
+        if isinstance(each, Store):
+            loads = [*te.loads(each.value), *te.loads(each.index)]
+            sources = [each.buffer, *(load.source for load in loads)]
+            if any(isinstance(s, Buffer) and s.scope is Scope.SCRATCH for s in sources):
+                return True
+        if isinstance(each, Combine):
+            return True
+    return False

@@ -1,0 +1,8 @@
+"""Sketches for NVIDIA GPUs: structures that rules derive from a task's expressions, down to instructions."""
+
+from tilewright.space.sketches.cuda.shared_sums import SharedSums
+from tilewright.space.sketches.cuda.tensorised import Tensorised
+from tilewright.space.sketches.cuda.tiled import Tiled
+from tilewright.space.templates.cuda.template import GpuTemplate
+
+SKETCHES: tuple[GpuTemplate, ...] = (Tensorised(), Tiled(), SharedSums())

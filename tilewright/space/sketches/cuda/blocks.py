@@ -1,0 +1,53 @@
+"""The first level of tiling: which tile of the results a block has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright import te
+from tilewright.loops.gpu.places import positions
+from tilewright.space.sketches.cuda.contraction import size_of
+from tilewright.space.sketches.cuda.mapping import Mapping
+from tilewright.te.index import simplify
+
+_NEIGHBOURS = 8  # tiles along m that neighbouring blocks share a column of the right factor with
+
+
+@dataclass(frozen=True)
+class Blocks:
+    mapping: Mapping
+    bm: int
+    bn: int
+
+    @property
+    def rows(self) -> int:
+        return -(-size_of(self.mapping.m) // self.bm)
+
+    @property
+    def columns(self) -> int:
+        return -(-size_of(self.mapping.n) // self.bn)
+
+    @property
+    def count(self) -> int:
+        return self.rows * self.columns * size_of(self.mapping.batch)
+
+    @property
+    def number(self) -> te.Var:
+        return te.Var("p", self.count)
+
+    @property
+    def starts(self) -> tuple[te.Expr, te.Expr]:
+        """Where a block's tile begins along m and along n: neighbours in groups of rows, that meet in the second
+        cache."""
+        near = max(n for n in range(1, _NEIGHBOURS + 1) if self.rows % n == 0)
+        group = near * self.columns
+        tile = self.number % (self.rows * self.columns)
+        return (
+            simplify((tile // group * near + tile % near) * self.bm),
+            simplify(tile % group // near * self.bn),
+        )
+
+    @property
+    def batch(self) -> dict[te.Var, te.Expr]:
+        places = positions(self.number // (self.rows * self.columns), self.mapping.batch)
+        return {axis: simplify(place) for axis, place in places.items()}

@@ -1,0 +1,143 @@
+"""Formulas seen as contractions: the sum, over some axes, of a product of two factors.
+
+    out[spatial axes] = value(sum over reduced axes of left[...] * right[...])
+
+A factor is an element of a buffer, at any place that the axes decide, or what a formula makes of such elements; zero
+where a condition does not hold. The normal form has inlined what computes it, and what is done with the sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.loops.formula import Formula, Reduction
+from tilewright.loops.ir import Buffer
+from tilewright.loops.tiling import columns_of
+from tilewright.te.index import coefficient, linear
+
+INT_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Factor:
+    """`load`, or `value`, computed of it and of others, where `guard` holds, else zero."""
+
+    load: te.Load
+    guard: te.Expr | None
+    value: te.Expr | None = None
+
+    @property
+    def buffer(self) -> Buffer:
+        assert isinstance(self.load.source, Buffer)
+        return self.load.source
+
+    @property
+    def dtype(self) -> DType:
+        """As it is multiplied: what is computed of 16-bit floats is rounded to such again."""
+        return self.load.dtype
+
+    @cached_property
+    def variables(self) -> frozenset[te.Var]:
+        parts = (self.load.indices[0], self.guard, self.value)
+        return frozenset().union(*(te.variables(part) for part in parts if part is not None))
+
+    def stride(self, axis: te.Var) -> int:
+        """How far it moves with the axis; 0 where that is no constant."""
+        return coefficient(self.load.indices[0], axis) or 0
+
+    def lanes(self, inner: te.Var, most: int) -> int:
+        """Neighbours along an axis that can be read at once: a power of two, at most `most`."""
+        if self.stride(inner) != 1 or (self.guard is not None and inner in te.variables(self.guard)):
+            return 1
+        form = linear(self.load.indices[0])
+        numbers = [inner.extent, form.constant, *(c for atom, c in form.terms.items() if atom != inner)]
+        while most > 1 and any(number % most for number in numbers):
+            most //= 2
+        return most
+
+
+@dataclass(frozen=True)
+class Contraction:
+    formula: Formula
+    left: Factor
+    right: Factor
+
+    @property
+    def reduction(self) -> Reduction:
+        return self.formula.reductions[0]
+
+    @property
+    def axes(self) -> tuple[te.Var, ...]:
+        return (*self.formula.axes, *self.reduction.axes)
+
+    @property
+    def dtype(self) -> DType:
+        return self.left.dtype
+
+    @cached_property
+    def moved(self) -> float:
+        """Bytes of everything that is read and written, once."""
+        buffers = (*self.formula.inputs, self.formula.output)
+        return float(sum(buffer.size * buffer.dtype.bytes for buffer in buffers))
+
+    @cached_property
+    def read_beside(self) -> float:
+        """Bytes that are read for each result behind its sum."""
+        read = {load.source for load in te.loads(self.formula.value) if load.indices}
+        results = self.formula.output.size
+        read_bytes = sum(min(results, b.size) * b.dtype.bytes for b in read if isinstance(b, Buffer))
+        return read_bytes / max(1, results)
+
+    def access_matrix(self, axes: Sequence[te.Var], swapped: bool) -> tuple[tuple[bool, ...], ...]:
+        """For the result and both factors, in their order or in the other, which axes they move with."""
+        factors = (self.right, self.left) if swapped else (self.left, self.right)
+        tensors: list[Collection[te.Expr]] = [self.formula.axes, *(factor.variables for factor in factors)]
+        return tuple(tuple(axis in tensor for axis in axes) for tensor in tensors)
+
+
+def contraction_of(formula: Formula, dtypes: Collection[DType]) -> Contraction | None:
+    """None where the formula is something else, or its factors are of other types."""
+    if len(formula.reductions) != 1 or columns_of(formula):
+        return None
+    (reduction,) = formula.reductions
+    body = reduction.body
+    if reduction.kind != "sum" or not isinstance(body, te.Call) or body.op != "mul":
+        return None
+    left, right = (factor_of(arg) for arg in body.args)
+    if left is None or right is None or left.dtype is not right.dtype:
+        return None
+    if left.dtype not in dtypes or reduction.result.dtype is not DType.F32:
+        return None
+    if any(buffer.size > INT_MAX for buffer in (*formula.inputs, formula.output)):
+        return None
+    return Contraction(formula, left, right)
+
+
+def factor_of(expr: te.Expr) -> Factor | None:
+    """None where the place of an element is itself an element of something."""
+    loads = te.loads(expr)
+    if not loads or any(te.loads(load.indices[0]) for load in loads if load.indices):
+        return None
+    if len({load.dtype for load in loads}) > 1 or any(not load.indices for load in loads):
+        return None
+    guards: list[te.Expr] = []
+    part = expr
+    while not isinstance(part, te.Load):
+        if isinstance(part, te.Cast) and part.dtype is DType.F32 and part.value.dtype.is_half:
+            part = part.value
+        elif isinstance(part, te.Select) and isinstance(part.other, te.Const) and part.other.value == 0:
+            guards.append(part.cond)
+            part = part.then
+        else:
+            main = max(loads, key=lambda load: len(te.variables(load)))
+            return Factor(main, te.all_of(guards), part)
+    return Factor(part, te.all_of(guards))
+
+
+def size_of(axes: Sequence[te.Var]) -> int:
+    return math.prod(axis.extent for axis in axes)

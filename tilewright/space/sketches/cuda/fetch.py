@@ -1,0 +1,202 @@
+"""Cooperative fetching: all threads of a block bring a tile of an operand from memory into scratch memory.
+
+A tile has rows of what lies together in memory: of the summed axes, or, where it is `turned`, of the others. Rows are a
+little longer than what they hold, so that those below each other begin in different banks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from tilewright import te
+from tilewright.loops.gpu.places import guarded, positions, under
+from tilewright.loops.ir import Buffer, Copy, For, Kind, Scope, Stmt, Store, block, nest
+from tilewright.space.sketches.cuda.contraction import Factor, size_of
+from tilewright.space.templates.cuda.matrices import at_places, index_at_places
+from tilewright.te.index import simplify
+
+_BYTES = 16  # that one copy moves at most
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What is summed over: the places of `outer`, and for each of them `k`, counted as one, in steps of `size`."""
+
+    k: tuple[te.Var, ...]
+    outer: tuple[te.Var, ...]
+    size: int
+
+    @property
+    def extent(self) -> int:
+        return size_of(self.k)
+
+    @property
+    def steps(self) -> int:
+        """For each place of `outer`."""
+        return -(-self.extent // self.size)
+
+    @property
+    def total(self) -> int:
+        return self.steps * size_of(self.outer)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A factor as a matrix: of the places of `walked` and those of `k`, each counted as one. `may_turn`: its tiles may
+    have rows of either."""
+
+    factor: Factor
+    walked: tuple[te.Var, ...]
+    k: tuple[te.Var, ...]
+    may_turn: bool = True
+
+    @cached_property
+    def extent(self) -> int:
+        return size_of(self.walked)
+
+    @cached_property
+    def turned(self) -> bool:
+        """Whether rows are of the walked axes: where these lie together in memory, and what is summed does not."""
+        along, across = self.factor.stride(self.k[-1]), self.factor.stride(self.walked[-1])
+        return self.may_turn and along != 1 and across == 1
+
+    @cached_property
+    def most_lanes(self) -> int:
+        return _BYTES // self.factor.dtype.bytes
+
+    @cached_property
+    def lanes(self) -> int:
+        """Neighbours that one copy moves."""
+        return self.factor.lanes((self.walked if self.turned else self.k)[-1], self.most_lanes)
+
+    @cached_property
+    def is_gathered(self) -> bool:
+        """Whether an element takes more than to be copied: its place divisions or conditions, or itself arithmetic."""
+        plain = self.factor.guard is None and self.factor.value is None
+        return not plain or any(
+            self.factor.stride(outer) != self.factor.stride(inner) * inner.extent
+            for axes in (self.walked, self.k)
+            for outer, inner in pairwise(axes)
+        )
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Tiles of an operand: `size` places of its walked axes, by the steps of what is summed."""
+
+    operand: Operand
+    size: int
+    summed: Summed
+    stages: int
+    name: str
+
+    @property
+    def factor(self) -> Factor:
+        return self.operand.factor
+
+    @property
+    def walked(self) -> tuple[te.Var, ...]:
+        return self.operand.walked
+
+    @property
+    def extent(self) -> int:
+        return self.operand.extent
+
+    @property
+    def turned(self) -> bool:
+        return self.operand.turned
+
+    @property
+    def lanes(self) -> int:
+        return self.operand.lanes
+
+    @property
+    def rows(self) -> int:
+        return self.summed.size if self.turned else self.size
+
+    @property
+    def columns(self) -> int:
+        return self.size if self.turned else self.summed.size
+
+    @property
+    def pitch(self) -> int:
+        return self.columns + self.operand.most_lanes
+
+    @property
+    def buffer(self) -> Buffer:
+        return Buffer(self.name, self.factor.dtype, self.stages * self.rows * self.pitch, Scope.SCRATCH)
+
+    @property
+    def bytes(self) -> int:
+        return self.stages * self.rows * self.pitch * self.factor.dtype.bytes
+
+    def pieces(self, threads: int) -> int:
+        """Of a tile, that a thread copies at most."""
+        return -(-self.rows * self.columns // (self.lanes * threads))
+
+    def place(self, stage: te.Expr, walked: te.Expr, depth: te.Expr) -> te.Expr:
+        """Where the element of a tile is in `buffer`."""
+        row, column = (depth, walked) if self.turned else (walked, depth)
+        return stage * (self.rows * self.pitch) + row * self.pitch + column
+
+    def copies(
+        self,
+        thread: te.Var,
+        start: te.Expr,
+        step: te.Expr,
+        stage: te.Expr,
+        last: int,
+        part: int = 0,
+        parts: int = 1,
+    ) -> Stmt:
+        """A part of the copies of tile `step`, whose walked axes begin at `start`; zeros where there is nothing.
+        `last` is the highest value of `step`."""
+        every = self.pieces(thread.extent)
+        first, end = every * part // parts, every * (part + 1) // parts
+        made = [self._piece(thread, number, start, step, stage, last) for number in range(first, end)]
+        return For(thread, Kind.THREAD, block(*made)) if made else block()
+
+    def _piece(
+        self, thread: te.Var, number: int, start: te.Expr, step: te.Expr, stage: te.Expr, last: int
+    ) -> Stmt:
+        per_row = self.columns // self.lanes
+        flat = thread + number * thread.extent
+        row, column = flat // per_row, flat % per_row * self.lanes
+        walked, depth = (column, row) if self.turned else (row, column)
+        at = start + walked
+        within = step % self.summed.steps if self.summed.outer else step
+        deep = within * self.summed.size + depth
+        conditions = []
+        if self.extent % self.size:
+            conditions.append(te.call("lt", at, self.extent))
+        if self.summed.extent % self.summed.size:
+            conditions.append(te.call("lt", deep, self.summed.extent))
+        if last >= self.summed.total:
+            conditions.append(te.call("lt", step, self.summed.total))
+        around = positions(step // self.summed.steps, self.summed.outer)
+
+        def placed(expr: te.Expr) -> te.Expr:
+            expr = index_at_places(index_at_places(expr, self.walked, at), self.summed.k, deep)
+            return simplify(te.substitute(expr, around))
+
+        if self.factor.guard is not None:
+            inside = {**positions(at, self.walked), **positions(deep, self.summed.k), **around}
+            conditions.append(simplify(te.substitute(self.factor.guard, inside)))
+        condition, place = te.all_of(conditions), self.place(stage, walked, depth)
+        brought: Stmt
+        if self.factor.value is None:
+            source, index = self.factor.buffer, placed(self.factor.load.indices[0])
+            brought = Copy(self.buffer, simplify(place), source, index, self.lanes, condition)
+        else:
+            lane = te.Var("v", self.lanes)
+            further = (at + lane, deep) if self.turned else (at, deep + lane)
+            value = at_places(
+                at_places(self.factor.value, self.walked, further[0]), self.summed.k, further[1]
+            )
+            value = te.cast(simplify(te.substitute(value, around)), self.factor.dtype)
+            if condition is not None:
+                value = te.select(condition, value, te.const(0, value.dtype))
+            brought = nest([(lane, Kind.VECTOR)], Store(self.buffer, simplify(place + lane), value))
+        return under(guarded(flat, self.rows * per_row, (number + 1) * thread.extent), brought)

@@ -1,0 +1,143 @@
+"""Which iterations of a contraction an instruction takes over.
+
+A matching says, of each iteration of the instruction, which of the algorithm's axes, counted as one, it stands for.
+Candidates are generated freely and kept where they are valid by the test on access matrices: with A (tensors x axes)
+and T (tensors x iterations) saying what moves with what, and I (iterations x axes) the matching,
+
+    A = T x I    and    T = A x I'
+
+in Boolean arithmetic: each tensor of the algorithm is then walked as the instruction walks the operand that it becomes.
+Axes that are not matched are loops around the instruction, and not in A.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tilewright import te
+from tilewright.loops.gpu.instructions import Instruction
+from tilewright.space.sketches.cuda.contraction import Contraction, Factor, size_of
+from tilewright.te.index import coefficient
+
+Matrix = tuple[tuple[bool, ...], ...]
+_FEWEST = 8  # steps that an instruction's iteration should stand for, where axes are left out
+_MOST = 4  # mappings of one contraction
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """The axes that the instruction's m, n and k stand for, outermost first; blocks walk `batch`, and `outer` is summed
+    over around them. `left` moves with m and k, `right` with n and k."""
+
+    left: Factor
+    right: Factor
+    m: tuple[te.Var, ...]
+    n: tuple[te.Var, ...]
+    k: tuple[te.Var, ...]
+    batch: tuple[te.Var, ...]
+    outer: tuple[te.Var, ...]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return size_of(self.m), size_of(self.n), size_of(self.k)
+
+    @property
+    def padded(self) -> int:
+        """Multiplications of the smallest instruction tiles that cover it all."""
+        m, n, k = (-(-size // least) * least for size, least in zip(self.sizes, (16, 8, 16), strict=True))
+        return m * n * k * size_of(self.batch) * size_of(self.outer)
+
+
+def times(a: Matrix, b: Matrix) -> Matrix:
+    return tuple(
+        tuple(any(x and y for x, y in zip(row, column, strict=True)) for column in zip(*b, strict=True))
+        for row in a
+    )
+
+
+def turned(a: Matrix) -> Matrix:
+    return tuple(zip(*a, strict=True))
+
+
+def is_valid(algorithm: Matrix, instruction: Matrix, matching: Matrix) -> bool:
+    return times(instruction, matching) == algorithm and times(algorithm, turned(matching)) == instruction
+
+
+def access_matrix(instruction: Instruction) -> tuple[tuple[te.Var, ...], Matrix]:
+    """The iterations of an instruction, and which of them its result and operands move with."""
+    stage = instruction.output
+    reduction = stage.reduction
+    assert reduction is not None
+    iterations = (*stage.axes, *reduction.axes)
+    walked = {load.source: te.variables(load) for load in te.loads(reduction.body)}
+    rows = [set(stage.axes), *(walked[share.tensor] for share in instruction.shares[1:])]
+    return iterations, tuple(tuple(axis in row for axis in iterations) for row in rows)
+
+
+def matchings(
+    axes: Sequence[te.Var], reduced: Sequence[te.Var], iterations: int
+) -> Iterator[dict[te.Var, int]]:
+    """All ways to give axes to iterations or to none; the last iteration is the one that is summed over."""
+    choices: list[Sequence[int | None]] = [
+        (None, iterations - 1) if axis in reduced else (None, *range(iterations - 1)) for axis in axes
+    ]
+    for combination in itertools.product(*choices):
+        yield {axis: at for axis, at in zip(axes, combination, strict=True) if at is not None}
+
+
+def mappings(work: Contraction, instruction: Instruction) -> list[Mapping]:
+    """The valid ones that are worth a thought, those that leave least undone first; where results can lie together
+    along n, only such."""
+    iterations, target = access_matrix(instruction)
+    found: dict[Mapping, None] = {}
+    reduced = work.reduction.axes
+    for swapped in (False, True):
+        for matching in matchings(work.axes, reduced, len(iterations)):
+            axes = tuple(matching)
+            matrix = tuple(tuple(matching[axis] == at for axis in axes) for at in range(len(iterations)))
+            if axes and is_valid(work.access_matrix(axes, swapped), target, matrix):
+                mapping = _mapping(work, matching, swapped)
+                if _is_sensible(work, mapping):
+                    found[mapping] = None
+    along = [mapping for mapping in found if coefficient(work.formula.store, mapping.n[-1]) == 1]
+    return sorted(along or found, key=lambda mapping: (mapping.padded, -size_of(mapping.k)))[:_MOST]
+
+
+def _mapping(work: Contraction, matching: dict[te.Var, int], swapped: bool) -> Mapping:
+    left, right = (work.right, work.left) if swapped else (work.left, work.right)
+    store = work.formula.store
+
+    def walked(at: int, *steps: Factor) -> tuple[te.Var, ...]:
+        """The axes of an iteration, in the order of the longest steps of the factors and of the output."""
+        axes = [axis for axis in matching if matching[axis] == at]
+        along = [[factor.stride(axis) for axis in axes] for factor in steps]
+        keys = {axis: tuple(-abs(step[n]) for step in along) for n, axis in enumerate(axes)}
+        if at < 2:
+            keys = {axis: (-abs(coefficient(store, axis) or 0),) for axis in axes}
+        return tuple(sorted(axes, key=lambda axis: keys[axis]))
+
+    return Mapping(
+        left,
+        right,
+        walked(0),
+        walked(1),
+        walked(2, right, left),
+        tuple(axis for axis in work.formula.axes if axis not in matching),
+        tuple(axis for axis in work.reduction.axes if axis not in matching),
+    )
+
+
+def _is_sensible(work: Contraction, mapping: Mapping) -> bool:
+    """Whether what is left out could not be taken in as well, or is around enough that is; and whether results lie
+    together along m or n."""
+    both = mapping.left.variables & mapping.right.variables
+    if not set(mapping.batch) <= both or (mapping.outer and size_of(mapping.k) < _FEWEST):
+        return False
+    around, inside = (
+        [abs(mapping.right.stride(axis)) for axis in axes] for axes in (mapping.outer, mapping.k)
+    )
+    if around and min(around) < max(inside):
+        return False
+    return any(coefficient(work.formula.store, axes[-1]) == 1 for axes in (mapping.m, mapping.n))

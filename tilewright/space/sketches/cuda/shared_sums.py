@@ -1,0 +1,240 @@
+"""Reductions of few results: the threads of a block share the terms of each, and combine what they have.
+
+    for blocks, C results side by side, V neighbours for each thread:     (parallel)
+      for each reduction:
+        for threads, G x C: acc[V] = combination of every Gth term        (serial, in lanes)
+          parts[G, C, V] = acc
+        for threads: total[C, V] = combination of parts over G            (unrolled)
+      for threads, G x C: out = value(total), every Gth column            (serial, in lanes)
+
+Neighbouring threads have neighbouring results where these lie together in memory, else neighbouring terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Values
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilewright import te
+from tilewright.hw.gpu import WARP, GpuMachine
+from tilewright.loops.formula import Formula, Reduction
+from tilewright.loops.gpu.places import by_stride, positions, under, vector_lanes
+from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.tiling import columns_of, extent_of, load_offsets, updated, with_results, with_values
+from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
+from tilewright.te.index import coefficient, simplify
+
+NAME = "shared-sums"
+_FEWEST_TERMS = 64
+_FEWEST, _MOST = 64, 1024  # threads of a block
+_MOST_SUMS = 4  # reductions of a formula, each with memory of its own
+_UNDER_WAY = 4  # terms of a thread that are asked for before the first is needed
+
+
+@dataclass(frozen=True)
+class Threads:
+    group: int  # that share a result
+    beside: int  # results of a block, in vectors
+    lanes: int
+
+    @property
+    def all(self) -> int:
+        return self.group * self.beside
+
+
+class SharedSums:
+    name = NAME
+
+    def apply(self, work: GpuWork) -> GpuApplied | None:
+        formula = work.formula
+        if formula is None or not 1 <= len(formula.reductions) <= _MOST_SUMS:
+            return None
+        if min(reduction.length for reduction in formula.reductions) < _FEWEST_TERMS:
+            return None
+        results = extent_of(formula.rows)
+        if results * _FEWEST > work.machine.sms * work.machine.threads_sm:
+            return None
+        return Applied(formula, work.machine)
+
+
+class Applied:
+    def __init__(self, formula: Formula, machine: GpuMachine) -> None:
+        self.formula, self.machine = formula, machine
+        self.rows = by_stride(formula, formula.rows)
+
+    @cached_property
+    def most_lanes(self) -> int:
+        """Results of a thread: more than one where they lie together, and are read together."""
+        formula = self.formula
+        if not self.rows or coefficient(formula.store, self.rows[-1]) != 1 or columns_of(formula):
+            return 1
+        axis = self.rows[-1]
+        loads = [load for expr in formula.expressions() for load in te.loads(expr) if load.indices]
+        accesses = [(load.indices[0], load.dtype.bytes) for load in loads]
+        if any(axis in te.variables(offset) and coefficient(offset, axis) != 1 for offset, _ in accesses):
+            return 1
+        return vector_lanes([*accesses, (formula.store, formula.output.dtype.bytes)], axis)
+
+    @cached_property
+    def along_terms(self) -> bool:
+        """Whether neighbouring terms lie together in memory, and neighbouring results do not."""
+        return any(
+            coefficient(offset, reduction.axes[-1]) == 1
+            for reduction in self.formula.reductions
+            for offset in load_offsets(reduction.body)
+        ) and not any(
+            coefficient(offset, self.rows[-1]) == 1
+            for reduction in self.formula.reductions
+            for offset in load_offsets(reduction.body)
+            if self.rows
+        )
+
+    @cached_property
+    def space(self) -> Space:
+        lanes = tuple(n for n in (1, 2, 4, 8) if n <= self.most_lanes)
+        knobs = (
+            Knob("group", (4, 8, 16, 32, 64, 128, 256, 512, 1024)),
+            Knob("beside", (1, 2, 4, 8, 16, 32)),
+            Knob("lanes", lanes),
+        )
+        return Space(NAME, knobs, self._legal, together=(("group", "beside", "lanes"),))
+
+    def _legal(self, values: Values[str, Value]) -> bool:
+        t = threads_of(values)
+        longest = max(reduction.length for reduction in self.formula.reductions)
+        results = extent_of(self.rows)
+        return (
+            _FEWEST <= t.all <= _MOST
+            and t.group <= longest
+            and t.beside * t.lanes < 2 * max(1, results)
+            and self.scratch_bytes(t) <= self.machine.shared_block
+        )
+
+    def scratch_bytes(self, t: Threads) -> int:
+        each = max(reduction.result.dtype.bytes for reduction in self.formula.reductions)
+        return len(self.formula.reductions) * (t.all + t.beside) * t.lanes * each + 256
+
+    def kernel(self, config: Config) -> Program:
+        return _Program(self, threads_of(dict(config.values))).made()
+
+    def terms(self, config: Config) -> GpuTerms:
+        t = threads_of(dict(config.values))
+        formula = self.formula
+        blocks = -(-extent_of(self.rows) // (t.beside * t.lanes))
+        lengths = sum(reduction.length for reduction in formula.reductions)
+        steps = -(-lengths // (t.group * _UNDER_WAY))
+        buffers = (*formula.inputs, formula.output)
+        read = float(sum(b.size * b.dtype.bytes for b in formula.inputs))
+        apart = 1 if self.along_terms or not self.rows else max(1, 32 // (t.beside * t.lanes * 4))
+        warps = t.all / WARP
+        return GpuTerms(
+            blocks=blocks,
+            threads=t.all,
+            registers=32 + 2 * t.lanes * _UNDER_WAY,
+            shared_bytes=self.scratch_bytes(t),
+            steps=steps,
+            stages=2,
+            flops=0.0,
+            scalar=warps * _UNDER_WAY * t.lanes * 4 + warps * t.group / max(1, steps),
+            copies=0.0,
+            shared_traffic=0.0,
+            loaded=read * apart / blocks / steps,
+            memory=float(sum(b.size * b.dtype.bytes for b in buffers)) * apart,
+            write_loaded=0.0,
+            written=formula.output.size * formula.output.dtype.bytes / blocks,
+            write_shared=8.0 * t.all * t.lanes,
+        )
+
+
+def threads_of(values: Values[str, Value]) -> Threads:
+    return Threads(**values)  # type: ignore[arg-type]
+
+
+class _Program:
+    def __init__(self, applied: Applied, threads: Threads) -> None:
+        self.formula, self.rows, self.t = applied.formula, applied.rows, threads
+        t = threads
+        self.thread, self.lane = te.Var("t", t.all), te.Var("v", t.lanes)
+        if applied.along_terms:
+            self.part, self.place = self.thread % t.group, self.thread // t.group
+        else:
+            self.part, self.place = self.thread // t.beside, self.thread % t.beside
+        results = extent_of(self.rows)
+        vectors = -(-results // t.lanes)
+        self.at = te.Var("b", -(-vectors // t.beside))
+        number = self.at * t.beside + self.place
+        if self.at.extent * t.beside > vectors:
+            number = te.call("min", number, vectors - 1)
+        self.position = {
+            axis: simplify(place)
+            for axis, place in positions(number * t.lanes + self.lane, self.rows).items()
+        }
+        self.results: dict[Buffer, te.Expr] = {}
+
+    def made(self) -> Program:
+        formula, t = self.formula, self.t
+        stmts = [stmt for reduction in formula.reductions for stmt in self.reduced(reduction)]
+        stmts.append(self.written())
+        body = with_values(nest([(self.at, Kind.PARALLEL)], block(*stmts)), {})
+        words = "shared sums: " + ", ".join(f"{r.kind} of {r.length}" for r in formula.reductions)
+        return Program(
+            formula.name,
+            (*formula.inputs, formula.output),
+            body,
+            f"{words}, {t.group} threads for each of {t.beside} x {t.lanes}",
+        )
+
+    def reduced(self, reduction: Reduction) -> list[Stmt]:
+        t, name, dtype = self.t, reduction.result.name, reduction.result.dtype
+        acc = Buffer(f"acc_{name}", dtype, t.lanes, Scope.REGISTER)
+        parts = Buffer(f"parts_{name}", dtype, t.all * t.lanes, Scope.SCRATCH)
+        total = Buffer(f"total_{name}", dtype, t.beside * t.lanes, Scope.SCRATCH)
+        own = te.Load(acc, (self.lane,))
+        identity = te.reduce_identity(reduction.kind, dtype)
+        lanes = [(self.lane, Kind.VECTOR)]
+
+        turns = -(-reduction.length // t.group)
+        turn = te.Var("turn", turns)
+        term = turn * t.group + self.part
+        inside = te.call("lt", term, reduction.length) if turns * t.group > reduction.length else None
+        at = {**self.position, **positions(term, reduction.axes)}
+        element = with_results(te.substitute(reduction.body, at), self.results)
+        step = nest(lanes, Store(acc, self.lane, updated(reduction, own, element)))
+        place = (self.part * t.beside + self.place) * t.lanes + self.lane
+        shared = block(
+            nest(lanes, Store(acc, self.lane, identity)),
+            nest([(turn, Kind.SERIAL)], under(inside, step)),
+            nest(lanes, Store(parts, place, own)),
+        )
+
+        other = te.Var("other", t.group)
+        column = self.thread * t.lanes + self.lane
+        part = te.Load(parts, (other * (t.beside * t.lanes) + column,))
+        combine = te.call(te.REDUCE_COMBINERS[reduction.kind], own, part)
+        joined = block(
+            nest(lanes, Store(acc, self.lane, identity)),
+            nest([(other, Kind.SERIAL), *lanes], Store(acc, self.lane, combine)),
+            nest(lanes, Store(total, column, own)),
+        )
+        first = te.call("lt", self.thread, t.beside) if t.group > 1 else None
+        self.results[reduction.result] = te.Load(total, (self.place * t.lanes + self.lane,))
+        return [
+            For(self.thread, Kind.THREAD, shared),
+            For(self.thread, Kind.THREAD, under(first, joined)),
+        ]
+
+    def written(self) -> Stmt:
+        formula, t = self.formula, self.t
+        columns = columns_of(formula)
+        count = extent_of(columns)
+        turns = -(-count // t.group)
+        turn = te.Var("turn", turns)
+        number = turn * t.group + self.part
+        inside = te.call("lt", number, count) if turns * t.group > count else None
+        at = {**self.position, **positions(number, columns)}
+        value = with_results(te.substitute(formula.value, at), self.results)
+        store = Store(formula.output, te.substitute(formula.store, at), value)
+        body = nest([(turn, Kind.SERIAL)], under(inside, nest([(self.lane, Kind.VECTOR)], store)))
+        return For(self.thread, Kind.THREAD, body)

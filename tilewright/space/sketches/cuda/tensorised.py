@@ -1,0 +1,300 @@
+"""Contractions on tensor cores, of 16-bit floats, and of 32-bit ones where they may be rounded ("tf32"), structured by rules: multi-level tiling down to an instruction,
+cooperative fetching, a pipeline of tiles, cache write.
+
+    for blocks, tiles of BM x BN:                                     (parallel)
+      for steps of BK:                                                (serial; STAGES tiles are under way)
+        for threads: tiles of left[BM, BK], right[BN, BK]             (copies)
+        for warps, WM x WN each, steps of the instruction's depth:    (unrolled)
+          fragments, acc[WM, WN] += left * right                      (instructions)
+      sums[BM, BN] = acc;  for threads: out = value(sums)             (vectors)
+
+What the instruction's m, n and k stand for is a mapping (`mapping.py`), one of the knobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Values
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.hw.gpu import WARP, GpuMachine
+from tilewright.loops.gpu.instructions import columns, multiply
+from tilewright.loops.ir import Await, Commit, Kind, Program, Stmt, block, nest
+from tilewright.space.sketches.cuda.blocks import Blocks
+from tilewright.space.sketches.cuda.contraction import Contraction, contraction_of
+from tilewright.space.sketches.cuda.fetch import Fetched, Operand, Summed
+from tilewright.space.sketches.cuda.mapping import Mapping, mappings
+from tilewright.space.sketches.cuda.pipeline import Pipeline
+from tilewright.space.sketches.cuda.results import Results
+from tilewright.space.sketches.cuda.warps import Fragments, Sums
+from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
+
+NAME = "tensorised"
+DTYPES = (DType.F16, DType.BF16)
+_FEWEST, _MOST = 32, 256  # threads of a block
+_FEW = 32  # rows or columns of a product that is next to nothing
+_MOST_SUMS = 128  # registers of a thread that hold results
+_MOST_REGISTERS = 255
+_MOST_COPIES = 40  # of a thread in a step
+_REGISTERS_COPY, _ADDRESSES = 0.7, 16  # of a piece that is copied, and how many have any of their own
+_LONGEST = 4  # times as long as it is wide, a block
+_COPY = 5  # instructions for a piece that is copied
+_SHALLOW = 1.2  # times as long as deeper instructions take for the same sums
+_GATHER = 14  # more for one whose place takes divisions or conditions
+
+
+@dataclass(frozen=True)
+class Tiles:
+    mapping: int
+    bm: int
+    bn: int
+    bk: int
+    wm: int
+    wn: int
+    depth: int  # of the instruction
+    stages: int
+    ahead: bool  # fragments are loaded a step before they are multiplied
+
+    @property
+    def threads(self) -> int:
+        return WARP * (self.bm // self.wm) * (self.bn // self.wn)
+
+
+class Tensorised:
+    name = NAME
+
+    def apply(self, work: GpuWork) -> GpuApplied | None:
+        if work.formula is None or not work.machine.async_copy:
+            return None
+        rounded = (DType.F32,) if work.numerics == "tf32" else ()
+        found = contraction_of(work.formula, (*DTYPES, *rounded))
+        if found is None:
+            return None
+        ways = mappings(found, multiply(2 * columns(found.dtype), found.dtype))
+        return Applied(found, ways, work.machine) if ways else None
+
+
+class Applied:
+    def __init__(self, work: Contraction, ways: list[Mapping], machine: GpuMachine) -> None:
+        self.work, self.ways, self.machine = work, ways, machine
+        self.wide = columns(work.dtype)
+        turn = work.dtype.bytes == 2  # what is loaded as it is transposed
+        self.read = [
+            (Operand(way.left, way.m, way.k, turn), Operand(way.right, way.n, way.k, turn)) for way in ways
+        ]
+
+    @cached_property
+    def space(self) -> Space:
+        m, n, k = (max(mapping.sizes[at] for mapping in self.ways) for at in range(3))
+
+        def sizes(extent: int, *choices: int) -> tuple[int, ...]:
+            """Those that are not more than twice what there is."""
+            return tuple(size for size in choices if size < 2 * extent or size == choices[0])
+
+        knobs = (
+            Knob("mapping", tuple(range(len(self.ways))), ordered=False),
+            Knob("bm", sizes(m, 16, 32, 64, 128, 256)),
+            Knob("bn", sizes(n, 16, 32, 64, 128, 256)),
+            Knob("bk", sizes(k, 4 * self.wide, 8 * self.wide)),
+            Knob("wm", sizes(m, 16, 32, 64)),
+            Knob("wn", sizes(n, 16, 32, 64)),
+            Knob("depth", (2 * self.wide, self.wide)),
+            Knob("stages", (1, 2, 3, 4)),
+            Knob("ahead", (False, True), ordered=False),
+        )
+        names = tuple(knob.name for knob in knobs)
+        return Space(NAME, knobs, self._legal, together=(names,))
+
+    def _legal(self, values: Values[str, Value]) -> bool:
+        return self.is_legal(tiles_of(values))
+
+    @cached_property
+    def _fewest(self) -> int:
+        """Threads of a block: one warp is enough where there is next to nothing to do."""
+        m, n, _ = self.ways[0].sizes
+        return _FEWEST if min(m, n) < _FEW else 2 * _FEWEST
+
+    def is_legal(self, t: Tiles) -> bool:
+        if t.bm % t.wm or t.bn % t.wn or not self._fewest <= t.threads <= _MOST:
+            return False
+        if t.wm * t.wn > WARP * _MOST_SUMS or (t.ahead and (t.stages == 1 or t.depth == self.wide)):
+            return False
+        if max(t.bm, t.bn) > _LONGEST * min(t.bm, t.bn) or max(t.wm, t.wn) > 2 * min(t.wm, t.wn):
+            return False
+        kernel = self.structure(t)
+        return (
+            kernel.shared_bytes <= self.machine.shared_block
+            and kernel.copied <= _MOST_COPIES
+            and kernel.registers <= _MOST_REGISTERS
+            and t.stages <= 1 + kernel.summed.total
+        )
+
+    def structure(self, tiles: Tiles) -> Structure:
+        return Structure(self.work, self.ways[tiles.mapping], self.read[tiles.mapping], tiles)
+
+    def kernel(self, config: Config) -> Program:
+        return self.structure(tiles_of(dict(config.values))).program()
+
+    def terms(self, config: Config) -> GpuTerms:
+        return self.structure(tiles_of(dict(config.values))).terms()
+
+
+def tiles_of(values: Values[str, Value]) -> Tiles:
+    return Tiles(**values)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """One config's program, and what is known of it before it is made."""
+
+    work: Contraction
+    mapping: Mapping
+    read: tuple[Operand, Operand]
+    tiles: Tiles
+
+    @cached_property
+    def summed(self) -> Summed:
+        return Summed(self.mapping.k, self.mapping.outer, self.tiles.bk)
+
+    @cached_property
+    def operands(self) -> tuple[Fetched, Fetched]:
+        t, (left, right) = self.tiles, self.read
+        return (
+            Fetched(left, t.bm, self.summed, t.stages, "left"),
+            Fetched(right, t.bn, self.summed, t.stages, "right"),
+        )
+
+    @cached_property
+    def results(self) -> Results:
+        return Results(self.work, self.mapping.m, self.mapping.n, self.tiles.bm, self.tiles.bn)
+
+    @property
+    def blocks(self) -> Blocks:
+        return Blocks(self.mapping, self.tiles.bm, self.tiles.bn)
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        operands = sum(o.bytes for o in self.operands)
+        return max(operands, self.tiles.bm * self.results.pitch * 4) + 256
+
+    @cached_property
+    def copied(self) -> int:
+        """Pieces of a step that a thread copies."""
+        return sum(operand.pieces(self.tiles.threads) for operand in self.operands)
+
+    @cached_property
+    def registers(self) -> float:
+        """Of a thread: a fit to what the compiler took for 90 kernels."""
+        t = self.tiles
+        sums = t.wm * t.wn / WARP
+        fragments = (t.wm + t.wn) * t.depth * self.work.dtype.bytes / WARP / 4 * (2 if t.ahead else 1)
+        return 24 + sums + fragments + _REGISTERS_COPY * min(self.copied, _ADDRESSES)
+
+    # -- the program ----------------------------------------------------------------------------------------------
+
+    def program(self) -> Program:
+        t, formula = self.tiles, self.work.formula
+        thread = te.Var("t", t.threads)
+        blocks = self.blocks
+        (m0, n0), batch = blocks.starts, blocks.batch
+        warp, across = thread // WARP, t.bn // t.wn
+        starts = warp // across * t.wm, warp % across * t.wn
+        left, right = (
+            Fragments(operand, operand is self.operands[0], size, start, t.depth, t.ahead, thread)
+            for operand, size, start in zip(self.operands, (t.wm, t.wn), starts, strict=True)
+        )
+        sums = Sums(left, right)
+        pipeline = Pipeline(self.operands, (m0, n0), batch, thread, t.stages)
+        inner = t.bk // t.depth
+        multiplied = (
+            _ahead(pipeline, sums, inner)
+            if t.ahead
+            else pipeline.loop(lambda stage: _multiplied(sums, inner, stage))
+        )
+        body = block(
+            sums.clear(),
+            *multiplied,
+            sums.store(self.results.sums, self.results.pitch),
+            self.results.write(thread, m0, n0, batch),
+        )
+        m, n, k = self.mapping.sizes
+        words = (
+            f"tensorised: {m} x {n} x {k} (mapping {t.mapping}) by {t.bm} x {t.bn} x {t.bk}, warps of {t.wm} x {t.wn},"
+            f" m16n8k{t.depth}, {t.stages} stages{', fragments ahead' * t.ahead}"
+        )
+        params = (*formula.inputs, formula.output)
+        return Program(formula.name, params, nest([(blocks.number, Kind.PARALLEL)], body), words)
+
+    def terms(self) -> GpuTerms:
+        t = self.tiles
+        size = self.work.dtype.bytes
+        tile_bytes = size * (t.bm + t.bn) * t.bk
+        pieces = [o.rows * o.columns / o.lanes / WARP for o in self.operands]
+        copies = sum(pieces)
+        gathered = sum(piece for piece, o in zip(pieces, self.operands, strict=True) if o.operand.is_gathered)
+        fragments = t.threads // WARP * (t.wm + t.wn) * t.bk * size
+        multiplications = t.bm * t.bn * t.bk / (128 * t.depth)
+        results = t.bm * t.bn
+        return GpuTerms(
+            blocks=self.blocks.count,
+            threads=t.threads,
+            registers=min(255, round(self.registers)),
+            shared_bytes=self.shared_bytes,
+            steps=self.summed.total,
+            stages=t.stages,
+            flops=size * t.bm * t.bn * t.bk * (_SHALLOW if t.depth == columns(self.work.dtype) else 1.0),
+            scalar=fragments / 512 + multiplications + copies * _COPY + gathered * _GATHER,
+            copies=copies,
+            shared_traffic=float(tile_bytes + fragments),
+            loaded=float(tile_bytes),
+            memory=self.work.moved,
+            write_loaded=self.work.read_beside * results,
+            written=float(results * self.work.formula.output.dtype.bytes),
+            write_shared=12.0 * results,
+        )
+
+
+def _multiplied(sums: Sums, inner: int, stage: te.Expr) -> list[Stmt]:
+    """A tile: `inner` steps of the instruction, each with its fragments before it."""
+    stmts: list[Stmt] = []
+    for step in range(inner):
+        stmts += _loads(sums, 0, step, stage, 0, 1)
+        stmts += [sums.multiply(0, row) for row in range(sums.left.count)]
+    return stmts
+
+
+def _ahead(pipeline: Pipeline, sums: Sums, inner: int) -> list[Stmt]:
+    """All steps: fragments are loaded while those of the step before are multiplied, the first of the next tile at the
+    end of one, so that threads meet behind multiplications that are still under way. The copies are spread over the
+    other steps."""
+    stages, rows = pipeline.stages, sums.left.count
+    body: list[Stmt] = []
+    for now in range(inner):
+        then = (now + 1) % inner
+        stage = (pipeline.step if then else pipeline.step + 1) % stages
+        body += pipeline.fetch_next(now, inner - 1) if then else [Commit(), Await(stages - 2)]
+        for row in range(rows):
+            body += _loads(sums, (now + 1) % 2, then, stage, row, rows)
+            body.append(sums.multiply(now % 2, row))
+    return [
+        *pipeline.begin(),
+        Await(stages - 2),
+        *_loads(sums, 0, 0, te.as_index(0), 0, 1),
+        nest([(pipeline.step, Kind.SERIAL)], block(*body)),
+        Await(0),
+    ]
+
+
+def _loads(sums: Sums, held: int, step: int, stage: te.Expr, row: int, rows: int) -> list[Stmt]:
+    """The fragments of a step; a part of them, as many as go with row `row` of `rows`."""
+    stmts: list[Stmt] = []
+    for fragments in (sums.left, sums.right):
+        groups = fragments.count // fragments.together
+        stmts += [
+            fragments.load(held, group * fragments.together, step, stage)
+            for group in range(groups * row // rows, groups * (row + 1) // rows)
+        ]
+    return stmts

@@ -1,0 +1,345 @@
+"""Contractions on the ordinary units, tiled at every level as `SSSRRSRS`: spatial tiles of blocks, virtual threads and
+threads, two levels of summed tiles, spatial tiles in registers around the innermost of both.
+
+    for blocks, tiles of (VM TM RM) x (VN TN RN):                     (parallel; S)
+      for steps of BK:                                                (serial; R; STAGES tiles are under way)
+        for threads: tiles of left, right                             (copies)
+        for threads, TM x TN:                                         (S)
+          for parts of a tile:                                        (serial; R)
+            registers of left[VM RM], right[VN RN]                    (S)
+            for k, acc[VM RM, VN RN] += left * right                  (unrolled; R, S)
+      for threads: out = value(acc)
+
+A thread has VM x VN patches of RM x RN results, far apart: what neighbouring threads read together is then close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Values
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.hw.gpu import WARP, GpuMachine
+from tilewright.loops.gpu.instructions import multiply_add
+from tilewright.loops.gpu.places import under
+from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.tiling import with_results
+from tilewright.space.sketches.cuda.blocks import Blocks
+from tilewright.space.sketches.cuda.contraction import Contraction, contraction_of
+from tilewright.space.sketches.cuda.fetch import Fetched, Operand, Summed
+from tilewright.space.sketches.cuda.mapping import Mapping, mappings
+from tilewright.space.sketches.cuda.pipeline import Pipeline
+from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.templates.cuda.matrices import at_places, index_at_places
+from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
+from tilewright.te.index import coefficient, simplify
+
+NAME = "tiled"
+DTYPES = (DType.F32, DType.F16, DType.BF16)
+_FEWEST, _MOST = 32, 256  # threads of a block
+_MOST_SUMS = 64  # of a thread
+_FEWEST_SUMS = 4
+_NARROWEST, _WIDEST = 32, 256  # results of a block along one side
+_MOST_COPIES = 32  # of a thread in a step
+_MOST_REGISTERS = 240
+_PART = 4  # of the depth of a tile, that is in registers at once
+_HELD = 0.4  # registers of an element of a factor: not all are held at once
+_COPY = 6  # instructions for a piece that is copied
+_GATHER = 14  # more for one whose place takes divisions or conditions
+_MOST_MAPPINGS = 2
+
+
+@dataclass(frozen=True)
+class Tiles:
+    mapping: int
+    tm: int  # threads
+    tn: int
+    vm: int  # virtual threads
+    vn: int
+    rm: int  # results in registers
+    rn: int
+    bk: int
+    stages: int
+
+    @property
+    def threads(self) -> int:
+        return self.tm * self.tn
+
+    @property
+    def bm(self) -> int:
+        return self.vm * self.tm * self.rm
+
+    @property
+    def bn(self) -> int:
+        return self.vn * self.tn * self.rn
+
+
+class Tiled:
+    name = NAME
+
+    def apply(self, work: GpuWork) -> GpuApplied | None:
+        if work.formula is None or not work.machine.async_copy:
+            return None
+        found = contraction_of(work.formula, DTYPES)
+        if found is None:
+            return None
+        ways = [way for way in mappings(found, multiply_add(found.dtype)) if not way.outer][:_MOST_MAPPINGS]
+        return Applied(found, ways, work.machine) if ways else None
+
+
+class Applied:
+    def __init__(self, work: Contraction, ways: list[Mapping], machine: GpuMachine) -> None:
+        self.work, self.ways, self.machine = work, ways, machine
+        self.read = [(Operand(way.left, way.m, way.k), Operand(way.right, way.n, way.k)) for way in ways]
+
+    @cached_property
+    def space(self) -> Space:
+        knobs = (
+            Knob("mapping", tuple(range(len(self.ways))), ordered=False),
+            Knob("tm", (4, 8, 16, 32)),
+            Knob("tn", (8, 16, 32)),
+            Knob("vm", (1, 2, 4, 8)),
+            Knob("vn", (1, 2, 4, 8)),
+            Knob("rm", self._vectors(0)),
+            Knob("rn", self._vectors(1)),
+            Knob("bk", (8, 16)),
+            Knob("stages", (1, 2, 3)),
+        )
+        names = tuple(knob.name for knob in knobs)
+        return Space(NAME, knobs, self._legal, together=(names,))
+
+    def _legal(self, values: Values[str, Value]) -> bool:
+        return self.is_legal(tiles_of(values))
+
+    def _vectors(self, side: int) -> tuple[int, ...]:
+        """Neighbours that a thread has along a side: several where tiles have them in rows, and can be read at once."""
+        return tuple(sorted({_PART if read[side].turned else 1 for read in self.read}))
+
+    def is_legal(self, t: Tiles) -> bool:
+        if not (_FEWEST <= t.threads <= _MOST and _FEWEST_SUMS <= t.vm * t.rm * t.vn * t.rn <= _MOST_SUMS):
+            return False
+        if not (t.bm <= _WIDEST and t.bn <= _WIDEST):
+            return False
+        left, right = self.read[t.mapping]
+        if (t.rm > 1) != left.turned or (t.rn > 1) != right.turned:
+            return False
+        m, n = left.extent, right.extent
+        if t.bm >= 2 * max(m, _NARROWEST) or t.bn >= 2 * max(n, _NARROWEST):
+            return False
+        kernel = self.structure(t)
+        return (
+            kernel.shared_bytes <= self.machine.shared_block
+            and kernel.copied <= _MOST_COPIES
+            and kernel.registers <= _MOST_REGISTERS
+            and t.stages <= 1 + kernel.summed.total
+        )
+
+    def structure(self, tiles: Tiles) -> Structure:
+        return Structure(self.work, self.ways[tiles.mapping], self.read[tiles.mapping], tiles)
+
+    def kernel(self, config: Config) -> Program:
+        return self.structure(tiles_of(dict(config.values))).program()
+
+    def terms(self, config: Config) -> GpuTerms:
+        return self.structure(tiles_of(dict(config.values))).terms()
+
+
+def tiles_of(values: Values[str, Value]) -> Tiles:
+    return Tiles(**values)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Patches:
+    """One side of a thread's results: `v` patches of `r` neighbours, `threads` x `r` apart; `place` is the thread's."""
+
+    tile: Fetched
+    v: int
+    r: int
+    threads: int
+    place: te.Expr
+
+    @property
+    def count(self) -> int:
+        return self.v * self.r
+
+    @property
+    def buffer(self) -> Buffer:
+        return Buffer(f"{self.tile.name}_held", DType.F32, self.count * _PART, Scope.REGISTER)
+
+    def at(self, v: te.Expr | int, r: te.Expr | int) -> te.Expr:
+        """Where in the tile the thread's result is."""
+        return te.as_index(v) * (self.threads * self.r) + self.place * self.r + te.as_index(r)
+
+    def held(self, number: te.Expr, k: te.Expr) -> te.Expr:
+        """Where in `buffer` the element for a result is: as they lie in the tile."""
+        return k * self.count + number if self.tile.turned else number * _PART + k
+
+    def load(self, stage: te.Expr, part: te.Expr) -> Stmt:
+        """Along the rows of the tile, in vectors."""
+        v, r, k = te.Var("pv", self.v), te.Var("pr", self.r), te.Var("pk", _PART)
+        index = self.tile.place(stage, self.at(v, r), part * _PART + k)
+        element = te.cast(te.Load(self.tile.buffer, (simplify(index),)), DType.F32)
+        store = Store(self.buffer, simplify(self.held(v * self.r + r, k)), element)
+        if self.tile.turned:
+            return nest([(k, Kind.UNROLL), (v, Kind.UNROLL), (r, Kind.VECTOR)], store)
+        return nest([(v, Kind.UNROLL), (r, Kind.UNROLL), (k, Kind.VECTOR)], store)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """One config's program, and what is known of it before it is made."""
+
+    work: Contraction
+    mapping: Mapping
+    read: tuple[Operand, Operand]
+    tiles: Tiles
+
+    @cached_property
+    def summed(self) -> Summed:
+        return Summed(self.mapping.k, self.mapping.outer, self.tiles.bk)
+
+    @cached_property
+    def operands(self) -> tuple[Fetched, Fetched]:
+        t, (left, right) = self.tiles, self.read
+        return (
+            Fetched(left, t.bm, self.summed, t.stages, "left"),
+            Fetched(right, t.bn, self.summed, t.stages, "right"),
+        )
+
+    @property
+    def blocks(self) -> Blocks:
+        return Blocks(self.mapping, self.tiles.bm, self.tiles.bn)
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        return sum(o.bytes for o in self.operands) + 256
+
+    @cached_property
+    def copied(self) -> int:
+        """Pieces of a step that a thread copies."""
+        return sum(operand.pieces(self.tiles.threads) for operand in self.operands)
+
+    @cached_property
+    def registers(self) -> float:
+        """Of a thread: a fit to what the compiler took for 50 kernels."""
+        t = self.tiles
+        rows, columns = t.vm * t.rm, t.vn * t.rn
+        return 24 + rows * columns + _HELD * _PART * (rows + columns) + self.copied
+
+    # -- the program ----------------------------------------------------------------------------------------------
+
+    def program(self) -> Program:
+        t, formula = self.tiles, self.work.formula
+        thread = te.Var("t", t.threads)
+        blocks = self.blocks
+        starts, batch = blocks.starts, blocks.batch
+        left, right = self.operands
+        rows = _Patches(left, t.vm, t.rm, t.tm, thread // t.tn)
+        columns = _Patches(right, t.vn, t.rn, t.tn, thread % t.tn)
+        sums = Buffer("acc", DType.F32, rows.count * columns.count, Scope.REGISTER)
+        pipeline = Pipeline(self.operands, starts, batch, thread, t.stages)
+        number = te.Var("e", sums.size)
+        clear = nest([(number, Kind.UNROLL)], Store(sums, number, te.const(0.0, DType.F32)))
+        body = block(
+            For(thread, Kind.THREAD, clear),
+            *pipeline.loop(
+                lambda stage: [For(thread, Kind.THREAD, _summed(sums, rows, columns, t.bk, stage))]
+            ),
+            For(thread, Kind.THREAD, self._write(sums, rows, columns, starts, batch)),
+        )
+        m, n, k = self.mapping.sizes
+        words = (
+            f"tiled: {m} x {n} x {k} (mapping {t.mapping}) by {t.bm} x {t.bn} x {t.bk}, {t.tm} x {t.tn} threads with"
+            f" {t.vm} x {t.vn} patches of {t.rm} x {t.rn}, {t.stages} stages"
+        )
+        params = (*formula.inputs, formula.output)
+        return Program(formula.name, params, nest([(blocks.number, Kind.PARALLEL)], body), words)
+
+    def _write(
+        self,
+        sums: Buffer,
+        rows: _Patches,
+        columns: _Patches,
+        starts: tuple[te.Expr, te.Expr],
+        batch: dict[te.Var, te.Expr],
+    ) -> Stmt:
+        formula, mapping = self.work.formula, self.mapping
+        vm, rm, vn, rn = (
+            te.Var(name, extent)
+            for name, extent in (("vm", rows.v), ("rm", rows.r), ("vn", columns.v), ("rn", columns.r))
+        )
+        m, n = (
+            start + patches.at(v, r)
+            for start, patches, v, r in ((starts[0], rows, vm, rm), (starts[1], columns, vn, rn))
+        )
+        total = te.Load(sums, (simplify((vm * rows.r + rm) * columns.count + vn * columns.r + rn),))
+        value = simplify(
+            te.substitute(at_places(at_places(formula.value, mapping.n, n), mapping.m, m), batch)
+        )
+        place = index_at_places(index_at_places(formula.store, mapping.n, n), mapping.m, m)
+        store = Store(
+            formula.output,
+            simplify(te.substitute(place, batch)),
+            with_results(value, {self.work.reduction.result: total}),
+        )
+        most_m, most_n, _ = mapping.sizes
+        conditions = [
+            te.call("lt", simplify(at), most)
+            for at, most, size in ((m, most_m, self.tiles.bm), (n, most_n, self.tiles.bn))
+            if most % size
+        ]
+        inner = mapping.n[-1]
+        whole = coefficient(formula.store, inner) == 1 and inner.extent % columns.r == 0
+        if not whole:
+            guarded = under(te.all_of(conditions), store)
+            return nest([(var, Kind.UNROLL) for var in (vm, rm, vn, rn)], guarded)
+        first = [simplify(te.substitute(condition, {rn: te.as_index(0)})) for condition in conditions]
+        vector = under(te.all_of(first), nest([(rn, Kind.VECTOR)], store))
+        return nest([(var, Kind.UNROLL) for var in (vm, rm, vn)], vector)
+
+    def terms(self) -> GpuTerms:
+        t = self.tiles
+        size = self.work.dtype.bytes
+        tile_bytes = size * (t.bm + t.bn) * t.bk
+        pieces = [o.rows * o.columns / o.lanes / WARP for o in self.operands]
+        gathered = sum(piece for piece, o in zip(pieces, self.operands, strict=True) if o.operand.is_gathered)
+        read = t.threads * (t.vm * t.rm + t.vn * t.rn) * t.bk  # elements, by all threads
+        converted = read / WARP if self.work.dtype.is_half else 0.0
+        results = t.bm * t.bn
+        return GpuTerms(
+            blocks=self.blocks.count,
+            threads=t.threads,
+            registers=min(255, round(self.registers)),
+            shared_bytes=self.shared_bytes,
+            steps=self.summed.total,
+            stages=t.stages,
+            flops=0.0,
+            scalar=sum(pieces) * _COPY + gathered * _GATHER,
+            ordinary=results * t.bk / WARP + read / WARP / _PART + converted,
+            copies=sum(pieces),
+            shared_traffic=float(tile_bytes + read * size),
+            loaded=float(tile_bytes),
+            memory=self.work.moved,
+            write_loaded=self.work.read_beside * results,
+            written=float(results * self.work.formula.output.dtype.bytes),
+            write_shared=0.0,
+        )
+
+
+def _summed(sums: Buffer, rows: _Patches, columns: _Patches, depth: int, stage: te.Expr) -> Stmt:
+    """A tile's part of a thread's sums."""
+    part, k = te.Var("part", depth // _PART), te.Var("k", _PART)
+    i, j = te.Var("i", rows.count), te.Var("j", columns.count)
+    total = te.Load(sums, (i * columns.count + j,))
+    a, b = (te.Load(side.buffer, (side.held(n, k),)) for side, n in ((rows, i), (columns, j)))
+    step = Store(sums, i * columns.count + j, te.call("fma", a, b, total))
+    return nest(
+        [(part, Kind.SERIAL)],
+        block(
+            rows.load(stage, part),
+            columns.load(stage, part),
+            nest([(k, Kind.UNROLL), (i, Kind.UNROLL), (j, Kind.UNROLL)], step),
+        ),
+    )

@@ -1,0 +1,396 @@
+"""The loop nest of an attention, one config of `attention.py`, which draws its picture."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.hw import CpuMachine
+from tilewright.loops.ir import Buffer, If, Kind, Program, Scope, Stmt, Store, Transpose, block, nest
+from tilewright.loops.tiling import Tiles, power_of_two_below, with_values
+from tilewright.space.space import Config
+from tilewright.space.templates.attention import LOG2_E, Operands
+
+UNROLL = 4
+WIDE = 4  # vectors side by side in a register tile
+_LOWEST = -3.4028234663852886e38
+
+_Element = Callable[[te.Expr, te.Expr], te.Expr]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The numbers that follow from a config."""
+
+    vectors: int  # of queries in a block
+    keys: int  # in a block
+    staged: bool  # whether v is copied to where it lies densely and aligned
+    together: int = 1  # blocks of queries that share what is staged
+
+
+class AttentionNest:
+    """The loop nest of one config."""
+
+    def __init__(self, operands: Operands, machine: CpuMachine, shape: Shape) -> None:
+        self.operands, self.shape = operands, shape
+        self.lanes, self.registers = machine.lanes(DType.F32), machine.vector_registers
+        self.rows = shape.vectors * self.lanes
+        self.block = te.Var("block", -(-operands.queries // self.rows))
+        self.chunk = te.Var("chunk", -(-self.block.extent // shape.together))
+        self.first_row: te.Expr = self.block * self.rows
+        self.lane = te.Var("v", self.lanes)
+
+        width, values = operands.width, operands.values
+        self.value_lanes = min(self.lanes, power_of_two_below(values))
+        self.padded = _padded(values, self.value_lanes)
+        self.padded_width = _padded(width, min(self.lanes, power_of_two_below(width)))
+        self.one_block = shape.keys >= operands.keys
+        self.direct = self.one_block and self.padded == values  # from registers to the output
+        self.staged = shape.staged or self.padded > values
+        self.ahead = shape.together > 1  # all that is staged, before the first block of queries
+        held = operands.keys if self.ahead else shape.keys
+        self.qt = self._scratch("qt", width * self.rows)
+        self.p = self._scratch("p", shape.keys * self.rows)
+        self.top, self.before, self.total, self.fade = (
+            self._scratch(name, self.rows) for name in ("top", "before", "total", "fade")
+        )
+        self.acc = self._scratch("kept", self.rows * self.padded)
+        self.staged_values = self._scratch("vs", held * self.padded)
+        self.staged_keys = self._scratch("ks", held * self.padded_width)
+
+    @staticmethod
+    def _scratch(name: str, size: int) -> Buffer:
+        # A few lines more than needed: buffers whose sizes are powers of two would begin at equal places in their
+        # pages, where loads of one wait for stores of another.
+        return Buffer(name, DType.F32, size + 80, Scope.SCRATCH)
+
+    def program(self, config: Config) -> Program:
+        operands = self.operands
+        full, rest = divmod(operands.queries, self.rows)
+        parts = [self._queries(self.rows, self.shape.vectors)] if full else []
+        if rest:
+            parts.append(self._queries(rest, -(-rest // self.lanes)))
+        body = parts[0]
+        if len(parts) == 2:
+            body = If(te.call("lt", self.block, te.as_index(full)), parts[0], parts[1])
+        body = self._chunk(body)
+        loops = [var for var in (*operands.lead, self.chunk) if var.extent > 1]
+        parallel = te.Var("head", math.prod(var.extent for var in loops))
+        place: te.Expr = parallel
+        values: dict[te.Var, te.Expr] = {}
+        for var in reversed(loops):
+            values[var] = place % var.extent
+            place = place // var.extent
+        nested = nest([(parallel, Kind.PARALLEL)], with_values(body, values))
+        return Program("attention", (*operands.inputs, operands.output), nested, str(config))
+
+    def _chunk(self, body: Stmt) -> Stmt:
+        """`body`, which is one block of queries, for all of a chunk."""
+        blocks, chunks = self.block.extent, self.chunk.extent
+        inside = te.Var("inside", -(-blocks // chunks))
+        number = self.chunk * inside.extent + inside
+        body = with_values(body, {self.block: number})
+        if inside.extent * chunks > blocks:
+            body = If(te.call("lt", number, te.as_index(blocks)), body)
+        staged = self._staged(te.as_index(0), self.operands.keys) if self.ahead else ()
+        return block(*staged, nest([(inside, Kind.SERIAL)], body))
+
+    # -- a block of queries ---------------------------------------------------------------------------------------
+
+    def _queries(self, rows: int, vectors: int) -> Stmt:
+        """All of one block, of which `rows` exist; they take `vectors` vectors."""
+        shape, keys = self.shape, self.operands.keys
+        stmts: list[Stmt] = [self._transpose_queries(rows, vectors)]
+        stmts.append(self._each(vectors, self.top, te.const(_LOWEST, DType.F32)))
+        stmts.append(self._each(vectors, self.total, te.const(0, DType.F32)))
+        if not self.one_block:
+            stmts.append(self._clear(rows))
+        whole, rest = divmod(keys, shape.keys)
+        number = te.Var("kb", whole)
+        if whole:
+            body = self._keys(rows, vectors, number * shape.keys, shape.keys)
+            stmts.append(nest([(number, Kind.SERIAL)], body))
+        if rest:
+            stmts.append(self._keys(rows, vectors, te.as_index(whole * shape.keys), rest))
+        if not self.one_block:
+            stmts.append(self._reciprocals(vectors))
+        if not self.direct:
+            stmts.append(self._finish(rows))
+        return block(*stmts)
+
+    def _at(self, buffer: Buffer, index: te.Expr | int) -> te.Expr:
+        return te.Load(buffer, (te.as_index(index),))
+
+    def _score(self, vector: te.Expr, key: te.Expr) -> te.Expr:
+        """Where the scores of a key and a vector of rows are: each vector's lie together, for the second product."""
+        return (vector * self.shape.keys + key) * self.lanes
+
+    def _each(self, vectors: int, buffer: Buffer, value: te.Expr) -> Stmt:
+        """`buffer` = `value`, a formula of the row `u * lanes + v`, for every row of the block."""
+        u = te.Var("u", vectors)
+        return nest(
+            [(u, Kind.UNROLL), (self.lane, Kind.VECTOR)], Store(buffer, u * self.lanes + self.lane, value)
+        )
+
+    def _transpose_queries(self, rows: int, vectors: int) -> Stmt:
+        operands, lanes = self.operands, self.lanes
+        scale = te.const(operands.scale * LOG2_E, DType.F32)
+        u = te.Var("u", -(-rows // lanes))
+
+        def query(row: te.Expr, column: te.Expr) -> te.Expr:
+            place = self.first_row + row
+            if rows < vectors * lanes:
+                place = te.call("min", place, te.as_index(operands.queries - 1))
+            return operands.query(place, column)
+
+        if not operands.queries_are_rows or operands.width < lanes:
+            column = te.Var("d", operands.width)
+            row = u * lanes + self.lane
+            store = Store(self.qt, column * self.rows + row, query(row, column) * scale)
+            return nest([(column, Kind.SERIAL), (u, Kind.UNROLL), (self.lane, Kind.VECTOR)], store)
+        tiles = Tiles(te.Var("d", operands.width), lanes)
+        tile = Buffer("turned", DType.F32, lanes * lanes, Scope.REGISTER)
+        step = te.Var("r", lanes)
+        in_tile = [(step, Kind.UNROLL), (self.lane, Kind.VECTOR)]
+        element = step * lanes + self.lane
+        filled = Store(tile, element, query(u * lanes + step, tiles.start() + self.lane))
+        at = (tiles.start() + step) * self.rows + u * lanes + self.lane
+        turned = block(
+            nest(in_tile, filled),
+            Transpose(tile, lanes, lanes, lanes),
+            nest(in_tile, Store(self.qt, at, self._at(tile, element) * scale)),
+        )
+        return nest([(u, Kind.SERIAL), (tiles.var, Kind.SERIAL)], turned)
+
+    def _clear(self, rows: int) -> Stmt:
+        row, u, lane = (
+            te.Var("r", rows),
+            te.Var("u", self.padded // self.value_lanes),
+            te.Var("v", self.value_lanes),
+        )
+        place = row * self.padded + u * self.value_lanes + lane
+        loops = [(row, Kind.SERIAL), (u, Kind.UNROLL), (lane, Kind.VECTOR)]
+        return nest(loops, Store(self.acc, place, te.const(0, DType.F32)))
+
+    def _finish(self, rows: int) -> Stmt:
+        """out = acc / total, from scratch."""
+        tiles = Tiles(te.Var("e", self.operands.values), self.value_lanes)
+        row, u, lane = te.Var("r", rows), te.Var("u", tiles.count), te.Var("v", self.value_lanes)
+        column = tiles.start_of(u) + lane
+        value = self._at(self.acc, row * self.padded + column) * self._at(self.fade, row)
+        loops = [(row, Kind.SERIAL), (u, Kind.UNROLL), (lane, Kind.VECTOR)]
+        return nest(loops, self._result(row, column, value))
+
+    def _reciprocals(self, vectors: int) -> Stmt:
+        """fade = 1 / total, or 0 for a query that sees nothing."""
+        u = te.Var("u", vectors)
+        total = self._at(self.total, u * self.lanes + self.lane)
+        none = te.call("eq", total, te.const(0, DType.F32))
+        return self._each(vectors, self.fade, te.select(none, 0.0, te.const(1, DType.F32) / total))
+
+    def _result(self, row: te.Expr, column: te.Expr, value: te.Expr) -> Store:
+        output = self.operands.output
+        return Store(output, self.operands.place(self.first_row + row, column), te.cast(value, output.dtype))
+
+    # -- a block of keys ------------------------------------------------------------------------------------------
+
+    def _keys(self, rows: int, vectors: int, first: te.Expr, count: int) -> Stmt:
+        stmts = [] if self.ahead else self._staged(first, count)
+        if not self.one_block:
+            u = te.Var("u", vectors)
+            stmts.append(self._each(vectors, self.before, self._at(self.top, u * self.lanes + self.lane)))
+        groups = even_parts(vectors, WIDE)
+        for start, size in groups:
+            stmts.append(self._scores(start, size, rows, first, count))
+        for start, size in groups:
+            stmts.append(self._exponentials(start, size, count))
+        if self.one_block:
+            stmts.append(self._reciprocals(vectors))
+        stmts.append(self._weighted(rows, first, count))
+        whole = block(*stmts)
+        if not self.operands.causal or self.one_block:
+            return whole
+        last_row = self.first_row + (rows - 1)
+        return If(te.call("le", first, last_row), whole)
+
+    def _staged(self, first: te.Expr, count: int) -> list[Stmt]:
+        """Some keys and values, as far as they are staged."""
+        operands = self.operands
+        stmts: list[Stmt] = []
+        if operands.half:
+            stmts.append(self._stage(self.staged_keys, operands.key, operands.width, first, count))
+        if self.staged:
+            stmts.append(self._stage(self.staged_values, operands.value, operands.values, first, count))
+        return stmts
+
+    def _stage(self, buffer: Buffer, source: _Element, width: int, first: te.Expr, count: int) -> Stmt:
+        """A block of keys or values, dense and in f32; rows are filled up with zeros to whole vectors."""
+        lanes = min(self.lanes, power_of_two_below(width))
+        padded = _padded(width, lanes)
+        row, lane, u = te.Var("r", count), te.Var("v", lanes), te.Var("u", padded // lanes)
+        column = u * lanes + lane
+        value = source(first + row, column)
+        if padded > width:
+            value = te.select(te.call("lt", column, te.as_index(width)), value, 0.0)
+        store = Store(buffer, row * padded + column, value)
+        return nest([(row, Kind.SERIAL), (u, Kind.UNROLL), (lane, Kind.VECTOR)], store)
+
+    def _scores(self, start: int, vectors: int, rows: int, first: te.Expr, count: int) -> Stmt:
+        """p[key, row] for some vectors of rows, and their maxima so far."""
+        operands = self.operands
+        tile = min(self.key_tile(vectors), count)
+        tiles = Tiles(te.Var("key", count), tile)
+        key, u, d = te.Var("k", tile), te.Var("u", vectors), te.Var("d", operands.width)
+        in_tile = [(key, Kind.UNROLL), (u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
+        register = Buffer("scores", DType.F32, tile * vectors * self.lanes, Scope.REGISTER)
+        element = (key * vectors + u) * self.lanes + self.lane
+        kept = te.Load(register, (element,))
+        in_block = tiles.start() + key
+        row = (u + start) * self.lanes + self.lane
+
+        def of_key(column: te.Expr) -> te.Expr:
+            if operands.half:
+                place = first + in_block if self.ahead else in_block
+                return self._at(self.staged_keys, place * self.padded_width + column)
+            return operands.key(first + in_block, column)
+
+        update = te.call("fma", of_key(d), self._at(self.qt, d * self.rows + row), kept)
+        step = nest(in_tile, Store(register, element, update))
+        zero = nest(in_tile, Store(register, element, te.const(0, DType.F32)))
+        query = self.first_row + row
+        if rows < self.rows and operands.mask_is_by_row:
+            query = te.call("min", query, te.as_index(operands.queries - 1))
+        seen = operands.mask(kept, query, first + in_block)
+        stmts: list[Stmt] = [zero, _unrolled(d, step)]
+        if operands.masked:
+            stmts.append(nest(in_tile, Store(register, element, seen)))
+        if operands.causal:
+            visible = te.call("le", first + in_block, self.first_row + row)
+            hidden = nest(in_tile, Store(register, element, te.select(visible, kept, -math.inf)))
+            some_hidden = te.call(
+                "lt", self.first_row + start * self.lanes, first + tiles.start() + (tile - 1)
+            )
+            stmts.append(If(some_hidden, hidden))
+        stmts.append(nest(in_tile, Store(self.p, self._score(u + start, in_block) + self.lane, kept)))
+        in_row = [(u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
+        tops = Buffer("tops", DType.F32, vectors * self.lanes, Scope.REGISTER)
+        place = u * self.lanes + self.lane
+        stmts.append(nest(in_row, Store(tops, place, self._at(self.top, row))))
+        stmts.append(nest(in_tile, Store(tops, place, _larger(kept, self._at(tops, place)))))
+        stmts.append(nest(in_row, Store(self.top, row, self._at(tops, place))))
+        return nest([(tiles.var, Kind.SERIAL)], block(*stmts))
+
+    def _exponentials(self, start: int, vectors: int, count: int) -> Stmt:
+        """p = 2^(p - top) for some vectors of rows, and their sums; how much what was summed before fades."""
+        u, key = te.Var("u", vectors), te.Var("k", count)
+        in_row = [(u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
+        size = vectors * self.lanes
+        tops, sums = (Buffer(name, DType.F32, size, Scope.REGISTER) for name in ("tops", "sums"))
+        element = u * self.lanes + self.lane
+        row = (u + start) * self.lanes + self.lane
+        top, sum_ = self._at(tops, element), self._at(sums, element)
+        place = self._score(u + start, key) + self.lane
+        weight = te.call("exp2_weight", self._at(self.p, place) - top)
+        fresh = Buffer("weight", DType.F32, size, Scope.REGISTER)
+        weighted = block(
+            nest(in_row, Store(fresh, element, weight)),
+            nest(in_row, Store(self.p, place, self._at(fresh, element))),
+            nest(in_row, Store(sums, element, sum_ + self._at(fresh, element))),
+        )
+        begin: list[Stmt] = [nest(in_row, Store(tops, element, self._at(self.top, row)))]
+        if self.one_block:
+            begin.append(nest(in_row, Store(sums, element, te.const(0, DType.F32))))
+        else:
+            fade = te.call("exp2_weight", self._at(self.before, row) - top)
+            begin.append(nest(in_row, Store(self.fade, row, fade)))
+            begin.append(
+                nest(in_row, Store(sums, element, self._at(self.total, row) * self._at(self.fade, row)))
+            )
+        end = nest(in_row, Store(self.total, row, sum_))
+        return block(*begin, nest([(key, Kind.SERIAL)], weighted), end)
+
+    def _weighted(self, rows: int, first: te.Expr, count: int) -> Stmt:
+        """acc[row, e] = acc[row, e] * fade[row] + sum over keys of p[key, row] * v[key, e]."""
+        stmts: list[Stmt] = []
+        group = te.Var("group", rows // self.lanes)
+        for start, vectors in even_parts(self.padded // self.value_lanes, WIDE):
+            # Tiles may not overlap: what is accumulated twice is wrong.
+            for part, size in self.row_tiles(self.lanes, vectors) if group.extent else ():
+                tile = self._weighted_tile(group, part, size, start, vectors, first, count)
+                stmts.append(nest([(group, Kind.SERIAL)], tile))
+            last = te.as_index(group.extent)
+            for part, size in self.row_tiles(rows % self.lanes, vectors):
+                stmts.append(self._weighted_tile(last, part, size, start, vectors, first, count))
+        return block(*stmts)
+
+    def key_tile(self, vectors: int) -> int:
+        """Keys in a register tile of so many vectors of rows."""
+        return min(self.registers * 3 // 4 // vectors, 16)
+
+    def row_tiles(self, rows: int, vectors: int) -> list[tuple[int, int]]:
+        """(first, how many) of the rows of one vector's lanes that a register tile takes."""
+        return even_parts(rows, self.registers * 3 // 4 // vectors)
+
+    def _weighted_tile(
+        self, group: te.Expr, part: int, rows: int, start: int, vectors: int, first: te.Expr, count: int
+    ) -> Stmt:
+        lanes = self.value_lanes
+        r, u, lane, key = te.Var("r", rows), te.Var("u", vectors), te.Var("v", lanes), te.Var("k", count)
+        in_tile = [(r, Kind.UNROLL), (u, Kind.UNROLL), (lane, Kind.VECTOR)]
+        register = Buffer("sum", DType.F32, rows * vectors * lanes, Scope.REGISTER)
+        element = (r * vectors + u) * lanes + lane
+        kept = te.Load(register, (element,))
+        row, column = group * self.lanes + part + r, (u + start) * lanes + lane
+        if self.staged:
+            place = first + key if self.ahead else key
+            value = self._at(self.staged_values, place * self.padded + column)
+        else:
+            value = self.operands.value(first + key, column)
+        weight = self._at(self.p, self._score(group, key) + part + r)
+        update = te.call("fma", weight, value, kept)
+        step = nest(in_tile, Store(register, element, update))
+        fade = self._at(self.fade, row)
+        begin: te.Expr = te.const(0, DType.F32)
+        if not self.one_block:
+            begin = self._at(self.acc, row * self.padded + column) * fade
+        end = Store(self.acc, row * self.padded + column, kept)
+        if self.direct:
+            end = self._result(row, column, kept * fade)
+        return block(nest(in_tile, Store(register, element, begin)), _unrolled(key, step), nest(in_tile, end))
+
+
+def _padded(extent: int, lanes: int) -> int:
+    return -(-extent // lanes) * lanes
+
+
+def even_parts(total: int, most: int) -> list[tuple[int, int]]:
+    """(first, how many) of parts of at most `most`, as even as possible."""
+    count = -(-total // most)
+    starts = [number * total // max(count, 1) for number in range(count + 1)]
+    return [(start, end - start) for start, end in itertools.pairwise(starts)]
+
+
+def _larger(a: te.Expr, b: te.Expr) -> te.Expr:
+    """The larger one; b where either is NaN. One instruction: NaN reaches the result through the exponential."""
+    return te.select(te.call("lt", b, a), a, b)
+
+
+def _unrolled(axis: te.Var, step: Stmt) -> Stmt:
+    """The loop over `axis` with `UNROLL` steps written out."""
+    count, rest = divmod(axis.extent, UNROLL)
+    outer, copy, tail = (
+        te.Var(axis.name + "_o", count),
+        te.Var(axis.name + "_c", UNROLL),
+        te.Var(axis.name + "_r", rest),
+    )
+    stmts: list[Stmt] = []
+    if count:
+        body = nest([(copy, Kind.UNROLL)], with_values(step, {axis: outer * UNROLL + copy}))
+        stmts.append(nest([(outer, Kind.SERIAL)], body))
+    if rest:
+        stmts.append(nest([(tail, Kind.UNROLL)], with_values(step, {axis: tail + count * UNROLL})))
+    return block(*stmts)

@@ -22,8 +22,9 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -34,36 +35,28 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that 
 
 AHEAD = 2  # tasks whose kernels are compiled while one is measured
 QUIET_SECONDS = 45.0  # of a child, after which it counts as hanging
-MOST_ERROR = {"f16": 1e-3, "bf16": 8e-3, "f32": 2e-6}
-KINDS = ("templates", "tensorised", "tiled")
+MOST_ERROR = {"f16": 1e-3, "bf16": 8e-3, "f32": 2e-6, "tf32": 1e-3}
+KINDS = ("templates", "tensorised", "tiled", "default", "shared-sums")
 
 
 # -- odd shapes -------------------------------------------------------------------------------------------------------
 
 
-def checks() -> list[tuple[str, Any]]:
-    """(name, task) of products and convolutions whose sizes divide nothing."""
+def checks() -> list[tuple[str, Any, str]]:
+    """(name, task, numerics) of products and convolutions whose sizes divide nothing."""
     from tests.loops.gpu.products import PRODUCTS
     from tests.space.sketches.cuda.tasks import CONVOLUTIONS, product_task
     from tilewright.dtypes import DType
 
-    products = [
-        *PRODUCTS,
-        *(replace_dtype(case, DType.F32) for case in PRODUCTS[1:8:2]),
-    ]
+    single = [replace(case, dtype=DType.F32) for case in PRODUCTS[1:8:2]]
     return [
-        *((case.name, product_task(case)) for case in products),
-        *((case.name, case.task()) for case in CONVOLUTIONS),
+        *((case.name, product_task(case), "fast") for case in (*PRODUCTS, *single)),
+        *((f"{case.name}, rounded", product_task(case), "tf32") for case in single),
+        *((case.name, case.task(), "fast") for case in CONVOLUTIONS),
     ]
 
 
-def replace_dtype(case: Any, dtype: Any) -> Any:
-    from dataclasses import replace
-
-    return replace(case, dtype=dtype)
-
-
-def check(number: int, name: str, task: Any, configs: int) -> dict[str, Any]:
+def check(number: int, name: str, task: Any, numerics: str, configs: int) -> dict[str, Any]:
     """Random configs of each sketch: the oracle's result, and the same bits each time."""
     from tests.rewrites.helpers import array
     from tilewright.codegen.cuda.tensor import tensor_source
@@ -78,11 +71,11 @@ def check(number: int, name: str, task: Any, configs: int) -> dict[str, Any]:
     machine, device = detect(), Device()
     arrays = [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
     (reference,) = evaluate(task.graph, arrays, precise=True)
-    most = MOST_ERROR[task.graph.inputs[0].dtype.short]
+    most = MOST_ERROR[numerics if numerics == "tf32" else task.graph.inputs[0].dtype.short]
     rng = random.Random(number)
     found: dict[str, Any] = {"check": name, "wrong": [], "errors": {}}
     for sketch in SKETCHES:
-        applied = sketch.apply(GpuWork(task, machine))
+        applied = sketch.apply(GpuWork(task, machine, numerics))
         for _ in range(configs if applied is not None else 0):
             config = applied.space.sample(rng)  # type: ignore[union-attr]
             if config is None:
@@ -116,11 +109,38 @@ def cases() -> list[Any]:
         half.convolution(32, 14, 256, 256, 3),
         half.convolution(32, 224, 3, 64, 7, 2),
         single(1024, 1024, 1024),
+        single(4096, 4096, 4096, "tf32"),
+        summed(16384, 512),
+        summed(100_000, 64),
     ]
 
 
-def single(m: int, n: int, k: int) -> Any:
-    """A product in fp32; the library computes in fp32 too."""
+def single(m: int, n: int, k: int, kind: str = "fp32") -> Any:
+    """A product in fp32, or "tf32"; the library computes in the same."""
+    import torch
+
+    def product(t: Sequence[Any]) -> Any:
+        torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
+        result = t[0] @ t[1]
+        torch.backends.cuda.matmul.allow_tf32 = False
+        return result
+
+    shapes = ((m, k), (k, n))
+    return plain_case(f"{m} x {n} x {k}, {kind}", 2.0 * m * n * k, shapes, "matmul", product)
+
+
+def summed(rows: int, columns: int) -> Any:
+    """The sums of a matrix' columns, in fp32."""
+    shapes = ((rows, columns),)
+    name = f"sums of {rows} x {columns}, fp32"
+    return plain_case(
+        name, 1.0 * rows * columns, shapes, "sum", lambda t: t[0].sum(0), axes=(0,), keepdims=False
+    )
+
+
+def plain_case(
+    name: str, flops: float, shapes: Sequence[tuple[int, ...]], op: str, peer: Any, **attrs: Any
+) -> Any:
     import torch
 
     from gpu_gemm import Case
@@ -132,22 +152,40 @@ def single(m: int, n: int, k: int) -> Any:
     def make() -> tuple[Task, list[torch.Tensor]]:
         nodes = tuple(
             input_node(number, TensorType(shape, DType.F32), f"x{number}")
-            for number, shape in enumerate(((m, k), (k, n)))
+            for number, shape in enumerate(shapes)
         )
         tensors = [torch.randn(node.shape, device="cuda") for node in nodes]
-        return Task(Graph(nodes, (apply("matmul", *nodes),))), tensors
+        return Task(Graph(nodes, (apply(op, *nodes, **attrs),))), tensors
 
-    return Case(f"{m} x {n} x {k}, fp32", 2.0 * m * n * k, make, lambda t: t[0] @ t[1], lambda t: t[0] @ t[1])
+    return Case(name, flops, make, peer, peer)
 
 
-def chosen(kind: str, task: Any, machine: Any, ranked: int, drawn: int) -> list[Any]:
+class Default:
+    """The default program, as a template of one config."""
+
+    def __init__(self, formula: Any, machine: Any) -> None:
+        self.formula, self.machine = formula, machine
+
+    def kernel(self, config: Any) -> Any:
+        from tilewright.loops.gpu.default import default_program
+
+        return default_program(self.formula, self.machine)
+
+
+def chosen(kind: str, task: Any, numerics: str, machine: Any, ranked: int, drawn: int) -> list[Any]:
     from tilewright.cost.gpu import Ranked, rank, seconds
     from tilewright.space.sketches.cuda import SKETCHES
+    from tilewright.space.space import Config
     from tilewright.space.templates.cuda import TEMPLATES
     from tilewright.space.templates.cuda.template import GpuWork
 
+    work = GpuWork(task, machine, numerics)
+    if kind == "default":
+        heavy = any(node.op in ("conv", "matmul") for node in task.graph.nodes())
+        plain: Any = Default(work.formula, machine)
+        return [] if heavy else [Ranked(0.0, Config(kind, ()), plain)]
     makers = TEMPLATES if kind == "templates" else [s for s in SKETCHES if s.name == kind]
-    found = rank(GpuWork(task, machine), ranked, makers)
+    found = rank(work, ranked, makers)
     rng = random.Random(0)
     for _ in range(drawn if found else 0):
         applied = found[0].applied
@@ -176,7 +214,7 @@ def measure(case: Any, planned: dict[str, tuple[list[Any], list[Future[Any]]]]) 
     exact = case.whole([t.double() for t in tensors])
     out = torch.empty_like(exact, dtype=tensors[0].dtype).contiguous()
     addresses = [t.data_ptr() for t in (*tensors, out)]
-    most = 2e-3 if tensors[0].dtype is torch.half else 1e-5
+    most = 1e-5 if tensors[0].dtype is torch.float32 and not case.name.endswith("tf32") else 2e-3
     kept = []
     row: dict[str, Any] = {"task": case.name, "flops": case.flops, "wrong": [], "trials": {}}
     best: dict[str, tuple[float, Any, dict[str, Any]]] = {}
@@ -228,8 +266,9 @@ def measure(case: Any, planned: dict[str, tuple[list[Any], list[Future[Any]]]]) 
 def child(options: argparse.Namespace) -> None:
     """Prints a line of JSON for each task from `--first` on."""
     if options.child == "checks":
-        for number, (name, task) in list(enumerate(checks()))[options.first :]:
-            print("RESULT", json.dumps(check(number, name, task, options.random // 2 or 1)), flush=True)
+        for number, (name, task, numerics) in list(enumerate(checks()))[options.first :]:
+            found = check(number, name, task, numerics, options.random // 2 or 1)
+            print("RESULT", json.dumps(found), flush=True)
         return
     from tilewright.hw.gpu import detect
 
@@ -239,9 +278,10 @@ def child(options: argparse.Namespace) -> None:
 
         def plan(case: Any) -> dict[str, tuple[list[Any], list[Future[Any]]]]:
             task = case.make()[0]
+            numerics = "tf32" if case.name.endswith("tf32") else "fast"
             found = {}
             for kind in KINDS:
-                configs = chosen(kind, task, machine, options.ranked, options.random)
+                configs = chosen(kind, task, numerics, machine, options.ranked, options.random)
                 kernels = [pool.submit(made, each.applied, each.config, machine) for each in configs]
                 found[kind] = (configs, kernels)
             return found
@@ -311,7 +351,7 @@ def table(rows: list[dict[str, Any]], heading: str) -> str:
             ratio(us, "library", "tiled"),
             "; ".join(
                 f"{kind}: {' '.join(map(str, row['configs'][kind].values()))}"
-                for kind in KINDS[1:]
+                for kind in ("tensorised", "tiled", "shared-sums")
                 if kind in row["configs"]
             ),
         ]

@@ -148,7 +148,10 @@ def found_in(model: Model, database: Database, threads: int) -> list[Found]:
         start = each.start.config
         others = sorted((config for config in known if config != start), key=lambda config: known[config])
         candidates = Candidates.of(each.work)
-        taken = [config for config in others[:TAKEN] if known[config] < math.inf]
+        usable = [
+            c for c in others if known[c] < math.inf and candidates.is_legal(c)
+        ]  # of records of any age
+        taken = usable[:TAKEN]
         contenders[key] = [
             each.start,
             *(Choice(candidates.program(config), config, known[config]) for config in taken),

@@ -13,6 +13,7 @@ from tilewright.loops.verify import verify_program
 F32 = DType.F32
 X, OUT = Buffer("x", F32, 64), Buffer("out", F32, 64)
 ACC = Buffer("acc", F32, 16, Scope.REGISTER)
+ONE = Buffer("one", F32, 1, Scope.SCRATCH)
 A, V, U = te.Var("i", 8), te.Var("v", 8), te.Var("u", 2)
 ZERO = te.const(0, F32)
 
@@ -96,6 +97,10 @@ def test_a_branch_bounds_what_it_guards(condition: te.Expr, index: te.Expr) -> N
         (If(below(A, 4), copy(A), copy(A * 16)), "accessed at 64..112"),
         (If(below(V, 1), copy(A * 16)), "accessed at 0..112"),
         (Store(OUT, A, te.select(below(A, 5), te.Load(X, (A * 16,)), ZERO)), "accessed at 0..64"),
+        (
+            Store(OUT, A, te.select(below(A + V, 5), te.Load(ONE, (te.as_index(1),)), ZERO)),
+            "accessed at 1..1",
+        ),
     ],
 )
 def test_a_branch_that_does_not_bound_an_index_is_no_excuse(body: Stmt, complaint: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from tilewright import frontend
 from tilewright.db.database import Database
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200
+from tilewright.space.vendor.pieces import Way
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
 from tilewright.targets.target import together
@@ -41,7 +44,7 @@ def test_each_failure_costs_one_candidate_and_what_is_known_is_not_measured_agai
 ) -> None:
     ways = tuner.tune(tasks())
     (winner,) = ways.values()
-    assert dict(winner.config.values)["algorithm"] in (0, 4)
+    assert dict(winner.config.values)["algorithm"] == 4
     with Database.open(tmp_path / "tuning.db") as database:
         records = database.records()
         (decision,) = database.decisions()
@@ -53,4 +56,20 @@ def test_each_failure_costs_one_candidate_and_what_is_known_is_not_measured_agai
 
     again = GpuTuner(H200, 0, "fast", BOTH, tuner.tuning, Trace.off(), "no:where")
     assert [way.config for way in again.tune(tasks()).values()] == [winner.config]
+    assert again.trials == 0
+
+
+def test_a_winner_that_slows_the_model_down_is_taken_back_for_good(tuner: GpuTuner, tmp_path: Path) -> None:
+    (plain,) = tasks().values()
+    rule = gpu.choose(plain[0], H200, "fast", BOTH).config
+
+    def models(ways: Mapping[str, Way]) -> Callable[[], float]:
+        (way,) = ways.values()
+        return lambda: 1e-3 if way.config == rule else 1.1e-3
+
+    tuner = replace(tuner, serve="tests.targets.faulty:serve_well", models=models)
+    (way,) = tuner.tune(tasks()).values()
+    assert way.config == rule
+    again = GpuTuner(H200, 0, "fast", BOTH, tuner.tuning, Trace.off(), "no:where")
+    assert [way.config for way in again.tune(tasks()).values()] == [rule]
     assert again.trials == 0

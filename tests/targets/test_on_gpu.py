@@ -189,6 +189,25 @@ def test_float32_is_rounded_where_that_is_allowed(target: str) -> None:
     assert errors["fast"] < 1e-5 < errors["tf32"] < 2e-3
 
 
+class _Quantised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-128, 128, (256, 512), dtype=torch.int8))
+        self.register_buffer("scale", torch.rand(256))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch._int_mm(x, self.weight.t()).float() * self.scale
+
+
+def test_products_of_bytes_are_exact() -> None:
+    model = _Quantised().cuda().eval()
+    x = torch.randint(-128, 128, (64, 512), dtype=torch.int8, device="cuda")
+    fast = tilewright.compile(model, (x,))
+    assert any("tensor cores" in task.program for task in fast.plan.tasks.values())
+    sums = x.cpu().long() @ model.weight.cpu().long().T
+    assert torch.equal(fast(x).cpu(), sums.float() * model.scale.cpu())
+
+
 def test_explain_times_and_checks_every_step() -> None:
     model, inputs = half_model("bert-tiny")
     explanation = tilewright.compile(model, inputs).explain(inputs, repeats=2)

@@ -152,7 +152,10 @@ zoo = pytest.importorskip("tilewright.zoo")
 torch_export = pytest.importorskip("tilewright.frontend.torch_export")
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vgg16", "mobilenetv2", "unet", "retinanet"])
+@pytest.mark.parametrize(
+    "name",
+    ["resnet18", "vgg16", "mobilenetv2", "unet", pytest.param("retinanet", marks=pytest.mark.slow)],
+)
 def test_models(name: str) -> None:
     """The same function, and no worse than either layout everywhere."""
     inputs = zoo.example_inputs(name, small=True)

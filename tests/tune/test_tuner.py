@@ -425,15 +425,16 @@ def x() -> torch.Tensor:
 def test_a_model_is_tuned_locked_and_built_again(
     model: nn.Module, x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(EFFORTS, "quick", Effort(60.0, 4, 4))
     progress, lock = Progress(), tmp_path / "model.lock"
     first = tilewright.compile(
-        model, (x,), effort="quick", budget="15s", threads=1, lock=lock, trace=Trace(listener=progress)
+        model, (x,), effort="quick", budget="60s", threads=1, lock=lock, trace=Trace(listener=progress)
     )
     assert progress.trials and torch.allclose(first(x), model(x), atol=1e-5)
 
     monkeypatch.setattr(Runner, "measure", None)
     monkeypatch.setattr(Runner, "race", None)
-    again = tilewright.compile(model, (x,), effort="quick", budget="15s", threads=1)
+    again = tilewright.compile(model, (x,), effort="quick", budget="60s", threads=1)
     locked = tilewright.compile(model, (x,), effort="full", threads=1, lock=lock)
     for other in (again, locked):
         assert other.plan.kernels == first.plan.kernels

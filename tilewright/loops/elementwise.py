@@ -6,11 +6,19 @@
 Where an element comes from one of several inputs by its place along an axis (a concatenation), that is not decided
 element by element: the axis is cut into pieces that come from one of them. Along the vector axis each piece has a loop
 of its own; along any other there is a branch around a tile.
+
+Where short runs of memory change places, what is written side by side is read from a new page each time. A few of these
+are then taken in turn with what follows them in memory, while their pages are open:
+
+    for blocks of axis a:
+      for b:                                         (nearer than a where it is read)
+        for a in the block: out[b, a, :] = x[a, b, :]
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +43,8 @@ from tilewright.te.index import coefficient, simplify
 
 _UNROLLED = 8  # vectors of one tile
 _LARGE = 24  # nodes of an expression of which fewer copies are written out
+_PAGE = 4 << 10
+_FEW, _MANY = 8, 16  # runs read in turn
 _SHARED = 16  # iterations outside of the vector axis that are enough to share among threads
 
 
@@ -61,13 +71,45 @@ def elementwise_program(formula: Formula, machine: CpuMachine) -> Program:
         body = parallel_nest(outer, axis.extent * len(offsets), block(*stmts))
         return _program(formula, body, f"{words}, in {len(pieces)} pieces{streamed}")
     behind = f", {pieces[0].axis.name} in {len(pieces)} pieces{streamed}" if pieces else streamed
+    far = _far_axis(formula, axis, outer) if writer.streamed and not pieces else None
+    behind += f", {far.axis.name} in blocks of {far.blocks.size}" if far else ""
     if writer.streamed and extent_of(outer) >= _SHARED and writer.run(axis, formula) is not None:
         run = _by_piece(formula, axis, pieces, lambda part: writer.run(axis, part))
-        return _program(formula, parallel_nest(outer, axis.extent * len(offsets), run), words + behind)
+        loops, run = far.cut(outer, run) if far else (outer, run)
+        return _program(formula, parallel_nest(loops, axis.extent * len(offsets), run), words + behind)
     tiles = writer.tiles(axis)
     tile = _by_piece(formula, axis, pieces, lambda part: writer.tile(tiles, part))
-    body = parallel_nest([*outer, tiles.var], tiles.size * len(offsets), tile)
+    loops, tile = far.cut(outer, tile) if far else (outer, tile)
+    body = parallel_nest([*loops, tiles.var], tiles.size * len(offsets), tile)
     return _program(formula, body, f"{words} x {tiles.size // writer.lanes}{behind}")
+
+
+@dataclass(frozen=True)
+class _Far:
+    """An axis along which what is written side by side is read from far apart, and one that is nearer."""
+
+    axis: te.Var
+    near: te.Var
+    blocks: Tiles
+
+    def cut(self, outer: Sequence[te.Var], body: Stmt) -> tuple[list[te.Var], Stmt]:
+        inside = te.Var(f"{self.axis.name}_i", self.blocks.size)
+        others = [a for a in outer if a not in (self.axis, self.near)]
+        body = with_values(body, {self.axis: self.blocks.start() + inside})
+        return [*others, self.blocks.var, self.near, inside], body
+
+
+def _far_axis(formula: Formula, axis: te.Var, outer: Sequence[te.Var]) -> _Far | None:
+    loads = {load for load in te.loads(formula.value) if coefficient(load.indices[0], axis) == 1}
+    if len(loads) != 1 or len(outer) < 2:
+        return None
+    (load,), far = loads, outer[-1]
+    steps = {a: (coefficient(load.indices[0], a) or 0) * load.dtype.bytes for a in outer}
+    near = min(outer, key=lambda a: steps[a] or math.inf)
+    if not 0 < steps[near] < _PAGE <= steps[far] or far.extent < _FEW:
+        return None
+    size = next((n for n in range(_FEW, _MANY + 1) if far.extent % n == 0), _FEW)
+    return _Far(far, near, Tiles(far, size))
 
 
 def _by_piece(

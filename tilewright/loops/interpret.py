@@ -213,6 +213,7 @@ _OF_INDICES: dict[str, Callable[[int, int], int]] = {
     "mul": operator.mul,
     "floordiv": operator.floordiv,
     "mod": operator.mod,
+    "xor": operator.xor,
     "lt": operator.lt,
     "le": operator.le,
 }

@@ -12,7 +12,8 @@ one pass over the row computes at some expense and the result needs again, as th
 scratch. In the passes that take long, the next rows are asked for: they come while these are computed and written.
 
 Results that go past the caches are written in whole lines. Where rows do not end with a line, as many as end with one
-together are put into scratch, and written from there.
+together are put into scratch, and written from there. Such a row of a few vectors is written out and stays in registers
+from its first pass to the last, which writes whole vectors: what is too much the next row overwrites.
 """
 
 from __future__ import annotations
@@ -50,10 +51,12 @@ EXPENSIVE = frozenset(
 )
 _LINE = 64
 _ACCUMULATORS = 8
+_IN_REGISTERS = 16  # vectors of a row that stays in them
 _SHORT_ROW = 2048  # elements: the end of a longer row's reductions does not count
 _STAGED = 4  # the part of the second cache that may hold results which wait for their line
 _REPEATED = 1.1  # rows computed over rows needed, where the last few overlap those before
 _AHEAD = 4 << 10  # bytes between what is computed and what is asked for
+_CARRIERS = frozenset(("add", "sub", "mul", "div", "fma", "neg", "log"))  # NaN where an argument is
 _SHORTEST_FETCHED = 256  # bytes of a row: of shorter ones the processor's own look-ahead sees the next
 
 
@@ -98,12 +101,13 @@ class _Rows:
         ]
         self.streamed = bool(self.columns) and is_streamed(formula, machine)
         self.staged = self._rows_staged()
+        self.in_registers = self._stays_in_registers()
         self.together = 1 if self.staged else self._rows_together()
         self.row = te.Var("w", self.together)
         self.turn = te.Var("turn", max(self.staged, 1))
-        self.stage = Buffer(
-            "stage", formula.output.dtype, self.staged * extent_of(self.columns), Scope.SCRATCH
-        )
+        self.held = self.staged * extent_of(self.columns)
+        room = lanes_for(formula, machine, self.held) if self.staged else 0
+        self.stage = Buffer("stage", formula.output.dtype, self.held + room, Scope.SCRATCH)
         self.kept = self._find_kept()
         self.fetched, self.level = self._find_fetched()
         self.results: dict[Buffer, te.Expr] = {}
@@ -153,6 +157,17 @@ class _Rows:
         other_rows = set(formula.rows[:-1])
         return count if te.variables(dense) <= other_rows and divisor_of(dense) % lanes == 0 else 0
 
+    def _stays_in_registers(self) -> bool:
+        if not self.staged or len(self.columns) > 1:
+            return False
+        (axis,) = self.columns
+        lanes = lanes_for(self.formula, self.machine, axis.extent)
+        alike = all(
+            [a.extent for a in r.axes] == [axis.extent] and self._lanes(r) == lanes
+            for r in self.formula.reductions
+        )
+        return alike and lanes < axis.extent <= _IN_REGISTERS * lanes
+
     def _place(self, row: te.Expr, length: int) -> te.Expr:
         """Where the current column of a row is, among rows of `length` behind each other."""
         place: te.Expr = te.as_index(0)
@@ -171,7 +186,8 @@ class _Rows:
             for expr in te.walk(simplify(reduction.body)):
                 if expr in needed and _is_expensive(expr, reduction.axes):
                     room = reduction.length + self._lanes(reduction)
-                    kept = Buffer("kept", expr.dtype, self.together * room, Scope.SCRATCH)
+                    scope = Scope.REGISTER if self.in_registers else Scope.SCRATCH
+                    kept = Buffer("kept", expr.dtype, self.together * room, scope)
                     return _Kept(reduction, expr, kept)
         return None
 
@@ -258,7 +274,8 @@ class _Rows:
                 accumulate(first + element, start + element),
             )
             fetches = self._fetches(number, reduction.axes, start, unroll, lanes)
-            along.append(nest([(blocks, Kind.SERIAL)], block(*fetches, whole)))
+            kind = Kind.UNROLL if self.in_registers else Kind.SERIAL
+            along.append(nest([(blocks, kind)], block(*fetches, whole)))
         for vector in range(-(-rest // lanes)):
             position = lane + (blocks.extent * size + vector * lanes)
             ends_inside = (vector + 1) * lanes <= rest
@@ -273,7 +290,6 @@ class _Rows:
             ),
             nest([(loop, Kind.SERIAL) for loop in outer], block(*along)),
         ]
-        combine = te.REDUCE_COMBINERS[reduction.kind]
         left = unroll
         while left > 1:
             half = -(-left // 2)
@@ -281,7 +297,8 @@ class _Rows:
                 one, other = (
                     te.Load(partial, (first + lane + at * lanes,)) for at in (number, number + half)
                 )
-                both = Store(partial, first + lane + number * lanes, te.call(combine, one, other))
+                value = self._combined(reduction, one, other)
+                both = Store(partial, first + lane + number * lanes, value)
                 stmts.append(nest([*rows, (lane, Kind.VECTOR)], both))
             left = half
         result = replace(reduction.result, size=self.together)
@@ -314,7 +331,15 @@ class _Rows:
             stmts.append(Store(self.kept.buffer, place, guarded(value, te.const(0, value.dtype))))
             body = te.rewrite(body, lambda node: loaded if node == value else None)
         body = guarded(body, te.reduce_identity(reduction.kind, partial.dtype))
-        return [*stmts, Store(partial, element, updated(reduction, te.Load(partial, (element,)), body))]
+        return [
+            *stmts,
+            Store(partial, element, self._combined(reduction, te.Load(partial, (element,)), body)),
+        ]
+
+    def _combined(self, reduction: Reduction, so_far: te.Expr, body: te.Expr) -> te.Expr:
+        if _nan_arrives_anyway(reduction, self.formula):
+            return te.select(te.call("lt", so_far, body), body, so_far)
+        return updated(reduction, so_far, body)
 
     # -- the result ----------------------------------------------------------------------------------------------------
 
@@ -329,6 +354,8 @@ class _Rows:
         target, place = formula.output, formula.store
         if self.staged:
             target, place = self.stage, self._place(self.turn, extent_of(self.columns))
+        if self.in_registers:
+            return self._write_out(axis, lanes, place, value)
         rows = [(self.row, Kind.UNROLL)]
         run = None
         if streamed and not outer and coefficient(formula.store, axis) == 1:
@@ -352,10 +379,24 @@ class _Rows:
         in_tile = [*rows, (step, Kind.UNROLL), (lane, Kind.VECTOR)]
         return nest(loops, block(*fetches, nest(in_tile, store)))
 
+    def _write_out(self, axis: te.Var, lanes: int, place: te.Expr, value: te.Expr) -> Stmt:
+        """The row to scratch, vector by vector; the last one may go beyond its end."""
+        lane, vectors = te.Var("v", lanes), -(-axis.extent // lanes)
+        stmts = self._fetches(len(self.formula.reductions), self.columns, te.as_index(0), vectors, lanes)
+        for vector in range(vectors):
+            position: dict[te.Var, te.Expr] = {axis: lane + vector * lanes}
+            found = te.substitute(value, position)
+            if (vector + 1) * lanes > axis.extent:
+                inside = te.call("lt", position[axis], te.as_index(axis.extent))
+                found = te.select(inside, found, te.const(0, found.dtype))
+            store = Store(self.stage, te.substitute(place, position), found)
+            stmts.append(nest([(lane, Kind.VECTOR)], store))
+        return block(*stmts)
+
     def _write_staged(self, tiles: Tiles) -> Stmt:
         """The rows of the tile from scratch to the output, in whole lines."""
-        formula, lanes = self.formula, lanes_for(self.formula, self.machine, self.stage.size)
-        count = self.stage.size // lanes
+        formula, lanes = self.formula, lanes_for(self.formula, self.machine, self.held)
+        count = self.held // lanes
         lines = Tiles(te.Var("line", count), best_unroll(count, 1, _ACCUMULATORS))
         step, lane = te.Var("u", lines.size), te.Var("v", lanes)
         place = (lines.start() + step) * lanes + lane
@@ -381,6 +422,28 @@ class _Rows:
 
             value = te.rewrite(value, rule)
         return with_results(value, self.results)
+
+
+def _nan_arrives_anyway(top: Reduction, formula: Formula) -> bool:
+    """Whether it is the maximum that a softmax takes weights below: where an element is NaN so are its weight, their
+    sum and the result. A maximum that does not look for NaN is one instruction instead of four."""
+    read = te.Load(top.result, ())
+    totals = [
+        te.Load(r.result, ())
+        for r in formula.reductions
+        if r.kind == "sum" and isinstance(r.body, te.Call) and r.body.op == "exp2_weight"
+        if read in te.walk(r.body)
+    ]
+    return top.kind == "max" and any(_carries_nan(formula.value, total) for total in totals)
+
+
+def _carries_nan(expr: te.Expr, load: te.Load) -> bool:
+    """Whether `expr` is NaN where `load` is."""
+    if isinstance(expr, te.Cast):
+        return expr.dtype.is_float and _carries_nan(expr.value, load)
+    if isinstance(expr, te.Call) and expr.op in _CARRIERS:
+        return any(_carries_nan(arg, load) for arg in expr.args)
+    return expr == load
 
 
 def _flat(axes: Sequence[te.Var]) -> te.Expr:

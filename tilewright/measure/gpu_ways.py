@@ -141,6 +141,7 @@ class _Runner:
 class _Race:
     def __init__(self, question: Question, channel: Channel) -> None:
         self._question, self._channel = question, channel
+        Device(question.ordinal)  # the driver is loaded now, and not in the first candidate's run
         self._task = Task(parse_graph(question.text, {}), frozenset(question.constants))
         self._inputs = _random_inputs(self._task.graph)
         self._result = np.empty(self._task.output.shape, self._task.output.dtype.numpy)
@@ -187,6 +188,7 @@ class _Race:
 
     def _loaded(self, number: int, way: Way, repeats: int) -> GpuExecutor:
         """The plan on the card, its steps run once. Then it is running."""
+        self._tell(Trying(number))
         executor = self._executor(way, repeats)
         if way.is_ours:  # where a library takes part, it may search first
             self._running(number)

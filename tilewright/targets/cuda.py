@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,13 +15,14 @@ from tilewright.codegen.cuda.pieces import build_piece
 from tilewright.frontend import ImportedModel
 from tilewright.graph.task import Partition, Task
 from tilewright.hw.gpu import PORTABLE, GpuMachine, detect
-from tilewright.link import Boundary, Linkable, link
+from tilewright.link import Boundary, Linkable, Linked, link
 from tilewright.measure.check import kernel_error
 from tilewright.rewrites.oracle import FewestBytes
 from tilewright.rewrites.pipeline import Abilities, run_pipeline
 from tilewright.runtime.cuda import device, vendor
-from tilewright.runtime.cuda.executor import AWAITS_TURN, TRIPLE
+from tilewright.runtime.cuda.executor import AWAITS_TURN, TRIPLE, GpuExecutor
 from tilewright.runtime.cuda.model import GpuModel
+from tilewright.runtime.explain import random_inputs
 from tilewright.runtime.plan import Launch
 from tilewright.runtime.ports import torch_module
 from tilewright.space.vendor.pieces import Piece, Way, refined
@@ -64,9 +65,7 @@ class CudaTarget:
     def default_numerics(self) -> str:
         """As the option says; and as PyTorch is told to treat float32."""
         chosen = knobs.get("numerics")
-        torch = torch_module()
-        rounds = torch is not None and torch.backends.cuda.matmul.allow_tf32
-        return "tf32" if chosen == "fast" and rounds else chosen
+        return "tf32" if chosen == "fast" and _torch_rounds() else chosen
 
     def partitioned(self, imported: ImportedModel, numerics: str, trace: Trace) -> Partition:
         abilities = Abilities(chains=False, libraries=bool(self.libraries))
@@ -100,13 +99,18 @@ class CudaTarget:
             if (found := read_lock(path)) is not None:
                 return locked_ways(found, plain, self.machine, numerics, self.libraries, path)
             check_lockable(path)
-        ways = self._ways(tasks, numerics, trace, tuning)
+        ways = self._ways(partitions, tasks, numerics, trace, tuning)
         if path is not None:
             write_lock(path, lock_of(ways, plain, self.machine, numerics))
         return ways
 
     def _ways(
-        self, tasks: Mapping[str, tuple[Task, int]], numerics: str, trace: Trace, tuning: Tuning | None
+        self,
+        partitions: Sequence[Partition],
+        tasks: Mapping[str, tuple[Task, int]],
+        numerics: str,
+        trace: Trace,
+        tuning: Tuning | None,
     ) -> dict[str, Way]:
         """As raced, or by the rule."""
         if tuning is None:
@@ -116,11 +120,39 @@ class CudaTarget:
                     for key, (task, _) in tasks.items()
                 }
         assert self.ordinal is not None
-        tuner = GpuTuner(self.machine, self.ordinal, numerics, self.libraries, tuning, trace)
+        from tilewright.targets.staged import boundary_of  # with what measures: only for those who do
+
+        def models(ways: Mapping[str, Way]) -> Callable[[], float]:
+            ready = []
+            for partition in partitions:
+                linked = self._linked(partition, ways, boundary_of(partition), numerics)
+                executor = GpuExecutor(linked.plan, linked.constants, linked.objects, self.ordinal or 0)
+                executor.run(random_inputs(linked.plan), executor.new_outputs())
+                ready.append(executor)
+            return lambda: sum(executor.seconds_of_graph() for executor in ready)
+
+        tuner = GpuTuner(self.machine, self.ordinal, numerics, self.libraries, tuning, trace, models=models)
         with trace.span("tune", tasks=len(tasks)) as span:
             found = tuner.tune(tasks)
             span.note(trials=tuner.trials, gpu_seconds=tuner.gpu_seconds)
         return found
+
+    def _linked(
+        self,
+        partition: Partition,
+        ways: Mapping[str, Way],
+        boundary: Boundary,
+        numerics: str,
+        trace: Trace | None = None,
+    ) -> Linked:
+        trace = trace or Trace.off()
+        split, pieces = refined(partition, dict(ways))
+        with trace.span("build", tasks=len(pieces)):
+            kernels = build_pieces(pieces, self.machine, numerics)
+        with trace.span("link"):
+            features = [AWAITS_TURN] if self.machine.dependent_launch else []
+            target = {"triple": TRIPLE, "cpu": self.machine.capability, "features": features}
+            return link(split, kernels, boundary, target, numerics=numerics, producer=f"tilewright {VERSION}")
 
     def finished(
         self,
@@ -132,18 +164,10 @@ class CudaTarget:
         choices: Choices,
         share: Share = unshared,
     ) -> GpuModel:
-        split, pieces = refined(partition, dict(choices))
-        with trace.span("build", tasks=len(pieces)):
-            kernels = build_pieces(pieces, self.machine, numerics)
-        with trace.span("link"):
-            boundary = Boundary(
-                imported.input_names, imported.input_tree, imported.output_tree, imported.argument_names
-            )
-            features = [AWAITS_TURN] if self.machine.dependent_launch else []
-            target = {"triple": TRIPLE, "cpu": self.machine.capability, "features": features}
-            linked = link(
-                split, kernels, boundary, target, numerics=numerics, producer=f"tilewright {VERSION}"
-            )
+        boundary = Boundary(
+            imported.input_names, imported.input_tree, imported.output_tree, imported.argument_names
+        )
+        linked = self._linked(partition, choices, boundary, numerics, trace)
 
         def planned_for(machine: GpuMachine) -> GpuModel:
             """The model again, of kernels of ours alone."""
@@ -167,6 +191,18 @@ class CudaTarget:
                 to_save=to_save,
             )
         return model
+
+
+def _torch_rounds() -> bool:
+    """Whether PyTorch may round float32 in matrix products on a GPU."""
+    torch = torch_module()
+    if torch is None:
+        return False
+    matmul = torch.backends.cuda.matmul
+    precision = getattr(matmul, "fp32_precision", None)
+    if precision is None:  # before PyTorch 2.9
+        return bool(matmul.allow_tf32)
+    return bool(precision == "tf32" or (precision == "none" and torch.backends.fp32_precision == "tf32"))
 
 
 def build_pieces(pieces: Mapping[str, Piece], machine: GpuMachine, numerics: str) -> dict[str, Linkable]:

@@ -36,7 +36,7 @@ class Staged:
             return None
         ready = []
         for partition in self._partitions:
-            linked = self._linked(partition, cast, _boundary(partition))
+            linked = self._linked(partition, cast, boundary_of(partition))
             constants = self._pool.shared(linked.constants)
             ready.append(Executor(linked.plan, constants, linked.objects, self._threads))
         inputs = [random_inputs(executor.plan) for executor in ready]
@@ -61,7 +61,7 @@ def _constant_bytes(partition: Partition) -> int:
     return sum(node.type.bytes for node in partition.graph.nodes() if node.is_constant)
 
 
-def _boundary(partition: Partition) -> Boundary:
+def boundary_of(partition: Partition) -> Boundary:
     """Nobody calls these models by name."""
 
     def leaves(count: int) -> dict[str, object]:

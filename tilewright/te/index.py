@@ -122,6 +122,8 @@ def bounds(expr: Expr) -> Bounds:
             return None if low_a is None or low_b is None else min(low_a, low_b), min(highs, default=None)
         lows = [low for low in (low_a, low_b) if low is not None]
         return max(lows, default=None), None if high_a is None or high_b is None else max(high_a, high_b)
+    if expr.op == "xor" and all(low is not None and low >= 0 and high is not None for low, high in parts):
+        return 0, (1 << max(high.bit_length() for _, high in parts if high is not None)) - 1
     return None, None
 
 

@@ -7,7 +7,7 @@ import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from tilewright.codegen.cuda.pieces import build_piece, code_of
 from tilewright.cost import gpu as cost
 from tilewright.db.database import Database
 from tilewright.db.record import Decision, Key, Record
-from tilewright.errors import MeasurementError, SpaceError, TilewrightError
+from tilewright.errors import DeviceError, MeasurementError, SpaceError, TilewrightError
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.gpu_ways import Answer, Finished, Question, Refused, Running, Tried, Trying
@@ -39,7 +39,7 @@ from tilewright.tune.effort import Tuning
 
 _MOST = 16  # candidates of one task
 _FROM_TEMPLATES = 4  # of them, those of our own templates
-_FROM_SKETCHES = 2
+_FROM_SKETCHES = 2  # of sketches, where there is no template
 # Until a candidate that is being prepared counts as hanging: a library may search for long the first time, and the
 # oracle may take its time. How long a run may take is said with it.
 _ANSWER_SECONDS = 60.0
@@ -49,6 +49,8 @@ _FEW_TERMS = 32
 _QUERIES, _IDLE = 64, 4  # of a block of attention; blocks for each multiprocessor that are few
 _VENDOR_FLOPS, _VENDOR_BYTES, _VENDOR_START = 6e14, 3.5e12, 3e-6  # what a library reaches, roughly
 _HOPELESS = 1.6  # times that, at which one config of a template is enough
+_MOST_REHEARSED = 12  # winners that are held against the rule's choice inside the models
+_TURNS = 9
 _GAIN = 0.99  # of the rule's choice, that another must take at most to replace it
 
 
@@ -106,11 +108,20 @@ def _suits_template(task: Task, machine: GpuMachine) -> bool:
     return False
 
 
+# The models with these ways, ready: the seconds of one run of all of them. DeviceError where they find no room.
+Models = Callable[[Mapping[str, Way]], Callable[[], float]]
+
+
+def _share(one: Callable[[], float], other: Callable[[], float]) -> float:
+    """What one takes of the other's time, by turns."""
+    return statistics.median(one() / other() for _ in range(_TURNS))
+
+
 @dataclass
 class GpuTuner:
     """Races the ways of tasks in a process of its own; another one is ready to take its place. What is known already is
     not measured again. `gpu_seconds`: for how long the card was asked to race; `replaced`: of each process that was
-    lost, the seconds until another one went on."""
+    lost, the seconds until another one went on. `models`: all that is tuned, as it would run; None: nobody runs it."""
 
     machine: GpuMachine
     ordinal: int
@@ -119,6 +130,7 @@ class GpuTuner:
     tuning: Tuning
     trace: Trace
     serve: str = "tilewright.measure.gpu_ways:serve"
+    models: Models | None = None
     trials: int = 0
     gpu_seconds: float = 0.0
     replaced: list[float] = field(default_factory=list)
@@ -142,6 +154,7 @@ class GpuTuner:
                 else:
                     chosen[key] = known
             unknown.sort(key=lambda key: -_weight(*tasks[key]))
+            rule = {key: chosen[key] for key in unknown}
             if unknown:  # they import what they need while kernels are compiled
                 self._child.start()
                 self._spare.start()
@@ -157,13 +170,52 @@ class GpuTuner:
                         build.result()
                     if len(ways) > 1:
                         chosen[key] = self._raced(database, tasks[key][0], ways, chosen[key])
+                self._close()
+                self._take_back(database, tasks, rule, chosen, end)
             except KeyboardInterrupt:
                 pass
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
-                self._child.close()
-                self._spare.close()
+                self._close()
         return chosen
+
+    def _close(self) -> None:
+        self._child.close()
+        self._spare.close()
+
+    def _take_back(
+        self,
+        database: Database,
+        tasks: Mapping[str, tuple[Task, int]],
+        rule: Mapping[str, Way],
+        chosen: dict[str, Way],
+        end: float,
+    ) -> None:
+        """What is faster alone need not be so between its neighbours: of each winner, the heaviest first, the models
+        with it take turns with the models with the rule's choice in its place."""
+        winners = [key for key, way in rule.items() if chosen[key].config != way.config]
+        if self.models is None or not winners:
+            return
+        with self.trace.span("rehearse", winners=len(winners)) as span:
+            taken_back, began = 0, time.monotonic()
+            try:
+                standing = self.models(chosen)
+                for key in winners[:_MOST_REHEARSED]:
+                    if time.monotonic() > end:
+                        break
+                    before = self.models({**chosen, key: rule[key]})
+                    if _share(before, standing) > _GAIN:
+                        continue
+                    standing, chosen[key], taken_back = before, rule[key], taken_back + 1
+                    decision = database.decision(self._key(tasks[key][0]))
+                    if decision is not None:
+                        code = code_of(rule[key], self.machine, self.numerics)
+                        changes = {"config": rule[key].config, "code": code, "when": time.time()}
+                        database.decide(msgspec.structs.replace(decision, **changes))
+            except DeviceError:  # no memory for two of them: then what won alone stays
+                span.note(stopped=True)
+            self.gpu_seconds += time.monotonic() - began
+            span.note(taken_back=taken_back)
 
     # -- one task -----------------------------------------------------------------------------------------------------
 
@@ -174,7 +226,10 @@ class GpuTuner:
         ranked = cost.rank(work, most=_FROM_TEMPLATES)
         if ranked and found and ranked[0].seconds > _HOPELESS * _vendor_seconds(task):
             ranked = ranked[:1]
-        ranked += cost.rank(work, most=_FROM_SKETCHES, templates=SKETCHES)
+        sketched = cost.rank(work, most=1 if ranked else _FROM_SKETCHES, templates=SKETCHES)
+        if ranked and sketched and sketched[0].seconds > _HOPELESS * ranked[0].seconds:
+            sketched = []
+        ranked += sketched
         ways = candidate_ways(task, self.machine, self.numerics, self.libraries)
         parts = _in_parts(task, self.machine, self.numerics)
         summed = [] if parts is None else [parts[1]]

@@ -19,8 +19,9 @@ from typing import Protocol
 from tilewright.tune.choose import Choice
 
 _BETTER = 0.98  # of the time to beat: what a winner must stay under to be tried with the others
-_TURNS, _LEAST_TURNS = 30, 5
-_LEAST_SECONDS, _MOST_SECONDS = 0.5, 15.0  # of the turns of one comparison
+# Where one run of a model may take 15% longer than the next, so many turns tell shares apart that differ by 2%.
+_TURNS, _LEAST_TURNS = 60, 8
+_LEAST_SECONDS, _MOST_SECONDS = 0.5, 20.0  # of the turns of one comparison
 
 Cast = Mapping[str, Choice]  # a choice for every task
 Run = Callable[[], Mapping[str, float]]  # the models once: the seconds of each task, all its calls together
@@ -79,10 +80,11 @@ def rehearse(
     }
 
 
-def turns_seconds(models_seconds: float, casts: int) -> float:
+def comparison_seconds(models_seconds: float, casts: int, *, hasty: bool = False) -> float:
     """About what it takes to compare so many casts of models that take so long."""
     turn = 2 * casts * models_seconds
-    return max(_LEAST_TURNS * turn, min(_TURNS * turn, _MOST_SECONDS), _LEAST_SECONDS)
+    least = _LEAST_TURNS * turn
+    return least if hasty else max(least, min(_TURNS * turn, _MOST_SECONDS), _LEAST_SECONDS)
 
 
 class _Stage:
@@ -90,8 +92,8 @@ class _Stage:
         self._models, self._random, self._deadline = models, random, deadline
 
     def turns(self, casts: Sequence[Cast]) -> list[Turn] | None:
-        """Each cast once in every turn, in any order. What another has left in the caches is gone by the second of two
-        runs, which is the one that counts."""
+        """Each cast once in every turn, in any order, for half of the time that is left at most. What another has left
+        in the caches is gone by the second of two runs, which is the one that counts."""
         runs = []
         for cast in casts:
             run = self._models(cast)
@@ -100,19 +102,14 @@ class _Stage:
             runs.append(run)
         found: list[Turn] = []
         begin = time.monotonic()
-        while not self._suffices(len(found), time.monotonic() - begin):
+        most = min(_MOST_SECONDS, (self._deadline - begin) / 2)
+        while not _suffices(len(found), time.monotonic() - begin, most):
             turn: list[Mapping[str, float]] = [{}] * len(runs)
             for number in self._random.sample(range(len(runs)), len(runs)):
                 runs[number]()
                 turn[number] = runs[number]()
             found.append(turn)
         return found
-
-    def _suffices(self, turns: int, seconds: float) -> bool:
-        if turns < _LEAST_TURNS:
-            return False
-        over = time.monotonic() > self._deadline or seconds > _MOST_SECONDS
-        return over or (turns >= _TURNS and seconds > _LEAST_SECONDS)
 
     def confirmed(self, default: Cast, winners: Mapping[str, Choice]) -> dict[str, tuple[Choice, float]]:
         """Those that gain together, each with its share of the time to beat; none where there is no time to see it."""
@@ -127,6 +124,12 @@ class _Stage:
                 return {key: (choice, shares[key]) for key, choice in winners.items()} if together else {}
             winners = gaining
         return {}
+
+
+def _suffices(turns: int, seconds: float, most: float) -> bool:
+    if turns < _LEAST_TURNS:
+        return False
+    return seconds > most or (turns >= _TURNS and seconds > _LEAST_SECONDS)
 
 
 def _share(turns: Sequence[Turn], number: int, key: str | None = None) -> float:

@@ -40,7 +40,7 @@ from tilewright.tune.choose import Choice
 from tilewright.tune.effort import CONVERGED, Tuning
 from tilewright.tune.experience import Past
 from tilewright.tune.interrupt import Shield, interruptible
-from tilewright.tune.rehearse import Models, rehearse, turns_seconds
+from tilewright.tune.rehearse import Models, comparison_seconds, rehearse
 from tilewright.tune.subject import Subject
 
 
@@ -289,19 +289,21 @@ class _Run:
             for key, subject in self.subjects.items()
         }
 
-    def _rehearsal_seconds(self, contenders: Mapping[str, Sequence[Config]]) -> float:
+    def _rehearsal_seconds(self, contenders: Mapping[str, Sequence[Config]], *, hasty: bool = False) -> float:
+        """With as many turns as are good to have, or with no more than it takes."""
         most = max(map(len, contenders.values()), default=1)
         if most == 1:
             return 0.0
         kernels = len(self.works) + sum(len(some) - 1 for some in contenders.values())
         models = sum(self.calls[key] * subject.standing.best for key, subject in self.subjects.items())
         models += sum(self.calls[key] * (choice.predicted or 0.0) for key, choice in self.chosen.items())
-        return kernels * self._build_seconds + turns_seconds(models, most) + 2 * turns_seconds(models, 2)
+        turns = sum(comparison_seconds(models, casts, hasty=hasty) for casts in (most, 2))
+        return kernels * self._build_seconds + turns
 
     def _rehearse(self, why: str) -> bool:
         """Whether there were models that could run, and time for it: with as many contenders as that allows."""
         contenders = self._contenders()
-        while self._rehearsal_seconds(contenders) > self.deadline - time.monotonic():
+        while self._rehearsal_seconds(contenders, hasty=True) > self.deadline - time.monotonic():
             fewer = max(map(len, contenders.values())) - 1
             if fewer < 2:
                 return False

@@ -69,10 +69,11 @@ def test_turned_tiles(extents: tuple[int, int], card: tuple[device.Device, GpuMa
     np.testing.assert_array_equal(got, array.T)
 
 
-def test_many_short_rows(card: tuple[device.Device, GpuMachine]) -> None:
-    """Several of them in a warp."""
+@pytest.mark.parametrize("rows", [300_000, 300_001])
+def test_many_short_rows(rows: int, card: tuple[device.Device, GpuMachine]) -> None:
+    """Several of them in a warp; in shared memory, and not."""
     on, machine = card
-    output, inputs = rows_of(300_001, 37, DType.F16)
+    output, inputs = rows_of(rows, 37, DType.F16)
     program = default_program(with_weights(formula_of(output, inputs)), machine)
     (x,) = random_arrays(inputs)
     kernel = GpuProgram(program, machine, on)

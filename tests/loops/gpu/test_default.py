@@ -67,6 +67,30 @@ def test_rows_in_registers(rows: int, columns: int, dtype: DType) -> None:
     assert exponentials == 1, "what is kept is not computed again"
 
 
+def test_rows_that_are_no_vectors_go_through_shared_memory() -> None:
+    """Of a card so small that a few rows fill it."""
+    output, inputs = rows_of(16, 37, DType.F16)
+    program = default_program(with_weights(formula_of(output, inputs)), replace(H200, sms=1))
+    verify_program(program)
+    assert "in shared memory" in program.decisions
+    (x,) = random_arrays(inputs)
+    weights = np.exp(x.astype(float) - x.astype(float).max(1, keepdims=True))
+    got = interpret_program(program, [x]).reshape(x.shape).astype(float)
+    np.testing.assert_allclose(got, weights / weights.sum(1, keepdims=True), rtol=2e-3, atol=1e-7)
+
+
+def test_results_take_no_place_that_another_thread_still_reads() -> None:
+    """A row's sum added to the row the other way round."""
+    x = te.Tensor("x", (16, 37), DType.F16)
+    (r,) = te.reduce_axes([37])
+    total = te.compute("total", (16,), DType.F32, lambda i: te.reduce_over("sum", x[i, r], [r]))
+    output = te.compute("out", (16, 37), DType.F16, lambda i, j: x[i, 36 - j] + total[i])
+    program = default_program(formula_of(output, [x], keep_rounding=True), replace(H200, sms=1))
+    assert "in shared memory" in program.decisions
+    (array,) = random_arrays([x])
+    assert_computes(interpret_program(program, [array]), output, {x: array})
+
+
 def test_many_short_rows_share_a_warp_and_a_long_one_is_divided_among_blocks() -> None:
     def made(rows: int, columns: int) -> Program:
         output, inputs = rows_of(rows, columns, DType.F16)
@@ -75,9 +99,9 @@ def test_many_short_rows_share_a_warp_and_a_long_one_is_divided_among_blocks() -
     assert "16 of 256 threads each" in made(400_000, 197).decisions
     assert "32 of 256 threads each" in made(10_000, 197).decisions
     long = made(2_048, 65_536)
-    assert "2048 of 2048 threads each in 4 blocks" in long.decisions
+    assert "2048 of 2048 threads each in 8 blocks" in long.decisions
     kernel = build(long, H200, "fast", None)
-    assert (kernel.blocks, kernel.threads) == (8_192, 512)
+    assert (kernel.blocks, kernel.threads) == (16_384, 256)
     assert not kernel.resources.spilled_bytes
 
 

@@ -11,8 +11,10 @@ __device__ inline unsigned in_block(const void* at, int block) {
   return there;
 }
 
-// The combination of x over all threads of BLOCKS blocks of THREADS: in the order of warps, then of blocks.
-template <int BLOCKS, int THREADS, class Op, class T>
+// The combination of x over all threads of BLOCKS blocks of THREADS: in the order of warps, then of blocks. NUMBER is
+// another one for each place where this is called: what others may still read is not written again. No block ends
+// before `leave_cluster`.
+template <int BLOCKS, int THREADS, int NUMBER, class Op, class T>
 __device__ inline T combined(T x) {
   static_assert(sizeof(T) == 4, "what blocks exchange has four bytes");
   __shared__ T of_block;
@@ -28,9 +30,12 @@ __device__ inline T combined(T x) {
     const T other = reinterpret_cast<const T&>(bits);
     total = block ? op(total, other) : other;
   }
-  meet_cluster();
   return total;
 }
+
+// Nothing of another block is read any more; and the wait until that holds for all.
+__device__ inline void leave_cluster() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+__device__ inline void end_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
 __device__ inline Pack<f32, 4> from_block(const void* at, int block) {
   Pack<f32, 4> found;

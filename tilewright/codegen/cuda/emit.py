@@ -16,7 +16,23 @@ from importlib import resources
 
 from tilewright import te
 from tilewright.codegen.cuda import scalars
-from tilewright.codegen.cuda.shared import SHARED_ALIGNMENT, is_asynchronous, placed, touches_shared
+from tilewright.codegen.cuda.indices import (
+    INT_MAX,
+    fits,
+    index_expressions,
+    is_index,
+    is_pack,
+    is_plain_division,
+    loads_of_all_lanes,
+)
+from tilewright.codegen.cuda.shared import (
+    SHARED_ALIGNMENT,
+    is_asynchronous,
+    is_small,
+    most_small,
+    placed,
+    touches_shared,
+)
 from tilewright.dtypes import DType
 from tilewright.errors import CodegenError
 from tilewright.loops.gpu.instructions import Share
@@ -42,11 +58,10 @@ from tilewright.loops.ir import (
     thread_count,
     walk_stmts,
 )
-from tilewright.te.index import Linear, bounds, coefficient, linear, simplify
+from tilewright.te.index import Linear, linear, simplify
 
-_INT_MAX = 2**31 - 1
 _REGISTER_BYTES = 4
-_PACK_BYTES, _SHARED_PACK_BYTES = 16, 32  # of shared memory, two accesses in one
+_ON_THE_WAY = "on_the_way"
 
 
 @lru_cache(maxsize=8)
@@ -79,6 +94,8 @@ class _Emitter:
     def __init__(self, program: Program, symbol: str) -> None:
         self.program, self.symbol = program, symbol
         self.threads = thread_count(program) // program.cluster  # of a block
+        combines = [stmt for stmt in walk_stmts(program.body) if isinstance(stmt, Combine)]
+        self.exchanges, self.all_exchanges = 0, sum(stmt.group > self.threads for stmt in combines)
         self.lines: list[str] = []
         self.depth = 1
         self.names: dict[te.Expr, str] = {}  # expressions that have a variable of their own
@@ -88,6 +105,11 @@ class _Emitter:
         self.index = "int" if self._indices_are_short() else "long long"
         # Whether shared memory was written, or read, since the last barrier; what is copied to it is awaited instead.
         self.written = self.read = False
+        self.thread = ""  # the line that gives a thread loop its variable
+        self.guards: list[te.Expr] = []  # what the branches around say
+        self.on_the_way: list[
+            tuple[Copy, tuple[te.Expr, ...]]
+        ] = []  # copies through registers, and their guards
 
     def text(self) -> str:
         *inputs, output = self.program.params
@@ -100,6 +122,8 @@ class _Emitter:
         head = f'extern "C" __global__ void {bounds} {self.symbol}({", ".join(pointers)})'
         self.declarations()
         self.statement(self.program.body)
+        if self.exchanges:
+            self.line("end_cluster();")
         return "\n".join([head + " {", "  await_turn();", *self.lines, "}"]) + "\n"
 
     def declarations(self) -> None:
@@ -119,14 +143,17 @@ class _Emitter:
                 if buffer in self.fragments:
                     kind, size = "u32", size * buffer.dtype.bytes // _REGISTER_BYTES
                 self.line(f"{kind} {buffer.name}[{size}];")
+        small = [stmt for stmt in walk_stmts(self.program.body) if isinstance(stmt, Copy) and is_small(stmt)]
+        if small:
+            self.line(f"{scalars.c_type(small[0].buffer.dtype)} {_ON_THE_WAY}[{most_small(self.program)}];")
         thread = next((s.thread for s in walk_stmts(self.program.body) if isinstance(s, Warp)), None)
         if thread is not None:
             self.line(f"const int {thread.name} = threadIdx.x;")
 
     def _indices_are_short(self) -> bool:
-        if any(buffer.size > _INT_MAX for buffer in self.program.params):
+        if any(buffer.size > INT_MAX for buffer in self.program.params):
             return False
-        return all(_fits(expr) for expr in _index_expressions(self.program.body))
+        return all(fits(expr) for expr in index_expressions(self.program.body))
 
     # -- lines --------------------------------------------------------------------------------------------------------
 
@@ -157,20 +184,27 @@ class _Emitter:
             condition = self.value(stmt.cond)
             self.names = names
             with self.braces(f"if ({condition})"):
+                self.guards.append(stmt.cond)
                 self.statement(stmt.then)
+                self.guards.pop()
             if stmt.other is not None:
                 with self.braces("else"):
+                    self.guards.append(te.call("not", stmt.cond))
                     self.statement(stmt.other)
+                    self.guards.pop()
         elif isinstance(stmt, Combine):
             place = f"{stmt.buffer.name}[{stmt.offset}]"
             over = str(stmt.group)
             if stmt.group > self.threads:
-                over = f"{self.program.cluster}, {self.threads}"
+                self.exchanges += 1
+                over = f"{self.program.cluster}, {self.threads}, {self.exchanges}"
             self.line(f"{place} = combined<{over}, {stmt.kind.capitalize()}>({place});")
+            if self.exchanges and self.exchanges == self.all_exchanges:
+                self.line("leave_cluster();")
         elif isinstance(stmt, Copy):
             self.copy(stmt)
         elif isinstance(stmt, Commit):
-            self.line("commit_copies();")
+            self.commit()
         elif isinstance(stmt, Await):
             self.line(f"await_copies<{stmt.pending}>();")
             self.barrier()
@@ -209,7 +243,10 @@ class _Emitter:
             self.barrier()
         with self.braces(""):
             before = f"blockIdx.x % {self.program.cluster} * {self.threads} + "
-            self.line(f"const int {loop.var.name} = {before if self.program.cluster > 1 else ''}threadIdx.x;")
+            self.thread = (
+                f"const int {loop.var.name} = {before if self.program.cluster > 1 else ''}threadIdx.x;"
+            )
+            self.line(self.thread)
             self.statement(loop.body)
         if touches:
             self.written = self.read = True
@@ -221,15 +258,37 @@ class _Emitter:
     def copy(self, stmt: Copy) -> None:
         names = dict(self.names)
         size = stmt.buffer.dtype.bytes
-        condition = "true" if stmt.cond is None else self.value(stmt.cond)
+        condition = "true" if stmt.cond is None else self.both(stmt.cond)
         start = self.apart(stmt.source.name, stmt.source_index)
-        if stmt.lanes * size < _REGISTER_BYTES:  # no asynchronous copy moves so little
-            place = f"{stmt.buffer.name}[{self.value(stmt.index)}]"
-            self.line(f"if ({condition}) {place} = *({start}); else {place} = {{}};")
+        if is_small(stmt):
+            name = f"{_ON_THE_WAY}[{len(self.on_the_way)}]"
+            self.line(f"{name} = {{}};")
+            self.line(f"if ({condition}) {name} = *({start});")
+            self.on_the_way.append((stmt, tuple(self.guards)))
         else:
             at = self.apart(f"{stmt.buffer.name}_at", stmt.index, size)
             self.line(f"copy_async<{stmt.lanes * size}>({at}, {start}, {condition});")
         self.names = names
+
+    def both(self, condition: te.Expr) -> str:
+        """A condition on indices, all of whose parts are computed: a branch for each would keep copies from overlapping
+        with what is around them."""
+        if isinstance(condition, te.Call) and condition.op == "and" and condition.dtype is DType.BOOL:
+            return f"({' & '.join(self.both(part) for part in condition.args)})"
+        return self.value(condition)
+
+    def commit(self) -> None:
+        """What no asynchronous copy moves, since it is so little, was asked for and is stored now."""
+        if self.on_the_way:
+            with self.braces(""):
+                self.line(self.thread)
+                for number, (copy, guards) in enumerate(self.on_the_way):
+                    condition = te.all_of(guards)
+                    guard = "" if condition is None else f"if ({self.value(condition)}) "
+                    place = self.value(copy.index)
+                    self.line(f"{guard}{copy.buffer.name}[{place}] = {_ON_THE_WAY}[{number}];")
+            self.on_the_way = []
+        self.line("commit_copies();")
 
     def warp(self, stmt: Warp) -> None:
         """The instruction with its operands as the assembler writes them: registers in braces, places in brackets."""
@@ -286,8 +345,8 @@ class _Emitter:
 
     def vector_store(self, stmt: Store, lane: te.Var) -> None:
         lanes = lane.extent
-        for load, condition in _loads_of_all_lanes(stmt.value, lane).items():
-            if isinstance(load.source, Buffer) and _is_pack(load.source, load.indices[0], lane):
+        for load, condition in loads_of_all_lanes(stmt.value, lane).items():
+            if isinstance(load.source, Buffer) and is_pack(load.source, load.indices[0], lane):
                 kind = f"Pack<{scalars.c_type(load.dtype)}, {lanes}>"
                 name = self.fresh()
                 guard = None if condition is None else self.value(condition)
@@ -299,7 +358,7 @@ class _Emitter:
                     self.line(f"{kind} {name} = {{}};")
                     self.line(f"if ({guard}) {name} = {value};")
                 self.packs[load] = f"{name}.at[{lane.name}]"
-        packed = _is_pack(stmt.buffer, stmt.index, lane)
+        packed = is_pack(stmt.buffer, stmt.index, lane)
         result = self.fresh()
         if packed:
             self.line(f"Pack<{scalars.c_type(stmt.buffer.dtype)}, {lanes}> {result};")
@@ -352,7 +411,7 @@ class _Emitter:
         return [node for node in reversed(found) if node not in self.packs]
 
     def type_of(self, expr: te.Expr) -> str:
-        if _is_index(expr):
+        if is_index(expr):
             return self.index
         return scalars.c_type(expr.dtype)
 
@@ -360,7 +419,7 @@ class _Emitter:
         if expr in self.names:
             return self.names[expr]
         if isinstance(expr, te.Const):
-            return str(int(expr.value)) if _is_index(expr) and self.index == "int" else scalars.constant(expr)
+            return str(int(expr.value)) if is_index(expr) and self.index == "int" else scalars.constant(expr)
         if isinstance(expr, te.Var):
             return expr.name if expr.extent > 1 else "0"
         if isinstance(expr, te.Load):
@@ -368,7 +427,7 @@ class _Emitter:
                 return self.packs[expr]
             return f"{expr.source.name}[{self.inline(expr.indices[0])}]"
         if isinstance(expr, te.Cast):
-            if _is_index(expr.value):
+            if is_index(expr.value):
                 return scalars.conversion(f"i64({self.inline(expr.value)})", DType.I64, expr.dtype)
             return scalars.conversion(self.inline(expr.value), expr.value.dtype, expr.dtype)
         if isinstance(expr, te.Select):
@@ -394,12 +453,12 @@ class _Emitter:
     def call(self, expr: te.Call) -> str:
         dtype = expr.args[0].dtype
         args = [self.inline(arg) for arg in expr.args]
-        if not all(_is_index(arg) for arg in expr.args):
+        if not all(is_index(arg) for arg in expr.args):
             return scalars.call(expr.op, dtype, args)
-        if expr.op in ("add", "sub", "mul"):
-            symbol = {"add": "+", "sub": "-", "mul": "*"}[expr.op]
+        if expr.op in ("add", "sub", "mul", "xor"):
+            symbol = {"add": "+", "sub": "-", "mul": "*", "xor": "^"}[expr.op]
             return f"({args[0]} {symbol} {args[1]})"
-        if expr.op in ("floordiv", "mod") and _is_plain_division(expr):
+        if expr.op in ("floordiv", "mod") and is_plain_division(expr):
             return f"({args[0]} {'/' if expr.op == 'floordiv' else '%'} {args[1]})"
         if expr.op in ("min", "max"):
             return f"{'minimum' if expr.op == 'min' else 'maximum'}<{self.index}>({args[0]}, {args[1]})"
@@ -407,72 +466,6 @@ class _Emitter:
             name = "floor_div" if expr.op == "floordiv" else "floor_mod"
             return f"{name}<{self.index}>({args[0]}, {args[1]})"
         return scalars.call(expr.op, dtype, args)
-
-
-def _loads_of_all_lanes(expr: te.Expr, lane: te.Var) -> dict[te.Load, te.Expr | None]:
-    """The loads that all lanes perform or none does, and under which condition; None: always."""
-    found: dict[te.Load, te.Expr | None] = {}
-    differing: set[te.Load] = set()
-
-    def visit(node: te.Expr, condition: te.Expr | None) -> None:
-        if isinstance(node, te.Select):
-            visit(node.cond, condition)
-            if lane not in te.variables(node.cond) and not te.loads(node.cond):
-                visit(node.then, te.all_of([c for c in (condition, node.cond) if c is not None]))
-                negated = te.call("not", node.cond)
-                visit(node.other, te.all_of([c for c in (condition, negated) if c is not None]))
-            return
-        if isinstance(node, te.Load):
-            if found.setdefault(node, condition) != condition:
-                differing.add(node)
-        for child in te.children(node):
-            visit(child, condition)
-
-    visit(expr, None)
-    return {load: condition for load, condition in found.items() if load not in differing}
-
-
-def _is_pack(buffer: Buffer, index: te.Expr, lane: te.Var) -> bool:
-    """Whether the lanes are neighbours in memory, in whole packs."""
-    lanes = lane.extent
-    if buffer.scope is Scope.REGISTER or coefficient(index, lane) != 1:
-        return False
-    most = _SHARED_PACK_BYTES if buffer.scope is Scope.SCRATCH else _PACK_BYTES
-    if lanes * buffer.dtype.bytes > most or te.loads(index):
-        return False
-    form = linear(index)
-    return form.constant % lanes == 0 and all(
-        c % lanes == 0 for atom, c in form.terms.items() if atom != lane
-    )
-
-
-def _is_index(expr: te.Expr) -> bool:
-    """Whether it is computed from loop variables alone, and so fits the type of indices."""
-    return expr.dtype is DType.I64 and not te.loads(expr)
-
-
-def _is_plain_division(expr: te.Call) -> bool:
-    dividend, divisor = expr.args
-    low, _ = bounds(dividend)
-    return low is not None and low >= 0 and isinstance(divisor, te.Const) and int(divisor.value) > 0
-
-
-def _fits(expr: te.Expr) -> bool:
-    low, high = bounds(expr)
-    return low is not None and high is not None and low >= -_INT_MAX and high <= _INT_MAX
-
-
-def _index_expressions(stmt: Stmt) -> Iterator[te.Expr]:
-    for each in walk_stmts(stmt):
-        exprs: tuple[te.Expr, ...] = ()
-        if isinstance(each, Store):
-            exprs = (each.index, each.value)
-        elif isinstance(each, If):
-            exprs = (each.cond,)
-        elif isinstance(each, Copy):
-            exprs = (each.index, each.source_index, *(() if each.cond is None else (each.cond,)))
-        for expr in exprs:
-            yield from (node for node in te.walk(expr) if _is_index(node))
 
 
 def _fragments(program: Program) -> set[Buffer]:

@@ -24,6 +24,7 @@ from tilewright.loops.ir import (
 )
 
 SHARED_ALIGNMENT = 128
+_FEWEST_BYTES = 4  # that are copied asynchronously
 
 
 def shared_bytes(program: Program) -> int:
@@ -68,6 +69,23 @@ def _lives(program: Program) -> dict[Buffer, tuple[int, int]]:
 def _padded(buffer: Buffer) -> int:
     size = buffer.size * buffer.dtype.bytes
     return -(-size // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
+
+
+def is_small(copy: Copy) -> bool:
+    """Whether no asynchronous copy moves so little."""
+    return copy.lanes * copy.buffer.dtype.bytes < _FEWEST_BYTES
+
+
+def most_small(program: Program) -> int:
+    """Such copies of one group, at most."""
+    most = count = 0
+    for stmt in walk_stmts(program.body):
+        if isinstance(stmt, Commit):
+            count = 0
+        elif isinstance(stmt, Copy) and is_small(stmt):
+            count += 1
+            most = max(most, count)
+    return most
 
 
 def is_asynchronous(stmt: Stmt) -> bool:

@@ -42,8 +42,8 @@ class Share:
 
 @dataclass(frozen=True, eq=False)
 class Instruction:
-    """`name` is the assembler's; `shares` are of the result, then of the operands in the assembler's order. `through` is
-    a function of `codegen/cuda` that registers of the operands go through."""
+    """`name` is the assembler's; `shares` are of the result, then of the operands in the assembler's order. `through`
+    is a function of `codegen/cuda` that registers of the operands go through."""
 
     name: str
     output: te.Compute
@@ -57,8 +57,8 @@ class Instruction:
 
 @cache
 def multiply(depth: int, dtype: DType) -> Instruction:
-    """`c[m, n] += a[m, k] * b[n, k]` of 16 x 8 results, on tensor cores; `depth` is of one or two matrices. 32-bit floats
-    are rounded on the way in."""
+    """`c[m, n] += a[m, k] * b[n, k]` of 16 x 8 results, on tensor cores; `depth` is of one or two matrices. 32-bit
+    floats are rounded on the way in."""
     a, b = te.Tensor("a", (16, depth), dtype), te.Tensor("b", (8, depth), dtype)
     (k,) = te.reduce_axes([depth])
     c = te.compute("c", (16, 8), DType.F32, lambda m, n: te.reduce_over("sum", a[m, k] * b[n, k], [k]))
@@ -94,8 +94,8 @@ def multiply_add(dtype: DType) -> Instruction:
 
 @cache
 def load_matrices(count: int, dtype: DType, turned: bool) -> Instruction:
-    """`count` matrices of 8 rows of 16 bytes from scratch memory, one row from where each thread says; `turned`: as their
-    transposes, of 16-bit elements alone. 1, 2 or 4."""
+    """`count` matrices of 8 rows of 16 bytes from scratch memory, one row from where each thread says; `turned`: as
+    their transposes, of 16-bit elements alone. 1, 2 or 4."""
     wide, each = columns(dtype), _REGISTER_BYTES // dtype.bytes
     source = te.Tensor("source", (count, ROWS, wide), dtype)
     into = te.compute(

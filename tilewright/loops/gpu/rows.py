@@ -12,6 +12,10 @@ What one pass has loaded the next ones find in registers, and what it has comput
 of a softmax. Where a card has clusters, a long row is divided among the blocks of one: several small blocks on a
 multiprocessor load, compute and write at different times, a large one alone does one after another. Rows too long for
 that are walked in pieces, and read again in each pass. The last block's rows are moved back to the last ones.
+
+Rows of small elements that begin anywhere are no vectors, but those of a block together are: they are copied to shared
+memory, computed there, and their results copied from there. What a warp would write by itself begins and ends within
+sectors of memory, and each of these would be written twice.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import WARP, GpuMachine
 from tilewright.loops.formula import Formula, Reduction
-from tilewright.loops.gpu.places import THREADS, positions, under, vector_lanes
+from tilewright.loops.gpu.places import THREADS, VECTOR_BYTES, positions, under, vector_lanes
 from tilewright.loops.ir import Buffer, Combine, For, If, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.rowwise import EXPENSIVE, contiguous_last
 from tilewright.loops.tiling import (
@@ -42,7 +46,9 @@ _ELEMENTS = 32  # of a row that a thread has before the row gets more threads th
 _FEWEST = 32  # elements of a row that are worth a group of threads
 _FEW_ELEMENTS = 16  # of a thread: below, rows share a warp, and so what each of its instructions costs
 _FEWEST_TOGETHER = 16  # elements that a group reads at once, a sector of memory and more
-_CLUSTER_THREADS, _CLUSTER_BLOCKS = 512, 8  # of a block in a cluster; of a cluster
+_TILE_BYTES = 24 << 10  # of shared memory for the rows of a block
+_BLOCK_THREADS = 512  # for a row, beyond which it is divided among blocks
+_CLUSTER_BLOCKS, _CLUSTER_THREADS = 8, 256  # of a cluster, at most; of a block in one, at least
 
 
 def is_rowwise(formula: Formula) -> bool:
@@ -94,8 +100,8 @@ class _Rows:
         rows = extent_of(formula.rows)
         may_cluster = machine.clusters and all(r.result.dtype.bytes == 4 for r in formula.reductions)
         self.group = self._group(longest, lanes, rows, machine, may_cluster)
-        long = may_cluster and self.group > _CLUSTER_THREADS and longest > _ELEMENTS * _CLUSTER_THREADS
-        self.cluster = self.group // _CLUSTER_THREADS if long else 1
+        long = may_cluster and self.group > _BLOCK_THREADS and longest > _ELEMENTS * _BLOCK_THREADS
+        self.cluster = min(_CLUSTER_BLOCKS, self.group // _CLUSTER_THREADS) if long else 1
         self.threads = max(self.group, min(THREADS, 128 if rows < 4 * machine.sms else THREADS))
         self.rows_per_block = self.threads // self.group
         self.at = te.Var("b", -(-rows // self.rows_per_block))
@@ -105,6 +111,7 @@ class _Rows:
             row = te.call("min", row, rows - 1)
         self.place = self.thread % self.group
         self.row_position = positions(row, formula.rows)
+        self.tiles = self._tiles(rows, longest, lanes)  # of what a block has in shared memory
         self.kept: dict[te.Expr, te.Load] = {}  # what is in registers, by the load that it came from
         self.loaded = 0
         self.later: list[tuple[tuple[te.Var, ...], te.Expr]] = []  # the passes still to come
@@ -124,21 +131,106 @@ class _Rows:
             and rows * group // 2 >= machine.sms * machine.threads_sm
         ):
             group //= 2
-        most = _CLUSTER_THREADS * _CLUSTER_BLOCKS if may_cluster else 1_024
+        most = _BLOCK_THREADS * _CLUSTER_BLOCKS if may_cluster else 1_024
         return max(1, group if group <= most else 1_024)
+
+    # -- rows in shared memory ----------------------------------------------------------------------------------------
+
+    def _tiles(self, rows: int, length: int, lanes: int) -> dict[Buffer, Buffer]:
+        """For each buffer of whole rows, the output among them, the rows of a block in shared memory; none where rows
+        are vectors themselves, or a block has no whole number of vectors."""
+        formula, mine = self.formula, self.rows_per_block * length
+        whole = [buffer for buffer in (*formula.inputs, formula.output) if buffer.size == rows * length]
+        if lanes > 1 or rows % self.rows_per_block or formula.output not in whole:
+            return {}
+        sizes = {buffer.dtype.bytes for buffer in whole}
+        if (
+            max(sizes) > 2
+            or mine * min(sizes) % VECTOR_BYTES
+            or sum(mine * size for size in sizes) > _TILE_BYTES
+        ):
+            return {}
+        operands = whole[:-1]
+        tiles = {b: Buffer(f"tile_{b.name}", b.dtype, mine, Scope.SCRATCH) for b in operands}
+        if not operands or not all(self._is_row_by_row(buffer) for buffer in whole):
+            return {}
+        in_place = (
+            tiles[b] for b in operands if b.dtype is formula.output.dtype and self._is_read_in_place(b)
+        )
+        own = Buffer("tile", formula.output.dtype, mine, Scope.SCRATCH)
+        return {**tiles, formula.output: next(in_place, own)}
+
+    def _is_read_in_place(self, buffer: Buffer) -> bool:
+        """Whether an element of the result needs of this operand its own place alone, beside reductions: one thread
+        reads it, and then writes."""
+        formula = self.formula
+        return all(
+            simplify(load.indices[0] - formula.store) == te.as_index(0)
+            for load in te.loads(formula.value)
+            if load.source is buffer
+        )
+
+    def _is_row_by_row(self, buffer: Buffer) -> bool:
+        """Whether a block reads, or writes, its own rows of it alone."""
+        formula = self.formula
+        if buffer is formula.output:
+            return self.at not in te.variables(
+                self._in_tile(self._position(self.columns, formula.store), buffer)
+            )
+        passes = [*((r.axes, r.body) for r in formula.reductions), (self.columns, formula.value)]
+        indices = [
+            self._position(axes, load.indices[0])
+            for axes, expr in passes
+            for load in te.loads(expr)
+            if load.source is buffer
+        ]
+        return all(self.at not in te.variables(self._in_tile(index, buffer)) for index in indices)
+
+    def _position(self, axes: Sequence[te.Var], index: te.Expr) -> te.Expr:
+        return te.substitute(
+            index, {**self.row_position, **positions(te.Var("place", extent_of(axes)), axes)}
+        )
+
+    def _in_tile(self, index: te.Expr, buffer: Buffer) -> te.Expr:
+        """The place in a block's tile of what is at `index`."""
+        mine = buffer.size // self.at.extent
+        return simplify(index - self.at * mine)
+
+    def _copies(self, pairs: Sequence[tuple[Buffer, Buffer]], to_tile: bool) -> list[Stmt]:
+        """All of a block's rows, in vectors."""
+        stmts: list[Stmt] = []
+        for buffer, tile in pairs:
+            lanes = VECTOR_BYTES // buffer.dtype.bytes
+            vectors = tile.size // lanes
+            step, lane = te.Var("u", -(-vectors // self.threads)), te.Var("v", lanes)
+            number = step * self.threads + self.thread
+            place = number * lanes + lane
+            outside = self.at * tile.size + place
+            copy = (
+                Store(tile, place, te.Load(buffer, (outside,)))
+                if to_tile
+                else Store(buffer, outside, te.Load(tile, (place,)))
+            )
+            inside = te.call("lt", number, vectors) if vectors % self.threads else None
+            stmts.append(nest([(step, Kind.UNROLL)], under(inside, nest([(lane, Kind.VECTOR)], copy))))
+        return [For(self.thread, Kind.THREAD, block(*stmts))] if stmts else []
 
     def program(self) -> Program:
         formula = self.formula
-        stmts: list[Stmt] = []
+        read = [(buffer, tile) for buffer, tile in self.tiles.items() if buffer is not formula.output]
+        written = [(buffer, tile) for buffer, tile in self.tiles.items() if buffer is formula.output]
+        stmts: list[Stmt] = self._copies(read, to_tile=True)
         self.later = [(r.axes, r.body) for r in formula.reductions] + [(self.columns, formula.value)]
         for reduction in formula.reductions:
             self.later.pop(0)
             stmts += self._reduction(reduction)
         self.later = []
-        stmts += self._write()
+        stmts += [*self._write(), *self._copies(written, to_tile=False)]
         body = with_values(nest([(self.at, Kind.PARALLEL)], block(*stmts)), {})
         words = "rows: " + ", ".join(f"{r.kind} of {r.length}" for r in formula.reductions)
         words += f", {self.group} of {self.threads} threads each"
+        if self.tiles:
+            words += ", in shared memory"
         if self.cluster > 1:
             words += f" in {self.cluster} blocks"
         params = (*formula.inputs, formula.output)
@@ -179,6 +271,9 @@ class _Rows:
 
         def visit(value: te.Expr, place: te.Expr | None) -> Stmt:
             assert place is not None
+            tile = self.tiles.get(formula.output)
+            if tile is not None:
+                return Store(tile, self._in_tile(place, formula.output), value)
             return Store(formula.output, place, value)
 
         return [For(self.thread, Kind.THREAD, self._walked(walk, formula.value, formula.store, visit))]
@@ -215,7 +310,7 @@ class _Rows:
         for load in te.unguarded_loads(_replaced(here, registers)):
             if load in registers or not load.indices or not self._moves(load, lane, step):
                 continue
-            if not isinstance(load.source, Buffer) or load.source.scope is not Scope.GLOBAL:
+            if not isinstance(load.source, Buffer) or load.source.scope is Scope.REGISTER:
                 continue
             buffer = self._register(load.dtype, steps * walk.lanes)
             fills.append(nest([(lane, Kind.VECTOR)], Store(buffer, element, load)))
@@ -240,7 +335,15 @@ class _Rows:
     def _here(self, axes: Sequence[te.Var], value: te.Expr, flat: te.Expr) -> te.Expr:
         """The value at one place of the row, with the results that are known already."""
         at = {**self.row_position, **positions(flat, axes)}
-        return with_results(simplify(te.substitute(value, at)), self.results)
+        here = simplify(te.substitute(value, at))
+
+        def staged(node: te.Expr) -> te.Expr | None:
+            if not isinstance(node, te.Load) or not isinstance(node.source, Buffer):
+                return None
+            tile = self.tiles.get(node.source)
+            return None if tile is None else te.Load(tile, (self._in_tile(node.indices[0], node.source),))
+
+        return with_results(te.rewrite(here, staged), self.results)
 
     def _computed_again(self, here: te.Expr, flat: te.Expr) -> list[te.Expr]:
         """What a later pass computes too, and takes long."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.loops.gpu.products import Product
@@ -48,6 +48,7 @@ def test_a_convolution_as_a_product() -> None:
     assert not is_valid(algorithm, PRODUCT, (depth, columns, rows)), "pixels are not summed"
 
 
+@settings(max_examples=25)
 @given(st.lists(st.sampled_from([*turned(PRODUCT), (True, True, True)]), min_size=1, max_size=4))
 def test_what_is_valid_is_walked_as_the_instruction_walks(columns: list[tuple[bool, bool, bool]]) -> None:
     """Of all matchings: those where every axis has its iteration's column, and every iteration has an axis."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.space.checked import Inputs, error, legal_configs, results
@@ -12,8 +12,9 @@ from tilewright.graph.ir import Node
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import host
+from tilewright.space.space import Config
 from tilewright.space.template import Applied, Work
-from tilewright.space.templates.cpu.contraction import AppliedContraction, Contraction
+from tilewright.space.templates.cpu.contraction import AppliedContraction, Contraction, even_block
 from tilewright.tune.choose import choose, descend
 
 QUICK = settings(
@@ -130,6 +131,34 @@ def test_batches_with_weights_from_outside(data: st.DataObject, batch: int, m: i
     applied = applied_to(task)
     config = data.draw(legal_configs(applied.space))
     assert error(applied.program(config), task) < 1e-5
+
+
+@given(data=st.data(), m=st.integers(20, 60), n=st.integers(17, 150), k=st.integers(97, 300))
+@settings(QUICK, max_examples=8)
+def test_panels_that_are_copied(data: st.DataObject, m: int, n: int, k: int) -> None:
+    """Of a weight that is no constant: the last panel may be narrower, the last piece shorter."""
+    task = matmul_task(m, n, k, constant=False)
+    applied = applied_to(task)
+    values = dict(data.draw(legal_configs(applied.space)).values) | {"copy": True}
+    assume(applied.space.legal(values))
+    assert error(applied.program(Config.of(applied.space.template, values)), task) < 1e-5
+
+
+def test_a_panel_is_copied_where_many_rows_pass_it() -> None:
+    """Then it does not matter where a caller's tensor begins."""
+    for rows, copied in ((1, False), (256, True)):
+        task = matmul_task(rows, 784, 128, constant=False)
+        found = descend(applied_to(task), Work(task, host()))
+        assert found is not None and dict(found[1].values)["copy"] is copied
+
+
+@given(extent=st.integers(1, 3000), size=st.integers(1, 3000), unit=st.integers(1, 14))
+def test_blocks_are_even(extent: int, size: int, unit: int) -> None:
+    whole = min(extent, -(-size // unit) * unit)
+    block = even_block(extent, whole, unit)
+    blocks = -(-extent // block)
+    assert 1 <= block <= whole and blocks == -(-extent // whole)
+    assert blocks * block - extent < blocks * unit, "less than a register tile of each is done again"
 
 
 @given(

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.space.checked import error
+from tests.space.checked import Inputs, error
 from tests.space.spills import spilled_vectors_in_loops
 from tests.space.templates.cpu.chains import machines, some_config
 from tests.space.templates.cpu.images import Image, images
 from tilewright.cost import cpu
+from tilewright.graph.op import apply
 from tilewright.hw import CpuMachine, host
 from tilewright.measure.single import SingleKernel
 from tilewright.space.template import Work
@@ -45,6 +46,22 @@ def test_the_usual_windows_are_taken(stride: int, size: tuple[int, int], numeric
     found = descend(applied, work)
     assert found is not None
     assert error(applied.program(found[1]), work.task, numerics=numerics) < 1e-6
+
+
+@pytest.mark.parametrize("width", [5, 7, 14])
+@pytest.mark.parametrize("added", ["rows", "columns"])
+def test_rows_shorter_than_a_vector(width: int, added: str) -> None:
+    """A vector reaches beyond the end of a row only where all that is added has a row behind it, too."""
+    x = Inputs()
+    image, weights = x(1, 3, 9, width + 2), x(3, 1, 3, 3, constant=True)
+    attrs = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 3}
+    conv = apply("conv", image, weights, layout="channels_first", **attrs)
+    other = x(*conv.shape) if added == "rows" else x(1, 1, 1, width)
+    task = x.task(apply("add", conv, apply("broadcast_to", other, shape=conv.shape)))
+    applied = Planes().apply(Work(task, host()))
+    assert applied is not None
+    for config in list(applied.space.configs())[:48:12]:
+        assert error(applied.program(config), task) < 1e-6
 
 
 @pytest.mark.parametrize("stride", [1, 2])

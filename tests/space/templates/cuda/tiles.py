@@ -18,8 +18,8 @@ from tilewright.measure.gpu import GpuProgram
 from tilewright.runtime.cuda import device
 from tilewright.space.templates.cuda.template import GpuApplied
 
-# What a kernel may spill: left to weigh registers against blocks, the compiler puts a few addresses on the stack rather
-# than run one block less. Sums and fragments would be hundreds.
+# What a kernel may spill. Left to weigh registers against blocks, the compiler would rather put a few addresses on the
+# stack than run one block less; then it is told not to.
 FEW_BYTES = 0
 
 TILES = [

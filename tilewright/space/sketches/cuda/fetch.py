@@ -1,11 +1,14 @@
 """Cooperative fetching: all threads of a block bring a tile of an operand from memory into scratch memory.
 
-A tile has rows of what lies together in memory: of the summed axes, or, where it is `turned`, of the others. Rows are a
-little longer than what they hold, so that those below each other begin in different banks.
+A tile has rows of what lies together in memory: of the summed axes, or, where it is `turned`, of the others. Rows below
+each other should not be in the same banks: either they are a little longer than what they hold, or, `swizzled`, their
+chunks of 16 bytes change places, other ones in each of eight rows. Where copies are what a kernel waits for, that is
+faster: a row stays within lines of 128 bytes.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -15,9 +18,10 @@ from tilewright.loops.gpu.places import guarded, positions, under
 from tilewright.loops.ir import Buffer, Copy, For, Kind, Scope, Stmt, Store, block, nest
 from tilewright.space.sketches.cuda.contraction import Factor, size_of
 from tilewright.space.templates.cuda.matrices import at_places, index_at_places
-from tilewright.te.index import simplify
+from tilewright.te.index import divisor_of, simplify
 
-_BYTES = 16  # that one copy moves at most
+_TURNS = 8  # rows that 16 bytes of each are read of at once
+_BYTES, _FEWEST_BYTES = 16, 4  # that one copy moves, at most and at least
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ class Fetched:
     summed: Summed
     stages: int
     name: str
+    swizzled: bool = False
 
     @property
     def factor(self) -> Factor:
@@ -122,7 +127,7 @@ class Fetched:
 
     @property
     def pitch(self) -> int:
-        return self.columns + self.operand.most_lanes
+        return self.columns if self.swizzled else self.columns + self.operand.most_lanes
 
     @property
     def buffer(self) -> Buffer:
@@ -132,14 +137,37 @@ class Fetched:
     def bytes(self) -> int:
         return self.stages * self.rows * self.pitch * self.factor.dtype.bytes
 
+    @property
+    def is_small(self) -> bool:
+        """Whether copies go through registers, since they are of too few bytes."""
+        return self.lanes * self.factor.dtype.bytes < _FEWEST_BYTES
+
     def pieces(self, threads: int) -> int:
         """Of a tile, that a thread copies at most."""
         return -(-self.rows * self.columns // (self.lanes * threads))
 
-    def place(self, stage: te.Expr, walked: te.Expr, depth: te.Expr) -> te.Expr:
-        """Where the element of a tile is in `buffer`."""
-        row, column = (depth, walked) if self.turned else (walked, depth)
-        return stage * (self.rows * self.pitch) + row * self.pitch + column
+    def place(
+        self, stage: te.Expr, walked: te.Expr, depth: te.Expr, further: tuple[int, int] = (0, 0)
+    ) -> te.Expr:
+        """Where the element of a tile is in `buffer`; `further` along both, by numbers whose bits they never have."""
+        at = ((walked, further[0]), (depth, further[1]))
+        (row, more_rows), (column, more_columns) = at[::-1] if self.turned else at
+        first = stage * (self.rows * self.pitch) + (row + more_rows) * self.pitch
+        if not self.swizzled:
+            return first + column + more_columns
+        wide = self.operand.most_lanes
+        chunk = te.call("xor", column // wide, self._turn(row))
+        if more_columns:
+            chunk = te.call("xor", chunk, more_columns // wide)
+        step = math.gcd(divisor_of(column), wide)  # of the places within a chunk that there are
+        return first + chunk * wide + column // step % (wide // step) * step
+
+    def _turn(self, row: te.Expr) -> te.Expr:
+        """What the numbers of a row's chunks differ by from their places."""
+        chunks = self.columns // self.operand.most_lanes
+        if chunks >= _TURNS:
+            return row % _TURNS
+        return row // (_TURNS // chunks) % chunks
 
     def copies(
         self,

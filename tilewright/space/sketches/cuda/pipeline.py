@@ -49,8 +49,7 @@ class Pipeline:
 
     def loop(self, use: Callable[[te.Expr], Sequence[Stmt]]) -> list[Stmt]:
         """All steps: each tile is used where it is, in the stage that `use` is told."""
-        body: list[Stmt] = [Await(max(0, self.stages - 2)), *self.fetch_next(), Commit()]
-        if self.stages == 1:
-            body.append(Await(0))
-        body += use(self.step % self.stages)
+        used = use(self.step % self.stages)
+        body: list[Stmt] = [Await(max(0, self.stages - 2)), *self.fetch_next()]
+        body += [Commit(), Await(0), *used] if self.stages == 1 else [*used, Commit()]
         return [*self.begin(), nest([(self.step, Kind.SERIAL)], block(*body)), Await(0)]

@@ -1,5 +1,5 @@
-"""Contractions on tensor cores, of 16-bit floats, and of 32-bit ones where they may be rounded ("tf32"), structured by rules: multi-level tiling down to an instruction,
-cooperative fetching, a pipeline of tiles, cache write.
+"""Contractions on tensor cores, of 16-bit floats, and of 32-bit ones where they may be rounded ("tf32"). Structured by
+rules: multi-level tiling down to an instruction, cooperative fetching, a pipeline of tiles, cache write.
 
     for blocks, tiles of BM x BN:                                     (parallel)
       for steps of BK:                                                (serial; STAGES tiles are under way)
@@ -42,6 +42,7 @@ _MOST_COPIES = 40  # of a thread in a step
 _REGISTERS_COPY, _ADDRESSES = 0.7, 16  # of a piece that is copied, and how many have any of their own
 _LONGEST = 4  # times as long as it is wide, a block
 _COPY = 5  # instructions for a piece that is copied
+_WAITING = 1.2  # times as long as where fragments are loaded ahead
 _SHALLOW = 1.2  # times as long as deeper instructions take for the same sums
 _GATHER = 14  # more for one whose place takes divisions or conditions
 
@@ -163,8 +164,8 @@ class Structure:
     def operands(self) -> tuple[Fetched, Fetched]:
         t, (left, right) = self.tiles, self.read
         return (
-            Fetched(left, t.bm, self.summed, t.stages, "left"),
-            Fetched(right, t.bn, self.summed, t.stages, "right"),
+            Fetched(left, t.bm, self.summed, t.stages, "left", swizzled=True),
+            Fetched(right, t.bn, self.summed, t.stages, "right", swizzled=True),
         )
 
     @cached_property
@@ -191,7 +192,8 @@ class Structure:
         t = self.tiles
         sums = t.wm * t.wn / WARP
         fragments = (t.wm + t.wn) * t.depth * self.work.dtype.bytes / WARP / 4 * (2 if t.ahead else 1)
-        return 24 + sums + fragments + _REGISTERS_COPY * min(self.copied, _ADDRESSES)
+        held = sum(o.pieces(t.threads) for o in self.operands if o.is_small)
+        return 24 + sums + fragments + held + _REGISTERS_COPY * min(self.copied, _ADDRESSES)
 
     # -- the program ----------------------------------------------------------------------------------------------
 
@@ -238,6 +240,7 @@ class Structure:
         fragments = t.threads // WARP * (t.wm + t.wn) * t.bk * size
         multiplications = t.bm * t.bn * t.bk / (128 * t.depth)
         results = t.bm * t.bn
+        slower = (_SHALLOW if t.depth == columns(self.work.dtype) else 1.0) * (1.0 if t.ahead else _WAITING)
         return GpuTerms(
             blocks=self.blocks.count,
             threads=t.threads,
@@ -245,7 +248,7 @@ class Structure:
             shared_bytes=self.shared_bytes,
             steps=self.summed.total,
             stages=t.stages,
-            flops=size * t.bm * t.bn * t.bk * (_SHALLOW if t.depth == columns(self.work.dtype) else 1.0),
+            flops=size * t.bm * t.bn * t.bk * slower,
             scalar=fragments / 512 + multiplications + copies * _COPY + gathered * _GATHER,
             copies=copies,
             shared_traffic=float(tile_bytes + fragments),

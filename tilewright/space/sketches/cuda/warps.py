@@ -72,13 +72,13 @@ class Fragments:
         lane = self.thread % WARP
         down, along = self._matrix(lane // ROWS % matrices)
         row = lane % ROWS
-        walked = self.start + number * self.rows + down * ROWS
-        depth = along * columns(self.buffer.dtype) + step * self.depth
+        walked, depth = self.start + down * ROWS, along * columns(self.buffer.dtype)
         if self.tile.turned:
             depth = depth + row
         else:
             walked = walked + row
-        index = simplify(self.tile.place(stage, walked, depth))
+        further = (number * self.rows, step * self.depth)
+        index = simplify(self.tile.place(stage, walked, depth, further))
         instruction = load_matrices(matrices, self.buffer.dtype, self.tile.turned)
         return Warp(
             instruction, self.thread, ((self.buffer, self.place(held, number)), (self.tile.buffer, index))

@@ -54,8 +54,13 @@ _PARTIAL_BYTES = 256 << 10
 _PANEL_BYTES = 256 << 10
 _STRADDLING = 0.75  # cycles for a vector in two cache lines
 _STRADDLING_STORE = 1.5
-_TALL, _TALL_AND_WIDE = 0.25, 1.25  # cycles of a step for each row beyond 8, in tiles of 1 or 2 vectors and of more
-_ASTRAY = 0.5  # of the tensors whose rows are whole lines, those that begin within one: a caller's may lie anywhere
+_TALL, _TALL_AND_WIDE = (
+    0.25,
+    1.25,
+)  # cycles of a step for each row beyond 8, in tiles of 1 or 2 vectors and of more
+_ASTRAY = (
+    0.5  # of the tensors whose rows are whole lines, those that begin within one: a caller's may lie anywhere
+)
 _FAR_LINE, _FAR_LINE_ASKED = (
     4.0,
     2.0,
@@ -228,7 +233,7 @@ class AppliedContraction:
         per_chunk = -(-panels.count // int(values["chunks"]))
         outer = self.product.rows[0].extent if self.product.rows else 1
         unit = rows if len(self.product.rows) == 1 else 1
-        size = _even(outer, int(values["block"]) * unit or outer, unit)
+        size = even_block(outer, int(values["block"]) * unit or outer, unit)
         last_rows, last_vectors = self._last_tile(panels, vectors, size)
         return Shape(
             rows=rows,
@@ -315,9 +320,11 @@ class AppliedContraction:
         chunk_panels = shape.per_chunk if shape.chunks > 1 else shape.panels.count
         caches = machine.caches
 
-        # The part of a panel that all rows of the block pass by stays in the first cache, or comes again for each tile.
-        near = panel // pieces + self._tile_bytes(shape) // pieces <= caches.l1 * 3 // 4
-        panel_reads = passes * panel * (1 if near else self._tiles_per_block(shape))
+        # The part of a panel that all rows of the block pass by stays in the first cache; what does not fit there comes
+        # again for each tile.
+        crowded = (panel + self._tile_bytes(shape)) / pieces / (0.75 * caches.l1) - 1
+        returns = min(1.0, max(0.0, 2 * crowded)) * (self._tiles_per_block(shape) - 1)
+        panel_reads = passes * panel * (1 + returns)
         data_reads = data_bytes * shape.chunks * shape.per_chunk
         fits = panel + block_bytes <= caches.l2_per_core * 3 // 4
         from_l2 = float(panel_reads) + (data_reads if fits and block_bytes > caches.l1 // 2 else 0)
@@ -346,7 +353,10 @@ class AppliedContraction:
             tiles.append(self._tile_terms(shape.last, narrow, pieces))
         return Terms(
             arithmetic=sum(each.arithmetic for each in tiles),
-            loads=sum(each.loads for each in tiles) + (staged / 4 + partial / 2) / self.lanes + copied + asked,
+            loads=sum(each.loads for each in tiles)
+            + (staged / 4 + partial / 2) / self.lanes
+            + copied
+            + asked,
             stores=sum(each.stores for each in tiles) + (staged / 4 + partial / 2) / self.lanes + copied,
             branches=sum(each.branches for each in tiles),
             from_l2=from_l2 + staged,
@@ -465,9 +475,9 @@ class AppliedContraction:
         return ContractionNest(self, shape)
 
 
-def _even(extent: int, size: int, unit: int) -> int:
-    """The least multiple of `unit` that cuts `extent` into no more blocks than `size` does: the last one, which is moved
-    back where it is not whole, does little again."""
+def even_block(extent: int, size: int, unit: int) -> int:
+    """The least multiple of `unit` that cuts `extent` into no more blocks than `size` does. The last is moved back
+    where it is not whole: what it does again is little then."""
     blocks = -(-extent // size)
     return min(extent, -(-extent // (blocks * unit)) * unit)
 

@@ -8,6 +8,9 @@
           acc = sum over the window of staged * weight
           out = epilogue(acc)
 
+A row that is shorter than a vector is written as a whole one: lanes beyond its end are the beginning of the next row,
+which is written after it. Of the last row, which has none behind it, shorter vectors are written.
+
 The border of zeros is in the staged rows, and stays there from plane to plane. Neighbours along a row are neighbours in
 the staged rows whatever the stride: vectors are read whole, at places that are shifted by the column of the window.
 """
@@ -15,7 +18,7 @@ the staged rows whatever the stride: vectors are read whole, at places that are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tilewright import te
@@ -127,6 +130,7 @@ class Shape:
     planes: Tiles  # of all planes
     lanes: int
     kept: bool  # whether the weights stay in registers
+    beyond: bool = False  # whether vectors are longer than a row
 
 
 class _Applied:
@@ -167,13 +171,34 @@ class _Applied:
     def shape(self, values: Mapping[str, Value]) -> Shape:
         rows, vectors = int(values["rows"]), int(values["vectors"])
         free = self.work.machine.vector_registers - 2 * rows * vectors
+        strip = int(values["strip"])
+        # Strips that share rows would write beyond the end of rows that another thread has finished.
+        beyond = self.wide > self.lanes and rows < strip and self.height.extent % strip == 0
         return Shape(
             rows,
             vectors,
-            Tiles(te.Var("y", self.height.extent), int(values["strip"])),
+            Tiles(te.Var("y", self.height.extent), strip),
             Tiles(te.Var("o", extent_of(self.planes.outer)), int(values["planes"])),
-            self.lanes,
+            self.wide if beyond else self.lanes,
             kept=self.window <= free,
+            beyond=beyond,
+        )
+
+    @cached_property
+    def wide(self) -> int:
+        """Lanes of a vector that holds a whole row, and less than one other; `lanes` where there is none."""
+        wide = 2 * self.lanes
+        fits = self.lanes < self.width.extent < wide <= self.work.machine.lanes(F32)
+        return wide if fits and self._rows_follow_each_other else self.lanes
+
+    @property
+    def _rows_follow_each_other(self) -> bool:
+        """Whether all that is read behind the sums has another row behind each but the last."""
+        indices = [load.indices[0] for load in te.loads(self.planes.formula.value) if load.indices]
+        return all(
+            coefficient(index, self.width) == 1 and coefficient(index, self.height) == self.width.extent
+            for index in indices
+            if self.width in te.variables(index)
         )
 
     def staged_rows(self, shape: Shape) -> int:
@@ -184,9 +209,12 @@ class _Applied:
         """Elements from the first column of one remainder to that of the next: whole vectors."""
         columns, run = self.planes.columns, self.planes.run
         assert columns.tap is not None
-        read = self.width.extent + (columns.tap.extent - 1) * columns.tap_step // self.planes.stride
+        read = (
+            max(self.width.extent, self.wide)
+            + (columns.tap.extent - 1) * columns.tap_step // self.planes.stride
+        )
         written = -(-run.end // self.planes.stride) + 1
-        return -(-max(read, written) // self.lanes) * self.lanes
+        return -(-max(read, written) // self.wide) * self.wide
 
     @property
     def staged_width(self) -> int:
@@ -197,11 +225,12 @@ class _Applied:
         iterations = shape.planes.count * shape.strip.count
         strips = iterations * shape.planes.size
         staged = strips * self.staged_rows(shape)
-        across = Tiles(self.width, shape.vectors * shape.lanes).count
+        across = -(-self.width.extent // (shape.vectors * shape.lanes))
         tiles = (
             strips * Tiles(shape.strip.axis, shape.rows).count * shape.strip.size // shape.strip.axis.extent
         )
         tiles = max(tiles, strips) * across
+        last = 2 * strips if shape.beyond else 0  # shorter vectors of the last row
         taps = planes.columns.tap.extent if planes.columns.tap is not None else 1
         seen = planes.rows.extent(shape.rows) * taps * shape.vectors
         each = shape.rows * shape.vectors
@@ -210,13 +239,13 @@ class _Applied:
         source = staged * (planes.run.end - planes.run.begin) * 4
         weights = 0 if shape.kept else self.window
         return Terms(
-            arithmetic=tiles * each * self.window + (staged * copied if planes.stride > 1 else 0),
-            loads=tiles * (1.5 * seen + weights) + staged * copied + strips * self.window,
-            stores=tiles * each + staged * copied,
+            arithmetic=(tiles * each + last) * self.window + (staged * copied if planes.stride > 1 else 0),
+            loads=tiles * (1.5 * seen + weights) + staged * copied + (strips + last) * self.window,
+            stores=tiles * each + last + staged * copied,
             branches=tiles + 2.0 * staged,
             from_l3=source + 2.0 * output.size * output.dtype.bytes,
             iterations=iterations,
-            scalar=tiles * 8.0 + staged * 6.0 + strips * 40.0,
+            scalar=(tiles + last) * 8.0 + staged * 6.0 + strips * 40.0,
         )
 
     def program(self, config: Config) -> Program:
@@ -248,7 +277,7 @@ class _Nest:
 
     def program(self, config: Config) -> Program:
         formula = self.planes.formula
-        each = block(self._fill(), *self._weights(), self._tiles())
+        each = block(self._fill(), *self._weights(), *self._rows())
         body = block(*self._clear(), nest([(self.plane, Kind.SERIAL)], with_values(each, self.values)))
         body = with_values(nest([(self.parallel, Kind.PARALLEL)], body), {})
         return Program(formula.name, (*formula.inputs, formula.output), body, str(config))
@@ -367,22 +396,35 @@ class _Nest:
         return [For(self.lane, Kind.VECTOR, block(*stores))]
 
     def _weight(self, number: int) -> te.Expr:
-        if not self.shape.kept:
+        if not self.shape.kept or self.lane.extent != self.shape.lanes:
             return self._weight_at(*self._taps[number])
         return te.Load(self._kept, (self.lane + number * self.shape.lanes,))
 
-    def _tiles(self) -> Stmt:
-        shape, planes, lanes = self.shape, self.planes, self.shape.lanes
-        down = Tiles(te.Var("row", shape.strip.size), shape.rows)
-        along = Tiles(te.Var("x", self.applied.width.extent), shape.vectors * lanes)
-        accumulator = Buffer("acc", F32, shape.rows * shape.vectors * lanes, Scope.REGISTER)
+    def _rows(self) -> list[Stmt]:
+        """All rows of a strip, in order; the last one apart where vectors reach beyond the others' ends."""
+        shape, width = self.shape, self.applied.width.extent
+        if not shape.beyond:
+            return [self._tiles(shape, 0, shape.strip.size, width)]
+        all_but_last = self._tiles(shape, 0, shape.strip.size - 1, shape.lanes)
+        short = replace(shape, rows=1, lanes=self.applied.lanes)
+        self.lane = te.Var("s", short.lanes)
+        last = self._tiles(short, shape.strip.size - 1, 1, width)
+        self.lane = te.Var("v", shape.lanes)
+        return [all_but_last, last]
+
+    def _tiles(self, shape: Shape, first: int, count: int, width_of_row: int) -> Stmt:
+        """Register tiles over `count` rows of the strip."""
+        planes, lanes = self.planes, shape.lanes
+        down = Tiles(te.Var("row", count), shape.rows)
+        along = Tiles(te.Var("x", width_of_row), shape.vectors * lanes)
+        accumulator = Buffer(f"acc{lanes}", F32, shape.rows * shape.vectors * lanes, Scope.REGISTER)
         width, pitch, stride = self.applied.staged_width, self.applied.pitch, planes.stride
 
         def element(r: int, u: int) -> te.Expr:
             return self.lane + (r * shape.vectors + u) * lanes
 
         def data(r: int, u: int, ky: int, kx: int) -> te.Expr:
-            row = (down.start() + r) * planes.rows.axis_step + ky * planes.rows.tap_step
+            row = (down.start() + first + r) * planes.rows.axis_step + ky * planes.rows.tap_step
             shift = kx * planes.columns.tap_step
             column = shift % stride * pitch + shift // stride + u * lanes
             return te.Load(self.staged, (row * width + along.start() + self.lane + column,))
@@ -403,19 +445,22 @@ class _Nest:
             begun.add((r, u))
             stores.append(Store(accumulator, element(r, u), value))
         stores.extend(
-            self._written(down, along, r, u, te.Load(accumulator, (element(r, u),)))
+            self._written(
+                down.start() + first + r, along.start() + u * lanes, te.Load(accumulator, (element(r, u),))
+            )
             for r in range(shape.rows)
             for u in range(shape.vectors)
         )
         tile = For(self.lane, Kind.VECTOR, block(*stores))
         return nest([(down.var, Kind.SERIAL), (along.var, Kind.SERIAL)], tile)
 
-    def _written(self, down: Tiles, along: Tiles, r: int, u: int, total: te.Expr) -> Stmt:
+    def _written(self, row: te.Expr, column: te.Expr, total: te.Expr) -> Stmt:
+        """The vector of results of the strip's `row` that begins at `column`."""
         formula = self.planes.formula
         result = formula.reductions[0].result
         values: dict[te.Var, te.Expr] = {
-            self.applied.height: self.first_row + down.start() + r,
-            self.applied.width: along.start() + u * self.shape.lanes + self.lane,
+            self.applied.height: self.first_row + row,
+            self.applied.width: column + self.lane,
         }
         value = te.rewrite(
             te.substitute(formula.value, values),

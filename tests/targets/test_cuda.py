@@ -15,6 +15,7 @@ from torch import nn
 
 import tilewright
 from tilewright import frontend
+from tilewright.codegen.cuda.emit import beginning
 from tilewright.codegen.cuda.pieces import build_piece
 from tilewright.driver import compile_imported
 from tilewright.errors import (
@@ -29,7 +30,7 @@ from tilewright.errors import (
 from tilewright.hw.gpu import A10, A100, H200, of_capability
 from tilewright.measure.check import kernel_error
 from tilewright.runtime.cuda import device
-from tilewright.runtime.cuda.executor import misfit
+from tilewright.runtime.cuda.executor import AWAITS_TURN, misfit
 from tilewright.runtime.plan import Launch, VendorCall, View
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
@@ -73,6 +74,13 @@ def small() -> Any:
 
 def attends() -> Any:
     return frontend.import_model(Attends().half().eval(), (torch.randn(2, 16, 64).half(),))
+
+
+def test_kernels_of_few_blocks_may_be_started_early_where_a_card_can() -> None:
+    assert beginning(128) and not beginning(100_000)
+    new, old = (compile_imported(small(), machine).plan for machine in (H200, A100))
+    assert new.target["features"] == [AWAITS_TURN] and not old.target["features"]
+    assert all(step.launch is not None and step.launch.awaits for step in new.steps)
 
 
 def test_a_model_compiles_for_a_described_gpu() -> None:

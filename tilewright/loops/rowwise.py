@@ -14,6 +14,13 @@ scratch. In the passes that take long, the next rows are asked for: they come wh
 Results that go past the caches are written in whole lines. Where rows do not end with a line, as many as end with one
 together are put into scratch, and written from there. Such a row of a few vectors is written out and stays in registers
 from its first pass to the last, which writes whole vectors: what is too much the next row overwrites.
+
+Memory should not wait for arithmetic. Where a pass computes exponentials, the rows in scratch before are written
+meanwhile, a line for each vector:
+
+    rows of group 0 -> stage
+    for g = 1, 2, ...: rows of group g -> stage, and meanwhile stage of group g - 1 -> out
+    stage of the last group -> out
 """
 
 from __future__ import annotations
@@ -40,6 +47,7 @@ from tilewright.loops.tiling import (
     with_results,
     with_values,
 )
+from tilewright.loops.weights import nan_arrives_anyway
 from tilewright.te.index import coefficient, divisor_of, simplify
 
 # Functions that cost many times an addition.
@@ -52,11 +60,12 @@ EXPENSIVE = frozenset(
 _LINE = 64
 _ACCUMULATORS = 8
 _IN_REGISTERS = 16  # vectors of a row that stays in them
+_GROUPS = 32  # of rows in a chunk, at most: nothing is written while its first one is computed
+_CHUNKS = 4  # for each core, at least
 _SHORT_ROW = 2048  # elements: the end of a longer row's reductions does not count
 _STAGED = 4  # the part of the second cache that may hold results which wait for their line
 _REPEATED = 1.1  # rows computed over rows needed, where the last few overlap those before
 _AHEAD = 4 << 10  # bytes between what is computed and what is asked for
-_CARRIERS = frozenset(("add", "sub", "mul", "div", "fma", "neg", "log"))  # NaN where an argument is
 _SHORTEST_FETCHED = 256  # bytes of a row: of shorter ones the processor's own look-ahead sees the next
 
 
@@ -106,34 +115,61 @@ class _Rows:
         self.row = te.Var("w", self.together)
         self.turn = te.Var("turn", max(self.staged, 1))
         self.held = self.staged * extent_of(self.columns)
-        room = lanes_for(formula, machine, self.held) if self.staged else 0
-        self.stage = Buffer("stage", formula.output.dtype, self.held + room, Scope.SCRATCH)
+        self.half = self.held + lanes_for(formula, machine, self.held)
+        self.group = te.Var("group", self._groups_of(self.staged))
+        size = self.half * min(self.group.extent, 2)
+        self.stage = Buffer("stage", formula.output.dtype, size, Scope.SCRATCH)
         self.kept = self._find_kept()
         self.fetched, self.level = self._find_fetched()
         self.results: dict[Buffer, te.Expr] = {}
+        self.first: te.Expr = te.as_index(0)  # row of the group
+        self.written = 0  # lines of a group, while the next one is computed
 
     def program(self) -> Program:
         formula = self.formula
-        stmts: list[Stmt] = []
-        for number, reduction in enumerate(formula.reductions):
-            stmts.append(self._reduction(number, reduction))
-            kept = replace(reduction.result, size=self.together)
-            self.results[reduction.result] = te.Load(kept, (self.row,))
-        stmts.append(self._write())
         work = sum(2 * r.length for r in formula.reductions) + extent_of(self.columns)
-        *loops, body = *formula.rows, block(*stmts)
-        if formula.rows:
-            tiles = Tiles(formula.rows[-1], self.staged or self.together)
-            body = with_values(body, {formula.rows[-1]: tiles.start() + self.turn + self.row})
-            if self.staged:
-                body = block(nest([(self.turn, Kind.SERIAL)], body), self._write_staged(tiles))
-            loops = [*formula.rows[:-1], tiles.var]
-        body = with_values(parallel_nest(loops, work * (self.staged or self.together), body), {})
+        loops = list(formula.rows)
+        if not loops:
+            body = self._rows()
+        else:
+            tiles = Tiles(loops[-1], self.staged or self.together)
+            work *= tiles.size * self.group.extent
+            chunk = te.Var(tiles.var.name, tiles.count // self.group.extent)
+            self.first = tiles.start_of(chunk * self.group.extent + self.group)
+            body = self._groups() if self.staged else self._in_group(self._rows(), 0)
+            loops[-1] = chunk
+        body = with_values(parallel_nest(loops, work, body), {})
         words = "rowwise: " + ", ".join(f"{r.kind} of {r.length}" for r in formula.reductions)
-        words += ", kept in scratch" if self.kept else ""
+        words += f", kept in {self.kept.buffer.scope.value}" if self.kept else ""
         words += ", streamed" if self.streamed else ""
         words += f" in {self.staged} rows at a time" if self.staged else ""
         return Program(formula.name, (*formula.inputs, formula.output), body, words)
+
+    def _rows(self, *, meanwhile: bool = False) -> Stmt:
+        """Some rows; `meanwhile`, the group before theirs is written."""
+        self.results = {}
+        stmts: list[Stmt] = []
+        for number, reduction in enumerate(self.formula.reductions):
+            stmts.append(self._reduction(number, reduction, meanwhile=meanwhile))
+            kept = replace(reduction.result, size=self.together)
+            self.results[reduction.result] = te.Load(kept, (self.row,))
+        stmts.append(self._write())
+        return block(*stmts)
+
+    def _groups(self) -> Stmt:
+        """The groups of a chunk: each is written while the next one is computed."""
+        alone = nest([(self.turn, Kind.SERIAL)], self._rows())
+        after = te.Var("after", self.group.extent - 1)
+        stmts = [self._in_group(alone, 0)]
+        if after.extent:
+            both = nest([(self.turn, Kind.SERIAL)], self._rows(meanwhile=True))
+            rest = with_values(self._lines(self.written), {self.group: self.group - 1})
+            stmts.append(nest([(after, Kind.SERIAL)], self._in_group(block(both, rest), after + 1)))
+        return block(*stmts, self._in_group(self._lines(0), after.extent))
+
+    def _in_group(self, stmt: Stmt, group: te.Expr | int) -> Stmt:
+        row = {self.formula.rows[-1]: self.first + self.turn + self.row}
+        return with_values(with_values(stmt, row), {self.group: te.as_index(group)})
 
     def _rows_together(self) -> int:
         longest = max(r.length for r in self.formula.reductions)
@@ -156,6 +192,23 @@ class _Rows:
         dense = simplify(formula.store - self._place(formula.rows[-1], length))
         other_rows = set(formula.rows[:-1])
         return count if te.variables(dense) <= other_rows and divisor_of(dense) % lanes == 0 else 0
+
+    def _slow_pass(self) -> int | None:
+        """The number of the reduction in which there is time to write rows: it takes long, vector by vector."""
+        lanes = lanes_for(self.formula, self.machine, extent_of(self.columns))
+        for number, r in enumerate(self.formula.reductions):
+            alike = [a.extent for a in r.axes] == [a.extent for a in self.columns] and len(r.axes) == 1
+            if alike and self._lanes(r) == lanes <= r.length and _is_expensive(r.body, r.axes):
+                return number
+        return None
+
+    def _groups_of(self, rows: int) -> int:
+        """How many groups of so many rows make a chunk: 1 where nothing is written meanwhile."""
+        if not rows or self._slow_pass() is None:
+            return 1
+        *others, axis = self.formula.rows
+        most = extent_of(others) * axis.extent // (rows * _CHUNKS * self.machine.cores)
+        return max(n for n in range(1, min(max(most, 1), _GROUPS) + 1) if axis.extent // rows % n == 0)
 
     def _stays_in_registers(self) -> bool:
         if not self.staged or len(self.columns) > 1:
@@ -248,7 +301,7 @@ class _Rows:
         enough = 1 << (reduction.axes[-1].extent - 1).bit_length()
         return lanes_for(alone, self.machine, enough)
 
-    def _reduction(self, number: int, reduction: Reduction) -> Stmt:
+    def _reduction(self, number: int, reduction: Reduction, *, meanwhile: bool = False) -> Stmt:
         *outer, axis = reduction.axes
         lanes = self._lanes(reduction)
         vectors = -(-axis.extent // lanes)
@@ -274,8 +327,16 @@ class _Rows:
                 accumulate(first + element, start + element),
             )
             fetches = self._fetches(number, reduction.axes, start, unroll, lanes)
+            written: list[Stmt] = []
+            if meanwhile and number == self._slow_pass():
+                each = blocks.extent * unroll
+                line = self._line(self.turn * each + blocks * unroll + step)
+                before = with_values(line, {self.group: self.group - 1})
+                written.append(nest([(step, Kind.UNROLL), (lane, Kind.VECTOR)], before))
+                self.written = self.staged * each
             kind = Kind.UNROLL if self.in_registers else Kind.SERIAL
-            along.append(nest([(blocks, kind)], block(*fetches, whole)))
+            # Last: a load waits for a store whose place in its page is the same, as that of a whole page's row is.
+            along.append(nest([(blocks, kind)], block(*fetches, whole, *written)))
         for vector in range(-(-rest // lanes)):
             position = lane + (blocks.extent * size + vector * lanes)
             ends_inside = (vector + 1) * lanes <= rest
@@ -337,7 +398,7 @@ class _Rows:
         ]
 
     def _combined(self, reduction: Reduction, so_far: te.Expr, body: te.Expr) -> te.Expr:
-        if _nan_arrives_anyway(reduction, self.formula):
+        if nan_arrives_anyway(reduction, self.formula):
             return te.select(te.call("lt", so_far, body), body, so_far)
         return updated(reduction, so_far, body)
 
@@ -353,7 +414,7 @@ class _Rows:
         streamed, number = self.streamed and not self.staged, len(formula.reductions)
         target, place = formula.output, formula.store
         if self.staged:
-            target, place = self.stage, self._place(self.turn, extent_of(self.columns))
+            target, place = self.stage, self._place(self.turn, extent_of(self.columns)) + self._half()
         if self.in_registers:
             return self._write_out(axis, lanes, place, value)
         rows = [(self.row, Kind.UNROLL)]
@@ -393,17 +454,29 @@ class _Rows:
             stmts.append(nest([(lane, Kind.VECTOR)], store))
         return block(*stmts)
 
-    def _write_staged(self, tiles: Tiles) -> Stmt:
-        """The rows of the tile from scratch to the output, in whole lines."""
-        formula, lanes = self.formula, lanes_for(self.formula, self.machine, self.held)
-        count = self.held // lanes
+    def _half(self) -> te.Expr:
+        """Where the group is in scratch: that of the next one is the other half."""
+        return self.group % 2 * self.half if self.group.extent > 1 else te.as_index(0)
+
+    def _line(self, number: te.Expr) -> Store:
+        """A line of the group from scratch to the output."""
+        lanes = lanes_for(self.formula, self.machine, self.held)
+        place = number * lanes + te.Var("v", lanes)
+        first: dict[te.Var, te.Expr] = dict.fromkeys(self.columns, te.as_index(0))
+        first[self.formula.rows[-1]] = self.first
+        begin = te.substitute(self.formula.store, first)
+        loaded = te.Load(self.stage, (self._half() + place,))
+        return Store(self.formula.output, begin + place, loaded, streamed=True)
+
+    def _lines(self, begin: int) -> Stmt:
+        """The lines of the group from `begin` on."""
+        lanes = lanes_for(self.formula, self.machine, self.held)
+        count = self.held // lanes - begin
+        if not count:
+            return block()
         lines = Tiles(te.Var("line", count), best_unroll(count, 1, _ACCUMULATORS))
         step, lane = te.Var("u", lines.size), te.Var("v", lanes)
-        place = (lines.start() + step) * lanes + lane
-        first: dict[te.Var, te.Expr] = dict.fromkeys(self.columns, te.as_index(0))
-        first[formula.rows[-1]] = tiles.start()
-        begin = te.substitute(formula.store, first)
-        copy = Store(formula.output, begin + place, te.Load(self.stage, (place,)), streamed=True)
+        copy = self._line(lines.start() + step + begin)
         return nest([(lines.var, Kind.SERIAL), (step, Kind.UNROLL), (lane, Kind.VECTOR)], copy)
 
     def _place_of_kept(self, axes: Sequence[te.Var]) -> te.Expr:
@@ -422,28 +495,6 @@ class _Rows:
 
             value = te.rewrite(value, rule)
         return with_results(value, self.results)
-
-
-def _nan_arrives_anyway(top: Reduction, formula: Formula) -> bool:
-    """Whether it is the maximum that a softmax takes weights below: where an element is NaN so are its weight, their
-    sum and the result. A maximum that does not look for NaN is one instruction instead of four."""
-    read = te.Load(top.result, ())
-    totals = [
-        te.Load(r.result, ())
-        for r in formula.reductions
-        if r.kind == "sum" and isinstance(r.body, te.Call) and r.body.op == "exp2_weight"
-        if read in te.walk(r.body)
-    ]
-    return top.kind == "max" and any(_carries_nan(formula.value, total) for total in totals)
-
-
-def _carries_nan(expr: te.Expr, load: te.Load) -> bool:
-    """Whether `expr` is NaN where `load` is."""
-    if isinstance(expr, te.Cast):
-        return expr.dtype.is_float and _carries_nan(expr.value, load)
-    if isinstance(expr, te.Call) and expr.op in _CARRIERS:
-        return any(_carries_nan(arg, load) for arg in expr.args)
-    return expr == load
 
 
 def _flat(axes: Sequence[te.Var]) -> te.Expr:

@@ -14,6 +14,8 @@ from tilewright import te
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.te.index import simplify
 
+_CARRIERS = frozenset(("add", "sub", "mul", "div", "fma", "neg", "log"))  # NaN where an argument is
+
 
 def with_weights(formula: Formula) -> Formula:
     """The formula with exponentials of an element less the maximum of all of its row as weights."""
@@ -54,3 +56,25 @@ def _weighed(expr: te.Expr, axes: Sequence[te.Var], top: Reduction) -> te.Expr:
         return None
 
     return te.rewrite(expr, rule)
+
+
+def nan_arrives_anyway(top: Reduction, formula: Formula) -> bool:
+    """Whether it is the maximum that a softmax takes weights below: where an element is NaN so are its weight, their
+    sum and the result. A maximum that does not look for NaN is one instruction instead of four."""
+    read = te.Load(top.result, ())
+    totals = [
+        te.Load(r.result, ())
+        for r in formula.reductions
+        if r.kind == "sum" and isinstance(r.body, te.Call) and r.body.op == "exp2_weight"
+        if read in te.walk(r.body)
+    ]
+    return top.kind == "max" and any(_carries_nan(formula.value, total) for total in totals)
+
+
+def _carries_nan(expr: te.Expr, load: te.Load) -> bool:
+    """Whether `expr` is NaN where `load` is."""
+    if isinstance(expr, te.Cast):
+        return expr.dtype.is_float and _carries_nan(expr.value, load)
+    if isinstance(expr, te.Call) and expr.op in _CARRIERS:
+        return any(_carries_nan(arg, load) for arg in expr.args)
+    return expr == load

@@ -41,7 +41,9 @@ ELEMENT_BOUNDS = {DType.F64: 1e-5, DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16:
 _TRANSFORMED_BOUND = 1e-4  # of a convolution that may be computed in another basis
 _CHANGE = 2.0**-12  # of every value: far above rounding, and still the same function
 _SIGNS = 8191  # a prime: the pattern of signs falls differently on every row
-_JUMP = 16.0  # times its own and the typical size: what moves so fast has gone over an edge
+# Times its own and the typical size: what moves so fast has gone over an edge. Weights move as fast as scores are
+# large.
+_JUMP, _JUMP_OF_WEIGHTS = 16.0, 1024.0
 _NEAR = 32  # elements to each side, the most sensitive of which counts: one may be steady by accident
 _LEAST_SHARE = 1e-2  # of the typical size of all elements, which each may count as its own
 # The same where an element's error is that of its neighbourhood, in which there may be very large ones.
@@ -195,7 +197,9 @@ class _Draw:
         typical = _typical(answer, None if self.transformed else _treated_axis(name, answer.shape))
         answer, changed = answer.reshape(-1), _changed_answer(self.graph, inputs).reshape(-1)
         share = self._least_share(name)
-        allowed = _allowed(answer, changed, dtype, typical.reshape(-1), self.bound, share)
+        weighs = any(node.op in _UNSTEADY for node in self.graph.nodes())
+        jump = _JUMP_OF_WEIGHTS if weighs else _JUMP
+        allowed = _allowed(answer, changed, dtype, typical.reshape(-1), self.bound, share, jump)
         if dtype.is_float:
             with np.errstate(all="ignore"):  # what the type cannot hold is infinite
                 overflown = np.isinf(answer.astype(dtype.numpy)) & np.isfinite(answer)
@@ -375,7 +379,7 @@ def _changed_answer(graph: Graph, inputs: Sequence[np.ndarray]) -> np.ndarray:
     values: dict[Node, np.ndarray] = {
         node: changed(array, node) for node, array in zip(graph.inputs, inputs, strict=True)
     }
-    unsteady = _unsteadiness(graph, inputs)
+    exact = _exact_values(graph, inputs)
     for node in graph.nodes():
         if node.is_input:
             continue
@@ -383,28 +387,63 @@ def _changed_answer(graph: Graph, inputs: Sequence[np.ndarray]) -> np.ndarray:
             assert node.data is not None
             values[node] = node.data
         else:
-            result = evaluate_node(node, [values[operand] for operand in node.inputs], precise=True)
-            values[node] = changed(result + _CHANGE * unsteady.get(node, 0.0), node)
+            operands = [values[operand] for operand in node.inputs]
+            result = evaluate_node(node, operands, precise=True)
+            if node in exact:
+                *precise, value = exact[node]
+                least = _CHANGE * _UNSTEADY[node.op](node, precise, operands, value)
+                with np.errstate(all="ignore"):
+                    result = np.where(np.abs(result - value) < least, value + least, result)
+            values[node] = changed(result, node)
     return values[graph.outputs[0]]
 
 
-def _unsteadiness(graph: Graph, inputs: Sequence[np.ndarray]) -> dict[Node, np.ndarray]:
-    """What each attention makes of a change of its scores, which nobody outside sees: the size of what a score is the
-    sum of, times how far apart the values are that it weighs. Both are themselves means with the same weights."""
-    found: dict[Node, np.ndarray] = {}
-    for node in graph.nodes():
-        if node.op != "attention":
-            continue
-        *operands, result = evaluate(Graph(graph.inputs, (*node.inputs, node)), inputs, precise=True)
-        query, key, value, *mask = operands
-        oracle = op_of(node.op).oracle
-        with np.errstate(all="ignore"):
-            keys = oracle(node.attrs, query, key, np.abs(key), *mask)
-            sizes = abs(node.attrs["scale"]) * np.sum(np.abs(query) * keys, axis=-1, keepdims=True)
-            squares = oracle(node.attrs, query, key, value * value, *mask)
-            apart = np.sqrt(np.maximum(squares - result * result, 0.0))
-            found[node] = np.nan_to_num(sizes * apart, nan=0.0, posinf=0.0)
-    return found
+def _exact_values(graph: Graph, inputs: Sequence[np.ndarray]) -> dict[Node, list[np.ndarray]]:
+    """Of each operator that weighs: its operands, and its result."""
+    return {
+        node: evaluate(Graph(graph.inputs, (*node.inputs, node)), inputs, precise=True)
+        for node in graph.nodes()
+        if node.op in _UNSTEADY
+    }
+
+
+# What an operator that weighs makes of changes of its scores, in units of the change. Two scores that change alike
+# leave the weights as they are, by an accident that rounding does not have: so these are added up instead of tried.
+
+
+def _of_weights(
+    node: Node, exact: Sequence[np.ndarray], changed: Sequence[np.ndarray], result: np.ndarray
+) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        scores = exact[0]
+        moved = np.maximum(np.abs(scores), np.abs(changed[0] - scores) / _CHANGE)
+        moved = np.nan_to_num(moved, nan=0.0, posinf=0.0)
+        weights = np.nan_to_num(result if node.op == "softmax" else np.exp(result))
+        others = np.sum(weights * moved, axis=node.attrs["axis"], keepdims=True) - weights * moved
+        logarithm = (1.0 - weights) * moved + others
+        return weights * logarithm if node.op == "softmax" else logarithm
+
+
+def _of_attention(
+    node: Node, exact: Sequence[np.ndarray], changed: Sequence[np.ndarray], result: np.ndarray
+) -> np.ndarray:
+    """The size of what a score is the sum of, times how far apart the values are that it weighs. Both are themselves
+    means with the same weights."""
+    query, key, value, *mask = exact
+    oracle = op_of(node.op).oracle
+    with np.errstate(all="ignore"):
+        keys = oracle(node.attrs, query, key, np.abs(key), *mask)
+        sizes = abs(node.attrs["scale"]) * np.sum(np.abs(query) * keys, axis=-1, keepdims=True)
+        squares = oracle(node.attrs, query, key, value * value, *mask)
+        apart = np.sqrt(np.maximum(squares - result * result, 0.0))
+        return np.nan_to_num(sizes * apart, nan=0.0, posinf=0.0)
+
+
+_UNSTEADY: dict[str, Callable[..., np.ndarray]] = {
+    "softmax": _of_weights,
+    "log_softmax": _of_weights,
+    "attention": _of_attention,
+}
 
 
 def _treated_axis(name: str, shape: Sequence[int]) -> int | None:
@@ -433,6 +472,7 @@ def _allowed(
     typical: np.ndarray,
     bound: float,
     least_share: float,
+    jump: float,
 ) -> np.ndarray:
     """How far each element may be off, as float32; 0 for one that is no number and must be the same."""
     if not dtype.is_float:
@@ -444,7 +484,7 @@ def _allowed(
         comparable = finite & stays
         size = np.where(finite, np.abs(answer), 0.0)
         shift = np.where(comparable, np.abs(changed.astype(np.float64) - answer) / _CHANGE, 0.0)
-        jumps = shift > _JUMP * (size + typical)
+        jumps = shift > jump * (size + typical)
         shift[jumps] = 0.0
         limits = ml_dtypes.finfo(dtype.numpy)
         scale = size + _largest_nearby(shift) + least_share * typical

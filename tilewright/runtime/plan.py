@@ -58,6 +58,7 @@ class Launch(msgspec.Struct, frozen=True):
 
     threads: int  # of a block
     shared_bytes: int = 0  # dynamic
+    awaits: bool = False  # it may be started early: it waits itself for the end of the kernel before it
 
 
 class View(msgspec.Struct, frozen=True):

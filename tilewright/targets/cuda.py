@@ -227,5 +227,5 @@ def linkable(kernel: GpuKernel, inputs: int) -> Linkable:
         kernel.blocks,
         kernel.decisions,
         (*kernel.packings, *[None] * (inputs - len(kernel.packings))),
-        launch=Launch(kernel.threads, kernel.shared_bytes),
+        launch=Launch(kernel.threads, kernel.shared_bytes, kernel.awaits),
     )

@@ -23,10 +23,12 @@ from tilewright.db.record import Decision, Key, Record
 from tilewright.errors import DeviceError, MeasurementError, SpaceError, TilewrightError
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
+from tilewright.loops.gpu.rows import is_rowwise
 from tilewright.measure.gpu_ways import Answer, Finished, Question, Refused, Running, Tried, Trying
 from tilewright.measure.process import Child, Dead, Failed
 from tilewright.runtime.ports import torch_module
 from tilewright.space.sketches.cuda import SKETCHES
+from tilewright.space.sketches.cuda.shared_sums import SharedSums
 from tilewright.space.space import Config
 from tilewright.space.templates.cuda.matmul import TensorCores
 from tilewright.space.templates.cuda.template import GpuWork
@@ -60,7 +62,7 @@ def choose(task: Task, machine: GpuMachine, numerics: str, libraries: Collection
     found = candidate_ways(task, machine, numerics, libraries, algorithms=1)
     own = [way for way in found if way.is_ours]
     if own and (is_depthwise(task) or not is_contraction(task)):
-        return own[0]
+        return _shared(task, machine, numerics) or own[0]
     if own == found or _suits_template(task, machine):
         best = cost.best_of(GpuWork(task, machine, numerics))
         parts = _in_parts(task, machine, numerics)
@@ -71,6 +73,16 @@ def choose(task: Task, machine: GpuMachine, numerics: str, libraries: Collection
     if not found:
         raise SpaceError(f"no kernel and no library computes {task.label} on a GPU")
     return found[0]
+
+
+def _shared(task: Task, machine: GpuMachine, numerics: str) -> Way | None:
+    """A kernel whose threads share long sums of few results, where these do not run along memory: the default program
+    leaves most of the card idle."""
+    work = GpuWork(task, machine, numerics)
+    if is_depthwise(task) or work.formula is None or is_rowwise(work.formula):
+        return None
+    best = next(iter(cost.rank(work, most=1, templates=[SharedSums()])), None)
+    return None if best is None else ours(task, best.config)
 
 
 def _in_parts(task: Task, machine: GpuMachine, numerics: str) -> tuple[float, Way] | None:

@@ -11,7 +11,7 @@ import msgspec
 
 from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.cuda import toolchain
-from tilewright.codegen.cuda.emit import emit_program
+from tilewright.codegen.cuda.emit import AWAIT_TURN, emit_program
 from tilewright.codegen.cuda.shared import shared_bytes
 from tilewright.codegen.cuda.toolchain import Compiled, Resources
 from tilewright.errors import CodegenError
@@ -32,6 +32,7 @@ class GpuKernel:
     decisions: str
     cached: bool
     packings: tuple[Packing | None, ...] = ()  # how each input is stored; beyond the end: as it is
+    awaits: bool = False  # it waits itself for the end of the kernel before it
 
 
 @lru_cache(maxsize=1)
@@ -87,6 +88,7 @@ def build(
         decisions=source.decisions,
         cached=found is not None,
         packings=source.packings,
+        awaits=AWAIT_TURN in source.text,
     )
 
 

@@ -61,6 +61,8 @@ from tilewright.loops.ir import (
 from tilewright.te.index import Linear, linear, simplify
 
 _REGISTER_BYTES = 4
+_FEW_BLOCKS = 4096  # a few times what a card runs at once
+AWAIT_TURN = "await_turn();"
 _ON_THE_WAY = "on_the_way"
 
 
@@ -75,6 +77,11 @@ def emit_program(program: Program, symbol: str) -> str:
     headers = ["prelude.cuh", *(["tensor_cores.cuh"] if is_asynchronous(program.body) else [])]
     headers += ["cluster.cuh"] if program.cluster > 1 else []
     return "\n".join([*map(included, headers), _Emitter(program, symbol).text()])
+
+
+def beginning(blocks: int) -> list[str]:
+    """The first line of a kernel of so many blocks. With many, an early start gains nothing, and each would pay."""
+    return [f"  {AWAIT_TURN}"] if blocks <= _FEW_BLOCKS else []
 
 
 def emit_statement(stmt: Stmt, params: tuple[Buffer, ...], depth: int = 1) -> str:
@@ -124,7 +131,8 @@ class _Emitter:
         self.statement(self.program.body)
         if self.exchanges:
             self.line("end_cluster();")
-        return "\n".join([head + " {", "  await_turn();", *self.lines, "}"]) + "\n"
+        blocks = self.program.parallel_extent * cluster
+        return "\n".join([head + " {", *beginning(blocks), *self.lines, "}"]) + "\n"
 
     def declarations(self) -> None:
         scratch = placed(self.program)

@@ -19,9 +19,9 @@ struct bf16 {
   unsigned short bits;
 };
 
-// The beginning of every kernel: from sm_90 on, one may be started while the one before it still runs. Memory is left
-// alone until that one has ended. Only then may the next come: of two that overlap, none has in its first cache what the
-// other writes.
+// The beginning of kernels of few blocks: from sm_90 on, one may be started while the one before it still runs. Memory is
+// left alone until that one has ended. Only then may the next come: of two that overlap, none has in its first cache what
+// the other writes.
 __device__ inline void await_turn() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tilewright import te
 from tilewright.codegen.cuda.build import SYMBOL, GpuSource, source_of
-from tilewright.codegen.cuda.emit import emit_statement, emit_value, included
+from tilewright.codegen.cuda.emit import beginning, emit_statement, emit_value, included
 from tilewright.codegen.cuda.scalars import c_type
 from tilewright.loops.gpu.attention import TensorAttention
 from tilewright.loops.gpu.places import positions
@@ -45,7 +45,7 @@ def _source(
         *before,
         f'extern "C" __global__ void {together}__launch_bounds__({bounds}) {SYMBOL}({", ".join(pointers)}) {{',
         "  extern __shared__ __align__(128) unsigned char shared[];",
-        "  await_turn();",
+        *beginning(blocks),
         *body,
         "}",
     ]

@@ -24,7 +24,7 @@ from tilewright.runtime.cuda.vendor import VendorStep, loaded_torch, needs_torch
 from tilewright.runtime.plan import Place, Plan, Step, aligned
 
 TRIPLE = "nvptx64-nvidia-cuda"
-AWAITS_TURN = "awaits-turn"  # of a target: every kernel waits itself for the end of the one before it
+AWAITS_TURN = "awaits-turn"  # of a target: what a launch says about waiting holds for its machine code
 _ALIGNMENT = 256
 
 
@@ -336,7 +336,7 @@ class _Runner:
             step.launch.threads,
             addresses,
             loaded.stream.handle,
-            dependent=number > 0 and self._may_overlap(number),
+            dependent=number > 0 and step.launch.awaits and self._may_overlap(number),
         )
 
     def _may_overlap(self, number: int) -> bool:

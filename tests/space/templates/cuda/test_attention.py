@@ -70,6 +70,13 @@ CASES = [
 ]
 
 
+def test_results_are_written_in_vectors_of_16_bytes() -> None:
+    for inside in (False, True):
+        applied = TensorCoreAttention().apply(GpuWork(Case(64, 64, 64, heads_inside=inside).task(), H200))
+        assert isinstance(applied, AppliedAttention)
+        assert applied.kernel(next(iter(applied.space.configs()))).lanes == 8
+
+
 def applied_to(task: Task, machine: GpuMachine) -> AppliedAttention:
     found = TensorCoreAttention().apply(GpuWork(task, machine))
     assert isinstance(found, AppliedAttention)

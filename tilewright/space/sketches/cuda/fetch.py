@@ -67,6 +67,15 @@ class Operand:
         return self.may_turn and along != 1 and across == 1
 
     @cached_property
+    def is_across(self) -> bool:
+        """Whether what lies together in memory lies below each other in a tile: neighbouring threads read it so."""
+        return (
+            not self.turned
+            and self.factor.stride(self.k[-1]) != 1
+            and self.factor.stride(self.walked[-1]) == 1
+        )
+
+    @cached_property
     def most_lanes(self) -> int:
         return _BYTES // self.factor.dtype.bytes
 
@@ -189,10 +198,14 @@ class Fetched:
     def _piece(
         self, thread: te.Var, number: int, start: te.Expr, step: te.Expr, stage: te.Expr, last: int
     ) -> Stmt:
-        per_row = self.columns // self.lanes
         flat = thread + number * thread.extent
-        row, column = flat // per_row, flat % per_row * self.lanes
-        walked, depth = (column, row) if self.turned else (row, column)
+        pieces = self.rows * self.columns // self.lanes
+        if self.operand.is_across:
+            walked, depth = flat % self.size, flat // self.size
+        else:
+            per_row = self.columns // self.lanes
+            row, column = flat // per_row, flat % per_row * self.lanes
+            walked, depth = (column, row) if self.turned else (row, column)
         at = start + walked
         within = step % self.summed.steps if self.summed.outer else step
         deep = within * self.summed.size + depth
@@ -227,4 +240,4 @@ class Fetched:
             if condition is not None:
                 value = te.select(condition, value, te.const(0, value.dtype))
             brought = nest([(lane, Kind.VECTOR)], Store(self.buffer, simplify(place + lane), value))
-        return under(guarded(flat, self.rows * per_row, (number + 1) * thread.extent), brought)
+        return under(guarded(flat, pieces, (number + 1) * thread.extent), brought)

@@ -4,7 +4,7 @@
       for each reduction:
         for threads, G x C: acc[V] = combination of every Gth term        (serial, in lanes)
           parts[G, C, V] = acc
-        for threads: total[C, V] = combination of parts over G            (unrolled)
+        for threads, twice: total[C, V] = combination of parts over G     (serial: about the root of G each time)
       for threads, G x C: out = value(total), every Gth column            (serial, in lanes)
 
 Neighbouring threads have neighbouring results where these lie together in memory, else neighbouring terms.
@@ -30,6 +30,7 @@ NAME = "shared-sums"
 _FEWEST_TERMS = 64
 _FEWEST, _MOST = 64, 1024  # threads of a block
 _MOST_SUMS = 4  # reductions of a formula, each with memory of its own
+_ROUNDED = 384  # bytes that a reduction's three buffers may be rounded up by
 _UNDER_WAY = 4  # terms of a thread that are asked for before the first is needed
 
 
@@ -42,6 +43,11 @@ class Threads:
     @property
     def all(self) -> int:
         return self.group * self.beside
+
+    @property
+    def parts(self) -> int:
+        """Of a result, when those of all threads have been combined once: about as few as were combined for each."""
+        return 1 << (self.group.bit_length() - 1) // 2
 
 
 class SharedSums:
@@ -114,7 +120,7 @@ class Applied:
 
     def scratch_bytes(self, t: Threads) -> int:
         each = max(reduction.result.dtype.bytes for reduction in self.formula.reductions)
-        return len(self.formula.reductions) * (t.all + t.beside) * t.lanes * each + 256
+        return len(self.formula.reductions) * ((t.group + t.parts + 1) * t.beside * t.lanes * each + _ROUNDED)
 
     def kernel(self, config: Config) -> Program:
         return _Program(self, threads_of(dict(config.values))).made()
@@ -137,7 +143,7 @@ class Applied:
             steps=steps,
             stages=2,
             flops=0.0,
-            scalar=warps * _UNDER_WAY * t.lanes * 4 + warps * t.group / max(1, steps),
+            scalar=warps * _UNDER_WAY * t.lanes * 4 + warps * 4 * t.parts / max(1, steps),
             copies=0.0,
             shared_traffic=0.0,
             loaded=read * apart / blocks / steps,
@@ -209,21 +215,32 @@ class _Program:
             nest(lanes, Store(parts, place, own)),
         )
 
-        other = te.Var("other", t.group)
-        column = self.thread * t.lanes + self.lane
-        part = te.Load(parts, (other * (t.beside * t.lanes) + column,))
-        combine = te.call(te.REDUCE_COMBINERS[reduction.kind], own, part)
-        joined = block(
-            nest(lanes, Store(acc, self.lane, identity)),
-            nest([(other, Kind.SERIAL), *lanes], Store(acc, self.lane, combine)),
-            nest(lanes, Store(total, column, own)),
-        )
-        first = te.call("lt", self.thread, t.beside) if t.group > 1 else None
+        few = t.parts
+        fewer = Buffer(f"fewer_{name}", dtype, few * t.beside * t.lanes, Scope.SCRATCH)
         self.results[reduction.result] = te.Load(total, (self.place * t.lanes + self.lane,))
         return [
             For(self.thread, Kind.THREAD, shared),
-            For(self.thread, Kind.THREAD, under(first, joined)),
+            self.joined(reduction, acc, parts, t.group // few, fewer, few),
+            self.joined(reduction, acc, fewer, few, total, 1),
         ]
+
+    def joined(
+        self, reduction: Reduction, acc: Buffer, parts: Buffer, count: int, into: Buffer, rows: int
+    ) -> Stmt:
+        """`count` rows of parts, those that are `rows` apart, become one: a thread for each vector of what is left."""
+        t, wide = self.t, self.t.beside * self.t.lanes
+        lanes = [(self.lane, Kind.VECTOR)]
+        own = te.Load(acc, (self.lane,))
+        other = te.Var("other", count)
+        at = self.thread * t.lanes + self.lane
+        part = te.Load(parts, (other * (rows * wide) + at,))
+        combine = te.call(te.REDUCE_COMBINERS[reduction.kind], own, part)
+        body = block(
+            nest(lanes, Store(acc, self.lane, te.reduce_identity(reduction.kind, acc.dtype))),
+            nest([(other, Kind.SERIAL), *lanes], Store(acc, self.lane, combine)),
+            nest(lanes, Store(into, at, own)),
+        )
+        return For(self.thread, Kind.THREAD, under(te.call("lt", self.thread, rows * t.beside), body))
 
     def written(self) -> Stmt:
         formula, t = self.formula, self.t

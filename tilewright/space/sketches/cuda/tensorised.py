@@ -41,6 +41,7 @@ _MOST_REGISTERS = 255
 _MOST_COPIES = 40  # of a thread in a step
 _REGISTERS_COPY, _ADDRESSES = 0.7, 16  # of a piece that is copied, and how many have any of their own
 _LONGEST = 4  # times as long as it is wide, a block
+_GATHERED = 4  # registers of one that goes through them, and where it comes from
 _COPY = 5  # instructions for a piece that is copied
 _WAITING = 1.2  # times as long as where fragments are loaded ahead
 _SHALLOW = 1.2  # times as long as deeper instructions take for the same sums
@@ -192,7 +193,11 @@ class Structure:
         t = self.tiles
         sums = t.wm * t.wn / WARP
         fragments = (t.wm + t.wn) * t.depth * self.work.dtype.bytes / WARP / 4 * (2 if t.ahead else 1)
-        held = sum(o.pieces(t.threads) for o in self.operands if o.is_small)
+        held = sum(
+            o.pieces(t.threads) * (_GATHERED if o.operand.is_gathered else 1)
+            for o in self.operands
+            if o.is_small
+        )
         return 24 + sums + fragments + held + _REGISTERS_COPY * min(self.copied, _ADDRESSES)
 
     # -- the program ----------------------------------------------------------------------------------------------

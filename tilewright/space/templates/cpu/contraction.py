@@ -52,15 +52,9 @@ _LINE = 64
 _STAGED_BYTES = 512 << 10
 _PARTIAL_BYTES = 256 << 10
 _PANEL_BYTES = 256 << 10
-_STRADDLING = 0.75  # cycles for a vector in two cache lines
-_STRADDLING_STORE = 1.5
-_TALL, _TALL_AND_WIDE = (
-    0.25,
-    1.25,
-)  # cycles of a step for each row beyond 8, in tiles of 1 or 2 vectors and of more
-_ASTRAY = (
-    0.5  # of the tensors whose rows are whole lines, those that begin within one: a caller's may lie anywhere
-)
+_STRADDLING, _STRADDLING_STORE = 0.75, 1.5  # cycles for a vector in two cache lines
+_ASTRAY = 0.5  # of the tensors that could be aligned, those that are not: a caller's may begin anywhere
+_TALL, _TALL_AND_WIDE = 0.25, 1.25  # cycles for a row beyond 8 in a step; in tiles of 3 vectors and more
 _FAR_LINE, _FAR_LINE_ASKED = (
     4.0,
     2.0,
@@ -330,7 +324,8 @@ class AppliedContraction:
         from_l2 = float(panel_reads) + (data_reads if fits and block_bytes > caches.l1 // 2 else 0)
         # What does not fit there any more is displaced before the next panel wants it.
         beyond = min(1.0, max(0.0, (panel + block_bytes) / (0.75 * caches.l2_per_core) - 1))
-        from_l3 = beyond * (data_reads - data_bytes * shape.chunks)
+        displaced = beyond * shape.chunks * (shape.per_chunk - 1)  # times that all data comes again
+        from_l3 = displaced * data_bytes
         # Panels come from memory once for each block of rows, unless the chunk's stay in the second cache.
         again = shape.blocks if panel * chunk_panels > caches.l2_per_core // 2 else 1
         if product.constant_weight:
@@ -344,6 +339,8 @@ class AppliedContraction:
         from_l3 += data_bytes * comes
         written = product.formula.output.size * product.formula.output.dtype.bytes
         partial = 2.0 * (pieces - 1) * self._partial_size(shape) * passes  # elements
+        if 4 * self._partial_size(shape) > caches.l1 // 2:
+            from_l2 += 4 * partial
         staged = self._staged_bytes(shape) * shape.chunks * shape.blocks * repeats if shape.staged else 0
         asked = self._asked(shape, passes, panel) if shape.prefetch else 0.0
         copied = passes * self.product.length * shape.vectors if shape.copied else 0  # vectors
@@ -367,7 +364,7 @@ class AppliedContraction:
             scalar=sum(each.scalar for each in tiles)
             + passes * 100.0
             + staged / _COPIED_BYTES
-            + self._far_runs(shape, pieces) * comes
+            + self._far_runs(shape, pieces) * (comes + displaced)
             + self._far_strips(shape),
         )
 

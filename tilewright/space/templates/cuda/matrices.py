@@ -22,7 +22,7 @@ from tilewright.loops.tiling import columns_of
 from tilewright.runtime.packing import Packing
 from tilewright.te.index import Linear, coefficient, linear, simplify
 
-LANES = (16, 8, 4, 2, 1)
+LANES = (8, 4, 2, 1)
 _COPY_BYTES = 16  # the most that are copied at once
 _FEWEST_BYTES = 4  # of bytes, which cannot go through registers in pairs
 # What a product's operands may be, and what they are computed with as. 32-bit floats are rounded on the way in.
@@ -193,7 +193,8 @@ def _step(terms: Mapping[te.Expr, int], axes: Sequence[te.Var]) -> int | None:
 
 def _lanes(dtype: DType, numbers: Iterable[int]) -> int:
     found, most = list(numbers), _COPY_BYTES // dtype.bytes
-    return next(lanes for lanes in LANES if lanes <= most and all(number % lanes == 0 for number in found))
+    choices = (lanes for lanes in (16, *LANES) if lanes <= most)
+    return next(lanes for lanes in choices if all(number % lanes == 0 for number in found))
 
 
 def matrix(load: te.Load, outer: Sequence[te.Var], depth: Sequence[te.Var]) -> MatrixOperand | None:

@@ -1,6 +1,7 @@
 """Times that were measured once, beside the code: what a model that learns can be tried on without measuring.
 
-`measured.json` says on which machine and when. Templates change: configs that are not legal any more are left out.
+`measured.json` says on which machine and when. Templates change: knobs that are new have their defaults, and configs
+that are not legal any more are left out.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def _table(kept: dict) -> Table:
         for template, entry in kept["templates"].items()
         for values, microseconds in entry["trials"]
     ]
-    legal = [(config, seconds) for config, seconds in trials if candidates.is_legal(config)]
+    recalled = [(candidates.recalled(config), seconds) for config, seconds in trials]
+    legal = [(config, seconds) for config, seconds in recalled if config is not None]
     configs, seconds = zip(*legal, strict=True) if legal else ((), ())
     return Table(kept["task"], candidates, kept["threads"], tuple(configs), np.array(seconds))

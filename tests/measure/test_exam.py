@@ -141,6 +141,19 @@ def test_attention_is_held_to_what_single_precision_allows(shape: tuple[int, ...
     assert {"ordinary", "rows"} <= set(found)
 
 
+@pytest.mark.parametrize("seed", [100, 102, 107])
+def test_weights_of_products_are_held_to_what_single_precision_allows(seed: int) -> None:
+    """Two scores that change alike leave the weights as they are, but two that are rounded do not."""
+    x = Inputs()
+    task = x.task(apply("softmax", apply("matmul", x(256, 96), x(96, 128, constant=True)), axis=1))
+    for case in draw_exam(task, "fast", seed).cases:
+        data, weight = case.inputs
+        with np.errstate(all="ignore"):
+            scores = data.reshape(256, 96) @ weight.reshape(96, 128)
+            powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+            case.error((powers / powers.sum(axis=1, keepdims=True)).reshape(-1))
+
+
 def test_a_variance_that_is_never_small_is_found() -> None:
     def normalised(x: np.ndarray, least: float) -> np.ndarray:
         apart = x - x.mean(axis=1, keepdims=True)

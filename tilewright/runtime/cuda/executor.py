@@ -184,6 +184,7 @@ class _Loaded:
         self.arena, self.workspace = next(addresses), next(addresses)
         for address, array in zip(self.constants, constants, strict=True):
             self.device.upload(address, array.ctypes.data, array.nbytes)
+        self.device.synchronise()  # an upload is over when the driver has read what it uploads
 
     def _functions(self, objects: Mapping[str, bytes]) -> dict[str, Function]:
         shared = {

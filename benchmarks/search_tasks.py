@@ -39,7 +39,9 @@ TOP = 20  # configs that are timed again, taking turns
 ANCHORS = 10  # others that take turns with them, and tie the two series of times to each other
 RACE_SECONDS = 6.0
 PASSES = 1  # trials of each config: luck among the best is removed by their race
-NEAR = 1.3  # times the best, within which a config has one trial more: bad luck must not keep it from the race
+NEAR = (
+    1.3  # times the best, within which a config has one trial more: bad luck must not keep it from the race
+)
 BATCH = 64
 
 # -- the tasks --------------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def choose(task: Task, machine: GpuMachine, numerics: str, libraries: Collection
     own = [way for way in found if way.is_ours]
     if own and (is_depthwise(task) or not is_contraction(task)):
         return _shared(task, machine, numerics) or own[0]
-    if not (own and _is_of_bytes(task)) and (own == found or _suits_template(task, machine)):
+    if own == found or _suits_template(task, machine):
         best = cost.best_of(GpuWork(task, machine, numerics))
         parts = _in_parts(task, machine, numerics)
         if best is not None and (parts is None or best.seconds <= parts[0]):
@@ -73,12 +73,6 @@ def choose(task: Task, machine: GpuMachine, numerics: str, libraries: Collection
     if not found:
         raise SpaceError(f"no kernel and no library computes {task.label} on a GPU")
     return found[0]
-
-
-def _is_of_bytes(task: Task) -> bool:
-    """Products of bytes on tensor cores are for those who measure: a race holds each kernel against the oracle, and a
-    model of them that was not checked so has been seen to be wrong on a card."""
-    return any(node.op == "matmul" and node.inputs[0].dtype.bytes == 1 for node in task.graph.nodes())
 
 
 def _shared(task: Task, machine: GpuMachine, numerics: str) -> Way | None:

@@ -167,13 +167,13 @@ class _Rows:
         return all(
             simplify(load.indices[0] - formula.store) == te.as_index(0)
             for load in te.loads(formula.value)
-            if load.source is buffer
+            if load.source == buffer
         )
 
     def _is_row_by_row(self, buffer: Buffer) -> bool:
         """Whether a block reads, or writes, its own rows of it alone."""
         formula = self.formula
-        if buffer is formula.output:
+        if buffer == formula.output:
             return self.at not in te.variables(
                 self._in_tile(self._position(self.columns, formula.store), buffer)
             )
@@ -182,7 +182,7 @@ class _Rows:
             self._position(axes, load.indices[0])
             for axes, expr in passes
             for load in te.loads(expr)
-            if load.source is buffer
+            if load.source == buffer
         ]
         return all(self.at not in te.variables(self._in_tile(index, buffer)) for index in indices)
 
@@ -217,8 +217,8 @@ class _Rows:
 
     def program(self) -> Program:
         formula = self.formula
-        read = [(buffer, tile) for buffer, tile in self.tiles.items() if buffer is not formula.output]
-        written = [(buffer, tile) for buffer, tile in self.tiles.items() if buffer is formula.output]
+        read = [(buffer, tile) for buffer, tile in self.tiles.items() if buffer != formula.output]
+        written = [(buffer, tile) for buffer, tile in self.tiles.items() if buffer == formula.output]
         stmts: list[Stmt] = self._copies(read, to_tile=True)
         self.later = [(r.axes, r.body) for r in formula.reductions] + [(self.columns, formula.value)]
         for reduction in formula.reductions:

@@ -64,7 +64,9 @@ def bytes_work(m: int, n: int, k: int) -> MatrixWork:
     return work
 
 
-def test_a_constant_of_bytes_is_stored_as_the_pipeline_wants_it() -> None:
+@pytest.mark.parametrize("time", ["the first time", "and again"])
+def test_a_constant_of_bytes_is_stored_as_the_pipeline_wants_it(time: str) -> None:
+    """Again: what is remembered of indices then has buffers that are equal, and not the same objects."""
     m, n, k = 32, 48, 64
     output, inputs = product_of_bytes(m, n, k, turned=True)
     formula = formula_of(output, inputs)

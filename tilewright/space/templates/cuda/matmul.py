@@ -237,7 +237,7 @@ def product(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> Tensor
         sums=sums,
         write=write,
         decisions=words,
-        packings=tuple(work.packing if buffer is work.b.source else None for buffer in formula.inputs),
+        packings=tuple(work.packing if buffer == work.b.source else None for buffer in formula.inputs),
     )
 
 

@@ -60,6 +60,19 @@ class Formula:
         used = {var for reduction in self.reductions for var in te.variables(reduction.body)}
         return tuple(axis for axis in self.axes if axis in used)
 
+    @property
+    def moved(self) -> int:
+        """Bytes of everything that is read and written, once."""
+        return sum(buffer.size * buffer.dtype.bytes for buffer in (*self.inputs, self.output))
+
+    @property
+    def read_beside(self) -> float:
+        """Bytes that are read for each result behind its reductions."""
+        read = {load.source for load in te.loads(self.value) if load.indices}
+        results = self.output.size
+        read_bytes = sum(min(results, b.size) * b.dtype.bytes for b in read if isinstance(b, Buffer))
+        return read_bytes / max(1, results)
+
     def expressions(self) -> list[te.Expr]:
         return [reduction.body for reduction in self.reductions] + [self.value]
 

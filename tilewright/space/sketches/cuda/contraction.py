@@ -79,20 +79,6 @@ class Contraction:
     def dtype(self) -> DType:
         return self.left.dtype
 
-    @cached_property
-    def moved(self) -> float:
-        """Bytes of everything that is read and written, once."""
-        buffers = (*self.formula.inputs, self.formula.output)
-        return float(sum(buffer.size * buffer.dtype.bytes for buffer in buffers))
-
-    @cached_property
-    def read_beside(self) -> float:
-        """Bytes that are read for each result behind its sum."""
-        read = {load.source for load in te.loads(self.formula.value) if load.indices}
-        results = self.formula.output.size
-        read_bytes = sum(min(results, b.size) * b.dtype.bytes for b in read if isinstance(b, Buffer))
-        return read_bytes / max(1, results)
-
     def access_matrix(self, axes: Sequence[te.Var], swapped: bool) -> tuple[tuple[bool, ...], ...]:
         """For the result and both factors, in their order or in the other, which axes they move with."""
         factors = (self.right, self.left) if swapped else (self.left, self.right)

@@ -13,7 +13,6 @@ What the instruction's m, n and k stand for is a mapping (`mapping.py`), one of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping as Values
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,14 +21,14 @@ from tilewright.dtypes import DType
 from tilewright.hw.gpu import WARP, GpuMachine
 from tilewright.loops.gpu.instructions import columns, multiply
 from tilewright.loops.ir import Await, Commit, Kind, Program, Stmt, block, nest
-from tilewright.space.sketches.cuda.blocks import Blocks
 from tilewright.space.sketches.cuda.contraction import Contraction, contraction_of
-from tilewright.space.sketches.cuda.fetch import Fetched, Operand, Summed
+from tilewright.space.sketches.cuda.fetch import Operand
 from tilewright.space.sketches.cuda.mapping import Mapping, mappings
 from tilewright.space.sketches.cuda.pipeline import Pipeline
 from tilewright.space.sketches.cuda.results import Results
+from tilewright.space.sketches.cuda.structure import InTiles, Structure
 from tilewright.space.sketches.cuda.warps import Fragments, Sums
-from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.space import Knob, Space
 from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
 
 NAME = "tensorised"
@@ -79,113 +78,17 @@ class Tensorised:
         return Applied(found, ways, work.machine) if ways else None
 
 
-class Applied:
-    def __init__(self, work: Contraction, ways: list[Mapping], machine: GpuMachine) -> None:
-        self.work, self.ways, self.machine = work, ways, machine
-        self.wide = columns(work.dtype)
-        turn = work.dtype.bytes == 2  # what is loaded as it is transposed
-        self.read = [
-            (Operand(way.left, way.m, way.k, turn), Operand(way.right, way.n, way.k, turn)) for way in ways
-        ]
-
-    @cached_property
-    def space(self) -> Space:
-        m, n, k = (max(mapping.sizes[at] for mapping in self.ways) for at in range(3))
-
-        def sizes(extent: int, *choices: int) -> tuple[int, ...]:
-            """Those that are not more than twice what there is."""
-            return tuple(size for size in choices if size < 2 * extent or size == choices[0])
-
-        knobs = (
-            Knob("mapping", tuple(range(len(self.ways))), ordered=False),
-            Knob("bm", sizes(m, 16, 32, 64, 128, 256)),
-            Knob("bn", sizes(n, 16, 32, 64, 128, 256)),
-            Knob("bk", sizes(k, 4 * self.wide, 8 * self.wide)),
-            Knob("wm", sizes(m, 16, 32, 64)),
-            Knob("wn", sizes(n, 16, 32, 64)),
-            Knob("depth", (2 * self.wide, self.wide)),
-            Knob("stages", (1, 2, 3, 4)),
-            Knob("ahead", (False, True), ordered=False),
-        )
-        names = tuple(knob.name for knob in knobs)
-        return Space(NAME, knobs, self._legal, together=(names,))
-
-    def _legal(self, values: Values[str, Value]) -> bool:
-        return self.is_legal(tiles_of(values))
-
-    @cached_property
-    def _fewest(self) -> int:
-        """Threads of a block: one warp is enough where there is next to nothing to do."""
-        m, n, _ = self.ways[0].sizes
-        return _FEWEST if min(m, n) < _FEW else 2 * _FEWEST
-
-    def is_legal(self, t: Tiles) -> bool:
-        if t.bm % t.wm or t.bn % t.wn or not self._fewest <= t.threads <= _MOST:
-            return False
-        if t.wm * t.wn > WARP * _MOST_SUMS or (t.ahead and (t.stages == 1 or t.depth == self.wide)):
-            return False
-        if max(t.bm, t.bn) > _LONGEST * min(t.bm, t.bn) or max(t.wm, t.wn) > 2 * min(t.wm, t.wn):
-            return False
-        kernel = self.structure(t)
-        return (
-            kernel.shared_bytes <= self.machine.shared_block
-            and kernel.copied <= _MOST_COPIES
-            and kernel.registers <= _MOST_REGISTERS
-            and t.stages <= 1 + kernel.summed.total
-        )
-
-    def structure(self, tiles: Tiles) -> Structure:
-        return Structure(self.work, self.ways[tiles.mapping], self.read[tiles.mapping], tiles)
-
-    def kernel(self, config: Config) -> Program:
-        return self.structure(tiles_of(dict(config.values))).program()
-
-    def terms(self, config: Config) -> GpuTerms:
-        return self.structure(tiles_of(dict(config.values))).terms()
-
-
-def tiles_of(values: Values[str, Value]) -> Tiles:
-    return Tiles(**values)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Structure:
-    """One config's program, and what is known of it before it is made."""
-
-    work: Contraction
-    mapping: Mapping
-    read: tuple[Operand, Operand]
-    tiles: Tiles
-
-    @cached_property
-    def summed(self) -> Summed:
-        return Summed(self.mapping.k, self.mapping.outer, self.tiles.bk)
-
-    @cached_property
-    def operands(self) -> tuple[Fetched, Fetched]:
-        t, (left, right) = self.tiles, self.read
-        return (
-            Fetched(left, t.bm, self.summed, t.stages, "left", swizzled=True),
-            Fetched(right, t.bn, self.summed, t.stages, "right", swizzled=True),
-        )
+class Kernel(Structure[Tiles]):
+    swizzled = True
 
     @cached_property
     def results(self) -> Results:
         return Results(self.work, self.mapping.m, self.mapping.n, self.tiles.bm, self.tiles.bn)
 
-    @property
-    def blocks(self) -> Blocks:
-        return Blocks(self.mapping, self.tiles.bm, self.tiles.bn)
-
     @cached_property
     def shared_bytes(self) -> int:
         operands = sum(o.bytes for o in self.operands)
         return max(operands, self.tiles.bm * self.results.pitch * 4) + 256
-
-    @cached_property
-    def copied(self) -> int:
-        """Pieces of a step that a thread copies."""
-        return sum(operand.pieces(self.tiles.threads) for operand in self.operands)
 
     @cached_property
     def registers(self) -> float:
@@ -258,8 +161,8 @@ class Structure:
             copies=copies,
             shared_traffic=float(tile_bytes + fragments),
             loaded=float(tile_bytes),
-            memory=self.work.moved,
-            write_loaded=self.work.read_beside * results,
+            memory=float(self.work.formula.moved),
+            write_loaded=self.work.formula.read_beside * results,
             written=float(results * self.work.formula.output.dtype.bytes),
             write_shared=12.0 * results,
         )
@@ -306,3 +209,51 @@ def _loads(sums: Sums, held: int, step: int, stage: te.Expr, row: int, rows: int
             for group in range(groups * row // rows, groups * (row + 1) // rows)
         ]
     return stmts
+
+
+class Applied(InTiles[Tiles]):
+    sizes, structured = Tiles, Kernel
+    most_copies, most_registers = _MOST_COPIES, _MOST_REGISTERS
+
+    def __init__(self, work: Contraction, ways: list[Mapping], machine: GpuMachine) -> None:
+        turn = work.dtype.bytes == 2  # what is loaded as it is transposed
+        read = [
+            (Operand(way.left, way.m, way.k, turn), Operand(way.right, way.n, way.k, turn)) for way in ways
+        ]
+        super().__init__(work, ways, machine, read)
+        self.wide = columns(work.dtype)
+
+    @cached_property
+    def space(self) -> Space:
+        m, n, k = (max(mapping.sizes[at] for mapping in self.ways) for at in range(3))
+
+        def sizes(extent: int, *choices: int) -> tuple[int, ...]:
+            """Those that are not more than twice what there is."""
+            return tuple(size for size in choices if size < 2 * extent or size == choices[0])
+
+        knobs = (
+            Knob("mapping", tuple(range(len(self.ways))), ordered=False),
+            Knob("bm", sizes(m, 16, 32, 64, 128, 256)),
+            Knob("bn", sizes(n, 16, 32, 64, 128, 256)),
+            Knob("bk", sizes(k, 4 * self.wide, 8 * self.wide)),
+            Knob("wm", sizes(m, 16, 32, 64)),
+            Knob("wn", sizes(n, 16, 32, 64)),
+            Knob("depth", (2 * self.wide, self.wide)),
+            Knob("stages", (1, 2, 3, 4)),
+            Knob("ahead", (False, True), ordered=False),
+        )
+        names = tuple(knob.name for knob in knobs)
+        return Space(NAME, knobs, self.legal, together=(names,))
+
+    @cached_property
+    def _fewest(self) -> int:
+        """Threads of a block: one warp is enough where there is next to nothing to do."""
+        m, n, _ = self.ways[0].sizes
+        return _FEWEST if min(m, n) < _FEW else 2 * _FEWEST
+
+    def suits(self, t: Tiles) -> bool:
+        if t.bm % t.wm or t.bn % t.wn or not self._fewest <= t.threads <= _MOST:
+            return False
+        if t.wm * t.wn > WARP * _MOST_SUMS or (t.ahead and (t.stages == 1 or t.depth == self.wide)):
+            return False
+        return max(t.bm, t.bn) <= _LONGEST * min(t.bm, t.bn) and max(t.wm, t.wn) <= 2 * min(t.wm, t.wn)

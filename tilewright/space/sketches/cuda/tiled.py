@@ -15,7 +15,6 @@ A thread has VM x VN patches of RM x RN results, far apart: what neighbouring th
 
 from __future__ import annotations
 
-from collections.abc import Mapping as Values
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,12 +25,12 @@ from tilewright.loops.gpu.instructions import multiply_add
 from tilewright.loops.gpu.places import under
 from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import with_results
-from tilewright.space.sketches.cuda.blocks import Blocks
 from tilewright.space.sketches.cuda.contraction import Contraction, contraction_of
-from tilewright.space.sketches.cuda.fetch import Fetched, Operand, Summed
+from tilewright.space.sketches.cuda.fetch import Fetched, Operand
 from tilewright.space.sketches.cuda.mapping import Mapping, mappings
 from tilewright.space.sketches.cuda.pipeline import Pipeline
-from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.sketches.cuda.structure import InTiles, Structure
+from tilewright.space.space import Knob, Space
 from tilewright.space.templates.cuda.matrices import at_places, index_at_places
 from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
 from tilewright.te.index import coefficient, simplify
@@ -89,67 +88,6 @@ class Tiled:
         return Applied(found, ways, work.machine) if ways else None
 
 
-class Applied:
-    def __init__(self, work: Contraction, ways: list[Mapping], machine: GpuMachine) -> None:
-        self.work, self.ways, self.machine = work, ways, machine
-        self.read = [(Operand(way.left, way.m, way.k), Operand(way.right, way.n, way.k)) for way in ways]
-
-    @cached_property
-    def space(self) -> Space:
-        knobs = (
-            Knob("mapping", tuple(range(len(self.ways))), ordered=False),
-            Knob("tm", (4, 8, 16, 32)),
-            Knob("tn", (8, 16, 32)),
-            Knob("vm", (1, 2, 4, 8)),
-            Knob("vn", (1, 2, 4, 8)),
-            Knob("rm", self._vectors(0)),
-            Knob("rn", self._vectors(1)),
-            Knob("bk", (8, 16)),
-            Knob("stages", (1, 2, 3)),
-        )
-        names = tuple(knob.name for knob in knobs)
-        return Space(NAME, knobs, self._legal, together=(names,))
-
-    def _legal(self, values: Values[str, Value]) -> bool:
-        return self.is_legal(tiles_of(values))
-
-    def _vectors(self, side: int) -> tuple[int, ...]:
-        """Neighbours that a thread has along a side: several where tiles have them in rows, and can be read at once."""
-        return tuple(sorted({_PART if read[side].turned else 1 for read in self.read}))
-
-    def is_legal(self, t: Tiles) -> bool:
-        if not (_FEWEST <= t.threads <= _MOST and _FEWEST_SUMS <= t.vm * t.rm * t.vn * t.rn <= _MOST_SUMS):
-            return False
-        if not (t.bm <= _WIDEST and t.bn <= _WIDEST):
-            return False
-        left, right = self.read[t.mapping]
-        if (t.rm > 1) != left.turned or (t.rn > 1) != right.turned:
-            return False
-        m, n = left.extent, right.extent
-        if t.bm >= 2 * max(m, _NARROWEST) or t.bn >= 2 * max(n, _NARROWEST):
-            return False
-        kernel = self.structure(t)
-        return (
-            kernel.shared_bytes <= self.machine.shared_block
-            and kernel.copied <= _MOST_COPIES
-            and kernel.registers <= _MOST_REGISTERS
-            and t.stages <= 1 + kernel.summed.total
-        )
-
-    def structure(self, tiles: Tiles) -> Structure:
-        return Structure(self.work, self.ways[tiles.mapping], self.read[tiles.mapping], tiles)
-
-    def kernel(self, config: Config) -> Program:
-        return self.structure(tiles_of(dict(config.values))).program()
-
-    def terms(self, config: Config) -> GpuTerms:
-        return self.structure(tiles_of(dict(config.values))).terms()
-
-
-def tiles_of(values: Values[str, Value]) -> Tiles:
-    return Tiles(**values)  # type: ignore[arg-type]
-
-
 @dataclass(frozen=True)
 class _Patches:
     """One side of a thread's results: `v` patches of `r` neighbours, `threads` x `r` apart; `place` is the thread's."""
@@ -187,39 +125,10 @@ class _Patches:
         return nest([(v, Kind.UNROLL), (r, Kind.UNROLL), (k, Kind.VECTOR)], store)
 
 
-@dataclass(frozen=True)
-class Structure:
-    """One config's program, and what is known of it before it is made."""
-
-    work: Contraction
-    mapping: Mapping
-    read: tuple[Operand, Operand]
-    tiles: Tiles
-
-    @cached_property
-    def summed(self) -> Summed:
-        return Summed(self.mapping.k, self.mapping.outer, self.tiles.bk)
-
-    @cached_property
-    def operands(self) -> tuple[Fetched, Fetched]:
-        t, (left, right) = self.tiles, self.read
-        return (
-            Fetched(left, t.bm, self.summed, t.stages, "left"),
-            Fetched(right, t.bn, self.summed, t.stages, "right"),
-        )
-
-    @property
-    def blocks(self) -> Blocks:
-        return Blocks(self.mapping, self.tiles.bm, self.tiles.bn)
-
+class Kernel(Structure[Tiles]):
     @cached_property
     def shared_bytes(self) -> int:
         return sum(o.bytes for o in self.operands) + 256
-
-    @cached_property
-    def copied(self) -> int:
-        """Pieces of a step that a thread copies."""
-        return sum(operand.pieces(self.tiles.threads) for operand in self.operands)
 
     @cached_property
     def registers(self) -> float:
@@ -321,8 +230,8 @@ class Structure:
             copies=sum(pieces),
             shared_traffic=float(tile_bytes + read * size),
             loaded=float(tile_bytes),
-            memory=self.work.moved,
-            write_loaded=self.work.read_beside * results,
+            memory=float(self.work.formula.moved),
+            write_loaded=self.work.formula.read_beside * results,
             written=float(results * self.work.formula.output.dtype.bytes),
             write_shared=0.0,
         )
@@ -343,3 +252,43 @@ def _summed(sums: Buffer, rows: _Patches, columns: _Patches, depth: int, stage: 
             nest([(k, Kind.UNROLL), (i, Kind.UNROLL), (j, Kind.UNROLL)], step),
         ),
     )
+
+
+class Applied(InTiles[Tiles]):
+    sizes, structured = Tiles, Kernel
+    most_copies, most_registers = _MOST_COPIES, _MOST_REGISTERS
+
+    def __init__(self, work: Contraction, ways: list[Mapping], machine: GpuMachine) -> None:
+        read = [(Operand(way.left, way.m, way.k), Operand(way.right, way.n, way.k)) for way in ways]
+        super().__init__(work, ways, machine, read)
+
+    @cached_property
+    def space(self) -> Space:
+        knobs = (
+            Knob("mapping", tuple(range(len(self.ways))), ordered=False),
+            Knob("tm", (4, 8, 16, 32)),
+            Knob("tn", (8, 16, 32)),
+            Knob("vm", (1, 2, 4, 8)),
+            Knob("vn", (1, 2, 4, 8)),
+            Knob("rm", self._vectors(0)),
+            Knob("rn", self._vectors(1)),
+            Knob("bk", (8, 16)),
+            Knob("stages", (1, 2, 3)),
+        )
+        names = tuple(knob.name for knob in knobs)
+        return Space(NAME, knobs, self.legal, together=(names,))
+
+    def _vectors(self, side: int) -> tuple[int, ...]:
+        """Neighbours that a thread has along a side: several where tiles have them in rows, and can be read at once."""
+        return tuple(sorted({_PART if read[side].turned else 1 for read in self.read}))
+
+    def suits(self, t: Tiles) -> bool:
+        if not (_FEWEST <= t.threads <= _MOST and _FEWEST_SUMS <= t.vm * t.rm * t.vn * t.rn <= _MOST_SUMS):
+            return False
+        if not (t.bm <= _WIDEST and t.bn <= _WIDEST):
+            return False
+        left, right = self.read[t.mapping]
+        if (t.rm > 1) != left.turned or (t.rn > 1) != right.turned:
+            return False
+        m, n = left.extent, right.extent
+        return t.bm < 2 * max(m, _NARROWEST) and t.bn < 2 * max(n, _NARROWEST)

@@ -54,20 +54,6 @@ class MatrixWork:
         return math.prod(axis.extent for axis in self.batch)
 
     @cached_property
-    def moved(self) -> float:
-        """Bytes of everything that is read and written, once."""
-        buffers = (*self.formula.inputs, self.formula.output)
-        return float(sum(buffer.size * buffer.dtype.bytes for buffer in buffers))
-
-    @cached_property
-    def read_beside(self) -> float:
-        """Bytes that the epilogue reads for each result."""
-        read = {load.source for load in te.loads(self.formula.value) if load.indices}
-        results = self.formula.output.size
-        read_bytes = sum(min(results, b.size) * b.dtype.bytes for b in read if isinstance(b, Buffer))
-        return read_bytes / max(1, results)
-
-    @cached_property
     def left(self) -> MatrixOperand | WindowOperand:
         found = self._left()
         assert found is not None

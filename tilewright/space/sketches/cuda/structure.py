@@ -1,0 +1,135 @@
+"""What the sketches have in common that fetch tiles of both factors into shared memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping as Values
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from tilewright.hw.gpu import GpuMachine
+from tilewright.loops.ir import Program
+from tilewright.space.sketches.cuda.blocks import Blocks
+from tilewright.space.sketches.cuda.contraction import Contraction
+from tilewright.space.sketches.cuda.fetch import Fetched, Operand, Summed
+from tilewright.space.sketches.cuda.mapping import Mapping
+from tilewright.space.space import Config, Space, Value
+from tilewright.space.templates.cuda.template import GpuTerms
+
+
+class Sizes(Protocol):
+    """The values of a config: `mapping` is a number, `bm`, `bn` and `bk` are what a block has of each side."""
+
+    @property
+    def mapping(self) -> int: ...
+    @property
+    def bm(self) -> int: ...
+    @property
+    def bn(self) -> int: ...
+    @property
+    def bk(self) -> int: ...
+    @property
+    def stages(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+
+
+S = TypeVar("S", bound=Sizes)
+
+
+@dataclass(frozen=True)
+class Structure(ABC, Generic[S]):
+    """One config's program, and what is known of it before it is made."""
+
+    swizzled: ClassVar[bool] = False  # whether chunks of the tiles change places
+
+    work: Contraction
+    mapping: Mapping
+    read: tuple[Operand, Operand]
+    tiles: S
+
+    @cached_property
+    def summed(self) -> Summed:
+        return Summed(self.mapping.k, self.mapping.outer, self.tiles.bk)
+
+    @cached_property
+    def operands(self) -> tuple[Fetched, Fetched]:
+        t, (left, right) = self.tiles, self.read
+        return (
+            Fetched(left, t.bm, self.summed, t.stages, "left", swizzled=self.swizzled),
+            Fetched(right, t.bn, self.summed, t.stages, "right", swizzled=self.swizzled),
+        )
+
+    @property
+    def blocks(self) -> Blocks:
+        return Blocks(self.mapping, self.tiles.bm, self.tiles.bn)
+
+    @cached_property
+    def copied(self) -> int:
+        """Pieces of a step that a thread copies."""
+        return sum(operand.pieces(self.tiles.threads) for operand in self.operands)
+
+    @property
+    @abstractmethod
+    def shared_bytes(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def registers(self) -> float: ...
+
+    @abstractmethod
+    def program(self) -> Program: ...
+
+    @abstractmethod
+    def terms(self) -> GpuTerms: ...
+
+
+class InTiles(ABC, Generic[S]):
+    """A sketch applied to a contraction. `ways`: the mappings to choose among; `read`: of each its operands."""
+
+    sizes: type[S]
+    structured: type[Structure[S]]
+    most_copies: int  # of a thread in a step
+    most_registers: int
+
+    def __init__(
+        self,
+        work: Contraction,
+        ways: list[Mapping],
+        machine: GpuMachine,
+        read: list[tuple[Operand, Operand]],
+    ) -> None:
+        self.work, self.ways, self.machine, self.read = work, ways, machine, read
+
+    @property
+    @abstractmethod
+    def space(self) -> Space: ...
+
+    @abstractmethod
+    def suits(self, tiles: S) -> bool:
+        """Whether the sizes go together, and suit the task."""
+
+    def legal(self, values: Values[str, Value]) -> bool:
+        tiles = self.sizes(**values)
+        if not self.suits(tiles):
+            return False
+        kernel = self.structure(tiles)
+        return (
+            kernel.shared_bytes <= self.machine.shared_block
+            and kernel.copied <= self.most_copies
+            and kernel.registers <= self.most_registers
+            and tiles.stages <= 1 + kernel.summed.total
+        )
+
+    def structure(self, tiles: S) -> Structure[S]:
+        return self.structured(self.work, self.ways[tiles.mapping], self.read[tiles.mapping], tiles)
+
+    def of_config(self, config: Config) -> Structure[S]:
+        return self.structure(self.sizes(**dict(config.values)))
+
+    def kernel(self, config: Config) -> Program:
+        return self.of_config(config).program()
+
+    def terms(self, config: Config) -> GpuTerms:
+        return self.of_config(config).terms()

@@ -134,6 +134,46 @@ def convolution(batch: int, size: int, inside: int, outside: int, window: int, s
     return Case(name, flops, make, alone, whole)
 
 
+def gated(m: int, n: int, k: int) -> Case:
+    """(silu(gate) * x) w': what is before the product is computed on the way to it."""
+
+    def make() -> tuple[Task, list[torch.Tensor]]:
+        x = Inputs()
+        data, gate, weight = x(m, k)[0], x(m, k)[0], x(n, k, scale=k**-0.5)[0]
+        both = apply("mul", apply("silu", gate), data)
+        return x.task(apply("matmul", both, apply("permute", weight, axes=(1, 0)))), x.tensors
+
+    def alone(t: Sequence[torch.Tensor]) -> torch.Tensor:
+        return F.linear(t[0], t[2])
+
+    def whole(t: Sequence[torch.Tensor]) -> torch.Tensor:
+        return F.linear(F.silu(t[1]) * t[0], t[2])
+
+    return Case(f"silu gate, {m} x {n} x {k}", 2.0 * m * n * k, make, alone, whole)
+
+
+def scaled(batch: int, size: int, inside: int, outside: int) -> Case:
+    """A pointwise convolution of an image whose channels are weighted, each image's by itself, with a residual."""
+
+    def make() -> tuple[Task, list[torch.Tensor]]:
+        x = Inputs()
+        image, weights = x(batch, size, size, inside)[0], x(batch, 1, 1, inside)[0]
+        weight = x(inside, outside, scale=inside**-0.5)[0]
+        total = apply("matmul", apply("mul", image, weights), weight)
+        return x.task(apply("add", total, x(batch, size, size, outside)[0])), x.tensors
+
+    def alone(t: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.matmul(t[0], t[2])
+
+    def whole(t: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.matmul(t[0] * t[1], t[2]) + t[3]
+
+    flops = 2.0 * batch * size * size * inside * outside
+    return Case(
+        f"weighted channels, {batch} x {size} x {size}, {inside} -> {outside}", flops, make, alone, whole
+    )
+
+
 def attention(
     batch: int, heads: int, length: int, width: int, causal: bool = False, mask: bool = False
 ) -> Case:
@@ -190,6 +230,10 @@ CASES = [
     convolution(32, 56, 64, 256, 1),
     convolution(32, 28, 512, 256, 1, 2),
     convolution(32, 224, 3, 64, 7, 2),
+    gated(4096, 1024, 4096),
+    gated(16384, 256, 1024),
+    scaled(32, 56, 144, 24),
+    scaled(32, 14, 672, 112),
     attention(8, 12, 512, 64),
     attention(1, 12, 512, 64),
     attention(32, 12, 197, 64),

@@ -24,16 +24,15 @@ import torch
 from torch import nn
 
 from tilewright import frontend
-from tilewright.graph.lower import lower_graph
+from tilewright.codegen.cuda.pieces import piece_source
 from tilewright.hw import host
 from tilewright.hw.gpu import GpuMachine, detect
-from tilewright.loops.formula import formula_of
-from tilewright.loops.gpu.default import default_program
-from tilewright.loops.weights import with_weights
 from tilewright.measure.gpu import GpuProgram
 from tilewright.rewrites.pipeline import run_pipeline
 from tilewright.runtime.cuda.device import Device
+from tilewright.space.vendor.pieces import Way
 from tilewright.support.trace import Trace
+from tilewright.tune.gpu import choose
 from tilewright.tune.oracle import PredictedCosts
 
 LAUNCHES, TURNS = 10, 7
@@ -68,6 +67,14 @@ def _normalised_sum(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, b: torch.
     return _layer_norm(x + y, w, b)
 
 
+def _group_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return nn.functional.group_norm(x, 32, weight, bias)
+
+
+def _gathered(x: torch.Tensor) -> torch.Tensor:
+    return x[torch.arange(x.shape[0], device=x.device) * 4099 % x.shape[0]]
+
+
 CASES = [
     Case("gelu(x + bias) + residual, 32768 x 3072", _gelu, ((32768, 3072), (3072,), (32768, 3072))),
     Case("relu(x) of 2^26, fp32", torch.relu, ((1 << 26,),), torch.float32),
@@ -82,6 +89,14 @@ CASES = [
     ),
     Case("layer norm, 32768 x 4096, fp32", _layer_norm, ((32768, 4096), (4096,), (4096,)), torch.float32),
     Case("sum of rows, 65536 x 2048", lambda x: x.sum(-1), ((65536, 2048),)),
+    Case("sum of columns, 65536 x 2048", lambda x: x.sum(0), ((65536, 2048),)),
+    Case("group norm, 64 x 256 x 56 x 56", _group_norm, ((64, 256, 56, 56), (256,), (256,))),
+    Case("rows gathered, 131072 x 768", _gathered, ((131072, 768),)),
+    Case(
+        "resize to twice the size, 32 x 128 x 56 x 56",
+        lambda x: nn.functional.interpolate(x, scale_factor=2.0, mode="nearest"),
+        ((32, 128, 56, 56),),
+    ),
     Case("transpose, 8192 x 8192", lambda x: x.t().contiguous(), ((8192, 8192),)),
     Case("transpose, 8192 x 8192, fp32", lambda x: x.t().contiguous(), ((8192, 8192),), torch.float32),
     Case(
@@ -131,7 +146,38 @@ def timed(launch: Callable[[], object]) -> float:
     return begin.elapsed_time(end) * 1e3 / LAUNCHES
 
 
-def ours(case: Case, inputs: Sequence[torch.Tensor], machine: GpuMachine, device: Device) -> GpuProgram:
+class Ours:
+    """The kernels of a task, one after another, on the caller's tensors."""
+
+    def __init__(self, way: Way, machine: GpuMachine, device: Device) -> None:
+        self.way = way
+        self.programs = [
+            GpuProgram(piece_source(piece, machine, "fast"), machine, device) for piece in way.pieces
+        ]
+        self.own = [program.addresses for program in self.programs]
+
+    def bind(self, inputs: Sequence[torch.Tensor], result: torch.Tensor) -> None:
+        places = {node: x.data_ptr() for node, x in zip(self.way.inputs, inputs, strict=True)}
+        for piece, program in zip(self.way.pieces, self.programs, strict=True):
+            last = piece is self.way.pieces[-1]
+            places[piece.result] = result.data_ptr() if last else program.addresses[-1]
+            program.addresses = [places[node] for node in (*piece.operands, piece.result)]
+
+    def launch(self, stream: int) -> None:
+        for program in self.programs:
+            program.launch(stream)
+
+    def close(self) -> None:
+        for program, own in zip(self.programs, self.own, strict=True):
+            program.addresses = own
+            program.close()
+
+    @property
+    def decisions(self) -> str:
+        return "; ".join(program.kernel.decisions for program in self.programs)
+
+
+def ours(case: Case, inputs: Sequence[torch.Tensor], machine: GpuMachine, device: Device) -> Ours:
     imported = frontend.import_model(Function(case.function).eval(), tuple(x.cpu() for x in inputs))
     partition = run_pipeline(
         imported.graph, Trace.off(), numerics="fast", oracle=PredictedCosts(host(), "fast")
@@ -139,8 +185,7 @@ def ours(case: Case, inputs: Sequence[torch.Tensor], machine: GpuMachine, device
     tasks = [task for task, _ in partition.tasks().values()]
     if len(tasks) != 1:
         raise SystemExit(f"{case.name} became {len(tasks)} tasks")
-    output, tensors = lower_graph(tasks[0].graph)
-    return GpuProgram(default_program(with_weights(formula_of(output, tensors)), machine), machine, device)
+    return Ours(choose(tasks[0], machine, "fast", ()), machine, device)
 
 
 def measure(case: Case, machine: GpuMachine, device: Device, eager_alone: bool = False) -> Row:
@@ -149,17 +194,16 @@ def measure(case: Case, machine: GpuMachine, device: Device, eager_alone: bool =
     expected = case.function(*(x.double() for x in inputs))
     compiled = torch.compile(case.function)
     program = ours(case, inputs, machine, device)
-    addresses = program.addresses
     stream = torch.cuda.current_stream().cuda_stream
     result = torch.full(expected.shape, float("nan"), device="cuda", dtype=case.dtype)
-    program.addresses = [*(x.data_ptr() for x in inputs), result.data_ptr()]
+    program.bind(inputs, result)
     program.launch(stream)
     torch.cuda.synchronize()
     wide = result.double()
     error = float(torch.linalg.vector_norm(wide - expected) / torch.linalg.vector_norm(expected))
     if not torch.isfinite(wide).all():
         error = float("nan")
-    size = program.moved_bytes // 2
+    size = sum(x.nbytes for x in (*inputs, result)) // 2
     source, target = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
     contenders: dict[str, Callable[[], object]] = {
         "copy": lambda: target.copy_(source),
@@ -180,7 +224,6 @@ def measure(case: Case, machine: GpuMachine, device: Device, eager_alone: bool =
         for name, launch in contenders.items():
             times[name].append(timed(launch))
     medians = {name: statistics.median(taken) for name, taken in times.items() if taken}
-    program.addresses = addresses
     program.close()
     return Row(
         case.name,
@@ -190,7 +233,7 @@ def measure(case: Case, machine: GpuMachine, device: Device, eager_alone: bool =
         medians.get("compiled"),
         medians["ours"],
         error,
-        program.kernel.decisions,
+        program.decisions,
     )
 
 

@@ -24,6 +24,7 @@ from tilewright.errors import DeviceError, MeasurementError, SpaceError, Tilewri
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.gpu.rows import is_rowwise
+from tilewright.measure.gpu_calibration import rated
 from tilewright.measure.gpu_ways import Answer, Finished, Question, Refused, Running, Tried, Trying
 from tilewright.measure.process import Child, Dead, Failed
 from tilewright.runtime.ports import torch_module
@@ -32,7 +33,7 @@ from tilewright.space.sketches.cuda.shared_sums import SharedSums
 from tilewright.space.space import Config
 from tilewright.space.templates.cuda.matmul import TensorCores
 from tilewright.space.templates.cuda.template import GpuWork
-from tilewright.space.vendor import split
+from tilewright.space.vendor import apart, split, tall
 from tilewright.space.vendor.candidates import candidate_ways, is_contraction, is_depthwise, way_of
 from tilewright.space.vendor.pieces import Way, ours
 from tilewright.support.fingerprint import fingerprint
@@ -50,6 +51,8 @@ _AHEAD = 6  # tasks whose kernels are compiled while one is raced
 _FEW_TERMS = 32
 _QUERIES, _IDLE = 64, 4  # of a block of attention; blocks for each multiprocessor that are few
 _VENDOR_FLOPS, _VENDOR_BYTES, _VENDOR_START = 6e14, 3.5e12, 3e-6  # what a library reaches, roughly
+_WORTH_TWO = 0.6  # of what one kernel is expected to take, that two may: it often takes less
+_REACHED = 0.7  # of the memory's bandwidth, by a kernel that reads columns
 _HOPELESS = 1.6  # times that, at which one config of a template is enough
 _MOST_REHEARSED = 12  # winners that are held against the rule's choice inside the models
 _TURNS = 9
@@ -61,15 +64,16 @@ def choose(task: Task, machine: GpuMachine, numerics: str, libraries: Collection
     was found ahead of them, or nothing else is there; the default program for all else."""
     found = candidate_ways(task, machine, numerics, libraries, algorithms=1)
     own = [way for way in found if way.is_ours]
+    rates = rated(machine)
     if own and (is_depthwise(task) or not is_contraction(task)):
-        return _shared(task, machine, numerics) or own[0]
+        return _shared(task, rates, numerics) or own[0]
     if own == found or _suits_template(task, machine):
-        best = cost.best_of(GpuWork(task, machine, numerics))
-        parts = _in_parts(task, machine, numerics)
-        if best is not None and (parts is None or best.seconds <= parts[0]):
+        best = cost.best_of(GpuWork(task, rates, numerics))
+        cut = min(_cut(task, rates, numerics), key=lambda each: each[0], default=None)
+        if best is not None and (cut is None or best.seconds <= cut[0]):
             return ours(task, best.config)
-        if parts is not None:
-            return parts[1]
+        if cut is not None:
+            return cut[1]
     if not found:
         raise SpaceError(f"no kernel and no library computes {task.label} on a GPU")
     return found[0]
@@ -82,7 +86,44 @@ def _shared(task: Task, machine: GpuMachine, numerics: str) -> Way | None:
     if is_depthwise(task) or work.formula is None or is_rowwise(work.formula):
         return None
     best = next(iter(cost.rank(work, most=1, templates=[SharedSums()])), None)
+    parts = _tall(task, machine, numerics)
+    if parts is not None and (best is None or parts[0] < _WORTH_TWO * best.seconds):
+        return parts[1]
     return None if best is None else ours(task, best.config)
+
+
+def _tall(task: Task, machine: GpuMachine, numerics: str) -> tuple[float, Way] | None:
+    """A reduction over rows in parts, and the seconds that it is expected to take."""
+    count = tall.parts_of(task, machine)
+    if count is None:
+        return None
+    first, rest = tall.way_tall(task, count).pieces
+    ending = GpuWork(rest.task, machine, numerics)
+    best = next(iter(cost.rank(ending, most=1, templates=[SharedSums()])), None)
+    way = tall.way_tall(task, count, None if best is None else best.config)
+    moved = first.task.bytes / (_REACHED * machine.memory_bytes_per_second)
+    return moved + 2 * _VENDOR_START, way
+
+
+def _cut(task: Task, machine: GpuMachine, numerics: str) -> list[tuple[float, Way]]:
+    """Ways of two kernels of ours, and the seconds that they are expected to take."""
+    found = (
+        _in_parts(task, machine, numerics),
+        _apart(task, machine, numerics),
+        _tall(task, machine, numerics),
+    )
+    return [way for way in found if way is not None]
+
+
+def _apart(task: Task, machine: GpuMachine, numerics: str) -> tuple[float, Way] | None:
+    """The best way to compute what stands before a product by itself."""
+    if not apart.is_before(task):
+        return None
+    before, product = apart.way_apart(task, None).pieces
+    for best in cost.rank(GpuWork(product.task, machine, numerics), most=1, templates=[TensorCores()]):
+        seconds = best.seconds + _VENDOR_START + before.task.bytes / machine.memory_bytes_per_second
+        return seconds, apart.way_apart(task, best.config)
+    return None
 
 
 def _in_parts(task: Task, machine: GpuMachine, numerics: str) -> tuple[float, Way] | None:
@@ -234,7 +275,8 @@ class GpuTuner:
     def _candidates(self, task: Task, first: Way) -> list[Way]:
         """The rule's choice first, then those of templates and sketches, then the libraries' others."""
         found = {first.config: first}
-        work = GpuWork(task, self.machine, self.numerics)
+        rates = rated(self.machine)
+        work = GpuWork(task, rates, self.numerics)
         ranked = cost.rank(work, most=_FROM_TEMPLATES)
         if ranked and found and ranked[0].seconds > _HOPELESS * _vendor_seconds(task):
             ranked = ranked[:1]
@@ -243,9 +285,8 @@ class GpuTuner:
             sketched = []
         ranked += sketched
         ways = candidate_ways(task, self.machine, self.numerics, self.libraries)
-        parts = _in_parts(task, self.machine, self.numerics)
-        summed = [] if parts is None else [parts[1]]
-        for way in (*(ours(task, each.config) for each in ranked), *summed, *ways):
+        pairs = [way for _, way in _cut(task, rates, self.numerics)]
+        for way in (*(ours(task, each.config) for each in ranked), *pairs, *ways):
             found.setdefault(way.config, way)
         return list(found.values())[:_MOST]
 

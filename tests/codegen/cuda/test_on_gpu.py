@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.loops.formulas import EXAMPLES, Example
 from tests.loops.gpu.test_default import rows_of
+from tests.loops.gpu.test_pooled import CASES as POOLS
+from tests.loops.gpu.test_pooled import pool
 from tests.loops.test_default import assert_computes, random_arrays
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import GpuMachine, detect
 from tilewright.loops.formula import formula_of
+from tilewright.loops.gpu import pooled
 from tilewright.loops.gpu.default import default_program
 from tilewright.loops.weights import with_weights
 from tilewright.measure.gpu import GpuProgram
@@ -55,6 +59,44 @@ def test_rows_of_any_length(columns: int, card: tuple[device.Device, GpuMachine]
     kernel.close()
     weights = np.exp(x.astype(float) - x.astype(float).max(1, keepdims=True))
     np.testing.assert_allclose(got, weights / weights.sum(1, keepdims=True), rtol=2e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1_000, 24_576), (1_056, 65_536)])
+def test_long_rows_one_after_another(rows: int, columns: int, card: tuple[device.Device, GpuMachine]) -> None:
+    on, machine = card
+    output, inputs = rows_of(rows, columns, DType.F16)
+    program = default_program(with_weights(formula_of(output, inputs)), replace(machine, sms=132))
+    assert program.decisions.startswith("staged rows")
+    (x,) = random_arrays(inputs)
+    kernel = GpuProgram(program, machine, on)
+    results = [kernel.run([x]) for _ in range(3)]
+    kernel.close()
+    assert all(result.tobytes() == results[0].tobytes() for result in results)
+    weights = np.exp(x.astype(np.float32) - x.astype(np.float32).max(1, keepdims=True))
+    got = results[0].reshape(x.shape).astype(np.float32)
+    np.testing.assert_allclose(got, weights / weights.sum(1, keepdims=True), rtol=2e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "size", "taps", "stride", "low"), [case[:5] for case in POOLS])
+def test_pooled(
+    kind: str,
+    size: int,
+    taps: int,
+    stride: int,
+    low: int,
+    card: tuple[device.Device, GpuMachine],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pooled, "_BUSY", 0)
+    on, machine = card
+    output, inputs = pool(kind, size, taps, stride, low)
+    program = default_program(formula_of(output, inputs, keep_rounding=True), machine)
+    assert program.decisions.startswith("pooled")
+    arrays = random_arrays(inputs)
+    kernel = GpuProgram(program, machine, on)
+    got = kernel.run(arrays)
+    kernel.close()
+    assert_computes(got, output, dict(zip(inputs, arrays, strict=True)))
 
 
 @pytest.mark.parametrize("extents", [(64, 64), (72, 136), (40, 76), (33, 70), (1000, 520)])

@@ -2,30 +2,125 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
 from tilewright import te
 from tilewright.dtypes import DType
-from tilewright.loops.gpu.tensor import MatrixOperand, TensorProduct, WindowOperand
-from tilewright.loops.ir import Kind, Program, Stmt, Store, block, nest
+from tilewright.hw import host
+from tilewright.loops.gpu.tensor import (
+    ComputedOperand,
+    MatrixOperand,
+    Operand,
+    TensorProduct,
+    WindowOperand,
+)
+from tilewright.loops.ir import Block, For, If, Kind, Program, Scope, Stmt, Store, block, nest, walk_stmts
+from tilewright.loops.tiling import with_values
+from tilewright.measure.single import SingleKernel
 
 
 def meaning(product: TensorProduct) -> Program:
     """The sums of one vector of results at a time, then what is done with them."""
-    m, k = te.Var("place_m", product.m), te.Var("place_k", product.k)
-    vector, lane = te.Var("place_n", product.n // product.lanes), te.Var("v", product.lanes)
-    term = _left(product.a, m, k) * _matrix(product.b, vector * product.lanes + lane, k)
-    total = te.Load(product.sums, (lane,))
-    body: Stmt = block(
-        nest([(lane, Kind.SERIAL)], Store(product.sums, lane, te.const(0.0, DType.F32))),
-        nest([(k, Kind.SERIAL), (lane, Kind.SERIAL)], Store(product.sums, lane, total + term)),
-        product.write,
+    m = te.Var("place_m", product.m)
+    vector = te.Var("place_n", product.n // product.lanes)
+    batch = [(axis, Kind.SERIAL) for axis in product.batch]
+    first = _first_of_tile(product)
+    if product.reduced is None:
+        body = block(_sums(product, m, vector), with_values(product.write, first))
+        return Program(
+            product.name, product.params, nest([*batch, (m, Kind.SERIAL), (vector, Kind.SERIAL)], body)
+        )
+    reduced = product.reduced
+    part, row = te.Var("part", product.m // reduced.rows), te.Var("row", reduced.rows)
+    at = {m: part * reduced.rows + row}
+    added = block(_sums(product, m, vector), with_values(reduced.add, first))
+    body = block(reduced.begin, nest([(row, Kind.SERIAL)], with_values(added, at)), reduced.write)
+    return Program(product.name, product.params, nest([(part, Kind.SERIAL), (vector, Kind.SERIAL)], body))
+
+
+def _sums(product: TensorProduct, m: te.Var, vector: te.Var) -> Stmt:
+    k, lane = te.Var("place_k", product.k), te.Var("v", product.lanes)
+    column = vector * product.lanes + lane
+    (before_a, left), (before_b, right) = (
+        _element(operand, name, place, k)
+        for operand, name, place in ((product.a, "left", m), (product.b, "right", column))
     )
-    loops = [(axis, Kind.SERIAL) for axis in (*product.batch, m, vector)]
-    return Program(product.name, product.params, nest(loops, body))
+    total = te.Load(product.sums, (lane,))
+    term = block(*before_a, *before_b, Store(product.sums, lane, total + left * right))
+    return block(
+        nest([(lane, Kind.SERIAL)], Store(product.sums, lane, te.const(0.0, DType.F32))),
+        nest([(k, Kind.SERIAL), (lane, Kind.SERIAL)], term),
+    )
 
 
-def _left(operand: MatrixOperand | WindowOperand, row: te.Var, k: te.Var) -> te.Expr:
-    if isinstance(operand, MatrixOperand):
-        return _matrix(operand, row, k)
+def computed(product: TensorProduct, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """What it means, as machine code of this processor: the expressions are those that become CUDA C++."""
+    return SingleKernel(meaning(product), host(), threads=1)([array.reshape(-1) for array in arrays])
+
+
+def _first_of_tile(product: TensorProduct) -> dict[te.Var, te.Expr]:
+    tiles = product.tiles
+    places = (te.Var("sum_row", tiles.bm), te.Var("sum_vector", tiles.bn // product.lanes))
+    return dict.fromkeys(places, te.as_index(0))
+
+
+def _element(operand: Operand, name: str, outer: te.Expr, k: te.Var) -> tuple[list[Stmt], te.Expr]:
+    """(What comes before an element, the element)."""
+    if isinstance(operand, ComputedOperand):
+        return _computed(operand, name, outer, k)
+    return [], _matrix(operand, outer, k) if isinstance(operand, MatrixOperand) else _window(operand)
+
+
+def _computed(operand: ComputedOperand, name: str, outer: te.Expr, k: te.Var) -> tuple[list[Stmt], te.Expr]:
+    """The vector that the element is in is read and computed, and it taken from there."""
+    along = outer if operand.turned else k
+    first = along - along % operand.lanes
+    at = {
+        te.Var("outer", _extent(operand.read, "outer")): first if operand.turned else outer,
+        te.Var("depth", _extent(operand.read, "depth")): k if operand.turned else first,
+    }
+    names = {
+        buffer: replace(buffer, name=f"{name}_{buffer.name}", scope=Scope.SCRATCH)
+        for buffer in (*operand.kept, operand.value)
+    }
+
+    def renamed(node: te.Expr) -> te.Expr | None:
+        if isinstance(node, te.Load) and node.source in names:
+            return te.Load(names[node.source], node.indices)
+        return None
+
+    def made(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, For):
+            return replace(stmt, body=made(stmt.body))
+        if isinstance(stmt, Block):
+            return block(*map(made, stmt.stmts))
+        assert isinstance(stmt, Store)
+        value = te.substitute(te.rewrite(stmt.value, renamed), at)
+        return Store(names[stmt.buffer], stmt.index, value)
+
+    stmts = [made(operand.read), made(operand.compute)]
+    value: te.Expr = te.cast(te.Load(names[operand.value], (along % operand.lanes,)), DType.F32)
+    if operand.inside is not None:
+        inside = te.substitute(operand.inside, at)
+        return [If(inside, block(*stmts))], te.select(inside, value, 0.0)
+    return stmts, value
+
+
+def _extent(stmt: Stmt, name: str) -> int:
+    found = {
+        var.extent
+        for each in walk_stmts(stmt)
+        if isinstance(each, Store)
+        for var in te.variables(each.value)
+        if var.name == name
+    }
+    return found.pop() if found else 1
+
+
+def _window(operand: WindowOperand) -> te.Expr:
     element = te.cast(te.Load(operand.buffer, (operand.offset + operand.row + operand.depth,)), DType.F32)
     conditions = [] if operand.inside is None else [operand.inside]
     for needed in operand.needed:

@@ -11,8 +11,16 @@ from tilewright.codegen.cuda.emit import beginning, emit_statement, emit_value, 
 from tilewright.codegen.cuda.scalars import c_type
 from tilewright.loops.gpu.attention import TensorAttention
 from tilewright.loops.gpu.places import positions
-from tilewright.loops.gpu.tensor import ROW_PADDING, MatrixOperand, TensorProduct, WindowOperand
-from tilewright.loops.ir import Program
+from tilewright.loops.gpu.tensor import (
+    ROW_PADDING,
+    ComputedOperand,
+    MatrixOperand,
+    Operand,
+    ReducedRows,
+    TensorProduct,
+    WindowOperand,
+)
+from tilewright.loops.ir import Program, Stmt
 
 _RASTER = 8  # tiles along m that neighbouring blocks share a column of b with: they meet in the second cache
 _WRITTEN_AT_ONCE = 4  # vectors of a thread: what the epilogue reads is asked for before the first is needed
@@ -101,6 +109,58 @@ def _write(kernel: Kernel, size: tuple[int, int], tile: tuple[int, int], split: 
     ]
 
 
+def _write_reduced(product: TensorProduct, reduced: ReducedRows) -> list[str]:
+    """Threads share the columns of a tile, and, where they are more, the rows of each column; then the first of them
+    takes in what the others have, in their order."""
+    t, lanes = product.tiles, product.lanes
+    wide = t.bn // lanes
+    groups = max(1, t.threads // wide)
+    across = t.threads // groups
+    inside = " && ".join(
+        [
+            *(["sum_vector < " + str(wide)] if wide % across else []),
+            *([f"place_n < {product.n // lanes}"] if product.n % t.bn else []),
+        ]
+    )
+    kind, total = c_type(reduced.total.dtype), reduced.total.name
+
+    def emitted(stmt: Stmt, depth: int) -> str:
+        return emit_statement(stmt, product.params, depth).rstrip("\n")
+
+    joined = [
+        "    __syncthreads();",
+        "#pragma unroll",
+        f"    for (int v = 0; v < {lanes}; ++v) parts[threadIdx.x * {lanes} + v] = {total}[v];",
+        "    __syncthreads();",
+        f"    for (int group = 1; group < {groups}; ++group) {{",
+        f"      const int other = (group * {across} + threadIdx.x % {across}) * {lanes};",
+        "      if (own == 0) {",
+        emitted(reduced.join, 4),
+        "      }",
+        "    }",
+    ]
+    return [
+        "  __syncthreads();",
+        f"  {kind}* const parts = reinterpret_cast<{kind}*>(shared);",
+        f"  const int part = m0 / {reduced.rows}, own = threadIdx.x / {across};",
+        f"  for (int first = 0; first < {wide}; first += {across}) {{",
+        f"    const int sum_vector = first + threadIdx.x % {across}, place_n = n0 / {lanes} + sum_vector;",
+        f"    {kind} {total}[{lanes}];",
+        emitted(reduced.begin, 2),
+        f"    for (int sum_row = own; sum_row < {reduced.rows}; sum_row += {groups}) {{",
+        "      const int place_m = m0 + sum_row;",
+        f"      {f'if ({inside}) ' if inside else ''}{{",
+        emitted(reduced.add, 4),
+        "      }",
+        "    }",
+        *(joined if groups > 1 else []),
+        f"    if (own == 0{f' && {inside}' if inside else ''}) {{",
+        emitted(reduced.write, 3),
+        "    }",
+        "  }",
+    ]
+
+
 def _bool(value: bool) -> str:
     return "true" if value else "false"
 
@@ -113,7 +173,7 @@ def _product(product: TensorProduct) -> GpuSource:
     return _source(
         product,
         ["cluster", "matmul"] if tiles.split > 1 else ["matmul"],
-        _window(product.a) if isinstance(product.a, WindowOperand) else [],
+        [*_declared(product, product.a, "Left"), *_declared(product, product.b, "Right")],
         _in_turn(product) if tiles.persistent else _at_once(product),
         product.blocks,
         tiles.split,
@@ -146,6 +206,8 @@ def _at_once(product: TensorProduct) -> list[str]:
     if t.split > 1:
         pitch = t.bn + ROW_PADDING
         lines.append(f"  add_parts<{t.split}, {t.bm}, {t.bn}, {pitch}, {t.threads}>(sums, part);")
+    if product.reduced is not None:
+        return [*lines, *_write_reduced(product, product.reduced)]
     return [*lines, *_write(product, (product.m, product.n), (t.bm, t.bn), t.split)]
 
 
@@ -198,7 +260,7 @@ def _place(product: TensorProduct, number: str) -> list[str]:
         f"  const int tile = {number} % {rows * columns};",
         f"  const int group = tile / {_RASTER * columns} * {_RASTER};",
         f"  const int height = min({rows} - group, {_RASTER});",
-        f"  const int m0 = (group + tile % {_RASTER * columns} % height) * {product.tiles.bm};",
+        f"  const int m0 = (group + tile % {_RASTER * columns} % height) * {product.step_m};",
         f"  const int n0 = tile % {_RASTER * columns} / height * {product.tiles.bn};",
         *_batch(product.batch, f"{number} / {rows * columns}"),
     ]
@@ -215,26 +277,77 @@ def _loaders(product: TensorProduct, first: str, end: str) -> tuple[tuple[str, s
     """Of both operands the type of what brings their tiles, and how it is made."""
     t = product.tiles
     table = f"shared + {t.shared_bytes}, " if isinstance(product.a, WindowOperand) else ""
-    at_a, at_b = (f"{o.buffer.name} + {emit_value(o.offset)}" for o in (product.a, product.b))
-    right = _matrix_type(c_type(product.dtype), product.b, t.bn, t.bk, False, t.threads, product.n)
+    at_a, at_b = _begin(product.a, "Left"), _begin(product.b, "Right")
     return (
-        (_left_type(product), f"{table}{at_a}, m0, {first}, {product.m}, {end}"),
-        (right, f"{at_b}, n0, {first}, {product.n}, {end}"),
+        (_loader(product, product.a, True), f"{table}{at_a}, m0, {first}, {product.m}, {end}"),
+        (_loader(product, product.b, False), f"{at_b}, n0, {first}, {product.n}, {end}"),
     )
 
 
-def _left_type(product: TensorProduct) -> str:
+def _begin(operand: Operand, name: str) -> str:
+    if isinstance(operand, ComputedOperand):
+        return (
+            f"{name}{{{', '.join([*(b.name for b in operand.buffers), *(x.name for x in operand.batch)])}}}"
+        )
+    return f"{operand.buffer.name} + {emit_value(operand.offset)}"
+
+
+def _loader(product: TensorProduct, operand: Operand, left: bool) -> str:
     t, kind = product.tiles, c_type(product.dtype)
-    if isinstance(product.a, WindowOperand):
-        return f"Gathered<{kind}, {t.bm}, {t.bk}, {product.a.lanes}, {t.threads}, Window>"
-    return _matrix_type(kind, product.a, t.bm, t.bk, True, t.threads, product.m)
+    outer, extent = (t.bm, product.m) if left else (t.bn, product.n)
+    if isinstance(operand, WindowOperand):
+        return f"Gathered<{kind}, {outer}, {t.bk}, {operand.lanes}, {t.threads}, Window>"
+    if isinstance(operand, ComputedOperand):
+        name = "Left" if left else "Right"
+        switches = f"{_bool(operand.turned)}, {_bool(left)}, {operand.lanes}, {t.threads}"
+        return f"Computed<{kind}, {outer}, {t.bk}, {switches}, {name}>"
+    whole = extent % outer == 0 and (not left or product.step_m == outer)
+    return _matrix_type(kind, operand, outer, t.bk, left, t.threads, whole)
 
 
 def _matrix_type(
-    kind: str, operand: MatrixOperand, outer: int, depth: int, left: bool, threads: int, extent: int
+    kind: str, operand: MatrixOperand, outer: int, depth: int, left: bool, threads: int, whole: bool
 ) -> str:
     switches = f"{_bool(operand.turned)}, {_bool(left)}, {operand.lanes}, {threads}, {operand.pitch}"
-    return f"Matrix<{kind}, {outer}, {depth}, {switches}, {_bool(extent % outer == 0)}>"
+    return f"Matrix<{kind}, {outer}, {depth}, {switches}, {_bool(whole)}>"
+
+
+def _declared(product: TensorProduct, operand: Operand, name: str) -> list[str]:
+    """What the type of an operand's loader is made of."""
+    if isinstance(operand, WindowOperand):
+        return _window(operand)
+    return _source_of_pieces(product, operand, name) if isinstance(operand, ComputedOperand) else []
+
+
+def _source_of_pieces(product: TensorProduct, operand: ComputedOperand, name: str) -> list[str]:
+    """How the elements of an operand are read and computed, a piece of neighbours at a time."""
+
+    def arrays(of: str, constant: str) -> list[str]:
+        return [
+            f"    {constant}{c_type(b.dtype)} (&{b.name})[{b.size}] = {of}.{b.name};" for b in operand.kept
+        ]
+
+    inside = "true" if operand.inside is None else emit_value(operand.inside)
+    values = c_type(operand.value.dtype)
+    return [
+        f"struct {name} {{",
+        *(f"  const {c_type(buffer.dtype)}* {buffer.name};" for buffer in operand.buffers),
+        *(f"  int {axis.name};" for axis in operand.batch),
+        "  struct Piece {",
+        *(f"    {c_type(b.dtype)} {b.name}[{b.size}];" for b in operand.kept),
+        "  };",
+        "  __device__ bool read(Piece& into, int outer, int depth) const {",
+        f"    if (!({inside})) return false;",
+        *arrays("into", ""),
+        emit_statement(operand.read, product.params, depth=2).rstrip("\n"),
+        "    return true;",
+        "  }",
+        f"  __device__ static void compute(const Piece& from, {values} (&value)[{operand.lanes}]) {{",
+        *arrays("from", "const "),
+        emit_statement(operand.compute, product.params, depth=2).rstrip("\n"),
+        "  }",
+        "};",
+    ]
 
 
 def _window(operand: WindowOperand) -> list[str]:

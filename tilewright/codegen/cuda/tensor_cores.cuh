@@ -19,6 +19,17 @@ __device__ inline void await_copies() {
 __device__ inline void store_shared(unsigned to, unsigned bits) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
 }
+template <class T, int N>
+__device__ inline void store_pack(unsigned to, const Pack<T, N>& pack) {
+  constexpr int WORDS = sizeof(pack) / 4;
+  const unsigned* const words = reinterpret_cast<const unsigned*>(&pack);
+  if (WORDS == 4)
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1 % WORDS]), "r"(words[2 % WORDS]), "r"(words[3 % WORDS]) : "memory");
+  else if (WORDS == 2)
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(words[0]), "r"(words[1 % WORDS]) : "memory");
+  else
+    store_shared(to, words[0]);
+}
 
 // Four 8 x 8 matrices of 16-bit elements, one row from each address that a lane gives; TURNED: transposed.
 template <bool TURNED>
@@ -258,5 +269,54 @@ struct Gathered : Fragments<OUTER, DEPTH, false, true, sizeof(T)> {
         if (P::exists(i)) store_shared(to + Layout::of(P::row(i), P::column(i)), held[i][0] | held[i][1] << 16);
     }
     begin += DEPTH;
+  }
+};
+
+// One operand computed on its way. What `Source` reads for LANES neighbours is asked for when a tile begins; when it
+// ends, they are computed and stored. Their place is that of the first; `read` says whether they are not zero.
+template <class T, int OUTER, int DEPTH, bool TURNED, bool LEFT, int LANES, int THREADS, class Source>
+struct Computed : Fragments<OUTER, DEPTH, TURNED, LEFT, sizeof(T)> {
+  using Layout = typename Fragments<OUTER, DEPTH, TURNED, LEFT, sizeof(T)>::Layout;
+  static constexpr int BYTES = Layout::BYTES;
+  static constexpr bool HELD = true;  // what is read goes through registers
+  static constexpr int WIDTH = LANES * sizeof(T) < 4 ? 4 / sizeof(T) : LANES;
+  static constexpr int PARTS = WIDTH / LANES;
+  using P = Pieces<TURNED ? DEPTH : OUTER, TURNED ? OUTER : DEPTH, WIDTH, THREADS>;
+  Source source;
+  int outer, depth, outers, depths;
+  typename Source::Piece held[P::COUNT][PARTS];
+  bool inside[P::COUNT][PARTS];
+
+  __device__ Computed(const Source& source, int outer, int depth, int outers, int depths)
+      : source(source), outer(outer), depth(depth), outers(outers), depths(depths) {}
+
+  __device__ void fetch(unsigned, int part, int parts) {
+#pragma unroll
+    for (int i = 0; i < P::COUNT; ++i) {
+      if (i < P::begin(part, parts) || i >= P::begin(part + 1, parts) || !P::exists(i)) continue;
+#pragma unroll
+      for (int e = 0; e < PARTS; ++e) {
+        const int row = P::row(i), column = P::column(i) + e * LANES;
+        const int at = outer + (TURNED ? column : row), deep = depth + (TURNED ? row : column);
+        inside[i][e] = at < outers && deep < depths && source.read(held[i][e], at, deep);
+      }
+    }
+  }
+  __device__ void finish(unsigned to) {
+#pragma unroll
+    for (int i = 0; i < P::COUNT; ++i) {
+      if (!P::exists(i)) continue;
+      Pack<T, WIDTH> values = {};
+#pragma unroll
+      for (int e = 0; e < PARTS; ++e) {
+        T value[LANES];
+        Source::compute(held[i][e], value);
+#pragma unroll
+        for (int lane = 0; lane < LANES; ++lane)
+          if (inside[i][e]) values.at[e * LANES + lane] = value[lane];
+      }
+      store_pack(to + Layout::of(P::row(i), P::column(i)), values);
+    }
+    depth += DEPTH;
   }
 };

@@ -4,9 +4,11 @@
 - `transposed`: the same, read along another axis than it is written along: tiles turned in shared memory
   (`transposed.py`).
 - `rows`: reductions along memory (softmax, norms, sums over the last axes): a group of threads for each row, which
-  stays in their registers (`rows.py`).
+  stays in their registers (`rows.py`). Many long ones are brought into shared memory one ahead (`staged_rows.py`).
 - `windows`: sums over windows that overlap, as of a depthwise convolution: neighbours share what they read
   (`windows.py`).
+- `pooled`: the same along memory, as of pooling with channels first: neighbours read most of a row as one vector
+  (`pooled.py`).
 - `columns`: any other reduction: a thread for each result, neighbours in memory on neighbouring threads (`columns.py`).
 """
 
@@ -16,7 +18,9 @@ from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.formula import Formula
 from tilewright.loops.gpu.columns import columns_program
 from tilewright.loops.gpu.elementwise import elementwise_program
+from tilewright.loops.gpu.pooled import pooled_program
 from tilewright.loops.gpu.rows import is_rowwise, rows_program
+from tilewright.loops.gpu.staged_rows import staged_rows_program
 from tilewright.loops.gpu.transposed import transposed_program
 from tilewright.loops.gpu.windows import windows_program
 from tilewright.loops.ir import Program
@@ -26,5 +30,8 @@ def default_program(formula: Formula, machine: GpuMachine) -> Program:
     if not formula.reductions:
         return transposed_program(formula, machine) or elementwise_program(formula, machine)
     if is_rowwise(formula):
-        return rows_program(formula, machine)
-    return windows_program(formula, machine) or columns_program(formula, machine)
+        return staged_rows_program(formula, machine) or rows_program(formula, machine)
+    for schedule in (windows_program, pooled_program):
+        if (program := schedule(formula, machine)) is not None:
+            return program
+    return columns_program(formula, machine)

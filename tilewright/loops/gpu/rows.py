@@ -72,15 +72,15 @@ def _reads_along(formula: Formula, axis: te.Var) -> bool:
 
 
 def rows_program(formula: Formula, machine: GpuMachine) -> Program:
-    return _Rows(contiguous_last(formula), machine).program()
+    return Rows(contiguous_last(formula), machine).program()
 
 
 # What is done with an element: its value, and where the output has it.
-_Visit = Callable[[te.Expr, "te.Expr | None"], Stmt]
+Visit = Callable[[te.Expr, "te.Expr | None"], Stmt]
 
 
 @dataclass(frozen=True)
-class _Pass:
+class Pass:
     """One walk along the row: the axes of a reduction, or the columns of the result."""
 
     axes: tuple[te.Var, ...]
@@ -89,7 +89,7 @@ class _Pass:
     steps: int  # vectors of one thread
 
 
-class _Rows:
+class Rows:
     def __init__(self, formula: Formula, machine: GpuMachine) -> None:
         self.formula = formula
         self.columns = tuple(
@@ -238,12 +238,10 @@ class _Rows:
 
     # -- one walk along the row -------------------------------------------------------------------------------------
 
-    def _pass(
-        self, axes: Sequence[te.Var], expr: te.Expr, store: Sequence[tuple[te.Expr, int]] = ()
-    ) -> _Pass:
+    def _pass(self, axes: Sequence[te.Var], expr: te.Expr, store: Sequence[tuple[te.Expr, int]] = ()) -> Pass:
         lanes = vector_lanes([*_accesses(expr), *store], axes[-1])
         vectors = extent_of(axes) // lanes
-        return _Pass(tuple(axes), lanes, vectors, -(-vectors // self.group))
+        return Pass(tuple(axes), lanes, vectors, -(-vectors // self.group))
 
     def _reduction(self, reduction: Reduction) -> list[Stmt]:
         walk = self._pass(reduction.axes, reduction.body)
@@ -278,22 +276,26 @@ class _Rows:
 
         return [For(self.thread, Kind.THREAD, self._walked(walk, formula.value, formula.store, visit))]
 
-    def _walked(self, walk: _Pass, value: te.Expr, place: te.Expr | None, visit: _Visit) -> Stmt:
+    def _walked(self, walk: Pass, value: te.Expr, place: te.Expr | None, visit: Visit) -> Stmt:
         """`visit` at each element of the row that this thread has."""
         if walk.steps * walk.lanes <= _KEPT_ELEMENTS:
             return self._piece(walk, te.as_index(0), walk.steps, value, place, visit, keep=True)
+        return self._in_pieces(walk, value, place, visit)
+
+    def _in_pieces(self, walk: Pass, value: te.Expr, place: te.Expr | None, visit: Visit) -> Stmt:
+        """The same where nothing stays in registers."""
         pieces = te.Var("p", -(-walk.steps // _PIECE_VECTORS))
         body = self._piece(walk, pieces * _PIECE_VECTORS, _PIECE_VECTORS, value, place, visit, keep=False)
         return nest([(pieces, Kind.SERIAL)], body)
 
     def _piece(
         self,
-        walk: _Pass,
+        walk: Pass,
         first: te.Expr,
         steps: int,
         value: te.Expr,
         place: te.Expr | None,
-        visit: _Visit,
+        visit: Visit,
         *,
         keep: bool,
     ) -> Stmt:
@@ -360,7 +362,7 @@ class _Rows:
         self.loaded += 1
         return Buffer(f"kept{self.loaded}", dtype, size, Scope.REGISTER)
 
-    def _inside(self, walk: _Pass, number: te.Expr, steps: int, keep: bool) -> te.Expr | None:
+    def _inside(self, walk: Pass, number: te.Expr, steps: int, keep: bool) -> te.Expr | None:
         most = (steps if keep else -(-walk.steps // steps) * steps) * self.group
         return te.call("lt", number, walk.vectors) if most > walk.vectors else None
 

@@ -5,6 +5,7 @@ each sum. The loops themselves are written by hand, in CUDA C++, with this fille
       sums[BM, BN] = a[m, k] * b[k, n] over all k     (STAGES tiles of depth BK under way in shared memory)
       for threads: `write`, at (m, n + lanes)         (any expression of the sums, neighbours along n)
 
+With `reduced`, what becomes of the sums is combined over the rows of a tile, and the combinations alone are written.
 Where `split` > 1, so many blocks, a cluster, sum a part of the depth each; then each adds up and writes a part of the
 rows. `persistent` blocks compute several tiles in turn, and load what the next one needs while they write.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from tilewright import te
 from tilewright.dtypes import DType
@@ -87,6 +89,49 @@ class WindowOperand:
 
 
 @dataclass(frozen=True)
+class ComputedOperand:
+    """A matrix whose elements are computed on their way to shared memory. `read` brings what `lanes` neighbours take
+    into the registers `kept`, `compute` makes them of these, in `value`. They are neighbours along k, or, where
+    `turned`, along m or n; the first is at `outer`, the place there, and `depth`, that in k: free variables, as are the
+    batch axes `batch`. Where `inside` does not hold they are zero."""
+
+    buffers: tuple[Buffer, ...]  # that are read
+    batch: tuple[te.Var, ...]
+    kept: tuple[Buffer, ...]
+    value: Buffer
+    inside: te.Expr | None
+    read: Stmt
+    compute: Stmt
+    work: float  # instructions for an element
+    turned: bool
+    lanes: int
+
+    @cached_property
+    def kept_bytes(self) -> float:
+        """For an element."""
+        return sum(buffer.size * buffer.dtype.bytes for buffer in self.kept) / self.lanes
+
+
+Operand = MatrixOperand | WindowOperand | ComputedOperand
+
+
+@dataclass(frozen=True)
+class ReducedRows:
+    """What becomes of a product's sums, combined over every `rows` neighbouring rows, each of which is a tile. `begin`
+    sets the accumulators `total`, of a vector; `add` takes in that of `SUM_ROW`, `SUM_VECTOR`, `join` what another
+    thread has, in `parts` from `other` on. `write` has the free variables `part`, the number of the rows, and
+    `PLACE_N`."""
+
+    rows: int
+    total: Buffer
+    parts: Buffer
+    begin: Stmt
+    add: Stmt
+    join: Stmt
+    write: Stmt
+
+
+@dataclass(frozen=True)
 class TensorProduct:
     """`write` has the free variables `place_*`: of the batch axes their names, `PLACE_M` the row of the result,
     `PLACE_N` the number of its vector, and `SUM_ROW`, `SUM_VECTOR` the same within the tile."""
@@ -94,8 +139,8 @@ class TensorProduct:
     name: str
     params: tuple[Buffer, ...]
     dtype: DType
-    a: MatrixOperand | WindowOperand
-    b: MatrixOperand
+    a: Operand
+    b: MatrixOperand | ComputedOperand
     batch: tuple[te.Var, ...]
     m: int
     n: int
@@ -107,11 +152,17 @@ class TensorProduct:
     write: Stmt
     decisions: str
     packings: tuple[Packing | None, ...] = ()  # how each input is stored; beyond the end: as it is
+    reduced: ReducedRows | None = None  # then `write` is not done
+
+    @property
+    def step_m(self) -> int:
+        """Rows from one tile to the next."""
+        return self.tiles.bm if self.reduced is None else self.reduced.rows
 
     @property
     def rows(self) -> int:
         """Of tiles."""
-        return -(-self.m // self.tiles.bm)
+        return -(-self.m // self.step_m)
 
     @property
     def columns(self) -> int:

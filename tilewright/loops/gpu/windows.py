@@ -64,7 +64,7 @@ def _window(formula: Formula, rows: list[te.Var], machine: GpuMachine) -> _Windo
     ):
         return None
     data, weight = body.args if moving[0] else body.args[::-1]
-    stride = _stride(data, axis, tap)
+    stride = stride_of(data, axis, tap)
     accesses = [
         (load.indices[0], load.dtype.bytes)
         for e in (body, formula.value)
@@ -83,7 +83,7 @@ def _window(formula: Formula, rows: list[te.Var], machine: GpuMachine) -> _Windo
     return None
 
 
-def _stride(data: te.Expr, axis: te.Var, tap: te.Var) -> int | None:
+def stride_of(data: te.Expr, axis: te.Var, tap: te.Var) -> int | None:
     """Places of the window that one step along the axis moves by, where all of `data` depends on the two in that way
     alone: it is the same after a step of the axis and so many steps back in the window."""
     for load in te.loads(data):

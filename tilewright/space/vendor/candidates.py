@@ -10,7 +10,7 @@ from tilewright.space.sketches.cuda import SKETCHES
 from tilewright.space.space import Config
 from tilewright.space.templates.cuda import TEMPLATES
 from tilewright.space.templates.cuda.template import GpuWork
-from tilewright.space.vendor import split
+from tilewright.space.vendor import apart, split, tall
 from tilewright.space.vendor.pieces import Way, ours
 from tilewright.space.vendor.ways import ATTENTION, CUBLASLT, CUDNN, vendor_ways
 
@@ -42,6 +42,10 @@ def way_of(
     """The way that a config stands for, which may come from another version's records; None where there is none."""
     if config.template == split.NAME:
         return split.way_of_config(task, machine, numerics, config)
+    if config.template == apart.NAME:
+        return apart.way_of_config(task, machine, numerics, config)
+    if config.template == tall.NAME:
+        return tall.way_of_config(task, machine, numerics, config)
     for template in (*TEMPLATES, *SKETCHES):
         if template.name == config.template:
             applied = template.apply(GpuWork(task, machine, numerics))

@@ -132,7 +132,7 @@ def _joined(partition: Partition, pieces: dict[str, Piece]) -> Partition:
                 before = writer.get(buffer)
                 alone = readers[buffer] == 1 and buffer not in partition.graph.outputs
                 if before is not None and alone and _is_movement(before, pieces):
-                    made = _with_producer(made, node, before)
+                    made = with_producer(made, node, before)
                     calls.remove(before)
             if made is not call:
                 pieces[made.key] = Piece(made.task, made.task.graph.inputs, made.task.output)
@@ -149,7 +149,7 @@ def _is_movement(call: TaskCall, pieces: dict[str, Piece]) -> bool:
     return all(node.op in ("permute", "reshape", "pad", "slice") for node in nodes)
 
 
-def _with_producer(call: TaskCall, node: Node, before: TaskCall) -> TaskCall:
+def with_producer(call: TaskCall, node: Node, before: TaskCall) -> TaskCall:
     """`call` with what computes one of its inputs taken in."""
     operands = [*(each for each in call.inputs if each is not node), *before.inputs]
     unique = list(dict.fromkeys(operands))

@@ -172,8 +172,10 @@ def _products(task: Task, numerics: str, algorithms: int) -> Iterator[Way]:
     taken: tuple[Node, ...] = (anchor,)
     if weight.op == "reshape":
         taken, weight = (weight, anchor), weight.inputs[0]
-    if not weight.is_input or not (data.is_input or before):
+    if not weight.is_input:
         return
+    if not before:
+        before = _computed(Graph(graph.inputs, (data,)))
     sizes = _sizes(anchor)
     if sizes is None:
         return
@@ -316,16 +318,14 @@ def _convolution(task: Task, config: Config, numerics: str, filled: int, apart: 
     data, weight = conv.inputs
     taken: tuple[Node, ...] = (conv,)
     padding = list(conv.attrs["padding"])
-    before: tuple[Node, ...] = ()
     if filled:  # conv(pad(slice(filled(x)))): the library reads all of it, as the weight is zero there
         taken, data = (data, *taken), data.inputs[0]
     if data.op == "pad" and not (filled and data.attrs["high"][-1]):
         border = _even_border(data)
         if border is not None and not _padded(conv):
             padding, taken, data = border, (data, *taken), data.inputs[0]
-    if not data.is_input:
-        before = (data,)
-    if any(low != high for low, high in padding) or any(not x.is_input for b in before for x in b.inputs):
+    before = _computed(Graph(graph.inputs, (data,)))
+    if any(low != high for low, high in padding):
         return None
     height, width, inner, channels = weight.shape
     reads = filled or inner

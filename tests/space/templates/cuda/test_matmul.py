@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
 
 import numpy as np
 import pytest
 
 from tests.loops.gpu.products import PRODUCTS, Product
 from tests.loops.test_default import random_arrays
-from tests.space.templates.cuda.tiles import FEW_BYTES, LARGE, PERSISTENT, SPLIT, TILES, compiled
-from tilewright.codegen.cuda.build import build
+from tests.space.templates.cuda.tiles import (
+    LARGE,
+    PERSISTENT,
+    SPLIT,
+    TILES,
+    check_it_compiles,
+    compiled,
+)
 from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import A100, H200, GpuMachine, detect
@@ -66,16 +71,7 @@ def test_what_the_card_cannot_do_is_not_legal() -> None:
 @pytest.mark.parametrize(("case", "machine", "seed"), compiled(PRODUCTS, quick=3))
 def test_random_configs_compile_without_spills(case: Product, machine: GpuMachine, seed: int) -> None:
     """What the predicate calls legal, the compiler takes, within the card's limits."""
-    pytest.importorskip(
-        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
-    )
-    applied = Applied(work_of(case), machine)
-    config = applied.space.sample(Random(seed))
-    assert config is not None
-    kernel = build(tensor_source(applied.kernel(config)), machine, "fast", None)
-    used = kernel.resources
-    assert used.spilled_bytes <= FEW_BYTES, config
-    assert machine.resident_blocks(kernel.threads, used.registers, kernel.shared_bytes) >= 1
+    check_it_compiles(Applied(work_of(case), machine), machine, seed)
 
 
 @pytest.fixture(scope="module")

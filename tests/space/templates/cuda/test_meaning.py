@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.loops.gpu.meaning import meaning
+from tests.loops.gpu.meaning import computed
 from tests.rewrites.helpers import array
 from tests.space.checked import Inputs
 from tests.space.templates.cuda.tiles import TILES
@@ -20,7 +20,6 @@ from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200
 from tilewright.loops.gpu.tensor import WindowOperand
-from tilewright.loops.interpret import interpret_program
 from tilewright.measure.check import relative_error
 from tilewright.space.templates.cuda.matmul import Applied, TensorCores, product
 from tilewright.space.templates.cuda.template import GpuWork
@@ -37,8 +36,8 @@ def applied_to(task: Task) -> Applied:
 def check(task: Task) -> None:
     arrays = [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
     (reference,) = evaluate(task.graph, arrays, precise=True)
-    program = meaning(product(applied_to(task).work, TILES[0], H200))
-    got = interpret_program(program, arrays).astype(np.float64).reshape(reference.shape)
+    got = computed(product(applied_to(task).work, TILES[0], H200), arrays)
+    got = got.astype(np.float64).reshape(reference.shape)
     assert relative_error(got, reference) < 1e-3
 
 

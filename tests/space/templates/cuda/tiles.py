@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilewright.codegen.cuda.build import build
+from tilewright.codegen.cuda.build import GpuKernel, build
 from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import A100, H200, GpuMachine
-from tilewright.loops.gpu.tensor import MatrixTiles
+from tilewright.loops.gpu.tensor import TABLE_BYTES, MatrixTiles
 from tilewright.measure.check import relative_error
 from tilewright.measure.gpu import GpuProgram
 from tilewright.runtime.cuda import device
-from tilewright.space.templates.cuda.template import GpuApplied
+from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms
 
 # What a kernel may spill. Left to weigh registers against blocks, the compiler would rather put a few addresses on the
 # stack than run one block less; then it is told not to.
@@ -50,16 +50,26 @@ def compiled(cases: Sequence[Any], quick: int) -> list[Any]:
 
 
 def check_it_compiles(applied: GpuApplied, machine: GpuMachine, seed: int) -> None:
-    """A random config: built by NVRTC, within the card's limits, with next to no spills."""
+    """A random config: built by NVRTC, within the card's limits, without spills, and no more than was counted on."""
     pytest.importorskip(
         "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
     )
     config = applied.space.sample(Random(seed))
     assert config is not None
     kernel = build(tensor_source(applied.kernel(config)), machine, "fast", None)
+    check_resources(kernel, applied.terms(config), machine)
+
+
+def check_resources(kernel: GpuKernel, terms: GpuTerms, machine: GpuMachine) -> None:
+    """What the assembler says beside what the analytical model assumed: as much shared memory but for the table of a
+    gathered operand, and at least half as many blocks on a multiprocessor."""
     used = kernel.resources
-    assert used.spilled_bytes <= FEW_BYTES, config
-    assert machine.resident_blocks(kernel.threads, used.registers, kernel.shared_bytes) >= 1
+    assert used.spilled_bytes <= FEW_BYTES, kernel.decisions
+    assert kernel.threads == terms.threads
+    assert 0 <= kernel.shared_bytes - terms.shared_bytes <= TABLE_BYTES * 256
+    fits = machine.resident_blocks(kernel.threads, used.registers, kernel.shared_bytes)
+    assumed = machine.resident_blocks(terms.threads, terms.registers, terms.shared_bytes)
+    assert fits >= 1 and 2 * fits >= assumed, (fits, assumed, kernel.decisions)
 
 
 def check_on_a_card(

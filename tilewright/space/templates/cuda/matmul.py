@@ -1,4 +1,4 @@
-"""Matrix products and convolutions on tensor cores, with any epilogue.
+"""Matrix products and convolutions on tensor cores, with any epilogue, and with any prologue of both operands.
 
 Of 16-bit floats, of 32-bit ones where they may be rounded ("tf32"), both of any transposition and alignment, and of
 bytes where both operands have rows of k. In batches too; convolutions with channels last, of any window, stride and
@@ -8,29 +8,27 @@ padding. The pipeline is in `codegen/cuda/matmul.cuh`; what the configs decide i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
 from tilewright import te
 from tilewright.dtypes import DType
+from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.gpu.tensor import (
     ROW_PADDING,
     TABLE_BYTES,
-    MatrixOperand,
+    ComputedOperand,
     MatrixTiles,
+    Operand,
     TensorProduct,
     WindowOperand,
 )
 from tilewright.loops.ir import Buffer, Kind, Scope, Store, nest
 from tilewright.loops.tiling import with_results, with_values
 from tilewright.space.space import Config, Knob, Space, Value
-from tilewright.space.templates.cuda.matrices import (
-    LANES,
-    MatrixWork,
-    at_places,
-    index_at_places,
-    matrix_work,
-)
+from tilewright.space.templates.cuda.matrices import LANES, MatrixWork, matrix_work
+from tilewright.space.templates.cuda.places import at_places, index_at_places
 from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
 from tilewright.te.index import linear
 
@@ -56,8 +54,15 @@ class TensorCores:
     def apply(self, work: GpuWork) -> GpuApplied | None:
         if work.formula is None:
             return None
-        found = matrix_work(work.formula, rounded=work.numerics == "tf32")
+        found = matrix_work(work.formula, work.numerics == "tf32", multiplied(work.task))
         return None if found is None else Applied(found, work.machine)
+
+
+def multiplied(task: Task) -> DType | None:
+    """The type of a contraction's operands, as they are after what is computed before it."""
+    anchors = [node for node in task.graph.nodes() if node.op in ("matmul", "linear", "conv")]
+    dtypes = {operand.dtype for anchor in anchors for operand in anchor.inputs[:2]}
+    return dtypes.pop() if len(anchors) == len(dtypes) == 1 else None
 
 
 class Applied:
@@ -172,12 +177,12 @@ def _copies(work: MatrixWork, tiles: MatrixTiles) -> float:
     return (tiles.bm / a + tiles.bn / b) * tiles.bk / tiles.threads
 
 
-def _goes_singly(work: MatrixWork, operand: MatrixOperand | WindowOperand) -> bool:
-    """Whether its elements go through registers."""
+def _goes_singly(work: MatrixWork, operand: Operand) -> bool:
+    """Whether its elements go through registers one by one."""
     return operand.lanes * work.size < 4
 
 
-def _piece(work: MatrixWork, operand: MatrixOperand | WindowOperand) -> int:
+def _piece(work: MatrixWork, operand: Operand) -> int:
     """Elements that are copied at once; single ones go in pairs."""
     return 2 if _goes_singly(work, operand) else operand.lanes
 
@@ -185,23 +190,35 @@ def _piece(work: MatrixWork, operand: MatrixOperand | WindowOperand) -> int:
 def _registers(work: MatrixWork, tiles: MatrixTiles) -> float:
     """Of a thread, as a fit to what the compiler took for 800 kernels: each counts half as much again as is obvious,
     for it reads ahead and keeps addresses."""
-    held = sum(
-        outer * tiles.bk / tiles.threads
-        for outer, operand in ((tiles.bm, work.left), (tiles.bn, work.right))
-        if _goes_singly(work, operand)
-    )
-    return 32 + 1.4 * tiles.accumulators + 1.8 * held + 2.3 * (_copies(work, tiles) - held / 2)
+    registers = 32 + 1.4 * tiles.accumulators
+    for outer, operand in ((tiles.bm, work.left), (tiles.bn, work.right)):
+        elements = outer * tiles.bk / tiles.threads
+        if isinstance(operand, ComputedOperand):
+            registers += 2.5 * elements * operand.kept_bytes / 4
+        elif _goes_singly(work, operand):
+            registers += 1.8 * elements
+        else:
+            registers += 2.3 * elements / operand.lanes
+    return registers
 
 
 def _is_power_of_two(value: int) -> bool:
     return value & (value - 1) == 0
 
 
-def product(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> TensorProduct:
+@dataclass(frozen=True)
+class Result:
+    """What becomes of the sums of a tile, at a vector of places: the value, and where it is stored."""
+
+    sums: Buffer
+    lane: te.Var
+    value: te.Expr
+    place: te.Expr
+
+
+def result_of(work: MatrixWork, tiles: MatrixTiles, lanes: int) -> Result:
     formula = work.formula
-    m, n, k = work.sizes
-    left, right = work.left, work.right
-    lanes = _output_lanes(work)
+    m, n, _ = work.sizes
     sums = Buffer("sums", _sums_dtype(work), tiles.bm * (tiles.bn + ROW_PADDING), Scope.SCRATCH)
     lane = te.Var("v", lanes)
     row, vector = te.Var("place_m", m), te.Var("place_n", max(1, n // lanes))
@@ -211,16 +228,31 @@ def product(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> Tensor
     value = at_places(at_places(formula.value, work.n, column), work.m, row)
     value = with_results(value, {formula.reductions[0].result: total})
     place = index_at_places(index_at_places(formula.store, work.n, column), work.m, row)
-    write = with_values(nest([(lane, Kind.VECTOR)], Store(formula.output, place, value)), {})
+    return Result(sums, lane, value, place)
+
+
+def product(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> TensorProduct:
+    formula = work.formula
+    m, n, k = work.sizes
+    left, right = work.left, work.right
+    lanes = _output_lanes(work)
+    result = result_of(work, tiles, lanes)
+    store = Store(formula.output, result.place, result.value)
+    write = with_values(nest([(result.lane, Kind.VECTOR)], store), {})
     t = tiles
     words = (
         f"tensor cores: {m} x {n} x {k} by {t.bm} x {t.bn} x {t.bk}, {t.warps_m} x {t.warps_n} warps,"
         f" {t.stages} stages"
         + (f", depth in {t.split} parts" if t.split > 1 else "")
         + (", tiles in turn" if t.persistent else "")
+        + "".join(
+            f", {name} computed on the way"
+            for name, operand in (("the left", left), ("the right", right))
+            if isinstance(operand, ComputedOperand)
+        )
     )
     params = (*formula.inputs, formula.output)
-    dtype = work.a.dtype
+    dtype = work.dtype
     return TensorProduct(
         name=formula.name,
         params=params,
@@ -234,7 +266,7 @@ def product(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> Tensor
         tiles=tiles,
         blocks=_blocks(work, tiles, machine),
         lanes=lanes,
-        sums=sums,
+        sums=result.sums,
         write=write,
         decisions=words,
         packings=tuple(work.packing if buffer == work.b.source else None for buffer in formula.inputs),
@@ -262,11 +294,16 @@ def terms_of(work: MatrixWork, tiles: MatrixTiles) -> GpuTerms:
         for outer, operand in ((t.bm, left), (t.bn, right))
     )
     gathered = t.bm * t.bk / _piece(work, left) / 32 if isinstance(left, WindowOperand) else 0.0
+    computed = sum(
+        outer * t.bk / 32 * operand.work
+        for outer, operand in ((t.bm, left), (t.bn, right))
+        if isinstance(operand, ComputedOperand)
+    )
     warp_m, warp_n = t.bm // t.warps_m, t.bn // t.warps_n
     fragments = t.warps_m * t.warps_n * (warp_m + warp_n) * t.bk * t.size
     per_fragment = _ROUNDED if t.size == 4 else 1
     products = t.bm * t.bn * t.bk * t.size / 4096
-    instructions = fragments / 512 * per_fragment + products + copies * _COPY + gathered * _GATHER
+    instructions = fragments / 512 * per_fragment + products + copies * _COPY + gathered * _GATHER + computed
     results = t.bm * t.bn
     return GpuTerms(
         blocks=_tile_count(work, t) * t.split,

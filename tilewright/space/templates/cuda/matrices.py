@@ -1,8 +1,8 @@
 """Formulas seen as matrix products: out[batch, m, n] = epilogue(sum over k of a[batch, m, k] * b[batch, k, n]).
 
-m, n and k are one axis each, or several that are counted as one. `b` is always a matrix in memory. Where `a` is not,
-its rows are gathered: a convolution is such a product, with the image's places for m and the window's places and
-channels for k; so is a product whose rows have been permuted.
+m, n and k are one axis each, or several that are counted as one. `b` is a matrix in memory. Where `a` is not, its rows
+are gathered: a convolution is such a product, with the image's places for m and the window's places and channels for k;
+so is a product whose rows have been permuted. Either may be computed of what is in memory (`computed.py`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.loops.formula import Formula
 from tilewright.loops.gpu.places import positions
-from tilewright.loops.gpu.tensor import MatrixOperand, WindowOperand
+from tilewright.loops.gpu.tensor import ComputedOperand, MatrixOperand, Operand, WindowOperand
 from tilewright.loops.ir import Buffer
 from tilewright.loops.tiling import columns_of
 from tilewright.runtime.packing import Packing
+from tilewright.space.templates.cuda.computed import Element, computed_operand, element_of
+from tilewright.space.templates.cuda.places import step_of
 from tilewright.te.index import Linear, coefficient, linear, simplify
 
 LANES = (8, 4, 2, 1)
@@ -43,6 +45,9 @@ class MatrixWork:
     k: tuple[te.Var, ...]
     batch: tuple[te.Var, ...]
     packing: Packing | None = None  # of b, where it is a constant that is stored the other way round
+    left_element: Element | None = None  # what `a` is a part of, where more is done than to read it
+    right_element: Element | None = None
+    multiplied: DType | None = None  # as what; None: as `a` is stored
 
     @cached_property
     def sizes(self) -> tuple[int, int, int]:
@@ -54,14 +59,14 @@ class MatrixWork:
         return math.prod(axis.extent for axis in self.batch)
 
     @cached_property
-    def left(self) -> MatrixOperand | WindowOperand:
+    def left(self) -> Operand:
         found = self._left()
         assert found is not None
         return found
 
     @cached_property
-    def right(self) -> MatrixOperand:
-        found = matrix(self.b, self.n, self.k)
+    def right(self) -> MatrixOperand | ComputedOperand:
+        found = self._right()
         assert found is not None
         return found
 
@@ -70,25 +75,39 @@ class MatrixWork:
         """Whether both operands can be read as the pipeline wants, and places are counted in 32 bits."""
         buffers = (*self.formula.inputs, self.formula.output)
         short = all(buffer.size <= INT_MAX for buffer in buffers)
-        left, right = self._left(), matrix(self.b, self.n, self.k)
+        left, right = self._left(), self._right()
         return short and left is not None and right is not None and self._can_load(left, right)
+
+    @property
+    def dtype(self) -> DType:
+        return self.multiplied or self.a.dtype
 
     @property
     def size(self) -> int:
         """Bytes of an element."""
-        return self.a.dtype.bytes
+        return self.dtype.bytes
 
-    def _can_load(self, *operands: MatrixOperand | WindowOperand) -> bool:
+    def _can_load(self, *operands: Operand) -> bool:
         """Bytes are not transposed on the way, and not copied one by one."""
         return self.size > 1 or not any(o.turned or o.lanes < _FEWEST_BYTES for o in operands)
 
-    def _left(self) -> MatrixOperand | WindowOperand | None:
+    def _left(self) -> Operand | None:
+        if self.left_element is not None:
+            return computed_operand(self.left_element, self.dtype, self.m, self.k, self.batch)
         return (matrix(self.a, self.m, self.k) if self.guard is None else None) or _window(self)
 
+    def _right(self) -> MatrixOperand | ComputedOperand | None:
+        if self.right_element is not None:
+            return computed_operand(self.right_element, self.dtype, self.n, self.k, self.batch)
+        return matrix(self.b, self.n, self.k)
 
-def matrix_work(formula: Formula, rounded: bool = False) -> MatrixWork | None:
+
+def matrix_work(
+    formula: Formula, rounded: bool = False, multiplied: DType | None = None
+) -> MatrixWork | None:
     """None where the formula is no product of two matrices of 16-bit floats or of bytes. `rounded`: 32-bit floats may
-    be rounded before they are multiplied, so that they do as well."""
+    be rounded before they are multiplied, so that they do as well. `multiplied`: the type of the operands, where one of
+    them is computed; without it none may be."""
     computed = _COMPUTED_ROUNDED if rounded else _COMPUTED
     if len(formula.reductions) != 1 or columns_of(formula):
         return None
@@ -96,15 +115,47 @@ def matrix_work(formula: Formula, rounded: bool = False) -> MatrixWork | None:
     body = reduction.body
     if reduction.kind != "sum" or not isinstance(body, te.Call) or body.op != "mul":
         return None
-    operands = [_guarded_load(arg, computed) for arg in body.args]
-    for first, second in ((0, 1), (1, 0)):
-        a, b = operands[first], operands[second]
-        if a is None or b is None or b[1] is not None or a[0].dtype is not b[0].dtype:
+    read = [_read(arg, computed) for arg in body.args]
+    if all(read) and read[0].load.dtype is read[1].load.dtype:  # type: ignore[union-attr]
+        multiplied, factors = None, read
+    else:
+        factors = [_factor(arg, computed, multiplied) for arg in body.args]
+    for a, b in (factors, factors[::-1]):
+        if a is None or b is None or (b.guard is not None and b.element is None):
             continue
-        found = _as_matrices(formula, *a, b[0], reduction.axes)
+        found = _as_matrices(formula, a, b, reduction.axes, multiplied)
         if found is not None:
             return found
     return None
+
+
+@dataclass(frozen=True)
+class _Factor:
+    load: te.Load
+    guard: te.Expr | None  # where it is not zero
+    element: Element | None = None  # what the load is a part of
+
+    @property
+    def variables(self) -> set[te.Var]:
+        if self.element is not None:
+            return self.element.variables
+        return te.variables(self.load) | (te.variables(self.guard) if self.guard is not None else set())
+
+
+def _read(expr: te.Expr, computed: Mapping[DType, DType]) -> _Factor | None:
+    found = _guarded_load(expr, computed)
+    return None if found is None else _Factor(*found)
+
+
+def _factor(expr: te.Expr, computed: Mapping[DType, DType], multiplied: DType | None) -> _Factor | None:
+    """A factor that is read as it is multiplied, or is computed and rounded to that."""
+    read = _read(expr, computed)
+    if read is not None and read.load.dtype is multiplied:
+        return read
+    if multiplied is None or computed.get(multiplied) is not expr.dtype:
+        return None
+    element = element_of(expr)
+    return None if element is None else _Factor(element.main, element.guard, element)
 
 
 def _guarded_load(expr: te.Expr, computed: Mapping[DType, DType]) -> tuple[te.Load, te.Expr | None] | None:
@@ -125,25 +176,28 @@ def _guarded_load(expr: te.Expr, computed: Mapping[DType, DType]) -> tuple[te.Lo
 
 
 def _as_matrices(
-    formula: Formula, a: te.Load, guard: te.Expr | None, b: te.Load, reduced: Sequence[te.Var]
+    formula: Formula, a: _Factor, b: _Factor, reduced: Sequence[te.Var], multiplied: DType | None
 ) -> MatrixWork | None:
     """The product with `a` on the left; the last of the right operand's own axes is to be the one that the output walks
     along."""
-    of_a, of_b = (linear(load.indices[0]).terms for load in (a, b))
-    seen = set(of_a) | (te.variables(guard) if guard is not None else set())
-    m = [axis for axis in formula.axes if axis in seen and axis not in of_b]
-    n = [axis for axis in formula.axes if axis in of_b and axis not in seen]
-    batch = tuple(axis for axis in formula.axes if (axis in seen) == (axis in of_b))
-    if not n or not set(reduced) <= set(of_b) or (guard is not None and te.variables(guard) & set(batch)):
+    of_a, of_b = (linear(factor.load.indices[0]).terms for factor in (a, b))
+    m = [axis for axis in formula.axes if axis in a.variables and axis not in b.variables]
+    n = [axis for axis in formula.axes if axis in b.variables and axis not in a.variables]
+    batch = tuple(axis for axis in formula.axes if (axis in a.variables) == (axis in b.variables))
+    guarded = te.variables(a.guard) if a.guard is not None else set()
+    if not n or not set(reduced) <= set(of_b) or guarded & set(batch) or not set(n) <= set(of_b):
         return None
     n.sort(key=lambda axis: -of_b[axis])
     k = sorted(reduced, key=lambda axis: -of_b[axis])
     if coefficient(formula.store, n[-1]) != 1:
         return None
-    if guard is None and _step(of_a, m) is None:
+    if a.guard is None and set(m) <= set(of_a) and step_of(of_a, m) is None:
         m.sort(key=lambda axis: -of_a[axis])
-    work = MatrixWork(formula, a, guard, b, tuple(m), tuple(n), tuple(k), batch)
-    if work.size == 1 and b.source in formula.constants:
+    work = MatrixWork(
+        formula, a.load, a.guard, b.load, tuple(m), tuple(n), tuple(k), batch,
+        left_element=a.element, right_element=b.element, multiplied=multiplied,
+    )  # fmt: skip
+    if work.size == 1 and b.element is None and b.load.source in formula.constants:
         work = _with_rows_of_k(work)
     return work if work.is_sound else None
 
@@ -164,19 +218,6 @@ def _with_rows_of_k(work: MatrixWork) -> MatrixWork:
 # -- operands ---------------------------------------------------------------------------------------------------------
 
 
-def _step(terms: Mapping[te.Expr, int], axes: Sequence[te.Var]) -> int | None:
-    """How far one place further along all axes, counted as one, is; None where they are not walked as one."""
-    if not any(axis in terms for axis in axes):
-        return 0
-    step = terms.get(axes[-1], 0)
-    inner = step
-    for outer, axis in zip(reversed(axes[:-1]), reversed(axes), strict=False):
-        inner *= axis.extent
-        if terms.get(outer, 0) != inner:
-            return None
-    return step if step > 0 else None
-
-
 def _lanes(dtype: DType, numbers: Iterable[int]) -> int:
     found, most = list(numbers), _COPY_BYTES // dtype.bytes
     choices = (lanes for lanes in (16, *LANES) if lanes <= most)
@@ -186,7 +227,7 @@ def _lanes(dtype: DType, numbers: Iterable[int]) -> int:
 def matrix(load: te.Load, outer: Sequence[te.Var], depth: Sequence[te.Var]) -> MatrixOperand | None:
     """A load as a matrix in memory, one of whose two directions goes element by element."""
     form = linear(load.indices[0])
-    across, along = _step(form.terms, outer), _step(form.terms, depth)
+    across, along = step_of(form.terms, outer), step_of(form.terms, depth)
     if across is None or not along or (along != 1 and across != 1):
         return None
     turned = along != 1
@@ -259,31 +300,3 @@ def _conjuncts(condition: te.Expr) -> list[te.Expr]:
     if isinstance(condition, te.Call) and condition.op == "and":
         return [part for arg in condition.args for part in _conjuncts(arg)]
     return [condition]
-
-
-# -- what is done with a sum ------------------------------------------------------------------------------------------
-
-
-def at_places(expr: te.Expr, axes: Sequence[te.Var], place: te.Expr) -> te.Expr:
-    """`expr` with the axes, counted as one, at `place`: without divisions where an index walks them as one."""
-
-    def walked(index: te.Expr) -> te.Expr:
-        form = linear(index)
-        step = _step(form.terms, axes)
-        if not step or any(
-            set(axes) & te.variables(atom) for atom in form.terms if not isinstance(atom, te.Var)
-        ):
-            return index
-        rest = {atom: c for atom, c in form.terms.items() if atom not in axes}
-        return Linear(rest, form.constant).expr() + place * step
-
-    def rule(node: te.Expr) -> te.Expr | None:
-        if isinstance(node, te.Load) and node.indices:
-            return te.Load(node.source, (walked(node.indices[0]),))
-        return None
-
-    return te.substitute(te.rewrite(expr, rule), positions(place, axes))
-
-
-def index_at_places(index: te.Expr, axes: Sequence[te.Var], place: te.Expr) -> te.Expr:
-    return at_places(te.Load(Buffer("index", DType.I8, 1), (index,)), axes, place).indices[0]  # type: ignore[attr-defined]

@@ -1,0 +1,153 @@
+"""Products whose results are combined over rows before they are written: right, compiled, and used where it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.loops.gpu.meaning import computed
+from tests.rewrites.helpers import array
+from tests.space.checked import Inputs
+from tests.space.templates.cuda.tiles import check_it_compiles, check_on_a_card
+from tilewright import frontend
+from tilewright.dtypes import DType
+from tilewright.graph.op import apply
+from tilewright.graph.oracle import evaluate
+from tilewright.graph.task import Task
+from tilewright.hw.gpu import A100, H200, GpuMachine, detect
+from tilewright.measure.check import relative_error
+from tilewright.runtime.cuda import device
+from tilewright.space.templates.cuda.sums import Applied, TensorSums
+from tilewright.space.templates.cuda.template import GpuWork
+from tilewright.space.vendor.pieces import refined
+from tilewright.support.trace import Trace
+from tilewright.targets.cuda import CudaTarget
+from tilewright.tune.gpu_sums import with_sums
+
+F16 = DType.F16
+
+
+def pooled(size: int, inside: int, outside: int, op: str = "mean", window: int = 1) -> Task:
+    """The mean of each of 3 images behind relu(conv + residual)."""
+    x = Inputs()
+    image = x(3, size, size, inside, dtype=F16)
+    weight = x(window, window, inside, outside, dtype=F16, constant=True)
+    edge = (0, window // 2, window // 2, 0)
+    if window > 1:
+        image = apply("pad", image, low=edge, high=edge, interior=(0, 0, 0, 0), value=0.0)
+    attrs: dict[str, Any] = {"padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
+    total = apply("conv", image, weight, stride=(1, 1), layout="channels_last", **attrs)
+    out = apply("relu", apply("add", total, x(*total.shape, dtype=F16)))
+    return x.task(apply(op, out, axes=(1, 2), keepdims=True))
+
+
+def over_rows(m: int, n: int, k: int, op: str, dtype: DType = F16, parts: int = 1) -> Task:
+    """Of gelu(a @ b + bias), all rows, or those of parts, in float32."""
+    x = Inputs()
+    total = apply("add", apply("matmul", x(m, k, dtype=dtype), x(k, n, dtype=dtype)), x(n, dtype=dtype))
+    wide = apply("cast", apply("gelu", total, approximate="none"), dtype=DType.F32)
+    split = apply("reshape", wide, shape=(parts, m // parts, n))
+    return x.task(apply(op, split, axes=(1,), keepdims=False))
+
+
+CASES: dict[str, Callable[[], Task]] = {
+    "mean of 49": lambda: pooled(7, 24, 40),
+    "mean of windows": lambda: pooled(5, 8, 16, window=3),
+    "highest of 100": lambda: pooled(10, 16, 33, "amax"),
+    "sum of all": lambda: over_rows(70, 50, 64, "sum"),
+    "lowest": lambda: over_rows(33, 36, 40, "amin", DType.BF16),
+    "sums of parts": lambda: over_rows(96, 264, 32, "sum", parts=4),
+}
+
+
+def applied_to(task: Task, machine: GpuMachine = H200) -> Applied:
+    found = TensorSums().apply(GpuWork(task, machine))
+    assert isinstance(found, Applied)
+    return found
+
+
+def arrays_of(task: Task) -> list[np.ndarray]:
+    return [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_combined_is_the_task(name: str) -> None:
+    task = CASES[name]()
+    applied, arrays = applied_to(task), arrays_of(task)
+    (reference,) = evaluate(task.graph, arrays, precise=True)
+    kernel = applied.kernel(next(iter(applied.space.configs())))
+    got = computed(kernel, arrays).astype(np.float64).reshape(reference.shape)
+    assert relative_error(got, reference) < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "machine"), [("mean of windows", A100), ("sums of parts", H200)], ids=lambda x: str(x)[:16]
+)
+def test_random_configs_compile_without_spills(name: str, machine: GpuMachine) -> None:
+    check_it_compiles(applied_to(CASES[name](), machine), machine, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("machine", [A100, H200], ids=lambda machine: machine.capability)
+@pytest.mark.parametrize("name", CASES)
+def test_more_random_configs_compile(name: str, machine: GpuMachine, seed: int) -> None:
+    check_it_compiles(applied_to(CASES[name](), machine), machine, seed)
+
+
+def test_other_reductions_are_declined() -> None:
+    for axes in ((0,), (0, 2), (3,), (1,)):
+        task = pooled(7, 24, 40)
+        out = apply("mean", task.output.inputs[0], axes=axes, keepdims=False)
+        other = Task(type(task.graph)(task.graph.inputs, (out,)))
+        assert TensorSums().apply(GpuWork(other, H200)) is None, axes
+    assert TensorSums().apply(GpuWork(over_rows(300, 32, 32, "sum"), H200)) is None, "more rows than a tile"
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(64, 256, 1), nn.Linear(256, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.conv(x)).mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("size", "pieces"), [(7, ["relu+mean"]), (56, ["reshape+mean", "mean+cast+reshape"])]
+)
+def test_a_mean_joins_the_convolution_before_it(size: int, pieces: list[str]) -> None:
+    """One kernel where a tile has all of an image, else two."""
+    target = CudaTarget(H200)
+    imported = frontend.import_model(Head().half().eval(), (torch.randn(4, 64, size, size).half(),))
+    partition = target.partitioned(imported, "fast", Trace.off())
+    ways = target.chosen([partition], "fast", None, Trace.off())
+    before, kernels = refined(partition, dict(ways))
+    after, found = with_sums(before, kernels, H200, "fast")
+    labels = [call.task.label for call in after.calls]
+    assert all(any(label.endswith(end) for label in labels) for end in pieces), labels
+    assert len(after.calls) == len(before.calls) + len(pieces) - 2
+    configs = [piece.config for piece in found.values() if piece.config is not None]
+    assert "tensor-sums" in {config.template for config in configs}
+
+
+def test_what_a_library_computes_stays_apart() -> None:
+    target = CudaTarget(H200, None, frozenset({"cublaslt", "torch"}))
+    imported = frontend.import_model(Head().half().eval(), (torch.randn(4, 64, 7, 7).half(),))
+    partition = target.partitioned(imported, "fast", Trace.off())
+    before, kernels = refined(partition, dict(target.chosen([partition], "fast", None, Trace.off())))
+    after, _ = with_sums(before, kernels, H200, "fast")
+    assert after.calls == before.calls
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not device.count(), reason="no NVIDIA GPU")
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_right_on_a_card(name: str) -> None:
+    task, machine = CASES[name](), detect()
+    check_on_a_card(applied_to(task, machine), task, arrays_of(task), machine, 2e-3)

@@ -1,0 +1,124 @@
+"""What a card really does, measured once and kept beside the processors' figures: how fast it copies, and how fast its
+tensor cores multiply through `mma.sync`.
+
+The analytical model's constants hold for the card that it was fitted on; what another one differs by from its data
+sheet is what these two figures say. `rated` is the card with rates to match. They rank configs, and are no part of what
+the card is: what is remembered of it holds whether it was measured or not.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+
+import msgspec
+
+from tilewright.codegen.cuda.build import GpuSource
+from tilewright.codegen.cuda.tensor import tensor_source
+from tilewright.dtypes import DType
+from tilewright.errors import InternalError
+from tilewright.graph.ir import Graph, TensorType, input_node
+from tilewright.graph.op import apply
+from tilewright.graph.task import Task
+from tilewright.hw.gpu import GpuMachine
+from tilewright.loops.gpu.default import default_program
+from tilewright.loops.ir import Program
+from tilewright.measure.calibration import keep_at, kept_at
+from tilewright.measure.gpu import GpuProgram
+from tilewright.runtime.cuda.device import Device
+from tilewright.space.space import Config
+from tilewright.space.template import normal_form
+from tilewright.space.templates.cuda.matmul import NAME, TensorCores
+from tilewright.space.templates.cuda.template import GpuWork
+from tilewright.support.fingerprint import fingerprint
+
+VERSION = 1
+_COPIED = 1 << 27  # elements of two bytes: far beyond every second cache
+_SIZE = 4096  # of a product that keeps all tensor cores busy for long
+_TILES = {"bm": 128, "bn": 128, "bk": 32, "warps_m": 2, "warps_n": 2, "stages": 3}
+_REPEATS, _LAUNCHES = 7, 5
+_OF_COPY, _OF_PRODUCT = 0.85, 0.85  # of the described rates, on the card that the model was fitted on
+_LEAST, _MOST = 0.25, 4.0  # times what is described: beyond, something else was measured
+
+
+class GpuCalibration(msgspec.Struct, frozen=True):
+    version: int
+    card: str  # `_key` of what it is about
+    copy: float  # bytes a second, read and written together
+    products: float  # operations a second, 16-bit floats, sums in 32 bits
+
+    @property
+    def is_sensible(self) -> bool:
+        return all(math.isfinite(figure) and figure > 0 for figure in (self.copy, self.products))
+
+
+def _key(machine: GpuMachine) -> str:
+    return fingerprint("card", asdict(machine))
+
+
+def stored(machine: GpuMachine) -> GpuCalibration | None:
+    found = kept_at(_key(machine), GpuCalibration)
+    current = found is not None and found.version == VERSION and found.card == _key(machine)
+    return found if found is not None and current and found.is_sensible else None
+
+
+def rated(machine: GpuMachine) -> GpuMachine:
+    """The card with the rates that were measured of it; as it is described where none were."""
+    found = stored(machine)
+    if found is None:
+        return machine
+    whole = machine.tensor_flops_clock * machine.clock_mhz * 1e6 * machine.sms
+    memory = found.copy / (_OF_COPY * machine.memory_bytes_per_second)
+    tensor = found.products / (_OF_PRODUCT * whole)
+    if not (_LEAST <= memory <= _MOST and _LEAST <= tensor <= _MOST):
+        return machine
+    return replace(
+        machine,
+        memory_bytes_per_second=machine.memory_bytes_per_second * memory,
+        tensor_flops_clock=machine.tensor_flops_clock * tensor,
+    )
+
+
+def calibrate(machine: GpuMachine, device: Device) -> GpuCalibration:
+    """Measure, which takes a second or two, and keep the result."""
+    seconds = _seconds(_copy(machine), machine, device)
+    copy = 4.0 * _COPIED / seconds
+    products = 2.0 * _SIZE**3 / _seconds(_product(machine), machine, device)
+    result = GpuCalibration(VERSION, _key(machine), copy, products)
+    keep_at(_key(machine), result)
+    return result
+
+
+def _copy(machine: GpuMachine) -> Program:
+    x = input_node(0, TensorType((_COPIED,), DType.F16))
+    formula = normal_form(Task(Graph((x,), (apply("neg", x),))), "fast")
+    if formula is None:
+        raise InternalError("a copy has no normal form")
+    return default_program(formula, machine)
+
+
+def _product(machine: GpuMachine) -> GpuSource:
+    a, b = (input_node(number, TensorType((_SIZE, _SIZE), DType.F16)) for number in range(2))
+    applied = TensorCores().apply(GpuWork(Task(Graph((a, b), (apply("matmul", a, b),))), machine))
+    if applied is None:
+        raise InternalError("a product of matrices has no template")
+    return tensor_source(applied.kernel(Config.of(NAME, {**_TILES, "split": 1, "persistent": False})))
+
+
+def _seconds(program: Program | GpuSource, machine: GpuMachine, device: Device) -> float:
+    """Of one launch, the fastest of several runs of a few."""
+    kernel = GpuProgram(program, machine, device)
+    for address, buffer in zip(kernel.addresses, program.params, strict=True):
+        device.fill(address, 0, buffer.size * buffer.dtype.bytes)
+    stream = device.new_stream()
+    begin, end = (device.new_event(timing=True) for _ in range(2))
+    best = math.inf
+    for _ in range(_REPEATS):
+        begin.record(stream.handle)
+        for _ in range(_LAUNCHES):
+            kernel.launch(stream.handle)
+        end.record(stream.handle)
+        stream.synchronise()
+        best = min(best, begin.seconds_to(end) / _LAUNCHES)
+    kernel.close()
+    return best

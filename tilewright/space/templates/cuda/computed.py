@@ -1,0 +1,156 @@
+"""Operands of a product that are computed of what is in memory: what stands before the contraction, whatever it is.
+
+    a[m, k] = value(x[m, k], gate[m, k], scale[k], mean[m], ...)    and zero where a guard does not hold
+
+All that an element takes is read when a tile is asked for; when the tile is needed, its elements are computed, rounded
+to the type that is multiplied, and put into shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.loops.gpu.places import VECTOR_BYTES, positions, vector_lanes
+from tilewright.loops.gpu.tensor import ComputedOperand
+from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, block, nest
+from tilewright.loops.rowwise import EXPENSIVE
+from tilewright.loops.tiling import with_values
+from tilewright.space.templates.cuda.places import at_places
+from tilewright.te.index import coefficient, linear, simplify
+
+_EXPENSIVE = 10.0  # instructions
+_MOST_KEPT = 16  # bytes of registers for an element
+
+
+@dataclass(frozen=True)
+class Element:
+    """`value`, computed of `main`, the load that moves with most axes, and of others; zero where `guard` does not
+    hold."""
+
+    main: te.Load
+    guard: te.Expr | None
+    value: te.Expr
+
+    @property
+    def loads(self) -> list[te.Load]:
+        return list(dict.fromkeys(te.loads(self.value)))
+
+    @property
+    def variables(self) -> set[te.Var]:
+        return te.variables(self.value) | (te.variables(self.guard) if self.guard is not None else set())
+
+
+def element_of(expr: te.Expr) -> Element | None:
+    """None where an element's place is itself an element of something, or a part of it is read under a condition."""
+    guards: list[te.Expr] = []
+    while True:
+        if isinstance(expr, te.Cast) and expr.dtype is DType.F32 and expr.value.dtype.is_half:
+            expr = expr.value
+        elif isinstance(expr, te.Select) and isinstance(expr.other, te.Const) and expr.other.value == 0:
+            if te.loads(expr.cond):
+                break
+            guards.append(expr.cond)
+            expr = expr.then
+        else:
+            break
+    loads = te.loads(expr)
+    plain = all(
+        load.indices and all(isinstance(atom, te.Var) for atom in linear(load.indices[0]).terms)
+        for load in loads
+    )
+    if not loads or not plain or _depends_on_places(expr):
+        return None
+    main = max(loads, key=lambda load: len(te.variables(load)))
+    return Element(main, te.all_of(guards), expr)
+
+
+def _depends_on_places(expr: te.Expr) -> bool:
+    """Whether variables occur elsewhere than where something is read."""
+    if isinstance(expr, te.Load):
+        return False
+    return isinstance(expr, te.Var) or any(map(_depends_on_places, te.children(expr)))
+
+
+def computed_operand(
+    element: Element,
+    dtype: DType,
+    outer: Sequence[te.Var],
+    depth: Sequence[te.Var],
+    batch: Sequence[te.Var],
+) -> ComputedOperand | None:
+    """The element as an operand of type `dtype`, of these axes each counted as one."""
+    if not outer or not set(depth) & element.variables:
+        return None
+    main = element.main.indices[0]
+    turned = coefficient(main, depth[-1]) != 1 and coefficient(main, outer[-1]) == 1
+    along = outer[-1] if turned else depth[-1]
+    lanes = _lanes(element, dtype, along)
+    lane = te.Var("v", lanes)
+    first = [te.Var(name, _count(axes)) for name, axes in (("outer", outer), ("depth", depth))]
+    place = [var + lane if var is first[not turned] else var for var in first]
+
+    def there(expr: te.Expr) -> te.Expr:
+        return simplify(at_places(at_places(expr, outer, place[0]), depth, place[1]))
+
+    kept: list[Buffer] = []
+    reads: list[Stmt] = []
+    known: dict[te.Expr, te.Expr] = {}
+    for number, load in enumerate(element.loads):
+        moved = there(load)
+        assert isinstance(moved, te.Load)
+        moves = lane in te.variables(moved.indices[0])
+        buffer = Buffer(f"kept{number}", load.dtype, lanes if moves else 1, Scope.REGISTER)
+        kept.append(buffer)
+        index: te.Expr = lane if moves else te.as_index(0)
+        store = Store(buffer, index, moved)
+        reads.append(nest([(lane, Kind.VECTOR)], store) if moves else store)
+        known[load] = te.Load(buffer, (index,))
+    value = Buffer("value", dtype, lanes, Scope.REGISTER)
+    computed = te.cast(te.rewrite(element.value, known.get), dtype)
+    found = ComputedOperand(
+        buffers=tuple(
+            dict.fromkeys(load.source for load in element.loads if isinstance(load.source, Buffer))
+        ),
+        batch=tuple(axis for axis in batch if axis in element.variables),
+        kept=tuple(kept),
+        value=value,
+        inside=None if element.guard is None else _condition(element.guard, outer, depth, first),
+        read=with_values(block(*reads), {}),
+        compute=with_values(nest([(lane, Kind.VECTOR)], Store(value, lane, computed)), {}),
+        work=sum(_instructions(node) for node in te.walk(element.value)),
+        turned=turned,
+        lanes=lanes,
+    )
+    return found if found.kept_bytes <= _MOST_KEPT else None
+
+
+def _condition(
+    guard: te.Expr, outer: Sequence[te.Var], depth: Sequence[te.Var], first: Sequence[te.Var]
+) -> te.Expr:
+    return simplify(te.substitute(guard, {**positions(first[0], outer), **positions(first[1], depth)}))
+
+
+def _count(axes: Sequence[te.Var]) -> int:
+    count = 1
+    for axis in axes:
+        count *= axis.extent
+    return count
+
+
+def _lanes(element: Element, dtype: DType, along: te.Var) -> int:
+    """Neighbours that are read at once where they lie together."""
+    if coefficient(element.main.indices[0], along) != 1:
+        return 1
+    if element.guard is not None and along in te.variables(element.guard):
+        return 1
+    accesses = [(load.indices[0], load.dtype.bytes) for load in element.loads]
+    return min(vector_lanes(accesses, along), VECTOR_BYTES // dtype.bytes)
+
+
+def _instructions(node: te.Expr) -> float:
+    if isinstance(node, te.Call):
+        return _EXPENSIVE if node.op in EXPENSIVE else 1.0
+    return 1.0 if isinstance(node, te.Cast | te.Select) else 0.0

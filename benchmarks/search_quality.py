@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """How good searches are, beside what measuring everything finds.
 
-    python benchmarks/search_quality.py measure [--tasks gemm_square,conv_3x3] [--seconds 150]
+    python benchmarks/search_quality.py build [--tasks gemm_square,conv_3x3] [--builds FOLDER]
+    python benchmarks/search_quality.py measure [--tasks ...] [--seconds 36]
     python benchmarks/search_quality.py replay [--tasks ...] [--json FILE] [--markdown FILE]
 
-`measure` times every config of some tasks with small spaces and keeps all of it in one file; it goes on where it was
-interrupted, task by task, each for so many seconds at most. It wants a quiet machine, for about two minutes a task.
-`replay` runs each search on the complete tables, with several seeds, and prints by how much
-what it finds falls short of the best there is. It measures nothing.
+`build` makes every config of some tasks with small spaces: minutes a task, on this machine or, with the file of tables
+that `build --tasks ''` has begun here, on another with more cores. `measure` times all of a task in turns, for so many
+seconds, and keeps them in the file; it wants a quiet machine. Both go on where they were interrupted. `replay` runs
+each search on the complete tables, with several seeds, and prints by how much what it finds falls short of the best
+there is. It measures nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
-from search_tasks import LEAST_POINTS, PASSES, POINTS, TASKS, Table, best_seconds, measure
+from builds import Builds
+from search_tasks import HEAT_SECONDS, LEAST_POINTS, POINTS, TASKS, Table, best_seconds, measure
 from tilewright import knobs
 from tilewright.cost.analytical import Analytical
 from tilewright.cost.boosted import Boosted
 from tilewright.cost.model import CostModel
 from tilewright.errors import TilewrightError
 from tilewright.measure.runner import Runner
+from tilewright.measure.trial import TaskJob
 from tilewright.search import SEARCHES
 from tilewright.space.candidates import Candidates
 from tilewright.space.outcome import Outcome
@@ -207,18 +211,25 @@ def _mean(values: Sequence[float]) -> float:
 # -- the two stages ---------------------------------------------------------------------------------------------------
 
 
-def run_measure(tables: Sequence[Table], passes: int, seconds: float, threads: int) -> None:
-    """For each task so many seconds at most. One that fails does not keep the others from being measured."""
+def run_build(tables: Sequence[Table], builds: Builds, threads: int) -> None:
     with Runner(threads) as runner:
         for number, table in enumerate(tables):
-            if table.entries and table.complete:
-                print(f"{table.name}: complete", flush=True)
-                continue
-            try:
-                for line in measure(table, runner, passes, time.monotonic() + seconds, time.monotonic):
-                    print(f"[{number + 1}/{len(tables)}] {line}", flush=True)
-            except TilewrightError as error:
-                print(f"{table.name}: {error}", file=sys.stderr, flush=True)
+            job = TaskJob.of(table.candidates.work, threads)
+            for line in builds.complete(table.name, job, list(table.listed), runner):
+                print(f"[{number + 1}/{len(tables)}] {line}", flush=True)
+
+
+def run_measure(tables: Sequence[Table], builds: Builds, seconds: float, threads: int) -> None:
+    """One that fails does not keep the others from being measured."""
+    for number, table in enumerate(tables):
+        if table.entries and table.complete:
+            print(f"{table.name}: complete", flush=True)
+            continue
+        try:
+            with Runner(threads) as runner:
+                print(f"[{number + 1}/{len(tables)}] {measure(table, runner, builds, seconds)}", flush=True)
+        except TilewrightError as error:
+            print(f"{table.name}: {error}", file=sys.stderr, flush=True)
 
 
 def run_replay(
@@ -239,8 +250,7 @@ def run_replay(
 def _replayed(source: tuple[str, Path, int, tuple[str, ...], int]) -> tuple[Standing, list[Run]]:
     name, path, points, contenders, threads = source
     table = Table.open(name, path, points)
-    known = table.outcomes()
-    outcomes = {config: known[config] for config in table.listed}
+    outcomes = table.outcomes()
     runs = [
         replay(contender, table, outcomes, seed, threads) for contender in contenders for seed in range(SEEDS)
     ]
@@ -251,25 +261,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("stage", choices=("measure", "replay"))
+    parser.add_argument("stage", choices=("build", "measure", "replay"))
     parser.add_argument("--tasks", default=",".join(TASKS), help="names, separated by commas")
     parser.add_argument("--searches", default=";".join(CONTENDERS), help="names, separated by semicolons")
     parser.add_argument("--tables", type=Path, default=knobs.get("cache_dir") / "search_quality.jsonl")
     parser.add_argument("--points", type=int, default=POINTS, help="configs of each task, about")
-    parser.add_argument("--passes", type=int, default=PASSES, help="trials of each config")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="for measuring a task, at most")
+    parser.add_argument("--builds", type=Path, default=knobs.get("cache_dir") / "search_builds")
+    parser.add_argument("--seconds", type=float, default=HEAT_SECONDS, help="for measuring a task")
     parser.add_argument("--threads", type=int, default=knobs.usable_cores())
     parser.add_argument("--jobs", type=int, default=1, help="tasks that are replayed at the same time")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
-    names = options.tasks.split(",")
+    names = [name for name in options.tasks.split(",") if name]
     unknown = [name for name in names if name not in TASKS]
     if unknown:
         parser.error(f"no task is called {', '.join(unknown)}; there are {', '.join(TASKS)}")
     tables = [Table.open(name, options.tables, options.points) for name in names]
+    builds = Builds(options.builds)
+    if options.stage == "build":
+        if not options.tables.exists():
+            for name in TASKS:
+                Table(name, options.tables, options.points).begin()
+        run_build(tables, builds, options.threads)
+        return 0
     if options.stage == "measure":
-        run_measure(tables, options.passes, options.seconds, options.threads)
+        run_measure(tables, builds, options.seconds, options.threads)
         return 0
     contenders = options.searches.split(";")
     standings, runs = run_replay(tables, contenders, options.threads, options.jobs)

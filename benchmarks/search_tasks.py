@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,29 +19,25 @@ from typing import NamedTuple
 
 import msgspec
 
+from builds import Builds
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import CpuMachine, host
-from tilewright.loops.ir import Program
+from tilewright.measure.building import Made
 from tilewright.measure.runner import Runner
+from tilewright.measure.timing import undisturbed
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.outcome import Outcome
+from tilewright.space.promising import Narrowed
 from tilewright.space.space import Config, Knob, Space
-from tilewright.space.template import Applied, Terms, Work
+from tilewright.space.template import Applied, Work
 
 POINTS = 1080  # configs that a task's space is to have
 LEAST_POINTS = 1000
-TOP = 20  # configs that are timed again, taking turns
-ANCHORS = 10  # others that take turns with them, and tie the two series of times to each other
-RACE_SECONDS = 6.0
-PASSES = 1  # trials of each config: luck among the best is removed by their race
-NEAR = (
-    1.3  # times the best, within which a config has one trial more: bad luck must not keep it from the race
-)
-BATCH = 64
+HEAT_SECONDS = 36.0  # for all configs of a task together
 
 # -- the tasks --------------------------------------------------------------------------------------------------------
 
@@ -153,20 +148,6 @@ TASKS: dict[str, Source] = {
 _COUNTED, _DRAWN, _LISTED = 3000, 256, 50_000
 
 
-@dataclass(frozen=True)
-class Part:
-    """A template or sketch applied to a task, with fewer values of its knobs."""
-
-    whole: Applied
-    space: Space
-
-    def terms(self, config: Config) -> Terms | None:
-        return self.whole.terms(config)
-
-    def program(self, config: Config) -> Program:
-        return self.whole.program(config)
-
-
 def part_of(applied: Applied, points: int) -> Applied:
     """About so many legal configs; all of it where it has no more than that. The first two knobs, which for most
     templates say what is in registers, keep their values longest: without the good ones there is nothing to find."""
@@ -184,7 +165,7 @@ def part_of(applied: Applied, points: int) -> Applied:
             break
         enough = (one for one in thinner if _count(one, 2 * points) >= 0.85 * points)
         space = next(enough, None) or max(thinner, key=lambda one: _count(one, 2 * points))
-    return Part(applied, space)
+    return Narrowed(applied, space)
 
 
 def _thinner(space: Space, thinned: Knob, whole: Knob) -> Space:
@@ -227,17 +208,16 @@ def part_candidates(source: Source, points: int = POINTS, machine: CpuMachine | 
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One line of the file: a trial, or (`raced`) the time that a config took in turns with other good ones."""
+    """One line of the file: what a config took, in turns with all others of the task, or the kind of its failure."""
 
     task: str
     config: Config
     seconds: float | None
     failure: str = ""
-    raced: bool = False
 
 
 class On(msgspec.Struct, frozen=True):
-    """One line of the file: the machine that the task's trials were made on, so that any other can replay them."""
+    """One line of the file: the machine that the task is timed on, so that any other can build for it and replay."""
 
     task: str
     machine: CpuMachine
@@ -245,7 +225,7 @@ class On(msgspec.Struct, frozen=True):
 
 @dataclass
 class Table:
-    """The measured times of a task's space, in a file of all tasks that grows by a line with each trial."""
+    """The measured times of a task's space, in a file of all tasks that grows by a task at a time."""
 
     name: str
     path: Path
@@ -255,7 +235,7 @@ class Table:
 
     @classmethod
     def open(cls, name: str, path: Path, points: int = POINTS) -> Table:
-        """A line that is damaged, as by a power cut, is one trial less."""
+        """A line that is damaged, as by a power cut, is one config less."""
         table = cls(name, path, points)
         for line in path.read_bytes().splitlines() if path.exists() else []:
             with contextlib.suppress(msgspec.MsgspecError):
@@ -271,7 +251,7 @@ class Table:
 
     @cached_property
     def listed(self) -> dict[Config, None]:
-        """In an order that has nothing to do with the knobs: a machine that is slow for a while is slow for all."""
+        """In an order that has nothing to do with the knobs: of two that are predicted alike, either comes first."""
         configs = list(self.candidates.configs())
         Random(0).shuffle(configs)
         return dict.fromkeys(configs)
@@ -280,96 +260,46 @@ class Table:
     def candidates(self) -> Candidates:
         return part_candidates(TASKS[self.name], self.points, self.machine)
 
+    def begin(self) -> None:
+        """Say which machine it is about."""
+        self._write([On(self.name, self.machine)])
+
     def add(self, entries: Sequence[Entry]) -> None:
-        lines: list[Entry | On] = [*([] if self.entries else [On(self.name, self.machine)]), *entries]
         self.entries += entries
+        self._write(entries)
+
+    def _write(self, lines: Sequence[Entry | On]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
             file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)
 
     @property
-    def trials(self) -> dict[Config, list[Entry]]:
-        found: dict[Config, list[Entry]] = {}
-        for entry in self.entries:
-            if not entry.raced and entry.config in self.listed:
-                found.setdefault(entry.config, []).append(entry)
-        return found
-
-    @property
-    def times(self) -> dict[Config, float]:
-        """The shortest of each config that has not failed."""
-        return {
-            config: min(entry.seconds for entry in entries if entry.seconds is not None)
-            for config, entries in self.trials.items()
-            if all(entry.seconds is not None for entry in entries)
-        }
-
-    @property
-    def races(self) -> dict[Config, float]:
-        return {
-            entry.config: entry.seconds
-            for entry in self.entries
-            if entry.raced and entry.seconds is not None and entry.config in self.listed
-        }
-
-    def missing(self, passes: int) -> list[Config]:
-        """The configs with the fewest trials, if these are less than so many; then those near the best with no more."""
-        trials = {config: len(entries) for config, entries in self.trials.items()}
-        fewest = min((trials.get(config, 0) for config in self.listed), default=passes)
-        if fewest < passes:
-            return [c for c in self.listed if trials.get(c, 0) == fewest]
-        times = self.times
-        near = NEAR * min(times.values(), default=0.0)
-        return [c for c in self.listed if trials.get(c, 0) == passes and times.get(c, math.inf) <= near]
-
-    @property
     def complete(self) -> bool:
-        return bool(self.races) and not self.missing(1)
+        known = {entry.config for entry in self.entries}
+        return all(config in known for config in self.listed)
 
     def outcomes(self) -> dict[Config, Outcome]:
-        """Of every config. The best few have the times of their race, in units of the others' times."""
-        times, races = self.times, self.races
-        ranked = sorted(times, key=lambda config: times[config])
-        anchors = [times[c] / races[c] for c in ranked[TOP:] if c in races]
-        unit = statistics.median(anchors or [times[c] / races[c] for c in races]) if races else 1.0
-        seconds = {**times, **{config: unit * time for config, time in races.items()}}
-        return {
-            config: Outcome(config, seconds.get(config), max(entry.failure for entry in entries))
-            for config, entries in self.trials.items()
-        }
+        """Of every config."""
+        known = {entry.config: Outcome(entry.config, entry.seconds, entry.failure) for entry in self.entries}
+        return {config: known[config] for config in self.listed if config in known}
 
 
-def measure(
-    table: Table, runner: Runner, passes: int, deadline: float, now: Callable[[], float]
-) -> Iterator[str]:
-    """Everything that the table still lacks, until the deadline; a line of progress for each batch."""
+def measure(table: Table, runner: Runner, builds: Builds, seconds: float = HEAT_SECONDS) -> str:
+    """All configs that were built, in turns. A machine that is slow for a while is slow for all, and those near the
+    best have the most turns, so that none of them is best by luck."""
     job = TaskJob.of(table.candidates.work, runner.threads)
-    begin, measured = now(), 0
-    while now() < deadline and (missing := table.missing(passes)):
-        best = min(table.times.values(), default=None)
-        found = runner.measure(job, missing[:BATCH], best=best, deadline=deadline)
-        table.add([Entry(table.name, one.config, one.seconds, one.failure) for one in found])
-        spent, measured = now() - begin, measured + len(found)
-        yield (
-            f"{table.name}: {len(missing) - len(found)} of {len(table.listed)} configs to go,"
-            f" {measured / max(spent, 1e-9):.1f} trials/s"
-        )
-    if not table.missing(passes) and not table.races and now() < deadline:
-        table.add(race(table, runner, job))
-        yield f"{table.name}: the best {TOP} have taken turns"
-
-
-def race(table: Table, runner: Runner, job: TaskJob) -> list[Entry]:
-    times = table.times
-    ranked = sorted(times, key=lambda config: times[config])
-    step = max(1, len(ranked) // (4 * ANCHORS))
-    chosen = [*ranked[:TOP], *ranked[TOP : TOP + step * ANCHORS : step]]
-    turns = runner.race(job, chosen, RACE_SECONDS)
-    return [
-        Entry(table.name, config, statistics.median(each), raced=True)
-        for config, each in zip(chosen, turns, strict=True)
-        if each
-    ]
+    built = builds.of(table.name, list(table.listed))
+    made = {config: each for config, each in built.items() if isinstance(each, Made)}
+    times = runner.heats(job, made, seconds)
+    table.begin()
+    for config, each in built.items():
+        if config in times:
+            entry = Entry(table.name, config, undisturbed(times[config]))
+        else:
+            failure = runner.trial(job, config, each).failure if isinstance(each, Made) else each.kind
+            entry = Entry(table.name, config, None, failure)
+        table.add([entry])
+    return f"{table.name}: {len(times)} of {len(table.listed)} configs have taken turns"
 
 
 def best_seconds(outcomes: dict[Config, Outcome]) -> float:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
 import shutil
 import statistics
@@ -181,8 +182,11 @@ def load_torch(job: GemmJob) -> Run:
 def load_tvm(job: GemmJob) -> Run:
     try:
         tvm: Any = importlib.import_module("tvm")
-        meta_schedule: Any = importlib.import_module("tvm.meta_schedule")
         te: Any = importlib.import_module("tvm.te")
+        renamed = importlib.util.find_spec("tvm.s_tir") is not None  # as so much between versions
+        meta_schedule: Any = importlib.import_module(
+            "tvm.s_tir.meta_schedule" if renamed else "tvm.meta_schedule"
+        )
     except ImportError as error:
         raise NotAvailable(f"{error}; pip install apache-tvm") from error
     import llvmlite.binding
@@ -200,7 +204,6 @@ def load_tvm(job: GemmJob) -> Run:
         max_trials_global=job.trials,
     )
     found = meta_schedule.tir_integration.compile_tir(database, te.create_prim_func([a, b, c]), target)
-    # Names have changed between versions.
     build = getattr(tvm, "compile", None) or tvm.build
     tensor = tvm.nd.array if hasattr(tvm, "nd") else tvm.runtime.tensor
     module = build(found.mod, target=target)

@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """How much is left in a model: what measuring everything finds, beside what is chosen without a measurement.
 
+    python benchmarks/tune_left.py build [--model resnet50] [--points 240] [--builds FOLDER] [--machine FILE]
     python benchmarks/tune_left.py measure [--model resnet50] [--points 240] [--seconds 600]
     python benchmarks/tune_left.py report [--model resnet50] [--markdown FILE]
 
-`measure` times, alone, every config of a part of the space of each of the model's heaviest tasks: of each knob some
-values, evenly spread, and all that differ from the choice without measuring in one knob. It keeps all of it in a
-database and goes on where it was interrupted. `report` takes the fastest of each task into the model, where they take
-turns with what would have been chosen, and prints what all of them together gain there. Both want a quiet machine.
+The configs are, of each of the model's heaviest tasks, all that no other does better by construction (`--points 0`), or
+a part of the space: of each knob some values, evenly spread; and all that differ from the choice without measuring in
+one knob. `build` makes them, on this machine or, for the one that `--machine` describes, on another with more cores.
+`measure` times them in turns, some hundred at a time beside the choice without measuring, and keeps all of it in a
+database. Both go on where they were interrupted. `report` takes the fastest of each task into the model, where they
+take turns with what would have been chosen, and prints what all of them together gain there. The last two want a quiet
+machine.
 """
 
 from __future__ import annotations
@@ -23,16 +27,22 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
+import msgspec
+
+from builds import Builds
 from peers.machine import describe
 from search_tasks import Source, part_candidates
 from tilewright import frontend, knobs, zoo
 from tilewright.db.database import Database
 from tilewright.db.record import Key, Record
 from tilewright.graph.task import Partition, Task
-from tilewright.hw import host
-from tilewright.measure.runner import Measurement, Runner
+from tilewright.hw import CpuMachine, host
+from tilewright.measure.building import Made
+from tilewright.measure.runner import Runner
+from tilewright.measure.timing import undisturbed
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
+from tilewright.space.promising import promising
 from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.support.trace import Trace
@@ -42,7 +52,8 @@ from tilewright.tune.choose import Choice, choose
 from tilewright.tune.rehearse import Verdict, rehearse
 
 SHARE = 0.9  # of the model's predicted time: what the heavy tasks take together
-BATCH = 32
+GROUP = 192  # configs that take turns with each other
+GROUP_SECONDS = 8.0
 TAKEN = 6  # of each task the fastest, into the model
 NUMERICS = "fast"
 
@@ -54,10 +65,11 @@ class Heavy:
     task: Task
     calls: int
     points: int
+    machine: CpuMachine
 
     @cached_property
     def work(self) -> Work:
-        return Work(self.task, host(), NUMERICS)
+        return Work(self.task, self.machine, NUMERICS)
 
     @cached_property
     def start(self) -> Choice:
@@ -66,7 +78,11 @@ class Heavy:
     @cached_property
     def configs(self) -> list[Config]:
         whole = Candidates.of(self.work, sketches=False)
-        part = part_candidates(Source(lambda: self.task), self.points)
+        part = (
+            part_candidates(Source(lambda: self.task), self.points, self.machine)
+            if self.points
+            else promising(whole)
+        )
         start = self.start.config
         return list(dict.fromkeys((start, *whole.neighbours(start), *part.configs())))
 
@@ -78,28 +94,29 @@ class Heavy:
             found[record.config] = min(seconds, found.get(record.config, math.inf))
         return found
 
-    def record(self, measured: Measurement, threads: int) -> Record:
-        return Record.of(
-            self.work,
-            threads,
-            measured.config,
-            times=measured.times,
-            error=measured.error,
-            failure=measured.failure,
-            message=measured.message,
-            build_seconds=measured.build_seconds,
-        )
+    def record(self, config: Config, seconds: float | None, failure: str, threads: int) -> Record:
+        times = () if seconds is None else (seconds,)
+        return Record.of(self.work, threads, config, times=times, failure=failure)
 
 
 class Model:
-    def __init__(self, name: str, points: int, tasks: int | None = None, small: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        points: int,
+        tasks: int | None = None,
+        small: bool = False,
+        machine: CpuMachine | None = None,
+    ) -> None:
         self._tasks = tasks
+        machine = machine or host()
         model = zoo.build(name, seed=0, small=small)
         imported = frontend.import_model(model, zoo.example_inputs(name, batch=1, seed=1, small=small))
-        self.target = CpuTarget(host())
+        self.target = CpuTarget(machine)
         self.partition: Partition = self.target.partitioned(imported, NUMERICS, Trace.off())
         self.all = {
-            key: Heavy(task, calls, points) for key, (task, calls) in computed(self.partition).items()
+            key: Heavy(task, calls, points, machine)
+            for key, (task, calls) in computed(self.partition).items()
         }
 
     @property
@@ -115,20 +132,36 @@ class Model:
         return {key: self.all[key] for key in ranked[:count]}
 
 
-def measure(model: Model, database: Database, threads: int, seconds: float) -> Iterator[str]:
+def build(model: Model, builds: Builds, threads: int) -> Iterator[str]:
+    with Runner(threads) as runner:
+        for key, each in model.heavy.items():
+            yield from builds.complete(key, TaskJob.of(each.work, threads), each.configs, runner)
+
+
+def measure(model: Model, database: Database, builds: Builds, threads: int, seconds: float) -> Iterator[str]:
     deadline = time.monotonic() + seconds
     with Runner(threads) as runner:
-        for each in model.heavy.values():
-            known = each.known(database, threads)
-            missing = [config for config in each.configs if config not in known]
+        for key, each in model.heavy.items():
+            start, known = each.start.config, each.known(database, threads)
+            built = builds.of(key, each.configs)
+            made = {config: one for config, one in built.items() if isinstance(one, Made)}
+            missing = [config for config in made if config not in known]
             job = TaskJob.of(each.work, threads)
-            while missing and time.monotonic() < deadline:
-                best = min(known.values(), default=None)
-                found = runner.measure(job, missing[:BATCH], best=best, deadline=deadline)
-                database.add([each.record(one, threads) for one in found])
-                known |= {one.config: one.seconds or math.inf for one in found}
-                missing = missing[len(found) :]
-            yield f"{each.task.label} x {each.calls}: {len(missing)} of {len(each.configs)} configs to go"
+            while missing and start in made and time.monotonic() < deadline:
+                group, missing = missing[:GROUP], missing[GROUP:]
+                times = runner.heats(job, {config: made[config] for config in (start, *group)}, GROUP_SECONDS)
+                usual = undisturbed(times[start]) if start in times else math.inf
+                known.setdefault(start, usual)
+                # In units of the choice without measuring, which is in every group: the machine is not always as fast.
+                unit = known[start] / usual
+                for config in dict.fromkeys((start, *group)):
+                    taken = unit * undisturbed(times[config]) if config in times else None
+                    failure = "" if taken else runner.trial(job, config, made[config]).failure
+                    database.add([each.record(config, taken, failure, threads)])
+            yield (
+                f"{each.task.label} x {each.calls}: of {len(each.configs)} configs {len(made)} built,"
+                f" {len(missing)} of these to be timed"
+            )
 
 
 @dataclass(frozen=True)
@@ -187,18 +220,24 @@ def markdown(name: str, found: Sequence[Found]) -> str:
 
 def main() -> int:
     options = _options()
-    model = Model(options.model, options.points, options.tasks, options.small)
+    machine = msgspec.json.decode(options.machine.read_bytes(), type=CpuMachine) if options.machine else None
+    model = Model(options.model, options.points, options.tasks, options.small, machine)
     threads = options.threads or knobs.get("threads")
+    builds = Builds(options.builds)
+    if options.command == "build":
+        for line in build(model, builds, threads):
+            print(line, flush=True)
+        return 0
     with Database.open(options.db) as database:
         if options.command == "measure":
-            for line in measure(model, database, threads, options.seconds):
+            for line in measure(model, database, builds, threads, options.seconds):
                 print(line, flush=True)
             return 0
         text = markdown(options.model, found_in(model, database, threads))
     print(text)
     if options.markdown:
-        machine = describe()
-        where = f"{machine['cpu']}, {machine['cores']} cores, {machine['date']}"
+        described = describe()
+        where = f"{described['cpu']}, {described['cores']} cores, {described['date']}"
         head = f"# What is left in a model\n\n{where}. By `python benchmarks/tune_left.py`.\n\n"
         options.markdown.write_text(head + text)
     return 0
@@ -208,9 +247,11 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=("measure", "report"))
+    parser.add_argument("command", choices=("build", "measure", "report"))
     parser.add_argument("--model", default="resnet50")
-    parser.add_argument("--points", type=int, default=240, help="configs of each task, about")
+    parser.add_argument("--points", type=int, default=240, help="configs of each task, about; 0: all")
+    parser.add_argument("--builds", type=Path, default=Path("tune_left_builds"))
+    parser.add_argument("--machine", type=Path, default=None, help="what to build for, as JSON")
     parser.add_argument("--tasks", type=int, default=None, help="the heaviest; those of 90% of the time")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--threads", type=int, default=None)

@@ -24,6 +24,7 @@ class Case:
     sizes: Sizes
     groups: frozenset[str] = frozenset()  # which criteria ask about it
     int8: bool = False
+    dtype: str = "float32"  # of inputs, weights and what is computed of them
 
     @property
     def flops(self) -> int:
@@ -66,6 +67,11 @@ class OperatorJob(Files):
     folder: Path
     effort: str = "none"
     budget: float | None = None
+
+    @property
+    def moved_file(self) -> Path:
+        """How many bytes have to be read and written."""
+        return self.folder / "moved.npz"
 
 
 # -- matrix products --------------------------------------------------------------------------------------------------
@@ -190,28 +196,66 @@ def bandwidth_cases(options: Options) -> list[Case]:
         sizes = {"rows": count // scale, "columns": columns}
         return Case(f"{operator} {count // scale}x{columns}", operator, sizes)
 
-    def permute(shape: tuple[int, ...], order: tuple[int, ...]) -> Case:
+    def whole(operator: str, shape: tuple[int, ...], what: str, **sizes: Any) -> Case:
         shape = (shape[0] // scale, *shape[1:])
-        name = f"permute {'x'.join(map(str, shape))} to {','.join(map(str, order))}"
-        return Case(name, "permute", {"shape": shape, "order": order})
+        name = f"{operator} {'x'.join(map(str, shape))} {what}"
+        return Case(name, operator, {"shape": shape, **sizes})
+
+    def permute(shape: tuple[int, ...], order: tuple[int, ...], dtype: str = "float32") -> Case:
+        case = whole("permute", shape, f"to {','.join(map(str, order))}", order=order)
+        return case if dtype == "float32" else replace(case, name=f"{case.name}, {dtype}", dtype=dtype)
 
     def concat(axis: int, *shapes: tuple[int, ...]) -> Case:
         shapes = tuple((shape[0] // scale, *shape[1:]) for shape in shapes)
         name = f"concat {' + '.join('x'.join(map(str, shape)) for shape in shapes)} on {axis}"
         return Case(name, "concat", {"shapes": shapes, "axis": axis})
 
+    def pool(kind: str, shape: tuple[int, ...], kernel: int, stride: int, padding: int) -> Case:
+        sizes = {"kind": kind, "kernel": kernel, "stride": stride, "padding": padding}
+        return whole("pool", shape, f"{kind} {kernel}x{kernel}/{stride}", **sizes)
+
+    tokens = {"count": 65536 // scale, "rows": 50257, "columns": 768}
     return [
         rows("softmax", 32768, 1024),
         rows("softmax", 262144, 197),
         rows("layer_norm", 32768, 1024),
         rows("layer_norm", 49152, 768),
+        rows("rms_norm", 8192, 4096),
+        whole("group_norm", (32, 256, 64, 64), "in 32", groups=32),
+        rows("gated", 16384, 2048),
         permute((8192, 4096), (1, 0)),
         permute((64, 64, 96, 96), (0, 2, 3, 1)),
         permute((64, 96, 96, 64), (0, 3, 1, 2)),
         permute((64, 512, 16, 64), (0, 2, 1, 3)),
+        permute((5001, 7003), (1, 0)),
+        permute((8192, 8192), (1, 0), "float16"),
+        permute((7777, 8889), (1, 0), "bfloat16"),
         concat(0, (8192, 2048), (8192, 2048)),
         concat(1, (8192, 2048), (8192, 2048)),
         concat(1, (64, 48, 96, 96), (64, 16, 96, 96)),
+        pool("max", (64, 64, 112, 112), 3, 2, 1),
+        pool("avg", (64, 64, 112, 112), 2, 2, 0),
+        whole("resize", (32, 64, 64, 64), "nearest x2", factor=2, mode="nearest"),
+        whole("resize", (32, 64, 64, 64), "bilinear x2", factor=2, mode="bilinear"),
+        whole("pad", (64, 64, 96, 96), "by 1", padding=(1, 1, 1, 1)),
+        Case(f"gather {tokens['count']} of {tokens['rows']}x{tokens['columns']}", "gather", tokens),
+    ]
+
+
+def reading_cases(options: Options) -> list[Case]:
+    """Of 256 MiB, and almost nothing is written."""
+    rows = 4096 if options.quick else 65536
+
+    def reduced(operator: str, shape: tuple[int, ...], axis: int) -> Case:
+        name = f"{operator} {'x'.join(map(str, shape))} on {axis}"
+        return Case(name, operator, {"shape": shape, "axis": axis})
+
+    return [
+        reduced("mean", (rows, 1024), 1),
+        reduced("mean", (rows, 1024), 0),
+        reduced("mean", (64, rows // 64, 1024), 1),
+        reduced("argmax", (rows, 1024), 1),
+        reduced("argmax", (rows, 1024), 0),
     ]
 
 
@@ -248,6 +292,7 @@ SECTIONS: dict[str, Section] = {
         Section("conv", "flops", (TORCH, ONNX_RUNTIME, OURS, MACHINE), conv_cases),
         Section("attention", "flops", (NUMPY, TORCH, ONNX_RUNTIME, OURS, MACHINE), attention_cases),
         Section("bandwidth", "copy", (NUMPY, TORCH, ONNX_RUNTIME, OURS, MACHINE), bandwidth_cases),
+        Section("reading", "read", (NUMPY, TORCH, ONNX_RUNTIME, OURS, MACHINE), reading_cases),
         Section("int8", "flops", (ONNX_RUNTIME, OURS, OURS_FP32), int8_cases),
     )
 }

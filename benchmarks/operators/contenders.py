@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from operators.cases import OperatorJob
-from operators.prepare import integer_operands, torch_module
+from operators.prepare import integer_operands, torch_module, torch_operands
 from peers import onnx_runtime
-from peers.job import NotAvailable, Run, onnx_model
+from peers.job import Arrays, NotAvailable, Run, onnx_model
 
 
 def load_numpy(job: OperatorJob) -> Run:
     formula = job.case.formula.numpy
     if formula is None:
         raise NotAvailable("NumPy has no such operator")
-    return formula(*job.case.operands(), job.case.sizes)
+    return formula(*_numpy(job), job.case.sizes)
 
 
 def load_torch(job: OperatorJob) -> Run:
@@ -33,15 +33,19 @@ def load_torch(job: OperatorJob) -> Run:
     return run
 
 
-def _torch(job: OperatorJob) -> tuple[Any, tuple[Any, ...]]:
-    import torch
+def _numpy(job: OperatorJob) -> tuple[Arrays, Arrays]:
+    if job.case.dtype == "bfloat16":
+        raise NotAvailable("NumPy's arrays have no such type")
+    inputs, weights = torch_operands(job.case)
+    return [x.numpy() for x in inputs], [w.numpy() for w in weights]
 
-    inputs, _ = job.case.operands()
-    return torch_module(job.case), tuple(torch.from_numpy(array) for array in inputs)
+
+def _torch(job: OperatorJob) -> tuple[Any, tuple[Any, ...]]:
+    return torch_module(job.case), tuple(torch_operands(job.case)[0])
 
 
 def load_onnx_runtime(job: OperatorJob) -> Run:
-    inputs = (integer_operands(job.case) if job.case.int8 else job.case.operands())[0]
+    inputs = (integer_operands(job.case) if job.case.int8 else _numpy(job))[0]
     return onnx_runtime.running(onnx_runtime.session_for(str(onnx_model(job)), job.threads), inputs)
 
 

@@ -69,7 +69,7 @@ def _gemm(results: Results) -> list[Criterion]:
     ]
 
 
-def _gemv(results: Results) -> list[Criterion]:
+def _reads(results: Results) -> list[Criterion]:
     return [Criterion("least share of the bandwidth of reads", 0.90, _least(_efficiencies(results)), True)]
 
 
@@ -104,9 +104,10 @@ def _over_fp32(results: Results) -> list[float]:
 
 CRITERIA: dict[str, Callable[[Results], list[Criterion]]] = {
     "gemm": _gemm,
-    "gemv": _gemv,
+    "gemv": _reads,
     "conv": _conv,
     "attention": _attention,
     "bandwidth": _bandwidth,
+    "reading": _reads,
     "int8": _int8,
 }

@@ -9,24 +9,26 @@ from typing import Any
 import numpy as np
 
 from operators.cases import Case, OperatorJob
+from operators.table import Arrays
 from peers.job import Run, save_arrays
 
 
 def load(job: OperatorJob) -> Run:
-    import torch
 
     case = job.case
-    inputs, weights = integer_operands(case) if case.int8 else case.operands()
+    inputs, weights = map(torch_arrays, integer_operands(case)) if case.int8 else torch_operands(case)
     exact_inputs, exact_weights = (
-        [torch.from_numpy(array).double() for array in arrays] for arrays in (inputs, weights)
+        [array.double() if array.is_floating_point() or case.int8 else array for array in arrays]
+        for arrays in (inputs, weights)
     )
     exact = case.formula.torch(exact_inputs, exact_weights, case.sizes)
     save_arrays(job.reference_file, [exact.numpy()])
+    save_arrays(job.moved_file, [np.array(bytes_moved(case))])
     try:
         if case.int8:
             _write_integer_model(case, job)
         else:
-            _export(torch_module(case), tuple(torch.from_numpy(array) for array in inputs), job)
+            _export(torch_module(case), tuple(inputs), job)
     except (
         Exception
     ) as error:  # an exporter may raise anything; those who need the file will say why it is missing
@@ -36,6 +38,41 @@ def load(job: OperatorJob) -> Run:
     return lambda: np.zeros(1)
 
 
+def torch_arrays(arrays: Arrays) -> list[Any]:
+    import torch
+
+    return [torch.from_numpy(array) for array in arrays]
+
+
+def torch_operands(case: Case) -> tuple[list[Any], list[Any]]:
+    """(inputs, weights) as tensors of the case's type, integers as they are."""
+    import torch
+
+    dtype = getattr(torch, case.dtype)
+
+    def typed(array: np.ndarray) -> Any:
+        tensor = torch.from_numpy(array)
+        if array.dtype != np.float32 or dtype is torch.float32:
+            return tensor
+        memory = np.empty(
+            (array.size, dtype.itemsize), np.uint8
+        )  # of NumPy's: in huge pages, like all others
+        return torch.from_numpy(memory).view(dtype).view(array.shape).copy_(tensor)
+
+    inputs, weights = case.operands()
+    return [typed(array) for array in inputs], [typed(array) for array in weights]
+
+
+def bytes_moved(case: Case) -> int:
+    """Each operand once and the result once."""
+    inputs, weights = torch_operands(case)
+    result = torch_module(case).to("meta")(*(x.to("meta") for x in inputs))
+    read = sum(w.nbytes for w in weights)
+    if case.formula.read is not None:
+        read = case.formula.read(case.sizes) * weights[0].itemsize
+    return int(sum(x.nbytes for x in inputs) + read + result.nbytes)
+
+
 def torch_module(case: Case) -> Any:
     """The operator with its weights as a module of its inputs."""
     import torch
@@ -43,9 +80,9 @@ def torch_module(case: Case) -> Any:
     class Module(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            _, weights = case.operands()
+            _, weights = torch_operands(case)
             self.weights = torch.nn.ParameterList(
-                torch.nn.Parameter(torch.from_numpy(array), requires_grad=False) for array in weights
+                torch.nn.Parameter(weight, requires_grad=False) for weight in weights
             )
 
         def forward(self, *inputs: torch.Tensor) -> torch.Tensor:

@@ -26,12 +26,18 @@ class Operator:
     numpy: Callable[[Arrays, Arrays, Sizes], Callable[[], np.ndarray]] | None = (
         None  # None: NumPy has no such thing
     )
+    below: Callable[[Sizes], int] | None = None  # inputs are integers from 0 to before it
+    read: Callable[[Sizes], int] | None = None  # elements of the weights that are read; None: each once
 
 
 def operands(operator: Operator, sizes: Sizes, seed: int) -> tuple[Arrays, Arrays]:
     """(inputs, weights), random and of a scale at which sums stay near one."""
     rng = np.random.default_rng(seed)
-    inputs = [rng.standard_normal(shape, dtype=np.float32) for shape in operator.inputs(sizes)]
+    below = None if operator.below is None else operator.below(sizes)
+    inputs: Arrays = [
+        rng.standard_normal(shape, dtype=np.float32) if below is None else rng.integers(below, size=shape)
+        for shape in operator.inputs(sizes)
+    ]
     weights = [
         rng.standard_normal(shape, dtype=np.float32) / np.float32(math.sqrt(max(1, math.prod(shape[1:]))))
         for shape in operator.weights(sizes)
@@ -133,6 +139,79 @@ def _numpy_layer_norm(inputs: Arrays, weights: Arrays, sizes: Sizes) -> Callable
     return run
 
 
+def _rms_norm(inputs: Any, weights: Any, sizes: Sizes) -> Any:
+    import torch
+
+    return torch.nn.functional.rms_norm(inputs[0], (sizes["columns"],), weights[0], 1e-6)
+
+
+def _numpy_rms_norm(inputs: Arrays, weights: Arrays, sizes: Sizes) -> Callable[[], np.ndarray]:
+    (x,), (scale,) = inputs, weights
+    return lambda: x / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + np.float32(1e-6)) * scale
+
+
+def _group_norm(inputs: Any, weights: Any, sizes: Sizes) -> Any:
+    import torch
+
+    return torch.nn.functional.group_norm(inputs[0], sizes["groups"], *weights)
+
+
+def _gated(inputs: Any, weights: Any, sizes: Sizes) -> Any:
+    import torch
+
+    return torch.nn.functional.silu(inputs[0]) * inputs[1]
+
+
+def _numpy_gated(inputs: Arrays, weights: Arrays, sizes: Sizes) -> Callable[[], np.ndarray]:
+    x, gate = inputs
+    return lambda: x / (1 + np.exp(-x)) * gate
+
+
+def _mean(inputs: Any, weights: Any, sizes: Sizes) -> Any:
+    return inputs[0].mean(sizes["axis"])
+
+
+def _numpy_mean(inputs: Arrays, weights: Arrays, sizes: Sizes) -> Callable[[], np.ndarray]:
+    return lambda: inputs[0].mean(axis=sizes["axis"])
+
+
+def _argmax(inputs: Any, weights: Any, sizes: Sizes) -> Any:
+    return inputs[0].argmax(sizes["axis"])
+
+
+def _numpy_argmax(inputs: Arrays, weights: Arrays, sizes: Sizes) -> Callable[[], np.ndarray]:
+    return lambda: np.asarray(inputs[0].argmax(axis=sizes["axis"]))
+
+
+def _pool(inputs: Any, weights: Any, sizes: Sizes) -> Any:
+    import torch
+
+    kind = {"max": torch.nn.functional.max_pool2d, "avg": torch.nn.functional.avg_pool2d}[sizes["kind"]]
+    return kind(inputs[0], sizes["kernel"], sizes["stride"], sizes["padding"])
+
+
+def _resize(inputs: Any, weights: Any, sizes: Sizes) -> Any:
+    import torch
+
+    return torch.nn.functional.interpolate(inputs[0], scale_factor=sizes["factor"], mode=sizes["mode"])
+
+
+def _pad(inputs: Any, weights: Any, sizes: Sizes) -> Any:
+    import torch
+
+    return torch.nn.functional.pad(inputs[0], sizes["padding"])
+
+
+def _gather(inputs: Any, weights: Any, sizes: Sizes) -> Any:
+    import torch
+
+    return torch.nn.functional.embedding(inputs[0], weights[0])
+
+
+def _numpy_gather(inputs: Arrays, weights: Arrays, sizes: Sizes) -> Callable[[], np.ndarray]:
+    return lambda: weights[0][inputs[0]]
+
+
 def _permute(inputs: Any, weights: Any, sizes: Sizes) -> Any:
     return inputs[0].permute(sizes["order"]).contiguous()
 
@@ -196,5 +275,60 @@ OPERATORS: dict[str, Operator] = {
         torch=_concat,
         numpy=_numpy_concat,
         flops=lambda s: 0,
+    ),
+    "rms_norm": Operator(
+        inputs=lambda s: [(s["rows"], s["columns"])],
+        weights=lambda s: [(s["columns"],)],
+        torch=_rms_norm,
+        numpy=_numpy_rms_norm,
+        flops=lambda s: 4 * s["rows"] * s["columns"],
+    ),
+    "group_norm": Operator(
+        inputs=lambda s: [tuple(s["shape"])],
+        weights=lambda s: [(s["shape"][1],), (s["shape"][1],)],
+        torch=_group_norm,
+        flops=lambda s: 8 * math.prod(s["shape"]),
+    ),
+    "gated": Operator(
+        inputs=lambda s: [(s["rows"], s["columns"])] * 2,
+        weights=lambda s: [],
+        torch=_gated,
+        numpy=_numpy_gated,
+        flops=lambda s: 5 * s["rows"] * s["columns"],
+    ),
+    "mean": Operator(
+        inputs=lambda s: [tuple(s["shape"])],
+        weights=lambda s: [],
+        torch=_mean,
+        numpy=_numpy_mean,
+        flops=lambda s: math.prod(s["shape"]),
+    ),
+    "argmax": Operator(
+        inputs=lambda s: [tuple(s["shape"])],
+        weights=lambda s: [],
+        torch=_argmax,
+        numpy=_numpy_argmax,
+        flops=lambda s: math.prod(s["shape"]),
+    ),
+    "pool": Operator(
+        inputs=lambda s: [tuple(s["shape"])],
+        weights=lambda s: [],
+        torch=_pool,
+        flops=lambda s: math.prod(s["shape"]) * s["kernel"] ** 2 // s["stride"] ** 2,
+    ),
+    "resize": Operator(
+        inputs=lambda s: [tuple(s["shape"])], weights=lambda s: [], torch=_resize, flops=lambda s: 0
+    ),
+    "pad": Operator(
+        inputs=lambda s: [tuple(s["shape"])], weights=lambda s: [], torch=_pad, flops=lambda s: 0
+    ),
+    "gather": Operator(
+        inputs=lambda s: [(s["count"],)],
+        weights=lambda s: [(s["rows"], s["columns"])],
+        torch=_gather,
+        numpy=_numpy_gather,
+        flops=lambda s: 0,
+        below=lambda s: s["rows"],
+        read=lambda s: s["count"] * s["columns"],
     ),
 }

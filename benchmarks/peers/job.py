@@ -63,7 +63,8 @@ def arrays_of(outputs: Any) -> Arrays:
     if isinstance(outputs, np.ndarray):
         return [outputs]
     if hasattr(outputs, "detach"):  # a torch tensor, in a process where torch may be absent
-        return [outputs.detach().cpu().numpy()]
+        tensor = outputs.detach().cpu()
+        return [(tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()]
     if isinstance(outputs, Mapping):
         return [array for value in outputs.values() for array in arrays_of(value)]
     if isinstance(outputs, Sequence):

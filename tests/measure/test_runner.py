@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import signal
 import statistics
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from random import Random
 
+import msgspec
 import pytest
 
 from tests.faults.candidates import product, softmax
@@ -21,6 +23,7 @@ from tilewright.errors import MeasurementError, TilewrightWarning
 from tilewright.graph.op import apply
 from tilewright.hw import host
 from tilewright.measure import timing
+from tilewright.measure.building import Made
 from tilewright.measure.pace import Pace
 from tilewright.measure.runner import Measurement, Runner, typical
 from tilewright.measure.timing import Timed, interval_width
@@ -84,6 +87,27 @@ def test_a_race_gives_each_its_times_and_a_bad_one_none(
     one, nothing, other = runner.race(job, [configs[0], NOBODY, configs[1]], 0.05)
     assert nothing == [] and min(len(one), len(other)) >= 5
     assert runner.race(job, [NOBODY], 0.05) == [[]]
+
+
+def test_heats_give_each_its_times_and_those_near_the_best_more(
+    runner: Runner, job: TaskJob, configs: list[Config]
+) -> None:
+    made = {
+        c: each for c, each in zip(configs, runner.build(job, configs), strict=True) if isinstance(each, Made)
+    }
+    times = runner.heats(job, made, 0.1)
+    assert set(times) == set(configs) and all(0 < min(each) < 0.1 for each in times.values())
+    broken = msgspec.structs.replace(made[configs[0]].built, object_code=b"nothing")
+    bad = {**made, configs[0]: Made(broken, 0.0)}
+    assert set(runner.heats(job, bad, 0.05)) == set(configs) - {configs[0]}
+
+
+def test_of_many_those_near_the_best_go_on() -> None:
+    times = {number: [1.0 + 0.01 * number] * 3 for number in range(100)}
+    assert timing._near(times, range(100), math.inf) == list(range(100))
+    assert timing._near(times, range(100), 1.5) == list(range(51))
+    assert timing._near(times, range(100), 1.1) == list(range(30))
+    assert timing._near({**times, 7: []}, range(100), 1.1) == list(range(100))
 
 
 def test_an_exam_that_is_expected_is_drawn_once(runner: Runner) -> None:

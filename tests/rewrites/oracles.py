@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tilewright.dtypes import DType
 from tilewright.graph.ir import Node, TensorType
+from tilewright.graph.ops.layouts import by, channels_of
 from tilewright.graph.task import Task
 
 
@@ -24,13 +26,18 @@ class Whims:
     def moving(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
         return type.bytes * (2e-4 if alone else 1e-4)
 
+    def block(self, channels: int, dtype: DType) -> int:
+        return 2 if channels % 2 == 0 else 0
+
 
 @dataclass(frozen=True)
 class Priced:
-    """A price for each operator with a layout, by what it is, and one for each byte moved."""
+    """A price for each operator with a layout, by what it is, and one for each byte moved. The layout of a convolution
+    with all channels in one block is "turning": it reads channels first and writes channels last."""
 
     prices: Mapping[tuple[str, int, str], float]  # operator, channels of the result, layout
     per_byte: float
+    size: int = 0  # of blocks of channels
 
     def seconds(self, task: Task) -> float:
         return sum(self.price(node) for node in task.graph.nodes())
@@ -42,7 +49,11 @@ class Priced:
         if "layout" not in node.attrs:
             return 0.0
         layout = node.attrs["layout"]
-        return self.prices[node.op, node.shape[-1] if layout == "channels_last" else node.shape[1], layout]
+        channels = channels_of(node.shape, layout)
+        return self.prices[node.op, channels, "turning" if layout == by(channels) else layout]
 
     def moving(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
         return self.per_byte * type.bytes
+
+    def block(self, channels: int, dtype: DType) -> int:
+        return self.size if self.size and channels % self.size == 0 else 0

@@ -20,6 +20,7 @@ from tests.rewrites.helpers import (
     weight,
     x_input,
 )
+from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, TensorType, rebuild
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
@@ -278,6 +279,9 @@ class ChainsCost:
 
     def moving(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
         return 0.001
+
+    def block(self, channels: int, dtype: DType) -> int:
+        return 0
 
 
 @pytest.mark.parametrize(("chain", "layout"), [(1.0, "channels_last"), (10.0, "channels_first")])

@@ -23,7 +23,8 @@ from tilewright.rewrites.layout_assignment import Costs, assign, solve
 from tilewright.rewrites.layout_ways import WITH_LAYOUT, Way, folds
 
 LAYOUTS = ("channels_first", "channels_last")
-WIDTHS = (2, 3, 5, 6)
+BLOCKED, TURNING = "channels_by_2", "turning"
+WIDTHS = (3, 4, 5, 6)
 QUICK = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -40,12 +41,12 @@ def block(draw: Any, x: Node, width: int) -> Node:
 
 
 @st.composite
-def networks(draw: Any) -> Graph:
-    """Chains, trees of several images, and diamonds, with at most 9 operators, and sometimes a second output."""
+def networks(draw: Any, most: int = 9) -> Graph:
+    """Chains, trees of several images, and diamonds, with at most so many operators, and sometimes a second output."""
     images = draw(st.integers(1, 3))
     ends = [x_input(1, 3, 4, 5, index=n) for n in range(images)]
     made = list(ends)
-    while len(made) < images + 9:
+    while len(made) < images + most:
         action = draw(st.sampled_from(["grow", "grow", "fork", "join"]))
         at = draw(st.integers(0, len(ends) - 1))
         if action == "grow":
@@ -68,30 +69,45 @@ def networks(draw: Any) -> Graph:
 
 
 @st.composite
-def prices(draw: Any) -> Priced:
+def prices(draw: Any, layouts: Sequence[str] = LAYOUTS) -> Priced:
     table = {
         (op, channels, layout): draw(st.integers(0, 1000)) / 10
         for op in ("conv", "max_pool")
         for channels in WIDTHS
-        for layout in LAYOUTS
+        for layout in layouts
     }
-    return Priced(table, draw(st.sampled_from([0.0, 0.01, 0.05, 0.2, 1.0])))
+    size = 2 if BLOCKED in layouts else 0
+    return Priced(table, draw(st.sampled_from([0.0, 0.01, 0.05, 0.2, 1.0])), size)
 
 
 def brute_force(graph: Graph, oracle: Priced) -> float:
-    """Every operator in either layout; each value is permuted once if any reader has it the other way."""
+    """Every operator in each layout that it can have; each value is permuted once for all readers that have it the
+    same other way."""
     nodes = [node for node in graph.nodes() if not node.is_constant]
     free = [node for node in nodes if not node.is_input]
     users = graph.users()
     best = float("inf")
-    for chosen in itertools.product(LAYOUTS, repeat=len(free)):
+
+    def whole(node: Node) -> bool:
+        return oracle.size > 0 and node.shape[1] % oracle.size == 0
+
+    def choices(node: Node) -> tuple[str, ...]:
+        turning = (TURNING,) if node.op == "conv" and not whole(node.inputs[0]) else ()
+        return (*LAYOUTS, BLOCKED, *turning) if whole(node) else LAYOUTS
+
+    def needed(node: Node, layout: str) -> str:
+        """A convolution reads what has no whole blocks with channels first."""
+        return LAYOUTS[0] if layout == TURNING or (layout == BLOCKED and not whole(node)) else layout
+
+    for chosen in itertools.product(*map(choices, free)):
         layout = dict(zip(free, chosen, strict=True))
         total = 0.0
         for node in nodes:
             have = layout.get(node, "channels_first")
             if node.op in WITH_LAYOUT:
                 total += oracle.prices[node.op, node.shape[1], have]
-            needs = {layout[user] for user in users[node]}
+            have = LAYOUTS[1] if have == TURNING else have
+            needs = {needed(node, layout[user]) for user in users[node]}
             needs |= {"channels_first"} if node in graph.outputs else set()
             total += oracle.per_byte * node.type.bytes * len(needs - {have})
         best = min(best, total)
@@ -117,6 +133,16 @@ def test_it_is_the_best_of_all(graph: Graph, oracle: Priced) -> None:
 def test_what_is_written_costs_what_was_counted(graph: Graph, oracle: Priced) -> None:
     after = Layout(oracle).run(graph)
     assert cost_of(after, oracle) == pytest.approx(assign(graph, oracle)[0].total)
+    assert_same_function(graph, after)
+
+
+@settings(QUICK, max_examples=25)
+@given(networks(most=6), prices((*LAYOUTS, BLOCKED, TURNING)))
+def test_blocks_of_channels_where_they_are_best(graph: Graph, oracle: Priced) -> None:
+    best, _ = assign(graph, oracle)
+    assert best.total == pytest.approx(brute_force(graph, oracle))
+    after = Layout(oracle).run(graph)
+    assert cost_of(after, oracle) == pytest.approx(best.total)
     assert_same_function(graph, after)
 
 

@@ -99,3 +99,11 @@ def test_a_batch_is_good_and_diverse() -> None:
     assert plain[0] == best
     assert len({config["vectors"] for config in spread}) >= len({config["vectors"] for config in plain})
     assert len(set(spread)) == 6
+
+
+def test_doubt_widens_what_is_believed_possible_and_not_what_is_believed() -> None:
+    candidates = small()
+    fresh = list(candidates.configs())[:12]
+    belief = Belief.of(candidates, Analytical(candidates, THREADS), fresh, {}, 12)
+    sure, unsure = (belief.draw(np.random.default_rng(0), 400, doubt) for doubt in (1.0, 2.0))
+    assert np.allclose(unsure - belief.mean, 2 * (sure - belief.mean))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -119,6 +120,16 @@ def test_saved_and_refused_without_a_gpu(tmp_path: Path) -> None:
         tilewright.load(tmp_path / "model.tw")
     with pytest.raises(ArtifactMachineError, match="there is none here"):
         model(np.zeros((2, 16, 8, 8), np.float16))
+
+
+@without_a_gpu
+def test_a_file_is_refused_with_the_same_word_where_there_is_no_torch(tmp_path: Path) -> None:
+    compile_imported(small(), H200).save(tmp_path / "model.tw")
+    code = "import sys; sys.modules['torch'] = None; import tilewright; tilewright.load(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "model.tw")], check=False, capture_output=True, text=True
+    )
+    assert "ArtifactMachineError" in done.stderr and "there is none here" in done.stderr
 
 
 # -- which target -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ Errors are held against PyTorch's own, of the same model in the same precision, 
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -170,6 +172,34 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert_right(model, inputs, again(*inputs))
 
 
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # an import of it fails
+import numpy as np
+import tilewright
+model = tilewright.load(sys.argv[1])
+np.save(sys.argv[3], model(np.load(sys.argv[2])))
+assert not {"llvmlite", "onnx"} & set(sys.modules)
+"""
+
+
+def test_a_file_runs_where_there_is_no_torch(tmp_path: Path) -> None:
+    """It has no step that a library computes."""
+    model, (x,) = half_model("resnet18")
+    tilewright.compile(model, (x,)).save(tmp_path / "model.tw")
+    np.save(tmp_path / "x.npy", x.cpu().numpy())
+    paths = [str(tmp_path / name) for name in ("model.tw", "x.npy", "y.npy")]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *paths],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert_right(model, (x,), torch.from_numpy(np.load(tmp_path / "y.npy")).cuda())
+
+
 def test_portable_kernels() -> None:
     """What a file has for other cards: PTX, which the driver compiles."""
     model, inputs = half_model("bert-tiny")
@@ -187,6 +217,35 @@ def test_float32_is_rounded_where_that_is_allowed(target: str) -> None:
         result = tilewright.compile(model, inputs, target=machine, numerics=numerics)(*inputs)
         errors[numerics] = max(ours for ours, _ in errors_of(model, inputs, result))
     assert errors["fast"] < 1e-5 < errors["tf32"] < 2e-3
+
+
+class _Prologues(nn.Module):
+    """A norm by hand, a gate, weighted channels and an activation before a border: each before a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(64))
+        self.first, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
+        self.narrow, self.window = nn.Conv2d(64, 32, 1), nn.Conv2d(32, 48, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        normal = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5) * self.scale).to(x.dtype)
+        hidden = self.first(normal)
+        image = self.down(nn.functional.silu(hidden) * (hidden + 1)).transpose(1, 2).reshape(-1, 64, 8, 8)
+        weights = torch.sigmoid(image.mean((2, 3), keepdim=True))
+        narrow = self.narrow(image * weights)
+        return self.window(nn.functional.gelu(narrow) + narrow).mean((2, 3)) + narrow.amax((1, 2, 3))[:, None]
+
+
+@pytest.mark.parametrize("target", ["cuda", "without libraries"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_stands_before_and_behind_products(target: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = _Prologues().cuda().to(dtype).eval()
+    x = torch.randn(2, 64, 64, device="cuda", dtype=dtype)
+    fast = tilewright.compile(model, (x,), target="cuda" if target == "cuda" else detect())
+    assert_right(model, (x,), fast(x), 2e-3 if dtype is torch.float16 else 1e-2)
 
 
 class _Quantised(nn.Module):

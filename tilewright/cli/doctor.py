@@ -50,7 +50,7 @@ def examine(*, measure: bool) -> dict[str, Any]:
         },
         "calibration": msgspec.to_builtins(calibration),
         "threads": threads.describe(),
-        "gpu": _gpu(),
+        "gpu": _gpu(measure=measure),
         "libraries": {name: _version(name) for name in _PACKAGES},
         "cache": _cache(),
         "options": [
@@ -74,14 +74,21 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _gpu() -> str:
-    """The first card, or why models cannot run on one."""
+def _gpu(*, measure: bool) -> str:
+    """The first card, and its speed where that was measured; or why models cannot run on one."""
     from tilewright.hw.gpu import detect
+    from tilewright.measure import gpu_calibration
+    from tilewright.runtime.cuda.device import Device
 
     try:
-        return detect().describe()
+        machine = detect()
+        found = gpu_calibration.calibrate(machine, Device()) if measure else gpu_calibration.stored(machine)
     except TilewrightError as error:
         return f"none: {error.message}"
+    if found is None:
+        return machine.describe()
+    figures = f"{found.copy / 1e9:.0f} GB/s copy, {found.products / 1e12:.0f} TFLOP/s fp16 by mma.sync"
+    return f"{machine.describe()}; {figures}"
 
 
 def _cache() -> dict[str, Any]:

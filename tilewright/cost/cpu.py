@@ -18,14 +18,15 @@ from tilewright.space.template import Terms
 
 LAUNCH_SECONDS = 1.5e-6  # to start and to join the threads
 
-_PORTS = 2.0  # multiply-adds, loads per cycle
-_SHOWN_L2, _SHOWN_L3, _SHOWN_MEMORY = 0.25, 0.5, 0.6  # of the time of the traffic, what cannot be hidden
+_PORTS = 2.0  # multiply-adds per cycle
+_LOADS = 1.25  # per cycle: elements that are spread and lines that arrive take turns with them
+_SHOWN_L2, _SHOWN_L3, _SHOWN_MEMORY = 0.2, 0.5, 0.6  # of the time of the traffic, what cannot be hidden
 _SHARP = 4.0  # near where two bounds meet, neither is reached
 _BRANCH = 0.7  # cycles
 _TIE = 0.05  # where memory is the bound, less arithmetic still is better
 _LOAD = 0.16  # cycles: what a load costs even where the ports have room
 _BELIEVED = (
-    2.0  # by which factor a measured rate may differ from a nominal one: beyond, others were on the machine
+    2.0  # the factor by which a measured rate may differ from a nominal one: beyond, others were there
 )
 
 
@@ -83,7 +84,7 @@ def seconds(
     busy = min(threads, terms.iterations)
     at = NOMINAL if rates is None else rates.one if busy == 1 else rates.all
     share = -(-terms.iterations // busy) / terms.iterations  # of the work, what the slowest thread does
-    core = max(terms.arithmetic / _PORTS, terms.loads / _PORTS, terms.stores)
+    core = max(terms.arithmetic / _PORTS, terms.loads / _LOADS, terms.stores)
     core += terms.branches * _BRANCH + terms.loads * _LOAD + terms.scalar
     fetched = terms.from_memory - terms.prefetched
     l2, l3, memory = terms.from_l2 / at.l2, terms.from_l3 / at.l3, fetched / at.memory

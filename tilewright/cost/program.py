@@ -31,6 +31,7 @@ from tilewright.loops.ir import (
     Store,
     Transpose,
 )
+from tilewright.loops.tiling import accesses_apart
 from tilewright.space.template import Terms
 from tilewright.te.index import coefficient
 
@@ -161,7 +162,7 @@ class _Count:
             for load in statement.loads:
                 self.load(load, path, times, lane)
             if stmt.buffer.scope is not Scope.REGISTER:
-                self.stores += times * self.accesses(stmt.buffer, stmt.index, lane)
+                self.stores += times * self.accesses(stmt.buffer, stmt.index, lane, stored=True)
 
     def waiting(self, statement: Statement, times: float, lane: te.Var | None) -> float:
         """Instructions for which there would have been time while sums wait for the ones before them."""
@@ -211,9 +212,13 @@ class _Count:
         lanes = 1 if lane is None else lane.extent
         return max(1, lanes * expr.dtype.bytes // self.machine.vector_bytes)
 
-    def accesses(self, buffer: Buffer, index: te.Expr, lane: te.Var | None) -> int:
+    def accesses(self, buffer: Buffer, index: te.Expr, lane: te.Var | None, *, stored: bool = False) -> int:
         if lane is None or coefficient(index, lane) == 0:
             return 1
-        if coefficient(index, lane) == 1:
-            return max(1, lane.extent * buffer.dtype.bytes // self.machine.vector_bytes)
-        return lane.extent  # one by one
+        whole = max(1, lane.extent * buffer.dtype.bytes // self.machine.vector_bytes)
+        stride = coefficient(index, lane)
+        if stride == 1:
+            return whole
+        if stride is None or stored:
+            return lane.extent  # one by one
+        return int(min(lane.extent, whole * accesses_apart(stride)))

@@ -4,6 +4,8 @@
     depthwise   zero padding, a window for each channel by itself, elementwise nodes behind it
     project     1x1 convolution, elementwise nodes behind it        (may be absent)
 
+Channels are last, or of a depthwise convolution by itself in blocks.
+
 `separable_of` says whether a task is such a chain. Fusion makes no other tasks with two convolutions, and templates
 take every one that it recognises: both ask here.
 """
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Node
 from tilewright.graph.op import Fusion, op_of
+from tilewright.graph.ops.layouts import block_of, channels_of, spatial_axes
 from tilewright.graph.task import Task
 
 ROOM = 768 << 10  # bytes of scratch memory that a chain may need at the least
@@ -33,7 +36,7 @@ class Stage:
 
     @property
     def channels(self) -> int:
-        return self.conv.shape[-1]
+        return channels_of(self.conv.shape, self.conv.attrs["layout"])
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,11 @@ class Separable:
         return self.source.shape[0]
 
     @property
+    def block(self) -> int:
+        """Channels in a block; 0 where all are last."""
+        return block_of(self.depthwise.conv.attrs["layout"])
+
+    @property
     def stages(self) -> list[Stage]:
         return [stage for stage in (self.expand, self.depthwise, self.project) if stage is not None]
 
@@ -91,8 +99,11 @@ def separable_of(task: Task) -> Separable | None:
     if any(node.dtype is not DType.F32 for node in graph.nodes()):
         return None
     convs = [node for node in nodes if node.op == "conv"]
-    middle = next((number for number, conv in enumerate(convs) if is_depthwise(conv)), None)
-    if middle is None or middle > 1 or len(convs) - middle > 2:
+    if len(convs) == 1 and _is_blocked_depthwise(convs[0]):
+        middle = 0
+    else:
+        middle = next((number for number, conv in enumerate(convs) if is_depthwise(conv)), 2)
+    if middle > 1 or len(convs) - middle > 2:
         return None
     if not all(is_pointwise(conv) for number, conv in enumerate(convs) if number != middle):
         return None
@@ -102,7 +113,7 @@ def separable_of(task: Task) -> Separable | None:
     pad = convs[middle].inputs[0] if convs[middle].inputs[0].op == "pad" else None
     heads = [conv.inputs[0] for conv in convs]
     if pad is not None:
-        if not _pads_image(pad):
+        if not _pads_image(pad, _image_axes(convs[middle])):
             return None
         heads[middle] = pad.inputs[0]
     elementwise = [node for node in nodes if node not in convs and node is not pad]
@@ -127,16 +138,30 @@ def is_depthwise(conv: Node) -> bool:
     channels = conv.inputs[0].shape[-1]
     return (
         _is_image_conv(conv)
+        and conv.attrs["layout"] == "channels_last"
         and conv.attrs["groups"] == channels == conv.shape[-1]
         and channels > 1
-        and conv.inputs[1].shape[:2] != (1, 1)
-        and all(taps > stride for taps, stride in zip(_reaches(conv), conv.attrs["stride"], strict=True))
+        and _overlaps(conv)
+    )
+
+
+def _is_blocked_depthwise(conv: Node) -> bool:
+    """The same with blocks of channels, in which vectors fit."""
+    block, x = block_of(conv.attrs["layout"]), conv.inputs[0]
+    return (
+        block > 0
+        and block & (block - 1) == 0
+        and x.shape[-1] == block
+        and _is_image_conv(conv)
+        and conv.attrs["groups"] == x.shape[1] * block == conv.shape[1] * block
+        and _overlaps(conv)
     )
 
 
 def is_pointwise(conv: Node) -> bool:
     return (
         _is_image_conv(conv)
+        and conv.attrs["layout"] == "channels_last"
         and conv.attrs["groups"] == 1
         and conv.inputs[1].shape[:2] == (1, 1)
         and conv.attrs["stride"] == (1, 1)
@@ -147,12 +172,21 @@ def is_pointwise(conv: Node) -> bool:
 def _is_image_conv(conv: Node) -> bool:
     return (
         conv.op == "conv"
-        and conv.type.rank == 4
-        and conv.attrs["layout"] == "channels_last"
+        and conv.inputs[1].type.rank == 4
         and conv.attrs["padding"] == ((0, 0), (0, 0))
         and len(conv.inputs) == 2
         and conv.type.size > 0
     )
+
+
+def _image_axes(conv: Node) -> range:
+    return spatial_axes(conv.type.rank, conv.attrs["layout"])
+
+
+def _overlaps(conv: Node) -> bool:
+    """Whether windows are larger than their steps."""
+    larger = all(taps > stride for taps, stride in zip(_reaches(conv), conv.attrs["stride"], strict=True))
+    return larger and conv.inputs[1].shape[:2] != (1, 1)
 
 
 def _reaches(conv: Node) -> list[int]:
@@ -160,27 +194,28 @@ def _reaches(conv: Node) -> list[int]:
     return [step * (k - 1) + 1 for k, step in zip(kernel, conv.attrs["dilation"], strict=True)]
 
 
-def _pads_image(pad: Node) -> bool:
+def _pads_image(pad: Node, image: range) -> bool:
     ends = (pad.attrs["low"], pad.attrs["high"])
     return (
         pad.attrs["value"] == 0
         and not any(pad.attrs["interior"])
-        and all(amounts[0] == amounts[3] == 0 and min(amounts) >= 0 for amounts in ends)
+        and all(min(amounts) >= 0 for amounts in ends)
+        and not any(amounts[axis] for amounts in ends for axis in range(pad.type.rank) if axis not in image)
     )
 
 
 def _windows(conv: Node, pad: Node | None) -> list[Window]:
     kernel = conv.inputs[1].shape[:2]
     windows = []
-    for axis in (1, 2):
+    for number, axis in enumerate(_image_axes(conv)):
         before, behind = (pad.attrs["low"][axis], pad.attrs["high"][axis]) if pad else (0, 0)
         windows.append(
             Window(
                 extent=conv.inputs[0].shape[axis] - before - behind,
                 outputs=conv.shape[axis],
-                taps=kernel[axis - 1],
-                stride=conv.attrs["stride"][axis - 1],
-                dilation=conv.attrs["dilation"][axis - 1],
+                taps=kernel[number],
+                stride=conv.attrs["stride"][number],
+                dilation=conv.attrs["dilation"][number],
                 before=before,
                 behind=behind,
             )
@@ -188,10 +223,12 @@ def _windows(conv: Node, pad: Node | None) -> list[Window]:
     return windows
 
 
-def _follows(shape: tuple[int, ...], image: tuple[int, ...]) -> bool:
+def _follows(shape: tuple[int, ...], conv: Node) -> bool:
     """Whether a tensor that is broadcast to an image has one element for each pixel, or one for all."""
-    extents = ((1,) * (4 - len(shape)) + shape)[1:3]
-    return extents in ((1, 1), image)
+    extents, image = (1,) * (conv.type.rank - len(shape)) + shape, _image_axes(conv)
+    return all(extents[axis] == 1 for axis in image) or all(
+        extents[axis] == conv.shape[axis] for axis in image
+    )
 
 
 def _stages(
@@ -205,9 +242,8 @@ def _stages(
         if len(numbers) != 1 or op_of(node.op).fusion is not Fusion.ELEMENTWISE:
             return None
         (number,) = numbers
-        image = convs[number].shape[1:3]
         outside = [operand.shape for operand in node.inputs if operand not in number_of]
-        if node.shape != convs[number].shape or not all(_follows(shape, image) for shape in outside):
+        if node.shape != convs[number].shape or not all(_follows(shape, convs[number]) for shape in outside):
             return None
         number_of[node] = number
     stages = [Stage(conv, last) for conv, last in zip(convs, [*heads[1:], output], strict=True)]

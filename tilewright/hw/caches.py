@@ -36,6 +36,11 @@ class Caches:
     def l2_per_core(self) -> int:
         return self.l2 // self.l2_cores
 
+    def keep(self, touched: float) -> bool:
+        """Whether the second cache still holds what a kernel touched in it, so many bytes for each core, when the next
+        one wants it."""
+        return touched <= 0.75 * self.l2_per_core
+
     @property
     def l3_per_core(self) -> int:
         return self.l3 // self.l3_cores

@@ -1,12 +1,14 @@
 """The default program of any task: plain, sensible, chosen without measurement.
 
-Four shapes of loop nest cover every formula:
+Six shapes of loop nest cover every formula:
 
 - `elementwise`: no reduction; one vector axis, the rest outside (`elementwise.py`).
 - `transposed`: the same, read along another axis than it is written along: tiles turned in registers (`transposed.py`).
+- `enlarged`: the same, a few results from the same neighbours (`enlarged.py`).
 - `tiled`: reductions whose loads are contiguous along an axis of the *output* (matrix products, convolutions,
   pooling, sums over leading axes). A tile of `rows x vectors` accumulators stays in registers while the reduction
   runs.
+- `columns`: the same where a long sum reads every element once: accumulators in the first cache (`columns.py`).
 - `rowwise`: reductions that are contiguous along the *reduced* axis (softmax, norms, sums over the last axis). Lanes
   hold partial results, combined at the end of the row (`rowwise.py`).
 
@@ -23,7 +25,9 @@ from dataclasses import dataclass
 
 from tilewright import te
 from tilewright.hw import CpuMachine
+from tilewright.loops.columns import columns_program
 from tilewright.loops.elementwise import elementwise_program
+from tilewright.loops.enlarged import enlarged_program
 from tilewright.loops.formula import Formula
 from tilewright.loops.ir import Buffer, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.rowwise import contiguous_last, rowwise_program
@@ -58,10 +62,11 @@ _COMBINING_ACROSS = 8  # vector operations that combining lanes at the end of a 
 
 def default_program(formula: Formula, machine: CpuMachine) -> Program:
     if not formula.reductions:
-        return transposed_program(formula, machine) or elementwise_program(formula, machine)
+        moved = transposed_program(formula, machine) or enlarged_program(formula, machine)
+        return moved or elementwise_program(formula, machine)
     spatial = _best_spatial_axis(formula, machine)
     if spatial is not None and spatial.cost <= _rowwise_cost(formula, machine):
-        return _tiled(formula, machine, spatial.axis)
+        return columns_program(formula, machine, spatial.axis) or _tiled(formula, machine, spatial.axis)
     return rowwise_program(formula, machine)
 
 
@@ -81,7 +86,7 @@ def _best_spatial_axis(formula: Formula, machine: CpuMachine) -> _Spatial | None
     for axis in reversed(formula.rows):
         lanes = lanes_for(formula, machine, axis.extent)
         cost = sum(r.length * vector_cost(load_offsets(r.body), axis, lanes) for r in formula.reductions)
-        cost += columns * vector_cost([*load_offsets(formula.value), formula.store], axis, lanes)
+        cost += columns * vector_cost(load_offsets(formula.value), axis, lanes, [formula.store])
         if best is None or cost < best.cost:
             best = _Spatial(axis, cost)
     return best
@@ -99,7 +104,7 @@ def _rowwise_cost(formula: Formula, machine: CpuMachine) -> float:
     if columns:
         lanes = lanes_for(formula, machine, columns[-1].extent)
         cost += extent_of(columns) * vector_cost(
-            [*load_offsets(formula.value), formula.store], columns[-1], lanes
+            load_offsets(formula.value), columns[-1], lanes, [formula.store]
         )
     return cost
 
@@ -219,6 +224,8 @@ def _register_tile(
     guarded = any(isinstance(node, te.Select) for r in formula.reductions for node in te.walk(r.body))
     most = _UNROLLED_STATEMENTS // (written_out * (3 if guarded else 1))
     row_limit = min(row_axis.extent, 14) if row_axis is not None else 1
+    if row_axis is not None and written_out > 1 and not _is_reused(formula, row_axis):
+        row_limit = 1  # every row more is more places that memory is read from at once
     vector_limit = max(1, min(4, axis.extent // lanes))
     best, best_cost = (1, 1), float("inf")
     for vectors in range(1, vector_limit + 1):
@@ -237,12 +244,27 @@ def _register_tile(
     return best
 
 
+def _is_reused(formula: Formula, axis: te.Var) -> bool:
+    """Whether some element is read for several places along the axis."""
+    for reduction in formula.reductions:
+        for offset in load_offsets(reduction.body):
+            step = coefficient(offset, axis)
+            along = [(coefficient(offset, window) or 0, window.extent) for window in reduction.axes]
+            if not step or any(0 < inside < step < inside * extent for inside, extent in along):
+                return True
+    return False
+
+
 def _tile_order(formula: Formula, tiles: Tiles, row_tiles: Tiles | None) -> list[te.Var]:
     """Loops over tiles, outermost first: axes that all operands share (batch), then the vector axis, so that one panel
-    of its operand serves all the rows before the next is read, then the rows."""
+    of its operand serves all the rows before the next is read, then the rows. Where no operand serves several rows, as
+    they lie in memory."""
     offsets = [offset for r in formula.reductions for offset in load_offsets(r.body)]
-    tiled = {tiles.axis} | ({row_tiles.axis} if row_tiles else set())
-    others = [axis for axis in formula.rows if axis not in tiled]
-    shared = [axis for axis in others if all(coefficient(offset, axis) != 0 for offset in offsets)]
+    loops = {tiles.axis: tiles.var} | ({row_tiles.axis: row_tiles.var} if row_tiles else {})
+    shared = [a for a in formula.rows if all(coefficient(offset, a) != 0 for offset in offsets)]
+    if len(shared) == len(formula.rows):
+        return [loops.get(axis, axis) for axis in formula.rows]
+    others = [axis for axis in formula.rows if axis not in loops]
     rest = [axis for axis in others if axis not in shared]
-    return [*shared, tiles.var, *rest, *([row_tiles.var] if row_tiles else [])]
+    batch = [axis for axis in others if axis in shared]
+    return [*batch, tiles.var, *rest, *([row_tiles.var] if row_tiles else [])]

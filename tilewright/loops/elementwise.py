@@ -13,6 +13,15 @@ are then taken in turn with what follows them in memory, while their pages are o
     for blocks of axis a:
       for b:                                         (nearer than a where it is read)
         for a in the block: out[b, a, :] = x[a, b, :]
+
+Short rows that do not end with a line (an image with a border) cannot go past the caches one by one. As many as end
+with one together are put into scratch, and written from there:
+
+    for every few rows:
+      for row in them: stage[row, :] = value
+      out[lines] = stage[lines]
+
+Rows of which an input says where they are (an embedding) are asked for a row ahead.
 """
 
 from __future__ import annotations
@@ -20,12 +29,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright import te
 from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula
-from tilewright.loops.ir import If, Kind, Program, Stmt, Store, block, nest
+from tilewright.loops.ir import Buffer, If, Kind, Prefetch, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import (
     Tiles,
     best_unroll,
@@ -45,6 +54,9 @@ _UNROLLED = 8  # vectors of one tile
 _LARGE = 24  # nodes of an expression of which fewer copies are written out
 _PAGE = 4 << 10
 _FEW, _MANY = 8, 16  # runs read in turn
+_LINE = 64  # bytes
+_SHORT_ROW = 16  # lines: the ends of longer rows do not count
+_HELD = 64  # lines of rows that wait to be written: stores that a processor finishes while it goes on
 _SHARED = 16  # iterations outside of the vector axis that are enough to share among threads
 
 
@@ -52,9 +64,10 @@ def elementwise_program(formula: Formula, machine: CpuMachine) -> Program:
     if not formula.axes:
         store = Store(formula.output, formula.store, formula.value)
         return _program(formula, store, "scalar")
-    offsets = [*load_offsets(formula.value), formula.store]
+    loads = load_offsets(formula.value)
+    accesses = len(loads) + 1
     costs = {
-        axis: vector_cost(offsets, axis, lanes_for(formula, machine, axis.extent))
+        axis: vector_cost(loads, axis, lanes_for(formula, machine, axis.extent), [formula.store])
         for axis in reversed(formula.axes)
     }
     axis = min(costs, key=lambda a: costs[a])
@@ -68,7 +81,7 @@ def elementwise_program(formula: Formula, machine: CpuMachine) -> Program:
         for piece in pieces:
             tiles = writer.tiles(piece.inside)
             stmts.append(nest([(tiles.var, Kind.SERIAL)], writer.tile(tiles, piece.of(formula))))
-        body = parallel_nest(outer, axis.extent * len(offsets), block(*stmts))
+        body = parallel_nest(outer, axis.extent * accesses, block(*stmts))
         return _program(formula, body, f"{words}, in {len(pieces)} pieces{streamed}")
     behind = f", {pieces[0].axis.name} in {len(pieces)} pieces{streamed}" if pieces else streamed
     far = _far_axis(formula, axis, outer) if writer.streamed and not pieces else None
@@ -76,12 +89,75 @@ def elementwise_program(formula: Formula, machine: CpuMachine) -> Program:
     if writer.streamed and extent_of(outer) >= _SHARED and writer.run(axis, formula) is not None:
         run = _by_piece(formula, axis, pieces, lambda part: writer.run(axis, part))
         loops, run = far.cut(outer, run) if far else (outer, run)
-        return _program(formula, parallel_nest(loops, axis.extent * len(offsets), run), words + behind)
+        return _program(formula, parallel_nest(loops, axis.extent * accesses, run), words + behind)
+    if writer.streamed and not far and (staged := _staged(formula, machine, axis, outer, pieces)) is not None:
+        return _program(formula, staged, f"{words}, staged{behind}")
     tiles = writer.tiles(axis)
     tile = _by_piece(formula, axis, pieces, lambda part: writer.tile(tiles, part))
     loops, tile = far.cut(outer, tile) if far else (outer, tile)
-    body = parallel_nest([*loops, tiles.var], tiles.size * len(offsets), tile)
+    if writer.streamed:
+        tile = block(*_asked_ahead(formula, axis, outer, tiles), tile)
+    body = parallel_nest([*loops, tiles.var], tiles.size * accesses, tile)
     return _program(formula, body, f"{words} x {tiles.size // writer.lanes}{behind}")
+
+
+def _asked_ahead(formula: Formula, axis: te.Var, outer: Sequence[te.Var], tiles: Tiles) -> list[Stmt]:
+    """The same tile of the next row, of rows whose place is read from an input."""
+    stmts: list[Stmt] = []
+    for load in set(te.loads(formula.value)):
+        (index,) = load.indices or (te.as_index(0),)
+        if not outer or coefficient(index, axis) != 1 or not te.loads(index):
+            continue
+        row, line = outer[-1], _LINE // load.dtype.bytes
+        following = te.call("min", row + 1, te.as_index(row.extent - 1))
+        step = te.Var("r", -(-tiles.size // line))
+        place = te.substitute(index, {row: following, axis: tiles.start() + step * line})
+        assert isinstance(load.source, Buffer)
+        stmts.append(nest([(step, Kind.UNROLL)], Prefetch(load.source, place)))
+    return stmts
+
+
+def _staged(
+    formula: Formula, machine: CpuMachine, axis: te.Var, outer: Sequence[te.Var], pieces: Sequence[_Piece]
+) -> Stmt | None:
+    """Rows put together in scratch until they end with a line; None where they do anyway, or never, or are long."""
+    dtype, length = formula.output.dtype, axis.extent
+    line = _LINE // dtype.bytes
+    rows, count = extent_of(outer), line // math.gcd(length, line)
+    dense = simplify(formula.store - _row_major((*outer, axis))) == te.as_index(0)
+    if count == 1 or rows % count or not dense or pieces or length > _SHORT_ROW * line:
+        return None
+    more = next(
+        n for n in (4, 2, 1) if rows // count % n == 0 and (n == 1 or n * count * length <= _HELD * line)
+    )
+    count *= more
+    stage = Buffer("stage", dtype, count * length, Scope.SCRATCH)
+    group, turn = te.Var("group", rows // count), te.Var("turn", count)
+    values: dict[te.Var, te.Expr] = {}
+    row: te.Expr = group * count + turn
+    for other in reversed(outer):
+        values[other] = row % other.extent
+        row = row // other.extent
+    values[outer[0]] = (group * count + turn) // extent_of(outer[1:])
+    to_stage = replace(formula, output=stage, store=turn * length + axis)
+    writer = _Writer(to_stage, lanes_for(formula, machine, length), streamed=False)
+    tiles = writer.tiles(axis)
+    fill = nest(
+        [(turn, Kind.SERIAL), (tiles.var, Kind.SERIAL)], with_values(writer.tile(tiles, to_stage), values)
+    )
+    lines = Tiles(te.Var("line", count * length // line), best_unroll(count * length // line, 1, _UNROLLED))
+    step, lane = te.Var("u", lines.size), te.Var("v", line)
+    place = (lines.start() + step) * line + lane
+    moved = Store(formula.output, group * (count * length) + place, te.Load(stage, (place,)), streamed=True)
+    copy = nest([(lines.var, Kind.SERIAL), (step, Kind.UNROLL), (lane, Kind.VECTOR)], moved)
+    return parallel_nest([group], 2 * count * length, block(fill, copy))
+
+
+def _row_major(axes: Sequence[te.Var]) -> te.Expr:
+    place: te.Expr = te.as_index(0)
+    for axis in axes:
+        place = place * axis.extent + axis
+    return place
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ Semantics
 - A buffer can be read as elements of another type, its bytes taken together in the machine's order: a view, which is
   only read, and is aligned no better than what it is a view of.
 - `If` runs one of its branches; its condition is the same in every lane and is not under a vector loop.
-- `Prefetch` changes nothing: it names an element that will be read soon, and may name one that does not exist.
+- `Prefetch` changes nothing: it names an element that will be read or written soon, and may name one that does not
+  exist.
 - `Combine`, between thread loops: an element of a register buffer is combined over groups of neighbouring threads, in a
   fixed order, and each thread of the group then holds the result.
 - `Copy`, in a thread loop, asks for neighbours in memory, which are in scratch memory behind an `Await` of its group:
@@ -133,11 +134,13 @@ class If:
 
 @dataclass(frozen=True)
 class Prefetch:
-    """Brings the cache line of an element into the cache of the given level: 1 is the nearest."""
+    """Brings the cache line of an element into the cache of the given level, 1 is the nearest; `written`: as one that
+    will be written."""
 
     buffer: Buffer
     index: Expr
     level: int = 2
+    written: bool = False
 
 
 @dataclass(frozen=True)
@@ -278,7 +281,7 @@ def map_exprs(stmt: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
         other = None if stmt.other is None else map_exprs(stmt.other, change)
         return If(change(stmt.cond), map_exprs(stmt.then, change), other)
     if isinstance(stmt, Prefetch):
-        return Prefetch(stmt.buffer, change(stmt.index), stmt.level)
+        return replace(stmt, index=change(stmt.index))
     if isinstance(stmt, Copy):
         cond = None if stmt.cond is None else change(stmt.cond)
         return replace(stmt, index=change(stmt.index), source_index=change(stmt.source_index), cond=cond)

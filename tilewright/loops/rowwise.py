@@ -21,12 +21,15 @@ meanwhile, a line for each vector:
     rows of group 0 -> stage
     for g = 1, 2, ...: rows of group g -> stage, and meanwhile stage of group g - 1 -> out
     stage of the last group -> out
+
+Rows that end with a line are written in the same way, without a stage: the last reduction of two rows goes along with
+writing the two before, whose results stay in registers, and what was kept of them in the other half of its scratch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright import te
@@ -60,8 +63,9 @@ EXPENSIVE = frozenset(
 _LINE = 64
 _ACCUMULATORS = 8
 _IN_REGISTERS = 16  # vectors of a row that stays in them
-_GROUPS = 32  # of rows in a chunk, at most: nothing is written while its first one is computed
+_GROUPS = 128  # of rows in a chunk, at most: nothing is written while its first one is computed
 _CHUNKS = 4  # for each core, at least
+_SHORTEST_BEHIND = 8  # vectors of a row that is written later than it is computed
 _SHORT_ROW = 2048  # elements: the end of a longer row's reductions does not count
 _STAGED = 4  # the part of the second cache that may hold results which wait for their line
 _REPEATED = 1.1  # rows computed over rows needed, where the last few overlap those before
@@ -112,11 +116,15 @@ class _Rows:
         self.staged = self._rows_staged()
         self.in_registers = self._stays_in_registers()
         self.together = 1 if self.staged else self._rows_together()
+        self.behind = self._pass_that_writes()
+        if self.behind is not None:
+            self.together = 1 + (formula.rows[-1].extent % 2 == 0)
+            self.slow = [self.behind]
         self.row = te.Var("w", self.together)
         self.turn = te.Var("turn", max(self.staged, 1))
         self.held = self.staged * extent_of(self.columns)
         self.half = self.held + lanes_for(formula, machine, self.held)
-        self.group = te.Var("group", self._groups_of(self.staged))
+        self.group = te.Var("group", self._groups_of(self.staged or self.together))
         size = self.half * min(self.group.extent, 2)
         self.stage = Buffer("stage", formula.output.dtype, size, Scope.SCRATCH)
         self.kept = self._find_kept()
@@ -136,13 +144,16 @@ class _Rows:
             work *= tiles.size * self.group.extent
             chunk = te.Var(tiles.var.name, tiles.count // self.group.extent)
             self.first = tiles.start_of(chunk * self.group.extent + self.group)
-            body = self._groups() if self.staged else self._in_group(self._rows(), 0)
+            body = (
+                self._groups() if self.staged or self.behind is not None else self._in_group(self._rows(), 0)
+            )
             loops[-1] = chunk
         body = with_values(parallel_nest(loops, work, body), {})
         words = "rowwise: " + ", ".join(f"{r.kind} of {r.length}" for r in formula.reductions)
         words += f", kept in {self.kept.buffer.scope.value}" if self.kept else ""
         words += ", streamed" if self.streamed else ""
         words += f" in {self.staged} rows at a time" if self.staged else ""
+        words += " a row behind" if self.behind is not None else ""
         return Program(formula.name, (*formula.inputs, formula.output), body, words)
 
     def _rows(self, *, meanwhile: bool = False) -> Stmt:
@@ -153,8 +164,16 @@ class _Rows:
             stmts.append(self._reduction(number, reduction, meanwhile=meanwhile))
             kept = replace(reduction.result, size=self.together)
             self.results[reduction.result] = te.Load(kept, (self.row,))
-        stmts.append(self._write())
+        if self.behind is None:
+            return block(*stmts, self._write())
+        for result in self.results:
+            value = self.results[result]
+            stmts.append(nest([(self.row, Kind.UNROLL)], Store(self._before(result), self.row, value)))
         return block(*stmts)
+
+    def _before(self, result: Buffer) -> Buffer:
+        """Where a result of the group before is kept."""
+        return replace(result, name=f"{result.name}_before", size=self.together)
 
     def _groups(self) -> Stmt:
         """The groups of a chunk: each is written while the next one is computed."""
@@ -163,9 +182,13 @@ class _Rows:
         stmts = [self._in_group(alone, 0)]
         if after.extent:
             both = nest([(self.turn, Kind.SERIAL)], self._rows(meanwhile=True))
-            rest = with_values(self._lines(self.written), {self.group: self.group - 1})
-            stmts.append(nest([(after, Kind.SERIAL)], self._in_group(block(both, rest), after + 1)))
-        return block(*stmts, self._in_group(self._lines(0), after.extent))
+            if self.staged:
+                both = block(both, with_values(self._lines(self.written), {self.group: self.group - 1}))
+            stmts.append(nest([(after, Kind.SERIAL)], self._in_group(both, after + 1)))
+        if self.staged:
+            return block(*stmts, self._in_group(self._lines(0), after.extent))
+        self.results = {r: te.Load(self._before(r), (self.row,)) for r in self.results}
+        return block(*stmts, self._in_group(self._write(), after.extent))
 
     def _in_group(self, stmt: Stmt, group: te.Expr | int) -> Stmt:
         row = {self.formula.rows[-1]: self.first + self.turn + self.row}
@@ -202,9 +225,25 @@ class _Rows:
                 return number
         return None
 
+    def _pass_that_writes(self) -> int | None:
+        """The number of the reduction along which the rows before are written: the last, which as a rule takes longest.
+        None where each row is written when it is computed."""
+        formula = self.formula
+        if not self.streamed or self.staged or not formula.rows or len(self.columns) > 1:
+            return None
+        (axis,) = self.columns
+        lanes = lanes_for(formula, self.machine, axis.extent)
+        place = te.substitute(formula.store, {axis: te.as_index(0)})
+        if coefficient(formula.store, axis) != 1 or divisor_of(place) % lanes or axis.extent % lanes:
+            return None
+        number = len(formula.reductions) - 1
+        last = formula.reductions[number]
+        alike = [a.extent for a in last.axes] == [axis.extent] and self._lanes(last) == lanes
+        return number if alike and axis.extent >= _SHORTEST_BEHIND * lanes else None
+
     def _groups_of(self, rows: int) -> int:
         """How many groups of so many rows make a chunk: 1 where nothing is written meanwhile."""
-        if not rows or self._slow_pass() is None:
+        if self.behind is None and (not self.staged or self._slow_pass() is None):
             return 1
         *others, axis = self.formula.rows
         most = extent_of(others) * axis.extent // (rows * _CHUNKS * self.machine.cores)
@@ -240,7 +279,8 @@ class _Rows:
                 if expr in needed and _is_expensive(expr, reduction.axes):
                     room = reduction.length + self._lanes(reduction)
                     scope = Scope.REGISTER if self.in_registers else Scope.SCRATCH
-                    kept = Buffer("kept", expr.dtype, self.together * room, scope)
+                    halves = 1 if self.behind is None else 2
+                    kept = Buffer("kept", expr.dtype, halves * self.together * room, scope)
                     return _Kept(reduction, expr, kept)
         return None
 
@@ -328,12 +368,14 @@ class _Rows:
             )
             fetches = self._fetches(number, reduction.axes, start, unroll, lanes)
             written: list[Stmt] = []
-            if meanwhile and number == self._slow_pass():
+            if meanwhile and self.staged and number == self._slow_pass():
                 each = blocks.extent * unroll
                 line = self._line(self.turn * each + blocks * unroll + step)
                 before = with_values(line, {self.group: self.group - 1})
                 written.append(nest([(step, Kind.UNROLL), (lane, Kind.VECTOR)], before))
                 self.written = self.staged * each
+            if meanwhile and number == self.behind:
+                written.append(self._row_before(start + element, [*rows, (step, Kind.UNROLL)], lane))
             kind = Kind.UNROLL if self.in_registers else Kind.SERIAL
             # Last: a load waits for a store whose place in its page is the same, as that of a whole page's row is.
             along.append(nest([(blocks, kind)], block(*fetches, whole, *written)))
@@ -343,6 +385,8 @@ class _Rows:
             inside = None if ends_inside else te.call("lt", position, te.as_index(axis.extent))
             taken = accumulate(first + lane + vector * lanes, position, inside)
             along.append(nest([*rows, (lane, Kind.VECTOR)], taken))
+            if meanwhile and number == self.behind:
+                along.append(self._row_before(position, rows, lane))
 
         stmts: list[Stmt] = [
             nest(
@@ -406,7 +450,7 @@ class _Rows:
 
     def _write(self) -> Stmt:
         formula = self.formula
-        value = self._value()
+        value = self._value(self.results)
         if not self.columns:
             return nest([(self.row, Kind.UNROLL)], Store(formula.output, formula.store, value))
         *outer, axis = self.columns
@@ -439,6 +483,17 @@ class _Rows:
         loops = [(loop, Kind.SERIAL) for loop in (*outer, tiles.var)]
         in_tile = [*rows, (step, Kind.UNROLL), (lane, Kind.VECTOR)]
         return nest(loops, block(*fetches, nest(in_tile, store)))
+
+    def _row_before(self, position: te.Expr, loops: list[tuple[te.Var, Kind]], lane: te.Var) -> Stmt:
+        """A vector of the result of each row of the group before."""
+        formula, (axis,) = self.formula, self.columns
+        before: dict[Buffer, te.Expr] = {
+            r.result: te.Load(self._before(r.result), (self.row,)) for r in formula.reductions
+        }
+        index, value = (te.substitute(e, {axis: position}) for e in (formula.store, self._value(before)))
+        store = nest([*loops, (lane, Kind.VECTOR)], Store(formula.output, index, value, streamed=True))
+        row = {formula.rows[-1]: self.first + self.row}
+        return with_values(with_values(store, row), {self.group: self.group - 1})
 
     def _write_out(self, axis: te.Var, lanes: int, place: te.Expr, value: te.Expr) -> Stmt:
         """The row to scratch, vector by vector; the last one may go beyond its end."""
@@ -481,9 +536,11 @@ class _Rows:
 
     def _place_of_kept(self, axes: Sequence[te.Var]) -> te.Expr:
         assert self.kept is not None
-        return self.row * (self.kept.buffer.size // self.together) + _flat(axes)
+        half = self.kept.buffer.size if self.behind is None else self.kept.buffer.size // 2
+        place = self.row * (half // self.together) + _flat(axes)
+        return place if self.behind is None else place + self.group % 2 * half
 
-    def _value(self) -> te.Expr:
+    def _value(self, results: Mapping[Buffer, te.Expr]) -> te.Expr:
         value, kept = self.formula.value, self.kept
         if kept is not None:
             renamed = self._renamed(kept.reduction)
@@ -494,7 +551,7 @@ class _Rows:
                 return loaded if simplify(te.substitute(node, renamed)) == kept.expr else None
 
             value = te.rewrite(value, rule)
-        return with_results(value, self.results)
+        return with_results(value, results)
 
 
 def _flat(axes: Sequence[te.Var]) -> te.Expr:

@@ -68,7 +68,8 @@ def print_program(program: Program) -> str:
                 lines.append(f"{pad}else:")
                 visit(stmt.other, depth + 1)
         elif isinstance(stmt, Prefetch):
-            lines.append(f"{pad}prefetch L{stmt.level} {stmt.buffer.name}[{print_expr(stmt.index)}]")
+            purpose = " to write" if stmt.written else ""
+            lines.append(f"{pad}prefetch L{stmt.level} {stmt.buffer.name}[{print_expr(stmt.index)}]{purpose}")
         elif isinstance(stmt, Transpose):
             lines.append(
                 f"{pad}transpose {stmt.buffer.name}[{stmt.rows}, {stmt.columns}] in {stmt.lanes} lanes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,10 @@ Values = Mapping[te.Var, te.Expr]
 # A parallel iteration should be worth its start (about a microsecond), and there should be enough to balance threads.
 GRAIN = 16_384  # scalar operations
 PARALLEL_ITERATIONS = 256
+
+LONGEST_STRIDE = (
+    4  # between elements that are picked from whole vectors; those farther apart are loaded one by one
+)
 
 _UNROLLED = 8  # vectors of a tile that is moved
 _LOOP = 0.75  # what an iteration costs, in vectors
@@ -107,12 +112,18 @@ def _computed(formula: Formula) -> list[te.Expr]:
 # -- what a formula does ----------------------------------------------------------------------------------------------
 
 
-def vector_cost(offsets: Sequence[te.Expr], axis: te.Var, lanes: int) -> float:
+def vector_cost(loads: Sequence[te.Expr], axis: te.Var, lanes: int, stores: Sequence[te.Expr] = ()) -> float:
     """Memory operations per element when `axis` is the vector axis: a contiguous or uniform access serves all lanes."""
-    cost = 0.0
-    for offset in offsets:
-        cost += 1 if coefficient(offset, axis) in (0, 1) else lanes
+    cost = float(sum(1 if coefficient(offset, axis) in (0, 1) else lanes for offset in stores))
+    for offset in loads:
+        stride = coefficient(offset, axis)
+        cost += lanes if stride is None else min(lanes, accesses_apart(stride))
     return (cost + 1) / lanes
+
+
+def accesses_apart(stride: int) -> float:
+    """Loads and shuffles for a vector of elements so far apart."""
+    return max(1, 2 * stride - 1) if 0 <= stride <= LONGEST_STRIDE else math.inf
 
 
 def columns_of(formula: Formula) -> tuple[te.Var, ...]:

@@ -7,7 +7,8 @@
         out[a, :] = value(tile[a, :])                (vectors along the axis that is contiguous in the output)
 
 Of an axis of two to four elements a tile holds the whole: where neighbours along the other axis lie behind each other
-in memory (the channels of an image), its elements are one run, read or written in whole vectors.
+in memory (the channels of an image), its elements are one run, read or written in whole vectors. What is written that
+often (an image enlarged) is such a tile of equal rows.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _LINE = 64
 _BLOCK = 4  # tiles of a block, along both axes or along the shorter side
 _RUN = 64  # tiles along what is read, where all of it comes from memory
 _STAGED = 64  # tiles along what is written, where these are put together in scratch first
+_PAGE = 4 << 10
 _SHORT = 4  # elements of an axis that a tile holds as a whole
 
 
@@ -67,14 +69,13 @@ def _turn_of(formula: Formula, machine: CpuMachine) -> _Turn | None:
     written = next((axis for axis in reversed(formula.axes) if coefficient(formula.store, axis) == 1), None)
     if formula.reductions or written is None:
         return None
-    turned = [
-        load
-        for load in te.unguarded_loads(formula.value)
-        if coefficient(load.indices[0], written) not in (0, 1)
-    ]
-    if len(set(turned)) != 1:
+    loads = te.unguarded_loads(formula.value)
+    turned = {load for load in loads if coefficient(load.indices[0], written) not in (0, 1)}
+    if not turned and written.extent <= _SHORT:
+        turned = {load for load in loads if coefficient(load.indices[0], written) == 0}
+    if len(turned) != 1:
         return None
-    load = turned[0]
+    (load,) = turned
     read = next((axis for axis in formula.axes if coefficient(load.indices[0], axis) == 1), None)
     if read is None or coefficient(load.indices[0], written) is None:
         return None
@@ -87,6 +88,8 @@ def _turn_of(formula: Formula, machine: CpuMachine) -> _Turn | None:
         return _Turn(load, read, written, lanes, written.extent, lanes)
     if 1 < read.extent <= short and _is_run(load.indices[0], read, written) and written.extent >= lanes:
         return _Turn(load, read, written, lanes, lanes, read.extent)
+    if coefficient(load.indices[0], written) == 0:
+        return None
     lanes = min(lanes, power_of_two_below(min(read.extent, written.extent)))
     return _Turn(load, read, written, lanes, lanes, lanes) if lanes >= 4 else None
 
@@ -145,7 +148,10 @@ def _program(formula: Formula, machine: CpuMachine, turn: _Turn) -> Program:
     fill = nest(in_tile, Store(tile, element, te.Load(source, (place,))))
     ahead = te.Var("r", turn.rows)
     asked = nest([(ahead, Kind.UNROLL)], Prefetch(source, placed(offset, ahead + turn.rows, 0)))
-    fill = block(asked, fill) if streamed and not turn.reads_run else fill
+    # The processor's own look-ahead follows longer runs, and leaves its buffers of misses to what is written.
+    short = read.blocks.size * turn.load.dtype.bytes < _PAGE
+    moves = coefficient(offset, turn.written) != 0
+    fill = block(asked, fill) if streamed and short and moves and not turn.reads_run else fill
 
     inside = [written.inside, read.inside]
     width = written.blocks.size

@@ -11,6 +11,7 @@ import os
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -103,28 +104,42 @@ def machine_key(machine: CpuMachine) -> str:
 # -- on disk ----------------------------------------------------------------------------------------------------------
 
 
-def _file(machine: CpuMachine) -> Path:
-    return knobs.get("cache_dir") / "calibration" / f"{machine_key(machine)}.json"
+_Record = TypeVar("_Record", bound=msgspec.Struct)
+
+
+def _file(key: str) -> Path:
+    return knobs.get("cache_dir") / "calibration" / f"{key}.json"
 
 
 def stored(machine: CpuMachine) -> Calibration | None:
-    try:
-        found = msgspec.json.decode(_file(machine).read_bytes(), type=Calibration)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    found = kept_at(machine_key(machine), Calibration)
+    if found is None:
         return None
     current = found.version == VERSION and found.machine == machine_key(machine) and found.measured
     return found if current and found.sensible else None
 
 
 def keep(machine: CpuMachine, calibration: Calibration) -> None:
+    keep_at(machine_key(machine), calibration)
+
+
+def kept_at(key: str, kind: type[_Record]) -> _Record | None:
+    """The record of that key; None where there is none that can be read."""
+    try:
+        return msgspec.json.decode(_file(key).read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def keep_at(key: str, record: msgspec.Struct) -> None:
     """Written aside and renamed, so that a reader sees all of it or none. That it cannot be kept is no failure."""
-    path = _file(machine)
+    path = _file(key)
     temporary: str | None = None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
         with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(calibration)))
+            file.write(msgspec.json.format(msgspec.json.encode(record)))
         os.replace(temporary, path)
     except OSError:
         if temporary is not None:

@@ -18,7 +18,7 @@ import statistics
 import tempfile
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,19 @@ from tilewright.measure.building import Build, BuildReply, Draw, Drawn, Made
 from tilewright.measure.process import TICK, Child, Dead, Failed, wait
 from tilewright.measure.single import Built
 from tilewright.measure.stored import StoredExam
-from tilewright.measure.timing import Beat, Check, Checked, Race, Raced, Ready, Sit, Time, Timed, TimingReply
+from tilewright.measure.timing import (
+    Beat,
+    Check,
+    Checked,
+    Heats,
+    Race,
+    Raced,
+    Ready,
+    Sit,
+    Time,
+    Timed,
+    TimingReply,
+)
 from tilewright.measure.trial import TaskJob
 from tilewright.space.outcome import Outcome
 from tilewright.space.sketches.rules import registering_modules
@@ -196,27 +208,39 @@ class Runner:
     def race(self, job: TaskJob, configs: Sequence[Config], seconds: float) -> list[list[float]]:
         """Times of each config in turns, for about so long together. One that fails has none."""
         made = dict(zip(configs, self.build(job, configs), strict=True))
-        running = [config for config in made if isinstance(made[config], Made)]
+        running = {config: each for config, each in made.items() if isinstance(each, Made)}
+        times = self._in_turns(job, running, lambda numbers: Race(numbers, seconds))
+        return [times.get(config, []) for config in configs]
+
+    def heats(self, job: TaskJob, made: Mapping[Config, Made], seconds: float) -> dict[Config, list[float]]:
+        """Times of many configs in turns, whoever made their object code, for about so long together: of all at first,
+        and then of those near the best. One that fails has none."""
+        self.build(job, [])  # its exam
+        return self._in_turns(job, made, lambda numbers: Heats(numbers, seconds))
+
+    def _in_turns(
+        self, job: TaskJob, made: Mapping[Config, Made], request: Callable[[tuple[int, ...]], Race | Heats]
+    ) -> dict[Config, list[float]]:
+        running = list(made)
         while running:
             numbers: dict[Config, int] = {}
             bad = None
             try:
                 for config in running:
                     bad = config
-                    reply = self._check(job, made[config].built, tuple(numbers.values()), None, None)  # type: ignore[union-attr]
+                    reply = self._check(job, made[config].built, tuple(numbers.values()), None, None)
                     if isinstance(reply, Failed):
                         raise Dead(reply.kind, reply.message)
                     numbers[config] = self._numbers
                 bad = None
-                raced = self._ask(Race(tuple(numbers.values()), seconds), None, None)
+                raced = self._ask(request(tuple(numbers.values())), None, None)
                 assert isinstance(raced, Raced)
-                times = dict(zip(numbers, raced.times, strict=True))
-                return [list(times.get(config, ())) for config in configs]
+                return {config: list(times) for config, times in zip(numbers, raced.times, strict=True)}
             except Dead:
                 if bad is None:
                     break
                 running.remove(bad)
-        return [[] for _ in configs]
+        return {}
 
     # -- a trial's two halves -------------------------------------------------------------------------------------
 
@@ -390,7 +414,7 @@ class Runner:
 
     def _ask(
         self,
-        request: Sit | Check | Time | Race,
+        request: Sit | Check | Time | Race | Heats,
         best: float | None,
         deadline: float | None,
         descriptors: tuple[int, ...] = (),

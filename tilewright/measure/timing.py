@@ -6,10 +6,8 @@ of threads that it is timed with, and on another, from addresses that are not al
 touch: all must give the same bits.
 Only then it is timed, on the ordinary inputs of the exam.
 
-Constants are weights, which in a model come from memory and not from a cache: calls go round copies that together are
-larger than the caches. Other inputs were just written when a model runs, and stay where they are; in the cold mode
-they and the output go round too. A reference kernel, always the same, is timed between stretches of calls: where it
-has become slower, the machine has, and the stretch does not count.
+A reference kernel, always the same, is timed between stretches of calls: where it has become slower, the machine has,
+and the stretch does not count. How a kernel is called, `kernels.py` says.
 """
 
 from __future__ import annotations
@@ -19,43 +17,35 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from random import Random
 
 import msgspec
 import numpy as np
 
 from tilewright.errors import TilewrightError
 from tilewright.hw import CpuMachine
-from tilewright.measure.exam import Case, Exam, WrongResult
-from tilewright.measure.pace import Pace, pace, poison
+from tilewright.measure.exam import Exam, WrongResult
+from tilewright.measure.kernels import Beating, Kernel, Rounds
+from tilewright.measure.pace import pace
 from tilewright.measure.process import Channel, Failed
-from tilewright.measure.single import Built, Call, executor_of
+from tilewright.measure.single import Built
 from tilewright.measure.stored import StoredExam, load_exam
-from tilewright.measure.watched import Blocks, Fences, StrayWrite, Watched
-from tilewright.runtime.plan import aligned
-
-_SLOW_CHECK = 0.25  # seconds of one run, from which on no second opinion is asked for
-
-_BEYOND_CACHES = 1.25  # times the size of the last one: what goes round has left it when it comes again
-_MOST_COPIES = 64
-_MOST_COPIED_BYTES = 256 << 20
+from tilewright.measure.watched import Blocks, StrayWrite
 
 _TIGHT = 0.02  # of the median: the width of its confidence interval at which it is known well enough
 _INTERVAL = 0.98  # ranks to each side of the median, over the root of their number: 95% confidence
 _LEAST_CALLS, _LEAST_SECONDS = 5, 0.003
 _MOST_CALLS, _MOST_SECONDS = 400, 0.015
 _UNSTEADY_SECONDS = 0.04  # as long as this it is tried to find the machine at rest
-_WARM_SECONDS = 0.001  # of calls before the first that counts
 _SLACK = 0.2  # of the share by which a kernel is slower than the best: by so much wider its interval may be
 _HOPELESS, _HOPELESS_CALLS = 3.0, 3  # times the best so far: how slow exactly is of no interest
 _RACE_TURNS = 5  # at least
+# Heats of a race of many: until which share of the time those run that take at most so many times the best's time.
+_HEATS = ((0.25, math.inf), (0.55, 1.6), (0.8, 1.3), (1.0, 1.12))
+_LEAST_IN_HEAT = 30
+_HEAT_CALLS = 8  # in a turn; the first, which does not count, finds nothing in the first cache
 _BEAT_SECONDS = 0.05
-
-# In a kernel's plan: two steps of the reference kernel, one of its own, and so on.
-_CALL_STEP, _STEPS_OF_A_CALL = 2, 3
-_ENTRY_SECONDS = 0.003  # of calls that follow each other in native code
-_ENTRY_CALLS = 16  # of a kernel that has nothing that goes round
 
 
 class Sit(msgspec.Struct, frozen=True, tag=True):
@@ -91,6 +81,13 @@ class Race(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
+class Heats(msgspec.Struct, frozen=True, tag=True):
+    """Time many kernels that were checked in turns, for about so long together: all, then those near the best."""
+
+    numbers: tuple[int, ...]
+    seconds: float
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The task was taken up."""
 
@@ -119,13 +116,12 @@ class Raced(msgspec.Struct, frozen=True, tag=True):
 
 
 TimingReply = Ready | Beat | Checked | Timed | Raced | Failed
-_Beat = Callable[[bool], None]
 
 
 def serve(channel: Channel) -> None:
     timer: Timer | None = None
     blocks = Blocks()
-    decoder = msgspec.msgpack.Decoder(Sit | Check | Time | Race)
+    decoder = msgspec.msgpack.Decoder(Sit | Check | Time | Race | Heats)
 
     def beat(native: bool) -> None:
         channel.send(msgspec.msgpack.encode(Beat(native)))
@@ -144,12 +140,14 @@ def serve(channel: Channel) -> None:
         channel.send(msgspec.msgpack.encode(reply))
 
 
-def _answer(timer: Timer, request: Check | Time | Race) -> TimingReply:
+def _answer(timer: Timer, request: Check | Time | Race | Heats) -> TimingReply:
     try:
         if isinstance(request, Check):
             return Checked(timer.check(request.number, request.built, request.keep))
         if isinstance(request, Time):
             return timer.time(request.number, request.best)
+        if isinstance(request, Heats):
+            return Raced(timer.heats(request.numbers, request.seconds))
         return Raced(timer.race(request.numbers, request.seconds))
     except WrongResult as error:
         return Failed("wrong", str(error), astray=isinstance(error, StrayWrite))
@@ -166,17 +164,17 @@ def _answer(timer: Timer, request: Check | Time | Race) -> TimingReply:
 class Timer:
     """A task, and the kernels for it that were checked."""
 
-    def __init__(self, task: Sit, exam: Exam, blocks: Blocks, beat: _Beat) -> None:
+    def __init__(self, task: Sit, exam: Exam, blocks: Blocks, beat: Beating) -> None:
         self._task, self._exam, self._blocks, self._beat = task, exam, blocks, beat
         self._pace = pace(task.machine, task.threads)
-        self._kernels: dict[int, _Kernel] = {}
-        self._rounds = _Rounds(blocks)
+        self._kernels: dict[int, Kernel] = {}
+        self._rounds = Rounds(blocks)
 
     def check(self, number: int, built: Built, keep: Sequence[int]) -> float:
         for other in [other for other in self._kernels if other not in keep]:
             self._kernels.pop(other).release()
         self._beat(False)
-        kernel = _Kernel(built, self._task, self._exam.ordinary, self._blocks, self._pace)
+        kernel = Kernel(built, self._task, self._exam.ordinary, self._blocks, self._pace)
         error = kernel.check(self._exam.cases, self._beat)
         self._kernels[number] = kernel
         return error
@@ -218,6 +216,49 @@ class Timer:
                     steady[number].append(taken)
         at_rest = min(map(len, steady)) >= _RACE_TURNS
         return tuple(map(tuple, steady if at_rest else every))
+
+    def heats(self, numbers: Sequence[int], seconds: float) -> tuple[tuple[float, ...], ...]:
+        """Each kernel takes the turn of a round that the one before it, of the same layout, has left: what goes round
+        is in no cache, and there is memory for one round of each layout."""
+        self._beat(False)
+        rounds = {self._kernels[number].layout: Rounds(self._blocks) for number in numbers}
+        for number in numbers:
+            self._kernels[number].prepare(rounds[self._kernels[number].layout])
+        times: dict[int, list[float]] = {number: [] for number in numbers}
+        running, begin, beaten = list(numbers), time.perf_counter(), 0.0
+        order = Random(0)
+        for share, near in _HEATS:
+            running = _near(times, running, near)
+            turns = 0
+            while not turns or time.perf_counter() - begin < share * seconds:
+                order.shuffle(running)
+                for number in running:
+                    if time.perf_counter() - beaten > _BEAT_SECONDS:
+                        self._beat(True)
+                        beaten = time.perf_counter()
+                    kernel = self._kernels[number]
+                    times[number] += kernel.turn(rounds[kernel.layout], _HEAT_CALLS)
+                turns += 1
+        for each in rounds.values():
+            each.release()
+        return tuple(tuple(times[number]) for number in numbers)
+
+
+def _near(times: Mapping[int, Sequence[float]], running: Sequence[int], near: float) -> list[int]:
+    """Of those running the ones that take at most `near` times the best's time, and not too few."""
+    if not all(times[number] for number in running):
+        return list(running)
+    seconds = {number: undisturbed(times[number]) for number in running}
+    ranked = sorted(running, key=lambda number: seconds[number])
+    limit = near * seconds[ranked[0]]
+    return [
+        number for place, number in enumerate(ranked) if place < _LEAST_IN_HEAT or seconds[number] <= limit
+    ]
+
+
+def undisturbed(times: Sequence[float]) -> float:
+    """What a call takes while nobody else is on the machine, of which only some calls can be sure."""
+    return float(np.quantile(times, 0.1))
 
 
 class _Times:
@@ -273,205 +314,3 @@ def interval_width(times: Sequence[float]) -> float:
     if below < 0:
         return math.inf
     return (ordered[count - 1 - below] - ordered[below]) / statistics.median(ordered)
-
-
-# -- kernels ----------------------------------------------------------------------------------------------------------
-
-
-class _Kernel:
-    """Object code with the task's inputs in the order that it wants.
-
-    Its plan is a round of calls, one for each copy of what goes round, with two of the reference kernel before each and
-    after the last: all in one entry into native code, so that no thread falls asleep meanwhile. The first of the two
-    wakes those that have waited for a slower one; the second is what counts."""
-
-    def __init__(self, built: Built, task: Sit, ordinary: Case, blocks: Blocks, pace: Pace) -> None:
-        self._task, self._blocks, self._built = task, blocks, built
-        self._ordinary = ordinary
-        self._constants = frozenset(task.constants)
-        self._packed = {number: self._as_wanted(number, ordinary) for number in self._constants}
-        sizes = [aligned(spec.bytes) for spec in built.parameters]
-        self._goes_round = [
-            task.cold or (number in self._constants and number < len(sizes) - 1)
-            for number in range(len(sizes))
-        ]
-        self._sizes = list(map(_roomy, sizes))
-        self._copies = _copies(self._round_bytes, task.machine)
-        self._calls = self._copies if self._copies > 1 else _ENTRY_CALLS
-
-        width = len(sizes) - 1
-        reference = Call(pace.built, range(self._calls * width, self._calls * width + 2), self._calls)
-        steps = [reference, reference]
-        for number in range(self._calls):
-            steps.append(Call(built, range(number * width, (number + 1) * width), number))
-            steps += [reference, reference]
-        self._pace = pace
-        self._executor = executor_of(
-            steps, task.machine, task.threads, inputs=self._calls * width + 2, outputs=self._calls + 1
-        )
-        self._addresses: tuple[list[int], list[int]] | None = None
-        self._own: np.ndarray | None = None
-        self._next = 0
-        self._entry = 1  # calls in one entry into native code
-
-    @property
-    def _round_bytes(self) -> int:
-        return sum(size for size, goes in zip(self._sizes, self._goes_round, strict=True) if goes)
-
-    def _as_wanted(self, number: int, case: Case) -> np.ndarray:
-        packing = self._built.packings[number]
-        values = case.inputs[number]
-        return values.reshape(-1) if packing is None else packing.pack(values)
-
-    def _inputs(self, case: Case) -> list[np.ndarray]:
-        return [
-            self._packed[number] if number in self._packed else self._as_wanted(number, case)
-            for number in range(len(case.inputs))
-        ]
-
-    def check(self, cases: Sequence[Case], beat: _Beat) -> float:
-        """Run on every case: the relative error on the first. Raises WrongResult."""
-        threads, specs = self._task.threads, self._built.parameters
-        watched = Watched(self._blocks, specs)
-        errors, first, quick = [], b"", True
-        for case in cases:
-            begin = time.perf_counter()
-            self._run_watched(watched, case, threads, beat)
-            errors.append(case.error(watched.output))
-            if case is cases[0]:
-                first, quick = watched.output.tobytes(), time.perf_counter() - begin < _SLOW_CHECK
-        if quick:
-            other = Watched(self._blocks, specs, shifted=True, aligned_ones=self._constants)
-            self._run_watched(other, cases[0], 2 if threads == 1 else 1, beat)
-            if other.output.tobytes() != first:
-                raise WrongResult("it computes something else on another number of threads")
-            other.release()
-            inputs = self._inputs(cases[0])
-            for at_end in (True, False):
-                with _fences().around(specs, inputs, at_end=at_end, aligned_ones=self._constants) as fenced:
-                    addresses, output = fenced
-                    self._run(addresses, threads, beat)
-                    if output.tobytes() != first:
-                        raise WrongResult(
-                            "it computes something else where other memory is beside its buffers"
-                        )
-        watched.release()
-        self._executor.threads = threads
-        beat(False)
-        return errors[0]
-
-    def _run_watched(self, watched: Watched, case: Case, threads: int, beat: _Beat) -> None:
-        inputs = self._inputs(case)
-        watched.fill(inputs)
-        self._run(watched.addresses, threads, beat)
-        watched.verify(inputs)
-
-    def _run(self, addresses: Sequence[int], threads: int, beat: _Beat) -> None:
-        """One call, with nonsense on the stacks."""
-        poison(self._task.machine, threads).run()
-        beat(True)
-        self._executor.threads = threads
-        self._executor.time_range(*self._filled_up([addresses] * self._calls), _CALL_STEP, _CALL_STEP + 1)
-        beat(False)
-
-    def _filled_up(self, sets: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-        """The addresses of the plan's inputs and outputs: of each call's, then of the reference kernel's."""
-        *inputs, output = self._pace.addresses
-        return (
-            [address for addresses in sets for address in addresses[:-1]] + inputs,
-            [*(addresses[-1] for addresses in sets), output],
-        )
-
-    def prepare(self, rounds: _Rounds | None) -> None:
-        """Copies of what a call finds in memory and not in a cache, as many as together are beyond the caches; those
-        that another kernel of the task has left, where there are `rounds` to look for them."""
-        each = self._round_bytes
-        size = sum(self._sizes) - each + self._copies * each
-        layout = (tuple(self._sizes), tuple(self._goes_round))
-        if rounds is not None:
-            memory, filled = rounds.take(layout, size)
-        elif self._own is not None:
-            return
-        else:
-            memory, filled = self._blocks.take(size), False
-            self._own = memory
-        inputs = [] if filled else self._inputs(self._ordinary)
-        firsts: dict[int, np.ndarray] = {}
-        end = 0
-
-        def placed(number: int) -> int:
-            nonlocal end
-            begin, end = end, end + self._sizes[number]
-            if number in firsts:
-                memory[begin:end] = firsts[number]
-            elif number < len(inputs) and inputs[number].size:
-                memory[begin:end] = np.resize(inputs[number].reshape(-1).view(np.uint8), end - begin)
-                firsts[number] = memory[begin:end]
-            return int(memory.ctypes.data) + begin
-
-        fixed = {number: placed(number) for number, goes in enumerate(self._goes_round) if not goes}
-        numbers = range(len(self._sizes))
-        sets = [[fixed[n] if n in fixed else placed(n) for n in numbers] for _ in range(self._copies)]
-        self._addresses = self._filled_up(sets if self._copies > 1 else sets * self._calls)
-
-    def warm_up(self) -> None:
-        """Some calls that do not count, and how many fit into one entry."""
-        begin = time.perf_counter()
-        spent = 0.0
-        while spent < _WARM_SECONDS:
-            (((taken, _, _),), spent) = self.calls(1), time.perf_counter() - begin
-        self._entry = max(1, int(_ENTRY_SECONDS / max(taken, 1e-9)))
-
-    def calls(self, most: int | None = None) -> list[tuple[float, float, float]]:
-        """The next calls of the round: the seconds of each, and of the reference kernel just before and after it."""
-        assert self._addresses is not None
-        first = self._next
-        last = min(first + (most or self._entry), self._calls)
-        self._next = last % self._calls
-        begin, end = first * _STEPS_OF_A_CALL, last * _STEPS_OF_A_CALL + _CALL_STEP
-        times = self._executor.time_range(*self._addresses, begin, end)
-        return [
-            (times[at], times[at - 1], times[at + 2])
-            for at in range(_CALL_STEP, len(times), _STEPS_OF_A_CALL)
-        ]
-
-    def release(self) -> None:
-        if self._own is not None:
-            self._blocks.give_back(self._own)
-
-
-class _Rounds:
-    """The memory that kernels of a task are timed on. Where two want places of the same sizes, the second finds there
-    what the first has left: the same numbers in another order, which take as long to multiply."""
-
-    def __init__(self, blocks: Blocks) -> None:
-        self._blocks = blocks
-        self._layout: object = None
-        self._block: np.ndarray | None = None
-
-    def take(self, layout: object, size: int) -> tuple[np.ndarray, bool]:
-        """Memory, and whether it was filled for this layout before."""
-        if self._block is not None and self._layout == layout:
-            return self._block, True
-        if self._block is not None:
-            self._blocks.give_back(self._block)
-        self._block, self._layout = self._blocks.take(size), layout
-        return self._block, False
-
-
-def _roomy(size: int) -> int:
-    """Rounded up by an eighth at most: packed for another register tile, a weight is a little larger or smaller."""
-    return -(-size // (step := aligned(max(1, 1 << max(0, size.bit_length() - 4))))) * step
-
-
-def _copies(size: int, machine: CpuMachine) -> int:
-    """Of so many bytes, how many are beyond the caches."""
-    if not size:
-        return 1
-    wanted = math.ceil(_BEYOND_CACHES * machine.caches.last / size)
-    return max(1, min(wanted, _MOST_COPIES, _MOST_COPIED_BYTES // size))
-
-
-@lru_cache(maxsize=1)
-def _fences() -> Fences:
-    return Fences()

@@ -2,7 +2,8 @@
 
 1. A contraction takes the elementwise nodes behind it that have its shape, as long as what is between them is read
    nowhere else: they are applied to its result in registers. A convolution takes the border of zeros before it,
-   with channels first one whose weight is known, and one of bytes any border.
+   with channels first one whose weight is known, and one of bytes any border. Where `prologues` says so, a product of
+   16-bit floats takes elementwise nodes before its first operand too, and what is spread for them.
 2. A reduction takes elementwise nodes behind it in the same way, and cheap producers before it: it reads its operand up
    to three times, so what is fused before it is computed three times. Windows that overlap take none, and a group norm
    no permute of the contiguous axis.
@@ -26,6 +27,7 @@ from tilewright.graph.attention import ABSORBED, merges_heads
 from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import Fusion, op_of
 from tilewright.graph.ops.contractions import BYTES
+from tilewright.graph.ops.layouts import spatial_axes
 
 # Elementwise operators that cost many times an addition. Everything else elementwise is cheap.
 EXPENSIVE = frozenset(
@@ -69,10 +71,11 @@ class Fused:
     views: dict[Node, Node]  # reshape -> the node in memory whose elements it has
 
 
-def fuse(graph: Graph, materialised: Collection[Node] = ()) -> Fused:
+def fuse(graph: Graph, materialised: Collection[Node] = (), prologues: bool = False) -> Fused:
     """The groups and views of a graph. Nodes in `materialised` are computed by a kernel of their own even where they
-    are reshapes (copies); so is every output that is no reshape."""
-    return _Fusion(graph, frozenset(materialised)).run()
+    are reshapes (copies); so is every output that is no reshape. `prologues`: a contraction takes what is before it; it
+    is left to who computes the group whether all of it is one kernel."""
+    return _Fusion(graph, frozenset(materialised), prologues).run()
 
 
 def fusion_of(node: Node) -> Fusion | None:
@@ -80,12 +83,13 @@ def fusion_of(node: Node) -> Fusion | None:
 
 
 class _Fusion:
-    def __init__(self, graph: Graph, materialised: frozenset[Node]) -> None:
+    def __init__(self, graph: Graph, materialised: frozenset[Node], prologues: bool) -> None:
         self.nodes = graph.nodes()
         self.users = graph.users()
         self.position = {node: position for position, node in enumerate(self.nodes)}
         self.outputs = frozenset(graph.outputs)
         self.materialised = materialised
+        self.prologues = prologues
         self.group_of: dict[Node, Group] = {}
         self.views: dict[Node, Node] = {}
 
@@ -198,7 +202,8 @@ class _Fusion:
             return node.op in ABSORBED
         if group.anchor is not None:
             if fusion_of(group.anchor) is Fusion.COMPLEX:
-                return set(self.users[node]) == {group.anchor} and _pads(node, group.anchor)
+                border = set(self.users[node]) == {group.anchor} and _pads(node, group.anchor)
+                return border or (self.prologues and self.is_before(node, group))
             if fusion_of(group.anchor) is not Fusion.REDUCTION or group.anchor.op in OVERLAPPING:
                 return False
             if group.anchor.op == "group_norm" and _moves_last_axis(node):
@@ -212,6 +217,20 @@ class _Fusion:
                     return False
         return all(
             user.op != "concat" and fusion_of(user) is not Fusion.OPAQUE and not _interpolates(user)
+            for user in self.users[node]
+        )
+
+    def is_before(self, node: Node, group: Group) -> bool:
+        """Whether it is a part of what computes the first operand of the group's product, element by element."""
+        anchor = group.anchor
+        assert anchor is not None
+        elementwise = fusion_of(node) is Fusion.ELEMENTWISE
+        if node.op == "reshape":  # alone it is a view, which costs nothing
+            elementwise = fusion_of(node.inputs[0]) is Fusion.ELEMENTWISE
+        if not _takes_prologue(anchor) or not (elementwise or node.op == "broadcast_to"):
+            return False
+        return all(
+            user in group.evaluations or (user is anchor and all(x is not node for x in user.inputs[1:]))
             for user in self.users[node]
         )
 
@@ -230,7 +249,8 @@ class _Fusion:
         total = 0.0
         for user in set(self.users[node]):
             if user is group.anchor:
-                total += node.type.size if user.op == "attention" else 3.0 * node.type.size
+                once = user.op == "attention" or fusion_of(user) is Fusion.COMPLEX
+                total += node.type.size if once else 3.0 * node.type.size
             elif user.op == "pad":  # the padding reads nothing
                 total += group.evaluations[user] * node.type.size / max(user.type.size, 1)
             elif fusion_of(user) is Fusion.ELEMENTWISE and total:
@@ -247,6 +267,13 @@ class _Fusion:
         self.group_of[node] = group
 
 
+def _takes_prologue(anchor: Node) -> bool:
+    """Whether there is a kernel for it that computes its first operand on the way."""
+    if anchor.op not in ("matmul", "linear", "conv") or not anchor.dtype.is_half:
+        return False
+    return anchor.op != "conv" or (anchor.attrs["groups"] == 1 and anchor.attrs["layout"] == "channels_last")
+
+
 def _pads(node: Node, anchor: Node) -> bool:
     """Whether `node` is the border of a convolution: of zeros, or of bytes. What the kernel reads there costs nothing,
     and it copies what it reads often."""
@@ -256,9 +283,9 @@ def _pads(node: Node, anchor: Node) -> bool:
         return False
     if node.attrs["value"] and node.dtype not in BYTES:
         return False
-    channels = -1 if anchor.attrs["layout"] == "channels_last" else 1
     low, high = node.attrs["low"], node.attrs["high"]
-    within_image = not any((low[0], high[0], low[channels], high[channels]))
+    image = spatial_axes(node.type.rank, anchor.attrs["layout"])
+    within_image = not any(low[axis] or high[axis] for axis in range(node.type.rank) if axis not in image)
     return within_image and min(*low, *high) >= 0
 
 

@@ -22,10 +22,11 @@ from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.rewrites.base import Pass
 from tilewright.rewrites.layout_assignment import Assignment, Costs, assign, solve
-from tilewright.rewrites.layout_ways import Order, Way, folds, identity, ways_of, written
+from tilewright.rewrites.layout_ways import Way, folds, ways_of, written
 from tilewright.rewrites.oracle import CostOracle, FewestBytes
+from tilewright.rewrites.orders import Order, conversion, identity, stored
 from tilewright.rewrites.partition import partition
-from tilewright.rewrites.shapes import inverse, moves_nothing, reordered, reshape_to
+from tilewright.rewrites.shapes import moves_nothing, reshape_to
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class _Conversion:
 
 def permuted(node: Node, have: Order, need: Order, value: Node) -> Node:
     """`value`, which is stored in `node` in the order `have`, in the order `need`."""
-    axes = reordered(inverse(have), need)
-    if moves_nothing(node.shape, axes):
-        return reshape_to(node, reordered(node.shape, axes))
-    return apply("permute", node, axes=axes, name=value.name, source=value.source)
+    parts, axes = conversion(value.shape, have, need)
+    if not moves_nothing(parts, axes):
+        node = apply("permute", reshape_to(node, parts), axes=axes, name=value.name, source=value.source)
+    return reshape_to(node, stored(value.shape, need))

@@ -30,10 +30,11 @@ import numpy as np
 from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.op import Fusion, op_of
 from tilewright.rewrites.fold_permute import absorbs
-from tilewright.rewrites.layout_ways import WITH_LAYOUT, Order, Way, folds, identity, ways_of, written
+from tilewright.rewrites.layout_ways import WITH_LAYOUT, Way, folds, ways_of, written
 from tilewright.rewrites.oracle import CostOracle
+from tilewright.rewrites.orders import Order, conversion, identity, stored
 from tilewright.rewrites.partition import partition
-from tilewright.rewrites.shapes import inverse, moves_nothing, reordered
+from tilewright.rewrites.shapes import moves_nothing
 
 BEAM = 256
 _COMPARED = 8  # cheaper states that a state is compared with before it is kept
@@ -116,17 +117,16 @@ class Costs:
         """Seconds of a permute of `value` for `reader`."""
         if have == need or folds(value):
             return 0.0
-        axes = reordered(inverse(have), need)
-        shape = reordered(value.shape, have)
+        shape, axes = conversion(value.shape, have, need)
         if moves_nothing(shape, axes):
             return 0.0
         if reader is not None and absorbs(reader, axes, shape, self.users, self.outputs):
             return 0.0
         alone = reader is None or not self._rides_along(value, reader)
-        stored = TensorType(shape, value.dtype)
-        key = (stored, axes, alone)
+        type = TensorType(shape, value.dtype)
+        key = (type, axes, alone)
         if key not in self._moves:
-            self._moves[key] = self.oracle.moving(stored, axes, alone=alone)
+            self._moves[key] = self.oracle.moving(type, axes, alone=alone)
         return self._moves[key]
 
     def _rides_along(self, value: Node, reader: Node) -> bool:
@@ -172,7 +172,7 @@ def _alone(value: Node, way: Way) -> Graph:
     inputs: list[Node] = []
 
     def stand_in(operand: Node, order: Order) -> Node:
-        type = TensorType(reordered(operand.shape, order), operand.dtype)
+        type = TensorType(stored(operand.shape, order), operand.dtype)
         if folds(operand):
             nothing = np.broadcast_to(np.zeros((), type.dtype.numpy), type.shape)
             return Node("constant", (), type, data=nothing)
@@ -183,7 +183,7 @@ def _alone(value: Node, way: Way) -> Graph:
     if border is not None:
         order = way.operands[0]
         inputs.remove(operands[0])
-        inputs.insert(0, input_node(0, TensorType(reordered(border.inputs[0].shape, order), border.dtype)))
+        inputs.insert(0, input_node(0, TensorType(stored(border.inputs[0].shape, order), border.dtype)))
         operands[0] = written(border, Way(order, (order,)), (inputs[0],))
     return Graph(tuple(inputs), (written(value, way, tuple(operands)),))
 
@@ -207,7 +207,7 @@ def solve(
     """The cheapest assignment in which every operator with a layout goes one of its `allowed` ways."""
     nodes = [node for node in graph.nodes() if not folds(node)]
     last_reader = {operand: node for node in nodes for operand in node.inputs}
-    candidates = _candidates(graph, nodes, allowed)
+    candidates = _candidates(graph, nodes, costs.oracle, allowed)
     frontier: list[Node] = []
     states = [_State((), 0.0)]
     exact = True
@@ -265,7 +265,7 @@ def _moved(
 
 
 def _with(orders: Orders, order: Order) -> Orders:
-    return tuple(sorted({*orders, order}))
+    return tuple(sorted({*orders, order}, key=str))
 
 
 def _undominated(states: Iterable[_State], frontier: Sequence[Node], costs: Costs) -> list[_State]:
@@ -295,14 +295,14 @@ def _choices(state: _State) -> dict[Node, Way]:
 
 
 def _candidates(
-    graph: Graph, nodes: Sequence[Node], allowed: Callable[[Node, Way], bool]
+    graph: Graph, nodes: Sequence[Node], oracle: CostOracle, allowed: Callable[[Node, Way], bool]
 ) -> Mapping[Node, Sequence[Way]]:
     """The ways worth trying: with operands as they may come, or as readers may want the result."""
     outputs = frozenset(graph.outputs)
     wanted: dict[Node, dict[Order, None]] = {node: {} for node in nodes}
 
     def ways(node: Node, offered: Sequence[Collection[Order]]) -> list[Way]:
-        found = ways_of(node, offered, wanted[node])
+        found = ways_of(node, offered, wanted[node], lambda channels: oracle.block(channels, node.dtype))
         return [way for way in found if way.layout is None or allowed(node, way)]
 
     for node in reversed(nodes):

@@ -1,42 +1,44 @@
 """The orders in which operators can work: what the layout pass chooses among.
 
-A value is kept as a stored node and the order of its axes in storage: `order[d]` is the axis of the value that is axis
-d in storage. Every operator has one or more `Way`s: its operands in certain orders give its result in a certain one.
+A value is kept as a stored node and the order of its axes in storage (`orders.py`). Every operator has one or more
+`Way`s: its operands in certain orders give its result in a certain one.
 
-- Convolutions and pools have a kernel for each layout.
-- Elementwise operators, concat, pad, slice, reductions, ... work in any order.
+- Convolutions and pools have a kernel for each layout: channels first, last, or in blocks of what the machine's vectors
+  hold. A convolution whose operand has no whole blocks reads it with channels first and writes blocks.
+- Elementwise operators, concat, pad, slice, reductions, ... work in any order; in blocks of an axis if they do nothing
+  along it that would cut a block.
 - A permute, and many a reshape, only gives the same storage another order.
 - Everything else takes and gives values as the model writes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.graph.ir import Node
 from tilewright.graph.op import Fusion, apply, op_of
+from tilewright.graph.ops import layouts
 from tilewright.graph.ops.movement import reshape_segments
-from tilewright.rewrites.shapes import Shape, inverse, is_identity, reordered, reshape_to, trimmed
-
-Order = tuple[int, ...]
+from tilewright.rewrites.orders import (
+    Block,
+    Entry,
+    Order,
+    axis_of,
+    blocks_of,
+    channels_first,
+    channels_last,
+    fits,
+    identity,
+    per_axis,
+    positions,
+    renamed,
+    stored,
+)
+from tilewright.rewrites.shapes import Shape, inverse, is_identity, reshape_to, trimmed
 
 WITH_LAYOUT = ("conv", "max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool")
 _MOST_WAYS = 5  # a graph that permutes in many ways would have as many orders for each value
-
-
-def identity(rank: int) -> Order:
-    return tuple(range(rank))
-
-
-def channels_last(rank: int) -> Order:
-    """Of a value that is written N C spatial, stored N spatial C."""
-    return (0, *range(2, rank), 1)
-
-
-def channels_first(rank: int) -> Order:
-    """Of a value that is written N spatial C, stored N C spatial."""
-    return (0, rank - 1, *range(1, rank - 1))
 
 
 @dataclass(frozen=True)
@@ -56,16 +58,30 @@ def folds(node: Node) -> bool:
 # -- the ways of an operator ----------------------------------------------------------------------------------------
 
 
-def ways_of(value: Node, offered: Sequence[Iterable[Order]], wanted: Iterable[Order]) -> list[Way]:
+def ways_of(
+    value: Node,
+    offered: Sequence[Iterable[Order]],
+    wanted: Iterable[Order],
+    block: Callable[[int], int] = lambda channels: 0,
+) -> list[Way]:
     """The ways to compute `value`, for each operand the orders in which it might come, and the orders in which readers
-    might want the result. Among ways of equal cost the first is best: channels-last, since what is channels-last comes
-    from a convolution and mostly goes to one, then as written."""
+    might want the result; `block` says how many of so many channels are stored together. Among ways of equal cost the
+    first is best: channels-last, since what is channels-last comes from a convolution and mostly goes to one, then as
+    written."""
     rank = value.type.rank
 
     def preference(way: Way) -> int:
-        return 0 if rank > 2 and way.order == channels_last(rank) else 1 if is_identity(way.order) else 2
+        if rank > 2 and way.order == channels_last(rank):
+            return 0
+        if value.op == "pad" and 1 in blocks_of(way.order).values():
+            return 1  # a border next to the convolution that reads it is a part of its kernel
+        return 2 if is_identity(way.order) else 3
 
-    found = dict.fromkeys(_kind(value)(value, offered, list(wanted)))
+    found = dict.fromkeys(
+        way for way in _kind(value)(value, offered, list(wanted)) if _keeps_blocks(value, way)
+    )
+    if value.op in WITH_LAYOUT:
+        found |= dict.fromkeys(_in_blocks(value, block))
     return sorted(found, key=preference)[:_MOST_WAYS] or [_as_written(value)]
 
 
@@ -93,13 +109,45 @@ def _following(value: Node, offered: Sequence[Iterable[Order]], wanted: Sequence
 
 
 def _trailing(order: Order, rank: int) -> Order:
-    missing = len(order) - rank
-    return tuple(axis - missing for axis in order if axis >= missing)
+    missing = rank_of(order) - rank
+    return renamed((e for e in order if axis_of(e) >= missing), lambda axis: axis - missing)
+
+
+def rank_of(order: Order) -> int:
+    """Of the value."""
+    return len(order) - len(blocks_of(order))
+
+
+def _keeps_blocks(value: Node, way: Way) -> bool:
+    """Whether there are whole blocks of everything, and nothing is done in them."""
+    blocks = blocks_of(way.order) | {a: s for order in way.operands for a, s in blocks_of(order).items()}
+    if not blocks:
+        return True
+    if not fits(value.shape, way.order) or not all(
+        fits(x.shape, order) for x, order in zip(value.inputs, way.operands, strict=True)
+    ):
+        return False
+    return not any(axis in _touched(value) for axis in blocks)
+
+
+def _touched(value: Node) -> Collection[int]:
+    """The axes along which it does more than to take elements, or rows of whole blocks, one by one."""
+    attrs = value.attrs
+    if value.op == "pad":
+        amounts = (attrs["low"], attrs["high"], attrs["interior"])
+        return {axis for amount in amounts for axis, many in enumerate(amount) if many}
+    if value.op in ("slice", "resize"):
+        (x,) = value.inputs
+        changed = {axis for axis in range(x.type.rank) if x.shape[axis] != value.shape[axis]}
+        return changed | {axis for axis, step in enumerate(attrs.get("steps", ())) if step != 1}
+    if value.op == "flip":
+        return tuple(attrs["axes"])
+    return (attrs["axis"],) if value.op in _ALONG_ONE_AXIS else ()
 
 
 def _broadcast_to(value: Node, offered: Sequence[Iterable[Order]], wanted: Sequence[Order]) -> Iterable[Way]:
     rank, own = value.type.rank, value.inputs[0].type.rank
-    orders = [(*range(rank - own), *(axis + rank - own for axis in order)) for order in offered[0]]
+    orders = [(*range(rank - own), *renamed(order, lambda axis: axis + rank - own)) for order in offered[0]]
     for order in (*orders, *wanted):
         yield Way(order, (_trailing(order, own),))
 
@@ -119,7 +167,11 @@ def _reduce(value: Node, offered: Sequence[Iterable[Order]], wanted: Sequence[Or
     axes = _reduced_axes(value)
     left = [axis for axis in range(value.inputs[0].type.rank) if axis not in axes]
     place = {axis: position for position, axis in enumerate(left)}
-    return [Way(tuple(place[axis] for axis in order if axis in place), (order,)) for order in offered[0]]
+
+    def kept(order: Order) -> Order:
+        return renamed((entry for entry in order if axis_of(entry) in place), place.__getitem__)
+
+    return [Way(kept(order), (order,)) for order in offered[0]]
 
 
 def _reduced_axes(value: Node) -> tuple[int, ...]:
@@ -138,8 +190,8 @@ def _trailing_norm(value: Node, offered: Sequence[Iterable[Order]], wanted: Sequ
 def _permute(value: Node, offered: Sequence[Iterable[Order]], wanted: Sequence[Order]) -> Iterable[Way]:
     axes = value.attrs["axes"]
     place = inverse(axes)
-    for order in (*offered[0], *(reordered(axes, order) for order in wanted)):
-        yield Way(reordered(place, order), (order,))
+    for order in (*offered[0], *(renamed(order, axes.__getitem__) for order in wanted)):
+        yield Way(renamed(order, place.__getitem__), (order,))
 
 
 def _reshape(value: Node, offered: Sequence[Iterable[Order]], wanted: Sequence[Order]) -> Iterable[Way]:
@@ -159,24 +211,31 @@ def reshape_stored(source: Shape, target: Shape, order: Order) -> tuple[Shape, O
     if 0 in source:
         return None
     # Axes of extent 1 may stand anywhere; only the others decide.
-    stored = [axis for axis in order if source[axis] != 1]
+    long = [entry for entry in order if source[axis_of(entry)] != 1]
+    cut = {axis for axis in blocks_of(order) if source[axis] != 1}
     runs = {sources[0]: (sources, targets) for sources, targets in reshape_segments(source, target)}
-    result: list[int] = []
+    result: list[Entry] = []
     position = 0
-    while position < len(stored):
-        if stored[position] not in runs:
+    while position < len(long):
+        entry = long[position]
+        if axis_of(entry) not in runs:
             return None
-        sources, targets = runs[stored[position]]
-        if tuple(stored[position : position + len(sources)]) != sources:
+        sources, targets = runs[axis_of(entry)]
+        if axis_of(entry) in cut:
+            if len(sources) > 1 or len(targets) > 1:
+                return None
+            result += renamed([entry], lambda axis: targets[0])  # noqa: B023
+        elif tuple(long[position : position + len(sources)]) != sources:
             return None
-        result += targets
+        else:
+            result += targets
         position += len(sources)
     ones = [axis for axis, extent in enumerate(target) if extent == 1]
     new = _with_ones(result, ones)
-    return reordered(target, new), new
+    return stored(target, new), new
 
 
-def _with_ones(order: list[int], ones: list[int]) -> Order:
+def _with_ones(order: list[Entry], ones: list[int]) -> Order:
     """Puts axes of extent 1 behind the axis that they follow in the value, so that an order stays a known one."""
     result = list(order)
     for axis in ones:
@@ -202,6 +261,32 @@ def _with_layout(value: Node, offered: Sequence[Iterable[Order]], wanted: Sequen
         yield Way(turned, (turned,), other)
         yield Way(kept, (kept,), value.attrs["layout"])
 
+
+def _in_blocks(value: Node, block: Callable[[int], int]) -> Iterable[Way]:
+    """With blocks of channels: of the operand, too, if it has whole ones, otherwise of 1, which is channels first. Then
+    all channels of the result can be a block, too, which is channels last."""
+    rank, layout = value.type.rank, value.attrs["layout"]
+    axis = 1 if layout == layouts.FIRST else rank - 1
+    image, spatial = value.inputs[0], [n for n in range(1, rank) if n != axis]
+
+    def by(size: int) -> Order:
+        return (0, axis, *spatial, Block(axis, size))
+
+    size, channels = block(value.shape[axis]), value.shape[axis]
+    if not size or channels == size:
+        return
+    if value.op != "conv":
+        yield Way(by(size), (by(size),), layouts.by(size))
+        return
+    weight = identity(rank) if layout == layouts.LAST else (*range(2, rank), 1, 0)
+    beside = (weight, *(identity(1) for _ in value.inputs[2:]))
+    read = block(image.shape[axis]) or 1
+    yield Way(by(size), (by(read), *beside), layouts.by(size))
+    if read == 1:
+        yield Way(by(channels), (by(1), *beside), layouts.by(channels))
+
+
+_ALONG_ONE_AXIS = ("softmax", "log_softmax", "cumsum", "argmax", "argmin")
 
 _WAYS: Mapping[str, _Ways] = {
     "permute": _permute,
@@ -235,7 +320,7 @@ def written(value: Node, way: Way, operands: tuple[Node, ...]) -> Node:
         return _apply(value, *operands)
     result = _apply(value, *map(aligned_to(way.order), operands, way.operands))
     # Where leading ones were trimmed from all operands they are missing now.
-    return reshape_to(result, reordered(value.shape, way.order))
+    return reshape_to(result, stored(value.shape, way.order))
 
 
 def _apply(value: Node, *operands: Node, **changed: object) -> Node:
@@ -247,12 +332,12 @@ def aligned_to(order: Order) -> Callable[[Node, Order], Node]:
     """What makes an operand, stored in its own order, broadcast to a result stored in `order`."""
 
     def aligned(operand: Node, own: Order) -> Node:
-        missing = len(order) - len(own)
+        missing = rank_of(order) - rank_of(own)
         if is_identity(order):
             return operand
         if missing:
-            extents = dict(zip(own, operand.shape, strict=True))
-            operand = reshape_to(operand, tuple(extents.get(axis - missing, 1) for axis in order))
+            extents = dict(zip(renamed(own, lambda axis: axis + missing), operand.shape, strict=True))
+            operand = reshape_to(operand, tuple(extents.get(entry, 1) for entry in order))
         # Parameters of one value per channel come out as [C], the form that reads best and that all share.
         return reshape_to(operand, trimmed(operand.shape)) if folds(operand) else operand
 
@@ -261,14 +346,16 @@ def aligned_to(order: Order) -> Callable[[Node, Order], Node]:
 
 def _in_order(value: Node, way: Way, operands: tuple[Node, ...]) -> Node:
     order = way.order
-    shape = reordered(value.shape, order)
-    if value.op in ("pad", "slice"):
-        names = ("low", "high", "interior") if value.op == "pad" else ("starts", "stops", "steps")
-        return _apply(value, *operands, **{name: reordered(value.attrs[name], order) for name in names})
+    shape = stored(value.shape, order)
+    if value.op == "pad":
+        amounts = {name: per_axis(value.attrs[name], order) for name in ("low", "high", "interior")}
+        return _apply(value, *operands, **amounts)
+    if value.op == "slice":
+        return _apply(value, *operands, **_sliced(value, order))
     if value.op in ("concat", "softmax", "log_softmax", "cumsum"):
         return _apply(value, *operands, axis=order.index(value.attrs["axis"]))
     if value.op == "flip":
-        return _apply(value, *operands, axes=tuple(sorted(order.index(axis) for axis in value.attrs["axes"])))
+        return _apply(value, *operands, axes=positions(value.attrs["axes"], order))
     if value.op == "reshape":
         return _apply(value, *operands, shape=shape)
     if value.op == "broadcast_to":
@@ -279,6 +366,17 @@ def _in_order(value: Node, way: Way, operands: tuple[Node, ...]) -> Node:
         return _apply(value, *operands, sizes=shape[min(changed, default=len(shape) - 1) :])
     if value.op in ("layer_norm", "rms_norm"):
         return _apply(value, *operands)
-    stored = way.operands[0]
-    mapped = tuple(sorted(stored.index(axis) for axis in _reduced_axes(value)))
+    mapped = positions(_reduced_axes(value), way.operands[0])
     return _apply(value, *operands, **({"axis": mapped[0]} if "axis" in value.attrs else {"axes": mapped}))
+
+
+def _sliced(value: Node, order: Order) -> dict[str, Shape]:
+    """Of axes in blocks all of them, and all places in each."""
+    starts, stops, steps = (per_axis(value.attrs[name], order) for name in ("starts", "stops", "steps"))
+    blocks, shape = blocks_of(order), stored(value.shape, order)
+    whole = [axis_of(entry) in blocks for entry in order]
+    return {
+        "starts": tuple(0 if all_of else start for all_of, start in zip(whole, starts, strict=True)),
+        "stops": tuple(n if all_of else stop for all_of, n, stop in zip(whole, shape, stops, strict=True)),
+        "steps": tuple(1 if all_of else step for all_of, step in zip(whole, steps, strict=True)),
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from tilewright.dtypes import DType
 from tilewright.graph.ir import TensorType
 from tilewright.graph.task import Task
 
@@ -22,6 +23,10 @@ class CostOracle(Protocol):
         """The time of permuting a tensor: in a kernel of its own, or what it adds to one that would read or write the
         tensor anyway."""
 
+    def block(self, channels: int, dtype: DType) -> int:
+        """Of so many channels, how many are best stored together as a block that kernels read as vectors; 0: there are
+        no such kernels."""
+
 
 class FewestBytes:
     """Where no machine is in sight: channels-last kernels, which have every template, and as few bytes as possible to
@@ -36,3 +41,6 @@ class FewestBytes:
 
     def moving(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
         return float(type.bytes)
+
+    def block(self, channels: int, dtype: DType) -> int:
+        return 0

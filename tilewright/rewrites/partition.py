@@ -21,11 +21,12 @@ from tilewright.rewrites.defer import deferred
 from tilewright.rewrites.fuse import Group, fuse
 
 
-def partition(graph: Graph, chains: bool = True, defers: bool = False) -> Partition:
+def partition(graph: Graph, chains: bool = True, defers: bool = False, prologues: bool = False) -> Partition:
     """The calls that compute `graph`. The partition's own graph differs from it by the copies for outputs. `chains`:
-    whether one kernel may compute several convolutions. `defers`: whether a clamp moves to who reads it."""
+    whether one kernel may compute several convolutions. `defers`: whether a clamp moves to who reads it. `prologues`:
+    whether a product takes what is computed before it."""
     graph, copies, owners = _own_outputs(graph)
-    fused = fuse(graph, materialised=copies)
+    fused = fuse(graph, copies, prologues)
     if chains:
         fused = chained(graph, fused, lambda group: make_task(group)[0])
     if defers:

@@ -32,6 +32,7 @@ class Abilities:
     libraries: bool = (
         False  # matrix products and convolutions are a library's, which computes little beside them
     )
+    prologues: bool = False  # a matrix product or a convolution, and what computes its first operand
 
 
 _ALL = Abilities()
@@ -102,6 +103,11 @@ def run_pipeline(
     with trace.span("rewrites", nodes=len(graph.nodes())) as span:
         graph = rewrite(graph, trace, numerics=numerics, oracle=oracle, abilities=abilities)
         with trace.span("rewrites.partition"):
-            result = partition(graph, chains=abilities.chains, defers=abilities.libraries)
+            result = partition(
+                graph,
+                chains=abilities.chains,
+                defers=abilities.libraries,
+                prologues=abilities.prologues,
+            )
         span.note(calls=len(result.calls), tasks=len(result.tasks()), views=len(result.views))
     return result

@@ -19,7 +19,7 @@ def inverse(axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(result)
 
 
-def is_identity(axes: Sequence[int]) -> bool:
+def is_identity(axes: Sequence[object]) -> bool:
     return all(axis == position for position, axis in enumerate(axes))
 
 

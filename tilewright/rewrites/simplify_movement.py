@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilewright.graph.ir import Node
+from tilewright.graph.ops.layouts import spatial_axes
 from tilewright.rewrites.shapes import is_identity, moves_nothing, reordered
 from tilewright.rewrites.simplify_rules import Builder, Rule
 
@@ -192,15 +193,10 @@ def reduce_nothing(node: Node, build: Builder) -> Node | None:
     return build("reshape", x, shape=node.shape)
 
 
-def spatial_axes(node: Node) -> tuple[int, ...]:
-    rank = node.type.rank
-    return tuple(range(2, rank) if node.attrs["layout"] == "channels_first" else range(1, rank - 1))
-
-
 def global_pool(node: Node, build: Builder) -> Node | None:
     """adaptive pooling to one element -> mean or amax; to an even division -> pooling with a fixed window"""
     (x,) = node.inputs
-    axes, sizes = spatial_axes(node), node.attrs["sizes"]
+    axes, sizes = tuple(spatial_axes(x.type.rank, node.attrs["layout"])), node.attrs["sizes"]
     average = node.op == "adaptive_avg_pool"
     if all(size == 1 for size in sizes):
         return build("mean" if average else "amax", x, axes=axes, keepdims=True)

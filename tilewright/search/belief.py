@@ -80,10 +80,11 @@ class Belief:
         """Of each line of `draw` the fastest."""
         return [self.configs[place] for place in np.argmin(logs, axis=1)] if self.configs else []
 
-    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Logarithms of times that are possible together, one line for each draw."""
+    def draw(self, rng: np.random.Generator, count: int, doubt: float = 1.0) -> np.ndarray:
+        """Logarithms of times that are possible together, one line for each draw; `doubt`: as if all deviations were so
+        many times as large."""
         normal = rng.standard_normal((max(0, count), len(self.configs)))
-        return self.mean + normal @ self.root.T
+        return self.mean + doubt * normal @ self.root.T
 
 
 def _root(covariance: np.ndarray) -> np.ndarray:

@@ -32,6 +32,7 @@ _DESCENTS = 4
 _KEPT = 512  # of what is drafted of a template, the best; and for each value of a knob the best that has it
 _SHORTLIST = 256  # configs for which it is worked out which of them could be the fastest
 _DRAWS = 128  # from the belief, to estimate the gain
+_DOUBT = 1.25  # times the deviations that are believed: the model is surer of itself than it is right
 _EXPLORED = 3  # of the fastest measured, those whose neighbours are drafted too
 
 
@@ -47,7 +48,7 @@ class Guided(Search):
         belief = self._believed()
         ranked = belief.by_mean()
         self._belief = None
-        return [*ranked[:1], *belief.fastest(belief.draw(self._numpy, count - 1)), *ranked]
+        return [*ranked[:1], *belief.fastest(belief.draw(self._numpy, count - 1, _DOUBT)), *ranked]
 
     def tell(self, outcomes: Sequence[Outcome]) -> None:
         super().tell(outcomes)
@@ -63,7 +64,7 @@ class Guided(Search):
         if self._gain is None and self.history.seconds:
             best = math.log(min(self.history.seconds.values()))
             rng = np.random.default_rng(len(self.history.seconds))
-            ratios = np.exp(self._believed().draw(rng, _DRAWS).min(axis=1, initial=best) - best)
+            ratios = np.exp(self._believed().draw(rng, _DRAWS, _DOUBT).min(axis=1, initial=best) - best)
             self._gain = float(np.maximum(0.0, 1.0 - ratios).mean())
         return self._gain
 

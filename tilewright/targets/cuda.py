@@ -33,6 +33,7 @@ from tilewright.tune.allocate import Objective
 from tilewright.tune.effort import Tuning
 from tilewright.tune.gpu import GpuTuner, choose, has_kernel
 from tilewright.tune.gpu_lock import lock_of, locked_ways
+from tilewright.tune.gpu_sums import with_sums
 from tilewright.tune.lock import check_lockable, read_lock, write_lock
 
 _BUILDERS = 8  # threads that compile at once
@@ -68,7 +69,7 @@ class CudaTarget:
         return "tf32" if chosen == "fast" and _torch_rounds() else chosen
 
     def partitioned(self, imported: ImportedModel, numerics: str, trace: Trace) -> Partition:
-        abilities = Abilities(chains=False, libraries=bool(self.libraries))
+        abilities = Abilities(chains=False, libraries=bool(self.libraries), prologues=True)
         found = run_pipeline(
             imported.graph, trace, numerics=numerics, oracle=FewestBytes(), abilities=abilities
         )
@@ -146,7 +147,7 @@ class CudaTarget:
         trace: Trace | None = None,
     ) -> Linked:
         trace = trace or Trace.off()
-        split, pieces = refined(partition, dict(ways))
+        split, pieces = with_sums(*refined(partition, dict(ways)), self.machine, numerics)
         with trace.span("build", tasks=len(pieces)):
             kernels = build_pieces(pieces, self.machine, numerics)
         with trace.span("link"):

@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 
 from tilewright.cost import cpu
 from tilewright.cost.program import terms_of
+from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
@@ -44,6 +45,11 @@ class PredictedCosts:
             return permuting
         # Any kernel that walks over the tensor in its own order would do.
         return max(0.0, permuting - self.seconds(_task(apply("reshape", x, shape=type.shape))))
+
+    def block(self, channels: int, dtype: DType) -> int:
+        """The lanes of a vector, or half of them."""
+        lanes = self.machine.lanes(dtype) if dtype.is_float else 1
+        return next((size for size in (lanes, lanes // 2) if size > 1 and channels % size == 0), 0)
 
 
 def _task(output: Node) -> Task:

@@ -40,6 +40,7 @@ from tilewright.loops.ir import (
     Transpose,
     walk_stmts,
 )
+from tilewright.loops.tiling import LONGEST_STRIDE
 from tilewright.runtime.plan import ALIGNMENT
 from tilewright.te.index import bounds, divisor_of, linear, simplify
 
@@ -227,7 +228,7 @@ class _Emitter:
         )
         offset = self.offset(stmt.index)
         pointer = self._pointer(stmt.buffer, offset.base, offset.constant)
-        self.builder.call(function, [pointer, i32(0), i32(4 - stmt.level), i32(1)])
+        self.builder.call(function, [pointer, i32(int(stmt.written)), i32(4 - stmt.level), i32(1)])
 
     def transpose(self, stmt: Transpose) -> None:
         size = stmt.rows * stmt.columns
@@ -273,6 +274,9 @@ class _Emitter:
         return Typed(result, dtype, lanes)
 
     def select(self, expr: te.Select) -> Typed:
+        decided = self.decided(expr.cond)
+        if decided is not None:
+            return self.value(expr.then if decided else expr.other)
         cond = self.value(expr.cond)
         with self.masked(cond):
             then = self.value(expr.then)
@@ -285,6 +289,15 @@ class _Emitter:
             splat(self.builder, other, lanes).value,
         )
         return Typed(chosen, expr.dtype, lanes)
+
+    def decided(self, cond: te.Expr) -> bool | None:
+        """What a condition on indices is in this copy of an unrolled loop; None where it is not known."""
+        if te.loads(cond):
+            return None
+        bound = {var: self.bindings.get(var) for var in te.variables(cond)}
+        values = {var: te.as_index(value) for var, value in bound.items() if isinstance(value, int)}
+        known = simplify(te.substitute(cond, values)) if values else None
+        return bool(known.value) if isinstance(known, te.Const) else None
 
     @contextmanager
     def masked(self, cond: Typed) -> Iterator[None]:
@@ -473,6 +486,8 @@ class _Emitter:
             lanes, raw = 1, self._once(key, buffer, lambda: self._load_scalar(buffer, offset, masks))
         elif offset.stride == 1:
             lanes, raw = self.lanes, self._once(key, buffer, lambda: self._load_vector(buffer, offset, masks))
+        elif 2 <= offset.stride <= min(LONGEST_STRIDE, self.lanes):
+            lanes, raw = self.lanes, self._once(key, buffer, lambda: self._load_apart(buffer, offset, masks))
         else:
             lanes, raw = self.lanes, self._gather(buffer, offset, masks)
         return Typed(scalars.from_memory(self.builder, raw, buffer.dtype), buffer.dtype, lanes)
@@ -527,14 +542,40 @@ class _Emitter:
         return self.builder.load(self._pointer(buffer, safe, 0), typ=kind, align=_alignment(buffer))
 
     def _load_vector(self, buffer: Buffer, offset: _Offset, masks: list[Typed]) -> ir.Value:
+        return self._load_run(buffer, offset.base, offset.constant, self._mask_of(masks))
+
+    def _mask_of(self, masks: list[Typed]) -> ir.Value | None:
+        """All conditions together, lane by lane."""
+        result: ir.Value | None = None
+        for mask in masks:
+            lanes = splat(self.builder, mask, self.lanes).value
+            result = lanes if result is None else self.builder.and_(result, lanes)
+        return result
+
+    def _load_apart(self, buffer: Buffer, offset: _Offset, masks: list[Typed]) -> ir.Value:
+        """Elements a few places apart: the vectors that hold them, nothing before the first or behind the last, and
+        the elements picked from there."""
+        lanes, stride = self.lanes, offset.stride
+        starts = [*range(0, lanes * (stride - 1), lanes), (lanes - 1) * (stride - 1)]
+        holders = [min(lane * stride // lanes, stride - 1) for lane in range(lanes)]
+        places = [lane * stride - starts[holder] for lane, holder in enumerate(holders)]
+        mask, vectors = self._mask_of(masks), []
+        for number, start in enumerate(starts):
+            active = mask
+            if mask is not None:
+                needed = {p: lane for lane, p in enumerate(places) if holders[lane] == number}
+                picks = [needed.get(place, lanes) for place in range(lanes)]
+                active = shuffles.shuffled(self.builder, mask, ir.Constant(mask.type, None), picks)
+            vectors.append(self._load_run(buffer, offset.base, offset.constant + start, active))
+        return shuffles.picked(self.builder, vectors, holders, places)
+
+    def _load_run(
+        self, buffer: Buffer, base: ir.Value | None, constant: int, mask: ir.Value | None
+    ) -> ir.Value:
         kind = vector_of(stored_type(buffer.dtype), self.lanes)
-        pointer = self._pointer(buffer, offset.base, offset.constant)
-        if not masks:
+        pointer = self._pointer(buffer, base, constant)
+        if mask is None:
             return self.builder.load(pointer, typ=kind, align=_alignment(buffer))
-        lanes = [splat(self.builder, mask, self.lanes).value for mask in masks]
-        mask = lanes[0]
-        for other in lanes[1:]:
-            mask = self.builder.and_(mask, other)
         intrinsic = self._masked_load(kind)
         return self.builder.call(
             intrinsic, [pointer, ir.IntType(32)(_alignment(buffer)), mask, ir.Constant(kind, None)]

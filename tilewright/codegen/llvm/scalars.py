@@ -55,19 +55,21 @@ def _is_number(value: ir.Value) -> bool:
     return isinstance(value.constant, float) and not math.isnan(value.constant)
 
 
-def _function(builder: ir.IRBuilder, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
+def _function(
+    builder: ir.IRBuilder, name: str, result: ir.Type, *args: ir.Value, flags: tuple[str, ...] = ()
+) -> ir.Value:
     function = builder.module.globals.get(name) or ir.Function(
         builder.module, ir.FunctionType(result, [arg.type for arg in args]), name
     )
-    return builder.call(function, args)
+    return builder.call(function, args, fastmath=flags)
 
 
-def _intrinsic(builder: ir.IRBuilder, name: str, *args: ir.Value) -> ir.Value:
+def _intrinsic(builder: ir.IRBuilder, name: str, *args: ir.Value, flags: tuple[str, ...] = ()) -> ir.Value:
     kind = args[0].type
     element = kind.element if isinstance(kind, ir.VectorType) else kind
     short = {"float": "f32", "double": "f64"}.get(str(element), str(element))
     full = f"llvm.{name}.v{kind.count}{short}" if isinstance(kind, ir.VectorType) else f"llvm.{name}.{short}"
-    return _function(builder, full, kind, *args)
+    return _function(builder, full, kind, *args, flags=flags)
 
 
 # -- arithmetic -------------------------------------------------------------------------------------------------------
@@ -105,6 +107,9 @@ def _extreme(comparison: str) -> Emitter:
         if context.dtype.is_float and _is_number(b):
             # One instruction: where a is NaN the comparison is false, and a is taken.
             return builder.select(_compared(context, comparison, b, a), b, a)
+        if context.dtype.is_float and "nsz" in context.flags:
+            # Three instructions, of which a chain of them waits for two; with signs of zero it would be six.
+            return _intrinsic(builder, "maximum" if comparison == ">" else "minimum", b, a, flags=("nsz",))
         better = _compared(context, comparison, a, b)
         best = builder.select(better, a, b)
         if not context.dtype.is_float:

@@ -4,6 +4,9 @@ A matrix of `rows` rows lies in vectors, row after row. Where both sides are pow
 rounds over all vectors: to interleave the first half of the elements with the second moves the bits of every element's
 place round by one, and the transpose moves them round by log2(rows). Otherwise each vector of the result is put
 together from those that it has elements of.
+
+A square of whole vectors is turned in blocks of 16 bytes, within which processors interleave at no other cost than the
+instruction: first each block, with as many rows as it has elements, then the blocks.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 Vectors = list[ir.Value]
+
+_BLOCK_BITS = 128
 
 
 def transposed(builder: ir.IRBuilder, vectors: Sequence[ir.Value], rows: int) -> Vectors:
@@ -24,12 +29,48 @@ def transposed(builder: ir.IRBuilder, vectors: Sequence[ir.Value], rows: int) ->
         return [builder.bitcast(vector, kind) for vector in turned]
     result = list(vectors)
     columns = len(result) * _lanes(result) // rows
+    inside = _BLOCK_BITS // _bits(kind.element)
+    if rows == columns == _lanes(result) > inside > 1:
+        return _square(builder, result, inside)
     if _is_power_of_two(rows) and _is_power_of_two(columns) and len(result) > 1:
         forward, backward = rows.bit_length() - 1, columns.bit_length() - 1
         for _ in range(min(forward, backward)):
             result = _interleaved(builder, result) if forward <= backward else _parted(builder, result)
         return result
     return [_collected(builder, result, rows, columns, number) for number in range(len(result))]
+
+
+def _square(builder: ir.IRBuilder, vectors: Vectors, inside: int) -> Vectors:
+    """As many vectors as each has lanes, in blocks of `inside` elements."""
+    result, lanes = list(vectors), _lanes(vectors)
+    distance = inside // 2
+    while distance:
+        for number in range(lanes):
+            if number & distance == 0:
+                pair = result[number], result[number + distance]
+                result[number], result[number + distance] = (
+                    shuffled(builder, *pair, _within_blocks(lanes, inside, half)) for half in (0, 1)
+                )
+        distance //= 2
+    count = lanes // inside
+    for number in range(inside):
+        blocks = result[number::inside]
+        for _ in range(count.bit_length() - 1):
+            blocks = _parted(builder, blocks, inside)
+        result[number::inside] = blocks
+    return result
+
+
+def _within_blocks(lanes: int, inside: int, half: int) -> list[int]:
+    """The elements of one half of each block of two vectors, in turn."""
+    begin = half * inside // 2
+    places = [begin + place // 2 + lanes * (place % 2) for place in range(inside)]
+    return [block + place for block in range(0, lanes, inside) for place in places]
+
+
+def _bits(element: ir.Type) -> int:
+    sizes = {"float": 32, "double": 64, "half": 16}
+    return int(element.width) if isinstance(element, ir.IntType) else sizes[str(element)]
 
 
 def _lanes(vectors: Sequence[ir.Value]) -> int:
@@ -47,15 +88,17 @@ def _interleaved(builder: ir.IRBuilder, vectors: Vectors) -> Vectors:
     for one, other in zip(vectors[:half], vectors[half:], strict=True):
         for begin in (0, lanes // 2):
             places = [begin + lane // 2 + lanes * (lane % 2) for lane in range(lanes)]
-            result.append(_shuffled(builder, one, other, places))
+            result.append(shuffled(builder, one, other, places))
     return result
 
 
-def _parted(builder: ir.IRBuilder, vectors: Vectors) -> Vectors:
-    """All elements at even places, then all at odd ones."""
+def _parted(builder: ir.IRBuilder, vectors: Vectors, size: int = 1) -> Vectors:
+    """All elements, or blocks of `size`, at even places, then all at odd ones."""
     lanes = _lanes(vectors)
     return [
-        _shuffled(builder, one, other, [2 * lane + odd for lane in range(lanes)])
+        shuffled(
+            builder, one, other, [(lane // size * 2 + odd) * size + lane % size for lane in range(lanes)]
+        )
         for odd in (0, 1)
         for one, other in zip(vectors[::2], vectors[1::2], strict=True)
     ]
@@ -66,17 +109,29 @@ def _collected(builder: ir.IRBuilder, vectors: Vectors, rows: int, columns: int,
     lanes = _lanes(vectors)
     places = [number * lanes + lane for lane in range(lanes)]
     origins = [place % rows * columns + place // rows for place in places]
-    sources = list(dict.fromkeys(origin // lanes for origin in origins))
-    result, place_in = vectors[sources[0]], [origin % lanes for origin in origins]
-    for source in sources[1:] or sources:
+    return picked(builder, vectors, [o // lanes for o in origins], [o % lanes for o in origins])
+
+
+def picked(
+    builder: ir.IRBuilder, vectors: Vectors, sources: Sequence[int], places: Sequence[int]
+) -> ir.Value:
+    """The vector of which each lane is an element of one of `vectors`, at a place of it."""
+    kind, lanes = vectors[0].type, _lanes(vectors)
+    if isinstance(kind.element, ir.HalfType):
+        bits = [builder.bitcast(vector, ir.VectorType(ir.IntType(16), lanes)) for vector in vectors]
+        return builder.bitcast(picked(builder, bits, sources, places), kind)
+    order = list(dict.fromkeys(sources))
+    result, place_in = vectors[order[0]], list(places)
+    for source in order[1:] or order:
         picks = [
-            lanes + origin % lanes if origin // lanes == source else place
-            for origin, place in zip(origins, place_in, strict=True)
+            lanes + place if origin == source else so_far
+            for origin, place, so_far in zip(sources, places, place_in, strict=True)
         ]
-        result, place_in = _shuffled(builder, result, vectors[source], picks), list(range(lanes))
+        result, place_in = shuffled(builder, result, vectors[source], picks), list(range(lanes))
     return result
 
 
-def _shuffled(builder: ir.IRBuilder, one: ir.Value, other: ir.Value, places: Sequence[int]) -> ir.Value:
+def shuffled(builder: ir.IRBuilder, one: ir.Value, other: ir.Value, places: Sequence[int]) -> ir.Value:
+    """Elements of two vectors, those of the second one counted on."""
     mask = ir.Constant(ir.VectorType(ir.IntType(32), len(places)), list(places))
     return builder.shuffle_vector(one, other, mask)

@@ -169,6 +169,10 @@ def divided(index: te.Expr, divisor: int) -> te.Expr:
     return index if divisor == 1 else index // divisor
 
 
+def remainder(index: te.Expr, divisor: int) -> te.Expr:
+    return te.as_index(0) if divisor == 1 else index % divisor
+
+
 def finish(
     name: str, type: TensorType, accumulated: te.Tensor, bias: Callable[..., te.Expr] | None = None
 ) -> te.Tensor:

@@ -4,7 +4,9 @@
 - `linear` of (x [..., K], w [N, K]) or (x, w, bias [N]): x times w transposed.
 - `conv(stride, padding, dilation, groups, layout)` of (x, w) or (x, w, bias [O]), over 1 to 3 spatial axes; `padding`
   is ((low, high), ...) of zeros per spatial axis. Layout "channels_first": x is N C spatial and w is O I/groups
-  spatial; "channels_last": x is N spatial C and w is spatial I/groups O. The result has x's layout.
+  spatial; "channels_last": x is N spatial C and w is spatial I/groups O. The result has x's layout. With blocks of
+  channels (`layouts.py`) w is as with channels last; the blocks are the result's, and x may have others: its last axis
+  says how many channels are in one. So an image with channels first is read as N C spatial 1.
 - `conv_transpose(stride, padding, output_padding, dilation, groups)` of (x, w) or (x, w, bias [O]), channels_first; w
   is I O/groups spatial, `padding` one integer per spatial axis. Decomposed before lowering.
 
@@ -36,7 +38,6 @@ from tilewright.graph.ops.common import (
     broadcast_shapes,
     divided,
     expect,
-    expect_choice,
     expect_ints,
     expect_kind,
     expect_operands,
@@ -44,8 +45,10 @@ from tilewright.graph.ops.common import (
     finish,
     is_int,
     label,
+    remainder,
     scaled,
 )
+from tilewright.graph.ops.layouts import block_of, channels_of, expect_layout
 
 BYTES = (DType.I8, DType.U8)
 
@@ -175,9 +178,13 @@ class Convolution:
     groups: int
     group_inputs: int  # input channels of one group
     channels_last: bool
+    block: int = 0  # channels of the result that are stored together; 0: no blocks
+    read_block: int = 0  # the same of x
 
     @staticmethod
     def of(x: tuple[int, ...], w: tuple[int, ...], groups: int, layout: str) -> Convolution:
+        if block := block_of(layout):
+            return Convolution(x[0], w[-1], x[2:-1], w[:-2], groups, w[-2], False, block, x[-1])
         last = layout == "channels_last"
         extents, kernel = (x[1:-1], w[:-2]) if last else (x[2:], w[2:])
         channels, group_inputs = (w[-1], w[-2]) if last else (w[0], w[1])
@@ -187,19 +194,53 @@ class Convolution:
     def group_outputs(self) -> int:
         return self.channels // self.groups
 
+    @property
+    def summed_channels(self) -> tuple[int, int]:
+        """Input channels of a group: (blocks, channels in each), where x has whole blocks of them."""
+        inside = self.read_block
+        whole = inside > 1 and self.group_inputs % inside == 0
+        return (self.group_inputs // inside, inside) if whole else (1, self.group_inputs)
+
+    def result(self, spatial: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the result."""
+        if self.block:
+            return (self.batch, self.channels // self.block, *spatial, self.block)
+        if self.channels_last:
+            return (self.batch, *spatial, self.channels)
+        return (self.batch, self.channels, *spatial)
+
+    def parts(self, axes: Sequence[te.Expr]) -> tuple[te.Expr, Sequence[te.Expr], te.Expr]:
+        """Of an index of the result: (batch, spatial, channel)."""
+        if self.block:
+            return axes[0], axes[2:-1], scaled(axes[1], self.block) + axes[-1]
+        if self.channels_last:
+            return axes[0], axes[1:-1], axes[-1]
+        return axes[0], axes[2:], axes[1]
+
+    def group(self, axes: Sequence[te.Expr]) -> te.Expr:
+        """Of an index of the result: which group its channel is in."""
+        if self.block and self.group_outputs % self.block == 0:
+            return divided(axes[1], self.group_outputs // self.block)
+        return divided(self.parts(axes)[2], self.group_outputs)
+
     def place(self, batch: te.Expr, channel: te.Expr, spatial: Sequence[te.Expr]) -> tuple[te.Expr, ...]:
-        """The index of an element of x or of the result."""
+        """The index of an element of x."""
+        if self.block:
+            return (batch, divided(channel, self.read_block), *spatial, remainder(channel, self.read_block))
         return (batch, *spatial, channel) if self.channels_last else (batch, channel, *spatial)
 
     def weight_place(self, out: te.Expr, channel: te.Expr, kernel: Sequence[te.Expr]) -> tuple[te.Expr, ...]:
-        return (*kernel, channel, out) if self.channels_last else (out, channel, *kernel)
+        first = not self.channels_last and not self.block
+        return (out, channel, *kernel) if first else (*kernel, channel, out)
 
 
-def expect_spatial(x: TensorType, w: TensorType) -> int:
+def expect_spatial(x: TensorType, w: TensorType, blocks: bool = False) -> int:
     """The number of spatial axes."""
-    expect(x.rank in (3, 4, 5), f"x must have 1 to 3 spatial axes beside batch and channels, got {x!r}")
-    expect(w.rank == x.rank, f"the weight must have x's rank {x.rank}, got {w!r}")
-    return x.rank - 2
+    rank = x.rank - blocks
+    channels = "channels, in blocks" if blocks else "channels"
+    expect(rank in (3, 4, 5), f"x must have 1 to 3 spatial axes beside batch and {channels}, got {x!r}")
+    expect(w.rank == rank, f"the weight must have x's rank {rank}, got {w!r}")
+    return rank - 2
 
 
 def expect_groups(attrs: Attrs) -> int:
@@ -211,24 +252,28 @@ def expect_groups(attrs: Attrs) -> int:
 def infer_conv(inputs: Sequence[TensorType], attrs: Attrs) -> TensorType:
     expect_operands(inputs, 2, 3)
     x, w = inputs[:2]
-    rank = expect_spatial(x, w)
+    layout = expect_layout(attrs["layout"])
+    rank = expect_spatial(x, w, blocks=block_of(layout) > 0)
     stride, dilation = (expect_ints(name, attrs[name], rank, 1) for name in ("stride", "dilation"))
     padding = attrs["padding"]
     pairs = isinstance(padding, tuple) and len(padding) == rank
     expect(pairs, f"padding must be {rank} pair(s) (low, high), got {padding!r}")
     for pair in padding:
         expect_ints("each pair of padding", pair, 2, 0)
-    layout = expect_choice("layout", attrs["layout"], "channels_first", "channels_last")
     groups = expect_groups(attrs)
     sizes = Convolution.of(x.shape, w.shape, groups, layout)
     expect(0 not in sizes.kernel, f"the kernel must not be empty, got {w!r}")
-    channels = x.shape[-1] if sizes.channels_last else x.shape[1]
+    channels = channels_of(x.shape, layout)
     expect(
         channels == groups * sizes.group_inputs,
         f"x has {channels} channels, the weight takes {groups} group(s) of {sizes.group_inputs}",
     )
     expect(
         sizes.channels % groups == 0, f"{sizes.channels} output channels do not divide into {groups} groups"
+    )
+    expect(
+        sizes.channels % (sizes.block or 1) == 0,
+        f"{sizes.channels} output channels do not divide into blocks of {sizes.block}",
     )
     padded = [extent + low + high for extent, (low, high) in zip(sizes.extents, padding, strict=True)]
     spatial = [
@@ -241,8 +286,7 @@ def infer_conv(inputs: Sequence[TensorType], attrs: Attrs) -> TensorType:
     )
     dtype = result_dtype(x, w)
     expect_bias(inputs, sizes.channels, dtype)
-    body = (*spatial, sizes.channels) if sizes.channels_last else (sizes.channels, *spatial)
-    return TensorType((sizes.batch, *body), dtype)
+    return TensorType(sizes.result(spatial), dtype)
 
 
 def kernel_positions(kernel: Sequence[int]) -> list[tuple[int, ...]]:
@@ -277,6 +321,11 @@ def conv(attrs: Attrs, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = N
         spatial_axes = tuple(range(w.ndim - 2))
         result = conv(first, np.moveaxis(x, -1, 1), w.transpose(-1, -2, *spatial_axes), bias)
         return np.moveaxis(result, 1, -1)
+    if block := block_of(attrs["layout"]):
+        last = {**attrs, "layout": "channels_last"}
+        joined = np.moveaxis(x, 1, -2)
+        result = conv(last, joined.reshape(*joined.shape[:-2], -1), w, bias)
+        return np.moveaxis(result.reshape(*result.shape[:-1], -1, block), -2, 1)
     sizes = Convolution.of(x.shape, w.shape, attrs["groups"], attrs["layout"])
     stride, dilation = attrs["stride"], attrs["dilation"]
     padded = np.pad(exactly(x), ((0, 0), (0, 0), *attrs["padding"]))
@@ -308,13 +357,15 @@ def lower_conv(app: Application, inputs: Sequence[te.Tensor]) -> te.Tensor:
     sizes = Convolution.of(x.shape, w.shape, attrs["groups"], attrs["layout"])
 
     def formula(*axes: te.Var) -> te.Expr:
-        batch, out = axes[0], axes[-1] if sizes.channels_last else axes[1]
-        spatial = axes[1:-1] if sizes.channels_last else axes[2:]
+        batch, spatial, out = sizes.parts(axes)
         # An axis of extent 1 is no axis: what is left is what a pointwise or depthwise convolution really sums over.
-        extents = (*sizes.kernel, sizes.group_inputs)
+        blocks, inside = sizes.summed_channels
+        extents = (blocks, *sizes.kernel, inside)
         summed = te.reduce_axes([extent for extent in extents if extent != 1])
         left = iter(summed)
-        *kernel, channel = (next(left) if extent != 1 else te.as_index(0) for extent in extents)
+        first, *kernel, channel = (next(left) if extent != 1 else te.as_index(0) for extent in extents)
+        if blocks > 1:
+            channel = scaled(first, inside) + channel
         seen = [
             scaled(place, s) if k == 1 else scaled(place, s) + scaled(offset, step)
             for place, offset, k, s, step in zip(
@@ -323,7 +374,7 @@ def lower_conv(app: Application, inputs: Sequence[te.Tensor]) -> te.Tensor:
         ]
         source = channel
         if sizes.groups > 1:
-            begin = scaled(divided(out, sizes.group_outputs), sizes.group_inputs)
+            begin = scaled(sizes.group(axes), sizes.group_inputs)
             source = begin if sizes.group_inputs == 1 else begin + channel
         data = x[sizes.place(batch, source, seen)]
         term = product(data, w[sizes.weight_place(out, channel, kernel)], dtype)
@@ -334,8 +385,8 @@ def lower_conv(app: Application, inputs: Sequence[te.Tensor]) -> te.Tensor:
     total = te.compute(title if last else f"{title}_sum", app.type.shape, dtype, formula)
     if len(inputs) == 2:
         return finish(title, app.type, total)
-    bias, channel_axis = inputs[2], len(x.shape) - 1 if sizes.channels_last else 1
-    return finish(title, app.type, total, lambda *axes: bias[axes[channel_axis]])
+    bias = inputs[2]
+    return finish(title, app.type, total, lambda *axes: bias[sizes.parts(axes)[2]])
 
 
 def conv_flops(app: Application) -> int:

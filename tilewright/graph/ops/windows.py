@@ -6,10 +6,9 @@
 - `adaptive_avg_pool(sizes, layout)`, `adaptive_max_pool(sizes, layout)`: as many windows as `sizes` says, the one at o
   of m over n elements from floor(o n / m) to ceil((o + 1) n / m).
 
-Layout "channels_first" is N C spatial and "channels_last" N spatial C, with 1 to 3 spatial axes. `padding` is one
-integer per spatial axis, at most half of the window. With `ceil_mode` the last window may hang over the end, but not
-start behind it, as in PyTorch. Padding never wins a maximum; it counts in an average if `count_include_pad`, as far as
-`padding` reaches. NaN propagates.
+The layouts are those of `layouts.py`, with 1 to 3 spatial axes. `padding` is one integer per spatial axis, at most half
+of the window. With `ceil_mode` the last window may hang over the end, but not start behind it, as in PyTorch. Padding
+never wins a maximum; it counts in an average if `count_include_pad`, as far as `padding` reaches. NaN propagates.
 
 In the lowering a window is a reduction over its axes, with a predicate only on the axes where a window can reach out of
 range; what does not vary from place to place is a constant.
@@ -32,7 +31,6 @@ from tilewright.graph.ops.common import (
     FLOAT,
     NUMBER,
     expect,
-    expect_choice,
     expect_ints,
     expect_kind,
     expect_operands,
@@ -42,6 +40,7 @@ from tilewright.graph.ops.common import (
     scaled,
     shifted,
 )
+from tilewright.graph.ops.layouts import block_of, expect_layout, spatial_axes
 
 
 @dataclass(frozen=True)
@@ -122,10 +121,6 @@ class AdaptiveWindow(Window):
 # -- layouts ------------------------------------------------------------------------------------------------------
 
 
-def spatial_axes(rank: int, layout: str) -> range:
-    return range(1, rank - 1) if layout == "channels_last" else range(2, rank)
-
-
 def expect_pooled(
     inputs: Sequence[TensorType], attrs: Attrs, takes: str, per_axis: str
 ) -> tuple[TensorType, range]:
@@ -133,13 +128,16 @@ def expect_pooled(
     expect_operands(inputs, 1)
     (x,) = inputs
     expect_kind(x.dtype, takes)
-    layout = expect_choice("layout", attrs["layout"], "channels_first", "channels_last")
+    layout = expect_layout(attrs["layout"])
+    block = block_of(layout)
     entries = attrs[per_axis]
-    legal = isinstance(entries, tuple) and 1 <= len(entries) <= 3 and x.rank == len(entries) + 2
+    beside = 3 if block else 2
+    legal = isinstance(entries, tuple) and 1 <= len(entries) <= 3 and x.rank == len(entries) + beside
     expect(
         legal,
         f"{per_axis} must have one entry per spatial axis of x (1 to 3 of them), got {entries!r} for {x!r}",
     )
+    expect(not block or x.shape[-1] == block, f"x must have blocks of {block} channels, got {x!r}")
     axes = spatial_axes(x.rank, layout)
     expect(all(x.shape[axis] > 0 for axis in axes), f"spatial extents must not be 0, got {x!r}")
     return x, axes

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from tilewright import te
 from tilewright.loops.schedule.nest import Leaf, Tile, find_leaf
-from tilewright.space.sketches.analysis import Extents, bytes_of, instructions_of, lanes_for, loads_in
+from tilewright.space.sketches.analysis import (
+    Extents,
+    bytes_of,
+    instructions_of,
+    lanes_for,
+    loads_in,
+    moves_along,
+)
 from tilewright.space.sketches.sketch import Box, Sketch, Values
 from tilewright.space.template import Terms
 
@@ -124,7 +131,10 @@ class TiledCost:
         constants = sketch.start.nest.constants
         self.weights = [each for each in self.walked if each.load.source.name in constants]
         self.free = [each for each in self.walked if each.load.source.name not in constants]
-        self.accesses = sum(product.lanes if each.gathered else 1 for each in self.walked)
+        # Those of which each row has its own, as the data of a depthwise convolution, are no panels that rows pass by.
+        self.own = [each for each in self.free if each.by_row]
+        self.panels = [each for each in self.walked if each not in self.own]
+        self.free = [each for each in self.free if each not in self.own]
         self.instructions = _per_step(leaf)
 
     def __call__(self, values: Values) -> Terms:
@@ -137,7 +147,7 @@ class TiledCost:
         pieces = product.last_tap.extent // shape.piece if shape.piece else 1
 
         at_panel, at_block = self.tiled.at_panel(values), self.tiled.at_block(values)
-        panel = sum(each.bytes(at_panel) for each in self.walked)
+        panel = sum(each.bytes(at_panel) for each in self.panels)
         block = sum(each.bytes(at_block) for each in self.others)
         data = block * shape.blocks * repeats
         # The part of a panel that all rows of the block pass by stays in the first cache, or comes again for each tile.
@@ -152,11 +162,17 @@ class TiledCost:
         again = shape.blocks if panel * chunk_panels > caches.l2_per_core // 2 else 1
         panels = shape.panels * repeats
         weight = panels * sum(each.bytes(at_panel) for each in self.weights)
-        from_l3 += weight * (again - 1) + data * shape.chunks
-        # One that changes from block to block, as the data of a depthwise convolution does, is read as a whole.
-        from_l3 += sum(max(panels * each.bytes(at_panel) * again, each.whole) for each in self.free)
-        output = product.consumer.stage.leaf.target
-        from_l3 += 2.0 * output.size * output.dtype.bytes
+        from_l3 += weight * (again - 1)
+        data += sum(max(panels * each.bytes(at_panel) * again, each.whole) for each in self.free)
+        data += sum(max(passes * each.bytes(at_panel), each.whole) for each in self.own)
+        target = product.consumer.stage.leaf.target
+        written, cores = target.size * target.dtype.bytes, product.work.machine.cores
+        # What the kernel before has left in this core's second cache, and what the one after it finds there.
+        if caches.keep((data + written) / cores + weight / (1 if shape.chunks == 1 else cores)):
+            from_l2 += data + 2.0 * written
+            from_l3 += data * (min(shape.chunks, cores) - 1)
+        else:
+            from_l3 += data * shape.chunks + 2.0 * written
 
         from_memory = float(weight)
         asked = passes * panel / _LINE if values.get("prefetch") else 0.0
@@ -168,7 +184,8 @@ class TiledCost:
         copies += [op.copied(at_block, iterations) for op in self.others]
         return Terms(
             arithmetic=steps * max(each * self.instructions, 8.0) + epilogue + partial / 2,
-            loads=steps * (shape.rows * len(self.others) + shape.vectors * self.accesses)
+            loads=steps * (shape.rows * len(self.others) + shape.vectors * _accesses(self.panels))
+            + steps * each * _accesses(self.own)
             + epilogue
             + partial
             + _loads(copies)
@@ -184,6 +201,11 @@ class TiledCost:
         )
 
 
+def _accesses(operands: Sequence[Operand]) -> int:
+    """Loads for a vector of each."""
+    return sum(each.lanes if each.gathered else 1 for each in operands)
+
+
 class Operand:
     """One operand of a product, and whether it is put elsewhere before it is read."""
 
@@ -191,6 +213,7 @@ class Operand:
         assert isinstance(load.source, Tile)
         self.load, self.tile = load, load.source
         self.walked = product.is_walked(load)
+        self.by_row = product.row is not None and moves_along(load, product.own(product.row))
         self.how = sketch.operands.get(load.source.name, "")
         self.gathered = product.is_gathered(load) and not self.how
         self.lanes = product.lanes

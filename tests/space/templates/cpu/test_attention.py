@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from tilewright.graph.lower import lower_graph
 from tilewright.graph.op import apply
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
-from tilewright.hw import host
+from tilewright.hw import CpuMachine, host
 from tilewright.loops.verify import verify_program
 from tilewright.measure.single import SingleKernel
 from tilewright.space.space import Config
@@ -98,18 +98,23 @@ class Problem:
         return [array.astype(x.dtype.numpy) for array, x in zip(arrays, inputs, strict=True)]
 
 
-def applied(task: Task) -> Applied:
-    found = Attention().apply(Work(task, host()))
+SMALL_CACHE = replace(host(), caches=replace(host().caches, l1=3 << 10))
+
+
+def applied(task: Task, machine: CpuMachine | None = None) -> Applied:
+    found = Attention().apply(Work(task, machine or host()))
     assert found is not None
     return found
 
 
-def run(problem: Problem, seed: int, *, changed: Any = None) -> tuple[np.ndarray, np.ndarray]:
+def run(
+    problem: Problem, seed: int, *, changed: Any = None, machine: CpuMachine | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """(what the kernel of some config gives, the oracle's result)"""
     task, arrays = problem.task(), problem.arrays(seed)
     if changed is not None:
         changed(arrays)
-    choices = applied(task)
+    choices = applied(task, machine)
     config = random.Random(seed).choice(list(choices.space.configs()))
     program = choices.program(config)
     verify_program(program)
@@ -139,9 +144,10 @@ problems = st.builds(
 
 
 @settings(max_examples=12, deadline=None)
-@given(problems, st.integers(0, 1000))
-def test_it_is_what_the_oracle_says(problem: Problem, seed: int) -> None:
-    got, expected = run(problem, seed)
+@given(problems, st.integers(0, 1000), st.sampled_from((host(), SMALL_CACHE)))
+def test_it_is_what_the_oracle_says(problem: Problem, seed: int, machine: CpuMachine) -> None:
+    """Where the first cache is small, values are summed in pieces."""
+    got, expected = run(problem, seed, machine=machine)
     assert np.isfinite(got).all()
     assert error(got, expected) < 2e-6
 

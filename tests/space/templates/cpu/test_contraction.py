@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from tilewright.dtypes import DType
 from tilewright.graph.ir import Node
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
-from tilewright.hw import host
+from tilewright.hw import CpuMachine, host
 from tilewright.space.space import Config
 from tilewright.space.template import Applied, Work
 from tilewright.space.templates.cpu.contraction import AppliedContraction, Contraction, even_block
@@ -22,8 +24,11 @@ QUICK = settings(
 )
 
 
-def applied_to(task: Task, numerics: str = "fast") -> Applied:
-    applied = Contraction().apply(Work(task, host(), numerics))
+SMALL_CACHE = replace(host(), caches=replace(host().caches, l2=4 << 10))  # results are asked for ahead
+
+
+def applied_to(task: Task, machine: CpuMachine | None = None) -> Applied:
+    applied = Contraction().apply(Work(task, machine or host()))
     assert applied is not None
     return applied
 
@@ -89,7 +94,7 @@ def test_matrix_products(data: st.DataObject, m: int, n: int, k: int) -> None:
 def test_pieces_and_panels_that_do_not_divide_it(data: st.DataObject, m: int, n: int, k: int) -> None:
     """Sums long enough to be cut into pieces, of which the last is shorter; panels of which the last is narrower."""
     task = matmul_task(m, n, k)
-    applied = applied_to(task)
+    applied = applied_to(task, data.draw(st.sampled_from((host(), SMALL_CACHE))))
     config = data.draw(legal_configs(applied.space))
     assert error(applied.program(config), task) < 1e-5
 
@@ -252,3 +257,18 @@ def test_no_register_tile_spills() -> None:
     for task in (matmul_task(128, 768, 768), conv_task((14, 14), (64, 128), (3, 3), 1, 1, ((1, 1), (1, 1)))):
         choice = choose(Work(task, host()))
         assert spilled_vectors_in_loops(choice.program, host()) == 0
+
+
+@pytest.mark.parametrize(("rows", "vectors"), [(6, 4), (5, 5)])
+def test_no_register_tile_with_overlapping_vectors_spills(rows: int, vectors: int) -> None:
+    """One panel whose last vector overlaps the one before it; results that are asked for ahead."""
+    from tests.space.spills import spilled_vectors_in_loops
+
+    machine = SMALL_CACHE
+    columns = vectors * machine.lanes(DType.F32) - 3
+    applied = applied_to(matmul_task(30, columns, 192), machine)
+    values = {"rows": rows, "vectors": vectors, "unroll": 8, "block": 0, "chunks": 1, "tap_block": 96}
+    config = Config.of(applied.space.template, {**values, "prefetch": 0, "stage": False})
+    if not applied.space.legal(dict(config.values)):
+        pytest.skip("too few registers for such a tile")
+    assert spilled_vectors_in_loops(applied.program(config), host()) == 0

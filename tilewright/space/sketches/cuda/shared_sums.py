@@ -31,6 +31,7 @@ _FEWEST_TERMS = 64
 _FEWEST, _MOST = 64, 1024  # threads of a block
 _MOST_SUMS = 4  # reductions of a formula, each with memory of its own
 _ROUNDED = 384  # bytes that a reduction's three buffers may be rounded up by
+_SECTOR_BYTES = 32  # that memory gives at least
 _UNDER_WAY = 4  # terms of a thread that are asked for before the first is needed
 
 
@@ -133,7 +134,8 @@ class Applied:
         steps = -(-lengths // (t.group * _UNDER_WAY))
         buffers = (*formula.inputs, formula.output)
         read = float(sum(b.size * b.dtype.bytes for b in formula.inputs))
-        apart = 1 if self.along_terms or not self.rows else max(1, 32 // (t.beside * t.lanes * 4))
+        side_by_side = t.beside * t.lanes * min(b.dtype.bytes for b in formula.inputs)
+        apart = 1 if self.along_terms or not self.rows else max(1, _SECTOR_BYTES // side_by_side)
         warps = t.all / WARP
         return GpuTerms(
             blocks=blocks,

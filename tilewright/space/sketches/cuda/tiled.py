@@ -31,7 +31,7 @@ from tilewright.space.sketches.cuda.mapping import Mapping, mappings
 from tilewright.space.sketches.cuda.pipeline import Pipeline
 from tilewright.space.sketches.cuda.structure import InTiles, Structure
 from tilewright.space.space import Knob, Space
-from tilewright.space.templates.cuda.matrices import at_places, index_at_places
+from tilewright.space.templates.cuda.places import at_places, index_at_places
 from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
 from tilewright.te.index import coefficient, simplify
 

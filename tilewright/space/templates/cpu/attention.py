@@ -7,15 +7,17 @@
         for tiles of keys: p[key, row] = mask(sum over d of k[key, d] * qt[d, row]); top = max(top, p)
         fade[row] = 2^(top before - top)
         p[key, row] = 2^(p[key, row] - top[row]); total = total * fade + sum over keys of p
-        for tiles of rows: acc[row, e] = acc[row, e] * fade[row] + sum over keys of p[key, row] * v[key, e]
+        for pieces of the keys, for tiles of rows:                  (acc fades with the first piece)
+          acc[row, e] = acc[row, e] * fade[row] + sum over keys of p[key, row] * v[key, e]
       out[row, e] = acc[row, e] / total[row]
 
 Queries are the lanes of the scores, so keys are read where they lie, element by element, maxima and sums never cross
 lanes, and the second product finds what it broadcasts side by side. Where all keys are one block nothing fades, and the
 result goes straight from registers to its place.
 
-The second product reads v once for every few queries, and is slower by a third where its vectors straddle cache lines:
-v can be staged, once for all the blocks of a chunk.
+The second product reads v once for every few queries: a piece of it at a time, which stays in the first cache while all
+queries of the block pass. It is slower by a third where vectors of v straddle cache lines: v can be staged, once for
+all the blocks of a chunk.
 
 Scores are kept times log2(e), so that their weights are powers of two. `top` begins at the lowest finite number: a
 query that sees nothing has only zeros for weights, and their sum says so.
@@ -41,7 +43,6 @@ _TRANSPOSING = 1.0  # cycles for an element of q
 _DRAINING = 30.0  # cycles between two register tiles in which the ports are not full
 _FADING = 400.0  # cycles for a vector of rows that more keys follow: what was summed is read, scaled and written again
 _STAGING = 2.0  # cycles for a vector
-_FETCHED_AHEAD = 0.25  # of values that one tile of rows after another reads in order, what is waited for
 # By which part the second product is slower where values are not staged: their lines meet in few sets of the first
 # cache, or, side by side, may begin anywhere in a line.
 _APART, _STRADDLING = 0.5, 0.1
@@ -99,8 +100,6 @@ class _Applied:
         nest = self._nest(shape)
         width, columns = operands.width, nest.padded // nest.value_lanes
         unstaged = 0.0 if nest.staged else _STRADDLING if operands.values_are_dense else _APART
-        block_bytes = 4 * shape.keys * (nest.padded + self.lanes)
-        again = _FETCHED_AHEAD if block_bytes > caches.l1 else 0.0
         spilled = 4 * shape.keys * nest.rows > 0.75 * caches.l1
         arithmetic = loads = stores = branches = from_l2 = scalar = 0.0
         for rows, vectors, keys in self._blocks(shape):
@@ -125,13 +124,15 @@ class _Applied:
             loads += sum(keys * (size + tile) for size, tile in tiles) + keys * vectors
             stores += 2 * keys * vectors
             branches += keys * (len(tiles) / UNROLL + len(groups))
-            kept = len(passes) * rows * columns * (not nest.one_block)
-            arithmetic, loads, stores = arithmetic + kept, loads + kept, stores + kept
-            scalar += width * rows * _TRANSPOSING + len(passes) * len(tiles) * _DRAINING
+            pieces = sum(nest.pieces(part) for part in passes)
+            kept = (pieces - nest.one_block) * rows * columns
+            arithmetic += len(passes) * rows * columns
+            loads, stores = loads + kept, stores + kept
+            scalar += width * rows * _TRANSPOSING + pieces * len(tiles) * _DRAINING
             scalar += len(passes) * vectors * _FADING * (not nest.one_block)
             scalar += keys * columns * _STAGING * (nest.staged and not nest.ahead)
             scalar += unstaged * keys * rows * columns / 2
-            from_l2 += 4 * keys * (width * len(groups) + operands.values * (1 + again * len(tiles)))
+            from_l2 += 4 * keys * (width * len(groups) + operands.values)
             from_l2 += 12 * keys * rows * spilled
         scalar += nest.chunk.extent * operands.keys * columns * _STAGING * nest.ahead
         heads = operands.heads

@@ -38,6 +38,7 @@ class AttentionNest:
     def __init__(self, operands: Operands, machine: CpuMachine, shape: Shape) -> None:
         self.operands, self.shape = operands, shape
         self.lanes, self.registers = machine.lanes(DType.F32), machine.vector_registers
+        self.near = machine.caches.l1
         self.rows = shape.vectors * self.lanes
         self.block = te.Var("block", -(-operands.queries // self.rows))
         self.chunk = te.Var("chunk", -(-self.block.extent // shape.together))
@@ -314,18 +315,41 @@ class AttentionNest:
         return block(*begin, nest([(key, Kind.SERIAL)], weighted), end)
 
     def _weighted(self, rows: int, first: te.Expr, count: int) -> Stmt:
-        """acc[row, e] = acc[row, e] * fade[row] + sum over keys of p[key, row] * v[key, e]."""
+        """acc[row, e] = acc[row, e] * fade[row] + sum over keys of p[key, row] * v[key, e], a piece of the keys at a
+        time: its values stay in the first cache while all rows pass."""
+        size = -(-count // self.pieces(count))
+        whole, rest = divmod(count, size)
+        number = te.Var("piece", whole)
+        ends = te.call("eq", number, te.as_index(whole - 1)) if not rest else False
+        piece = _Piece(first, number * size, size, te.call("eq", number, te.as_index(0)), ends)
+        if whole == 1:
+            piece = _Piece(first, te.as_index(0), size, True, not rest)
+        stmts = [nest([(number, Kind.SERIAL)], self._weighted_piece(rows, piece))]
+        if rest:
+            last = _Piece(first, te.as_index(whole * size), rest, False, True)
+            stmts.append(self._weighted_piece(rows, last))
+        return block(*stmts)
+
+    def _weighted_piece(self, rows: int, piece: _Piece) -> Stmt:
         stmts: list[Stmt] = []
         group = te.Var("group", rows // self.lanes)
         for start, vectors in even_parts(self.padded // self.value_lanes, WIDE):
             # Tiles may not overlap: what is accumulated twice is wrong.
-            for part, size in self.row_tiles(self.lanes, vectors) if group.extent else ():
-                tile = self._weighted_tile(group, part, size, start, vectors, first, count)
-                stmts.append(nest([(group, Kind.SERIAL)], tile))
+            tiles = [
+                self._weighted_tile(group, part, size, start, vectors, piece)
+                for part, size in self.row_tiles(self.lanes, vectors)
+            ]
+            if group.extent:
+                stmts.append(nest([(group, Kind.SERIAL)], block(*tiles)))
             last = te.as_index(group.extent)
             for part, size in self.row_tiles(rows % self.lanes, vectors):
-                stmts.append(self._weighted_tile(last, part, size, start, vectors, first, count))
+                stmts.append(self._weighted_tile(last, part, size, start, vectors, piece))
         return block(*stmts)
+
+    def pieces(self, count: int) -> int:
+        """Into how many so many keys are cut for the second product."""
+        columns = min(self.padded, WIDE * self.value_lanes)
+        return max(1, -(-count * columns * 4 // (self.near * 2 // 3)))
 
     def key_tile(self, vectors: int) -> int:
         """Keys in a register tile of so many vectors of rows."""
@@ -336,31 +360,56 @@ class AttentionNest:
         return even_parts(rows, self.registers * 3 // 4 // vectors)
 
     def _weighted_tile(
-        self, group: te.Expr, part: int, rows: int, start: int, vectors: int, first: te.Expr, count: int
+        self, group: te.Expr, part: int, rows: int, start: int, vectors: int, piece: _Piece
     ) -> Stmt:
         lanes = self.value_lanes
-        r, u, lane, key = te.Var("r", rows), te.Var("u", vectors), te.Var("v", lanes), te.Var("k", count)
+        r, u, lane, key = (
+            te.Var("r", rows),
+            te.Var("u", vectors),
+            te.Var("v", lanes),
+            te.Var("k", piece.count),
+        )
         in_tile = [(r, Kind.UNROLL), (u, Kind.UNROLL), (lane, Kind.VECTOR)]
         register = Buffer("sum", DType.F32, rows * vectors * lanes, Scope.REGISTER)
         element = (r * vectors + u) * lanes + lane
         kept = te.Load(register, (element,))
         row, column = group * self.lanes + part + r, (u + start) * lanes + lane
+        in_block = piece.start + key
         if self.staged:
-            place = first + key if self.ahead else key
+            place = piece.first + in_block if self.ahead else in_block
             value = self._at(self.staged_values, place * self.padded + column)
         else:
-            value = self.operands.value(first + key, column)
-        weight = self._at(self.p, self._score(group, key) + part + r)
+            value = self.operands.value(piece.first + in_block, column)
+        weight = self._at(self.p, self._score(group, in_block) + part + r)
         update = te.call("fma", weight, value, kept)
         step = nest(in_tile, Store(register, element, update))
-        fade = self._at(self.fade, row)
-        begin: te.Expr = te.const(0, DType.F32)
-        if not self.one_block:
-            begin = self._at(self.acc, row * self.padded + column) * fade
-        end = Store(self.acc, row * self.padded + column, kept)
-        if self.direct:
-            end = self._result(row, column, kept * fade)
-        return block(nest(in_tile, Store(register, element, begin)), _unrolled(key, step), nest(in_tile, end))
+        fade, held = self._at(self.fade, row), row * self.padded + column
+        before = self._at(self.acc, held)
+        new = te.const(0, DType.F32) if self.one_block else before * fade
+        begin, resume = (nest(in_tile, Store(register, element, value)) for value in (new, before))
+        suspend = nest(in_tile, Store(self.acc, held, kept))
+        end = nest(in_tile, self._result(row, column, kept * fade)) if self.direct else suspend
+        return block(
+            _either(piece.begins, begin, resume), _unrolled(key, step), _either(piece.ends, end, suspend)
+        )
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """`count` keys of the block of keys that begins at `first`, from `start` on, and whether they are its first or its
+    last: known, or a condition."""
+
+    first: te.Expr
+    start: te.Expr
+    count: int
+    begins: te.Expr | bool
+    ends: te.Expr | bool
+
+
+def _either(which: te.Expr | bool, then: Stmt, other: Stmt) -> Stmt:
+    if isinstance(which, bool) or then == other:
+        return then if which else other
+    return If(which, then, other)
 
 
 def _padded(extent: int, lanes: int) -> int:

@@ -12,7 +12,8 @@
             out = epilogue(acc)
 
 The last piece is as long as what is left. The last panel has register tiles of its own where it is narrower than the
-others: columns that it shares with the panel before are not computed again.
+others: columns that it shares with the panel before are not computed again. Where there is one panel, its
+last vector overlaps the one before it as far as it is not whole.
 
 A panel of a constant weight is contiguous in the order in which it is read. It stays in the second cache while the rows
 of the block pass; the rows of the block stay there while the panels of the chunk pass. Where there are so few rows that
@@ -54,19 +55,21 @@ _PARTIAL_BYTES = 256 << 10
 _PANEL_BYTES = 256 << 10
 _STRADDLING, _STRADDLING_STORE = 0.75, 1.5  # cycles for a vector in two cache lines
 _ASTRAY = 0.5  # of the tensors that could be aligned, those that are not: a caller's may begin anywhere
-_TALL, _TALL_AND_WIDE = 0.25, 1.25  # cycles for a row beyond 8 in a step; in tiles of 3 vectors and more
+_TALL, _TALL_AND_WIDE = 0.1, 1.25  # cycles for a row beyond 8 in a step; in tiles of 3 vectors and more
 _FAR_LINE, _FAR_LINE_ASKED = (
     4.0,
     2.0,
 )  # cycles for a line from the third cache, not in a run of lines; asked for before
 _PAGE = 4096
 _COPIED_BYTES = 16.0  # a cycle, while data is staged: nothing is computed that would hide where it comes from
+_NEXT_RUN = 4.0  # cycles from one block of channels to the next, which the hardware does not foresee
 _FAR_RUN = 20.0  # cycles for the beginning of a run of the data that comes from there
 _FOLLOWED, _FAR_STRIP = (
     64,
     30.0,
 )  # pages that are written in turn; cycles for a strip of a row where there are more
-_WRITTEN_OUT = 320  # multiply-adds written out at most: code size and compile time
+WRITTEN_OUT = 320  # multiply-adds written out at most: code size and compile time
+WRITTEN_OUT_BLOCK = 400  # of a whole block of channels, which then needs no loop inside the one over blocks
 _FEW_CUTS = 4  # divisors of a sum's length that are enough to cut it by
 _PIECES = (64, 96, 128, 192, 256, 384)  # about as many taps are in a piece whose length is no divisor
 _NARROW_PAYS = 1 / 32  # of the columns computed, what a narrower last panel must save
@@ -84,6 +87,8 @@ class Contraction:
         dims = coordinates(product)
         if dims is None and not isinstance(product.data, te.Load):
             return None
+        if dims is not None and product.in_planes(dims):
+            dims = product.in_storage_order(dims)
         return AppliedContraction(work, product, dims)
 
 
@@ -94,7 +99,7 @@ class Shape:
     rows: int
     vectors: int
     unroll: int
-    panels: Tiles  # of the vector axis
+    panels: Tiles  # of the vector axis, or of as many columns as the vectors of the only panel have
     per_chunk: int  # panels in a chunk
     chunks: int
     block: int  # values of the outermost row axis in a block: whole register tiles where it is the only one
@@ -116,14 +121,14 @@ class Shape:
 
 class AppliedContraction:
     name = NAME
-    narrows = True  # whether the last panel may have tiles of its own, and vectors may be stored apart
+    narrows = True  # whether the last panel may have tiles of its own, vectors may overlap or be stored apart
 
     def __init__(self, work: Work, product: Product, dims: tuple[Coordinate, ...] | None) -> None:
         self.work = work
         self.machine = work.machine
         self.product = product
         self.dims = dims
-        self.lanes = lanes_for(product.formula, work.machine, product.vector.extent)
+        self.lanes = lanes_for(product.formula, work.machine, product.run)
         self.must_stage = not isinstance(product.data, te.Load)
         accumulator = product.reduction.result.dtype
         self.registers_each = max(1, accumulator.bytes * self.lanes // work.machine.vector_bytes)
@@ -150,10 +155,7 @@ class AppliedContraction:
             self.name,
             (
                 Knob("rows", tuple(n for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14) if n <= tile_axis)),
-                Knob(
-                    "vectors",
-                    tuple(n for n in (1, 2, 3, 4, 6, 8) if n * self.lanes <= self.product.vector.extent),
-                ),
+                Knob("vectors", tuple(n for n in (1, 2, 3, 4, 5, 6, 8) if n <= self._most_vectors)),
                 Knob("unroll", self._unrolls()),
                 Knob("block", (0, *blocks)),
                 Knob("chunks", (1, 2, 4, 8, 16, 32)),
@@ -171,6 +173,12 @@ class AppliedContraction:
                 *((("copy", "tap_block", "block"),) if copy else ()),
             ),
         )
+
+    @cached_property
+    def _most_vectors(self) -> int:
+        """Of one panel: as many as there are whole ones; one more, which overlaps the one before it."""
+        extent = self.product.vector.extent
+        return -(-extent // self.lanes) if self.narrows else extent // self.lanes
 
     def _prefetch_levels(self) -> tuple[int, ...]:
         """Where the next piece of a panel is brought; the next panel, which is farther away, where none is packed."""
@@ -194,13 +202,15 @@ class AppliedContraction:
         return 48 <= taps <= 768 and taps < self.product.length
 
     def _unrolls(self) -> tuple[int, ...]:
-        return tuple(n for n in (1, 2, 4, 8) if n <= max(self.product.length, 1))
+        some = {n for n in (1, 2, 4, 8) if n <= max(self.product.length, 1)}
+        return tuple(sorted(some | {self.product.short_run} - {0}))
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
         shape = self._shape(values)
         if self._registers(shape) * self.registers_each > self.machine.vector_registers:
             return False
-        if shape.rows * shape.vectors * shape.unroll > _WRITTEN_OUT and shape.unroll > 1:
+        most = WRITTEN_OUT_BLOCK if shape.unroll == self.product.short_run else WRITTEN_OUT
+        if shape.rows * shape.vectors * shape.unroll > most and shape.unroll > 1:
             return False
         if (
             int(values["chunks"]) > shape.panels.count
@@ -218,12 +228,16 @@ class AppliedContraction:
         return not shape.tap_block or self._partial_size(shape) * 4 <= _PARTIAL_BYTES
 
     def _registers(self, shape: Shape) -> int:
-        """Vectors that are alive in the innermost loop."""
-        return shape.rows * shape.vectors + shape.vectors + 1
+        """Vectors that are alive in the innermost loop; with blocks of channels LLVM was seen to want two more."""
+        beside = 3 if self.product.short_run else 1
+        return shape.rows * shape.vectors + shape.vectors + beside
 
     def _shape(self, values: Mapping[str, Value]) -> Shape:
         rows, vectors = int(values["rows"]), int(values["vectors"])
-        panels = Tiles(self.product.vector, vectors * self.lanes)
+        columns = self.product.vector
+        if vectors * self.lanes > columns.extent:
+            columns = te.Var("columns", vectors * self.lanes)
+        panels = Tiles(columns, vectors * self.lanes)
         per_chunk = -(-panels.count // int(values["chunks"]))
         outer = self.product.rows[0].extent if self.product.rows else 1
         unit = rows if len(self.product.rows) == 1 else 1
@@ -336,8 +350,14 @@ class AppliedContraction:
         # Chunks that follow each other on a thread find the data where the one before has left it, if it fits.
         stays = data_bytes // repeats + panel <= 0.75 * caches.l2_per_core
         comes = min(shape.chunks, machine.cores) if stays else shape.chunks
-        from_l3 += data_bytes * comes
         written = product.formula.output.size * product.formula.output.dtype.bytes
+        # What the kernel before has left in this core's second cache, and what the one after it finds there.
+        touched = data_bytes * comes + written + weight_bytes * (1 if shape.chunks > 1 else machine.cores)
+        if caches.keep(touched / machine.cores):
+            from_l2 += data_bytes + 2.0 * written
+            from_l3 += data_bytes * (comes - 1)
+        else:
+            from_l3 += data_bytes * comes + 2.0 * written
         partial = 2.0 * (pieces - 1) * self._partial_size(shape) * passes  # elements
         if 4 * self._partial_size(shape) > caches.l1 // 2:
             from_l2 += 4 * partial
@@ -357,7 +377,7 @@ class AppliedContraction:
             stores=sum(each.stores for each in tiles) + (staged / 4 + partial / 2) / self.lanes + copied,
             branches=sum(each.branches for each in tiles),
             from_l2=from_l2 + staged,
-            from_l3=from_l3 + 2.0 * written,
+            from_l3=from_l3,
             from_memory=from_memory,
             prefetched=from_memory if shape.prefetch else 0.0,
             iterations=repeats * shape.chunks * shape.blocks,
@@ -386,6 +406,7 @@ class AppliedContraction:
             scalar=tiles * pieces * 12.0
             + steps * max(0, shape.rows - 8) * (_TALL if shape.vectors < 3 else _TALL_AND_WIDE)
             + (tiles * each * _STRADDLING_STORE if self._result_pitch % _LINE else 0.0)
+            + (steps / self.product.short_run * _NEXT_RUN if self.product.short_run else 0.0)
             + self._unpacked(shape, steps, passes * self.product.length),
         )
 
@@ -407,7 +428,7 @@ class AppliedContraction:
         """Whether a register tile reads other data than the one before it, and each row of it in a run."""
         product = self.product
         separate = self.dims is not None and all(dim.axis is None or dim.tap is None for dim in self.dims)
-        if not separate or not isinstance(product.data, te.Load):
+        if not separate or not isinstance(product.data, te.Load) or product.run < product.vector.extent:
             return False
         return coefficient(product.data.indices[0], product.taps[-1]) == 1
 

@@ -38,7 +38,14 @@ from tilewright.space.space import Config
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.contraction import AppliedContraction, Shape
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest
-from tilewright.space.templates.cpu.product import Coordinate, Product, Staged, coordinates, product_of
+from tilewright.space.templates.cpu.product import (
+    BlockedProduct,
+    Coordinate,
+    Product,
+    Staged,
+    coordinates,
+    product_of,
+)
 from tilewright.te.index import Linear, linear
 
 NAME = "contraction_int8"
@@ -60,7 +67,9 @@ class ContractionInt8:
 
     def apply(self, work: Work) -> Applied | None:
         product = product_of(work.formula)
-        if product is None or not _can_be_packed(product) or not _has_dot4(work):
+        if product is None or isinstance(product, BlockedProduct):
+            return None
+        if not _can_be_packed(product) or not _has_dot4(work):
             return None
         words = words_of(product)
         if words is None:

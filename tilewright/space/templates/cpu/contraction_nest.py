@@ -74,6 +74,11 @@ class ContractionNest:
         # Of a narrower panel the last columns: those before are in the panel before it, too.
         self.column = self.vec * self.lanes + self.lane + (shape.panels.size - self.width)
 
+        self.straddling = applied._result_pitch % _LINE != 0
+        # Where the result is larger than the second cache, its lines come from far away to be written.
+        self.asks_ahead = (
+            formula.output.size * formula.output.dtype.bytes > applied.machine.caches.l2_per_core
+        )
         self.apart = applied.apart
         # Which panel: chunks of panels, the last one moved back.
         first = Tiles(te.Var("panels", shape.panels.count), shape.per_chunk).start_of(self.chunk)
@@ -84,8 +89,10 @@ class ContractionNest:
         self.vectors = Tiles(product.vector, self.lanes)
         all_vectors = te.Var("vectors", self.vectors.count)
         self.which_vector = Tiles(all_vectors, shape.vectors).start_of(self.which_panel) + self.vec
-        if self.apart:
+        self.overlapping = shape.panels.axis != product.vector
+        if self.apart or self.overlapping:
             self.values[product.vector] = self.vectors.start_of(self.which_vector) + self.lane
+        self.values |= product.parts(self._number(all_vectors), self.lane)
         self.row_loops: list[te.Var] = []
         self.block_start: te.Expr = te.as_index(0)
         self._place_rows()
@@ -98,6 +105,14 @@ class ContractionNest:
         self.last = ContractionNest(applied, shape.last) if shape.last is not None else None
         if self.last is not None:
             self.last.partial_size = self.partial_size
+
+    def _number(self, all_vectors: te.Var) -> te.Expr:
+        """Which vector along the vector axis it is, where all of them are whole."""
+        if self.apart:
+            return self.which_vector
+        size = self.shape.panels.size // self.lanes
+        first = Tiles(all_vectors, size).start_of(self.which_panel)
+        return first + self.vec + (size - self.shape.vectors)
 
     def _place_rows(self) -> None:
         """Loops over register tiles in a block, and the row axes' values in them."""
@@ -129,6 +144,9 @@ class ContractionNest:
         moving = te.variables(load.indices[0])
         outer = [whole(axis) for axis in product.shared if axis in moving]
         taps = [whole(axis) for axis in self.taps if axis in moving]
+        if self.overlapping and not self.apart:
+            vectors = blocks_of(self.vectors, self.vec), places_in(self.vectors, self.lane)
+            return pack_operand(load, [*outer, *taps, *vectors])
         if self.apart:
             first, last = blocks_of(self.vectors, self.which_vector), places_in(self.vectors, self.lane)
         else:
@@ -300,21 +318,39 @@ class ContractionNest:
         zero = nest(self.in_tile, Store(self.accumulator, self.element, self._first_value()))
 
         finish = nest(self.in_tile, self._finished(kept))
+        ahead = self._asked_ahead()
         if extent_of(self.piece_loops) == 1 and not self.rest:
-            return block(zero, summing, finish)
+            return block(*ahead, zero, summing, finish)
 
         partial = Buffer("partial", self.accumulator.dtype, self.partial_size, Scope.SCRATCH)
         place = counted(self.row_loops) * self.accumulator.size + self.element
         resume = nest(self.in_tile, Store(self.accumulator, self.element, te.Load(partial, (place,))))
         suspend = nest(self.in_tile, Store(partial, place, kept))
         if short:
-            return block(resume, summing, finish)
+            return block(*ahead, resume, summing, finish)
         piece = counted(self.piece_loops)
         first = te.call("eq", piece, te.as_index(0))
         if self.rest:
             return block(If(first, zero, resume), summing, suspend)
         last = te.call("eq", piece, te.as_index(extent_of(self.piece_loops) - 1))
-        return block(If(first, zero, resume), summing, If(last, finish, suspend))
+        begin = If(first, zero, block(If(last, block(*ahead)), resume) if ahead else resume)
+        return block(begin, summing, If(last, finish, suspend))
+
+    def _asked_ahead(self) -> list[Stmt]:
+        """The lines of a register tile's results: they are in the first cache once its sums are there."""
+        formula = self.formula
+        if not self.asks_ahead:
+            return []
+        place = te.substitute(formula.store, self.values)
+        begin, end = (
+            Prefetch(formula.output, te.substitute(place, {self.lane: te.as_index(lane)}), 1, written=True)
+            for lane in (0, self.lanes - 1)
+        )
+        asked = nest([(self.row, Kind.UNROLL), (self.vec, Kind.UNROLL)], begin)
+        if not self.straddling:
+            return [asked]
+        last = with_values(end, {self.vec: te.as_index(self.shape.vectors - 1)})
+        return [asked, nest([(self.row, Kind.UNROLL)], last)]
 
     def _finished(self, kept: te.Expr) -> Store:
         """What is done with a sum."""

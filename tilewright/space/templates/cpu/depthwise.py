@@ -11,6 +11,9 @@ Neighbouring results share what they read, in registers. Zero padding costs noth
 are tiles of their own whose places are known, so that the taps beyond the image are left out when the code is written;
 rows at the top and bottom take a branch that asks for each row of the window.
 
+Where channels are stored in blocks the loop over vectors is outside of that over rows: what is read and written then is
+a few runs.
+
 `window_sums` and `stage_value` also serve the chains of `separable.py`.
 """
 
@@ -37,7 +40,7 @@ _STREAMS = 24  # that the hardware's prefetchers follow
 F32 = DType.F32
 _WRITTEN_OUT = 1200  # multiply-adds written out at most: code size and compile time
 
-Place = Sequence[te.Expr]  # batch, row, column, channel
+Place = Sequence[te.Expr]  # an index: batch, row, column, channel; where it is stored in blocks, of that
 ValueOf = Callable[[te.Expr, Place], te.Expr]
 
 
@@ -157,6 +160,15 @@ def task_buffers(chain: Separable) -> dict[Node, Buffer]:
     }
 
 
+def pixel(
+    chain: Separable, batch: te.Expr, row: te.Expr, column: te.Expr, channel: te.Expr, lane: te.Var
+) -> Place:
+    """The place of a lane of the vector of channels that begins at `channel`."""
+    if not chain.block:
+        return (batch, row, column, channel + lane)
+    return (batch, channel // chain.block, row, column, channel % chain.block + lane)
+
+
 def image_rows(row: te.Expr, window: Window, ky: int | None = None) -> te.Expr | None:
     """Whether row `ky` of the window of result `row` is in the image (None: whether all are); None: always."""
     first = row * window.stride - window.before
@@ -179,6 +191,7 @@ class RowSums:
         self.chain, self.count = chain, count
         self.lane = te.Var("v", lanes)
         self.source = buffers[chain.source]
+        self.shape = chain.source.shape
         self.kernel = buffers[chain.depthwise.weight]
         self.accumulator = Buffer("window", F32, count * lanes, Scope.REGISTER)
 
@@ -193,13 +206,12 @@ class RowSums:
         """`write(column, sum)` for every result of the row, at the channels from `channel` on; `loops` run over these,
         inside the loop over columns."""
         chain, channels = self.chain, self.chain.depthwise.channels
-        height, width, taps = chain.rows.extent, chain.columns.extent, chain.columns.taps
+        taps = chain.columns.taps
 
         def data(ky: int, column: te.Expr) -> te.Expr:
             y = row * chain.rows.stride + (ky * chain.rows.dilation - chain.rows.before)
-            return te.Load(
-                self.source, (((batch * height + y) * width + column) * channels + channel + self.lane,)
-            )
+            place = pixel(chain, batch, y, column, channel, self.lane)
+            return te.Load(self.source, (offset(place, self.shape),))
 
         def weight(ky: int, kx: int) -> te.Expr:
             return te.Load(self.kernel, ((ky * taps + kx) * channels + channel + self.lane,))
@@ -246,7 +258,8 @@ class Depthwise:
 class _Applied:
     def __init__(self, work: Work, chain: Separable) -> None:
         self.work, self.chain = work, chain
-        self.lanes = min(work.machine.lanes(F32), power_of_two_below(chain.depthwise.channels))
+        together = chain.block or chain.depthwise.channels
+        self.lanes = min(work.machine.lanes(F32), power_of_two_below(together))
         self.vectors = -(-chain.depthwise.channels // self.lanes)
 
     @cached_property
@@ -283,28 +296,38 @@ class _Applied:
         seen = window_loads(chain, count)
         scattered = 0.0
         caches = self.work.machine.caches
-        if chain.source.type.bytes > caches.l2_per_core:
+        if chain.source.type.bytes > caches.l2_per_core and not chain.block:
             scattered = 2.0 * max(0, seen - _STREAMS)
         # Rows that two chunks share are still in the second cache.
         source = chain.source.type.bytes
         halo = source * (chain.rows.reach - chain.rows.stride) / config.int("rows")
         # The rows that a window sees stay in the first cache, beside the row that is written, or come again for each.
         pixels = chain.rows.reach * chain.columns.padded + chain.columns.outputs
-        window = 4 * pixels * per_block * self.lanes
+        window = 4 * pixels * self.lanes * (1 if chain.block else per_block)
         again = 1.0 if window <= 0.75 * caches.l1 else chain.rows.reach / chain.rows.stride
-        # From beyond the second cache lines come in pairs: with few channels of each pixel, half are another thread's.
         moved = source + 2.0 * chain.task.output.type.bytes
-        cut = blocks > 1 and moved > caches.l2_per_core
+        near = caches.keep((source + chain.task.output.type.bytes) / self.work.machine.cores)
+        # Lines come in pairs. Where threads share pixels, a pair at the border of their channels goes to and fro; where
+        # they come from beyond the second cache, half of it has left when the next channels are wanted.
+        torn = 0.0
+        if blocks > 1 and not chain.block:
+            torn = self._torn(chain.batch * chunks, blocks) if near else 1.0
         return Terms(
             arithmetic=tiles * count * (taps + behind(chain.depthwise)),
             loads=tiles * (seen + taps),
             stores=tiles * count,
             branches=2.0 * tiles,
-            from_l2=source * again + halo,
-            from_l3=moved * (1 + 1 / per_block if cut else 1),
+            from_l2=source * again + halo + (moved if near else 0.0),
+            from_l3=moved * (torn / per_block + (0.0 if near else 1.0)),
             iterations=chain.batch * chunks * blocks,
             scalar=tiles * (4.0 + scattered),
         )
+
+    def _torn(self, chunks: int, blocks: int) -> float:
+        """Of the chunks of rows, the share whose blocks of channels are dealt to different threads."""
+        threads = min(self.work.machine.cores, chunks * blocks)
+        ends = (-(-chunks * blocks * thread // threads) for thread in range(1, threads))
+        return min(1.0, sum(end % blocks != 0 for end in ends) / chunks)
 
     def program(self, config: Config) -> Program:
         chain, count = self.chain, config.int("columns")
@@ -326,10 +349,11 @@ class _Applied:
         line = RowSums(chain, buffers, self.lanes, count)
 
         def write(column: te.Expr, total: te.Expr) -> Store:
-            place = (batch, row, column, channel + line.lane)
+            place = pixel(chain, batch, row, column, channel, line.lane)
             return Store(out, offset(place, chain.task.output.shape), value(total, place))
 
-        body = nest([(y, Kind.SERIAL)], line.stmt(batch, row, channel, [vector], write))
+        outer, inner = ([vector, y], []) if chain.block else ([y], [vector])
+        body = nest([(loop, Kind.SERIAL) for loop in outer], line.stmt(batch, row, channel, inner, write))
         program = with_values(nest([(parallel, Kind.PARALLEL)], body), {})
         return Program("kernel", (*(buffers[node] for node in inputs), out), program, str(config))
 

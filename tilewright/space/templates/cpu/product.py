@@ -17,7 +17,9 @@ from functools import cached_property
 from tilewright import te
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import Buffer
-from tilewright.te.index import coefficient, linear, simplify
+from tilewright.te.index import Linear, coefficient, linear, simplify
+
+_SHORT = 16  # taps that are written out at once
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,72 @@ class Product:
         """Of the weight, for one tap and one place along `vector`."""
         return self.weight_load.dtype.bytes
 
+    @property
+    def run(self) -> int:
+        """How many places along `vector` lie together in the result."""
+        return self.vector.extent
+
+    def step(self, axis: te.Var) -> int:
+        """Elements from one value of the axis to the next in the data."""
+        return self._steps[axis]
+
+    @cached_property
+    def _steps(self) -> dict[te.Var, int]:
+        forms = [linear(load.indices[0]).terms for load in te.loads(self.data)]
+        axes = (*self.formula.axes, *self.reduction.axes)
+        return {axis: max(abs(form.get(axis, 0)) for form in forms) for axis in axes}
+
+    def in_storage_order(self, dims: Sequence[Coordinate]) -> tuple[Coordinate, ...]:
+        def step(dim: Coordinate) -> int:
+            return max(self.step(axis) for axis in (dim.axis, dim.tap) if axis is not None)
+
+        return tuple(sorted(dims, key=lambda dim: -step(dim)))
+
+    def in_planes(self, dims: Sequence[Coordinate]) -> bool:
+        """Whether windows move over the data and what is beyond an image of it is not stored with each pixel."""
+        windows = any(dim.axis is not None and dim.tap is not None for dim in dims)
+        return windows and self.step(self.taps[-1]) > 1
+
+    @cached_property
+    def short_run(self) -> int:
+        """How many taps are one behind the other in the data, where they are few; 0: many."""
+        return 0
+
+    def parts(self, number: te.Expr, lane: te.Var) -> dict[te.Var, te.Expr]:
+        """The formula's own axes, where `vector` is none of them, at lane `lane` of vector `number`."""
+        return {}
+
+
+@dataclass(frozen=True)
+class BlockedProduct(Product):
+    """A product with blocks of channels. The vector axis is walked along the weight; in the result it is two axes, and
+    the taps are blocks of channels, the window and channels of a block."""
+
+    blocks: te.Var
+    inside: te.Var  # the places in a block
+
+    def in_planes(self, dims: Sequence[Coordinate]) -> bool:
+        return True
+
+    @property
+    def cut(self) -> int:
+        return 0
+
+    @property
+    def run(self) -> int:
+        return self.inside.extent
+
+    @cached_property
+    def short_run(self) -> int:
+        last = self.taps[-1]
+        dense = all(coefficient(load.indices[0], last) == 1 for load in te.loads(self.data))
+        return last.extent if dense and len(self.taps) > 1 and last.extent <= _SHORT else 0
+
+    def parts(self, number: te.Expr, lane: te.Var) -> dict[te.Var, te.Expr]:
+        vectors = self.inside.extent // lane.extent  # in a block
+        place = number % vectors * lane.extent + lane
+        return {self.blocks: number // vectors, self.inside: place}
+
 
 def product_of(formula: Formula | None) -> Product | None:
     """The formula as a product of data and weight, or None."""
@@ -101,12 +169,32 @@ def product_of(formula: Formula | None) -> Product | None:
     plain = weight.value if isinstance(weight, te.Cast) else weight
     if not isinstance(plain, te.Load):
         return None
-    product = Product(formula, data, weight, vector)
+    product = _blocked(formula, data, weight, plain, vector) or Product(formula, data, weight, vector)
+    plain = product.weight_load
+    vector = product.vector
     readers = [load for e in formula.expressions() for load in te.loads(e) if load.source == plain.source]
     walked = coefficient(plain.indices[0], vector) == 1
     if not walked and (not product.constant_weight or len(readers) > 1):
         return None
     return product
+
+
+def _blocked(
+    formula: Formula, data: te.Expr, weight: te.Expr, load: te.Load, inside: te.Var
+) -> BlockedProduct | None:
+    """The product with `inside` and the axis of the weight's own that goes on where it ends as one."""
+    index, size = load.indices[0], inside.extent
+    own = [axis for axis in formula.axes if axis != inside and axis not in te.variables(data)]
+    step = coefficient(index, inside) or 0
+    blocks = next((axis for axis in own if coefficient(index, axis) == step * size), None)
+    if not step or blocks is None or size & (size - 1):
+        return None
+    channel = te.Var("channel", blocks.extent * size)
+    form = linear(index)
+    terms = {atom: c for atom, c in form.terms.items() if atom not in (blocks, inside)}
+    joined = te.Load(load.source, (Linear({**terms, channel: step}, form.constant).expr(),))
+    moved = te.rewrite(weight, lambda node: joined if node == load else None)
+    return BlockedProduct(formula, data, moved, channel, blocks, inside)
 
 
 def _indices(formula: Formula) -> list[te.Expr]:

@@ -81,22 +81,6 @@ class TurnedProduct(Product):
     def cut(self) -> int:
         return 0
 
-    def step(self, axis: te.Var) -> int:
-        """Elements from one value of the axis to the next in the data."""
-        return self._steps[axis]
-
-    @cached_property
-    def _steps(self) -> dict[te.Var, int]:
-        forms = [linear(load.indices[0]).terms for load in te.loads(self.data)]
-        axes = (*self.formula.axes, *self.reduction.axes)
-        return {axis: max(abs(form.get(axis, 0)) for form in forms) for axis in axes}
-
-    def in_storage_order(self, dims: Sequence[Coordinate]) -> tuple[Coordinate, ...]:
-        def step(dim: Coordinate) -> int:
-            return max(self.step(axis) for axis in (dim.axis, dim.tap) if axis is not None)
-
-        return tuple(sorted(dims, key=lambda dim: -step(dim)))
-
 
 def turned_product_of(formula: Formula | None) -> TurnedProduct | None:
     """The formula as a product of data and a constant, the constant's own axis in vectors; None where it is none."""
@@ -313,6 +297,9 @@ class _Nest(ContractionNest):
         return nest([*loops, (lane, Kind.VECTOR)], block(*stores))
 
     # -- the sums ---------------------------------------------------------------------------------------------------
+
+    def _asked_ahead(self) -> list[Stmt]:
+        return []
 
     def _finished(self, kept: te.Expr) -> Store:
         point: te.Expr = te.as_index(0)

@@ -9,7 +9,7 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.loops.formula import Formula
 from tilewright.runtime.winograd import TAPS
-from tilewright.space.templates.cpu.product import Product, product_of
+from tilewright.space.templates.cpu.product import BlockedProduct, Product, product_of
 from tilewright.te.index import coefficient, linear, simplify
 
 
@@ -36,7 +36,13 @@ class Convolution:
 
 def convolution_of(formula: Formula | None) -> Convolution | None:
     product = product_of(formula)
-    if product is None or product.shared or not product.constant_weight or len(product.rows) < 2:
+    if (
+        product is None
+        or isinstance(product, BlockedProduct)
+        or product.shared
+        or not product.constant_weight
+        or len(product.rows) < 2
+    ):
         return None
     load = product.weight_load
     if product.weight is not load or product.reduction.result.dtype is not DType.F32:

@@ -163,16 +163,18 @@ class _Applied:
         data_bytes = shape.seen_size * shape.channel_blocks * 4.0
         from_scratch = data_bytes * (panels + 2 * iterations) + 3.0 * partial * LINE
         beyond_l2 = max(0.0, 1 - caches.l2_per_core / 3 / scratch)
+        # What the kernel before has left in this core's second cache, and what the one after it finds there.
+        touched = self._image_bytes * min(shape.shares, self.machine.cores) + self._output_bytes
+        near = caches.keep(touched / self.machine.cores + scratch + weight_bytes / shape.shares)
+        others = self._image_bytes * (min(shape.shares, self.machine.cores) - 1 if near else shape.shares)
+        own = self._image_bytes * near + 2.0 * self._output_bytes
         return Terms(
             arithmetic=transforms + moved_out * self._epilogue + steps * max(each, _CHAINS),
             loads=lines + between + moved_out + steps * (shape.rows + shape.vectors),
             stores=moved_in + between + moved_out + partial,
             branches=steps / shape.unroll + 3.0 * register_tiles,
-            from_l2=from_scratch + weight_bytes * shape.blocks * reads,
-            from_l3=self._image_bytes * shape.shares
-            + 2.0 * self._output_bytes
-            + beyond_l2 * from_scratch
-            + again,
+            from_l2=from_scratch + weight_bytes * shape.blocks * reads + (own if near else 0.0),
+            from_l3=others + (0.0 if near else own) + beyond_l2 * from_scratch + again,
             from_memory=float(weight_bytes),
             prefetched=_HIDDEN_WEIGHT * weight_bytes,
             iterations=iterations,

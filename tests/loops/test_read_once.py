@@ -1,0 +1,197 @@
+"""Schedules of what reads every element about once: windows, sums of columns, images enlarged, borders, rows looked up,
+rows written behind. Right for odd sizes and types, on one thread and on two."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.codegen.llvm.native import run_program
+from tests.loops.test_memory_bound import (
+    check,
+    checked_program,
+    layer_norm,
+    machines,
+    softmax,
+    statements,
+    turning,
+    with_vectors,
+)
+from tests.rewrites.helpers import array
+from tests.space.checked import Inputs
+from tilewright.dtypes import DType
+from tilewright.graph.op import apply
+from tilewright.graph.task import Task
+from tilewright.hw import CpuMachine, host
+from tilewright.loops.ir import Prefetch, Store, Transpose
+
+F32, F16, I8, I64 = DType.F32, DType.F16, DType.I8, DType.I64
+
+
+# -- elements a few places apart ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    rows=st.integers(1, 5),
+    columns=st.integers(30, 200),
+    start=st.integers(0, 3),
+    step=st.integers(2, 5),
+    dtype=st.sampled_from([F32, F16, I8, I64]),
+    machine=machines,
+)
+def test_every_few_elements(
+    rows: int, columns: int, start: int, step: int, dtype: DType, machine: CpuMachine
+) -> None:
+    inputs = Inputs()
+    x = inputs(rows, columns, dtype=dtype)
+    check(inputs.task(apply("slice", x, starts=(0, start), stops=(rows, columns), steps=(1, step))), machine)
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> Task:
+    kernel = (draw(st.integers(1, 3)), draw(st.integers(1, 4)))
+    attrs = {
+        "kernel": kernel,
+        "stride": (draw(st.integers(1, 3)), draw(st.integers(1, 5))),
+        "padding": tuple(draw(st.integers(0, size // 2)) for size in kernel),
+        "ceil_mode": draw(st.booleans()),
+        "layout": "channels_first",
+    }
+    inputs = Inputs()
+    x = inputs(2, draw(st.integers(1, 3)), draw(st.integers(4, 9)), draw(st.integers(4, 90)))
+    if draw(st.booleans()):
+        return inputs.task(apply("max_pool", x, dilation=(1, 1), **attrs))
+    return inputs.task(apply("avg_pool", x, count_include_pad=draw(st.booleans()), divisor=None, **attrs))
+
+
+@settings(max_examples=10, deadline=None)
+@given(task=pools(), machine=machines)
+def test_windows_along_an_image(task: Task, machine: CpuMachine) -> None:
+    check(task, machine)
+
+
+def test_nan_wins_in_its_windows_alone() -> None:
+    inputs = Inputs()
+    attrs = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1), "dilation": (1, 1), "ceil_mode": False}
+    task = inputs.task(apply("max_pool", inputs(1, 2, 9, 70), layout="channels_first", **attrs))
+    x = array(1, 2, 9, 70)
+    x[0, 0, 0, 0] = x[0, 1, 8, 69] = x[0, 0, 4, 33] = np.nan
+    check(task, host(), [x])
+
+
+# -- sums of columns ------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    kind=st.sampled_from(["sum", "amax", "mean"]),
+    groups=st.integers(1, 3),
+    rows=st.integers(20, 40),
+    columns=st.integers(300, 700),
+    dtype=st.sampled_from([F32, F16]),
+    size=st.sampled_from([16, 32, 64]),
+)
+def test_columns(kind: str, groups: int, rows: int, columns: int, dtype: DType, size: int) -> None:
+    inputs = Inputs()
+    x = inputs(groups, rows, columns, dtype=dtype)
+    task = inputs.task(apply(kind, x, axes=(1,), keepdims=False))
+    program = check(task, with_vectors(size, streams=True))
+    assert program.decisions.startswith("columns")
+
+
+def test_what_fits_a_cache_is_summed_in_registers() -> None:
+    inputs = Inputs()
+    task = inputs.task(apply("sum", inputs(20, 256), axes=(0,), keepdims=False))
+    assert checked_program(task, host()).decisions.startswith("tiled")
+
+
+# -- images enlarged ------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    height=st.integers(1, 6),
+    width=st.integers(1, 70),
+    factors=st.tuples(st.integers(1, 4), st.integers(1, 5)),
+    mode=st.sampled_from(["nearest", "linear", "linear", "cubic"]),
+    half_pixel=st.booleans(),
+    machine=machines,
+)
+def test_enlarged_images(
+    height: int, width: int, factors: tuple[int, int], mode: str, half_pixel: bool, machine: CpuMachine
+) -> None:
+    inputs = Inputs()
+    sizes = (height * factors[0], width * factors[1])
+    coordinates = "half_pixel" if half_pixel else "asymmetric"
+    x = inputs(3, height, width)
+    check(inputs.task(apply("resize", x, sizes=sizes, mode=mode, coordinates=coordinates)), machine)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("factor", [2, 3, 4])
+def test_results_of_the_same_neighbours_are_turned_in_registers(mode: str, factor: int) -> None:
+    inputs = Inputs()
+    coordinates = "half_pixel" if mode == "linear" else "asymmetric"
+    x = inputs(2, 5, 50)
+    task = inputs.task(apply("resize", x, sizes=(5, 50 * factor), mode=mode, coordinates=coordinates))
+    assert statements(check(task, with_vectors(64)), Transpose)
+
+
+# -- rows put together, rows looked up, rows written behind ------------------------------------------------------------
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    shape=st.lists(st.integers(2, 40), min_size=2, max_size=3),
+    low=st.integers(0, 2),
+    high=st.integers(0, 3),
+    dtype=st.sampled_from([F32, F16, I8]),
+)
+def test_borders(shape: list[int], low: int, high: int, dtype: DType) -> None:
+    inputs = Inputs()
+    x = inputs(4, *shape, dtype=dtype)
+    ends = {"low": (0, *[low] * len(shape)), "high": (0, *[high] * len(shape))}
+    task = inputs.task(apply("pad", x, interior=(0,) * len(x.shape), value=1 if dtype is I8 else 1.0, **ends))
+    check(task, with_vectors(64, streams=True))
+
+
+def test_short_rows_are_put_together_before_they_are_streamed() -> None:
+    inputs = Inputs()
+    x = inputs(16, 30, 96)
+    ends = {"low": (0, 1, 1), "high": (0, 1, 1), "interior": (0, 0, 0)}
+    program = check(inputs.task(apply("pad", x, value=0.0, **ends)), with_vectors(64, streams=True))
+    assert "staged" in program.decisions
+    assert any(isinstance(s, Store) and s.streamed for s in statements(program, Store))
+
+
+def test_rows_that_are_looked_up_are_asked_for_a_row_ahead() -> None:
+    inputs = Inputs()
+    table, which = inputs(50, 96), inputs(70, dtype=I64)
+    task = inputs.task(apply("take", table, which, axis=0))
+    numbers = np.random.default_rng(0).integers(0, 50, 70)
+    program = check(task, with_vectors(64, streams=True), [array(50, 96), numbers])
+    assert statements(program, Prefetch)
+
+
+@pytest.mark.parametrize("make", [softmax, layer_norm])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 208), (7, 128), (48, 208)])
+def test_rows_are_written_while_the_next_are_computed(make, rows: int, columns: int) -> None:
+    inputs = Inputs()
+    task = inputs.task(make(inputs, rows, columns))
+    arrays = [array(*node.shape, seed=i) for i, node in enumerate(task.graph.inputs)]
+    arrays[0][rows // 2, columns - 1] = np.nan
+    machine = with_vectors(64, streams=True)
+    with np.errstate(all="ignore"):
+        program = check(task, machine, arrays)
+    written = rows * columns * 4
+    assert ("behind" in program.decisions) == (written >= machine.caches.last and rows > 1)
+
+
+@pytest.mark.parametrize("dtype", [F16, I8])
+def test_squares_of_thirty_two(dtype: DType) -> None:
+    values = (np.arange(1024) % 127).astype(dtype.numpy)
+    result = run_program(turning(32, 32, 32, dtype), [values])
+    np.testing.assert_array_equal(result, values.reshape(32, 32).T.reshape(-1))

@@ -1,0 +1,68 @@
+"""A value that is put from one order into another is the same value."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilewright.rewrites.layout_ways import reshape_stored
+from tilewright.rewrites.orders import Block, Order, axis_of, blocks_of, conversion, fits, stored
+from tilewright.rewrites.shapes import moves_nothing
+
+
+@st.composite
+def orders(draw: st.DrawFn, rank: int) -> Order:
+    """Any order of the axes, some of them in blocks."""
+    cut = draw(st.sets(st.integers(0, rank - 1), max_size=2))
+    blocks = [Block(axis, draw(st.sampled_from((1, 2, 4, 8)))) for axis in sorted(cut)]
+    return tuple(draw(st.permutations([*range(rank), *blocks])))
+
+
+def in_order(value: np.ndarray, order: Order) -> np.ndarray:
+    """What is stored, by every axis cut in two."""
+    sizes = blocks_of(order)
+    split = [
+        part
+        for axis, extent in enumerate(value.shape)
+        for part in ((extent // sizes.get(axis, 1), sizes.get(axis, 1)) if extent != 1 else (1, 1))
+    ]
+    places = [2 * axis_of(entry) + isinstance(entry, Block) for entry in order]
+    left = [axis for axis in range(len(split)) if axis not in places]
+    return value.reshape(split).transpose(*places, *left).reshape(stored(value.shape, order))
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data(), shape=st.lists(st.sampled_from((1, 2, 8, 16)), min_size=2, max_size=4).map(tuple))
+def test_a_value_in_another_order(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    have, need = (data.draw(orders(len(shape)).filter(lambda order: fits(shape, order))) for _ in range(2))
+    value = np.arange(np.prod(shape)).reshape(shape)
+    parts, axes = conversion(shape, have, need)
+    before, after = in_order(value, have), in_order(value, need)
+    np.testing.assert_array_equal(before.reshape(parts).transpose(axes).reshape(after.shape), after)
+    if moves_nothing(parts, axes):
+        np.testing.assert_array_equal(before.reshape(-1), after.reshape(-1))
+
+
+def test_blocks_of_one_and_of_all_move_nothing() -> None:
+    shape, image = (2, 8, 3, 5), (0, 1, 2, 3)
+    assert moves_nothing(*conversion(shape, image, (*image, Block(1, 1))))
+    assert moves_nothing(*conversion(shape, (0, 2, 3, 1), (*image, Block(1, 8))))
+    assert not moves_nothing(*conversion(shape, image, (*image, Block(1, 4))))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ((2, 8, 1, 1), (2, 8), ((2, 2, 4), (0, 1, Block(1, 4)))),
+        ((2, 8, 6, 8), (2, 8, 48), ((2, 2, 48, 4), (0, 1, 2, Block(1, 4)))),
+        ((1, 8, 6, 8), (8, 6, 8), ((2, 6, 8, 4), (0, 1, 2, Block(0, 4)))),
+        ((2, 8, 6, 8), (2, 2, 4, 6, 8), None),
+        ((2, 8, 6, 8), (16, 6, 8), None),
+    ],
+)
+def test_reshapes_keep_blocks_of_axes_that_they_leave_alone(
+    source: tuple[int, ...], target: tuple[int, ...], expected: tuple[tuple[int, ...], Order] | None
+) -> None:
+    assert reshape_stored(source, target, (0, 1, 2, 3, Block(1, 4))) == expected

@@ -1,0 +1,60 @@
+"""The configs that no other does better by construction: few, legal, and with what is good among them."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.space.checked import Inputs
+from tilewright.cost.analytical import Analytical
+from tilewright.graph.op import apply
+from tilewright.graph.task import Task
+from tilewright.hw import host
+from tilewright.space.candidates import Candidates
+from tilewright.space.promising import promising
+from tilewright.space.template import Work
+
+THREADS = 2
+
+
+def product(m: int, n: int, k: int, constant: bool = True) -> Task:
+    x = Inputs()
+    return x.task(apply("matmul", x(m, k), x(k, n, constant=constant)))
+
+
+def whole(task: Task) -> Candidates:
+    return Candidates.of(Work(task, host()), sketches=False)
+
+
+def test_they_are_few_and_the_best_is_predicted_as_good_as_the_best_of_all() -> None:
+    candidates = whole(product(256, 64, 192))
+    few = promising(candidates)
+    listed = list(few.configs())
+    assert 20 < len(listed) < 8000 < candidates.size
+    model = Analytical(candidates, THREADS)
+    sampled = min(map(model.seconds, candidates.sample(Random(0), 400)))
+    assert min(map(model.seconds, Random(1).sample(listed, min(400, len(listed))))) <= 1.02 * sampled
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 70), st.integers(1, 90), st.integers(1, 300), st.booleans())
+def test_there_always_are_some_and_each_is_legal(m: int, n: int, k: int, constant: bool) -> None:
+    candidates = whole(product(m, n, k, constant))
+    few = promising(candidates)
+    named = {applied.space.template for applied in candidates.applied}
+    assert {applied.space.template for applied in few.applied} == named
+    for config in few.sample(Random(0), 5):
+        assert candidates.is_legal(config)
+
+
+def test_of_blocks_that_come_to_the_same_size_there_is_one() -> None:
+    candidates = whole(product(60, 64, 64))
+    (contraction,) = (a for a in promising(candidates).applied if a.space.template == "contraction")
+    programs = [
+        str(contraction.program(config).body)
+        for config in contraction.space.configs()
+        if (config["rows"], config["vectors"], config["chunks"], config["prefetch"]) == (6, 4, 1, 0)
+    ]
+    assert len(programs) == len(set(programs)) > 0

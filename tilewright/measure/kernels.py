@@ -1,0 +1,267 @@
+"""Kernels as the timing process has them: loaded, checked on memory that is watched, and called in rounds.
+
+Constants are weights, which in a model come from memory and not from a cache: calls go round copies that together are
+larger than the caches. Other inputs were just written when a model runs, and stay where they are; in the cold mode
+they and the output go round too.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+
+from tilewright.hw import CpuMachine
+from tilewright.measure.exam import Case, WrongResult
+from tilewright.measure.pace import Pace, poison
+from tilewright.measure.single import Built, Call, executor_of
+from tilewright.measure.watched import Blocks, Fences, Watched
+from tilewright.runtime.plan import aligned
+
+_SLOW_CHECK = 0.25  # seconds of one run, from which on no second opinion is asked for
+_BEYOND_CACHES = 1.25  # times the size of the last one: what goes round has left it when it comes again
+_MOST_COPIES = 64
+_MOST_COPIED_BYTES = 256 << 20
+_WARM_SECONDS = 0.001  # of calls before the first that counts
+
+# In a kernel's plan: two steps of the reference kernel, one of its own, and so on.
+_CALL_STEP, _STEPS_OF_A_CALL = 2, 3
+_ENTRY_SECONDS = 0.003  # of calls that follow each other in native code
+_ENTRY_CALLS = 16  # of a kernel that has nothing that goes round
+
+Beating = Callable[[bool], None]  # told before a call of a kernel (True) or something else
+
+
+class Circumstances(Protocol):
+    """What a task is timed on."""
+
+    @property
+    def machine(self) -> CpuMachine: ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def constants(self) -> tuple[int, ...]: ...
+
+    @property
+    def cold(self) -> bool: ...
+
+
+class Kernel:
+    """Object code with the task's inputs in the order that it wants.
+
+    Its plan is a round of calls, one for each copy of what goes round, with two of the reference kernel before each and
+    after the last: all in one entry into native code, so that no thread falls asleep meanwhile. The first of the two
+    wakes those that have waited for a slower one; the second is what counts."""
+
+    def __init__(self, built: Built, task: Circumstances, ordinary: Case, blocks: Blocks, pace: Pace) -> None:
+        self._task, self._blocks, self._built = task, blocks, built
+        self._ordinary = ordinary
+        self._constants = frozenset(task.constants)
+        self._packed = {number: self._as_wanted(number, ordinary) for number in self._constants}
+        sizes = [aligned(spec.bytes) for spec in built.parameters]
+        self._goes_round = [
+            task.cold or (number in self._constants and number < len(sizes) - 1)
+            for number in range(len(sizes))
+        ]
+        self._sizes = list(map(_roomy, sizes))
+        self._copies = _copies(self._round_bytes, task.machine)
+        self._calls = self._copies if self._copies > 1 else _ENTRY_CALLS
+
+        width = len(sizes) - 1
+        reference = Call(pace.built, range(self._calls * width, self._calls * width + 2), self._calls)
+        steps = [reference, reference]
+        for number in range(self._calls):
+            steps.append(Call(built, range(number * width, (number + 1) * width), number))
+            steps += [reference, reference]
+        self._pace = pace
+        self._executor = executor_of(
+            steps, task.machine, task.threads, inputs=self._calls * width + 2, outputs=self._calls + 1
+        )
+        self._addresses: tuple[list[int], list[int]] | None = None
+        self._own: np.ndarray | None = None
+        self._next = 0
+        self._entry = 1  # calls in one entry into native code
+
+    @property
+    def _round_bytes(self) -> int:
+        return sum(size for size, goes in zip(self._sizes, self._goes_round, strict=True) if goes)
+
+    def _as_wanted(self, number: int, case: Case) -> np.ndarray:
+        packing = self._built.packings[number]
+        values = case.inputs[number]
+        return values.reshape(-1) if packing is None else packing.pack(values)
+
+    def _inputs(self, case: Case) -> list[np.ndarray]:
+        return [
+            self._packed[number] if number in self._packed else self._as_wanted(number, case)
+            for number in range(len(case.inputs))
+        ]
+
+    def check(self, cases: Sequence[Case], beat: Beating) -> float:
+        """Run on every case: the relative error on the first. Raises WrongResult."""
+        threads, specs = self._task.threads, self._built.parameters
+        watched = Watched(self._blocks, specs)
+        errors, first, quick = [], b"", True
+        for case in cases:
+            begin = time.perf_counter()
+            self._run_watched(watched, case, threads, beat)
+            errors.append(case.error(watched.output))
+            if case is cases[0]:
+                first, quick = watched.output.tobytes(), time.perf_counter() - begin < _SLOW_CHECK
+        if quick:
+            other = Watched(self._blocks, specs, shifted=True, aligned_ones=self._constants)
+            self._run_watched(other, cases[0], 2 if threads == 1 else 1, beat)
+            if other.output.tobytes() != first:
+                raise WrongResult("it computes something else on another number of threads")
+            other.release()
+            inputs = self._inputs(cases[0])
+            for at_end in (True, False):
+                with _fences().around(specs, inputs, at_end=at_end, aligned_ones=self._constants) as fenced:
+                    addresses, output = fenced
+                    self._run(addresses, threads, beat)
+                    if output.tobytes() != first:
+                        raise WrongResult(
+                            "it computes something else where other memory is beside its buffers"
+                        )
+        watched.release()
+        self._executor.threads = threads
+        beat(False)
+        return errors[0]
+
+    def _run_watched(self, watched: Watched, case: Case, threads: int, beat: Beating) -> None:
+        inputs = self._inputs(case)
+        watched.fill(inputs)
+        self._run(watched.addresses, threads, beat)
+        watched.verify(inputs)
+
+    def _run(self, addresses: Sequence[int], threads: int, beat: Beating) -> None:
+        """One call, with nonsense on the stacks."""
+        poison(self._task.machine, threads).run()
+        beat(True)
+        self._executor.threads = threads
+        self._executor.time_range(*self._filled_up([addresses] * self._calls), _CALL_STEP, _CALL_STEP + 1)
+        beat(False)
+
+    def _filled_up(self, sets: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+        """The addresses of the plan's inputs and outputs: of each call's, then of the reference kernel's."""
+        *inputs, output = self._pace.addresses
+        return (
+            [address for addresses in sets for address in addresses[:-1]] + inputs,
+            [*(addresses[-1] for addresses in sets), output],
+        )
+
+    @property
+    def layout(self) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+        """The sizes of its buffers, and which of them go round."""
+        return tuple(self._sizes), tuple(self._goes_round)
+
+    def prepare(self, rounds: Rounds | None) -> None:
+        """Copies of what a call finds in memory and not in a cache, as many as together are beyond the caches; those
+        that another kernel of the task has left, where there are `rounds` to look for them."""
+        each = self._round_bytes
+        size = sum(self._sizes) - each + self._copies * each
+        if rounds is not None:
+            memory, filled = rounds.take(self.layout, size)
+        elif self._own is not None:
+            return
+        else:
+            memory, filled = self._blocks.take(size), False
+            self._own = memory
+        inputs = [] if filled else self._inputs(self._ordinary)
+        firsts: dict[int, np.ndarray] = {}
+        end = 0
+
+        def placed(number: int) -> int:
+            nonlocal end
+            begin, end = end, end + self._sizes[number]
+            if number in firsts:
+                memory[begin:end] = firsts[number]
+            elif number < len(inputs) and inputs[number].size:
+                memory[begin:end] = np.resize(inputs[number].reshape(-1).view(np.uint8), end - begin)
+                firsts[number] = memory[begin:end]
+            return int(memory.ctypes.data) + begin
+
+        fixed = {number: placed(number) for number, goes in enumerate(self._goes_round) if not goes}
+        numbers = range(len(self._sizes))
+        sets = [[fixed[n] if n in fixed else placed(n) for n in numbers] for _ in range(self._copies)]
+        self._addresses = self._filled_up(sets if self._copies > 1 else sets * self._calls)
+
+    def warm_up(self) -> None:
+        """Some calls that do not count, and how many fit into one entry."""
+        begin = time.perf_counter()
+        spent = 0.0
+        while spent < _WARM_SECONDS:
+            (((taken, _, _),), spent) = self.calls(1), time.perf_counter() - begin
+        self._entry = max(1, int(_ENTRY_SECONDS / max(taken, 1e-9)))
+
+    def calls(self, most: int | None = None) -> list[tuple[float, float, float]]:
+        """The next calls of the round: the seconds of each, and of the reference kernel just before and after it."""
+        assert self._addresses is not None
+        first = self._next
+        last = min(first + (most or self._entry), self._calls)
+        self._next = last % self._calls
+        begin, end = first * _STEPS_OF_A_CALL, last * _STEPS_OF_A_CALL + _CALL_STEP
+        times = self._executor.time_range(*self._addresses, begin, end)
+        return [
+            (times[at], times[at - 1], times[at + 2])
+            for at in range(_CALL_STEP, len(times), _STEPS_OF_A_CALL)
+        ]
+
+    def turn(self, rounds: Rounds, count: int) -> list[float]:
+        """The seconds of some calls behind one that does not count, from where others have left the round."""
+        self._next = rounds.place if rounds.place + count <= self._calls else 0
+        taken = [seconds for seconds, _, _ in self.calls(count)]
+        rounds.place = self._next
+        return taken[1:] or taken
+
+    def release(self) -> None:
+        if self._own is not None:
+            self._blocks.give_back(self._own)
+
+
+class Rounds:
+    """The memory that kernels of a task are timed on. Where two want places of the same sizes, the second finds there
+    what the first has left: the same numbers in another order, which take as long to multiply."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self._layout: object = None
+        self._block: np.ndarray | None = None
+        self.place = 0  # the next of a round that several kernels share
+
+    def release(self) -> None:
+        if self._block is not None:
+            self._blocks.give_back(self._block)
+        self._block = None
+
+    def take(self, layout: object, size: int) -> tuple[np.ndarray, bool]:
+        """Memory, and whether it was filled for this layout before."""
+        if self._block is not None and self._layout == layout:
+            return self._block, True
+        self.release()
+        self._block, self._layout = self._blocks.take(size), layout
+        return self._block, False
+
+
+def _roomy(size: int) -> int:
+    """Rounded up by an eighth at most: packed for another register tile, a weight is a little larger or smaller."""
+    return -(-size // (step := aligned(max(1, 1 << max(0, size.bit_length() - 4))))) * step
+
+
+def _copies(size: int, machine: CpuMachine) -> int:
+    """Of so many bytes, how many are beyond the caches."""
+    if not size:
+        return 1
+    wanted = math.ceil(_BEYOND_CACHES * machine.caches.last / size)
+    return max(1, min(wanted, _MOST_COPIES, _MOST_COPIED_BYTES // size))
+
+
+@lru_cache(maxsize=1)
+def _fences() -> Fences:
+    return Fences()

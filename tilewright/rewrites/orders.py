@@ -1,0 +1,113 @@
+"""In which order the axes of a value are stored.
+
+`order[d]` says what axis d of the storage is: an axis of the value, or the places in the blocks that an axis is cut
+into; then the axis itself stands for its blocks. Of a value [N, C, H, W],
+
+    (0, 1, 2, 3)                    is stored as it is written
+    (0, 2, 3, 1)                    as [N, H, W, C]
+    (0, 1, 2, 3, Block(1, 16))      as [N, C / 16, H, W, 16]
+
+An axis of extent 1, along which a value is the same everywhere, has one block of extent 1 whatever the order says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from tilewright.rewrites.shapes import Shape, inverse, reordered
+
+
+class Block(NamedTuple):
+    """The places in blocks of `size` along an axis."""
+
+    axis: int
+    size: int
+
+
+Entry = int | Block
+Order = tuple[Entry, ...]
+
+
+def identity(rank: int) -> Order:
+    return tuple(range(rank))
+
+
+def channels_last(rank: int) -> Order:
+    """Of a value that is written N C spatial, stored N spatial C."""
+    return (0, *range(2, rank), 1)
+
+
+def channels_first(rank: int) -> Order:
+    """Of a value that is written N spatial C, stored N C spatial."""
+    return (0, rank - 1, *range(1, rank - 1))
+
+
+def axis_of(entry: Entry) -> int:
+    return entry.axis if isinstance(entry, Block) else entry
+
+
+def blocks_of(order: Order) -> dict[int, int]:
+    """The axes that are cut into blocks, and their sizes."""
+    return {entry.axis: entry.size for entry in order if isinstance(entry, Block)}
+
+
+def renamed(order: Iterable[Entry], name: Callable[[int], int]) -> Order:
+    """The same order of axes with other numbers."""
+    return tuple(e._replace(axis=name(e.axis)) if isinstance(e, Block) else name(e) for e in order)
+
+
+def fits(shape: Sequence[int], order: Order) -> bool:
+    """Whether a value of this shape has whole blocks."""
+    return all(shape[axis] == 1 or shape[axis] % size == 0 for axis, size in blocks_of(order).items())
+
+
+def stored(shape: Sequence[int], order: Order) -> Shape:
+    """The shape in storage of a value of this shape."""
+    sizes = {axis: size for axis, size in blocks_of(order).items() if shape[axis] != 1}
+    return tuple(
+        sizes.get(entry.axis, 1) if isinstance(entry, Block) else shape[entry] // sizes.get(entry, 1)
+        for entry in order
+    )
+
+
+def per_axis(values: Sequence[int], order: Order, inside: Callable[[int], int] = lambda size: 0) -> Shape:
+    """`values`, one for each axis, for each axis of the storage; `inside(size)` for places in blocks, of axes along
+    which nothing is done."""
+    return tuple(inside(e.size) if isinstance(e, Block) else values[e] for e in order)
+
+
+def positions(axes: Iterable[int], order: Order) -> tuple[int, ...]:
+    """Which axes of the storage are those of the value."""
+    wanted = set(axes)
+    return tuple(place for place, entry in enumerate(order) if axis_of(entry) in wanted)
+
+
+@lru_cache(maxsize=4096)
+def conversion(shape: Shape, have: Order, need: Order) -> tuple[Shape, tuple[int, ...]]:
+    """How a value that is stored in one order is put into another: what its storage is reshaped to, so that axes are
+    cut as either wants them, and how these parts are permuted."""
+    if not blocks_of(have) and not blocks_of(need):
+        plain = [axis_of(entry) for entry in have]
+        return reordered(shape, plain), reordered(inverse(plain), [axis_of(entry) for entry in need])
+    cuts = {
+        axis: sorted({1, shape[axis], *(size for o in (have, need) if (size := blocks_of(o).get(axis)))})
+        for axis in range(len(shape))
+    }
+    before, after = (_parts(order, shape, cuts) for order in (have, need))
+    return tuple(high // low for _, low, high in before), tuple(before.index(part) for part in after)
+
+
+def _parts(order: Order, shape: Sequence[int], cuts: dict[int, list[int]]) -> list[tuple[int, int, int]]:
+    """The parts of axes in the order of storage, as (axis, elements to the next of it, elements to its end)."""
+    sizes, found = blocks_of(order), []
+    for entry in order:
+        axis = axis_of(entry)
+        if shape[axis] == 1:
+            found += [(axis, 1, 1)] if not isinstance(entry, Block) else []
+            continue
+        low, high = (1, entry.size) if isinstance(entry, Block) else (sizes.get(axis, 1), shape[axis])
+        steps = [cut for cut in cuts[axis] if low <= cut <= high]
+        found += [(axis, a, b) for a, b in zip(steps[-2::-1], steps[:0:-1], strict=True)]
+    return found

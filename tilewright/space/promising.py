@@ -1,0 +1,37 @@
+"""Of the configs for a piece of work those that no other does better by construction.
+
+What a template can rule out without a time is left out; the spaces of the others are whole. Searches take the whole
+spaces, which they look at here and there: this is for measuring everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.loops.ir import Program
+from tilewright.space.candidates import Candidates
+from tilewright.space.space import Config, Space
+from tilewright.space.template import Applied, Terms
+from tilewright.space.templates.cpu.contraction import AppliedContraction
+from tilewright.space.templates.cpu.promising import Promising
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """A template applied to a task, with a part of its space."""
+
+    whole: Applied
+    space: Space
+
+    def terms(self, config: Config) -> Terms | None:
+        return self.whole.terms(config)
+
+    def program(self, config: Config) -> Program:
+        return self.whole.program(config)
+
+
+def promising(candidates: Candidates) -> Candidates:
+    return Candidates(candidates.work, only=tuple(map(_narrowed, candidates.applied)))
+
+
+def _narrowed(applied: Applied) -> Applied:
+    return Narrowed(applied, Promising(applied).space) if isinstance(applied, AppliedContraction) else applied

@@ -1,0 +1,167 @@
+"""Of the configs of a contraction those that no other does better by construction: hundreds to a few thousand.
+
+tile      register tiles that starve the multiply-add ports, for loads or for too few sums at a time, or that compute
+          more than a little twice at the ends of axes, are left out; so is code that could be unrolled further
+block     of blocks that come to the same size, one; none that leaves a core idle or does rows again where others do
+          not; none that together with a panel does not fit the second cache, where others do; of those that are left
+          the largest, which read the panels least often
+piece     the longest pieces of a panel that fit the first cache beside a tile's data, and all of it at once; any where
+          so few rows pass it that it need not stay there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilewright.loops.tiling import extent_of
+from tilewright.space.space import Knob, Space, Value
+from tilewright.space.templates.cpu.contraction import WRITTEN_OUT, AppliedContraction, Shape
+
+_Tile = tuple[int, int]  # rows, vectors
+
+_SUMS = 8  # at a time, below which a multiply-add waits for the one before
+_LOADS_EACH = 1.6  # multiply-adds for which there is time while a load is issued
+_TILE_SLACK = 1.15  # of the best tile's instructions
+_DEAL_SLACK = 1.12  # of the time of the slowest thread, dealt out as well as possible
+_LARGEST = 3  # blocks for a number of chunks: a larger one reads the panels less often
+_PIECES = 2  # lengths of pieces
+_PASSING = 2  # register tiles that pass a panel, up to which it need not stay in the first cache
+_FIRST_CACHE = 1.1  # of its size: what is a little too large still finds most of itself there
+_SECOND_CACHE = 1.0
+
+
+@dataclass(frozen=True)
+class Promising:
+    applied: AppliedContraction
+
+    @cached_property
+    def space(self) -> Space:
+        whole = self.applied.space
+        rows, vectors = ({tile[place] for tile in self._tiles} for place in (0, 1))
+        kept = {"rows": rows, "vectors": vectors}
+        knobs = (
+            Knob(
+                knob.name,
+                tuple(n for n in knob.choices if n in kept.get(knob.name, knob.choices)),
+                None,
+                knob.ordered,
+            )
+            for knob in whole.knobs
+        )
+        return Space(whole.template, tuple(knobs), self._legal, whole.together)
+
+    def _legal(self, values: Mapping[str, Value]) -> bool:
+        tile = int(values["rows"]), int(values["vectors"])
+        if tile not in self._tiles or int(values["unroll"]) != self._tiles[tile]:
+            return False
+        shape = self.applied._shape(values)
+        return (
+            int(values["block"]) in self._blocks[tile]
+            and (shape.block, shape.chunks) in self._deals[tile]
+            and shape.tap_block in self._pieces[tile]
+            and self.applied._legal(values)
+        )
+
+    # -- register tiles -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _tiles(self) -> dict[_Tile, int]:
+        """How far the code of each is unrolled."""
+        choices = {knob.name: tuple(map(int, knob.choices)) for knob in self.applied.space.knobs[:3]}
+        scores = {
+            (rows, vectors): self._instructions(rows, vectors)
+            for rows in choices["rows"]
+            for vectors in choices["vectors"]
+            if (rows * vectors + vectors + 1) * self.applied.registers_each
+            <= self.applied.machine.vector_registers
+        }
+        best = min(scores.values())
+        return {
+            (rows, vectors): max(n for n in choices["unroll"] if n == 1 or rows * vectors * n <= WRITTEN_OUT)
+            for (rows, vectors), score in scores.items()
+            if score <= _TILE_SLACK * best
+        }
+
+    def _instructions(self, rows: int, vectors: int) -> float:
+        """For all results, up to a factor: of the ports that are busy longest."""
+        product, lanes = self.applied.product, self.applied.lanes
+        down = product.rows[-1].extent if product.rows else 1
+        columns = -(-product.vector.extent // lanes)
+        last = columns % vectors if self.applied.narrows else 0
+        panels = -(-columns // vectors) - (last > 0)
+        each = max(rows * vectors, _SUMS, _LOADS_EACH * (rows + vectors))
+        narrow = max(rows * last, _SUMS, _LOADS_EACH * (rows + last)) if last else 0.0
+        return -(-down // rows) * (panels * each + narrow)
+
+    # -- blocks of rows and chunks of panels ----------------------------------------------------------------------
+
+    @cached_property
+    def _blocks(self) -> dict[_Tile, frozenset[int]]:
+        """Values of the knob: the first of those that come to the same size."""
+        found: dict[_Tile, frozenset[int]] = {}
+        for tile in self._tiles:
+            by_size: dict[int, int] = {}
+            for block in self._choices("block"):
+                by_size.setdefault(self._of_tile(tile, block=block).block, block)
+            found[tile] = frozenset(by_size.values())
+        return found
+
+    @cached_property
+    def _deals(self) -> dict[_Tile, frozenset[tuple[int, int]]]:
+        """(size of a block, chunks) that keep all cores busy about equally long, in the second cache if that can be."""
+        found: dict[_Tile, frozenset[tuple[int, int]]] = {}
+        for tile, blocks in self._blocks.items():
+            shapes = [
+                shape
+                for block in blocks
+                for chunks in self._choices("chunks")
+                if (shape := self._of_tile(tile, block=block, chunks=chunks)).chunks == chunks
+            ]
+            fitting = [shape for shape in shapes if self._fits(shape)] or shapes
+            best = min(map(self._slowest, fitting))
+            even = [shape for shape in fitting if self._slowest(shape) <= _DEAL_SLACK * best]
+            even.sort(key=lambda shape: -shape.block)
+            found[tile] = frozenset(
+                (shape.block, chunks)
+                for chunks in self._choices("chunks")
+                for shape in [each for each in even if each.chunks == chunks][:_LARGEST]
+            )
+        return found
+
+    def _of_tile(self, tile: _Tile, **values: int) -> Shape:
+        """A config's shape; what it does not depend on is as it comes."""
+        whole = {knob.name: knob.choices[0] for knob in self.applied.space.knobs}
+        return self.applied._shape({**whole, "rows": tile[0], "vectors": tile[1], **values})
+
+    def _slowest(self, shape: Shape) -> float:
+        """The work of the slowest thread, as a share of all there is."""
+        product, cores = self.applied.product, self.applied.machine.cores
+        outer = product.rows[0].extent if product.rows else 1
+        iterations = extent_of(product.shared) * shape.chunks * shape.blocks
+        twice = shape.blocks * shape.block / outer * shape.chunks * shape.per_chunk / shape.panels.count
+        return -(-iterations // cores) / iterations * twice
+
+    def _fits(self, shape: Shape) -> bool:
+        panel = shape.panels.size * self.applied.product.length * self.applied.product.weight_bytes
+        room = _SECOND_CACHE * self.applied.machine.caches.l2_per_core
+        return panel + self.applied._block_bytes(shape) <= room
+
+    # -- pieces of a panel ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def _pieces(self) -> dict[_Tile, frozenset[int]]:
+        product, room = self.applied.product, _FIRST_CACHE * self.applied.machine.caches.l1
+        found: dict[_Tile, frozenset[int]] = {}
+        for tile in self._tiles:
+            shape = self._of_tile(tile)
+            each = (
+                shape.panels.size * product.weight_bytes + shape.rows * product.data.dtype.bytes
+            )  # for a tap
+            fitting = [n for n in self._choices("tap_block") if 0 < n * product.whole_taps * each <= room]
+            found[tile] = frozenset({0, *sorted(fitting)[-_PIECES:]})
+        return found
+
+    def _choices(self, name: str) -> tuple[int, ...]:
+        return next(tuple(map(int, knob.choices)) for knob in self.applied.space.knobs if knob.name == name)

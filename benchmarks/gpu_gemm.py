@@ -174,6 +174,27 @@ def scaled(batch: int, size: int, inside: int, outside: int) -> Case:
     )
 
 
+def pooled(batch: int, size: int, inside: int, outside: int) -> Case:
+    """The mean of each image behind relu(x w + residual), as at the end of a network: the image is never written."""
+
+    def make() -> tuple[Task, list[torch.Tensor]]:
+        x = Inputs()
+        image, weight = x(batch, size, size, inside)[0], x(inside, outside, scale=inside**-0.5)[0]
+        total = apply("add", apply("matmul", image, weight), x(batch, size, size, outside)[0])
+        return x.task(apply("mean", apply("relu", total), axes=(1, 2), keepdims=False)), x.tensors
+
+    def alone(t: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.matmul(t[0], t[1])
+
+    def whole(t: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.relu(alone(t) + t[2]).mean((1, 2))
+
+    flops = 2.0 * batch * size * size * inside * outside
+    return Case(
+        f"mean of images, {batch} x {size} x {size}, {inside} -> {outside}", flops, make, alone, whole
+    )
+
+
 def attention(
     batch: int, heads: int, length: int, width: int, causal: bool = False, mask: bool = False
 ) -> Case:
@@ -234,6 +255,8 @@ CASES = [
     gated(16384, 256, 1024),
     scaled(32, 56, 144, 24),
     scaled(32, 14, 672, 112),
+    pooled(32, 7, 512, 2048),
+    pooled(256, 14, 256, 256),
     attention(8, 12, 512, 64),
     attention(1, 12, 512, 64),
     attention(32, 12, 197, 64),

@@ -47,3 +47,9 @@ def test_what_is_prefetched_hides_behind_the_arithmetic() -> None:
     assert seconds(hidden, host(), 2) < seconds(TERMS, host(), 2)
     slow = replace(TERMS, from_memory=1e9)
     assert seconds(replace(slow, prefetched=1e9), host(), 2) > 1e9 / 2 / 50e9, "bandwidth is still a bound"
+
+
+def test_more_loads_than_multiply_adds_are_a_bound_of_their_own() -> None:
+    few = replace(TERMS, loads=0.2 * TERMS.arithmetic)
+    many = replace(TERMS, loads=1.2 * TERMS.arithmetic)
+    assert seconds(many, host(), 2) > 1.4 * seconds(few, host(), 2)

@@ -102,6 +102,12 @@ def test_columns(kind: str, groups: int, rows: int, columns: int, dtype: DType, 
     assert program.decisions.startswith("columns")
 
 
+def test_columns_as_loops() -> None:
+    inputs = Inputs()
+    task = inputs.task(apply("sum", inputs(17, 161), axes=(0,), keepdims=False))
+    assert check(task, with_vectors(64, streams=True), slow=True).decisions.startswith("columns")
+
+
 def test_what_fits_a_cache_is_summed_in_registers() -> None:
     inputs = Inputs()
     task = inputs.task(apply("sum", inputs(20, 256), axes=(0,), keepdims=False))
@@ -137,7 +143,7 @@ def test_results_of_the_same_neighbours_are_turned_in_registers(mode: str, facto
     coordinates = "half_pixel" if mode == "linear" else "asymmetric"
     x = inputs(2, 5, 50)
     task = inputs.task(apply("resize", x, sizes=(5, 50 * factor), mode=mode, coordinates=coordinates))
-    assert statements(check(task, with_vectors(64)), Transpose)
+    assert statements(check(task, with_vectors(64), slow=True), Transpose)
 
 
 # -- rows put together, rows looked up, rows written behind ------------------------------------------------------------

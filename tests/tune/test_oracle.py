@@ -148,6 +148,26 @@ def test_between_convolutions_they_are_as_those_are() -> None:
     assert layouts(laid_out(apply("mean", x, axes=(2, 3), keepdims=False))) == {"channels_last"}
 
 
+def test_an_image_is_read_as_it_comes_and_written_channels_last() -> None:
+    x = conv(x_input(1, 3, 65, 65), weight(64, 3, 7, 7), stride=(2, 2), padding=((3, 3), (3, 3)))
+    for seed in range(2):
+        x = conv(apply("relu", x), weight(64, 64, 3, 3, seed=seed), padding=ONE)
+    after = laid_out(apply("mean", x, axes=(2, 3), keepdims=False))
+    assert layouts(after) == {"channels_by_64", "channels_last"} and not permuted_bytes(after)
+    first = run_pipeline(graph_of(x), oracle=ORACLE).calls[0].task.graph
+    assert [node.op for node in first.nodes() if not node.is_input][:2] == ["pad", "conv"]
+
+
+def test_large_windows_over_many_channels_are_in_blocks() -> None:
+    x = x_input(1, 512, 28, 28)
+    for seed in range(4):
+        depthwise = conv(x, weight(512, 1, 5, 5, seed=seed), padding=((2, 2), (2, 2)), groups=512)
+        x = apply("add", apply("relu", depthwise), weight(512, 1, 1, seed=seed))
+    after = rewrite(graph_of(apply("mean", x, axes=(2, 3), keepdims=False)), oracle=ORACLE)
+    assert layouts(after) == {"channels_by_16"}
+    assert permuted_bytes(after) == x.type.bytes
+
+
 zoo = pytest.importorskip("tilewright.zoo")
 torch_export = pytest.importorskip("tilewright.frontend.torch_export")
 

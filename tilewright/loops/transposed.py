@@ -147,7 +147,8 @@ def _program(formula: Formula, machine: CpuMachine, turn: _Turn) -> Program:
     place = placed(offset, 0, 0) + element if turn.reads_run else placed(offset, step, lane)
     fill = nest(in_tile, Store(tile, element, te.Load(source, (place,))))
     ahead = te.Var("r", turn.rows)
-    asked = nest([(ahead, Kind.UNROLL)], Prefetch(source, placed(offset, ahead + turn.rows, 0)))
+    level = 2 if staged else 1
+    asked = nest([(ahead, Kind.UNROLL)], Prefetch(source, placed(offset, ahead + turn.rows, 0), level))
     # The processor's own look-ahead follows longer runs, and leaves its buffers of misses to what is written.
     short = read.blocks.size * turn.load.dtype.bytes < _PAGE
     moves = coefficient(offset, turn.written) != 0

@@ -22,7 +22,7 @@ from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.rewrites.base import Pass
 from tilewright.rewrites.layout_assignment import Assignment, Costs, assign, solve
-from tilewright.rewrites.layout_ways import Way, folds, ways_of, written
+from tilewright.rewrites.layout_ways import Way, folds, gives_channels_last, ways_of, written
 from tilewright.rewrites.oracle import CostOracle, FewestBytes
 from tilewright.rewrites.orders import Order, conversion, identity, stored
 from tilewright.rewrites.partition import partition
@@ -40,11 +40,9 @@ class Layout(Pass):
         convolutions are."""
         found, costs = assign(graph, self.oracle)
         result = _Conversion(graph, found, costs).run()
-        if all(way.layout in (None, "channels_last") for way in found.ways.values()):
+        if all(way.layout is None or gives_channels_last(node, way) for node, way in found.ways.items()):
             return result
-        last = _Conversion(
-            graph, solve(graph, costs, lambda node, way: way.layout == "channels_last"), costs
-        ).run()
+        last = _Conversion(graph, solve(graph, costs, gives_channels_last), costs).run()
         if not any(_is_chain(task) for task in _tasks(last)):
             return result
         return min(result, last, key=lambda each: sum(map(self.oracle.seconds, _tasks(each))))

@@ -30,7 +30,7 @@ import numpy as np
 from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.op import Fusion, op_of
 from tilewright.rewrites.fold_permute import absorbs
-from tilewright.rewrites.layout_ways import WITH_LAYOUT, Way, folds, ways_of, written
+from tilewright.rewrites.layout_ways import WITH_LAYOUT, Way, folds, gives_channels_last, ways_of, written
 from tilewright.rewrites.oracle import CostOracle
 from tilewright.rewrites.orders import Order, conversion, identity, stored
 from tilewright.rewrites.partition import partition
@@ -70,7 +70,7 @@ def assign(graph: Graph, oracle: CostOracle) -> tuple[Assignment, Costs]:
         for choice in best.ways.items():
             costs.learn(*choice)
         best = solve(graph, costs)
-        last = solve(graph, costs, lambda node, way: way.layout == "channels_last")
+        last = solve(graph, costs, gives_channels_last)
         kept = solve(graph, costs, lambda node, way: way.layout == node.attrs["layout"])
         best = min(best, last, kept, key=lambda each: each.total)
     return best, costs

@@ -48,6 +48,12 @@ class Way:
     layout: str | None = None  # of an operator that has one
 
 
+def gives_channels_last(node: Node, way: Way) -> bool:
+    """Of an operator with a layout, in one of its ways."""
+    channels = layouts.channels_of(node.shape, node.attrs["layout"])
+    return way.layout in (layouts.LAST, layouts.by(channels))
+
+
 def folds(node: Node) -> bool:
     """Whether it is a constant, or movement of one, or the same everywhere: it is there in any order for nothing."""
     while node.op in ("permute", "reshape"):

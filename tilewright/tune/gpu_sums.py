@@ -1,5 +1,5 @@
-"""Products whose results are only combined over rows, as by the mean of an image: both are one kernel, or two of which
-the first leaves little for the second.
+"""Products whose results are only combined, over rows as by the mean of an image, or over columns: both are one kernel,
+or two of which the first leaves little for the second.
 
     [conv + add + relu]  [mean]   ->   [conv + add + relu + mean of each part]  [mean of the parts]
 
@@ -16,14 +16,14 @@ from tilewright.graph.task import Partition, Task, TaskCall
 from tilewright.hw.gpu import GpuMachine
 from tilewright.space.sketches.cuda import SKETCHES
 from tilewright.space.templates.cuda import TEMPLATES
-from tilewright.space.templates.cuda.sums import KINDS, MOST_ROWS, TensorSums, rows_of
+from tilewright.space.templates.cuda.sums import KINDS, MOST, TensorSums, combined_of
 from tilewright.space.templates.cuda.template import GpuWork
 from tilewright.space.vendor.pieces import Piece, with_producer
 from tilewright.space.vendor.tall import in_parts
 
 _START = 2e-6  # seconds of a kernel that does little
-_FEWEST_ROWS = 16
-_FILLED = 0.7  # of a tile's rows
+_FEWEST = 16  # rows or columns of a part
+_FILLED = 0.7  # of a tile
 
 Joined = tuple[Partition, dict[str, Piece]]
 
@@ -58,13 +58,13 @@ def with_sums(partition: Partition, pieces: dict[str, Piece], machine: GpuMachin
 
 
 def _reduced(call: TaskCall, pieces: dict[str, Piece]) -> Node | None:
-    """What a call of ours reads to combine its rows, and for nothing else."""
+    """What a call of ours reads to combine its rows or columns, and for nothing else."""
     piece = pieces.get(call.key)
     if piece is None or piece.call is not None:
         return None
     graph = call.task.graph
     found = [node for node in graph.nodes() if node.op in KINDS]
-    if len(found) != 1 or not found[0].inputs[0].is_input or rows_of(found[0]) is None:
+    if len(found) != 1 or not found[0].inputs[0].is_input or combined_of(found[0]) is None:
         return None
     source = found[0].inputs[0]
     return call.inputs[source.attrs["index"]] if len(graph.users()[source]) == 1 else None
@@ -102,26 +102,26 @@ def _alone(task: Task, machine: GpuMachine) -> float:
 
 
 def _cuts(task: Task) -> list[tuple[Piece, Piece | None]]:
-    """All in one kernel, where the reduction is the last and its rows are few; or in parts, combined by a second."""
+    """All in one kernel, where the reduction is the last and short; or in parts, combined by a second."""
     (node,) = (each for each in task.graph.nodes() if each.op in KINDS)
-    rows = rows_of(node)
-    assert rows is not None
-    if node is task.output and rows.rows <= MOST_ROWS:
+    of = combined_of(node)
+    assert of is not None
+    if node is task.output and of.size <= MOST:
         return [(Piece(task, task.graph.inputs, node), None)]
     possible = [
         count
-        for count in range(1, rows.rows + 1)
-        if rows.rows % count == 0 and _FEWEST_ROWS <= rows.rows // count <= MOST_ROWS
+        for count in range(1, of.size + 1)
+        if of.size % count == 0 and _FEWEST <= of.size // count <= MOST
     ]
-    well = [count for count in possible if _filled(rows.rows // count) >= _FILLED]
-    return [in_parts(task, node, rows, count) for count in (well or possible)[:4]]
+    well = [count for count in possible if _filled(of.size // count) >= _FILLED]
+    return [in_parts(task, node, of, count) for count in (well or possible)[:4]]
 
 
-def _filled(rows: int) -> float:
-    tile = _FEWEST_ROWS
-    while tile < rows:
+def _filled(size: int) -> float:
+    tile = _FEWEST
+    while tile < size:
         tile *= 2
-    return rows / tile
+    return size / tile
 
 
 def _calls(whole: TaskCall, first: Piece, rest: Piece | None) -> list[tuple[TaskCall, Piece]]:

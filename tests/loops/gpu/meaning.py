@@ -14,6 +14,7 @@ from tilewright.loops.gpu.tensor import (
     ComputedOperand,
     MatrixOperand,
     Operand,
+    Reduced,
     TensorProduct,
     WindowOperand,
 )
@@ -34,11 +35,49 @@ def meaning(product: TensorProduct) -> Program:
             product.name, product.params, nest([*batch, (m, Kind.SERIAL), (vector, Kind.SERIAL)], body)
         )
     reduced = product.reduced
-    part, row = te.Var("part", product.m // reduced.rows), te.Var("row", reduced.rows)
-    at = {m: part * reduced.rows + row}
+    if reduced.along:
+        return _along(product, reduced, m)
+    part, row = te.Var("part", product.m // reduced.size), te.Var("row", reduced.size)
+    at = {m: part * reduced.size + row}
     added = block(_sums(product, m, vector), with_values(reduced.add, first))
     body = block(reduced.begin, nest([(row, Kind.SERIAL)], with_values(added, at)), reduced.write)
     return Program(product.name, product.params, nest([(part, Kind.SERIAL), (vector, Kind.SERIAL)], body))
+
+
+def _along(product: TensorProduct, reduced: Reduced, m: te.Var) -> Program:
+    """Vector by vector of a part's columns, then the lanes of what was combined."""
+    lanes = product.lanes
+    part, vector = te.Var("part", product.n // reduced.size), te.Var("vector", reduced.size // lanes)
+    place = te.Var("place_n", product.n // lanes)
+    added = block(_sums(product, m, place), with_values(reduced.add, _first_of_tile(product)))
+    at = {place: part * vector.extent + vector}
+    zero, lane = te.as_index(0), te.Var("other", lanes)
+    combiner = te.REDUCE_COMBINERS[reduced.kind]
+    total = replace(reduced.total, scope=Scope.SCRATCH)
+
+    def scratch(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, For):
+            return replace(stmt, body=scratch(stmt.body))
+        if isinstance(stmt, Block):
+            return block(*map(scratch, stmt.stmts))
+        assert isinstance(stmt, Store)
+
+        def moved(node: te.Expr) -> te.Expr | None:
+            is_total = isinstance(node, te.Load) and node.source == reduced.total
+            return te.Load(total, node.indices) if is_total else None  # type: ignore[attr-defined]
+
+        buffer = total if stmt.buffer == reduced.total else stmt.buffer
+        return Store(buffer, stmt.index, te.rewrite(stmt.value, moved))
+
+    both = te.call(combiner, te.Load(total, (zero,)), te.Load(total, (lane,)))
+    folded = If(te.call("lt", zero, lane), Store(total, zero, both))
+    body = block(
+        scratch(reduced.begin),
+        nest([(vector, Kind.SERIAL)], scratch(with_values(added, at))),
+        nest([(lane, Kind.SERIAL)], folded),
+        scratch(reduced.write),
+    )
+    return Program(product.name, product.params, nest([(m, Kind.SERIAL), (part, Kind.SERIAL)], body))
 
 
 def _sums(product: TensorProduct, m: te.Var, vector: te.Var) -> Stmt:
@@ -77,10 +116,10 @@ def _element(operand: Operand, name: str, outer: te.Expr, k: te.Var) -> tuple[li
 def _computed(operand: ComputedOperand, name: str, outer: te.Expr, k: te.Var) -> tuple[list[Stmt], te.Expr]:
     """The vector that the element is in is read and computed, and it taken from there."""
     along = outer if operand.turned else k
-    first = along - along % operand.lanes
+    number = along // operand.lanes
     at = {
-        te.Var("outer", _extent(operand.read, "outer")): first if operand.turned else outer,
-        te.Var("depth", _extent(operand.read, "depth")): k if operand.turned else first,
+        te.Var("outer", _extent(operand.read, "outer")): number if operand.turned else outer,
+        te.Var("depth", _extent(operand.read, "depth")): k if operand.turned else number,
     }
     names = {
         buffer: replace(buffer, name=f"{name}_{buffer.name}", scope=Scope.SCRATCH)

@@ -3,7 +3,8 @@
 An iteration of the parallel loop is a block, one of a thread loop a thread; register buffers are arrays that the
 compiler keeps in registers, since unrolled loops are marked so; scratch memory is shared memory, with a barrier before
 each thread loop that touches it, unless all that is there was copied and awaited. A vector loop accesses memory in
-packs where a vector begins at a multiple of its length, and computes lane by lane.
+packs where a vector begins at a multiple of its length, and computes lane by lane. What a store to registers that is
+`streamed` reads is asked for where it stands: the compiler would rather read it where it is needed.
 """
 
 from __future__ import annotations
@@ -359,7 +360,9 @@ class _Emitter:
                 name = self.fresh()
                 guard = None if condition is None else self.value(condition)
                 first = self.value(simplify(te.substitute(load.indices[0], {lane: te.as_index(0)})))
-                value = f"*reinterpret_cast<const {kind}*>({load.source.name} + {first})"
+                place = f"reinterpret_cast<const {kind}*>({load.source.name} + {first})"
+                asked_now = stmt.streamed and load.source.scope is Scope.GLOBAL
+                value = f"asked_now({place})" if asked_now else f"*{place}"
                 if guard is None:
                     self.line(f"const {kind} {name} = {value};")
                 else:

@@ -33,6 +33,20 @@ struct alignas(sizeof(T) * N) Pack {
   T at[N];
 };
 
+// 16 bytes that are on their way from here on: no barrier is passed before they are asked for.
+template <class P>
+__device__ inline P asked_now(const P* from) {
+  static_assert(sizeof(P) == 16, "one access");
+  struct alignas(16) Words {
+    unsigned at[4];
+  } words;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.at[0]), "=r"(words.at[1]), "=r"(words.at[2]), "=r"(words.at[3])
+               : "l"(from)
+               : "memory");
+  return reinterpret_cast<const P&>(words);
+}
+
 __device__ inline f32 wide(f16 x) {
   f32 y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));

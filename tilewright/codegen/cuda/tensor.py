@@ -16,7 +16,7 @@ from tilewright.loops.gpu.tensor import (
     ComputedOperand,
     MatrixOperand,
     Operand,
-    ReducedRows,
+    Reduced,
     TensorProduct,
     WindowOperand,
 )
@@ -109,7 +109,7 @@ def _write(kernel: Kernel, size: tuple[int, int], tile: tuple[int, int], split: 
     ]
 
 
-def _write_reduced(product: TensorProduct, reduced: ReducedRows) -> list[str]:
+def _write_reduced(product: TensorProduct, reduced: Reduced) -> list[str]:
     """Threads share the columns of a tile, and, where they are more, the rows of each column; then the first of them
     takes in what the others have, in their order."""
     t, lanes = product.tiles, product.lanes
@@ -142,18 +142,58 @@ def _write_reduced(product: TensorProduct, reduced: ReducedRows) -> list[str]:
     return [
         "  __syncthreads();",
         f"  {kind}* const parts = reinterpret_cast<{kind}*>(shared);",
-        f"  const int part = m0 / {reduced.rows}, own = threadIdx.x / {across};",
+        f"  const int part = m0 / {reduced.size}, own = threadIdx.x / {across};",
         f"  for (int first = 0; first < {wide}; first += {across}) {{",
         f"    const int sum_vector = first + threadIdx.x % {across}, place_n = n0 / {lanes} + sum_vector;",
         f"    {kind} {total}[{lanes}];",
         emitted(reduced.begin, 2),
-        f"    for (int sum_row = own; sum_row < {reduced.rows}; sum_row += {groups}) {{",
+        f"    for (int sum_row = own; sum_row < {reduced.size}; sum_row += {groups}) {{",
         "      const int place_m = m0 + sum_row;",
         f"      {f'if ({inside}) ' if inside else ''}{{",
         emitted(reduced.add, 4),
         "      }",
         "    }",
         *(joined if groups > 1 else []),
+        f"    if (own == 0{f' && {inside}' if inside else ''}) {{",
+        emitted(reduced.write, 3),
+        "    }",
+        "  }",
+    ]
+
+
+def _write_along(product: TensorProduct, reduced: Reduced) -> list[str]:
+    """Neighbouring threads share a row, vector by vector, and combine what they have within their warp."""
+    t, lanes = product.tiles, product.lanes
+    wide = reduced.size // lanes
+    across = next(count for count in (32, 16, 8, 4, 2, 1) if count <= wide)
+    rows = t.threads // across
+    inside = " && ".join(
+        [
+            *([f"sum_row < {t.bm}"] if t.bm % rows else []),
+            *([f"place_m < {product.m}"] if product.m % t.bm else []),
+        ]
+    )
+    kind, total, name = c_type(reduced.total.dtype), reduced.total.name, reduced.kind.capitalize()
+
+    def emitted(stmt: Stmt, depth: int) -> str:
+        return emit_statement(stmt, product.params, depth).rstrip("\n")
+
+    return [
+        "  __syncthreads();",
+        f"  const int part = n0 / {reduced.size}, own = threadIdx.x % {across};",
+        f"  for (int first = 0; first < {t.bm}; first += {rows}) {{",
+        f"    const int sum_row = first + threadIdx.x / {across}, place_m = m0 + sum_row;",
+        f"    {kind} {total}[{lanes}];",
+        emitted(reduced.begin, 2),
+        f"    {f'if ({inside}) ' if inside else ''}{{",
+        f"      for (int sum_vector = own; sum_vector < {wide}; sum_vector += {across}) {{",
+        f"        const int place_n = n0 / {lanes} + sum_vector;",
+        emitted(reduced.add, 4),
+        "      }",
+        "    }",
+        "#pragma unroll",
+        f"    for (int v = 1; v < {lanes}; ++v) {total}[0] = {name}()({total}[0], {total}[v]);",
+        f"    {total}[0] = combined<{across}, {name}>({total}[0]);",
         f"    if (own == 0{f' && {inside}' if inside else ''}) {{",
         emitted(reduced.write, 3),
         "    }",
@@ -207,7 +247,8 @@ def _at_once(product: TensorProduct) -> list[str]:
         pitch = t.bn + ROW_PADDING
         lines.append(f"  add_parts<{t.split}, {t.bm}, {t.bn}, {pitch}, {t.threads}>(sums, part);")
     if product.reduced is not None:
-        return [*lines, *_write_reduced(product, product.reduced)]
+        combine = _write_along if product.reduced.along else _write_reduced
+        return [*lines, *combine(product, product.reduced)]
     return [*lines, *_write(product, (product.m, product.n), (t.bm, t.bn), t.split)]
 
 
@@ -261,7 +302,7 @@ def _place(product: TensorProduct, number: str) -> list[str]:
         f"  const int group = tile / {_RASTER * columns} * {_RASTER};",
         f"  const int height = min({rows} - group, {_RASTER});",
         f"  const int m0 = (group + tile % {_RASTER * columns} % height) * {product.step_m};",
-        f"  const int n0 = tile % {_RASTER * columns} / height * {product.tiles.bn};",
+        f"  const int n0 = tile % {_RASTER * columns} / height * {product.step_n};",
         *_batch(product.batch, f"{number} / {rows * columns}"),
     ]
 
@@ -301,7 +342,7 @@ def _loader(product: TensorProduct, operand: Operand, left: bool) -> str:
         name = "Left" if left else "Right"
         switches = f"{_bool(operand.turned)}, {_bool(left)}, {operand.lanes}, {t.threads}"
         return f"Computed<{kind}, {outer}, {t.bk}, {switches}, {name}>"
-    whole = extent % outer == 0 and (not left or product.step_m == outer)
+    whole = extent % outer == 0 and (product.step_m if left else product.step_n) == outer
     return _matrix_type(kind, operand, outer, t.bk, left, t.threads, whole)
 
 

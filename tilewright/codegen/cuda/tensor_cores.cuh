@@ -273,7 +273,7 @@ struct Gathered : Fragments<OUTER, DEPTH, false, true, sizeof(T)> {
 };
 
 // One operand computed on its way. What `Source` reads for LANES neighbours is asked for when a tile begins; when it
-// ends, they are computed and stored. Their place is that of the first; `read` says whether they are not zero.
+// ends, they are computed and stored. Their place is the number of the vector; `read` says whether they are not zero.
 template <class T, int OUTER, int DEPTH, bool TURNED, bool LEFT, int LANES, int THREADS, class Source>
 struct Computed : Fragments<OUTER, DEPTH, TURNED, LEFT, sizeof(T)> {
   using Layout = typename Fragments<OUTER, DEPTH, TURNED, LEFT, sizeof(T)>::Layout;
@@ -298,7 +298,8 @@ struct Computed : Fragments<OUTER, DEPTH, TURNED, LEFT, sizeof(T)> {
       for (int e = 0; e < PARTS; ++e) {
         const int row = P::row(i), column = P::column(i) + e * LANES;
         const int at = outer + (TURNED ? column : row), deep = depth + (TURNED ? row : column);
-        inside[i][e] = at < outers && deep < depths && source.read(held[i][e], at, deep);
+        inside[i][e] = at < outers && deep < depths &&
+                       source.read(held[i][e], TURNED ? at / LANES : at, TURNED ? deep : deep / LANES);
       }
     }
   }

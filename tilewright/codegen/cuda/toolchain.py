@@ -55,6 +55,7 @@ def compile_source(source: str, capability: str, *, strict: bool = False) -> Com
         f"--gpu-architecture={capability}",
         "--std=c++17",
         f"--fmad={'false' if strict else 'true'}",
+        f"--prec-div={'true' if strict else 'false'}",  # else within 2 units of the last place, and without branches
         # NVRTC's own cache: what comes out of it comes without the words of ptxas, and code is kept here anyway.
         "--no-cache",
     ]

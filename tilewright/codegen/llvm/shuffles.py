@@ -22,6 +22,8 @@ _BLOCK_BITS = 128
 
 def transposed(builder: ir.IRBuilder, vectors: Sequence[ir.Value], rows: int) -> Vectors:
     """The transpose of the matrix in `vectors`, row after row."""
+    if rows == 1:
+        return list(vectors)
     kind = vectors[0].type
     if isinstance(kind.element, ir.HalfType):  # which few processors shuffle as such
         bits = ir.VectorType(ir.IntType(16), kind.count)

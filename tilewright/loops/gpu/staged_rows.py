@@ -100,7 +100,7 @@ class _Staged(Rows):
         own = step * lanes + lane
         target = own if into.scope is Scope.REGISTER else in_row
         origin = own if row is None else row * self.length + in_row
-        copy = Store(into, target, te.Load(source, (origin,)))
+        copy = Store(into, target, te.Load(source, (origin,)), streamed=into.scope is Scope.REGISTER)
         return nest([(step, Kind.UNROLL), (lane, Kind.VECTOR)], copy)
 
     def program(self) -> Program:

@@ -5,7 +5,8 @@ each sum. The loops themselves are written by hand, in CUDA C++, with this fille
       sums[BM, BN] = a[m, k] * b[k, n] over all k     (STAGES tiles of depth BK under way in shared memory)
       for threads: `write`, at (m, n + lanes)         (any expression of the sums, neighbours along n)
 
-With `reduced`, what becomes of the sums is combined over the rows of a tile, and the combinations alone are written.
+With `reduced`, what becomes of the sums is combined over the rows of a tile, or its columns, and the combinations alone
+are written.
 Where `split` > 1, so many blocks, a cluster, sum a part of the depth each; then each adds up and writes a part of the
 rows. `persistent` blocks compute several tiles in turn, and load what the next one needs while they write.
 """
@@ -92,8 +93,8 @@ class WindowOperand:
 class ComputedOperand:
     """A matrix whose elements are computed on their way to shared memory. `read` brings what `lanes` neighbours take
     into the registers `kept`, `compute` makes them of these, in `value`. They are neighbours along k, or, where
-    `turned`, along m or n; the first is at `outer`, the place there, and `depth`, that in k: free variables, as are the
-    batch axes `batch`. Where `inside` does not hold they are zero."""
+    `turned`, along m or n. Their places are the free variables `outer` and `depth`, of which the one that they are
+    neighbours along counts vectors; so are the batch axes `batch`. Where `inside` does not hold they are zero."""
 
     buffers: tuple[Buffer, ...]  # that are read
     batch: tuple[te.Var, ...]
@@ -116,13 +117,15 @@ Operand = MatrixOperand | WindowOperand | ComputedOperand
 
 
 @dataclass(frozen=True)
-class ReducedRows:
-    """What becomes of a product's sums, combined over every `rows` neighbouring rows, each of which is a tile. `begin`
-    sets the accumulators `total`, of a vector; `add` takes in that of `SUM_ROW`, `SUM_VECTOR`, `join` what another
-    thread has, in `parts` from `other` on. `write` has the free variables `part`, the number of the rows, and
-    `PLACE_N`."""
+class Reduced:
+    """What becomes of a product's sums, combined over every `size` neighbouring rows, or, where `along`, columns; as
+    many are a tile. `begin` sets the accumulators `total`, of a vector; `add` takes in that of `SUM_ROW`, `SUM_VECTOR`,
+    `join` what another thread has, in `parts` from `other` on. `write` has the free variables `part`, the number of the
+    rows or columns, and `PLACE_N` or `PLACE_M`; where `along`, the first of the vector is the result."""
 
-    rows: int
+    kind: str
+    size: int
+    along: bool
     total: Buffer
     parts: Buffer
     begin: Stmt
@@ -152,12 +155,16 @@ class TensorProduct:
     write: Stmt
     decisions: str
     packings: tuple[Packing | None, ...] = ()  # how each input is stored; beyond the end: as it is
-    reduced: ReducedRows | None = None  # then `write` is not done
+    reduced: Reduced | None = None  # then `write` is not done
 
     @property
     def step_m(self) -> int:
         """Rows from one tile to the next."""
-        return self.tiles.bm if self.reduced is None else self.reduced.rows
+        return self.tiles.bm if self.reduced is None or self.reduced.along else self.reduced.size
+
+    @property
+    def step_n(self) -> int:
+        return self.reduced.size if self.reduced is not None and self.reduced.along else self.tiles.bn
 
     @property
     def rows(self) -> int:
@@ -166,7 +173,7 @@ class TensorProduct:
 
     @property
     def columns(self) -> int:
-        return -(-self.n // self.tiles.bn)
+        return -(-self.n // self.step_n)
 
     @property
     def tile_count(self) -> int:

@@ -18,7 +18,7 @@ from tilewright.hw.gpu import GpuMachine
 from tilewright.space.sketches.cuda.shared_sums import NAME as SUMS
 from tilewright.space.sketches.cuda.shared_sums import SharedSums
 from tilewright.space.space import Config
-from tilewright.space.templates.cuda.sums import KINDS, RowsOf, rows_of
+from tilewright.space.templates.cuda.sums import KINDS, Combined, combined_of
 from tilewright.space.templates.cuda.template import GpuWork
 from tilewright.space.vendor.pieces import Piece, Way, cut
 
@@ -36,11 +36,11 @@ def parts_of(task: Task, machine: GpuMachine) -> int | None:
     if found is None:
         return None
     _, rows = found
-    wanted = _BUSY * machine.sms * _NEIGHBOURS / (rows.parts * rows.columns)
-    if wanted <= _NEARLY_ENOUGH or rows.columns % _NEIGHBOURS:
+    wanted = _BUSY * machine.sms * _NEIGHBOURS / (rows.parts * rows.beside)
+    if wanted <= _NEARLY_ENOUGH or rows.beside % _NEIGHBOURS:
         return None
-    most = min(_MOST_PARTS, rows.rows // _FEWEST_ROWS)
-    possible = [count for count in range(2, most + 1) if rows.rows % count == 0]
+    most = min(_MOST_PARTS, rows.size // _FEWEST_ROWS)
+    possible = [count for count in range(2, most + 1) if rows.size % count == 0]
     return min(possible, key=lambda count: max(count / wanted, wanted / count), default=None)
 
 
@@ -57,7 +57,7 @@ def way_of_config(task: Task, machine: GpuMachine, numerics: str, config: Config
     """The way that `way_tall` gave this config; None where there is no such way."""
     values = dict(config.values)
     found, count = _reduction(task), int(values.pop("count", 0))
-    if found is None or not count or found[1].rows % count:
+    if found is None or not count or found[1].size % count:
         return None
     if not values:
         return way_tall(task, count)
@@ -67,17 +67,19 @@ def way_of_config(task: Task, machine: GpuMachine, numerics: str, config: Config
     return way if applied is not None and inner in applied.space else None
 
 
-def _reduction(task: Task) -> tuple[Node, RowsOf] | None:
+def _reduction(task: Task) -> tuple[Node, Combined] | None:
     """The one reduction of what the task is given, where it is over rows."""
     graph = task.graph
     found = [node for node in graph.nodes() if node.op in KINDS]
     if len(found) != 1 or len(graph.inputs) != 1 or not found[0].inputs[0].is_input:
         return None
-    rows = rows_of(found[0])
-    return None if rows is None or len(graph.users()[graph.inputs[0]]) > 1 else (found[0], rows)
+    rows = combined_of(found[0])
+    if rows is None or rows.along or len(graph.users()[graph.inputs[0]]) > 1:
+        return None
+    return found[0], rows
 
 
-def in_parts(task: Task, node: Node, rows: RowsOf, count: int) -> tuple[Piece, Piece]:
+def in_parts(task: Task, node: Node, of: Combined, count: int) -> tuple[Piece, Piece]:
     """red(x)  ->  red of (red of each part, in float32)."""
     partial: list[Node] = []
 
@@ -85,7 +87,8 @@ def in_parts(task: Task, node: Node, rows: RowsOf, count: int) -> tuple[Piece, P
         if each is not node:
             return None
         wide = apply("cast", operands[0], dtype=DType.F32)
-        shape = (rows.parts, count, rows.rows // count, rows.columns)
+        parts = (count, of.size // count)
+        shape = (of.beside, *parts) if of.along else (of.parts, *parts, of.beside)
         partial.append(apply(node.op, apply("reshape", wide, shape=shape), axes=(2,), keepdims=False))
         total = apply(node.op, partial[0], axes=(1,), keepdims=False)
         return apply("reshape", apply("cast", total, dtype=node.dtype), shape=node.shape)

@@ -20,7 +20,7 @@ from tilewright.space.templates.cpu import TEMPLATES
 from tilewright.tune.choose import choose
 
 QUICK = settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )
 Pair = tuple[int, int]
 
@@ -111,6 +111,7 @@ SOME = Blocked((9, 9), (2, 4), (16, 16), (3, 3), pad=(1, 1))
     ("conv", "template"),
     [
         (Blocked((7, 7), (60, 20), (16, 16)), "contraction"),
+        (Blocked((7, 7), (60, 10), (16, 16)), "contraction"),
         (replace(SOME, stride=2), "contraction"),
         (replace(SOME, blocks=(3, 4), block=(1, 16), window=(7, 7), stride=2, pad=(3, 3)), "contraction"),
         (replace(SOME, blocks=(4, 4), groups=2), "contraction"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +12,9 @@ from tests.space.templates.cpu.chains import Chain, chains, check, machines, som
 from tilewright.cost import cpu
 from tilewright.graph.separable import Window
 from tilewright.hw import CpuMachine, host
+from tilewright.hw.caches import Caches
 from tilewright.measure.single import SingleKernel
+from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.space.templates.cpu.depthwise import Depthwise, column_tiles
 
@@ -77,3 +81,20 @@ def test_tiles_cover_a_row_and_those_in_between_need_no_padding(
             assert result * stride - before >= 0 and result * stride - before + taps <= extent
         covered |= set(inner)
     assert covered == set(range(outputs))
+
+
+def test_threads_that_share_pixels_are_predicted_slower_than_threads_with_rows_of_their_own() -> None:
+    """Lines at the border of their channels go to and fro between them."""
+    machine = replace(host(), cores=2, caches=Caches(48 << 10, 1280 << 10, 32 << 20))
+    applied = Depthwise().apply(Work(Chain(1, 28, 28, None, 96, None).task(), machine))
+    assert applied is not None
+
+    def predicted(rows: int, blocks: int) -> float:
+        config = applied.space.recalled(
+            Config.of("depthwise", {"columns": 7, "rows": rows, "blocks": blocks})
+        )
+        assert config is not None
+        return cpu.seconds(applied.terms(config), machine, 2)
+
+    assert predicted(28, 2) > 1.2 * predicted(14, 1)
+    assert predicted(14, 2) < 1.1 * predicted(14, 1)  # each thread has both blocks of its rows

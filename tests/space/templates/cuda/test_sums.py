@@ -55,12 +55,25 @@ def over_rows(m: int, n: int, k: int, op: str, dtype: DType = F16, parts: int = 
     return x.task(apply(op, split, axes=(1,), keepdims=False))
 
 
+def over_columns(m: int, n: int, k: int, op: str, dtype: DType = F16, parts: int = 1) -> Task:
+    """Of relu(a @ b + bias), all columns, or those of parts."""
+    x = Inputs()
+    total = apply("add", apply("matmul", x(m, k, dtype=dtype), x(k, n, dtype=dtype)), x(n, dtype=dtype))
+    wide = apply("cast", apply("relu", total), dtype=DType.F32)
+    if parts > 1:
+        wide = apply("reshape", wide, shape=(m, parts, n // parts))
+    return x.task(apply(op, wide, axes=(wide.type.rank - 1,), keepdims=False))
+
+
 CASES: dict[str, Callable[[], Task]] = {
     "mean of 49": lambda: pooled(7, 24, 40),
     "mean of windows": lambda: pooled(5, 8, 16, window=3),
     "highest of 100": lambda: pooled(10, 16, 33, "amax"),
     "sum of all": lambda: over_rows(70, 50, 64, "sum"),
     "lowest": lambda: over_rows(33, 36, 40, "amin", DType.BF16),
+    "sums of columns": lambda: over_columns(70, 200, 32, "sum"),
+    "highest of columns, in parts": lambda: over_columns(33, 192, 40, "amax", parts=2),
+    "means of odd columns": lambda: over_columns(40, 33, 24, "mean", DType.BF16),
     "sums of parts": lambda: over_rows(96, 264, 32, "sum", parts=4),
 }
 
@@ -101,12 +114,25 @@ def test_more_random_configs_compile(name: str, machine: GpuMachine, seed: int) 
 
 
 def test_other_reductions_are_declined() -> None:
-    for axes in ((0,), (0, 2), (3,), (1,)):
+    for axes in ((0,), (0, 2), (2, 3), (1,)):
         task = pooled(7, 24, 40)
         out = apply("mean", task.output.inputs[0], axes=axes, keepdims=False)
         other = Task(type(task.graph)(task.graph.inputs, (out,)))
         assert TensorSums().apply(GpuWork(other, H200)) is None, axes
     assert TensorSums().apply(GpuWork(over_rows(300, 32, 32, "sum"), H200)) is None, "more rows than a tile"
+
+
+def test_tiles_begin_where_vectors_do() -> None:
+    assert TensorSums().apply(GpuWork(over_columns(40, 104, 32, "sum"), H200)) is not None
+    assert TensorSums().apply(GpuWork(over_columns(40, 208, 32, "sum", parts=2), H200)) is not None
+    assert TensorSums().apply(GpuWork(over_columns(40, 104, 32, "sum", parts=2), H200)) is None
+    x = Inputs()
+    left = apply("permute", x(32, 98, dtype=F16), axes=(1, 0))
+    total = apply("reshape", apply("matmul", left, x(32, 24, dtype=F16)), shape=(2, 49, 24))
+    task = x.task(apply("amax", total, axes=(1,), keepdims=False))
+    assert TensorSums().apply(GpuWork(task, H200)) is None, (
+        "its columns are rows in memory, and 49 no vectors"
+    )
 
 
 class Head(nn.Module):

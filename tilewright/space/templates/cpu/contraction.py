@@ -228,8 +228,8 @@ class AppliedContraction:
         return not shape.tap_block or self._partial_size(shape) * 4 <= _PARTIAL_BYTES
 
     def _registers(self, shape: Shape) -> int:
-        """Vectors that are alive in the innermost loop; with blocks of channels LLVM was seen to want two more."""
-        beside = 3 if self.product.short_run else 1
+        """Vectors that are alive in the innermost loop. LLVM was seen to want two more for parts of blocks of channels."""
+        beside = 3 if shape.unroll < self.product.short_run else 1
         return shape.rows * shape.vectors + shape.vectors + beside
 
     def _shape(self, values: Mapping[str, Value]) -> Shape:
@@ -364,7 +364,8 @@ class AppliedContraction:
         staged = self._staged_bytes(shape) * shape.chunks * shape.blocks * repeats if shape.staged else 0
         asked = self._asked(shape, passes, panel) if shape.prefetch else 0.0
         copied = passes * self.product.length * shape.vectors if shape.copied else 0  # vectors
-        narrow = repeats * shape.blocks if shape.last is not None else 0  # of the passes
+        # Of the passes. A chunk without one is the last to end.
+        narrow = repeats * shape.blocks if shape.last is not None and shape.chunks == 1 else 0
         tiles = [self._tile_terms(shape, passes - narrow, pieces)]
         if shape.last is not None:
             tiles.append(self._tile_terms(shape.last, narrow, pieces))

@@ -89,8 +89,12 @@ def computed_operand(
     along = outer[-1] if turned else depth[-1]
     lanes = _lanes(element, dtype, along)
     lane = te.Var("v", lanes)
-    first = [te.Var(name, _count(axes)) for name, axes in (("outer", outer), ("depth", depth))]
-    place = [var + lane if var is first[not turned] else var for var in first]
+    numbers = [
+        te.Var(name, _count(axes) // (lanes if is_along else 1))
+        for name, axes, is_along in (("outer", outer, turned), ("depth", depth, not turned))
+    ]
+    first = [number * lanes if number is numbers[not turned] else number for number in numbers]
+    place = [at + lane if at is first[not turned] else at for at in first]
 
     def there(expr: te.Expr) -> te.Expr:
         return simplify(at_places(at_places(expr, outer, place[0]), depth, place[1]))
@@ -128,7 +132,7 @@ def computed_operand(
 
 
 def _condition(
-    guard: te.Expr, outer: Sequence[te.Var], depth: Sequence[te.Var], first: Sequence[te.Var]
+    guard: te.Expr, outer: Sequence[te.Var], depth: Sequence[te.Var], first: Sequence[te.Expr]
 ) -> te.Expr:
     return simplify(te.substitute(guard, {**positions(first[0], outer), **positions(first[1], depth)}))
 

@@ -1,9 +1,10 @@
-"""Products on tensor cores whose results are combined over rows at once: the results themselves are never written.
+"""Products on tensor cores whose results are combined over rows or columns at once: they are never written.
 
     out[part, n] = sum, mean, highest or lowest of epilogue(a @ b)[rows of the part, n]
+    out[m, part] = the same of epilogue(a @ b)[m, columns of the part]
 
-The mean of an image behind its last convolution is one. A part has no more rows than a tile; where there are more, the
-parts of parts are another kernel's (`tilewright/tune/gpu_sums.py`).
+The mean of an image behind its last convolution is one. A part has no more rows or columns than a tile; where there are
+more, the parts of parts are another kernel's (`tilewright/tune/gpu_sums.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
-from tilewright.loops.gpu.tensor import MatrixTiles, ReducedRows, TensorProduct
+from tilewright.loops.gpu.tensor import MatrixTiles, Reduced, TensorProduct
 from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, nest
 from tilewright.loops.tiling import with_values
 from tilewright.space.space import Config, Knob, Space, Value
@@ -38,43 +39,57 @@ from tilewright.te.index import linear
 
 NAME = "tensor-sums"
 KINDS = {"sum": "sum", "mean": "sum", "amax": "max", "amin": "min"}
-MOST_ROWS = 256  # of a tile
+MOST = 256  # rows or columns of a tile
 _TILES = (16, 32, 64, 128, 256)
 _BYTES = 4  # of an accumulator
 
 
 @dataclass(frozen=True)
-class RowsOf:
-    """A reduction over neighbouring rows of what `producer` computes, `rows` at a time."""
+class Combined:
+    """A reduction over neighbouring rows of what `producer` computes, or, where `along`, over its columns: `size` of
+    them at a time, `parts` times; of the others there are `beside`."""
 
     op: str
     producer: Node
-    rows: int
+    size: int
     parts: int
-    columns: int
+    beside: int
+    along: bool = False
 
 
-def rows_of(reduction: Node) -> RowsOf | None:
+def combined_of(reduction: Node) -> Combined | None:
     """None where a node is something else. What lies between it and the producer may not move anything."""
     if reduction.op not in KINDS or not reduction.inputs[0].type.rank:
         return None
     source, axes = reduction.inputs[0], tuple(reduction.attrs["axes"])
     rank = source.type.rank
-    if not axes or axes != tuple(range(axes[0], rank - 1)):
+    along = axes == (rank - 1,)
+    if not axes or not (along or axes == tuple(range(axes[0], rank - 1))):
         return None
-    rows, parts = math.prod(source.shape[axes[0] : -1]), math.prod(source.shape[: axes[0]])
-    producer, columns = source, source.shape[-1]
+    producer = source
+    while producer.op == "cast":
+        producer = producer.inputs[0]
+    size = math.prod(source.shape[axes[0] : rank if along else -1])
+    if along:
+        whole = size
+        if producer.op == "reshape" and producer.inputs[0].shape[-1] == math.prod(producer.shape[-2:]):
+            producer = producer.inputs[0]
+            while producer.op == "cast":
+                producer = producer.inputs[0]
+            whole = producer.shape[-1]
+        return Combined(reduction.op, producer, size, whole // size, source.type.size // whole, along)
+    columns = source.shape[-1]
     while producer.op == "cast" or (producer.op == "reshape" and producer.inputs[0].shape[-1:] == (columns,)):
         producer = producer.inputs[0]
-    return RowsOf(reduction.op, producer, rows, parts, columns)
+    return Combined(reduction.op, producer, size, math.prod(source.shape[: axes[0]]), columns)
 
 
 class TensorSums:
     name = NAME
 
     def apply(self, work: GpuWork) -> GpuApplied | None:
-        found = rows_of(work.task.output)
-        if found is None or found.rows > MOST_ROWS or found.producer.is_input:
+        found = combined_of(work.task.output)
+        if found is None or found.size > MOST or found.producer.is_input:
             return None
         task = Task(Graph(work.task.graph.inputs, (found.producer,)), work.task.constants)
         formula = normal_form(task, work.numerics)
@@ -83,32 +98,44 @@ class TensorSums:
         matrices = matrix_work(formula, work.numerics == "tf32", multiplied(task))
         if matrices is None or matrices.batch or not _is_by_rows(matrices, found):
             return None
+        if not _is_aligned(matrices, found):
+            return None
         return Applied(matrices, found, work.task.output.dtype, work.machine, work.numerics == "strict")
 
 
-def _is_by_rows(work: MatrixWork, found: RowsOf) -> bool:
+def _is_by_rows(work: MatrixWork, found: Combined) -> bool:
     """Whether the product's rows and columns, as they are counted, are those that are combined."""
     terms = linear(work.formula.store).terms
     m, n, _ = work.sizes
-    counted = (m, n) == (found.rows * found.parts, found.columns)
+    combined = found.size * found.parts
+    counted = (m, n) == ((found.beside, combined) if found.along else (combined, found.beside))
     return counted and step_of(terms, work.n) == 1 and step_of(terms, work.m) == n and bool(work.m)
+
+
+def _is_aligned(work: MatrixWork, found: Combined) -> bool:
+    """Whether a tile begins where its operand can be read in vectors."""
+    operand = work.right if found.along else work.left
+    return found.parts == 1 or not operand.turned or found.size % operand.lanes == 0
 
 
 class Applied:
     def __init__(
-        self, work: MatrixWork, rows: RowsOf, dtype: DType, machine: GpuMachine, strict: bool
+        self, work: MatrixWork, of: Combined, dtype: DType, machine: GpuMachine, strict: bool
     ) -> None:
-        self.work, self.rows, self.dtype, self.machine, self.strict = work, rows, dtype, machine, strict
+        self.work, self.of, self.dtype, self.machine, self.strict = work, of, dtype, machine, strict
 
     @cached_property
     def space(self) -> Space:
-        _, n, k = self.work.sizes
+        m, n, k = self.work.sizes
+        one = (next(tile for tile in _TILES if tile >= self.of.size),)  # a tile for each part
+        rows = tuple(tile for tile in _TILES if tile < 2 * m or tile == _TILES[0])
+        columns = tuple(tile for tile in _TILES[1:] if tile < 2 * n or tile == _TILES[1])
         depths = tuple(bytes // self.work.size for bytes in (64, 128))
         return Space(
             NAME,
             (
-                Knob("bm", (next(tile for tile in _TILES if tile >= self.rows.rows),)),
-                Knob("bn", tuple(tile for tile in _TILES[1:] if tile < 2 * n or tile == _TILES[1])),
+                Knob("bm", rows if self.of.along else one),
+                Knob("bn", (max(one[0], _TILES[1]),) if self.of.along else columns),
                 Knob("bk", tuple(depth for depth in depths if depth < 2 * k or depth == depths[0])),
                 Knob("warps_m", (1, 2, 4)),
                 Knob("warps_n", (1, 2, 4)),
@@ -120,7 +147,8 @@ class Applied:
 
     @cached_property
     def lanes(self) -> int:
-        return next(lanes for lanes in LANES if self.rows.columns % lanes == 0)
+        neighbours = self.of.size if self.of.along else self.of.beside
+        return next(lanes for lanes in LANES if neighbours % lanes == 0)
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
         tiles = tiles_of(self.work, values)
@@ -131,49 +159,60 @@ class Applied:
     def kernel(self, config: Config) -> TensorProduct:
         tiles = tiles_of(self.work, dict(config.values))
         plain, lanes = product(self.work, tiles, self.machine), self.lanes
-        output = Buffer("out", self.dtype, self.rows.parts * self.rows.columns)
+        output = Buffer("out", self.dtype, self.of.parts * self.of.beside)
+        words = "columns" if self.of.along else "rows"
         made = replace(
             plain,
             params=(*plain.params[:-1], output),
             lanes=lanes,
             reduced=self._reduced(tiles, output),
-            decisions=f"{plain.decisions}, {self.rows.op} of {self.rows.rows} rows",
+            decisions=f"{plain.decisions}, {self.of.op} of {self.of.size} {words}",
         )
         return replace(made, blocks=made.tile_count)
 
-    def _reduced(self, tiles: MatrixTiles, output: Buffer) -> ReducedRows:
-        rows, lanes = self.rows, self.lanes
+    def _reduced(self, tiles: MatrixTiles, output: Buffer) -> Reduced:
+        of, lanes = self.of, self.lanes
         result = result_of(self.work, tiles, lanes)
         value = result.value
         if isinstance(value, te.Cast) and value.dtype.is_half and not self.strict:
             value = value.value  # what is not written is not rounded
-        kind, lane = KINDS[rows.op], result.lane
+        kind, lane = KINDS[of.op], result.lane
         total = Buffer("total", DType.F32, lanes, Scope.REGISTER)
         parts = Buffer("parts", DType.F32, tiles.threads * lanes, Scope.SCRATCH)
-        own, at = te.Load(total, (lane,)), te.Var("part", rows.parts)
+        own, at = te.Load(total, (lane,)), te.Var("part", of.parts)
         other = te.Load(parts, (te.Var("other", parts.size) + lane,))
         combiner = te.REDUCE_COMBINERS[kind]
-        ended: te.Expr = own * te.const(1.0 / rows.rows, DType.F32) if rows.op == "mean" else own
-        column = te.Var("place_n", max(1, rows.columns // lanes)) * lanes + lane
+        m, n, _ = self.work.sizes
+        column = te.Var("place_n", max(1, n // lanes)) * lanes + lane
+
+        def ended(value: te.Expr) -> te.Expr:
+            mean = value * te.const(1.0 / of.size, DType.F32)
+            return te.cast(mean if of.op == "mean" else value, self.dtype)
 
         def each(buffer: Buffer, index: te.Expr, stored: te.Expr) -> Stmt:
             return with_values(nest([(lane, Kind.VECTOR)], Store(buffer, index, stored)), {})
 
-        return ReducedRows(
-            rows=rows.rows,
+        write = each(output, at * of.beside + column, ended(own))
+        if of.along:
+            first = te.Load(total, (te.as_index(0),))
+            write = Store(output, te.Var("place_m", m) * of.parts + at, ended(first))
+        return Reduced(
+            kind=kind,
+            size=of.size,
+            along=of.along,
             total=total,
             parts=parts,
             begin=each(total, lane, te.reduce_identity(kind, DType.F32)),
             add=each(total, lane, te.call(combiner, own, te.cast(value, DType.F32))),
             join=each(total, lane, te.call(combiner, own, other)),
-            write=each(output, at * rows.columns + column, te.cast(ended, self.dtype)),
+            write=write,
         )
 
     def terms(self, config: Config) -> GpuTerms:
         tiles = tiles_of(self.work, dict(config.values))
         terms, formula = terms_of(self.work, tiles), self.work.formula
-        out = self.rows.parts * self.rows.columns * self.dtype.bytes
-        blocks = self.rows.parts * -(-self.rows.columns // tiles.bn)
+        out = self.of.parts * self.of.beside * self.dtype.bytes
+        blocks = self.of.parts * -(-self.of.beside // (tiles.bm if self.of.along else tiles.bn))
         return replace(
             terms,
             blocks=blocks,

@@ -48,7 +48,7 @@ from tilewright.zoo import registry
 
 TURNS = 15
 THREADS = 3  # with which each of several processes compiles its peers
-PATIENCE_SECONDS = 100.0  # that a process waits for others to be ready
+PATIENCE_SECONDS = 170.0  # that a process waits for others to be ready
 TURN_SECONDS = 0.02
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ResNet-50": ("resnet50", {}),
@@ -294,16 +294,17 @@ def table(rows: Sequence[Row], peers: Sequence[str], effort: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def chosen(parts: Sequence[str]) -> list[str]:
+    return [
+        title for title, (name, _) in MODELS.items() if any(part in name or part in title for part in parts)
+    ]
+
+
 def in_processes(options: argparse.Namespace) -> None:
     """Every row in a process of its own, and one table of what they found."""
     folder: Path = options.together
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = [
-        (title, batch)
-        for title, (name, _) in MODELS.items()
-        if options.only in name or options.only in title
-        for batch in options.batch
-    ]
+    wanted = [(title, batch) for title in chosen(options.only) for batch in options.batch]
     environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(THREADS)}
     running = []
     for number, (title, batch) in enumerate(wanted):
@@ -334,7 +335,7 @@ def in_processes(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="", help="models whose name has this in it")
+    parser.add_argument("--only", nargs="*", default=[""], help="models whose name has one of these in it")
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 32])
     parser.add_argument("--peers", nargs="*", default=["eager", "compile"], choices=list(PEERS))
     parser.add_argument("--effort", default="quick")
@@ -350,9 +351,7 @@ def main() -> None:
         in_processes(options)
         return
     rows = []
-    for title, (name, _) in MODELS.items():
-        if options.only not in name and options.only not in title:
-            continue
+    for title in chosen(options.only):
         for batch in options.batch:
             rows.append(
                 measure(

@@ -25,12 +25,12 @@ from torch import nn
 
 from tilewright import frontend
 from tilewright.codegen.cuda.pieces import piece_source
+from tilewright.graph.task import TaskCall
 from tilewright.hw import host
 from tilewright.hw.gpu import GpuMachine, detect
 from tilewright.measure.gpu import GpuProgram
 from tilewright.rewrites.pipeline import run_pipeline
 from tilewright.runtime.cuda.device import Device
-from tilewright.space.vendor.pieces import Way
 from tilewright.support.trace import Trace
 from tilewright.tune.gpu import choose
 from tilewright.tune.oracle import PredictedCosts
@@ -149,15 +149,22 @@ def timed(launch: Callable[[], object]) -> float:
 class Ours:
     """The kernels of a task, one after another, on the caller's tensors."""
 
-    def __init__(self, way: Way, machine: GpuMachine, device: Device) -> None:
-        self.way = way
+    def __init__(self, call: TaskCall, machine: GpuMachine, device: Device) -> None:
+        self.way = way = choose(call.task, machine, "fast", ())
+        self.given = call.inputs
+        self.constants = {
+            node: torch.from_numpy(node.data).cuda() for node in call.inputs if node.data is not None
+        }
         self.programs = [
             GpuProgram(piece_source(piece, machine, "fast"), machine, device) for piece in way.pieces
         ]
         self.own = [program.addresses for program in self.programs]
 
     def bind(self, inputs: Sequence[torch.Tensor], result: torch.Tensor) -> None:
-        places = {node: x.data_ptr() for node, x in zip(self.way.inputs, inputs, strict=True)}
+        places = {
+            node: (self.constants[x] if x in self.constants else inputs[x.attrs["index"]]).data_ptr()
+            for node, x in zip(self.way.inputs, self.given, strict=True)
+        }
         for piece, program in zip(self.way.pieces, self.programs, strict=True):
             last = piece is self.way.pieces[-1]
             places[piece.result] = result.data_ptr() if last else program.addresses[-1]
@@ -182,10 +189,9 @@ def ours(case: Case, inputs: Sequence[torch.Tensor], machine: GpuMachine, device
     partition = run_pipeline(
         imported.graph, Trace.off(), numerics="fast", oracle=PredictedCosts(host(), "fast")
     )
-    tasks = [task for task, _ in partition.tasks().values()]
-    if len(tasks) != 1:
-        raise SystemExit(f"{case.name} became {len(tasks)} tasks")
-    return Ours(choose(tasks[0], machine, "fast", ()), machine, device)
+    if len(partition.calls) != 1:
+        raise SystemExit(f"{case.name} became {len(partition.calls)} tasks")
+    return Ours(partition.calls[0], machine, device)
 
 
 def measure(case: Case, machine: GpuMachine, device: Device, eager_alone: bool = False) -> Row:

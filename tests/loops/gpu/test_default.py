@@ -9,9 +9,14 @@ import pytest
 
 from tests.loops.formulas import EXAMPLES, Example
 from tests.loops.test_default import assert_computes, random_arrays
+from tests.rewrites.helpers import array
+from tests.space.checked import Inputs
 from tilewright import te
 from tilewright.codegen.cuda.build import build
+from tilewright.codegen.cuda.emit import emit_program
 from tilewright.dtypes import DType
+from tilewright.graph.op import apply
+from tilewright.graph.oracle import evaluate
 from tilewright.hw.gpu import A100, H200, GpuMachine
 from tilewright.loops.formula import formula_of
 from tilewright.loops.gpu.default import default_program
@@ -19,6 +24,7 @@ from tilewright.loops.interpret import interpret_program
 from tilewright.loops.ir import Program, Store, walk_stmts
 from tilewright.loops.verify import verify_program
 from tilewright.loops.weights import with_weights
+from tilewright.space.template import normal_form
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
@@ -154,3 +160,21 @@ def test_windows_share_what_they_read(stride: int, taps: int, width: int, border
     assert program.decisions.startswith("windows")
     arrays = random_arrays([x, w])
     assert_computes(interpret_program(program, arrays), output, dict(zip([x, w], arrays, strict=True)))
+
+
+def test_a_group_of_channels_is_one_row() -> None:
+    """What is read once stays in registers though channels have parameters of their own, and results are vectors."""
+    x = Inputs()
+    data, weight, bias = x(2, 6, 8, 8, dtype=DType.F16), x(6, dtype=DType.F16), x(6, dtype=DType.F16)
+    task = x.task(apply("group_norm", data, weight, bias, groups=2, eps=1e-5))
+    formula = normal_form(task, "fast")
+    assert formula is not None
+    program = default_program(formula, H200)
+    verify_program(program)
+    text = emit_program(program, "norm")
+    assert program.decisions.startswith("rows")
+    assert text.count("(x0 + ") == 1 and "*reinterpret_cast<Pack<f16, 8>*>(out" in text
+    arrays = [array(*node.shape, seed=n, dtype=node.dtype) for n, node in enumerate(task.graph.inputs)]
+    (expected,) = evaluate(task.graph, arrays, precise=True)
+    got = interpret_program(program, arrays).astype(float).reshape(expected.shape)
+    np.testing.assert_allclose(got, expected, rtol=4e-3, atol=4e-3)

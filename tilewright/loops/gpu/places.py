@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tilewright import te
+from tilewright.dtypes import DType
 from tilewright.loops.formula import Formula
-from tilewright.loops.ir import If, Stmt
-from tilewright.te.index import coefficient, linear
+from tilewright.loops.ir import Buffer, If, Stmt
+from tilewright.te.index import Linear, coefficient, linear
 
 VECTOR_BYTES = 16  # the widest access of a thread
 THREADS = 256
@@ -75,3 +76,51 @@ def guarded(position: te.Expr, limit: int, extent: int) -> te.Expr | None:
 def under(condition: te.Expr | None, stmt: Stmt) -> Stmt:
     """`stmt` where the condition holds; everywhere where there is none."""
     return stmt if condition is None else If(condition, stmt)
+
+
+# -- several axes counted as one --------------------------------------------------------------------------------------
+
+
+def step_of(terms: Mapping[te.Expr, int], axes: Sequence[te.Var]) -> int | None:
+    """How far one place further along all axes, counted as one, is; None where they are not walked as one."""
+    if not any(axis in terms for axis in axes):
+        return 0
+    step = terms.get(axes[-1], 0)
+    inner = step
+    for outer, axis in zip(reversed(axes[:-1]), reversed(axes), strict=False):
+        inner *= axis.extent
+        if terms.get(outer, 0) != inner:
+            return None
+    return step if step > 0 else None
+
+
+def walked(expr: te.Expr, axes: Sequence[te.Var], place: te.Expr) -> te.Expr:
+    """`expr` with the axes at `place` wherever something is read that lies there as one; elsewhere they stay."""
+
+    def at(index: te.Expr) -> te.Expr:
+        form = linear(index)
+        step = step_of(form.terms, axes)
+        if not step or any(
+            set(axes) & te.variables(atom) for atom in form.terms if not isinstance(atom, te.Var)
+        ):
+            return index
+        rest = {atom: c for atom, c in form.terms.items() if atom not in axes}
+        return Linear(rest, form.constant).expr() + place * step
+
+    def rule(node: te.Expr) -> te.Expr | None:
+        if isinstance(node, te.Load) and node.indices:
+            return te.Load(node.source, (at(node.indices[0]),))
+        return None
+
+    return te.rewrite(expr, rule)
+
+
+def at_places(expr: te.Expr, axes: Sequence[te.Var], place: te.Expr) -> te.Expr:
+    """`expr` with the axes, counted as one, at `place`: without divisions where an index walks them as one."""
+    return te.substitute(walked(expr, axes, place), positions(place, axes))
+
+
+def index_at_places(index: te.Expr, axes: Sequence[te.Var], place: te.Expr) -> te.Expr:
+    found = at_places(te.Load(Buffer("index", DType.I8, 1), (index,)), axes, place)
+    assert isinstance(found, te.Load)
+    return found.indices[0]

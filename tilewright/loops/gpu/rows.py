@@ -27,7 +27,7 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import WARP, GpuMachine
 from tilewright.loops.formula import Formula, Reduction
-from tilewright.loops.gpu.places import THREADS, VECTOR_BYTES, positions, under, vector_lanes
+from tilewright.loops.gpu.places import THREADS, VECTOR_BYTES, positions, under, vector_lanes, walked
 from tilewright.loops.ir import Buffer, Combine, For, If, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.rowwise import EXPENSIVE, contiguous_last
 from tilewright.loops.tiling import (
@@ -77,6 +77,28 @@ def rows_program(formula: Formula, machine: GpuMachine) -> Program:
 
 # What is done with an element: its value, and where the output has it.
 Visit = Callable[[te.Expr, "te.Expr | None"], Stmt]
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A place in a row: the vector of that number, at a lane of it."""
+
+    number: te.Expr
+    lane: te.Var
+
+    @property
+    def flat(self) -> te.Expr:
+        return self.number * self.lane.extent + self.lane
+
+    def positions(self, axes: Sequence[te.Var]) -> dict[te.Var, te.Expr]:
+        """Along each axis, of which a vector has the last alone."""
+        *outer, inner = axes
+        lanes = self.lane.extent
+        if inner.extent % lanes:
+            return positions(self.flat, axes)
+        vectors = te.Var(inner.name, inner.extent // lanes)
+        found = positions(self.number, [*outer, vectors])
+        return {**{axis: found[axis] for axis in outer}, inner: found[vectors] * lanes + self.lane}
 
 
 @dataclass(frozen=True)
@@ -302,8 +324,8 @@ class Rows:
         step, lane = te.Var("s", steps), te.Var("v", walk.lanes)
         element = step * walk.lanes + lane
         number = (first + step) * self.group + self.place
-        flat = number * walk.lanes + lane
-        here = self._here(walk.axes, value, flat)
+        spot = Spot(number, lane)
+        here = self._here(walk.axes, value, spot)
         inside = self._inside(walk, number, steps, keep)
 
         fills: list[Stmt] = []
@@ -318,15 +340,18 @@ class Rows:
             fills.append(nest([(lane, Kind.VECTOR)], Store(buffer, element, load)))
             registers[load] = te.Load(buffer, (element,))
         if keep:
-            for expr in self._computed_again(here, flat):
+            for expr in self._computed_again(here, spot):
                 buffer = self._register(expr.dtype, steps * walk.lanes)
                 computed_first.append(Store(buffer, element, _replaced(expr, registers)))
                 registers[expr] = te.Load(buffer, (element,))
             self.kept = registers
 
         loaded = under(inside, block(*fills)) if fills else None
-        at = {**self.row_position, **positions(flat, walk.axes)}
-        target = None if place is None else simplify(te.substitute(place, at))
+        target = None
+        if place is not None:
+            stored = self._located(walk.axes, te.Load(self.formula.output, (place,)), spot)
+            assert isinstance(stored, te.Load)
+            target = stored.indices[0]
         kind = Kind.VECTOR if place is not None else Kind.UNROLL
         visited = block(*computed_first, visit(_replaced(here, registers), target))
         used = under(inside, nest([(lane, kind)], visited))
@@ -334,10 +359,14 @@ class Rows:
         stmts.append(nest([(step, Kind.UNROLL)], used))
         return block(*stmts)
 
-    def _here(self, axes: Sequence[te.Var], value: te.Expr, flat: te.Expr) -> te.Expr:
+    def _located(self, axes: Sequence[te.Var], expr: te.Expr, spot: Spot) -> te.Expr:
+        """The expression at one place of the row."""
+        at = {**self.row_position, **spot.positions(axes)}
+        return simplify(te.substitute(walked(expr, axes, spot.flat), at))
+
+    def _here(self, axes: Sequence[te.Var], value: te.Expr, spot: Spot) -> te.Expr:
         """The value at one place of the row, with the results that are known already."""
-        at = {**self.row_position, **positions(flat, axes)}
-        here = simplify(te.substitute(value, at))
+        here = self._located(axes, value, spot)
 
         def staged(node: te.Expr) -> te.Expr | None:
             if not isinstance(node, te.Load) or not isinstance(node.source, Buffer):
@@ -347,10 +376,10 @@ class Rows:
 
         return with_results(te.rewrite(here, staged), self.results)
 
-    def _computed_again(self, here: te.Expr, flat: te.Expr) -> list[te.Expr]:
+    def _computed_again(self, here: te.Expr, spot: Spot) -> list[te.Expr]:
         """What a later pass computes too, and takes long."""
         needed = {
-            node for axes, value in self.later if axes for node in te.walk(self._here(axes, value, flat))
+            node for axes, value in self.later if axes for node in te.walk(self._here(axes, value, spot))
         }
         return [
             node

@@ -146,7 +146,7 @@ class Device:
         """The kernel `symbol` of machine code or PTX, allowed so much dynamic shared memory."""
         module = self._module(cubin)
         handle = checked("cuModuleGetFunction", self._driver.cuModuleGetFunction(module, symbol.encode()))
-        if shared_bytes > _STATIC_LIMIT:
+        if shared_bytes > _UNASKED:
             which = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             checked("cuFuncSetAttribute", self._driver.cuFuncSetAttribute(handle, which, shared_bytes))
         return Function(self._driver, module, handle, shared_bytes)
@@ -251,7 +251,9 @@ class Event:
             self._driver.cuEventDestroy(self._event)
 
 
-_STATIC_LIMIT = 48 << 10  # bytes of dynamic shared memory that need no permission
+_UNASKED = (
+    40 << 10
+)  # bytes of dynamic shared memory that need no permission, with what a kernel has of its own
 
 
 class Function:

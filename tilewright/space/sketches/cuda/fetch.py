@@ -14,10 +14,9 @@ from functools import cached_property
 from itertools import pairwise
 
 from tilewright import te
-from tilewright.loops.gpu.places import guarded, positions, under
+from tilewright.loops.gpu.places import at_places, guarded, index_at_places, positions, under
 from tilewright.loops.ir import Buffer, Copy, For, Kind, Scope, Stmt, Store, block, nest
 from tilewright.space.sketches.cuda.contraction import Factor, size_of
-from tilewright.space.templates.cuda.places import at_places, index_at_places
 from tilewright.te.index import divisor_of, simplify
 
 _TURNS = 8  # rows that 16 bytes of each are read of at once

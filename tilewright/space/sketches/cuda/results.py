@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from tilewright import te
 from tilewright.dtypes import DType
-from tilewright.loops.gpu.places import guarded, under
+from tilewright.loops.gpu.places import at_places, guarded, index_at_places, under
 from tilewright.loops.ir import Buffer, For, Kind, Scope, Stmt, Store, nest
 from tilewright.loops.tiling import with_results
 from tilewright.space.sketches.cuda.contraction import Contraction, size_of
-from tilewright.space.templates.cuda.places import at_places, index_at_places
 from tilewright.te.index import coefficient, linear, simplify
 
 _BYTES = 16  # of a vector of results

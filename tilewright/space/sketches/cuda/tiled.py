@@ -22,7 +22,7 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import WARP, GpuMachine
 from tilewright.loops.gpu.instructions import multiply_add
-from tilewright.loops.gpu.places import under
+from tilewright.loops.gpu.places import at_places, index_at_places, under
 from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import with_results
 from tilewright.space.sketches.cuda.contraction import Contraction, contraction_of
@@ -31,7 +31,6 @@ from tilewright.space.sketches.cuda.mapping import Mapping, mappings
 from tilewright.space.sketches.cuda.pipeline import Pipeline
 from tilewright.space.sketches.cuda.structure import InTiles, Structure
 from tilewright.space.space import Knob, Space
-from tilewright.space.templates.cuda.places import at_places, index_at_places
 from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
 from tilewright.te.index import coefficient, simplify
 

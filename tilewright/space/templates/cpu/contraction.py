@@ -228,7 +228,7 @@ class AppliedContraction:
         return not shape.tap_block or self._partial_size(shape) * 4 <= _PARTIAL_BYTES
 
     def _registers(self, shape: Shape) -> int:
-        """Vectors that are alive in the innermost loop. LLVM was seen to want two more for parts of blocks of channels."""
+        """Vectors that are alive in the innermost loop; in parts of a block of channels LLVM wants two more."""
         beside = 3 if shape.unroll < self.product.short_run else 1
         return shape.rows * shape.vectors + shape.vectors + beside
 

@@ -15,6 +15,7 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
+from tilewright.loops.gpu.places import at_places, index_at_places
 from tilewright.loops.gpu.tensor import (
     ROW_PADDING,
     TABLE_BYTES,
@@ -28,7 +29,6 @@ from tilewright.loops.ir import Buffer, Kind, Scope, Store, nest
 from tilewright.loops.tiling import with_results, with_values
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.templates.cuda.matrices import LANES, MatrixWork, matrix_work
-from tilewright.space.templates.cuda.places import at_places, index_at_places
 from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
 from tilewright.te.index import linear
 

@@ -15,13 +15,12 @@ from functools import cached_property
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.loops.formula import Formula
-from tilewright.loops.gpu.places import positions
+from tilewright.loops.gpu.places import positions, step_of
 from tilewright.loops.gpu.tensor import ComputedOperand, MatrixOperand, Operand, WindowOperand
 from tilewright.loops.ir import Buffer
 from tilewright.loops.tiling import columns_of
 from tilewright.runtime.packing import Packing
 from tilewright.space.templates.cuda.computed import Element, computed_operand, element_of
-from tilewright.space.templates.cuda.places import step_of
 from tilewright.te.index import Linear, coefficient, linear, simplify
 
 LANES = (8, 4, 2, 1)

@@ -19,6 +19,7 @@ from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
+from tilewright.loops.gpu.places import step_of
 from tilewright.loops.gpu.tensor import MatrixTiles, Reduced, TensorProduct
 from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, nest
 from tilewright.loops.tiling import with_values
@@ -33,7 +34,6 @@ from tilewright.space.templates.cuda.matmul import (
     tiles_of,
 )
 from tilewright.space.templates.cuda.matrices import LANES, MatrixWork, matrix_work
-from tilewright.space.templates.cuda.places import step_of
 from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
 from tilewright.te.index import linear
 

@@ -89,6 +89,16 @@ def result_times(factor: str) -> Alteration:
 
 _CLOCK = '__device__ u64 now() { u64 t; asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)); return t; }\n'
 _SPIN = f"for (const u64 begin = now(); now() - begin < {_HANG_NANOSECONDS}ull;) ;"
+# The most that a block can have: with what the kernel asks for besides, it cannot start.
+_ALL_SHARED = """
+#if __CUDA_ARCH__ >= 900
+#define ALL (227 << 10)
+#elif __CUDA_ARCH__ == 800
+#define ALL (163 << 10)
+#else
+#define ALL (99 << 10)
+#endif
+"""
 _FIRST = "blockIdx.x == 0 && threadIdx.x == 0"
 
 FAULTS = (
@@ -100,9 +110,9 @@ FAULTS = (
         at_head(f"if ({_FIRST}) *reinterpret_cast<volatile int*>(1ull << 44) = 1;"),
     ),
     Fault(
-        "takes 8 KB of shared memory more",
+        "takes all shared memory for itself",
         "build",
-        at_head("__shared__ volatile char more[8192]; more[threadIdx.x] = 1;"),
+        at_head("__shared__ volatile char more[ALL]; more[threadIdx.x] = 1;", _ALL_SHARED),
     ),
     Fault(
         "writes between two words",

@@ -251,9 +251,8 @@ class Event:
             self._driver.cuEventDestroy(self._event)
 
 
-_UNASKED = (
-    40 << 10
-)  # bytes of dynamic shared memory that need no permission, with what a kernel has of its own
+# Bytes of dynamic shared memory that need no permission: 48 KB with what a kernel has of its own.
+_UNASKED = 40 << 10
 
 
 class Function:

@@ -57,6 +57,7 @@ class Fault:
     name: str
     kind: str  # of space.outcome.FAILURES
     alter: Alteration
+    on_any_card: bool = True  # or from sm_90 on
 
 
 def at_head(statement: str, before: str = "") -> Alteration:
@@ -89,16 +90,8 @@ def result_times(factor: str) -> Alteration:
 
 _CLOCK = '__device__ u64 now() { u64 t; asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)); return t; }\n'
 _SPIN = f"for (const u64 begin = now(); now() - begin < {_HANG_NANOSECONDS}ull;) ;"
-# The most that a block can have: with what the kernel asks for besides, it cannot start.
-_ALL_SHARED = """
-#if __CUDA_ARCH__ >= 900
-#define ALL (227 << 10)
-#elif __CUDA_ARCH__ == 800
-#define ALL (163 << 10)
-#else
-#define ALL (99 << 10)
-#endif
-"""
+# With what the kernel asks for besides, more than a block can have; older cards' compilers refuse it.
+_ALL_SHARED = "__shared__ volatile char more[227 << 10]; more[threadIdx.x] = 1;"
 _FIRST = "blockIdx.x == 0 && threadIdx.x == 0"
 
 FAULTS = (
@@ -112,7 +105,8 @@ FAULTS = (
     Fault(
         "takes all shared memory for itself",
         "build",
-        at_head("__shared__ volatile char more[ALL]; more[threadIdx.x] = 1;", _ALL_SHARED),
+        at_head(_ALL_SHARED),
+        on_any_card=False,
     ),
     Fault(
         "writes between two words",
@@ -196,7 +190,8 @@ def inject(each: Injected, machine: GpuMachine) -> None:
 
 def campaign(machine: GpuMachine, count: int, db: Path, first: int = 0) -> tuple[list[Survived], GpuTuner]:
     """`count` faults, from number `first` on, all in one run of the tuner."""
-    faults = [FAULTS[number % len(FAULTS)] for number in range(first, first + count)]
+    possible = [fault for fault in FAULTS if fault.on_any_card or machine.clusters]
+    faults = [possible[number % len(possible)] for number in range(first, first + count)]
     tasks = [product(512 - number) for number in range(count)]
     all_of_them = [injected(fault, task, machine) for fault, task in zip(faults, tasks, strict=True)]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:

@@ -44,8 +44,9 @@ def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Prog
     lanes, result = lanes_for(formula, machine, axis.extent), reduction.result
     size = lanes * _VECTORS
     width = _width(formula, machine, axis, load, extent_of(others))
-    far = (coefficient(load.indices[0], k) or 0) >= width > 0
-    large = load.source.size * load.dtype.bytes > machine.caches.l2_per_core  # type: ignore[attr-defined]
+    source, far = load.source, (coefficient(load.indices[0], k) or 0) >= width > 0
+    assert isinstance(source, Buffer)
+    large = source.size * load.dtype.bytes > machine.caches.l2_per_core
     if not far or not large or k.extent < 2 * _ROWS:
         return None
 
@@ -65,8 +66,6 @@ def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Prog
         at = {axis: blocks.start() + place, k: first + rows}
         accumulator = te.Load(kept, (element,))
         value = updated(reduction, accumulator, te.substitute(reduction.body, at))
-        source = load.source
-        assert isinstance(source, Buffer)
         ahead = {axis: blocks.start() + inside.start() + step * lanes, k: first + rows + _AHEAD}
         asked = Prefetch(source, te.substitute(load.indices[0], ahead), level=1)
         return along(

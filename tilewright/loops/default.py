@@ -250,7 +250,7 @@ def _is_reused(formula: Formula, axis: te.Var) -> bool:
         for offset in load_offsets(reduction.body):
             step = coefficient(offset, axis)
             along = [(coefficient(offset, window) or 0, window.extent) for window in reduction.axes]
-            if not step or any(0 < inside < step < inside * extent for inside, extent in along):
+            if not step or any(0 < inside <= step < inside * extent for inside, extent in along):
                 return True
     return False
 

@@ -102,9 +102,9 @@ def elementwise_program(formula: Formula, machine: CpuMachine) -> Program:
 
 
 def _asked_ahead(formula: Formula, axis: te.Var, outer: Sequence[te.Var], tiles: Tiles) -> list[Stmt]:
-    """The same tile of the next row, of rows whose place is read from an input."""
+    """The same tile of the next row, of rows whose place is read from an input: there must be one for every row."""
     stmts: list[Stmt] = []
-    for load in set(te.loads(formula.value)):
+    for load in dict.fromkeys(te.unguarded_loads(formula.value)):
         (index,) = load.indices or (te.as_index(0),)
         if not outer or coefficient(index, axis) != 1 or not te.loads(index):
             continue

@@ -117,7 +117,7 @@ def _program(
         middle = turned(simplify((between + 1) * lanes), begins=False, ends=False)
         stmts.append(nest([(between, Kind.SERIAL)], middle))
     if tiles.count > 1:
-        stmts.append(turned(te.as_index(tiles.axis.extent - lanes), begins=tiles.count == 1, ends=True))
+        stmts.append(turned(te.as_index(tiles.axis.extent - lanes), begins=False, ends=True))
     outer = [axis for axis in formula.axes if axis != written]
     body = parallel_nest(outer, 4 * written.extent, block(*stmts))
     words = f"enlarged: {written.name} {factor} at a time, in vectors of {lanes}"

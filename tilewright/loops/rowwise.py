@@ -35,7 +35,19 @@ from dataclasses import dataclass, replace
 from tilewright import te
 from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula, Reduction
-from tilewright.loops.ir import Across, Buffer, Kind, Prefetch, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.ir import (
+    SCRATCH_LIMIT,
+    Across,
+    Buffer,
+    Kind,
+    Prefetch,
+    Program,
+    Scope,
+    Stmt,
+    Store,
+    block,
+    nest,
+)
 from tilewright.loops.tiling import (
     Tiles,
     best_unroll,
@@ -67,7 +79,9 @@ _GROUPS = 128  # of rows in a chunk, at most: nothing is written while its first
 _CHUNKS = 4  # for each core, at least
 _SHORTEST_BEHIND = 8  # vectors of a row that is written later than it is computed
 _SHORT_ROW = 2048  # elements: the end of a longer row's reductions does not count
-_STAGED = 4  # the part of the second cache that may hold results which wait for their line
+# Parts of the second cache, as far as it may be scratch: what holds results that wait for their line (twice), what is
+# kept of a row, and what is kept of those before and of those that are computed.
+_STAGED, _KEPT, _KEPT_TWICE = 4, 3, 2
 _REPEATED = 1.1  # rows computed over rows needed, where the last few overlap those before
 _AHEAD = 4 << 10  # bytes between what is computed and what is asked for
 _SHORTEST_FETCHED = 256  # bytes of a row: of shorter ones the processor's own look-ahead sees the next
@@ -102,6 +116,7 @@ class _Kept:
 class _Rows:
     def __init__(self, formula: Formula, machine: CpuMachine) -> None:
         self.formula, self.machine = formula, machine
+        self.room = min(machine.caches.l2_per_core, SCRATCH_LIMIT)
         self.columns = tuple(
             sorted(columns_of(formula), key=lambda axis: coefficient(formula.store, axis) == 1)
         )
@@ -118,7 +133,7 @@ class _Rows:
         self.together = 1 if self.staged else self._rows_together()
         self.behind = self._pass_that_writes()
         if self.behind is not None:
-            self.together = 1 + (formula.rows[-1].extent % 2 == 0)
+            self.together = 2 if formula.rows[-1].extent % 2 == 0 and self._rows_held_twice() > 1 else 1
             self.slow = [self.behind]
         self.row = te.Var("w", self.together)
         self.turn = te.Var("turn", max(self.staged, 1))
@@ -210,7 +225,7 @@ class _Rows:
         count = lanes // math.gcd(length, lanes)
         if not self.streamed or not formula.rows or count == 1 or formula.rows[-1].extent % count:
             return 0
-        if count * length * formula.output.dtype.bytes > self.machine.caches.l2_per_core // _STAGED:
+        if count * length * formula.output.dtype.bytes > self.room // _STAGED:
             return 0
         dense = simplify(formula.store - self._place(formula.rows[-1], length))
         other_rows = set(formula.rows[:-1])
@@ -239,7 +254,13 @@ class _Rows:
         number = len(formula.reductions) - 1
         last = formula.reductions[number]
         alike = [a.extent for a in last.axes] == [axis.extent] and self._lanes(last) == lanes
-        return number if alike and axis.extent >= _SHORTEST_BEHIND * lanes else None
+        long = axis.extent >= _SHORTEST_BEHIND * lanes
+        return number if alike and long and self._rows_held_twice() else None
+
+    def _rows_held_twice(self) -> int:
+        """How many rows what is kept of them has room for, and for that of as many before."""
+        longest = max((r.length + self._lanes(r)) * r.result.dtype.bytes for r in self.formula.reductions)
+        return self.room // (_KEPT_TWICE * 2 * longest)
 
     def _groups_of(self, rows: int) -> int:
         """How many groups of so many rows make a chunk: 1 where nothing is written meanwhile."""
@@ -272,7 +293,8 @@ class _Rows:
     def _find_kept(self) -> _Kept | None:
         for reduction in reversed(self.formula.reductions):
             renamed = self._renamed(reduction)
-            if renamed is None or reduction.length * 4 > self.machine.caches.l2_per_core // 3:
+            kept_bytes = reduction.length * reduction.result.dtype.bytes
+            if renamed is None or kept_bytes > self.room // _KEPT:
                 continue
             needed = set(te.walk(simplify(te.substitute(self.formula.value, renamed))))
             for expr in te.walk(simplify(reduction.body)):

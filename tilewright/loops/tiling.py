@@ -20,9 +20,7 @@ Values = Mapping[te.Var, te.Expr]
 GRAIN = 16_384  # scalar operations
 PARALLEL_ITERATIONS = 256
 
-LONGEST_STRIDE = (
-    4  # between elements that are picked from whole vectors; those farther apart are loaded one by one
-)
+LONGEST_STRIDE = 4  # between elements picked from whole vectors; those farther apart are loaded one by one
 
 _UNROLLED = 8  # vectors of a tile that is moved
 _LOOP = 0.75  # what an iteration costs, in vectors

@@ -72,6 +72,7 @@ class _Verifier:
             self.branch(stmt)
         elif isinstance(stmt, Prefetch):
             self.bound(stmt.index)
+            self.expression(stmt.index, self.guards)
         elif isinstance(stmt, Transpose):
             self.transpose(stmt)
         elif isinstance(stmt, Combine):

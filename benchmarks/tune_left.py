@@ -150,7 +150,9 @@ def measure(model: Model, database: Database, builds: Builds, threads: int, seco
             while missing and start in made and time.monotonic() < deadline:
                 group, missing = missing[:GROUP], missing[GROUP:]
                 times = runner.heats(job, {config: made[config] for config in (start, *group)}, GROUP_SECONDS)
-                usual = undisturbed(times[start]) if start in times else math.inf
+                if start not in times:
+                    break  # there is nothing to compare with
+                usual = undisturbed(times[start])
                 known.setdefault(start, usual)
                 # In units of the choice without measuring, which is in every group: the machine is not always as fast.
                 unit = known[start] / usual

@@ -14,7 +14,6 @@ from peers.job import Run, save_arrays
 
 
 def load(job: OperatorJob) -> Run:
-
     case = job.case
     inputs, weights = map(torch_arrays, integer_operands(case)) if case.int8 else torch_operands(case)
     exact_inputs, exact_weights = (

@@ -3,6 +3,8 @@ rows written behind. Right for odd sizes and types, on one thread and on two."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,6 +27,7 @@ from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import CpuMachine, host
+from tilewright.hw.caches import Caches
 from tilewright.loops.ir import Prefetch, Store, Transpose
 
 F32, F16, I8, I64 = DType.F32, DType.F16, DType.I8, DType.I64
@@ -80,6 +83,16 @@ def test_nan_wins_in_its_windows_alone() -> None:
     x = array(1, 2, 9, 70)
     x[0, 0, 0, 0] = x[0, 1, 8, 69] = x[0, 0, 4, 33] = np.nan
     check(task, host(), [x])
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_only_windows_that_overlap_are_summed_in_tiles_of_several_rows(stride: int) -> None:
+    inputs = Inputs()
+    attrs = {"kernel": (3, 3), "stride": (stride, stride), "padding": (0, 0), "dilation": (1, 1)}
+    image = inputs(1, 33, 33, 64)
+    task = inputs.task(apply("max_pool", image, ceil_mode=False, layout="channels_last", **attrs))
+    of_one_row = checked_program(task, with_vectors(64)).decisions.startswith("tiled: 1 x")
+    assert of_one_row == (stride == 3)
 
 
 # -- sums of columns ------------------------------------------------------------------------------------------------
@@ -164,6 +177,13 @@ def test_borders(shape: list[int], low: int, high: int, dtype: DType) -> None:
     check(task, with_vectors(64, streams=True))
 
 
+@pytest.mark.parametrize("images", [(16, 1), (1, 16)])
+def test_a_single_row_that_begins_with_a_line_beside_rows_that_do_not(images: tuple[int, int]) -> None:
+    inputs = Inputs()
+    parts = [inputs(count, 17, 329) for count in images]
+    check(inputs.task(apply("tanh", apply("concat", *parts, axis=0))), with_vectors(32, streams=True))
+
+
 def test_short_rows_are_put_together_before_they_are_streamed() -> None:
     inputs = Inputs()
     x = inputs(16, 30, 96)
@@ -182,6 +202,24 @@ def test_rows_that_are_looked_up_are_asked_for_a_row_ahead() -> None:
     assert statements(program, Prefetch)
 
 
+def test_where_not_all_rows_are_looked_up_none_is_asked_for() -> None:
+    inputs = Inputs()
+    table, which, others = inputs(50, 96), inputs(70, dtype=I64), inputs(40, 96)
+    task = inputs.task(apply("concat", apply("take", table, which, axis=0), others, axis=0))
+    numbers = np.random.default_rng(0).integers(0, 50, 70)
+    program = check(task, with_vectors(64, streams=True), [array(50, 96), numbers, array(40, 96)])
+    assert not statements(program, Prefetch)
+
+
+def test_rows_that_follow_each_other_where_one_was_looked_up_are_not_asked_for() -> None:
+    inputs = Inputs()
+    table, which = inputs(5, 16, 16, 128), inputs(6, dtype=I64)
+    task = inputs.task(apply("permute", apply("take", table, which, axis=0), axes=(0, 2, 1, 3)))
+    numbers = np.random.default_rng(0).integers(0, 5, 6)
+    program = check(task, with_vectors(64, streams=True), [array(5, 16, 16, 128), numbers])
+    assert not statements(program, Prefetch)
+
+
 @pytest.mark.parametrize("make", [softmax, layer_norm])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 208), (7, 128), (48, 208)])
 def test_rows_are_written_while_the_next_are_computed(make, rows: int, columns: int) -> None:
@@ -194,6 +232,21 @@ def test_rows_are_written_while_the_next_are_computed(make, rows: int, columns: 
         program = check(task, machine, arrays)
     written = rows * columns * 4
     assert ("behind" in program.decisions) == (written >= machine.caches.last and rows > 1)
+
+
+@pytest.mark.parametrize("dtype", [F16, F32, DType.F64])
+@pytest.mark.parametrize("second_cache", [256 << 10, 1280 << 10, 4 << 20])
+@pytest.mark.parametrize("columns", [32000, 65528, 65536, 102400, 262144])
+def test_what_is_kept_of_long_rows_has_room(columns: int, second_cache: int, dtype: DType) -> None:
+    caches = Caches(l1=48 << 10, l2=second_cache, l3=1 << 20)
+    machine = replace(with_vectors(64), caches=caches)
+    inputs = Inputs()
+    x = inputs(64, columns, dtype=dtype)
+    peak = apply("amax", x, axes=(1,), keepdims=True)
+    exp = apply("exp", apply("sub", x, peak))
+    total = apply("sum", exp, axes=(1,), keepdims=True)
+    program = checked_program(inputs.task(apply("div", exp, total)), machine)
+    assert "streamed" in program.decisions
 
 
 @pytest.mark.parametrize("dtype", [F16, I8])

@@ -7,7 +7,7 @@ import pytest
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.errors import VerificationError
-from tilewright.loops.ir import Block, Buffer, For, If, Kind, Program, Scope, Stmt, Store
+from tilewright.loops.ir import Block, Buffer, For, If, Kind, Prefetch, Program, Scope, Stmt, Store
 from tilewright.loops.verify import verify_program
 
 F32 = DType.F32
@@ -37,6 +37,7 @@ def test_a_legal_program_passes() -> None:
         (For(V, Kind.VECTOR, For(A, Kind.SERIAL, copy(A * 8 + V))), "holds only stores"),
         (For(A, Kind.SERIAL, For(A, Kind.SERIAL, copy(A))), "bound twice"),
         (copy(te.as_index(64)), "accessed at 64..64"),
+        (Prefetch(X, te.cast(te.Load(X, (te.as_index(64),)), DType.I64)), "accessed at 64..64"),
         (copy(A), "used outside of their loops"),
         (Store(X, te.as_index(0), ZERO), "is an input and is written"),
         (Store(OUT, te.as_index(0), te.const(1, DType.I32)), "which holds"),

@@ -77,17 +77,15 @@ def elementwise_program(formula: Formula, machine: CpuMachine) -> Program:
     streamed = ", streamed" if writer.streamed else ""
     words = f"elementwise: {axis.name} in vectors of {writer.lanes}"
     if pieces and pieces[0].axis == axis and extent_of(outer) >= _SHARED:
-        stmts = []
-        for piece in pieces:
-            tiles = writer.tiles(piece.inside)
-            stmts.append(nest([(tiles.var, Kind.SERIAL)], writer.tile(tiles, piece.of(formula))))
+        stmts = [writer.row(piece.inside, piece.of(formula)) for piece in pieces]
         body = parallel_nest(outer, axis.extent * accesses, block(*stmts))
         return _program(formula, body, f"{words}, in {len(pieces)} pieces{streamed}")
     behind = f", {pieces[0].axis.name} in {len(pieces)} pieces{streamed}" if pieces else streamed
     far = _far_axis(formula, axis, outer) if writer.streamed and not pieces else None
     behind += f", {far.axis.name} in blocks of {far.blocks.size}" if far else ""
     if writer.streamed and extent_of(outer) >= _SHARED and writer.run(axis, formula) is not None:
-        run = _by_piece(formula, axis, pieces, lambda part: writer.run(axis, part))
+        # Of a piece that is one row it may be known that it begins with a line.
+        run = _by_piece(formula, axis, pieces, lambda part: writer.run(axis, part) or writer.row(axis, part))
         loops, run = far.cut(outer, run) if far else (outer, run)
         return _program(formula, parallel_nest(loops, axis.extent * accesses, run), words + behind)
     if writer.streamed and not far and (staged := _staged(formula, machine, axis, outer, pieces)) is not None:
@@ -109,6 +107,8 @@ def _asked_ahead(formula: Formula, axis: te.Var, outer: Sequence[te.Var], tiles:
         if not outer or coefficient(index, axis) != 1 or not te.loads(index):
             continue
         row, line = outer[-1], _LINE // load.dtype.bytes
+        if coefficient(index, row) is not None:
+            continue  # the next row's place is known without the input
         following = te.call("min", row + 1, te.as_index(row.extent - 1))
         step = te.Var("r", -(-tiles.size // line))
         place = te.substitute(index, {row: following, axis: tiles.start() + step * line})
@@ -189,15 +189,13 @@ def _far_axis(formula: Formula, axis: te.Var, outer: Sequence[te.Var]) -> _Far |
 
 
 def _by_piece(
-    formula: Formula, axis: te.Var, pieces: Sequence[_Piece], make: Callable[[Formula], Stmt | None]
+    formula: Formula, axis: te.Var, pieces: Sequence[_Piece], make: Callable[[Formula], Stmt]
 ) -> Stmt:
     """What `make` makes of the formula, or of each piece behind a branch where they are not along `axis`."""
     parts = pieces if pieces and pieces[0].axis != axis else ()
     stmt = make(parts[-1].placed(formula) if parts else formula)
-    assert stmt is not None
     for piece in reversed(parts[:-1]):
         inside = make(piece.placed(formula))
-        assert inside is not None
         stmt = If(te.call("lt", piece.axis, te.as_index(piece.end)), inside, stmt)
     return stmt
 
@@ -226,6 +224,11 @@ class _Writer:
 
         begin = simplify(te.substitute(formula.store, {axis: te.as_index(0)}))
         return streamed_run(axis, begin, self.lanes, write)
+
+    def row(self, axis: te.Var, formula: Formula) -> Stmt:
+        """All of it, tile by tile."""
+        tiles = self.tiles(axis)
+        return nest([(tiles.var, Kind.SERIAL)], self.tile(tiles, formula))
 
     def tile(self, tiles: Tiles, formula: Formula) -> Stmt:
         lanes = min(self.lanes, power_of_two_below(tiles.size))

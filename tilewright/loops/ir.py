@@ -34,8 +34,9 @@ Semantics
 - `Transpose` turns a tile of a register buffer: its vectors in order are the elements of a matrix by rows before, and
   by columns afterwards.
 - `Store` rounds nothing: the value's type is the buffer's. One that is `streamed` writes what nobody reads soon: it may
-  go past the caches, for which a vector should begin at a multiple of its length. `Across` combines the lanes of a
-  register vector pairwise (first half with second half, and so on): a fixed order.
+  go past the caches, for which a vector should begin at a multiple of its length; into registers, on a GPU, it asks for
+  what it reads there and then. `Across` combines the lanes of a register vector pairwise (first half with second half,
+  and so on): a fixed order.
 - Expressions are those of `te`; a `Load` reads a `Buffer` at one flat index, and `Select` is lazy in its loads.
 - Arithmetic is what the expressions say, in the order they say it; `numerics` decides which fast-math flags it gets.
 """

@@ -79,9 +79,9 @@ _GROUPS = 128  # of rows in a chunk, at most: nothing is written while its first
 _CHUNKS = 4  # for each core, at least
 _SHORTEST_BEHIND = 8  # vectors of a row that is written later than it is computed
 _SHORT_ROW = 2048  # elements: the end of a longer row's reductions does not count
-# Parts of the second cache, as far as it may be scratch: what holds results that wait for their line (twice), what is
-# kept of a row, and what is kept of those before and of those that are computed.
-_STAGED, _KEPT, _KEPT_TWICE = 4, 3, 2
+# Parts of the second cache, as far as it may be scratch: that of results which wait for their line, and that of what is
+# kept of the rows before and of those that are computed.
+_STAGED, _KEPT_TWICE = 4, 2
 _REPEATED = 1.1  # rows computed over rows needed, where the last few overlap those before
 _AHEAD = 4 << 10  # bytes between what is computed and what is asked for
 _SHORTEST_FETCHED = 256  # bytes of a row: of shorter ones the processor's own look-ahead sees the next
@@ -294,7 +294,7 @@ class _Rows:
         for reduction in reversed(self.formula.reductions):
             renamed = self._renamed(reduction)
             kept_bytes = reduction.length * reduction.result.dtype.bytes
-            if renamed is None or kept_bytes > self.room // _KEPT:
+            if renamed is None or kept_bytes > min(self.machine.caches.l2_per_core // 3, SCRATCH_LIMIT // 2):
                 continue
             needed = set(te.walk(simplify(te.substitute(self.formula.value, renamed))))
             for expr in te.walk(simplify(reduction.body)):

@@ -72,10 +72,10 @@ def stored(shape: Sequence[int], order: Order) -> Shape:
     )
 
 
-def per_axis(values: Sequence[int], order: Order, inside: Callable[[int], int] = lambda size: 0) -> Shape:
-    """`values`, one for each axis, for each axis of the storage; `inside(size)` for places in blocks, of axes along
-    which nothing is done."""
-    return tuple(inside(e.size) if isinstance(e, Block) else values[e] for e in order)
+def per_axis(values: Sequence[int], order: Order) -> Shape:
+    """`values`, one for each axis, for each axis of the storage; 0 for places in blocks, of axes along which nothing is
+    done."""
+    return tuple(0 if isinstance(entry, Block) else values[entry] for entry in order)
 
 
 def positions(axes: Iterable[int], order: Order) -> tuple[int, ...]:
@@ -104,8 +104,8 @@ def _parts(order: Order, shape: Sequence[int], cuts: dict[int, list[int]]) -> li
     sizes, found = blocks_of(order), []
     for entry in order:
         axis = axis_of(entry)
-        if shape[axis] == 1:
-            found += [(axis, 1, 1)] if not isinstance(entry, Block) else []
+        if shape[axis] < 2:
+            found += [(axis, 1, shape[axis])] if not isinstance(entry, Block) else []
             continue
         low, high = (1, entry.size) if isinstance(entry, Block) else (sizes.get(axis, 1), shape[axis])
         steps = [cut for cut in cuts[axis] if low <= cut <= high]

@@ -81,6 +81,8 @@ def _joined(
     product = pieces.get(before.key)
     if product is None or product.call is not None or product.config is None:
         return None
+    if any(node.op in KINDS for node in before.task.graph.nodes()):  # joined with a reduction already
+        return None
     template = next((t for t in (*TEMPLATES, *SKETCHES) if t.name == product.config.template), None)
     applied = None if template is None else template.apply(GpuWork(before.task, machine, numerics))
     if applied is None:

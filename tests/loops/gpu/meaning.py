@@ -58,6 +58,8 @@ def _along(product: TensorProduct, reduced: Reduced, m: te.Var) -> Program:
     def scratch(stmt: Stmt) -> Stmt:
         if isinstance(stmt, For):
             return replace(stmt, body=scratch(stmt.body))
+        if isinstance(stmt, If):
+            return replace(stmt, then=scratch(stmt.then))
         if isinstance(stmt, Block):
             return block(*map(scratch, stmt.stmts))
         assert isinstance(stmt, Store)

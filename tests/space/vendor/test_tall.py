@@ -15,6 +15,7 @@ from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200
 from tilewright.measure.check import relative_error
 from tilewright.space.space import Config
+from tilewright.space.templates.cuda.sums import combined_of
 from tilewright.space.vendor import tall
 from tilewright.space.vendor.candidates import way_of
 from tilewright.tune.gpu import choose
@@ -38,6 +39,27 @@ def test_the_pieces_mean_the_task(op: str, count: int) -> None:
         )
     (expected,) = evaluate(task.graph, list(values.values())[:1], precise=True)
     assert relative_error(np.asarray(values[way.pieces[-1].result]), np.asarray(expected)) < 1e-3
+
+
+def test_groups_of_columns_in_parts_mean_the_task() -> None:
+    x = Inputs()
+    groups = apply("reshape", apply("relu", x(6, 96)), shape=(6, 3, 32))
+    highest = apply("amax", groups, axes=(2,), keepdims=False)
+    task, of = x.task(apply("tanh", highest)), combined_of(highest)
+    assert of is not None and of.parts == 3
+    values = {task.graph.inputs[0]: array(6, 96)}
+    (expected,) = evaluate(task.graph, list(values.values()))
+    pieces = tall.in_parts(task, highest, of, 4)
+    for piece in pieces:
+        (values[piece.result],) = evaluate(piece.task.graph, [values[node] for node in piece.operands])
+    np.testing.assert_array_equal(values[pieces[-1].result], expected)
+
+
+def test_integers_are_not_summed_in_floats() -> None:
+    for dtype in (DType.I8, DType.I64, DType.F64):
+        x = Inputs()
+        task = x.task(apply("sum", x(65_536, 2_048, dtype=dtype), axes=(0,), keepdims=False))
+        assert tall.parts_of(task, H200) is None
 
 
 def test_it_is_chosen_where_it_pays_and_comes_back_from_its_config() -> None:

@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from tilewright import te
 from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.llvm import toolchain
 from tilewright.codegen.llvm.emit import emit_program
 from tilewright.hw import CpuMachine
+from tilewright.loops import tiling
 from tilewright.loops.ir import Program
 from tilewright.loops.text import print_program
 from tilewright.runtime.packing import Packing
@@ -29,9 +31,11 @@ class Kernel:
 
 @lru_cache(maxsize=1)
 def _generator_version() -> str:
-    """Changes with every change to this room: a cache never serves what an older generator made."""
+    """Changes with every change to this room and to what it asks about indices and strides: a cache never serves what
+    an older generator made."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    rooms = (Path(__file__).parent, Path(te.__file__).parent)
+    for path in (*(path for room in rooms for path in sorted(room.rglob("*.py"))), Path(tiling.__file__)):
         digest.update(path.read_bytes())
     return f"{digest.hexdigest()} {toolchain.version()}"
 

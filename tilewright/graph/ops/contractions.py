@@ -324,8 +324,10 @@ def conv(attrs: Attrs, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = N
     if block := block_of(attrs["layout"]):
         last = {**attrs, "layout": "channels_last"}
         joined = np.moveaxis(x, 1, -2)
-        result = conv(last, joined.reshape(*joined.shape[:-2], -1), w, bias)
-        return np.moveaxis(result.reshape(*result.shape[:-1], -1, block), -2, 1)
+        result = conv(
+            last, joined.reshape(*joined.shape[:-2], channels_of(x.shape, attrs["layout"])), w, bias
+        )
+        return np.moveaxis(result.reshape(*result.shape[:-1], w.shape[-1] // block, block), -2, 1)
     sizes = Convolution.of(x.shape, w.shape, attrs["groups"], attrs["layout"])
     stride, dilation = attrs["stride"], attrs["dilation"]
     padded = np.pad(exactly(x), ((0, 0), (0, 0), *attrs["padding"]))

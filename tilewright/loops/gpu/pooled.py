@@ -32,7 +32,7 @@ from tilewright.loops.tiling import columns_of, extent_of, updated, with_results
 from tilewright.te.index import coefficient, linear, simplify
 
 _NEIGHBOURS = (8, 4, 2)
-_MOST_TAPS, _MOST_WINDOW = 7, 25
+_MOST_TAPS, _MOST_WINDOW = 7, 25  # along the row, in all: a window is written out for each neighbour
 _BUSY = 256  # threads of a multiprocessor that must be left
 
 

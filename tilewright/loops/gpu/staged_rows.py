@@ -24,10 +24,8 @@ from tilewright.loops.tiling import extent_of, with_values
 from tilewright.te.index import simplify
 
 _THREADS = 1_024
-_FEWEST, _MOST = (
-    16_384,
-    65_536,
-)  # elements of a row: above the first, a block of its own; the second fill its registers
+_FEWEST = 16_384  # elements of a row: one of more has a block of its own
+_MOST = 65_536  # elements of a row that fill the registers of a block
 _ROWS = 4  # for each multiprocessor, before one ahead pays
 _RESERVED = 4 << 10  # bytes of shared memory for what threads exchange
 
@@ -81,9 +79,7 @@ class _Staged(Rows):
             at = {**self.row_position, **positions(place, axes)}
             if any(self._in_tile(te.substitute(load.indices[0], at), self.source) != place for load in loads):
                 return False
-        return bool(te.loads(formula.reductions[0].body)) and self.source in {
-            load.source for load in te.loads(formula.reductions[0].body)
-        }
+        return any(load.source == self.source for load in te.loads(formula.reductions[0].body))
 
     def _in_tile(self, index: te.Expr, buffer: Buffer) -> te.Expr:
         return simplify(index - self.row * self.length)

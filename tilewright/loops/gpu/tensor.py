@@ -119,9 +119,9 @@ Operand = MatrixOperand | WindowOperand | ComputedOperand
 @dataclass(frozen=True)
 class Reduced:
     """What becomes of a product's sums, combined over every `size` neighbouring rows, or, where `along`, columns; as
-    many are a tile. `begin` sets the accumulators `total`, of a vector; `add` takes in that of `SUM_ROW`, `SUM_VECTOR`,
+    many are a tile. `begin` sets the accumulators `total`, of a vector; `add` takes in that of `sum_row`, `sum_vector`,
     `join` what another thread has, in `parts` from `other` on. `write` has the free variables `part`, the number of the
-    rows or columns, and `PLACE_N` or `PLACE_M`; where `along`, the first of the vector is the result."""
+    rows or columns, and `place_n` or `place_m`; where `along`, the first of the vector is the result."""
 
     kind: str
     size: int
@@ -136,8 +136,8 @@ class Reduced:
 
 @dataclass(frozen=True)
 class TensorProduct:
-    """`write` has the free variables `place_*`: of the batch axes their names, `PLACE_M` the row of the result,
-    `PLACE_N` the number of its vector, and `SUM_ROW`, `SUM_VECTOR` the same within the tile."""
+    """`write` has the free variables `place_*`: of the batch axes their names, `place_m` the row of the result,
+    `place_n` the number of its vector, and `sum_row`, `sum_vector` the same within the tile."""
 
     name: str
     params: tuple[Buffer, ...]

@@ -88,7 +88,7 @@ def in_parts(task: Task, node: Node, of: Combined, count: int) -> tuple[Piece, P
             return None
         wide = apply("cast", operands[0], dtype=DType.F32)
         parts = (count, of.size // count)
-        shape = (of.beside, *parts) if of.along else (of.parts, *parts, of.beside)
+        shape = (of.beside * of.parts, *parts) if of.along else (of.parts, *parts, of.beside)
         partial.append(apply(node.op, apply("reshape", wide, shape=shape), axes=(2,), keepdims=False))
         total = apply(node.op, partial[0], axes=(1,), keepdims=False)
         return apply("reshape", apply("cast", total, dtype=node.dtype), shape=node.shape)

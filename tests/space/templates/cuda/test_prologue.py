@@ -152,7 +152,9 @@ def test_libraries_compute_the_product_behind_a_kernel_of_ours() -> None:
         (gated(64, 64, 64), ["silu", "mul"]),
         (convolved(8, 8, 16, 3), ["mul", "add", "relu"]),
     ):
-        for way in vendor_ways(task):
+        ways = list(vendor_ways(task))
+        assert ways
+        for way in ways:
             first, second = way.pieces[:2]
             assert ops(first.task.graph.nodes()) == before and first.call is None
             assert second.call is not None

@@ -22,7 +22,7 @@ from tilewright.graph.task import Task
 from tilewright.hw.gpu import A100, H200, GpuMachine, detect
 from tilewright.measure.check import relative_error
 from tilewright.runtime.cuda import device
-from tilewright.space.templates.cuda.sums import Applied, TensorSums
+from tilewright.space.templates.cuda.sums import Applied, TensorSums, combined_of
 from tilewright.space.templates.cuda.template import GpuWork
 from tilewright.space.vendor.pieces import refined
 from tilewright.support.trace import Trace
@@ -65,6 +65,26 @@ def over_columns(m: int, n: int, k: int, op: str, dtype: DType = F16, parts: int
     return x.task(apply(op, wide, axes=(wide.type.rank - 1,), keepdims=False))
 
 
+def of_whole_numbers(m: int, n: int, k: int) -> Task:
+    """Of what a cast leaves of a @ b."""
+    x = Inputs()
+    total = apply("matmul", x(m, k, dtype=F16), x(k, n, dtype=F16))
+    whole = apply("cast", apply("cast", total, dtype=DType.I32), dtype=DType.F32)
+    return x.task(apply("sum", whole, axes=(0,), keepdims=False))
+
+
+def of_windows(size: int, inside: int, outside: int) -> Task:
+    """Over the channels of a convolution, of an image that is computed on the way, with a border."""
+    x = Inputs()
+    edge, none = (0, 1, 1, 0), (0, 0, 0, 0)
+    data = apply("sigmoid", x(2, size, size, inside, dtype=F16))
+    image = apply("pad", data, low=edge, high=edge, interior=none, value=0.0)
+    attrs: dict[str, Any] = {"padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
+    weight = x(3, 3, inside, outside, dtype=F16, constant=True)
+    total = apply("conv", image, weight, stride=(1, 1), layout="channels_last", **attrs)
+    return x.task(apply("amax", total, axes=(3,), keepdims=False))
+
+
 CASES: dict[str, Callable[[], Task]] = {
     "mean of 49": lambda: pooled(7, 24, 40),
     "mean of windows": lambda: pooled(5, 8, 16, window=3),
@@ -75,6 +95,8 @@ CASES: dict[str, Callable[[], Task]] = {
     "highest of columns, in parts": lambda: over_columns(33, 192, 40, "amax", parts=2),
     "means of odd columns": lambda: over_columns(40, 33, 24, "mean", DType.BF16),
     "sums of parts": lambda: over_rows(96, 264, 32, "sum", parts=4),
+    "sums of whole numbers": lambda: of_whole_numbers(48, 40, 32),
+    "highest of windows": lambda: of_windows(5, 8, 24),
 }
 
 
@@ -122,6 +144,19 @@ def test_other_reductions_are_declined() -> None:
     assert TensorSums().apply(GpuWork(over_rows(300, 32, 32, "sum"), H200)) is None, "more rows than a tile"
 
 
+@pytest.mark.parametrize("dtype", [DType.I8, DType.I64, DType.F64])
+def test_what_float32_cannot_hold_is_not_combined_in_it(dtype: DType) -> None:
+    x = Inputs()
+    for axis in range(2):
+        assert combined_of(apply("sum", x(512, 64, dtype=dtype), axes=(axis,), keepdims=False)) is None
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_of_nothing_there_are_no_parts(axis: int) -> None:
+    empty = Inputs()(*((0, 4) if axis == 0 else (4, 0)), dtype=F16)
+    assert combined_of(apply("sum", empty, axes=(axis,), keepdims=False)) is None
+
+
 def test_tiles_begin_where_vectors_do() -> None:
     assert TensorSums().apply(GpuWork(over_columns(40, 104, 32, "sum"), H200)) is not None
     assert TensorSums().apply(GpuWork(over_columns(40, 208, 32, "sum", parts=2), H200)) is not None
@@ -142,6 +177,33 @@ class Head(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(torch.relu(self.conv(x)).mean((2, 3)))
+
+
+class Highest(Head):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.conv(x)).mean((2, 3)).amax(1)
+
+
+class Groups(Head):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.relu(self.conv(x)).permute(0, 2, 3, 1).unflatten(3, (4, 64)).amax(4))
+
+
+def joined(model: nn.Module) -> list[str]:
+    """The labels of a model's calls, its products joined with reductions where that pays."""
+    target = CudaTarget(H200)
+    imported = frontend.import_model(model.half().eval(), (torch.randn(4, 64, 7, 7).half(),))
+    partition = target.partitioned(imported, "fast", Trace.off())
+    split = refined(partition, dict(target.chosen([partition], "fast", None, Trace.off())))
+    return [call.task.label for call in with_sums(*split, H200, "fast")[0].calls]
+
+
+def test_of_two_reductions_a_product_takes_the_first() -> None:
+    assert [label.rpartition("+")[2] for label in joined(Highest())][-2:] == ["mean", "amax"]
+
+
+def test_groups_of_columns_with_more_behind_stay_apart() -> None:
+    assert joined(Groups())[-1] == "amax+tanh"
 
 
 @pytest.mark.parametrize(

@@ -349,7 +349,8 @@ class AttentionNest:
     def pieces(self, count: int) -> int:
         """Into how many so many keys are cut for the second product."""
         columns = min(self.padded, WIDE * self.value_lanes)
-        return max(1, -(-count * columns * 4 // (self.near * 2 // 3)))
+        room = self.near * 2 // 3  # the rest is for the weights that pass
+        return max(1, -(-count * columns * 4 // room))
 
     def key_tile(self, vectors: int) -> int:
         """Keys in a register tile of so many vectors of rows."""

@@ -68,8 +68,8 @@ _FOLLOWED, _FAR_STRIP = (
     64,
     30.0,
 )  # pages that are written in turn; cycles for a strip of a row where there are more
-WRITTEN_OUT = 320  # multiply-adds written out at most: code size and compile time
-WRITTEN_OUT_BLOCK = 400  # of a whole block of channels, which then needs no loop inside the one over blocks
+_WRITTEN_OUT = 320  # multiply-adds written out at most: code size and compile time
+_WRITTEN_OUT_BLOCK = 400  # of a whole block of channels, which then needs no loop inside the one over blocks
 _FEW_CUTS = 4  # divisors of a sum's length that are enough to cut it by
 _PIECES = (64, 96, 128, 192, 256, 384)  # about as many taps are in a piece whose length is no divisor
 _NARROW_PAYS = 1 / 32  # of the columns computed, what a narrower last panel must save
@@ -205,12 +205,15 @@ class AppliedContraction:
         some = {n for n in (1, 2, 4, 8) if n <= max(self.product.length, 1)}
         return tuple(sorted(some | {self.product.short_run} - {0}))
 
+    def can_be_written_out(self, rows: int, vectors: int, unroll: int) -> bool:
+        most = _WRITTEN_OUT_BLOCK if unroll == self.product.short_run else _WRITTEN_OUT
+        return unroll == 1 or rows * vectors * unroll <= most
+
     def _legal(self, values: Mapping[str, Value]) -> bool:
         shape = self._shape(values)
         if self._registers(shape) * self.registers_each > self.machine.vector_registers:
             return False
-        most = WRITTEN_OUT_BLOCK if shape.unroll == self.product.short_run else WRITTEN_OUT
-        if shape.rows * shape.vectors * shape.unroll > most and shape.unroll > 1:
+        if not self.can_be_written_out(shape.rows, shape.vectors, shape.unroll):
             return False
         if (
             int(values["chunks"]) > shape.panels.count

@@ -17,7 +17,7 @@ from functools import cached_property
 
 from tilewright.loops.tiling import extent_of
 from tilewright.space.space import Knob, Space, Value
-from tilewright.space.templates.cpu.contraction import WRITTEN_OUT, AppliedContraction, Shape
+from tilewright.space.templates.cpu.contraction import AppliedContraction, Shape
 
 _Tile = tuple[int, int]  # rows, vectors
 
@@ -79,7 +79,9 @@ class Promising:
         }
         best = min(scores.values())
         return {
-            (rows, vectors): max(n for n in choices["unroll"] if n == 1 or rows * vectors * n <= WRITTEN_OUT)
+            (rows, vectors): max(
+                n for n in choices["unroll"] if self.applied.can_be_written_out(rows, vectors, n)
+            )
             for (rows, vectors), score in scores.items()
             if score <= _TILE_SLACK * best
         }

@@ -58,30 +58,35 @@ class Combined:
 
 
 def combined_of(reduction: Node) -> Combined | None:
-    """None where a node is something else. What lies between it and the producer may not move anything."""
-    if reduction.op not in KINDS or not reduction.inputs[0].type.rank:
+    """None where a node is something else, or not computed in float32. What lies between it and the producer may not
+    move anything."""
+    source = reduction.inputs[0] if reduction.op in KINDS else None
+    if source is None or reduction.dtype.compute is not DType.F32 or not source.type.size:
         return None
-    source, axes = reduction.inputs[0], tuple(reduction.attrs["axes"])
+    axes = tuple(reduction.attrs["axes"])
     rank = source.type.rank
     along = axes == (rank - 1,)
     if not axes or not (along or axes == tuple(range(axes[0], rank - 1))):
         return None
-    producer = source
-    while producer.op == "cast":
-        producer = producer.inputs[0]
+    producer = _before_casts(source)
     size = math.prod(source.shape[axes[0] : rank if along else -1])
     if along:
         whole = size
-        if producer.op == "reshape" and producer.inputs[0].shape[-1] == math.prod(producer.shape[-2:]):
-            producer = producer.inputs[0]
-            while producer.op == "cast":
-                producer = producer.inputs[0]
+        if producer.op == "reshape" and producer.inputs[0].shape[-1:] == (math.prod(producer.shape[-2:]),):
+            producer = _before_casts(producer.inputs[0])
             whole = producer.shape[-1]
         return Combined(reduction.op, producer, size, whole // size, source.type.size // whole, along)
     columns = source.shape[-1]
-    while producer.op == "cast" or (producer.op == "reshape" and producer.inputs[0].shape[-1:] == (columns,)):
-        producer = producer.inputs[0]
+    while producer.op == "reshape" and producer.inputs[0].shape[-1:] == (columns,):
+        producer = _before_casts(producer.inputs[0])
     return Combined(reduction.op, producer, size, math.prod(source.shape[: axes[0]]), columns)
+
+
+def _before_casts(node: Node) -> Node:
+    """What casts among floats of at most 32 bits were made of: it is combined in 32 anyway."""
+    while node.op == "cast" and all(x.dtype.compute is DType.F32 for x in (node, node.inputs[0])):
+        node = node.inputs[0]
+    return node
 
 
 class TensorSums:
@@ -186,8 +191,7 @@ class Applied:
         column = te.Var("place_n", max(1, n // lanes)) * lanes + lane
 
         def ended(value: te.Expr) -> te.Expr:
-            mean = value * te.const(1.0 / of.size, DType.F32)
-            return te.cast(mean if of.op == "mean" else value, self.dtype)
+            return te.cast(value / of.size if of.op == "mean" else value, self.dtype)
 
         def each(buffer: Buffer, index: te.Expr, stored: te.Expr) -> Stmt:
             return with_values(nest([(lane, Kind.VECTOR)], Store(buffer, index, stored)), {})

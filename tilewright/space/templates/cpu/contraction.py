@@ -55,7 +55,7 @@ _PARTIAL_BYTES = 256 << 10
 _PANEL_BYTES = 256 << 10
 _STRADDLING, _STRADDLING_STORE = 0.75, 1.5  # cycles for a vector in two cache lines
 _ASTRAY = 0.5  # of the tensors that could be aligned, those that are not: a caller's may begin anywhere
-_TALL, _TALL_AND_WIDE = 0.1, 1.25  # cycles for a row beyond 8 in a step; in tiles of 3 vectors and more
+_TALL_AND_WIDE = 1.25  # cycles for a row beyond 8 in a step, in tiles of 3 vectors and more
 _FAR_LINE, _FAR_LINE_ASKED = (
     4.0,
     2.0,
@@ -121,6 +121,7 @@ class Shape:
 
 class AppliedContraction:
     name = NAME
+    tall = 0.1  # cycles for a row beyond 8 in a step, in tiles of one or two vectors
     narrows = True  # whether the last panel may have tiles of its own, vectors may overlap or be stored apart
 
     def __init__(self, work: Work, product: Product, dims: tuple[Coordinate, ...] | None) -> None:
@@ -408,7 +409,7 @@ class AppliedContraction:
             stores=float(tiles * each),
             branches=steps / shape.unroll + 3.0 * tiles * pieces,
             scalar=tiles * pieces * 12.0
-            + steps * max(0, shape.rows - 8) * (_TALL if shape.vectors < 3 else _TALL_AND_WIDE)
+            + steps * max(0, shape.rows - 8) * (self.tall if shape.vectors < 3 else _TALL_AND_WIDE)
             + (tiles * each * _STRADDLING_STORE if self._result_pitch % _LINE else 0.0)
             + (steps / self.product.short_run * _NEXT_RUN if self.product.short_run else 0.0)
             + self._unpacked(shape, steps, passes * self.product.length),

@@ -154,7 +154,7 @@ class TiledCost:
         near = panel // pieces + shape.rows * product.length * 4 // pieces <= caches.l1 * 3 // 4
         panel_reads = passes * panel if near else tiles * panel
         data_reads = data * shape.chunks * shape.per_chunk
-        fits = panel + block <= caches.l2_per_core * 3 // 4
+        fits = caches.keep(panel + block)
         from_l2 = float(panel_reads) + (data_reads if fits and block > caches.l1 // 2 else 0)
         from_l3 = 0.0 if fits else float(min(data_reads, panel_reads))
         # Panels come from memory once for each block of rows, unless the chunk's stay in the second cache.

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from tests.loops.gpu.meaning import computed
-from tests.rewrites.helpers import array
 from tests.space.checked import Inputs
-from tests.space.templates.cuda.tiles import TILES, check_it_compiles, check_on_a_card
+from tests.space.templates.cuda.tiles import TILES, arrays_of, check_it_compiles, check_on_a_card
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Node
 from tilewright.graph.op import apply
@@ -99,10 +98,6 @@ def applied_to(task: Task, machine: GpuMachine = H200) -> Applied:
     found = TensorCores().apply(GpuWork(task, machine))
     assert isinstance(found, Applied)
     return found
-
-
-def arrays_of(task: Task) -> list[np.ndarray]:
-    return [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
 
 
 @pytest.mark.parametrize("name", CASES)

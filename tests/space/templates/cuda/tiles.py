@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.rewrites.helpers import array
 from tilewright.codegen.cuda.build import GpuKernel, build
 from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.graph.oracle import evaluate
@@ -34,6 +35,10 @@ PERSISTENT = [
     MatrixTiles(32, 32, 32, 1, 2, 3, persistent=True),
     MatrixTiles(64, 64, 64, 2, 2, 2, persistent=True),
 ]
+
+
+def arrays_of(task: Task) -> list[np.ndarray]:
+    return [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
 
 
 def compiled(cases: Sequence[Any], quick: int) -> list[Any]:

@@ -338,7 +338,7 @@ class AppliedContraction:
         returns = min(1.0, max(0.0, 2 * crowded)) * (self._tiles_per_block(shape) - 1)
         panel_reads = passes * panel * (1 + returns)
         data_reads = data_bytes * shape.chunks * shape.per_chunk
-        fits = panel + block_bytes <= caches.l2_per_core * 3 // 4
+        fits = caches.keep(panel + block_bytes)
         from_l2 = float(panel_reads) + (data_reads if fits and block_bytes > caches.l1 // 2 else 0)
         # What does not fit there any more is displaced before the next panel wants it.
         beyond = min(1.0, max(0.0, (panel + block_bytes) / (0.75 * caches.l2_per_core) - 1))
@@ -352,7 +352,7 @@ class AppliedContraction:
         else:
             from_memory, from_l3 = 0.0, from_l3 + weight_bytes * again
         # Chunks that follow each other on a thread find the data where the one before has left it, if it fits.
-        stays = data_bytes // repeats + panel <= 0.75 * caches.l2_per_core
+        stays = caches.keep(data_bytes // repeats + panel)
         comes = min(shape.chunks, machine.cores) if stays else shape.chunks
         written = product.formula.output.size * product.formula.output.dtype.bytes
         # What the kernel before has left in this core's second cache, and what the one after it finds there.

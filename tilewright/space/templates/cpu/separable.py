@@ -267,7 +267,7 @@ class _Applied:
         for stage in chain.stages:
             from_memory += stage.weight.type.bytes
             from_l3 += stage.weight.type.bytes * (chunks - 1) * (shape.blocks == 1)
-        if expanded + filtered > caches.l2_per_core * 3 // 4:
+        if not caches.keep(expanded + filtered):
             from_l3 += steps * (expanded + filtered)
         from_l3 += chain.source.type.bytes * shape.blocks + 2.0 * chain.task.output.type.bytes
         return Terms(

@@ -1,20 +1,34 @@
-"""Object code of configs in files: made in one go or on another machine, and timed when this one is quiet."""
+#!/usr/bin/env python3
+"""Object code of configs in files: made in one go or on another machine, and timed when this one is quiet.
+
+    python benchmarks/builds.py PLAN --builds FOLDER [--builders 16]
+
+builds what a plan lists, which another benchmark wrote, for the machine that it names. It may be ended at any moment
+and goes on where it stopped.
+"""
 
 from __future__ import annotations
 
+import argparse
 import struct
-from collections.abc import Iterator, Sequence
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
 import msgspec
 
+from tilewright.db.versions import sources, toolchain
 from tilewright.measure.building import Made
 from tilewright.measure.process import Failed
 from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
 from tilewright.space.space import Config
+from tilewright.support.fingerprint import fingerprint
 
-BATCH = 64
+SAID_SECONDS = 10.0  # between two lines of progress
 _LENGTH = struct.Struct("<Q")
 
 
@@ -25,44 +39,92 @@ class Kept(msgspec.Struct, frozen=True):
     made: Made | Failed
 
 
+class Planned(msgspec.Struct, frozen=True):
+    """A task, and the configs of it that are to be built."""
+
+    name: str
+    job: TaskJob
+    configs: tuple[Config, ...]
+
+
 class Builds:
-    """A file for each task. What was built holds for the version of the templates and of LLVM that built it."""
+    """A file for each task and for each version of LLVM and of our sources: what others have built is not found."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._version = fingerprint(sources(), toolchain())
 
     def of(self, name: str, configs: Sequence[Config]) -> dict[Config, Made | Failed]:
         """What is there of these configs. The end of a file that was cut off is as if it were not there."""
-        path, wanted = self._path(name), set(configs)
-        data = memoryview(path.read_bytes() if path.exists() else b"")
-        found: dict[Config, Made | Failed] = {}
-        at = 0
-        while at + _LENGTH.size <= len(data):
-            (length,) = _LENGTH.unpack_from(data, at)
-            begin, at = at + _LENGTH.size, at + _LENGTH.size + length
-            if at > len(data):
-                break
-            kept = msgspec.msgpack.decode(data[begin:at], type=Kept)
-            if kept.config in wanted:
-                found[kept.config] = kept.made
-        return found
+        wanted = set(configs)
+        return {kept.config: kept.made for kept in self._read(name)[0] if kept.config in wanted}
 
-    def add(self, name: str, kept: Sequence[Kept]) -> None:
+    def complete(self, plan: Sequence[Planned], runner: Runner) -> None:
+        """Build what is not there yet, the first task first. Each is kept as soon as it is there."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self._path(name).open("ab") as file:
-            for each in kept:
-                encoded = msgspec.msgpack.encode(each)
-                file.write(_LENGTH.pack(len(encoded)) + encoded)
+        names = {each.job: each.name for each in plan}
+        missing: list[tuple[TaskJob, Config]] = []
+        for each in plan:
+            kept, end = self._read(each.name)
+            if self._path(each.name).exists():
+                with self._path(each.name).open("r+b") as file:
+                    file.truncate(end)  # what is cut off would spoil what comes behind it
+            there = {one.config for one in kept}
+            missing += [(each.job, config) for config in each.configs if config not in there]
+        count, left, said = sum(len(each.configs) for each in plan), len(missing), time.monotonic()
 
-    def complete(self, name: str, job: TaskJob, configs: Sequence[Config], runner: Runner) -> Iterator[str]:
-        """Build what is not there yet; a line of progress for each batch."""
-        there = self.of(name, configs)
-        missing = [config for config in configs if config not in there]
-        for begin in range(0, len(missing), BATCH):
-            some = missing[begin : begin + BATCH]
-            made = runner.build(job, some)
-            self.add(name, [Kept(config, each) for config, each in zip(some, made, strict=True)])
-            yield f"{name}: {len(missing) - begin - len(some)} of {len(configs)} configs to build"
+        def keep(job: TaskJob, config: Config, made: Made | Failed) -> None:
+            nonlocal left, said
+            encoded = msgspec.msgpack.encode(Kept(config, made))
+            with self._path(names[job]).open("ab") as file:
+                file.write(_LENGTH.pack(len(encoded)) + encoded)
+            left -= 1
+            if left == 0 or time.monotonic() - said > SAID_SECONDS:
+                said = time.monotonic()
+                print(f"{left} of {count} configs to build", flush=True)
+
+        runner.build_all(missing, keep)
+
+    def _read(self, name: str) -> tuple[list[Kept], int]:
+        """All that is whole, and where it ends."""
+        path = self._path(name)
+        data = memoryview(path.read_bytes() if path.exists() else b"")
+        found: list[Kept] = []
+        begin = 0
+        while begin + _LENGTH.size <= len(data):
+            (length,) = _LENGTH.unpack_from(data, begin)
+            end = begin + _LENGTH.size + length
+            if end > len(data):
+                break
+            found.append(msgspec.msgpack.decode(data[begin + _LENGTH.size : end], type=Kept))
+            begin = end
+        return found, begin
 
     def _path(self, name: str) -> Path:
-        return self.folder / f"{name}.builds"
+        return self.folder / f"{name}.{self._version}.builds"
+
+
+def write_plan(plan: Sequence[Planned], path: Path) -> None:
+    path.write_bytes(msgspec.msgpack.encode(plan))
+
+
+def read_plan(path: Path) -> list[Planned]:
+    return msgspec.msgpack.decode(path.read_bytes(), type=list[Planned])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--builds", type=Path, required=True)
+    parser.add_argument("--builders", type=int, default=None, help="processes; as many as there are cores")
+    options = parser.parse_args()
+    plan = read_plan(options.plan)
+    with Runner(plan[0].job.threads, builders=options.builders) as runner:
+        Builds(options.builds).complete(plan, runner)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

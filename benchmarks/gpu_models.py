@@ -48,7 +48,7 @@ from tilewright.zoo import registry
 
 TURNS = 15
 THREADS = 3  # with which each of several processes compiles its peers
-PATIENCE_SECONDS = 170.0  # that a process waits for others to be ready
+PATIENCE_SECONDS = 300.0  # that a process waits for others to be ready
 TURN_SECONDS = 0.02
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ResNet-50": ("resnet50", {}),

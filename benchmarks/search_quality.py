@@ -30,7 +30,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
-from builds import Builds
+from builds import Builds, Planned
 from search_tasks import HEAT_SECONDS, LEAST_POINTS, POINTS, TASKS, Table, best_seconds, measure
 from tilewright import knobs
 from tilewright.cost.analytical import Analytical
@@ -212,11 +212,12 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def run_build(tables: Sequence[Table], builds: Builds, threads: int) -> None:
+    plan = [
+        Planned(table.name, TaskJob.of(table.candidates.work, threads), tuple(table.listed))
+        for table in tables
+    ]
     with Runner(threads) as runner:
-        for number, table in enumerate(tables):
-            job = TaskJob.of(table.candidates.work, threads)
-            for line in builds.complete(table.name, job, list(table.listed), runner):
-                print(f"[{number + 1}/{len(tables)}] {line}", flush=True)
+        builds.complete(plan, runner)
 
 
 def run_measure(tables: Sequence[Table], builds: Builds, seconds: float, threads: int) -> None:

@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
 """How much is left in a model: what measuring everything finds, beside what is chosen without a measurement.
 
-    python benchmarks/tune_left.py build [--model resnet50] [--points 240] [--builds FOLDER] [--machine FILE]
-    python benchmarks/tune_left.py measure [--model resnet50] [--points 240] [--seconds 600]
+    python benchmarks/tune_left.py plan [--model resnet50] [--points 240] [--plan FILE]
+    python benchmarks/tune_left.py build [--model resnet50] [--points 240] [--builds FOLDER]
+    python benchmarks/tune_left.py measure [--model resnet50] [--points 240] [--builds FOLDER] [--seconds 600]
     python benchmarks/tune_left.py report [--model resnet50] [--markdown FILE]
 
-The configs are, of each of the model's heaviest tasks, all that no other does better by construction (`--points 0`), or
-a part of the space: of each knob some values, evenly spread; and all that differ from the choice without measuring in
-one knob. `build` makes them, on this machine or, for the one that `--machine` describes, on another with more cores.
-`measure` times them in turns, some hundred at a time beside the choice without measuring, and keeps all of it in a
-database. Both go on where they were interrupted. `report` takes the fastest of each task into the model, where they
-take turns with what would have been chosen, and prints what all of them together gain there. The last two want a quiet
-machine.
+The configs are, of each of the model's heaviest tasks, all that no other does better by construction (`--points 0`; the
+rules are in `space/templates/cpu/promising.py`), or a part of the space: of each knob some values, evenly spread; and
+all that differ from the choice without measuring in one knob. `build` makes them; or `plan` lists them, and
+`builds.py` makes them on another machine with more cores.
+
+`measure` first runs each a few times, in turns with the choice without measuring. Those far behind the best are kept as
+slow: these are not checked, since no result of theirs could make them worth taking. The others are checked and timed in
+turns, some hundred at a time, and all of it is kept in a database. Builds and times go on where they were interrupted,
+and hold for the templates that made them. `report` takes the fastest of each task into the model, where they take turns
+with what would have been chosen, and prints what all of them together gain there. The last two want a quiet machine.
 """
 
 from __future__ import annotations
@@ -20,24 +24,24 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
-import msgspec
-
-from builds import Builds
+from builds import Builds, Planned, write_plan
 from peers.machine import describe
 from search_tasks import Source, part_candidates
 from tilewright import frontend, knobs, zoo
 from tilewright.db.database import Database
 from tilewright.db.record import Key, Record
+from tilewright.db.versions import sources
 from tilewright.graph.task import Partition, Task
-from tilewright.hw import CpuMachine, host
+from tilewright.hw import host
 from tilewright.measure.building import Made
+from tilewright.measure.process import Failed
 from tilewright.measure.runner import Runner
 from tilewright.measure.timing import undisturbed
 from tilewright.measure.trial import TaskJob
@@ -52,8 +56,11 @@ from tilewright.tune.choose import Choice, choose
 from tilewright.tune.rehearse import Verdict, rehearse
 
 SHARE = 0.9  # of the model's predicted time: what the heavy tasks take together
-GROUP = 192  # configs that take turns with each other
+GROUP = 400  # configs that take turns with each other
 GROUP_SECONDS = 8.0
+NEAR = 1.2  # times as long as the best, by a few calls: what has to be checked and timed
+BEST = 1 / 50  # of the configs are ahead of the one that is taken for the best: it is not there by luck
+SLOW = "slow"  # kept as the failure of what is not near
 TAKEN = 6  # of each task the fastest, into the model
 NUMERICS = "fast"
 
@@ -65,11 +72,10 @@ class Heavy:
     task: Task
     calls: int
     points: int
-    machine: CpuMachine
 
     @cached_property
     def work(self) -> Work:
-        return Work(self.task, self.machine, NUMERICS)
+        return Work(self.task, host(), NUMERICS)
 
     @cached_property
     def start(self) -> Choice:
@@ -78,21 +84,17 @@ class Heavy:
     @cached_property
     def configs(self) -> list[Config]:
         whole = Candidates.of(self.work, sketches=False)
-        part = (
-            part_candidates(Source(lambda: self.task), self.points, self.machine)
-            if self.points
-            else promising(whole)
-        )
+        part = part_candidates(Source(lambda: self.task), self.points) if self.points else promising(whole)
         start = self.start.config
         return list(dict.fromkeys((start, *whole.neighbours(start), *part.configs())))
 
-    def known(self, database: Database, threads: int) -> dict[Config, float]:
-        """Seconds of what was measured; infinite where that failed."""
-        found: dict[Config, float] = {}
-        for record in database.records(Key.of(self.work, threads)):
-            seconds = math.inf if record.seconds is None else record.seconds
-            found[record.config] = min(seconds, found.get(record.config, math.inf))
-        return found
+    def known(self, database: Database, threads: int) -> dict[Config, Record]:
+        """What was found of each config, with the templates of today."""
+        return {
+            record.config: record
+            for record in database.records(Key.of(self.work, threads))
+            if record.versions.sources == sources()
+        }
 
     def record(self, config: Config, seconds: float | None, failure: str, threads: int) -> Record:
         times = () if seconds is None else (seconds,)
@@ -106,17 +108,14 @@ class Model:
         points: int,
         tasks: int | None = None,
         small: bool = False,
-        machine: CpuMachine | None = None,
     ) -> None:
         self._tasks = tasks
-        machine = machine or host()
         model = zoo.build(name, seed=0, small=small)
         imported = frontend.import_model(model, zoo.example_inputs(name, batch=1, seed=1, small=small))
-        self.target = CpuTarget(machine)
+        self.target = CpuTarget(host())
         self.partition: Partition = self.target.partitioned(imported, NUMERICS, Trace.off())
         self.all = {
-            key: Heavy(task, calls, points, machine)
-            for key, (task, calls) in computed(self.partition).items()
+            key: Heavy(task, calls, points) for key, (task, calls) in computed(self.partition).items()
         }
 
     @property
@@ -132,10 +131,10 @@ class Model:
         return {key: self.all[key] for key in ranked[:count]}
 
 
-def build(model: Model, builds: Builds, threads: int) -> Iterator[str]:
-    with Runner(threads) as runner:
-        for key, each in model.heavy.items():
-            yield from builds.complete(key, TaskJob.of(each.work, threads), each.configs, runner)
+def planned(model: Model, threads: int) -> list[Planned]:
+    return [
+        Planned(key, TaskJob.of(each.work, threads), tuple(each.configs)) for key, each in model.heavy.items()
+    ]
 
 
 def measure(model: Model, database: Database, builds: Builds, threads: int, seconds: float) -> Iterator[str]:
@@ -147,71 +146,90 @@ def measure(model: Model, database: Database, builds: Builds, threads: int, seco
             made = {config: one for config, one in built.items() if isinstance(one, Made)}
             missing = [config for config in made if config not in known]
             job = TaskJob.of(each.work, threads)
+            usual = known[start].seconds if start in known else None
+            if missing and start in made and time.monotonic() < deadline:
+                screened = runner.screen(job, start, {config: made[config] for config in (start, *missing)})
+                missing, behind = near(screened)
+                database.add([each.record(config, None, kind, threads) for config, kind in behind.items()])
             while missing and start in made and time.monotonic() < deadline:
                 group, missing = missing[:GROUP], missing[GROUP:]
                 times = runner.heats(job, {config: made[config] for config in (start, *group)}, GROUP_SECONDS)
                 if start not in times:
                     break  # there is nothing to compare with
-                usual = undisturbed(times[start])
-                known.setdefault(start, usual)
+                usual = usual or undisturbed(times[start])
                 # In units of the choice without measuring, which is in every group: the machine is not always as fast.
-                unit = known[start] / usual
+                unit = usual / undisturbed(times[start])
+                found = []
                 for config in dict.fromkeys((start, *group)):
                     taken = unit * undisturbed(times[config]) if config in times else None
                     failure = "" if taken else runner.trial(job, config, made[config]).failure
-                    database.add([each.record(config, taken, failure, threads)])
+                    found.append(each.record(config, taken, failure, threads))
+                database.add(found)
             yield (
                 f"{each.task.label} x {each.calls}: of {len(each.configs)} configs {len(made)} built,"
                 f" {len(missing)} of these to be timed"
             )
 
 
+def near(screened: Mapping[Config, float | Failed]) -> tuple[list[Config], dict[Config, str]]:
+    """Those to be checked and timed, the fastest first; and of the others how they failed."""
+    ratios = {config: ratio for config, ratio in screened.items() if not isinstance(ratio, Failed)}
+    ranked = sorted(ratios, key=lambda config: ratios[config])
+    limit = NEAR * ratios[ranked[int(BEST * len(ranked))]] if ranked else 0.0
+    failed = {config: found.kind for config, found in screened.items() if isinstance(found, Failed)}
+    slow = {config: SLOW for config in ranked if ratios[config] > limit}
+    return [config for config in ranked if ratios[config] <= limit], {**failed, **slow}
+
+
 @dataclass(frozen=True)
 class Found:
-    """Of a task: how many configs were measured, and what was found in the model."""
+    """Of a task: how many configs ran, how many of these were near the best, and what was found in the model."""
 
     heavy: Heavy
-    measured: int
+    ran: int
+    near: int
     inside: Verdict
 
 
 def found_in(model: Model, database: Database, threads: int) -> list[Found]:
     contenders: dict[str, list[Choice]] = {}
-    measured: dict[str, int] = {}
+    ran: dict[str, list[Record]] = {}
     for key, each in model.heavy.items():
         known = each.known(database, threads)
-        measured[key] = len(known)
-        start = each.start.config
-        others = sorted((config for config in known if config != start), key=lambda config: known[config])
+        ran[key] = list(known.values())
         candidates = Candidates.of(each.work)
-        usable = [
-            c for c in others if known[c] < math.inf and candidates.is_legal(c)
-        ]  # of records of any age
-        taken = usable[:TAKEN]
+        seconds = {config: record.seconds for config, record in known.items() if record.seconds is not None}
+        seconds.pop(each.start.config, None)
         contenders[key] = [
             each.start,
-            *(Choice(candidates.program(config), config, known[config]) for config in taken),
+            *(
+                Choice(candidates.program(config), config, seconds[config])
+                for config in sorted(seconds, key=lambda config: seconds[config])[:TAKEN]
+            ),
         ]
     rest = {key: each.start for key, each in model.all.items() if key not in contenders}
     models = model.target.staged([model.partition], NUMERICS, threads)
     verdicts = rehearse(models, rest, contenders, deadline=math.inf)
     assert verdicts is not None, "there is not enough memory"
-    return [Found(each, measured[key], verdicts[key]) for key, each in model.heavy.items()]
+    return [
+        Found(each, len(ran[key]), sum(record.failure != SLOW for record in ran[key]), verdicts[key])
+        for key, each in model.heavy.items()
+    ]
 
 
 def markdown(name: str, found: Sequence[Found]) -> str:
     lines = [
-        "| task | calls | configs measured | in the model, us | best found there, us | gain |",
-        "|" + " --- |" * 6,
+        "| task | calls | configs run | near the best | in the model, us | best found there, us | gain |",
+        "|" + " --- |" * 7,
     ]
     for each in found:
         before, best = (seconds / each.heavy.calls for seconds in (each.inside.before, each.inside.seconds))
         lines.append(
-            f"| {each.heavy.task.label} | {each.heavy.calls} | {each.measured}"
+            f"| {each.heavy.task.label} | {each.heavy.calls} | {each.ran} | {each.near}"
             f" | {before * 1e6:.0f} | {best * 1e6:.0f} | {before / best:.3f}x |"
         )
     before, best = sum(each.inside.before for each in found), sum(each.inside.seconds for each in found)
-    complete = sum(each.measured for each in found)
+    complete = sum(each.ran for each in found)
     lines += [
         "",
         f"{name}: of {complete} configs of the {len(found)} heaviest tasks, the best together gain"
@@ -222,13 +240,15 @@ def markdown(name: str, found: Sequence[Found]) -> str:
 
 def main() -> int:
     options = _options()
-    machine = msgspec.json.decode(options.machine.read_bytes(), type=CpuMachine) if options.machine else None
-    model = Model(options.model, options.points, options.tasks, options.small, machine)
+    model = Model(options.model, options.points, options.tasks, options.small)
     threads = options.threads or knobs.get("threads")
     builds = Builds(options.builds)
+    if options.command == "plan":
+        write_plan(planned(model, threads), options.plan)
+        return 0
     if options.command == "build":
-        for line in build(model, builds, threads):
-            print(line, flush=True)
+        with Runner(threads) as runner:
+            builds.complete(planned(model, threads), runner)
         return 0
     with Database.open(options.db) as database:
         if options.command == "measure":
@@ -249,11 +269,11 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=("build", "measure", "report"))
+    parser.add_argument("command", choices=("plan", "build", "measure", "report"))
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--points", type=int, default=240, help="configs of each task, about; 0: all")
     parser.add_argument("--builds", type=Path, default=Path("tune_left_builds"))
-    parser.add_argument("--machine", type=Path, default=None, help="what to build for, as JSON")
+    parser.add_argument("--plan", type=Path, default=Path("tune_left.plan"))
     parser.add_argument("--tasks", type=int, default=None, help="the heaviest; those of 90% of the time")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--threads", type=int, default=None)

@@ -32,6 +32,7 @@ from tilewright.loops.ir import (
     Prefetch,
     Program,
     Scope,
+    Slide,
     Store,
     Transpose,
     block,
@@ -149,6 +150,68 @@ def test_what_is_not_whole_lines_is_put_together_before_it_is_streamed() -> None
     task = inputs.task(apply("permute", inputs(150, 170), axes=(1, 0)))
     program = check(task, with_vectors(64, streams=True))
     assert any(isinstance(s, Store) and s.buffer.scope is Scope.SCRATCH for s in walk_stmts(program.body))
+
+
+@st.composite
+def odd_matrices(draw: st.DrawFn) -> Task:
+    """Turned, several lines long, with rows that begin anywhere in a line."""
+    dtype = draw(st.sampled_from([F32, F16, DType.BF16, I64]))
+    lanes = 64 // dtype.bytes
+    rows, columns = draw(st.integers(4 * lanes, 7 * lanes)), draw(st.integers(lanes, 3 * lanes))
+    inputs = Inputs()
+    x = inputs(draw(st.sampled_from([1, lanes])), rows, columns, dtype=dtype)
+    turned = apply("permute", x, axes=(0, 2, 1))
+    return inputs.task(apply("add", turned, inputs(rows)) if dtype is F32 and draw(st.booleans()) else turned)
+
+
+@settings(max_examples=6, deadline=None)
+@given(task=odd_matrices())
+def test_lines_that_begin_in_one_tile_and_end_in_the_next(task: Task) -> None:
+    program = check(task, with_vectors(64, streams=True))
+    planes, columns, rows = task.graph.outputs[0].shape
+    line = 64 // program.params[-1].dtype.bytes
+    if rows % line and (planes == 1 or rows * columns % line == 0):
+        assert ("lines put together" in program.decisions) == (host().vector_bytes == 64)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(70, 2100), (1100, 17), (71, 33)])
+def test_lines_across_tiles_in_blocks_and_in_pieces(rows: int, columns: int) -> None:
+    inputs = Inputs()
+    task = inputs.task(apply("permute", inputs(rows, columns), axes=(1, 0)))
+    check(task, with_vectors(64, streams=True), slow=rows * columns < 4000)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, I8])
+def test_a_vector_out_of_two(dtype: DType) -> None:
+    lanes, begins = 8, [0, 3, 8]
+    x, out = Buffer("x", dtype, 4 * lanes), Buffer("out", dtype, lanes * len(begins))
+    first = Buffer("first", dtype, lanes, Scope.REGISTER)
+    behind = Buffer("behind", dtype, 2 * lanes, Scope.REGISTER)
+    lane = te.Var("v", lanes)
+
+    def move(to: Buffer, place: int, source: Buffer, origin: int) -> For:
+        return For(lane, Kind.VECTOR, Store(to, lane + place, te.Load(source, (lane + origin,))))
+
+    stmts = [move(behind, lanes, x, 2 * lanes)]
+    for number, begin in enumerate(begins):
+        slide = Slide(first, behind, lanes, lanes, begin)
+        stmts += [move(first, 0, x, lanes), slide, move(out, number * lanes, first, 0)]
+    program = Program("slide", (x, out), block(*stmts))
+    verify_program(program)
+    values = np.arange(x.size).astype(dtype.numpy)
+    expected = np.concatenate([values[lanes + begin :][:lanes] for begin in begins])
+    np.testing.assert_array_equal(interpret_program(program, [values]), expected)
+    np.testing.assert_array_equal(run_program(program, [values]), expected)
+
+
+@pytest.mark.parametrize(
+    ("place", "begin", "complaint"), [(12, 0, "no register vector of 8 lanes"), (0, 9, "no vector from 9 on")]
+)
+def test_an_illegal_slide_is_named(place: int, begin: int, complaint: str) -> None:
+    x, out = Buffer("x", F32, 16), Buffer("out", F32, 16)
+    first, behind = (Buffer(name, F32, 16, Scope.REGISTER) for name in ("first", "behind"))
+    with pytest.raises(VerificationError, match=complaint):
+        verify_program(Program("p", (x, out), Slide(first, behind, place, 8, begin)))
 
 
 @pytest.mark.parametrize("lanes", [2, 4, 8, 16])
@@ -294,6 +357,15 @@ def test_the_next_row_is_asked_for_where_rows_come_from_afar() -> None:
 
     assert fetches(1 << 16) > 0
     assert fetches(4) == 0
+
+
+def test_the_next_group_is_asked_for_while_channels_of_this_one_are_written() -> None:
+    inputs = Inputs()
+    task = inputs.task(apply("group_norm", inputs(64, 32, 512), inputs(32), inputs(32), groups=4, eps=1e-5))
+    program = checked_program(task, host())
+    asked = [fetch.index for fetch in statements(program, Prefetch)]
+    assert asked
+    assert all({"i1i", "i2_t"} <= {var.name for var in te.variables(index)} for index in asked)
 
 
 # -- past the caches ------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from tests.loops.test_memory_bound import (
 )
 from tests.rewrites.helpers import array
 from tests.space.checked import Inputs
+from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
@@ -76,6 +77,20 @@ def test_windows_along_an_image(task: Task, machine: CpuMachine) -> None:
     check(task, machine)
 
 
+@pytest.mark.parametrize("operator", ["max_pool", "avg_pool"])
+@pytest.mark.parametrize(("planes", "height"), [(16, 16), (3, 17)])
+def test_what_is_bound_by_reading_reads_several_places(operator: str, planes: int, height: int) -> None:
+    inputs = Inputs()
+    attrs = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1), "ceil_mode": False}
+    attrs |= {"dilation": (1, 1)} if operator == "max_pool" else {"count_include_pad": False, "divisor": None}
+    x = inputs(2, planes, height, 112)
+    pooled = apply(operator, apply("exp", x), layout="channels_first", **attrs)
+    program = check(inputs.task(apply("sub", pooled, inputs(planes, 1, 1))), with_vectors(64, streams=True))
+    assert program.decisions.startswith("pooled")
+    assert ("places" in program.decisions) == (planes == 16)
+    assert statements(program, Prefetch)
+
+
 def test_nan_wins_in_its_windows_alone() -> None:
     inputs = Inputs()
     attrs = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1), "dilation": (1, 1), "ceil_mode": False}
@@ -115,10 +130,32 @@ def test_columns(kind: str, groups: int, rows: int, columns: int, dtype: DType, 
     assert program.decisions.startswith("columns")
 
 
+@settings(max_examples=10, deadline=None)
+@given(
+    name=st.sampled_from(["argmax", "argmin"]),
+    rows=st.integers(9, 40),
+    columns=st.integers(300, 700),
+    values=st.sampled_from([(0.0, 1.0), (0.0, -np.inf, np.inf), (0.0, 1.0, np.nan), (-np.inf,), (np.inf,)]),
+    dtype=st.sampled_from([F32, F16, DType.I32]),
+    size=st.sampled_from([16, 32, 64]),
+    seed=st.integers(0, 1000),
+)
+def test_the_place_of_an_extreme_is_found_along_with_it(
+    name: str, rows: int, columns: int, values: tuple[float, ...], dtype: DType, size: int, seed: int
+) -> None:
+    inputs = Inputs()
+    task = inputs.task(apply(name, inputs(rows, columns, dtype=dtype), axis=0, keepdims=False))
+    drawn = np.random.default_rng(seed).choice(values if dtype.is_float else (0, 1, 2), (rows, columns))
+    program = check(task, with_vectors(size, streams=True), [drawn.astype(dtype.numpy)])
+    assert program.decisions.startswith(f"columns: {name[3:]} of {rows} and its place")
+
+
 def test_columns_as_loops() -> None:
     inputs = Inputs()
-    task = inputs.task(apply("sum", inputs(17, 161), axes=(0,), keepdims=False))
-    assert check(task, with_vectors(64, streams=True), slow=True).decisions.startswith("columns")
+    x = inputs(17, 161)
+    for reduced in (apply("sum", x, axes=(0,), keepdims=False), apply("argmin", x, axis=0, keepdims=False)):
+        program = check(inputs.task(reduced), with_vectors(64, streams=True), slow=True)
+        assert program.decisions.startswith("columns")
 
 
 def test_what_fits_a_cache_is_summed_in_registers() -> None:
@@ -168,13 +205,39 @@ def test_results_of_the_same_neighbours_are_turned_in_registers(mode: str, facto
     low=st.integers(0, 2),
     high=st.integers(0, 3),
     dtype=st.sampled_from([F32, F16, I8]),
+    streams=st.booleans(),
 )
-def test_borders(shape: list[int], low: int, high: int, dtype: DType) -> None:
+def test_borders(shape: list[int], low: int, high: int, dtype: DType, streams: bool) -> None:
     inputs = Inputs()
     x = inputs(4, *shape, dtype=dtype)
     ends = {"low": (0, *[low] * len(shape)), "high": (0, *[high] * len(shape))}
     task = inputs.task(apply("pad", x, interior=(0,) * len(x.shape), value=1 if dtype is I8 else 1.0, **ends))
-    check(task, with_vectors(64, streams=True))
+    check(task, with_vectors(64, streams=streams))
+
+
+@pytest.mark.parametrize(("width", "asked"), [(62, True), (1024, False)])
+def test_what_lies_between_rows_is_not_asked_for(width: int, asked: bool) -> None:
+    inputs = Inputs()
+    part = apply("slice", inputs(64, width), starts=(0, 1), stops=(64, 61), steps=(1, 1))
+    program = check(inputs.task(part), with_vectors(64, streams=True))
+    assert "staged" in program.decisions
+    assert bool(statements(program, Prefetch)) == asked
+
+
+def test_an_only_row_with_a_border() -> None:
+    inputs = Inputs()
+    padded = apply("pad", inputs(250), low=(3,), high=(3,), interior=(0,), value=0.5)
+    check(inputs.task(padded), with_vectors(64, streams=True))
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_no_vector_asks_whether_it_is_in_a_border(streams: bool) -> None:
+    inputs = Inputs()
+    ends = {"low": (0, 1, 3), "high": (0, 2, 3), "interior": (0, 0, 0)}
+    task = inputs.task(apply("pad", inputs(16, 30, 90), value=0.5, **ends))
+    program = check(task, with_vectors(64, streams=streams))
+    stored = [stmt.value for stmt in statements(program, Store) if isinstance(stmt, Store)]
+    assert not any(isinstance(node, te.Select) for value in stored for node in te.walk(value))
 
 
 @pytest.mark.parametrize("images", [(16, 1), (1, 16)])

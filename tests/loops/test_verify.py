@@ -109,6 +109,13 @@ def test_a_branch_that_does_not_bound_an_index_is_no_excuse(body: Stmt, complain
         verify_program(program(For(A, Kind.SERIAL, For(V, Kind.SERIAL, body))))
 
 
+def test_a_comparison_of_data_guards_no_index() -> None:
+    larger = te.call("lt", te.Load(X, (A,)), ZERO)
+    guarded = te.select(larger, te.Load(X, (A * 16,)), ZERO)
+    with pytest.raises(VerificationError, match="is accessed at"):
+        verify_program(program(For(A, Kind.SERIAL, Store(OUT, A, guarded))))
+
+
 def test_a_guarded_load_may_leave_its_buffer() -> None:
     guarded = te.select(te.call("lt", A, te.as_index(4)), te.Load(X, (A * 16,)), ZERO)
     verify_program(program(For(A, Kind.SERIAL, Store(OUT, A, guarded))))

@@ -112,6 +112,37 @@ def test_a_softmax_whose_maximum_misses_something_is_found(rows: int) -> None:
         assert any("peaks" in name for name in found_wrong(task, softmax_without(slice(place, place + 1))))
 
 
+def places_of_peaks(task: Task, axis: int) -> dict[int, set[int]]:
+    """Of each row along an axis."""
+    found: dict[int, set[int]] = {}
+    for case in draw_exam(task, "fast", seed=3).cases:
+        if case.name.startswith("peaks"):
+            for row, place in enumerate(np.moveaxis(case.inputs[0], axis, -1).argmax(axis=-1).reshape(-1)):
+                found.setdefault(row, set()).add(int(place))
+    return found
+
+
+@given(rows=st.integers(1, 12), places=st.integers(1, 32), axis=st.integers(0, 1))
+@settings(max_examples=10, deadline=None)
+def test_in_short_rows_every_place_has_its_peak_in_every_row(rows: int, places: int, axis: int) -> None:
+    shape = (rows, places) if axis == 1 else (places, rows)
+    found = places_of_peaks(unary("softmax", *shape, axis=axis), axis)
+    assert len(found) == rows and all(each == set(range(places)) for each in found.values())
+
+
+@pytest.mark.parametrize(("rows", "places"), [(1, 1000), (5, 197), (3, 33)])
+def test_in_long_rows_the_ends_and_every_lane_have_theirs(rows: int, places: int) -> None:
+    found = places_of_peaks(unary("softmax", rows, places, axis=1), 1)
+    every = set().union(*found.values())
+    assert {0, places - 1} <= every and {place % 16 for place in every} == set(range(16))
+
+
+def test_of_many_rows_each_of_those_at_once_has_every_place() -> None:
+    found = places_of_peaks(unary("softmax", 4000, 40, axis=1), 1)
+    for first in range(4):
+        assert set().union(*(found[row] for row in range(first, 4000, 4))) == set(range(40))
+
+
 def attention_of(case: Case, shape: tuple[int, ...], scale: float, keys: int) -> np.ndarray:
     """In single precision, of the first so many keys."""
     query, key, value = (array.reshape(shape) for array in case.inputs)
@@ -162,6 +193,20 @@ def test_a_variance_that_is_never_small_is_found() -> None:
     task = unary("layer_norm", 8, 64, dims=1, eps=1e-5)
     assert found_wrong(task, lambda x: normalised(x, 0.0)) == []
     assert found_wrong(task, lambda x: normalised(x, 1e-4)) == ["rows"]
+
+
+@pytest.mark.parametrize("shape", [(4, 19), (9, 64)])
+@pytest.mark.parametrize("share", [-1.0, 0.99])
+def test_a_variance_whose_digits_cancel_is_found(shape: tuple[int, int], share: float) -> None:
+    def normalised(x: np.ndarray, share: float) -> np.ndarray:
+        mean = x.mean(axis=1, keepdims=True)
+        other = x - np.float32(share) * mean  # the same for any share, if nothing were rounded
+        variance = (other * (x - mean)).mean(axis=1, keepdims=True)
+        return np.asarray((x - mean) / np.sqrt(variance + np.float32(1e-5)))
+
+    task = unary("layer_norm", *shape, dims=1, eps=1e-5)
+    assert found_wrong(task, lambda x: normalised(x, 1.0)) == []
+    assert any(name.startswith("far") for name in found_wrong(task, lambda x: normalised(x, share)))
 
 
 def test_what_is_linear_is_asked_no_more_than_it_needs() -> None:

@@ -25,6 +25,7 @@ from tilewright.hw import host
 from tilewright.measure import timing
 from tilewright.measure.building import Made
 from tilewright.measure.pace import Pace
+from tilewright.measure.process import Failed
 from tilewright.measure.runner import Measurement, Runner, typical
 from tilewright.measure.timing import Timed, interval_width
 from tilewright.measure.trial import TaskJob
@@ -100,6 +101,43 @@ def test_heats_give_each_its_times_and_those_near_the_best_more(
     broken = msgspec.structs.replace(made[configs[0]].built, object_code=b"nothing")
     bad = {**made, configs[0]: Made(broken, 0.0)}
     assert set(runner.heats(job, bad, 0.05)) == set(configs) - {configs[0]}
+
+
+def test_a_screening_runs_what_nobody_has_checked(runner: Runner, job: TaskJob) -> None:
+    drawn = dict.fromkeys(Candidates.of(job.work(), sketches=False).sample(Random(0), 20))
+    configs = start, other, wrong, bad = tuple(drawn)[:4]
+    made = {
+        c: each for c, each in zip(configs, runner.build(job, configs), strict=True) if isinstance(each, Made)
+    }
+    x = Inputs()
+    summed = apply("add", apply("matmul", x(32, 40), x(40, 48, constant=True)), x(48, constant=True))
+    (unlike,) = runner.build(TaskJob.of(Work(x.task(apply("neg", summed)), host()), 2), [wrong])
+    assert isinstance(unlike, Made)
+    broken = Made(msgspec.structs.replace(made[bad].built, object_code=b"nothing"), 0.0)
+    screened = runner.screen(job, start, {**made, wrong: unlike, bad: broken})
+    assert tuple(screened) == configs
+    for config in (start, other, wrong):
+        ratio = screened[config]
+        assert isinstance(ratio, float) and 0 < ratio < math.inf
+    failed = screened[bad]
+    assert isinstance(failed, Failed) and failed.kind == "build"
+    assert runner.screen(job, bad, {bad: broken}) == {bad: failed}
+    assert set(runner.heats(job, {**made, wrong: unlike}, 0.05)) == {
+        start,
+        other,
+        bad,
+    }  # here it is found out
+
+
+def test_configs_of_many_tasks_are_handed_over_as_they_are_built(
+    runner: Runner, job: TaskJob, configs: list[Config]
+) -> None:
+    other = TaskJob.of(Work(softmax(), host()), 2)
+    wanted = [(job, NOBODY), *((job, config) for config in configs), (other, DEFAULT)]
+    found: dict[tuple[TaskJob, Config], Made | Failed] = {}
+    runner.build_all(wanted, lambda job, config, made: found.update({(job, config): made}))
+    assert set(found) == set(wanted)
+    assert [each for each in wanted if isinstance(found[each], Failed)] == [(job, NOBODY)]
 
 
 def test_of_many_those_near_the_best_go_on() -> None:

@@ -16,11 +16,14 @@ from tests.rewrites.random_graphs import graphs
 from tilewright.graph.ir import Graph, Node, TensorType
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
+from tilewright.hw import host
 from tilewright.rewrites import layout_assignment
 from tilewright.rewrites.decompose import Decompose
 from tilewright.rewrites.layout import Layout
 from tilewright.rewrites.layout_assignment import Costs, assign, solve
 from tilewright.rewrites.layout_ways import WITH_LAYOUT, Way, folds
+from tilewright.rewrites.partition import partition
+from tilewright.tune.oracle import PredictedCosts
 
 LAYOUTS = ("channels_first", "channels_last")
 BLOCKED, TURNING = "channels_by_2", "turning"
@@ -206,6 +209,15 @@ def test_channels_last_of_the_model_can_become_channels_first() -> None:
     after = Layout(Priced(prices, per_byte=1e-5)).run(before)
     assert {node.attrs["layout"] for node in after.nodes() if "layout" in node.attrs} == {LAYOUTS[0]}
     assert_same_function(before, after)
+
+
+def test_a_border_is_in_the_order_of_the_convolution_that_reads_it() -> None:
+    """In blocks of one channel it would lie in memory as it does channels first, but in a kernel of its own."""
+    ends = {"low": (0, 0, 3, 3), "high": (0, 0, 3, 3), "interior": (0, 0, 0, 0)}
+    padded = apply("pad", x_input(1, 3, 64, 64), value=0.0, **ends)
+    graph = graph_of(conv(padded, weight(64, 3, 7, 7), stride=(2, 2)))
+    after = Layout(PredictedCosts(host(), "fast")).run(graph)
+    assert len(partition(after).calls) == 1
 
 
 def test_a_permute_beside_elementwise_work_costs_what_it_adds() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tilewright.runtime.packing import Packing, dense_order
 from tilewright.runtime.winograd import TAPS, matrices
@@ -25,12 +26,34 @@ def packings(draw: st.DrawFn) -> Packing:
     return Packing(shape, blocks, order, filled)
 
 
-@given(packings())
+@st.composite
+def packings_with_tails(draw: st.DrawFn) -> Packing:
+    """Of the first axis, some of whose elements come behind all else."""
+    packing, last = draw(packings()), draw(st.integers(1, 3))
+    longer = (packing.shape[0] + last, *packing.shape[1:])
+    return replace(packing, shape=longer, tail=(0, last))
+
+
+@given(packings() | packings_with_tails())
 def test_unpack_undoes_pack(packing: Packing) -> None:
     array = np.arange(packing.original_size) + 1
     packed = packing.pack(array)
     assert packed.size == packing.size
     np.testing.assert_array_equal(packing.unpack(packed), array)
+
+
+@given(packings_with_tails())
+def test_a_tail_comes_behind_the_rest(packing: Packing) -> None:
+    array = (np.arange(packing.original_size) + 1).reshape(packing.shape)
+    last = packing.tail[1]
+    short = replace(packing, shape=(packing.shape[0] - last, *packing.shape[1:]), tail=(0, 0))
+    expected = [*short.pack(array[:-last]), *array[-last:].reshape(-1)]
+    np.testing.assert_array_equal(packing.pack(array), expected)
+
+
+def test_nothing_is_packed_to_nothing() -> None:
+    packing = Packing((0, 3), (1, 3), (0, 1, 2, 3))
+    assert packing.size == packing.pack(np.empty((0, 3))).size == 0
 
 
 @given(packings())

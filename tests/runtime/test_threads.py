@@ -67,7 +67,7 @@ def test_the_launcher_needs_no_external_symbol() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-@pytest.mark.parametrize("extent", [1, 2, 3, 6, 7, 8, 100])
+@pytest.mark.parametrize("extent", [1, 2, 3, 6, 7, 8, 100, 1003])
 def test_every_iteration_runs_once(runtime: str, count: int, extent: int) -> None:
     executor = toys.identity((extent,), threads=count).executor
     ran: list[tuple[int, int]] = []
@@ -76,9 +76,25 @@ def test_every_iteration_runs_once(runtime: str, count: int, extent: int) -> Non
     ran.sort()
     assert [begin for begin, _ in ran] == [0, *(end for _, end in ran[:-1])]
     assert ran[-1][1] == extent
-    assert len(ran) <= max(1, min(count, extent))
-    lengths = [end - begin for begin, end in ran]
-    assert max(lengths) - min(lengths) <= 1
+    assert keep
+
+
+@pytest.mark.parametrize("extent", [8, 1000])
+def test_what_a_slow_thread_has_left_others_do(runtime: str, extent: int) -> None:
+    executor = toys.identity((extent,), threads=2).executor
+    done, rest_is_done = [], threading.Event()
+
+    def work(arguments: int, begin: int, end: int) -> None:
+        if begin == 0:
+            assert rest_is_done.wait(20)
+        done.append((begin, end))
+        if sum(last - first for first, last in done) >= 0.7 * extent:
+            rest_is_done.set()
+
+    keep = with_python_kernel(executor, work)
+    run(executor)
+    assert rest_is_done.is_set()
+    assert sum(last - first for first, last in done) == extent
     assert keep
 
 

@@ -7,6 +7,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.faults.candidates import convolution
 from tests.space.checked import Inputs
 from tilewright.cost.analytical import Analytical
 from tilewright.graph.op import apply
@@ -47,6 +48,25 @@ def test_there_always_are_some_and_each_is_legal(m: int, n: int, k: int, constan
     assert {applied.space.template for applied in few.applied} == named
     for config in few.sample(Random(0), 5):
         assert candidates.is_legal(config)
+
+
+def test_data_is_not_copied_to_lie_as_it_does() -> None:
+    (contraction,) = (
+        a for a in promising(whole(product(64, 96, 64))).applied if a.space.template == "contraction"
+    )
+    assert {config["stage"] for config in contraction.space.configs()} == {False}
+
+
+def test_of_winograds_algorithm_there_are_a_part_and_the_best() -> None:
+    candidates = whole(convolution(14, 32, 32))
+    few, all_of_it = (
+        {config for a in some.applied if a.space.template == "winograd" for config in a.space.configs()}
+        for some in (promising(candidates), candidates)
+    )
+    assert few < all_of_it and len(few) < len(all_of_it) / 2
+    assert {config["outputs"] for config in few} == {config["outputs"] for config in all_of_it}
+    model = Analytical(candidates, THREADS)
+    assert min(map(model.seconds, few)) <= 1.02 * min(map(model.seconds, all_of_it))
 
 
 def test_of_blocks_that_come_to_the_same_size_there_is_one() -> None:

@@ -19,13 +19,18 @@ def serve_well(channel: Channel) -> None:
     _serve(channel, faults=False)
 
 
-def _serve(channel: Channel, *, faults: bool) -> None:
+def serve_second(channel: Channel) -> None:
+    """Of all candidates the second is the fastest."""
+    _serve(channel, faults=False, fastest=1)
+
+
+def _serve(channel: Channel, *, faults: bool, fastest: int | None = None) -> None:
     while True:
         message, _ = channel.receive()
         question = msgspec.msgpack.decode(message, type=Question)
         for number, config in enumerate(question.configs):
             _say(channel, Trying(number))
-            algorithm = dict(config.values)["algorithm"] if config.values else 0
+            algorithm = dict(config.values).get("algorithm", 0)
             fate = algorithm if faults else 0
             if fate == 1:
                 os._exit(1)
@@ -35,7 +40,8 @@ def _serve(channel: Channel, *, faults: bool) -> None:
             if fate == 3:
                 _say(channel, Refused(number, Failed("wrong", "its error is 1.0, of at most 0.002")))
             else:
-                _say(channel, Tried(number, (1e-5 * (10 - algorithm),) * 3, 1e-4))
+                seconds = 1e-5 * (5 if number == fastest else 10 - algorithm)
+                _say(channel, Tried(number, (seconds,) * 3, 1e-4))
         _say(channel, Finished())
 
 

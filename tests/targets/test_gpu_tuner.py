@@ -6,21 +6,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 from tilewright import frontend
 from tilewright.db.database import Database
-from tilewright.graph.task import Task
-from tilewright.hw.gpu import H200
+from tilewright.graph.task import Partition, Task
+from tilewright.hw.gpu import H200, GpuMachine
 from tilewright.space.vendor.pieces import Way
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
 from tilewright.targets.target import together
-from tilewright.tune import gpu
+from tilewright.tune import gpu, gpu_sums
 from tilewright.tune.effort import Tuning
-from tilewright.tune.gpu import GpuTuner
+from tilewright.tune.gpu import GpuTuner, Pairs
+from tilewright.tune.gpu_sums import Pair, joined, pairs_of
 
 BOTH = frozenset({"cublaslt", "torch"})
 
@@ -73,3 +75,111 @@ def test_a_winner_that_slows_the_model_down_is_taken_back_for_good(tuner: GpuTun
     again = GpuTuner(H200, 0, "fast", BOTH, tuner.tuning, Trace.off(), "no:where")
     assert [way.config for way in again.tune(tasks()).values()] == [rule]
     assert again.trials == 0
+
+
+class Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(64, 256, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.conv(x)).mean((2, 3))
+
+
+def pooled() -> Partition:
+    imported = frontend.import_model(Pooled().half().eval(), (torch.randn(4, 64, 7, 7).half(),))
+    return CudaTarget(H200, 0).partitioned(imported, "fast", Trace.off())
+
+
+def pairs(partition: Partition, machine: GpuMachine = H200) -> Pairs:
+    return lambda ways: pairs_of([partition], ways, machine, "fast")
+
+
+def is_joined(partition: Partition, ways: Mapping[str, Way]) -> bool:
+    return joined(partition, ways).calls != partition.calls
+
+
+@pytest.mark.parametrize("faster", [True, False], ids=["joined", "apart"])
+def test_whether_a_pair_is_joined_is_measured_in_the_models_and_remembered(
+    tuner: GpuTuner, faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_sums, "_MOST", 1)
+    partition = pooled()
+    tasks = together([partition])
+
+    def models(ways: Mapping[str, Way]) -> Callable[[], float]:
+        return lambda: 1e-3 if is_joined(partition, ways) == faster else 1.1e-3
+
+    serve = "tests.targets.faulty:serve_well"
+    first = replace(tuner, models=models, pairs=pairs(partition), serve=serve, libraries=frozenset())
+    found = first.tune(tasks)
+    assert is_joined(partition, found) == faster and first.trials
+
+    # Another opinion of the card, to which joining looks otherwise, changes nothing.
+    rates = replace(H200, tensor_flops_clock=H200.tensor_flops_clock / 1e6) if faster else H200
+    (pair,) = pairs(partition, rates)({key: found[key] for key in tasks}).values()
+    assert pair.pays != faster
+    again = replace(first, serve="no:where", models=None, pairs=pairs(partition, rates), trials=0)
+    kept = again.tune(tasks)
+    assert {key: way.config for key, way in kept.items()} == {key: way.config for key, way in found.items()}
+    assert again.trials == 0
+
+    # It holds for the kernels that were timed.
+    with Database.open(tuner.tuning.db) as database:
+        decision = database.decision(first._key(pair.task))
+        assert decision is not None
+        database.decide(msgspec.structs.replace(decision, code="of another day", when=decision.when + 1))
+    anew = replace(first, trials=0)
+    assert is_joined(partition, anew.tune(tasks)) == faster and anew.trials == 1
+
+
+def test_what_nobody_runs_in_models_is_joined_only_if_that_is_expected_to_pay(
+    tuner: GpuTuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_sums, "_MOST", 1)
+    partition = pooled()
+    slow = replace(H200, tensor_flops_clock=H200.tensor_flops_clock / 1e6)
+    serve = "tests.targets.faulty:serve_well"
+    first = replace(tuner, pairs=pairs(partition, slow), serve=serve, libraries=frozenset())
+    assert not is_joined(partition, first.tune(together([partition]))) and first.trials
+    again = replace(first, serve="no:where", trials=0)
+    assert not is_joined(partition, again.tune(together([partition]))) and not again.trials
+
+
+def test_what_is_interrupted_is_joined_as_the_rule_says(tuner: GpuTuner) -> None:
+    partition, asked = pooled(), []
+
+    def interrupted(ways: Mapping[str, Way]) -> Mapping[str, Pair]:
+        asked.append(ways)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        return pairs(partition)(ways)
+
+    at_once = replace(tuner.tuning, budget=0.0)
+    tuner = replace(tuner, pairs=interrupted, tuning=at_once, libraries=frozenset())
+    assert is_joined(partition, tuner.tune(together([partition])))
+
+
+def test_a_product_that_is_taken_back_is_joined_no_more(
+    tuner: GpuTuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_sums, "_MOST", 1)
+    monkeypatch.setattr(gpu, "_FROM_TEMPLATES", 2)
+    partition = pooled()
+    tasks = together([partition])
+    (key,) = (key for key, (task, _) in tasks.items() if "conv" in task.label)
+    rule = gpu.choose(tasks[key][0], H200, "fast", ()).config
+    met = []
+
+    def models(ways: Mapping[str, Way]) -> Callable[[], float]:
+        case = (ways[key].config == rule, is_joined(partition, ways))
+        met.append(case)
+        return lambda: 1e-3 if case == (True, False) else 1.1e-3
+
+    serve = "tests.targets.faulty:serve_second"
+    other = replace(tuner, models=models, pairs=pairs(partition), serve=serve, libraries=frozenset())
+    found = other.tune(tasks)
+    assert (False, True) in met, "it was joined with the winner of the race"
+    assert found[key].config == rule and not is_joined(partition, found)
+    again = replace(other, serve="no:where", models=None, trials=0)
+    assert not is_joined(partition, again.tune(tasks)) and not again.trials

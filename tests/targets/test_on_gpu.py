@@ -19,11 +19,18 @@ import torch
 from torch import nn
 
 import tilewright
+from tilewright import frontend
+from tilewright.db.database import Database
 from tilewright.errors import InputError, MixedDevicesError
 from tilewright.hw.gpu import PORTABLE, detect
 from tilewright.knobs import DEPENDENT_LAUNCHES
 from tilewright.runtime.cuda.model import GpuModel
+from tilewright.space.vendor.summed import NAME
+from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
+from tilewright.targets.target import together
+from tilewright.tune.effort import Tuning
+from tilewright.tune.gpu_sums import pairs_of
 from tilewright.zoo import registry
 
 pytestmark = pytest.mark.gpu
@@ -246,6 +253,44 @@ def test_what_stands_before_and_behind_products(target: str, dtype: torch.dtype)
     x = torch.randn(2, 64, 64, device="cuda", dtype=dtype)
     fast = tilewright.compile(model, (x,), target="cuda" if target == "cuda" else detect())
     assert_right(model, (x,), fast(x), 2e-3 if dtype is torch.float16 else 1e-2)
+
+
+class _Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(64, 256, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.conv(x)).mean((2, 3))
+
+
+@pytest.mark.parametrize(("numerics", "size"), [("fast", 7), ("fast", 56), ("strict", 56)])
+def test_a_product_and_the_mean_of_its_results_are_raced_as_one(
+    numerics: str, size: int, tmp_path: Path
+) -> None:
+    """Whichever is faster: the same again without a measurement, and right as one."""
+    torch.manual_seed(0)
+    model, x = _Pooled().half().eval(), torch.randn(4, 64, size, size).half()
+    imported, target = frontend.import_model(model, (x,)), CudaTarget(detect(), 0)
+    partition = target.partitioned(imported, numerics, Trace.off())
+    found = []
+    for _ in range(2):
+        trace = Trace()
+        tuning = Tuning(db=tmp_path / "tuning.db")
+        ways = target.chosen([partition], numerics, None, trace, tuning=tuning)
+        (notes,) = (event.notes for event in trace.events if event.name == "tune")
+        found.append(({key: way.config for key, way in ways.items()}, notes["trials"]))
+    (first, trials), (second, none) = found
+    assert first == second and trials > 0 and none == 0
+    with Database.open(tmp_path / "tuning.db") as database:
+        summed = [record for record in database.records() if record.config.template == NAME]
+    plain = {key: ways[key] for key in together([partition])}
+    for key, pair in pairs_of([partition], plain, detect(), numerics).items():
+        assert {record.failure for record in summed} == {""}, [record.message for record in summed]
+        joint = target.finished(
+            imported, partition, numerics, None, Trace.off(), {**plain, key: pair.ways[0]}
+        )
+        assert_right(model.cuda(), (x.cuda(),), joint(x.cuda()))
 
 
 class _Quantised(nn.Module):

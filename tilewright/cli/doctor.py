@@ -14,6 +14,7 @@ from tilewright import knobs
 from tilewright.cli.output import console, print_table
 from tilewright.errors import TilewrightError
 from tilewright.hw import host
+from tilewright.hw.gpu import GpuMachine, detect
 from tilewright.measure.calibrate import calibrate
 from tilewright.measure.calibration import calibration_for
 from tilewright.runtime import threads
@@ -75,20 +76,29 @@ def _version(package: str) -> str | None:
 
 
 def _gpu(*, measure: bool) -> str:
-    """The first card, and its speed where that was measured; or why models cannot run on one."""
-    from tilewright.hw.gpu import detect
+    """The first card and its speed; or why models cannot run on one."""
+    try:
+        machine = detect()
+    except TilewrightError as error:
+        return f"none: {error.message}"
+    return f"{machine.describe()}; {_speed(machine, measure=measure)}"
+
+
+def _speed(machine: GpuMachine, *, measure: bool) -> str:
+    """What was measured of a card, now or before, or that nothing was."""
     from tilewright.measure import gpu_calibration
     from tilewright.runtime.cuda.device import Device
 
-    try:
-        machine = detect()
-        found = gpu_calibration.calibrate(machine, Device()) if measure else gpu_calibration.stored(machine)
-    except TilewrightError as error:
-        return f"none: {error.message}"
+    failure, found = "", gpu_calibration.stored(machine)
+    if measure:
+        try:
+            found = gpu_calibration.calibrate(machine, Device())  # which may find no place to be kept
+        except TilewrightError as error:
+            failure = f"measuring it failed: {error.message}; "
     if found is None:
-        return machine.describe()
+        return f"{failure}as fast as it is described: nobody measured it"
     figures = f"{found.copy / 1e9:.0f} GB/s copy, {found.products / 1e12:.0f} TFLOP/s fp16 by mma.sync"
-    return f"{machine.describe()}; {figures}"
+    return f"{failure}{figures}{' (of an earlier time)' if failure else ''}"
 
 
 def _cache() -> dict[str, Any]:

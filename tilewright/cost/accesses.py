@@ -24,6 +24,7 @@ from tilewright.loops.ir import (
     Prefetch,
     Program,
     Scope,
+    Slide,
     Stmt,
     Store,
     Transpose,
@@ -32,7 +33,7 @@ from tilewright.loops.ir import (
 
 LINE = 64  # bytes
 
-Innermost = Store | Prefetch | Transpose | Combine
+Innermost = Store | Prefetch | Transpose | Slide | Combine
 
 
 @dataclass(frozen=True, eq=False)

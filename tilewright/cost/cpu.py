@@ -24,6 +24,8 @@ _SHOWN_L2, _SHOWN_L3, _SHOWN_MEMORY = 0.2, 0.5, 0.6  # of the time of the traffi
 _SHARP = 4.0  # near where two bounds meet, neither is reached
 _BRANCH = 0.7  # cycles
 _TIE = 0.05  # where memory is the bound, less arithmetic still is better
+_UNEVEN = 0.04  # of the time, what threads wait for the slowest core where its share of iterations is all one
+_ENOUGH = 8  # iterations for each thread: others take what it has left, and hardly wait
 _LOAD = 0.16  # cycles: what a load costs even where the ports have room
 _BELIEVED = (
     2.0  # the factor by which a measured rate may differ from a nominal one: beyond, others were there
@@ -84,6 +86,8 @@ def seconds(
     busy = min(threads, terms.iterations)
     at = NOMINAL if rates is None else rates.one if busy == 1 else rates.all
     share = -(-terms.iterations // busy) / terms.iterations  # of the work, what the slowest thread does
+    if busy > 1:
+        share *= 1 + _UNEVEN * max(0.0, 1 - terms.iterations / (busy * _ENOUGH))
     core = max(terms.arithmetic / _PORTS, terms.loads / _LOADS, terms.stores)
     core += terms.branches * _BRANCH + terms.loads * _LOAD + terms.scalar
     fetched = terms.from_memory - terms.prefetched

@@ -27,6 +27,7 @@ from tilewright.loops.ir import (
     Prefetch,
     Program,
     Scope,
+    Slide,
     Stmt,
     Store,
     Transpose,
@@ -152,6 +153,8 @@ class _Count:
             self.arithmetic += times * 2 * vectors * math.log2(max(stmt.lanes, 2))
             if min(stmt.rows, stmt.columns) >= stmt.lanes:
                 self.scalar += times * vectors * _TURNED
+        elif isinstance(stmt, Slide):
+            self.arithmetic += times * 2
         elif isinstance(stmt, Prefetch):
             self.loads += times
         elif isinstance(stmt, Combine):

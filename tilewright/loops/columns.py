@@ -7,13 +7,21 @@
       out[c] = value(acc[c])
 
 Accumulators in registers would be a few columns wide, and a short run of every row is what memory is slowest at.
+
+The place of an extreme, which its expression looks for when the extreme is known, is found along with it:
+
+        better = x[k, c] > most[c]
+        place[c], most[c] = (k, x[k, c]) if better else (place[c], most[c])
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from tilewright import te
 from tilewright.hw import CpuMachine
-from tilewright.loops.formula import Formula
+from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import Buffer, Kind, Prefetch, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import (
     Tiles,
@@ -25,8 +33,9 @@ from tilewright.loops.tiling import (
     with_results,
     with_values,
 )
-from tilewright.te.index import coefficient
+from tilewright.te.index import coefficient, simplify
 
+_LINE = 64  # bytes
 _ROWS = 4  # combined before they meet the accumulators again
 _VECTORS = 2
 _AHEAD = 2 * _ROWS  # rows that are asked for before they are needed
@@ -39,9 +48,9 @@ def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Prog
     load = _only_load(formula, axis)
     if load is None or columns_of(formula):
         return None
-    (reduction,), others = formula.reductions, [a for a in formula.rows if a != axis]
+    reduction, others = formula.reductions[0], [a for a in formula.rows if a != axis]
     (k,) = reduction.axes
-    lanes, result = lanes_for(formula, machine, axis.extent), reduction.result
+    lanes, results = lanes_for(formula, machine, axis.extent), [r.result for r in formula.reductions]
     size = lanes * _VECTORS
     width = _width(formula, machine, axis, load, extent_of(others))
     source, far = load.source, (coefficient(load.indices[0], k) or 0) >= width > 0
@@ -54,9 +63,13 @@ def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Prog
     inside = Tiles(te.Var(f"{axis.name}_c", width), size)
     step, lane, row = te.Var("u", _VECTORS), te.Var("v", lanes), te.Var("r", _ROWS)
     place = inside.start() + step * lanes + lane
-    held = Buffer("held", result.dtype, width, Scope.SCRATCH)
-    kept = Buffer(f"acc_{result.name}", result.dtype, size, Scope.REGISTER)
-    element = step * lanes + lane
+    element, in_line = step * lanes + lane, _LINE // load.dtype.bytes
+    line = te.Var("line", -(-size // in_line))
+    held = {
+        r: te.Load(replace(r, name=f"held_{r.name}", size=width, scope=Scope.SCRATCH), (place,))
+        for r in results
+    }
+    kept = {r: te.Load(replace(r, name=f"acc_{r.name}", size=size), (element,)) for r in results}
     in_tile = [(step, Kind.UNROLL), (lane, Kind.VECTOR)]
 
     def along(body: Stmt) -> Stmt:
@@ -64,40 +77,78 @@ def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Prog
 
     def taken(first: te.Expr, rows: te.Var) -> Stmt:
         at = {axis: blocks.start() + place, k: first + rows}
-        accumulator = te.Load(kept, (element,))
-        value = updated(reduction, accumulator, te.substitute(reduction.body, at))
-        ahead = {axis: blocks.start() + inside.start() + step * lanes, k: first + rows + _AHEAD}
+        steps = [_stored(kept[r], te.substitute(value, at)) for r, value in _step(formula, kept)]
+        ahead = {axis: blocks.start() + inside.start() + line * in_line, k: first + rows + _AHEAD}
         asked = Prefetch(source, te.substitute(load.indices[0], ahead), level=1)
         return along(
             block(
-                nest([(rows, Kind.UNROLL), (step, Kind.UNROLL)], asked),
-                nest(in_tile, Store(kept, element, te.Load(held, (place,)))),
-                nest([(rows, Kind.UNROLL), *in_tile], Store(kept, element, value)),
-                nest(in_tile, Store(held, place, accumulator)),
+                nest([(rows, Kind.UNROLL), (line, Kind.UNROLL)], asked),
+                nest(in_tile, block(*(_stored(kept[r], held[r]) for r in results))),
+                nest([(rows, Kind.UNROLL), *in_tile], block(*steps)),
+                nest(in_tile, block(*(_stored(held[r], kept[r]) for r in results))),
             )
         )
 
     group, rest = te.Var(f"{k.name}_g", k.extent // _ROWS), te.Var(f"{k.name}_r", k.extent % _ROWS)
     stmts = [
-        along(nest(in_tile, Store(held, place, te.reduce_identity(reduction.kind, held.dtype)))),
+        along(nest(in_tile, block(*(_stored(held[r], value) for r, value in _begin(formula))))),
         nest([(group, Kind.SERIAL)], taken(group * _ROWS, row)),
     ]
     if rest.extent:
         single = taken(rest + group.extent * _ROWS, te.Var("r", 1))
         stmts.append(nest([(rest, Kind.SERIAL)], single))
     position: dict[te.Var, te.Expr] = {axis: blocks.start() + place}
-    value = with_results(te.substitute(formula.value, position), {result: te.Load(held, (place,))})
+    value = with_results(te.substitute(formula.value, position), held)
     stmts.append(along(nest(in_tile, Store(formula.output, te.substitute(formula.store, position), value))))
     body = parallel_nest([*others, blocks.var], width * k.extent, block(*stmts))
-    words = f"columns: {reduction.kind} of {k.extent}, {width} of {axis.name} at a time"
+    found = " and its place" if len(results) > 1 else ""
+    words = f"columns: {reduction.kind} of {k.extent}{found}, {width} of {axis.name} at a time"
     return Program(formula.name, (*formula.inputs, formula.output), with_values(body, {}), words)
+
+
+def _stored(place: te.Load, value: te.Expr) -> Store:
+    assert isinstance(place.source, Buffer)
+    return Store(place.source, place.indices[0], value)
+
+
+def _begin(formula: Formula) -> list[tuple[Buffer, te.Expr]]:
+    """What each result is before the first row. An extreme that no element surpasses is found at the first."""
+    first, *found = formula.reductions
+    identity = te.reduce_identity(first.kind, first.result.dtype)
+    return [(first.result, identity), *((r.result, te.as_index(0)) for r in found)]
+
+
+def _step(formula: Formula, so_far: Mapping[Buffer, te.Expr]) -> list[tuple[Buffer, te.Expr]]:
+    """What one more row makes of each result, in the order in which they change."""
+    first, *found = formula.reductions
+    most, element = so_far[first.result], first.body
+    if not found:
+        return [(first.result, updated(first, most, element))]
+    worse = te.call("le", *((element, most) if first.kind == "max" else (most, element)))
+    better = te.call("not", worse)
+    if element.dtype.is_float:  # NaN surpasses everything but NaN
+        better = te.call("and", better, te.call("eq", most, most))
+    place = te.select(better, first.axes[0], so_far[found[0].result])
+    return [(found[0].result, place), (first.result, te.select(better, element, most))]
+
+
+def _is_place_of(found: Reduction, extreme: Reduction) -> bool:
+    """Whether `found` is where `extreme` is first met, as `argmax` and `argmin` are expressed."""
+    if extreme.kind not in ("max", "min") or found.kind != "min" or len(found.axes) != 1:
+        return False
+    (k,), (along,) = extreme.axes, found.axes
+    element = te.substitute(extreme.body, {k: along})
+    here = te.call("eq", element, te.Load(extreme.result, ()))
+    if element.dtype.is_float:
+        here = te.call("or", here, te.call("ne", element, element))
+    return simplify(found.body) == simplify(te.select(here, along, along.extent)) and k.extent == along.extent
 
 
 def _only_load(formula: Formula, axis: te.Var) -> te.Load | None:
     """What the only reduction, over one axis, reads: every element once, in order along `axis`."""
-    if len(formula.reductions) != 1 or len(formula.reductions[0].axes) != 1:
+    reduction, *others = formula.reductions
+    if len(reduction.axes) != 1 or len(others) > 1 or not all(_is_place_of(r, reduction) for r in others):
         return None
-    (reduction,) = formula.reductions
     loads = set(te.loads(reduction.body))
     if len(loads) != 1 or coefficient(formula.store, axis) != 1:
         return None
@@ -110,7 +161,7 @@ def _only_load(formula: Formula, axis: te.Var) -> te.Load | None:
 def _width(formula: Formula, machine: CpuMachine, axis: te.Var, load: te.Load, others: int) -> int:
     """Columns of a block, whole tiles: all, where that leaves something for every core and fits the first cache."""
     size = _VECTORS * lanes_for(formula, machine, axis.extent)
-    most = machine.caches.l1 // (_HELD * formula.reductions[0].result.dtype.bytes)
+    most = machine.caches.l1 // (_HELD * sum(r.result.dtype.bytes for r in formula.reductions))
     narrowest = max(size, _NARROWEST // load.dtype.bytes)
     wanted = max(-(-machine.cores // others), -(-axis.extent // most))
     width = max(-(-axis.extent // wanted), narrowest)

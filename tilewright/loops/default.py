@@ -1,13 +1,15 @@
 """The default program of any task: plain, sensible, chosen without measurement.
 
-Six shapes of loop nest cover every formula:
+Seven shapes of loop nest cover every formula:
 
 - `elementwise`: no reduction; one vector axis, the rest outside (`elementwise.py`).
-- `transposed`: the same, read along another axis than it is written along: tiles turned in registers (`transposed.py`).
+- `transposed`: the same, read along another axis than it is written along: tiles turned in registers (`transposed.py`;
+  `rolled.py` where rows begin anywhere in a line).
 - `enlarged`: the same, a few results from the same neighbours (`enlarged.py`).
 - `tiled`: reductions whose loads are contiguous along an axis of the *output* (matrix products, convolutions,
   pooling, sums over leading axes). A tile of `rows x vectors` accumulators stays in registers while the reduction
   runs.
+- `pooled`: the same where windows move along the vector axis: their columns first, then their rows (`pooled.py`).
 - `columns`: the same where a long sum reads every element once: accumulators in the first cache (`columns.py`).
 - `rowwise`: reductions that are contiguous along the *reduced* axis (softmax, norms, sums over the last axis). Lanes
   hold partial results, combined at the end of the row (`rowwise.py`).
@@ -30,6 +32,7 @@ from tilewright.loops.elementwise import elementwise_program
 from tilewright.loops.enlarged import enlarged_program
 from tilewright.loops.formula import Formula
 from tilewright.loops.ir import Buffer, Kind, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.pooled import pooled_program
 from tilewright.loops.rowwise import contiguous_last, rowwise_program
 from tilewright.loops.tiling import (
     PackedOperand,
@@ -64,6 +67,9 @@ def default_program(formula: Formula, machine: CpuMachine) -> Program:
     if not formula.reductions:
         moved = transposed_program(formula, machine) or enlarged_program(formula, machine)
         return moved or elementwise_program(formula, machine)
+    pooled = pooled_program(formula, machine)
+    if pooled is not None:
+        return pooled
     spatial = _best_spatial_axis(formula, machine)
     if spatial is not None and spatial.cost <= _rowwise_cost(formula, machine):
         return columns_program(formula, machine, spatial.axis) or _tiled(formula, machine, spatial.axis)

@@ -21,6 +21,8 @@ with one together are put into scratch, and written from there:
       for row in them: stage[row, :] = value
       out[lines] = stage[lines]
 
+What lies inside of a border is copied and what lies outside of it written, without asking for each vector which it is.
+
 Rows of which an input says where they are (an embedding) are asked for a row ahead.
 """
 
@@ -34,6 +36,7 @@ from dataclasses import dataclass, replace
 from tilewright import te
 from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula
+from tilewright.loops.guards import conjuncts, interval_of
 from tilewright.loops.ir import Buffer, If, Kind, Prefetch, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import (
     Tiles,
@@ -43,7 +46,9 @@ from tilewright.loops.tiling import (
     lanes_for,
     load_offsets,
     parallel_nest,
+    places_of,
     power_of_two_below,
+    row_major,
     streamed_run,
     vector_cost,
     with_values,
@@ -57,6 +62,7 @@ _FEW, _MANY = 8, 16  # runs read in turn
 _LINE = 64  # bytes
 _SHORT_ROW = 16  # lines: the ends of longer rows do not count
 _HELD = 64  # lines of rows that wait to be written: stores that a processor finishes while it goes on
+_SECOND_CACHE = 2
 _SHARED = 16  # iterations outside of the vector axis that are enough to share among threads
 
 
@@ -90,6 +96,9 @@ def elementwise_program(formula: Formula, machine: CpuMachine) -> Program:
         return _program(formula, parallel_nest(loops, axis.extent * accesses, run), words + behind)
     if writer.streamed and not far and (staged := _staged(formula, machine, axis, outer, pieces)) is not None:
         return _program(formula, staged, f"{words}, staged{behind}")
+    bordered = writer.bordered(axis)
+    if not writer.streamed and bordered is not None and extent_of(outer) >= _SHARED:
+        return _program(formula, parallel_nest(outer, axis.extent * accesses, bordered), f"{words}, bordered")
     tiles = writer.tiles(axis)
     tile = _by_piece(formula, axis, pieces, lambda part: writer.tile(tiles, part))
     loops, tile = far.cut(outer, tile) if far else (outer, tile)
@@ -120,44 +129,58 @@ def _asked_ahead(formula: Formula, axis: te.Var, outer: Sequence[te.Var], tiles:
 def _staged(
     formula: Formula, machine: CpuMachine, axis: te.Var, outer: Sequence[te.Var], pieces: Sequence[_Piece]
 ) -> Stmt | None:
-    """Rows put together in scratch until they end with a line; None where they do anyway, or never, or are long."""
+    """Rows put together in scratch until they end with a line; None where they do anyway and have no border, where they
+    never do, and where they are long."""
     dtype, length = formula.output.dtype, axis.extent
     line = _LINE // dtype.bytes
     rows, count = extent_of(outer), line // math.gcd(length, line)
-    dense = simplify(formula.store - _row_major((*outer, axis))) == te.as_index(0)
-    if count == 1 or rows % count or not dense or pieces or length > _SHORT_ROW * line:
+    dense = simplify(formula.store - row_major((*outer, axis))) == te.as_index(0)
+    if not outer or rows % count or not dense or pieces or length > _SHORT_ROW * line:
         return None
+    ends_astray = count > 1
     more = next(
         n for n in (4, 2, 1) if rows // count % n == 0 and (n == 1 or n * count * length <= _HELD * line)
     )
     count *= more
     stage = Buffer("stage", dtype, count * length, Scope.SCRATCH)
     group, turn = te.Var("group", rows // count), te.Var("turn", count)
-    values: dict[te.Var, te.Expr] = {}
-    row: te.Expr = group * count + turn
-    for other in reversed(outer):
-        values[other] = row % other.extent
-        row = row // other.extent
-    values[outer[0]] = (group * count + turn) // extent_of(outer[1:])
+    values = places_of(group * count + turn, outer)
     to_stage = replace(formula, output=stage, store=turn * length + axis)
     writer = _Writer(to_stage, lanes_for(formula, machine, length), streamed=False)
-    tiles = writer.tiles(axis)
-    fill = nest(
-        [(turn, Kind.SERIAL), (tiles.var, Kind.SERIAL)], with_values(writer.tile(tiles, to_stage), values)
-    )
+    bordered = writer.bordered(axis)
+    if bordered is None and not ends_astray:
+        return None
+    fill = nest([(turn, Kind.SERIAL)], with_values(bordered or writer.row(axis, to_stage), values))
     lines = Tiles(te.Var("line", count * length // line), best_unroll(count * length // line, 1, _UNROLLED))
     step, lane = te.Var("u", lines.size), te.Var("v", line)
     place = (lines.start() + step) * line + lane
     moved = Store(formula.output, group * (count * length) + place, te.Load(stage, (place,)), streamed=True)
-    copy = nest([(lines.var, Kind.SERIAL), (step, Kind.UNROLL), (lane, Kind.VECTOR)], moved)
+    written = nest([(step, Kind.UNROLL), (lane, Kind.VECTOR)], moved)
+    following = places_of((group + 1) * count, outer)
+    copied = block(*_next_rows(formula, axis, outer[-1], count, lines, following), written)
+    copy = nest([(lines.var, Kind.SERIAL)], copied)
     return parallel_nest([group], 2 * count * length, block(fill, copy))
 
 
-def _row_major(axes: Sequence[te.Var]) -> te.Expr:
-    place: te.Expr = te.as_index(0)
-    for axis in axes:
-        place = place * axis.extent + axis
-    return place
+def _next_rows(
+    formula: Formula, axis: te.Var, row: te.Var, count: int, lines: Tiles, following: dict[te.Var, te.Expr]
+) -> list[Stmt]:
+    """Lines of what is read for the `count` rows from `following` on, so many that they are asked for along with
+    `lines`: what is put together waits for what it is made of, and memory is not to rest meanwhile."""
+    stmts: list[Stmt] = []
+    for load in dict.fromkeys(te.loads(formula.value)):
+        (index,) = load.indices
+        pitch, line = coefficient(index, row), _LINE // load.dtype.bytes
+        # What lies between rows far apart would be asked for along with them.
+        if coefficient(index, axis) != 1 or pitch is None or not 0 < pitch <= 2 * axis.extent:
+            continue
+        each = -(-count * pitch // (line * lines.count))
+        step = te.Var("r", each)
+        first = te.substitute(index, {**following, axis: te.as_index(0)})
+        place = first + (lines.var * each + step) * line
+        assert isinstance(load.source, Buffer)
+        stmts.append(nest([(step, Kind.UNROLL)], Prefetch(load.source, place, _SECOND_CACHE)))
+    return stmts
 
 
 @dataclass(frozen=True)
@@ -224,6 +247,29 @@ class _Writer:
 
         begin = simplify(te.substitute(formula.store, {axis: te.as_index(0)}))
         return streamed_run(axis, begin, self.lanes, write)
+
+    def bordered(self, axis: te.Var) -> Stmt | None:
+        """All of it, where it is a constant before one place of the axis and behind another, and nothing has to be
+        asked of a vector between them; None where it is not so."""
+        value = self.formula.value
+        if not (isinstance(value, te.Select) and isinstance(value.other, te.Const) and te.loads(value.then)):
+            return None
+        conditions = conjuncts(value.cond)
+        along = [each for each in conditions if axis in te.variables(each)]
+        guard = te.all_of([each for each in conditions if each not in along])
+        inside = None if te.loads(value.cond) else interval_of(along, axis)
+        if inside is None:
+            return None
+        ends = [0, *inside, axis.extent]
+        pieces = [_Piece(axis, begin, end) for begin, end in itertools.pairwise(ends) if begin < end]
+        outside = replace(self.formula, value=value.other)
+        kept = replace(self.formula, value=value.then)
+        rows = [
+            self.row(piece.inside, piece.of(kept if piece.begin == inside[0] else outside))
+            for piece in pieces
+        ]
+        filled = block(*rows)
+        return filled if guard is None else If(guard, filled, self.row(axis, outside))
 
     def row(self, axis: te.Var, formula: Formula) -> Stmt:
         """All of it, tile by tile."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.te.index import Bounds, Linear, bounds, linear, simplify
@@ -27,6 +29,26 @@ def bounds_under(index: te.Expr, guards: tuple[Guard, ...]) -> Bounds | None:
     return bounds(form.expr()) if all(isinstance(atom, te.Var) for atom in form.terms) else None
 
 
+def conjuncts(condition: te.Expr) -> list[te.Expr]:
+    """Conditions that all hold where it does."""
+    if isinstance(condition, te.Call) and condition.op == "and":
+        return [part for each in condition.args for part in conjuncts(each)]
+    return [condition]
+
+
+def interval_of(conditions: Sequence[te.Expr], var: te.Var) -> tuple[int, int] | None:
+    """(first, behind the last) value of the variable where all conditions hold, of which each bounds it alone; None
+    where one does not, and where there are no such values."""
+    if any(te.loads(condition) or te.variables(condition) != {var} for condition in conditions):
+        return None
+    within = bounds_under(var, tuple((condition, True) for condition in conditions))
+    if within is None:
+        return None
+    low, high = within
+    assert low is not None and high is not None
+    return low, high + 1
+
+
 def _facts(condition: te.Expr, holds: bool) -> list[tuple[te.Var, int | None, int | None]] | None:
     """Variables and their bounds that are all that the condition says; None where it says something else."""
     if not isinstance(condition, te.Call):
@@ -34,6 +56,8 @@ def _facts(condition: te.Expr, holds: bool) -> list[tuple[te.Var, int | None, in
     if condition.op == ("and" if holds else "or") and condition.dtype is DType.BOOL:
         parts = [_facts(part, holds) for part in condition.args]
         return None if None in parts else [fact for part in parts for fact in part or ()]
+    if condition.op in ("lt", "le", "eq") and condition.args[0].dtype.is_float:
+        return []  # of data: no reason for an index to be where it must not
     if condition.op not in ("lt", "le", "eq") or condition.args[0].dtype is not DType.I64:
         return None
     difference = linear(condition.args[0]) + linear(condition.args[1]).scaled(-1)

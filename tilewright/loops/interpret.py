@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from tilewright.loops.ir import (
     Prefetch,
     Program,
     Scope,
+    Slide,
     Stmt,
     Transpose,
     Warp,
@@ -82,6 +84,8 @@ class _Machine:
             for value in range(stmt.var.extent):
                 if stmt.kind is Kind.THREAD:
                     self.thread = value
+                elif stmt.kind is Kind.PARALLEL:
+                    self.last_read.clear()  # each iteration has scratch memory of its own
                 self.run(stmt.body, {**env, stmt.var: value})
         elif isinstance(stmt, If):
             if self.value(stmt.cond, env):
@@ -91,10 +95,14 @@ class _Machine:
         elif isinstance(stmt, Transpose):
             tile = self.memory(stmt.buffer)[: stmt.rows * stmt.columns]
             tile[:] = tile.reshape(stmt.rows, stmt.columns).T.flatten()
+        elif isinstance(stmt, Slide):
+            first = self.memory(stmt.buffer)[: stmt.lanes]
+            behind = self.memory(stmt.behind)[stmt.place : stmt.place + stmt.lanes]
+            first[:] = np.concatenate([first, behind])[stmt.begin : stmt.begin + stmt.lanes]
         elif isinstance(stmt, Combine):
             values = self.registers[stmt.buffer][:, stmt.offset]
             groups = values.reshape(-1, stmt.group)
-            groups[:] = np.array([_pairwise(stmt.kind, group) for group in groups])[:, None]
+            groups[:] = np.array([_of_threads(stmt.kind, group) for group in groups])[:, None]
         elif isinstance(stmt, Copy):
             self.copy(stmt, env)
         elif isinstance(stmt, Commit):
@@ -218,6 +226,13 @@ _OF_INDICES: dict[str, Callable[[int, int], int]] = {
     "le": operator.le,
 }
 _Asked = tuple[Buffer, int, np.ndarray]
+
+
+def _of_threads(kind: str, group: np.ndarray) -> Any:
+    """Halves with halves within a warp, then the warps in order."""
+    combine = SCALARS[te.REDUCE_COMBINERS[kind]].numpy
+    warps = group.reshape(-1, min(WARP, len(group)))
+    return reduce(combine, [_pairwise(kind, warp) for warp in warps])
 
 
 def _pairwise(kind: str, vector: np.ndarray) -> Any:

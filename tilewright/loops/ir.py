@@ -32,7 +32,7 @@ Semantics
   `Await` before the copy and the copy. `Commit` and `Await` are between thread loops; all threads meet at an `Await`.
 - `Warp`, between thread loops: an instruction that the threads of each warp carry out together.
 - `Transpose` turns a tile of a register buffer: its vectors in order are the elements of a matrix by rows before, and
-  by columns afterwards.
+  by columns afterwards. `Slide` takes a vector from two register vectors, wherever it begins in the first.
 - `Store` rounds nothing: the value's type is the buffer's. One that is `streamed` writes what nobody reads soon: it may
   go past the caches, for which a vector should begin at a multiple of its length; into registers, on a GPU, it asks for
   what it reads there and then. `Across` combines the lanes of a register vector pairwise (first half with second half,
@@ -156,9 +156,21 @@ class Transpose:
 
 
 @dataclass(frozen=True)
+class Slide:
+    """The first `lanes` elements of a register buffer become those from `begin` on of themselves with the `lanes` of
+    `behind`, another register buffer, from `place` on behind them."""
+
+    buffer: Buffer
+    behind: Buffer
+    place: int
+    lanes: int
+    begin: int
+
+
+@dataclass(frozen=True)
 class Combine:
     """Element `offset` of a register buffer becomes, in each of `group` neighbouring threads, the combination of them
-    all; `kind` as in `te.Reduce`, `group` a power of two."""
+    all; `kind` as in `te.Reduce`, `group` a power of two, or a number of whole warps."""
 
     kind: str
     buffer: Buffer
@@ -201,7 +213,7 @@ class Warp:
     operands: tuple[tuple[Buffer, Expr], ...]
 
 
-Stmt = For | Block | Store | If | Prefetch | Transpose | Combine | Copy | Commit | Await | Warp
+Stmt = For | Block | Store | If | Prefetch | Transpose | Slide | Combine | Copy | Commit | Await | Warp
 
 
 @dataclass(frozen=True)
@@ -289,6 +301,6 @@ def map_exprs(stmt: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
     if isinstance(stmt, Warp):
         operands = tuple((buffer, change(index)) for buffer, index in stmt.operands)
         return replace(stmt, operands=operands)
-    if isinstance(stmt, Transpose | Combine | Commit | Await):
+    if isinstance(stmt, Transpose | Slide | Combine | Commit | Await):
         return stmt
     return Store(stmt.buffer, change(stmt.index), change(stmt.value), stmt.streamed)

@@ -57,6 +57,7 @@ from tilewright.loops.tiling import (
     lanes_for,
     load_offsets,
     parallel_nest,
+    row_major,
     streamed_run,
     updated,
     with_results,
@@ -339,7 +340,9 @@ class _Rows:
         """Prefetches in the block of pass `number` that begins at `start` of the last of `axes`: each slow pass
         asks for its share of the next row's lines."""
         first = self.formula.reductions[0].axes
-        if number not in self.slow or [axis.extent for axis in first] != [axis.extent for axis in axes]:
+        alike = [axis.extent for axis in first] == [axis.extent for axis in axes]
+        joined = len(first) == 1 and first[0].extent == extent_of(axes)
+        if number not in self.slow or not (alike or joined):
             return []
         found: list[Stmt] = []
         row = self.formula.rows[-1:]
@@ -348,8 +351,11 @@ class _Rows:
                 if vector * lanes * load.dtype.bytes % _LINE:
                     continue
                 place: dict[te.Var, te.Expr] = {axis: axis + self._rows_ahead(load) for axis in row}
-                place.update(zip(first[:-1], axes[:-1], strict=True))
-                place[first[-1]] = start + vector * lanes
+                if alike:
+                    place.update(zip(first[:-1], axes[:-1], strict=True))
+                    place[first[-1]] = start + vector * lanes
+                else:
+                    place[first[0]] = row_major(axes[:-1]) * axes[-1].extent + start + vector * lanes
                 assert isinstance(load.source, Buffer)
                 ahead = Prefetch(load.source, te.substitute(load.indices[0], place), self.level)
                 found.append(nest([(self.row, Kind.UNROLL)], ahead))
@@ -559,7 +565,7 @@ class _Rows:
     def _place_of_kept(self, axes: Sequence[te.Var]) -> te.Expr:
         assert self.kept is not None
         half = self.kept.buffer.size if self.behind is None else self.kept.buffer.size // 2
-        place = self.row * (half // self.together) + _flat(axes)
+        place = self.row * (half // self.together) + row_major(axes)
         return place if self.behind is None else place + self.group % 2 * half
 
     def _value(self, results: Mapping[Buffer, te.Expr]) -> te.Expr:
@@ -574,13 +580,6 @@ class _Rows:
 
             value = te.rewrite(value, rule)
         return with_results(value, results)
-
-
-def _flat(axes: Sequence[te.Var]) -> te.Expr:
-    place: te.Expr = te.as_index(0)
-    for axis in axes:
-        place = place * axis.extent + axis
-    return place
 
 
 def _is_expensive(expr: te.Expr, axes: Sequence[te.Var]) -> bool:

@@ -13,6 +13,7 @@ from tilewright.loops.ir import (
     If,
     Prefetch,
     Program,
+    Slide,
     Stmt,
     Transpose,
     Warp,
@@ -73,6 +74,11 @@ def print_program(program: Program) -> str:
         elif isinstance(stmt, Transpose):
             lines.append(
                 f"{pad}transpose {stmt.buffer.name}[{stmt.rows}, {stmt.columns}] in {stmt.lanes} lanes"
+            )
+        elif isinstance(stmt, Slide):
+            behind = f"{stmt.behind.name}[{stmt.place}]"
+            lines.append(
+                f"{pad}slide {stmt.buffer.name} before {behind} by {stmt.begin} of {stmt.lanes} lanes"
             )
         elif isinstance(stmt, Combine):
             lines.append(

@@ -66,6 +66,23 @@ def extent_of(axes: Sequence[te.Var]) -> int:
     return total
 
 
+def row_major(axes: Sequence[te.Var]) -> te.Expr:
+    """The place of an element whose axes are stored in this order, without gaps."""
+    place: te.Expr = te.as_index(0)
+    for axis in axes:
+        place = place * axis.extent + axis
+    return place
+
+
+def places_of(number: te.Expr, axes: Sequence[te.Var]) -> dict[te.Var, te.Expr]:
+    """The axes' values in iteration `number` of the nest over them."""
+    values: dict[te.Var, te.Expr] = {}
+    for axis in reversed(axes[1:]):
+        values[axis] = number % axis.extent
+        number = number // axis.extent
+    return values | dict.fromkeys(axes[:1], number)
+
+
 def with_values(stmt: Stmt, values: Values) -> Stmt:
     """`stmt` with variables replaced and indices simplified."""
     return map_exprs(stmt, lambda expr: simplify(te.substitute(expr, values)))
@@ -297,29 +314,36 @@ class PackedOperand:
 
 
 def pack_operand(
-    load: te.Load, walk: Sequence[Walked], zero_filled: Collection[te.Var] = ()
+    load: te.Load,
+    walk: Sequence[Walked],
+    zero_filled: Collection[te.Var] = (),
+    shortened: Mapping[te.Var, te.Var] | None = None,
 ) -> PackedOperand | None:
     """The operand of `load` stored in the order of `walk`, outermost first, and the load from there. None where the
     load does not walk its whole buffer exactly once. The last block of an axis is moved back where it is not whole; of
-    those in `zero_filled` it is filled up."""
+    those in `zero_filled` it is filled up. `shortened`: an axis of `walk`, and the one of the load that it is the
+    beginning of; the rest is stored behind all else."""
     buffer = load.source
     assert isinstance(buffer, Buffer)
     form = linear(load.indices[0])
-    axes = list(dict.fromkeys(item.axis for item in walk))
+    shortened = shortened or {}
+    axes = list(dict.fromkeys(shortened.get(item.axis, item.axis) for item in walk))
     if set(form.terms) != set(axes) or form.constant or extent_of(axes) != buffer.size:
         return None
     order = dense_order([axis.extent for axis in axes], [form.terms[axis] for axis in axes])
     if order is None:
         return None
     dense = [axes[number] for number in order]
-    blocks = {item.axis: item.block for item in walk}
-    storage = [2 * dense.index(item.axis) + int(item.places) for item in walk]
+    blocks = {shortened.get(item.axis, item.axis): item.block for item in walk}
+    storage = [2 * dense.index(shortened.get(item.axis, item.axis)) + int(item.places) for item in walk]
+    tails = [(dense.index(axis), axis.extent - short.extent) for short, axis in shortened.items()]
     uncut = [number for number in range(2 * len(dense)) if number not in storage]  # of extent 1
     packing = Packing(
         tuple(axis.extent for axis in dense),
         tuple(blocks[axis] for axis in dense),
         (*uncut, *storage),
         tuple(sorted(dense.index(axis) for axis in zero_filled)),
+        tail=tails[0] if tails else (0, 0),
     )
     return PackedOperand(buffer, packing, te.Load(replace(buffer, size=packing.size), (place_along(walk),)))
 

@@ -21,6 +21,7 @@ from tilewright.loops.ir import (
     Prefetch,
     Program,
     Scope,
+    Slide,
     Stmt,
     Store,
     Transpose,
@@ -75,6 +76,8 @@ class _Verifier:
             self.expression(stmt.index, self.guards)
         elif isinstance(stmt, Transpose):
             self.transpose(stmt)
+        elif isinstance(stmt, Slide):
+            self.slide(stmt)
         elif isinstance(stmt, Combine):
             self.combine(stmt)
         elif isinstance(stmt, Copy):
@@ -199,10 +202,19 @@ class _Verifier:
         for start in range(0, size, stmt.lanes):
             self.width(stmt.buffer, start, stmt.lanes)
 
+    def slide(self, stmt: Slide) -> None:
+        for buffer, place in ((stmt.buffer, 0), (stmt.behind, stmt.place)):
+            if buffer.scope is not Scope.REGISTER or not 0 <= place <= buffer.size - stmt.lanes:
+                self.fail(f"{buffer.name}[{place}] is no register vector of {stmt.lanes} lanes")
+            self.width(buffer, place, stmt.lanes)
+        if stmt.buffer == stmt.behind or not 0 <= stmt.begin <= stmt.lanes:
+            self.fail(f"{stmt.buffer.name} and {stmt.behind.name} have no vector from {stmt.begin} on")
+
     def combine(self, stmt: Combine) -> None:
         if any(loop.kind is Kind.THREAD for loop in self.loops):
             self.fail("threads are combined inside a thread loop")
-        if stmt.group < 1 or stmt.group & (stmt.group - 1) or self.threads % stmt.group:
+        even = stmt.group % WARP == 0 or stmt.group & (stmt.group - 1) == 0
+        if stmt.group < 1 or not even or self.threads % stmt.group:
             self.fail(f"groups of {stmt.group} among {self.threads} threads")
         if stmt.buffer.scope is not Scope.REGISTER or not 0 <= stmt.offset < stmt.buffer.size:
             self.fail(f"{stmt.buffer.name}[{stmt.offset}] is no register")

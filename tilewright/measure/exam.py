@@ -5,33 +5,32 @@
     special    a few NaN and infinities
     rows       whole rows small, wide apart, far from zero to both sides, zero, and nearly constant: what an exponential
                without its maximum, or a variance of digits that cancel, does not survive
+    far        of norms of few rows: every row farther from zero still, each elsewhere. How much of a variance is left
+               there when its mean is wrong in the last digits is a matter of luck, so that one such row says little
     columns    the same along the last axis
-    peaks      in every row one number far above all others, each time elsewhere: a maximum that misses one shows. Of
-               different heights: where two products of peaks were nearly the same, the digits in which they differ
-               would decide which counts
+    peaks      in every row one number far above all others, each time elsewhere: a maximum that misses one shows. In
+               short rows every place has its turn in every row, since code for some of the rows may be wrong; in long
+               ones the ends have, and some of every lane of a vector. Of different heights: where two products of
+               peaks were nearly the same, the digits in which they differ would decide which counts
 
-The last three are for tasks that they can tell anything of.
-
-How exact an element can be depends on the task: a sum that cancels has lost digits before anybody rounds it. So the
-oracle answers twice, the second time with each value that it computes changed by a known small amount, in single
-precision. Where that changes an element, so may a kernel's own rounding, in proportion; where it makes it another kind
-of thing altogether (a number that is rounded the other way, an intermediate overflow) there is nothing to compare.
+The last four are for tasks that they can tell anything of.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import Fusion, op_of
-from tilewright.graph.oracle import evaluate, evaluate_node
+from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
+from tilewright.measure.exactness import RELATIVE, allowed_errors, changed_answer, typical_size
 
 # Relative errors in the L2 norm that a kernel may have on ordinary inputs, by the type of its result.
 L2_BOUNDS = {DType.F64: 1e-5, DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16: 2e-2}
@@ -39,12 +38,6 @@ L2_BOUNDS = {DType.F64: 1e-5, DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16: 2e-2
 # multiply and add as the task says come to a twentieth of these, Winograd's algorithm to a third of its own.
 ELEMENT_BOUNDS = {DType.F64: 1e-5, DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16: 1.2e-2}
 _TRANSFORMED_BOUND = 1e-4  # of a convolution that may be computed in another basis
-_CHANGE = 2.0**-12  # of every value: far above rounding, and still the same function
-_SIGNS = 8191  # a prime: the pattern of signs falls differently on every row
-# Times its own and the typical size: what moves so fast has gone over an edge. Weights move as fast as scores are
-# large.
-_JUMP, _JUMP_OF_WEIGHTS = 16.0, 1024.0
-_NEAR = 32  # elements to each side, the most sensitive of which counts: one may be steady by accident
 _LEAST_SHARE = 1e-2  # of the typical size of all elements, which each may count as its own
 # The same where an element's error is that of its neighbourhood, in which there may be very large ones.
 _TRANSFORMED_SHARE, _TRANSFORMED_ODD_SHARE = 1.0, 5.0  # on inputs of one size, of several
@@ -53,6 +46,8 @@ _TINY_HALF = 2.0**-14  # what 16 bits can hold
 
 _SMALL = 2.0**-9  # whose square is about what norms add to a variance
 _WIDE, _FAR = 48.0, 150.0  # exponentials of such numbers are beyond single precision
+# From here hardly a digit is left of a variance by sums of squares, and most of one by differences: for norms.
+_FARTHER, _FAR_ROWS = 16000.0, 64
 _TREATMENTS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
     lambda x: x * _SMALL,
     lambda x: x + _FAR,
@@ -64,7 +59,10 @@ _TREATMENTS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
 _ROWS = 4  # at least, for an axis to be one along which rows lie
 _PEAK, _HIGHER = 300.0, 0.5  # and what the highest is above that, as a share
 _GOLDEN = 0.5 * (5**0.5 - 1)  # multiples of which, taken modulo 1, stay apart
-_MOST_TURNS, _TURNED_ELEMENTS = 8, 1 << 17  # of peaks; in all, that several turns are taken of
+_MOST_TURNS, _TURNED_ELEMENTS = 32, 1 << 17  # of peaks; in all, that several turns are taken of
+_ROWS_AT_ONCE = 4  # for each of which a kernel may have code of its own
+_PLACES_AT_ONCE = 64  # the same of places: some vectors of them
+_CLASS_STEP = 17  # has no divisor in common with that, nor with any vector's width
 _MAXIMA = {"softmax", "log_softmax", "attention", "amax", "argmax", "max_pool", "adaptive_max_pool"}
 _MINIMA = {"amin", "argmin"}
 # What these do to numbers of one size they do to those of any.
@@ -168,6 +166,8 @@ class _Draw:
             self.bound = max(self.bound, _TRANSFORMED_BOUND)
         self.transformed = transformed
         self.extents = _index_extents(self.graph)
+        self.relative = any(node.op in RELATIVE for node in self.graph.nodes())
+        self.treatments = (*_TREATMENTS, lambda x: x + _FARTHER) if self.relative else _TREATMENTS
         self.spreading = any(
             op_of(node.op).fusion is Fusion.COMPLEX or node.op == "attention"
             for node in self.graph.nodes()
@@ -194,12 +194,11 @@ class _Draw:
                 return None  # nothing but constants and integers
             (answer,) = evaluate(self.graph, inputs, precise=True)
         dtype = self.task.output.dtype
-        typical = _typical(answer, None if self.transformed else _treated_axis(name, answer.shape))
-        answer, changed = answer.reshape(-1), _changed_answer(self.graph, inputs).reshape(-1)
-        share = self._least_share(name)
-        weighs = any(node.op in _UNSTEADY for node in self.graph.nodes())
-        jump = _JUMP_OF_WEIGHTS if weighs else _JUMP
-        allowed = _allowed(answer, changed, dtype, typical.reshape(-1), self.bound, share, jump)
+        typical = typical_size(answer, None if self.transformed else _treated_axis(name, answer.shape))
+        answer, changed = answer.reshape(-1), changed_answer(self.graph, inputs).reshape(-1)
+        allowed = allowed_errors(
+            self.graph, answer, changed, dtype, typical.reshape(-1), self.bound, self._least_share(name)
+        )
         if dtype.is_float:
             with np.errstate(all="ignore"):  # what the type cannot hold is infinite
                 overflown = np.isinf(answer.astype(dtype.numpy)) & np.isfinite(answer)
@@ -214,18 +213,33 @@ class _Draw:
             return []
         shapes = [node.shape for node in self.graph.inputs if node.dtype.is_float]
         extents = [shape[axis] for shape in shapes if (axis := _treated_axis("rows", shape)) is not None]
-        turns = -(-len(_TREATMENTS) // max(1, min(extents, default=len(_TREATMENTS))))
-        return [*("rows" if turn == 0 else f"rows, turn {turn}" for turn in range(turns)), "columns"]
+        count = len(self.treatments)
+        fewest = max(1, min(extents, default=count))
+        far = 0
+        if self.relative and fewest < count * _FAR_ROWS:
+            most = max(1, _TURNED_ELEMENTS // max(map(math.prod, shapes)))
+            far = min(most, -(-_FAR_ROWS // fewest))
+        return [*_turns("rows", -(-count // fewest)), *_turns("far", far), "columns"]
 
     def peak_names(self) -> list[str]:
-        """Of few rows several, until every place has had its peak."""
+        """Of small tasks as many as there are places in a row; of few rows several, until every place has had its peak
+        in each of the rows that may be computed at once."""
         shapes = [node.shape for node in self.graph.inputs if node.dtype.is_float and node.type.size]
         if not shapes or not any(node.op in _MAXIMA | _MINIMA for node in self.graph.nodes()):
             return []
         largest = max(shapes, key=math.prod)
-        places, size = (largest[-1] if largest else 1), math.prod(largest)
-        turns = min(_MOST_TURNS, -(-places * places // size), max(1, _TURNED_ELEMENTS // size))
-        return ["peaks" if turn == 0 else f"peaks, turn {turn}" for turn in range(turns)]
+        places, size = (largest[self._peak_axis(largest)] if largest else 1), math.prod(largest)
+        most = max(1, min(_MOST_TURNS, _TURNED_ELEMENTS // size))
+        turns = places if places <= most else min(most, -(-_ROWS_AT_ONCE * places * places // size))
+        return _turns("peaks", turns)
+
+    def _peak_axis(self, shape: tuple[int, ...]) -> int:
+        """The one along which a maximum of such an input is taken, as far as that is known; else the last."""
+        for node in self.graph.nodes():
+            if node.op in _MAXIMA | _MINIMA and node.inputs[0].shape == shape:
+                axis = node.attrs.get("axis", (node.attrs.get("axes") or (-1,))[-1])
+                return int(axis) % len(shape)
+        return len(shape) - 1
 
     @staticmethod
     def _is_size_blind(node: Node) -> bool:
@@ -247,14 +261,18 @@ class _Draw:
             axis = _treated_axis(name, array.shape)
             if not dtype.is_float or not array.size or axis is None:
                 return array
-            count, extent = len(_TREATMENTS), array.shape[axis]
+            count, extent = len(self.treatments), array.shape[axis]
             places = np.arange(extent)
             kinds = (
                 places * count // extent if extent >= count else places + int(turn or 0) * extent
             ) % count
             rows = np.moveaxis(array.astype(np.float64), axis, 0)
-            for kind, treat in enumerate(_TREATMENTS):
-                rows[kinds == kind] = treat(rows[kinds == kind])
+            if name.startswith("far"):
+                offsets = _FARTHER * self.rng.uniform(0.5, 1.0, extent)
+                rows += np.expand_dims(offsets, tuple(range(1, rows.ndim)))
+            else:
+                for kind, treat in enumerate(self.treatments):
+                    rows[kinds == kind] = treat(rows[kinds == kind])
             if self.positive:
                 np.abs(rows, out=rows)
             return np.ascontiguousarray(np.moveaxis(rows, 0, axis).astype(array.dtype))
@@ -313,15 +331,17 @@ class _Draw:
     def _peaks(self, array: np.ndarray, dtype: DType, turn: int) -> np.ndarray:
         if not dtype.is_float or not array.size or not array.shape:
             return array
-        rows = array.reshape(-1, array.shape[-1]).copy()
+        moved = np.moveaxis(array, self._peak_axis(array.shape), -1)
+        rows = moved.reshape(-1, moved.shape[-1]).copy()
         count, places = rows.shape
-        inner = np.random.default_rng(places).permutation(np.arange(1, max(1, places - 1)))
-        order = np.array([places - 1, 0, *inner])[:places]  # the ends first
         peak = _PEAK if any(node.op in _MAXIMA for node in self.graph.nodes()) else -_PEAK
         numbers = np.arange(count)
         heights = peak * (1.0 + _HIGHER * (numbers * _GOLDEN % 1.0))
-        rows[numbers, order[(numbers + turn * count) % places]] += heights.astype(rows.dtype)
-        return rows.reshape(array.shape)
+        # As many turns as there are places bring a row to each of them; of many rows each residue class comes to each.
+        step = next(n for n in itertools.count(min(count, places)) if math.gcd(n, places) == 1)
+        turned = (numbers + numbers // places + turn * step) % places
+        rows[numbers, _order_of_places(places)[turned]] += heights.astype(rows.dtype)
+        return np.ascontiguousarray(np.moveaxis(rows.reshape(moved.shape), -1, self._peak_axis(array.shape)))
 
     def _special(self, array: np.ndarray, dtype: DType) -> np.ndarray:
         if not dtype.is_float or not array.size:
@@ -338,6 +358,16 @@ def _stretch(rng: np.random.Generator, size: int) -> slice:
     length = max(1, size // 8)
     begin = int(rng.integers(0, size - length + 1))
     return slice(begin, begin + length)
+
+
+def _order_of_places(places: int) -> np.ndarray:
+    """Those of a row: the ends, then one of each residue class, at random, then another of each, and so on."""
+    rounds = -(-places // _PLACES_AT_ONCE)
+    classes = np.arange(_PLACES_AT_ONCE) * _CLASS_STEP % _PLACES_AT_ONCE
+    starts = np.random.default_rng(places).integers(0, rounds, _PLACES_AT_ONCE)
+    every = (np.arange(rounds)[:, None] + starts) % rounds * _PLACES_AT_ONCE + classes
+    inner = every[(every > 0) & (every < places - 1)]
+    return np.array([places - 1, 0, *inner])[:places]
 
 
 def _index_extents(graph: Graph) -> dict[Node, int]:
@@ -359,149 +389,14 @@ def _sources(node: Node) -> Iterator[Node]:
         yield from _sources(operand)
 
 
-# -- how exact --------------------------------------------------------------------------------------------------------
-
-
-def _changed_answer(graph: Graph, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """The answer where every float, inputs and intermediate results alike, is a little larger or smaller, and held in
-    single precision as a kernel holds it."""
-    rng = np.random.default_rng(len(inputs))
-    factors = 1.0 + _CHANGE * (2.0 * rng.integers(0, 2, _SIGNS) - 1.0)
-
-    def changed(array: np.ndarray, node: Node) -> np.ndarray:
-        if not node.dtype.is_float:
-            return array
-        factors[:] = np.roll(factors, 257)
-        with np.errstate(all="ignore"):
-            moved = array.astype(np.float64) * np.resize(factors, array.size).reshape(array.shape)
-            return moved if node.dtype is DType.F64 else moved.astype(np.float32)
-
-    values: dict[Node, np.ndarray] = {
-        node: changed(array, node) for node, array in zip(graph.inputs, inputs, strict=True)
-    }
-    exact = _exact_values(graph, inputs)
-    for node in graph.nodes():
-        if node.is_input:
-            continue
-        if node.is_constant:
-            assert node.data is not None
-            values[node] = node.data
-        else:
-            operands = [values[operand] for operand in node.inputs]
-            result = evaluate_node(node, operands, precise=True)
-            if node in exact:
-                *precise, value = exact[node]
-                least = _CHANGE * _UNSTEADY[node.op](node, precise, operands, value)
-                with np.errstate(all="ignore"):
-                    result = np.where(np.abs(result - value) < least, value + least, result)
-            values[node] = changed(result, node)
-    return values[graph.outputs[0]]
-
-
-def _exact_values(graph: Graph, inputs: Sequence[np.ndarray]) -> dict[Node, list[np.ndarray]]:
-    """Of each operator that weighs: its operands, and its result."""
-    return {
-        node: evaluate(Graph(graph.inputs, (*node.inputs, node)), inputs, precise=True)
-        for node in graph.nodes()
-        if node.op in _UNSTEADY
-    }
-
-
-# What an operator that weighs makes of changes of its scores, in units of the change. Two scores that change alike
-# leave the weights as they are, by an accident that rounding does not have: so these are added up instead of tried.
-
-
-def _of_weights(
-    node: Node, exact: Sequence[np.ndarray], changed: Sequence[np.ndarray], result: np.ndarray
-) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        scores = exact[0]
-        moved = np.maximum(np.abs(scores), np.abs(changed[0] - scores) / _CHANGE)
-        moved = np.nan_to_num(moved, nan=0.0, posinf=0.0)
-        weights = np.nan_to_num(result if node.op == "softmax" else np.exp(result))
-        others = np.sum(weights * moved, axis=node.attrs["axis"], keepdims=True) - weights * moved
-        logarithm = (1.0 - weights) * moved + others
-        return weights * logarithm if node.op == "softmax" else logarithm
-
-
-def _of_attention(
-    node: Node, exact: Sequence[np.ndarray], changed: Sequence[np.ndarray], result: np.ndarray
-) -> np.ndarray:
-    """The size of what a score is the sum of, times how far apart the values are that it weighs. Both are themselves
-    means with the same weights."""
-    query, key, value, *mask = exact
-    oracle = op_of(node.op).oracle
-    with np.errstate(all="ignore"):
-        keys = oracle(node.attrs, query, key, np.abs(key), *mask)
-        sizes = abs(node.attrs["scale"]) * np.sum(np.abs(query) * keys, axis=-1, keepdims=True)
-        squares = oracle(node.attrs, query, key, value * value, *mask)
-        apart = np.sqrt(np.maximum(squares - result * result, 0.0))
-        return np.nan_to_num(sizes * apart, nan=0.0, posinf=0.0)
-
-
-_UNSTEADY: dict[str, Callable[..., np.ndarray]] = {
-    "softmax": _of_weights,
-    "log_softmax": _of_weights,
-    "attention": _of_attention,
-}
+def _turns(name: str, count: int) -> list[str]:
+    return [name if turn == 0 else f"{name}, turn {turn}" for turn in range(count)]
 
 
 def _treated_axis(name: str, shape: Sequence[int]) -> int | None:
     """The axis along which the rows of a case are told apart; None where there is none."""
     if name == "columns":
         return len(shape) - 1 if shape and shape[-1] >= _ROWS else None
-    if not name.startswith("rows") or not shape:
+    if not name.startswith(("rows", "far")) or not shape:
         return None
     return next((axis for axis, extent in enumerate(shape) if extent >= _ROWS), 0)
-
-
-def _typical(answer: np.ndarray, axis: int | None) -> np.ndarray:
-    """The size of a typical element, for each one: of all, or of those in the same place of an axis."""
-    if not answer.size or answer.dtype.kind != "f":
-        return np.zeros(answer.shape)
-    with np.errstate(all="ignore"):
-        squares = np.where(np.isfinite(answer), answer, 0.0).astype(np.float64) ** 2
-    others = tuple(number for number in range(answer.ndim) if number != axis)
-    return np.broadcast_to(np.sqrt(np.mean(squares, axis=others, keepdims=True)), answer.shape)
-
-
-def _allowed(
-    answer: np.ndarray,
-    changed: np.ndarray,
-    dtype: DType,
-    typical: np.ndarray,
-    bound: float,
-    least_share: float,
-    jump: float,
-) -> np.ndarray:
-    """How far each element may be off, as float32; 0 for one that is no number and must be the same."""
-    if not dtype.is_float:
-        moved = np.abs(answer.astype(np.float64) - changed)
-        steps = 1 if dtype.is_integer else 0  # by which a rounding may turn out differently
-        return np.where(moved > steps, np.inf, moved).astype(np.float32)
-    with np.errstate(all="ignore"):
-        finite, stays = np.isfinite(answer), np.isfinite(changed)
-        comparable = finite & stays
-        size = np.where(finite, np.abs(answer), 0.0)
-        shift = np.where(comparable, np.abs(changed.astype(np.float64) - answer) / _CHANGE, 0.0)
-        jumps = shift > jump * (size + typical)
-        shift[jumps] = 0.0
-        limits = ml_dtypes.finfo(dtype.numpy)
-        scale = size + _largest_nearby(shift) + least_share * typical
-        allowed = bound * scale + float(limits.tiny)
-        allowed[jumps | (size > 0.5 * float(limits.max))] = np.inf
-        same = (answer == changed) | (np.isnan(answer) & np.isnan(changed))
-        allowed = np.where(comparable, allowed, np.where(same, 0.0, np.inf))
-        result: np.ndarray = allowed.astype(np.float32)
-    return result
-
-
-def _largest_nearby(values: np.ndarray) -> np.ndarray:
-    result = values.copy()
-    distance = 1
-    while distance < min(_NEAR, result.size):  # twice as far with each step
-        before = result.copy()
-        np.maximum(result[distance:], before[:-distance], out=result[distance:])
-        np.maximum(result[:-distance], before[distance:], out=result[:-distance])
-        distance *= 2
-    return result

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -33,6 +33,7 @@ _CALL_STEP, _STEPS_OF_A_CALL = 2, 3
 _ENTRY_SECONDS = 0.003  # of calls that follow each other in native code
 _ENTRY_CALLS = 16  # of a kernel that has nothing that goes round
 
+Layout = tuple[tuple[int, ...], tuple[bool, ...]]  # sizes of buffers, and which of them go round
 Beating = Callable[[bool], None]  # told before a call of a kernel (True) or something else
 
 
@@ -63,7 +64,6 @@ class Kernel:
         self._task, self._blocks, self._built = task, blocks, built
         self._ordinary = ordinary
         self._constants = frozenset(task.constants)
-        self._packed = {number: self._as_wanted(number, ordinary) for number in self._constants}
         sizes = [aligned(spec.bytes) for spec in built.parameters]
         self._goes_round = [
             task.cold or (number in self._constants and number < len(sizes) - 1)
@@ -91,6 +91,10 @@ class Kernel:
     @property
     def _round_bytes(self) -> int:
         return sum(size for size, goes in zip(self._sizes, self._goes_round, strict=True) if goes)
+
+    @cached_property
+    def _packed(self) -> dict[int, np.ndarray]:
+        return {number: self._as_wanted(number, self._ordinary) for number in self._constants}
 
     def _as_wanted(self, number: int, case: Case) -> np.ndarray:
         packing = self._built.packings[number]
@@ -157,8 +161,7 @@ class Kernel:
         )
 
     @property
-    def layout(self) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        """The sizes of its buffers, and which of them go round."""
+    def layout(self) -> Layout:
         return tuple(self._sizes), tuple(self._goes_round)
 
     def prepare(self, rounds: Rounds | None) -> None:

@@ -18,7 +18,7 @@ import statistics
 import tempfile
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,8 @@ from tilewright.measure.timing import (
     Beat,
     Check,
     Checked,
+    Glance,
+    Glanced,
     Heats,
     Race,
     Raced,
@@ -107,6 +109,9 @@ class _Order:
     done: Callable[[BuildReply], None]
     seconds: float
     descriptors: tuple[int, ...] = ()
+
+
+WhenBuilt = Callable[[TaskJob, Config, Made | Failed], None]
 
 
 class OutOfTime(Exception):
@@ -218,6 +223,29 @@ class Runner:
         self.build(job, [])  # its exam
         return self._in_turns(job, made, lambda numbers: Heats(numbers, seconds))
 
+    def screen(
+        self, job: TaskJob, start: Config, made: Mapping[Config, Made]
+    ) -> dict[Config, float | Failed]:
+        """The time of each config by a few calls, in units of that of `start`, which is checked. The others are not:
+        what is fast here may be wrong. The process that ran them is not used again."""
+        self.build(job, [])  # its exam
+        found: dict[Config, float | Failed] = {}
+        beside: int | None = None
+        for config, each in made.items():
+            try:
+                if beside is None:
+                    checked = self._check(job, made[start].built, (), None, None)
+                    if isinstance(checked, Failed):
+                        return {start: checked}
+                    beside = self._numbers
+                reply = self._ask(Glance(each.built, beside), None, None)
+                assert isinstance(reply, Glanced | Failed)
+                found[config] = reply.ratio if isinstance(reply, Glanced) else reply
+            except Dead as death:
+                found[config], beside = death.failed, None
+        self._end_timer()
+        return found
+
     def _in_turns(
         self, job: TaskJob, made: Mapping[Config, Made], request: Callable[[tuple[int, ...]], Race | Heats]
     ) -> dict[Config, list[float]]:
@@ -251,19 +279,16 @@ class Runner:
         self._timer.start()  # it needs a moment, and nobody waits for it yet
         orders: deque[_Order] = deque()
         replies: dict[Config, Any] = {}
+
+        def done(_: TaskJob, config: Config, reply: Made | Failed) -> None:
+            replies[config] = reply
+
         if not self._has_exam(job):
             orders.append(self._exam_order(job))
-        modules = (*self._modules, *registering_modules())
         for config in dict.fromkeys(configs):
             if (job, config) in self._kept:
                 replies[config] = self._kept[job, config]
-                continue
-            request = Build(job, config, modules)
-
-            def done(reply: BuildReply, config: Config = config) -> None:
-                replies[config] = reply
-
-            orders.append(_Order(request, done, self._build_seconds))
+        orders += self._build_orders(((job, config) for config in configs if config not in replies), done)
         self._work_off(orders, deadline)
         for config, reply in replies.items():
             if isinstance(reply, Made):
@@ -301,6 +326,20 @@ class Runner:
         return Measurement(config, times, checked.error, build_seconds=made.seconds)
 
     # -- building -------------------------------------------------------------------------------------------------
+
+    def build_all(self, wanted: Iterable[tuple[TaskJob, Config]], done: WhenBuilt) -> None:
+        """The object code of configs of any tasks, in about this order, each given to `done` as soon as it is there."""
+        self._work_off(deque(self._build_orders(wanted, done)), None)
+
+    def _build_orders(self, wanted: Iterable[tuple[TaskJob, Config]], done: WhenBuilt) -> Iterator[_Order]:
+        modules = (*self._modules, *registering_modules())
+        for job, config in dict.fromkeys(wanted):
+
+            def built(reply: BuildReply, job: TaskJob = job, config: Config = config) -> None:
+                assert isinstance(reply, Made | Failed)
+                done(job, config, reply)
+
+            yield _Order(Build(job, config, modules), built, self._build_seconds)
 
     def _has_exam(self, job: TaskJob) -> bool:
         """Or will have, once what was asked for is done."""
@@ -414,7 +453,7 @@ class Runner:
 
     def _ask(
         self,
-        request: Sit | Check | Time | Race | Heats,
+        request: Sit | Check | Time | Race | Heats | Glance,
         best: float | None,
         deadline: float | None,
         descriptors: tuple[int, ...] = (),

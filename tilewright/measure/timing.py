@@ -26,7 +26,7 @@ import numpy as np
 from tilewright.errors import TilewrightError
 from tilewright.hw import CpuMachine
 from tilewright.measure.exam import Exam, WrongResult
-from tilewright.measure.kernels import Beating, Kernel, Rounds
+from tilewright.measure.kernels import Beating, Kernel, Layout, Rounds
 from tilewright.measure.pace import pace
 from tilewright.measure.process import Channel, Failed
 from tilewright.measure.single import Built
@@ -45,6 +45,8 @@ _RACE_TURNS = 5  # at least
 _HEATS = ((0.25, math.inf), (0.55, 1.6), (0.8, 1.3), (1.0, 1.12))
 _LEAST_IN_HEAT = 30
 _HEAT_CALLS = 8  # in a turn; the first, which does not count, finds nothing in the first cache
+_GLANCE_TURNS, _GLANCE_CALLS = 4, 5  # at most; in a turn
+_CLOSE, _FAR = 1.1, 1.6  # times as slow as the kernel beside it: what is between these is looked at again
 _BEAT_SECONDS = 0.05
 
 
@@ -88,6 +90,13 @@ class Heats(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
+class Glance(msgspec.Struct, frozen=True, tag=True):
+    """Load a kernel and time a few calls of it, in turns with one that was checked. It may compute anything."""
+
+    built: Built
+    beside: int
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The task was taken up."""
 
@@ -115,13 +124,19 @@ class Raced(msgspec.Struct, frozen=True, tag=True):
     times: tuple[tuple[float, ...], ...]
 
 
-TimingReply = Ready | Beat | Checked | Timed | Raced | Failed
+class Glanced(msgspec.Struct, frozen=True, tag=True):
+    """The seconds of a kernel, in units of the one beside it."""
+
+    ratio: float
+
+
+TimingReply = Ready | Beat | Checked | Timed | Raced | Glanced | Failed
 
 
 def serve(channel: Channel) -> None:
     timer: Timer | None = None
     blocks = Blocks()
-    decoder = msgspec.msgpack.Decoder(Sit | Check | Time | Race | Heats)
+    decoder = msgspec.msgpack.Decoder(Sit | Check | Time | Race | Heats | Glance)
 
     def beat(native: bool) -> None:
         channel.send(msgspec.msgpack.encode(Beat(native)))
@@ -140,7 +155,7 @@ def serve(channel: Channel) -> None:
         channel.send(msgspec.msgpack.encode(reply))
 
 
-def _answer(timer: Timer, request: Check | Time | Race | Heats) -> TimingReply:
+def _answer(timer: Timer, request: Check | Time | Race | Heats | Glance) -> TimingReply:
     try:
         if isinstance(request, Check):
             return Checked(timer.check(request.number, request.built, request.keep))
@@ -148,6 +163,8 @@ def _answer(timer: Timer, request: Check | Time | Race | Heats) -> TimingReply:
             return timer.time(request.number, request.best)
         if isinstance(request, Heats):
             return Raced(timer.heats(request.numbers, request.seconds))
+        if isinstance(request, Glance):
+            return Glanced(timer.glance(request.built, request.beside))
         return Raced(timer.race(request.numbers, request.seconds))
     except WrongResult as error:
         return Failed("wrong", str(error), astray=isinstance(error, StrayWrite))
@@ -169,6 +186,7 @@ class Timer:
         self._pace = pace(task.machine, task.threads)
         self._kernels: dict[int, Kernel] = {}
         self._rounds = Rounds(blocks)
+        self._shared: dict[Layout, Rounds] = {}  # of kernels that take turns
 
     def check(self, number: int, built: Built, keep: Sequence[int]) -> float:
         for other in [other for other in self._kernels if other not in keep]:
@@ -221,9 +239,8 @@ class Timer:
         """Each kernel takes the turn of a round that the one before it, of the same layout, has left: what goes round
         is in no cache, and there is memory for one round of each layout."""
         self._beat(False)
-        rounds = {self._kernels[number].layout: Rounds(self._blocks) for number in numbers}
         for number in numbers:
-            self._kernels[number].prepare(rounds[self._kernels[number].layout])
+            self._prepare_shared(self._kernels[number])
         times: dict[int, list[float]] = {number: [] for number in numbers}
         running, begin, beaten = list(numbers), time.perf_counter(), 0.0
         order = Random(0)
@@ -237,11 +254,29 @@ class Timer:
                         self._beat(True)
                         beaten = time.perf_counter()
                     kernel = self._kernels[number]
-                    times[number] += kernel.turn(rounds[kernel.layout], _HEAT_CALLS)
+                    times[number] += kernel.turn(self._shared[kernel.layout], _HEAT_CALLS)
                 turns += 1
-        for each in rounds.values():
-            each.release()
         return tuple(tuple(times[number]) for number in numbers)
+
+    def glance(self, built: Built, beside: int) -> float:
+        """In units of the time of the kernel `beside`, by the fastest calls of both."""
+        self._beat(False)
+        checked = self._kernels[beside]
+        kernel = Kernel(built, self._task, self._exam.ordinary, self._blocks, self._pace)
+        for each in (checked, kernel):
+            self._prepare_shared(each)
+        times: dict[Kernel, list[float]] = {checked: [], kernel: []}
+        for _ in range(_GLANCE_TURNS):
+            for each in times:
+                self._beat(True)
+                times[each] += each.turn(self._shared[each.layout], _GLANCE_CALLS)
+            if not _CLOSE < min(times[kernel]) / min(times[checked]) < _FAR:
+                break
+        self._beat(False)
+        return min(times[kernel]) / min(times[checked])
+
+    def _prepare_shared(self, kernel: Kernel) -> None:
+        kernel.prepare(self._shared.setdefault(kernel.layout, Rounds(self._blocks)))
 
 
 def _near(times: Mapping[int, Sequence[float]], running: Sequence[int], near: float) -> list[int]:

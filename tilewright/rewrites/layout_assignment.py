@@ -38,6 +38,7 @@ from tilewright.rewrites.shapes import moves_nothing
 
 BEAM = 256
 _COMPARED = 8  # cheaper states that a state is compared with before it is kept
+_BORDER_APART = 2e-6  # seconds at least for a border that is in no other kernel: one in another order is not
 _WANTED = 4  # orders that the readers of a value are asked for
 
 # Operators whose time depends on the order, beside those that have a layout.
@@ -119,7 +120,8 @@ class Costs:
             return 0.0
         shape, axes = conversion(value.shape, have, need)
         if moves_nothing(shape, axes):
-            return 0.0
+            readers = self.users[value] if reader is None else [reader]
+            return _BORDER_APART if any(_border_of(each) is value for each in readers) else 0.0
         if reader is not None and absorbs(reader, axes, shape, self.users, self.outputs):
             return 0.0
         alone = reader is None or not self._rides_along(value, reader)

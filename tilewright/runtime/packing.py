@@ -23,7 +23,8 @@ class Packing(msgspec.Struct, frozen=True):
     n, the last block is moved back and repeats elements of its neighbour; for axes in `zero_filled` it is filled up
     with zeros instead. `order` is a permutation of (blocks of axis 0, places of axis 0, blocks of axis 1, ...), the
     outermost first. `winograd`: the two leading axes, a window of 3 x 3, are first replaced by their transform for so
-    many outputs (0: they are not).
+    many outputs (0: they are not). `tail`: (an axis, a number): so many of its last elements are no part of this; they
+    come behind all else, one after the other, each with the other axes as they were.
     """
 
     shape: tuple[int, ...]
@@ -31,12 +32,14 @@ class Packing(msgspec.Struct, frozen=True):
     order: tuple[int, ...]
     zero_filled: tuple[int, ...] = ()
     winograd: int = 0
+    tail: tuple[int, int] = (0, 0)
 
     @property
     def walked(self) -> tuple[int, ...]:
         """The shape that is cut into blocks."""
         if not self.winograd:
-            return self.shape
+            axis, last = self.tail
+            return tuple(extent - last if n == axis else extent for n, extent in enumerate(self.shape))
         points = self.winograd + winograd.TAPS - 1
         return (points, points, *self.shape[2:])
 
@@ -48,7 +51,12 @@ class Packing(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        return math.prod(self.packed_shape)
+        return math.prod(self.packed_shape) + self._tail_size
+
+    @property
+    def _tail_size(self) -> int:
+        axis, last = self.tail
+        return last * math.prod(extent for n, extent in enumerate(self.shape) if n != axis)
 
     @property
     def original_size(self) -> int:
@@ -60,6 +68,9 @@ class Packing(msgspec.Struct, frozen=True):
         dense = np.ascontiguousarray(array).reshape(self.shape)
         if self.winograd:
             dense = winograd.transform_weights(dense, self.winograd)
+        tail_axis, last = self.tail
+        if last:
+            dense, tail = np.split(dense, [dense.shape[tail_axis] - last], axis=tail_axis)
         for axis, (extent, block) in enumerate(zip(self.walked, self.blocks, strict=True)):
             if block == extent:
                 continue
@@ -68,13 +79,14 @@ class Packing(msgspec.Struct, frozen=True):
                 dense = np.pad(dense, [(0, missing if a == axis else 0) for a in range(dense.ndim)])
             else:
                 dense = dense.take(self._places(extent, block), axis=axis)
-        packed = dense.reshape(self._split()).transpose(self.order)
-        return np.ascontiguousarray(packed, dtype).reshape(-1)
+        packed = np.ascontiguousarray(dense.reshape(self._split()).transpose(self.order), dtype).reshape(-1)
+        return np.concatenate([packed, np.moveaxis(tail, tail_axis, 0).reshape(-1)]) if last else packed
 
     def unpack(self, packed: np.ndarray) -> np.ndarray:
         """The dense array, flat: the inverse of `pack` (of a transform to within rounding)."""
         dtype = packed.dtype
         back = np.argsort(self.order)
+        packed, behind = np.split(packed, [packed.size - self._tail_size])
         blocks = packed.reshape(self.packed_shape).transpose(back)
         padded = [outer * inner for outer, inner in self._pairs()]
         dense = blocks.reshape(padded)
@@ -83,6 +95,11 @@ class Packing(msgspec.Struct, frozen=True):
                 dense = dense.take(np.arange(extent), axis=axis)
             else:
                 dense = dense.take(np.unique(self._places(extent, block), return_index=True)[1], axis=axis)
+        axis, last = self.tail
+        if last:
+            others = [extent for n, extent in enumerate(self.shape) if n != axis]
+            tail = np.moveaxis(behind.reshape(last, *others), 0, axis)
+            dense = np.concatenate([dense, tail], axis=axis)
         if self.winograd:
             dense = winograd.restore_weights(dense, self.winograd)
         return np.ascontiguousarray(dense, dtype).reshape(-1)

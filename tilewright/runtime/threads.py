@@ -29,7 +29,7 @@ _SPIN_SECONDS = 50e-6  # how long a waiting thread spins before it sleeps
 _START_SECONDS = 10.0  # how long a new thread may take to come up before the pool goes on without it
 
 _OPENMP_LIBRARIES = ("libgomp", "libomp", "libiomp5")
-_OPENMP_FUNCTIONS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+_OPENMP_FUNCTIONS = ("GOMP_parallel", "omp_get_thread_num")
 
 
 @dataclass(frozen=True)

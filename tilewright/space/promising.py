@@ -12,7 +12,8 @@ from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config, Space
 from tilewright.space.template import Applied, Terms
 from tilewright.space.templates.cpu.contraction import AppliedContraction
-from tilewright.space.templates.cpu.promising import Promising
+from tilewright.space.templates.cpu.promising import PromisingContraction, PromisingWinograd
+from tilewright.space.templates.cpu.winograd import AppliedWinograd
 
 
 @dataclass(frozen=True)
@@ -34,4 +35,8 @@ def promising(candidates: Candidates) -> Candidates:
 
 
 def _narrowed(applied: Applied) -> Applied:
-    return Narrowed(applied, Promising(applied).space) if isinstance(applied, AppliedContraction) else applied
+    if isinstance(applied, AppliedContraction):
+        return Narrowed(applied, PromisingContraction(applied).space)
+    if isinstance(applied, AppliedWinograd):
+        return Narrowed(applied, PromisingWinograd(applied).space)
+    return applied

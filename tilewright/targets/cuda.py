@@ -17,6 +17,7 @@ from tilewright.graph.task import Partition, Task
 from tilewright.hw.gpu import PORTABLE, GpuMachine, detect
 from tilewright.link import Boundary, Linkable, Linked, link
 from tilewright.measure.check import kernel_error
+from tilewright.measure.gpu_calibration import rated
 from tilewright.rewrites.oracle import FewestBytes
 from tilewright.rewrites.pipeline import Abilities, run_pipeline
 from tilewright.runtime.cuda import device, vendor
@@ -25,6 +26,7 @@ from tilewright.runtime.cuda.model import GpuModel
 from tilewright.runtime.explain import random_inputs
 from tilewright.runtime.plan import Launch
 from tilewright.runtime.ports import torch_module
+from tilewright.space.vendor import summed
 from tilewright.space.vendor.pieces import Piece, Way, refined
 from tilewright.support.trace import Trace
 from tilewright.support.version import VERSION
@@ -33,7 +35,7 @@ from tilewright.tune.allocate import Objective
 from tilewright.tune.effort import Tuning
 from tilewright.tune.gpu import GpuTuner, choose, has_kernel
 from tilewright.tune.gpu_lock import lock_of, locked_ways
-from tilewright.tune.gpu_sums import with_sums
+from tilewright.tune.gpu_sums import Pair, joined, joined_tasks, pairs_of
 from tilewright.tune.lock import check_lockable, read_lock, write_lock
 
 _BUILDERS = 8  # threads that compile at once
@@ -98,10 +100,13 @@ class CudaTarget:
         plain = {key: task for key, (task, _) in tasks.items()}
         if path is not None:
             if (found := read_lock(path)) is not None:
+                sums = {key for key, locked in found.tasks.items() if locked.template == summed.NAME}
+                plain |= joined_tasks(partitions, sums)
                 return locked_ways(found, plain, self.machine, numerics, self.libraries, path)
             check_lockable(path)
         ways = self._ways(partitions, tasks, numerics, trace, tuning)
         if path is not None:
+            plain |= joined_tasks(partitions, ways.keys())
             write_lock(path, lock_of(ways, plain, self.machine, numerics))
         return ways
 
@@ -113,13 +118,18 @@ class CudaTarget:
         trace: Trace,
         tuning: Tuning | None,
     ) -> dict[str, Way]:
-        """As raced, or by the rule."""
+        """As raced, or by the rule; of each task, and of each pair of them that is better joined."""
+
+        def pairs(ways: Mapping[str, Way]) -> dict[str, Pair]:
+            return pairs_of(partitions, ways, rated(self.machine), numerics)
+
         if tuning is None:
             with trace.span("choose", tasks=len(tasks)):
-                return {
+                ways = {
                     key: choose(task, self.machine, numerics, self.libraries)
                     for key, (task, _) in tasks.items()
                 }
+                return ways | {key: pair.ways[0] for key, pair in pairs(ways).items() if pair.pays}
         assert self.ordinal is not None
         from tilewright.targets.staged import boundary_of  # with what measures: only for those who do
 
@@ -132,7 +142,9 @@ class CudaTarget:
                 ready.append(executor)
             return lambda: sum(executor.seconds_of_graph() for executor in ready)
 
-        tuner = GpuTuner(self.machine, self.ordinal, numerics, self.libraries, tuning, trace, models=models)
+        tuner = GpuTuner(
+            self.machine, self.ordinal, numerics, self.libraries, tuning, trace, models=models, pairs=pairs
+        )
         with trace.span("tune", tasks=len(tasks)) as span:
             found = tuner.tune(tasks)
             span.note(trials=tuner.trials, gpu_seconds=tuner.gpu_seconds)
@@ -147,7 +159,7 @@ class CudaTarget:
         trace: Trace | None = None,
     ) -> Linked:
         trace = trace or Trace.off()
-        split, pieces = with_sums(*refined(partition, dict(ways)), self.machine, numerics)
+        split, pieces = refined(joined(partition, ways), dict(ways))
         with trace.span("build", tasks=len(pieces)):
             kernels = build_pieces(pieces, self.machine, numerics)
         with trace.span("link"):

@@ -39,6 +39,7 @@ from tilewright.space.vendor.pieces import Way, ours
 from tilewright.support.fingerprint import fingerprint
 from tilewright.support.trace import Trace
 from tilewright.tune.effort import Tuning
+from tilewright.tune.gpu_sums import Pair, best_joined, parted
 
 _MOST = 16  # candidates of one task
 _FROM_TEMPLATES = 4  # of them, those of our own templates
@@ -163,6 +164,8 @@ def _suits_template(task: Task, machine: GpuMachine) -> bool:
 
 # The models with these ways, ready: the seconds of one run of all of them. DeviceError where they find no room.
 Models = Callable[[Mapping[str, Way]], Callable[[], float]]
+# What could be joined where tasks are computed in these ways, by key of the task that it would be.
+Pairs = Callable[[Mapping[str, Way]], Mapping[str, Pair]]
 
 
 def _share(one: Callable[[], float], other: Callable[[], float]) -> float:
@@ -174,7 +177,8 @@ def _share(one: Callable[[], float], other: Callable[[], float]) -> float:
 class GpuTuner:
     """Races the ways of tasks in a process of its own; another one is ready to take its place. What is known already is
     not measured again. `gpu_seconds`: for how long the card was asked to race; `replaced`: of each process that was
-    lost, the seconds until another one went on. `models`: all that is tuned, as it would run; None: nobody runs it."""
+    lost, the seconds until another one went on. `models`: all that is tuned, as it would run; None: nobody runs it.
+    `pairs`: of its tasks."""
 
     machine: GpuMachine
     ordinal: int
@@ -184,6 +188,7 @@ class GpuTuner:
     trace: Trace
     serve: str = "tilewright.measure.gpu_ways:serve"
     models: Models | None = None
+    pairs: Pairs | None = None
     trials: int = 0
     gpu_seconds: float = 0.0
     replaced: list[float] = field(default_factory=list)
@@ -223,10 +228,13 @@ class GpuTuner:
                         build.result()
                     if len(ways) > 1:
                         chosen[key] = self._raced(database, tasks[key][0], ways, chosen[key])
+                pairs = self._pairs_of(chosen)
+                raced = self._raced_pairs(database, pairs, pool, end)
                 self._close()
-                self._take_back(database, tasks, rule, chosen, end)
+                self._join(database, pairs, raced, chosen)
+                self._take_back(database, tasks, rule, chosen, pairs, end)
             except KeyboardInterrupt:
-                pass
+                self._join(database, self._pairs_of(chosen), {}, chosen)
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
                 self._close()
@@ -242,10 +250,11 @@ class GpuTuner:
         tasks: Mapping[str, tuple[Task, int]],
         rule: Mapping[str, Way],
         chosen: dict[str, Way],
+        pairs: Mapping[str, Pair],
         end: float,
     ) -> None:
         """What is faster alone need not be so between its neighbours: of each winner, the heaviest first, the models
-        with it take turns with the models with the rule's choice in its place."""
+        with it take turns with the models with the rule's choice in its place, joined with nothing."""
         winners = [key for key, way in rule.items() if chosen[key].config != way.config]
         if self.models is None or not winners:
             return
@@ -256,9 +265,14 @@ class GpuTuner:
                 for key in winners[:_MOST_REHEARSED]:
                     if time.monotonic() > end:
                         break
-                    before = self.models({**chosen, key: rule[key]})
+                    joint = [each for each, pair in pairs.items() if pair.product == key and each in chosen]
+                    others = {each: way for each, way in chosen.items() if each not in joint}
+                    before = self.models({**others, key: rule[key]})
                     if _share(before, standing) > _GAIN:
                         continue
+                    for each in joint:
+                        del chosen[each]
+                        self._part(database, pairs[each])
                     standing, chosen[key], taken_back = before, rule[key], taken_back + 1
                     decision = database.decision(self._key(tasks[key][0]))
                     if decision is not None:
@@ -269,6 +283,79 @@ class GpuTuner:
                 span.note(stopped=True)
             self.gpu_seconds += time.monotonic() - began
             span.note(taken_back=taken_back)
+
+    # -- pairs of tasks -----------------------------------------------------------------------------------------------
+
+    def _pairs_of(self, ways: Mapping[str, Way]) -> Mapping[str, Pair]:
+        return {} if self.pairs is None else self.pairs(ways)
+
+    def _raced_pairs(
+        self, database: Database, pairs: Mapping[str, Pair], pool: ThreadPoolExecutor, end: float
+    ) -> dict[str, Way | None]:
+        """Of each pair of which nothing is remembered, the fastest way to compute it as one; None where all failed."""
+        best: dict[str, Way | None] = {}
+        for key, pair in pairs.items():
+            if self._is_settled(database, pair) or time.monotonic() > end:
+                continue
+            self._child.start()
+            self._spare.start()
+            list(pool.map(self._built, pair.ways))
+            self._raced(database, pair.task, list(pair.ways), pair.ways[0])
+            best[key] = self._remembered(database, pair.task)
+        return best
+
+    def _is_settled(self, database: Database, pair: Pair) -> bool:
+        """Whether it is remembered that its tasks are better apart, or how they are joined."""
+        decision = database.decision(self._key(pair.task))
+        if decision is None:
+            return False
+        return self._as_timed(pair.task, best_joined(decision.config), decision.code) is not None
+
+    def _part(self, database: Database, pair: Pair) -> None:
+        """Remember that its tasks are better apart."""
+        decision = database.decision(self._key(pair.task))
+        if decision is not None:
+            config = parted(decision.config)
+            database.decide(msgspec.structs.replace(decision, config=config, when=time.time()))
+
+    def _join(
+        self,
+        database: Database,
+        pairs: Mapping[str, Pair],
+        raced: Mapping[str, Way | None],
+        chosen: dict[str, Way],
+    ) -> None:
+        """Which pairs are joined: as is remembered; those that were raced now as the analytical model expects, unless
+        the models are faster otherwise; all others as it expects."""
+        for key, pair in pairs.items():
+            if key not in raced:
+                known = self._remembered(database, pair.task)
+                if known is not None:
+                    chosen[key] = known
+                elif pair.pays and not self._is_settled(database, pair):
+                    chosen[key] = pair.ways[0]
+        left = {key: way for key, way in raced.items() if way is not None}
+        if left and self.models is not None:
+            with self.trace.span("join", pairs=len(left)) as span:
+                began = time.monotonic()
+                try:
+                    standing = self.models(chosen)
+                    while left:
+                        key, way = next(iter(left.items()))
+                        one = self.models({**chosen, key: way})
+                        if _share(one, standing) <= (1 / _GAIN if pairs[key].pays else _GAIN):
+                            standing, chosen[key] = one, way
+                        else:
+                            self._part(database, pairs[key])
+                        del left[key]
+                except DeviceError:  # no memory for two of them
+                    span.note(stopped=True)
+                self.gpu_seconds += time.monotonic() - began
+        for key, way in left.items():
+            if pairs[key].pays:
+                chosen[key] = way
+            else:
+                self._part(database, pairs[key])
 
     # -- one task -----------------------------------------------------------------------------------------------------
 
@@ -402,12 +489,14 @@ class GpuTuner:
     # -- what is remembered -------------------------------------------------------------------------------------------
 
     def _remembered(self, database: Database, task: Task) -> Way | None:
-        """The decision for a task, where its config still leads to the code that was timed."""
+        """The decision for a task, where it still holds."""
         decision = database.decision(self._key(task))
-        if decision is None:
-            return None
-        way = way_of(task, self.machine, self.numerics, self.libraries, decision.config)
-        if way is None or code_of(way, self.machine, self.numerics) != decision.code:
+        return None if decision is None else self._as_timed(task, decision.config, decision.code)
+
+    def _as_timed(self, task: Task, config: Config, code: str) -> Way | None:
+        """The way that a config stands for, where it still leads to the code that was timed."""
+        way = way_of(task, self.machine, self.numerics, self.libraries, config)
+        if way is None or code_of(way, self.machine, self.numerics) != code:
             return None
         return way
 

@@ -1,4 +1,5 @@
-"""Lock files for GPUs: the way of every task of a build, in the file that `lock.py` describes.
+"""Lock files for GPUs: the way of every task of a build, and of every two that it joins, in the file that `lock.py`
+describes.
 
 `kernel` is a fingerprint of all that runs for the task, calls of libraries included, of the card's capability and of
 the versions of NVRTC and PyTorch.

@@ -12,6 +12,7 @@ from tests.loops.formulas import EXAMPLES, Example
 from tests.loops.gpu.test_default import rows_of
 from tests.loops.gpu.test_pooled import CASES as POOLS
 from tests.loops.gpu.test_pooled import pool
+from tests.loops.gpu.test_staged_rows import groups_of, normalised
 from tests.loops.test_default import assert_computes, random_arrays
 from tilewright import te
 from tilewright.dtypes import DType
@@ -75,6 +76,21 @@ def test_long_rows_one_after_another(rows: int, columns: int, card: tuple[device
     weights = np.exp(x.astype(np.float32) - x.astype(np.float32).max(1, keepdims=True))
     got = results[0].reshape(x.shape).astype(np.float32)
     np.testing.assert_allclose(got, weights / weights.sum(1, keepdims=True), rtol=2e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [3_136, 2_312], ids=["even", "with a rest"])
+def test_long_rows_that_several_blocks_hold(size: int, card: tuple[device.Device, GpuMachine]) -> None:
+    on, machine = card
+    output, inputs = groups_of(32, 32, 8, size)
+    program = default_program(formula_of(output, inputs), replace(machine, sms=132))
+    assert program.decisions.startswith("held rows")
+    x, weight = random_arrays(inputs)
+    kernel = GpuProgram(program, machine, on)
+    results = [kernel.run([x, weight]) for _ in range(3)]
+    kernel.close()
+    assert all(result.tobytes() == results[0].tobytes() for result in results)
+    got = results[0].reshape(x.shape).astype(float)
+    np.testing.assert_allclose(got, normalised(x, weight, 32), rtol=2e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(("kind", "size", "taps", "stride", "low"), [case[:5] for case in POOLS])

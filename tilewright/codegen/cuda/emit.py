@@ -51,6 +51,7 @@ from tilewright.loops.ir import (
     Prefetch,
     Program,
     Scope,
+    Slide,
     Stmt,
     Store,
     Transpose,
@@ -219,7 +220,7 @@ class _Emitter:
             self.barrier()
         elif isinstance(stmt, Warp):
             self.warp(stmt)
-        elif isinstance(stmt, Prefetch | Transpose):
+        elif isinstance(stmt, Prefetch | Transpose | Slide):
             raise CodegenError(f"{self.program.name}: {type(stmt).__name__} is for processors")
         else:
             self.store(stmt)

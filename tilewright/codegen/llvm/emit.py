@@ -21,6 +21,7 @@ from llvmlite import ir
 from tilewright import te
 from tilewright.codegen.llvm import math as vector_math
 from tilewright.codegen.llvm import scalars, shuffles
+from tilewright.codegen.llvm.sharing import shares_elements
 from tilewright.codegen.llvm.types import I1, I64, PTR, Typed, element_type, splat, stored_type, vector_of
 from tilewright.dtypes import DType
 from tilewright.errors import CodegenError, InternalError
@@ -35,6 +36,7 @@ from tilewright.loops.ir import (
     Prefetch,
     Program,
     Scope,
+    Slide,
     Stmt,
     Store,
     Transpose,
@@ -133,6 +135,9 @@ class _Emitter:
         self.lane: te.Var | None = None  # the variable of the vector loop being emitted
         self.masks: list[Typed] = []  # conditions under which the current expression is evaluated
         self.regions: list[_Region] = [_Region()]
+        self.apart: dict[
+            int, bool
+        ] = {}  # of written-out loops, by identity: whether their copies share elements
 
     # -- structure ------------------------------------------------------------------------------------------------
 
@@ -169,18 +174,32 @@ class _Emitter:
             self.prefetch(stmt)
         elif isinstance(stmt, Transpose):
             self.transpose(stmt)
+        elif isinstance(stmt, Slide):
+            self.slide(stmt)
         elif not isinstance(stmt, For) or stmt.kind is Kind.THREAD:
             raise CodegenError(f"{self.program.name} is a program for threads of a GPU")
         elif stmt.kind is Kind.UNROLL:
-            for value in range(stmt.var.extent):
-                self.bindings[stmt.var] = value
-                self.statement(stmt.body)
+            self.written_out(stmt)
         elif stmt.kind is Kind.VECTOR:
             self.lane = stmt.var
             self.statement(stmt.body)
             self.lane = None
         else:
             self.loop(stmt)
+
+    def written_out(self, stmt: For) -> None:
+        if id(stmt) not in self.apart:
+            self.apart[id(stmt)] = shares_elements(stmt)
+        apart = self.apart[id(stmt)]
+        for value in range(stmt.var.extent):
+            self.bindings[stmt.var] = value
+            if apart:
+                self.regions.append(_Region())
+            self.statement(stmt.body)
+            if apart:
+                self.regions.pop()
+                # No instruction: LLVM reads again behind it what it would have kept.
+                self.builder.fence("seq_cst", "singlethread")
 
     def loop(self, stmt: For) -> None:
         parallel = stmt.kind is Kind.PARALLEL
@@ -237,6 +256,16 @@ class _Emitter:
         vectors = [self.builder.load(place, typ=kind) for place in places]
         for vector, place in zip(shuffles.transposed(self.builder, vectors, stmt.rows), places, strict=True):
             self.builder.store(vector, place)
+
+    def slide(self, stmt: Slide) -> None:
+        kind = vector_of(element_type(stmt.buffer.dtype), stmt.lanes)
+        target = self.register(stmt.buffer, 0, stmt.lanes)
+        places = target, self.register(stmt.behind, stmt.place, stmt.lanes)
+        one, other = (self.builder.load(place, typ=kind) for place in places)
+        vectors, picks = zip(
+            *(divmod(stmt.begin + lane, stmt.lanes) for lane in range(stmt.lanes)), strict=True
+        )
+        self.builder.store(shuffles.picked(self.builder, [one, other], vectors, picks), target)
 
     @property
     def lanes(self) -> int:

@@ -45,15 +45,16 @@ def transposed(builder: ir.IRBuilder, vectors: Sequence[ir.Value], rows: int) ->
 def _square(builder: ir.IRBuilder, vectors: Vectors, inside: int) -> Vectors:
     """As many vectors as each has lanes, in blocks of `inside` elements."""
     result, lanes = list(vectors), _lanes(vectors)
-    distance = inside // 2
-    while distance:
-        for number in range(lanes):
-            if number & distance == 0:
-                pair = result[number], result[number + distance]
-                result[number], result[number + distance] = (
-                    shuffled(builder, *pair, _within_blocks(lanes, inside, half)) for half in (0, 1)
-                )
-        distance //= 2
+    for first in range(0, lanes, inside):  # one after another: few vectors wait for others at a time
+        distance = inside // 2
+        while distance:
+            for number in range(first, first + inside):
+                if number & distance == 0:
+                    pair = result[number], result[number + distance]
+                    result[number], result[number + distance] = (
+                        shuffled(builder, *pair, _within_blocks(lanes, inside, half)) for half in (0, 1)
+                    )
+            distance //= 2
     count = lanes // inside
     for number in range(inside):
         blocks = result[number::inside]

@@ -4,7 +4,8 @@
 - `transposed`: the same, read along another axis than it is written along: tiles turned in shared memory
   (`transposed.py`).
 - `rows`: reductions along memory (softmax, norms, sums over the last axes): a group of threads for each row, which
-  stays in their registers (`rows.py`). Many long ones are brought into shared memory one ahead (`staged_rows.py`).
+  stays in their registers (`rows.py`). Many long ones are brought into shared memory, several at once or one ahead
+  (`staged_rows.py`).
 - `windows`: sums over windows that overlap, as of a depthwise convolution: neighbours share what they read
   (`windows.py`).
 - `pooled`: the same along memory, as of pooling with channels first: neighbours read most of a row as one vector

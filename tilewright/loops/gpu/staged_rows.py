@@ -1,4 +1,11 @@
-"""Reductions along many long rows: a block takes one after another, the next on its way meanwhile.
+"""Reductions along many long rows, which are in shared memory while they are computed. Of short enough ones that take
+little to compute, several blocks have one each, which a multiprocessor runs at once:
+
+    for blocks b:                                     (parallel; one for each row)
+      for threads: tile = x[row]                      (asynchronously)
+      ... the reductions and the results, of what is in `tile`
+
+Of others, a block takes one after another, the next on its way meanwhile:
 
     for blocks b:                                     (parallel; as many as run at once)
       for threads: tile = x[the first row]            (in lanes)
@@ -7,19 +14,33 @@
         ... the reductions and the results, of what is in `tile`
         for threads: tile = next                      (in lanes)
 
-Reading goes on while exponentials are computed and results are written, which one row by itself does in turn. A row is
-in shared memory, of which a thread reads what it wrote; what comes next is in registers.
+Either way reading goes on while other rows are computed and written, which one row by itself does in turn. In the first
+form what is on its way takes no registers.
 """
 
 from __future__ import annotations
 
 from tilewright import te
-from tilewright.hw.gpu import GpuMachine
+from tilewright.hw.gpu import WARP, GpuMachine
 from tilewright.loops.formula import Formula
-from tilewright.loops.gpu.places import VECTOR_BYTES, positions
+from tilewright.loops.gpu.places import VECTOR_BYTES, positions, walked
 from tilewright.loops.gpu.rows import Pass, Rows, Visit
-from tilewright.loops.ir import Buffer, For, If, Kind, Program, Scope, Stmt, Store, block, nest
-from tilewright.loops.rowwise import contiguous_last
+from tilewright.loops.ir import (
+    Await,
+    Buffer,
+    Commit,
+    Copy,
+    For,
+    If,
+    Kind,
+    Program,
+    Scope,
+    Stmt,
+    Store,
+    block,
+    nest,
+)
+from tilewright.loops.rowwise import EXPENSIVE, contiguous_last
 from tilewright.loops.tiling import extent_of, with_values
 from tilewright.te.index import simplify
 
@@ -28,41 +49,83 @@ _FEWEST = 16_384  # elements of a row: one of more has a block of its own
 _MOST = 65_536  # elements of a row that fill the registers of a block
 _ROWS = 4  # for each multiprocessor, before one ahead pays
 _RESERVED = 4 << 10  # bytes of shared memory for what threads exchange
+_AT_ONCE = 3  # blocks of a multiprocessor, of which one waits, one computes and one writes
+_WAVES = 2  # of such blocks, so that the last one leaves little of the card idle
+_SHARES = (4, 5, 6, 7, 8)  # vectors of a thread
 
 
 def staged_rows_program(formula: Formula, machine: GpuMachine) -> Program | None:
     """None where rows are few, short or too long, or more than one tensor of them is read."""
     formula = contiguous_last(formula)
     rows, length = extent_of(formula.rows), max(reduction.length for reduction in formula.reductions)
-    if not _FEWEST < length <= _MOST or rows < _ROWS * machine.sms:
-        return None
     whole = [buffer for buffer in formula.inputs if buffer.size == rows * length]
-    if len(whole) != 1 or length * whole[0].dtype.bytes > machine.shared_block - _RESERVED:
+    if length <= _FEWEST or len(whole) != 1 or length * whole[0].dtype.bytes % VECTOR_BYTES:
         return None
-    if length * whole[0].dtype.bytes % (VECTOR_BYTES * _THREADS) or whole[0].dtype.bytes != 2:
-        return None
-    made = _Staged(formula, machine, whole[0])
-    return made.program() if made.is_sound else None
+    made: _Held | _Staged | None = None
+    if _may_be_held(formula, length * whole[0].dtype.bytes, machine):
+        made = _Held(formula, machine, whole[0])
+    elif _may_be_staged(rows, length, whole[0], machine):
+        made = _Staged(formula, machine, whole[0])
+    return made.program() if made is not None and made.is_sound else None
 
 
-class _Staged(Rows):
-    def __init__(self, formula: Formula, machine: GpuMachine, source: Buffer) -> None:
+def _may_be_held(formula: Formula, row_bytes: int, machine: GpuMachine) -> bool:
+    """Elements that take long are computed in more than one pass."""
+    if extent_of(formula.rows) < _WAVES * _AT_ONCE * machine.sms or _threads(row_bytes, machine) is None:
+        return False
+    takes_long = any(
+        isinstance(node, te.Call) and node.op in EXPENSIVE and te.variables(node) & set(reduction.axes)
+        for reduction in formula.reductions
+        for node in te.walk(reduction.body)
+    )
+    return not takes_long and (row_bytes + _RESERVED) * _AT_ONCE <= machine.shared_sm
+
+
+def _threads(row_bytes: int, machine: GpuMachine) -> int | None:
+    """As many as have equal parts of a row, or nearly; the fewest of these. None where they would be too many."""
+    vectors = row_bytes // VECTOR_BYTES
+    found = [-(-vectors // (share * WARP)) * WARP for share in _SHARES]
+    possible = [threads for threads in found if threads * _AT_ONCE <= machine.threads_sm]
+    return min(possible, key=lambda threads: (-vectors % threads, threads), default=None)
+
+
+def _may_be_staged(rows: int, length: int, source: Buffer, machine: GpuMachine) -> bool:
+    row_bytes = length * source.dtype.bytes
+    return (
+        length <= _MOST
+        and rows >= _ROWS * machine.sms
+        and row_bytes <= machine.shared_block - _RESERVED
+        and row_bytes % (VECTOR_BYTES * _THREADS) == 0
+        and source.dtype.bytes == 2
+    )
+
+
+class _InShared(Rows):
+    """A block has one row at a time, in shared memory. `turn` counts its rows."""
+
+    def __init__(
+        self, formula: Formula, machine: GpuMachine, source: Buffer, threads: int, turns: int
+    ) -> None:
         super().__init__(formula, machine)
         rows = extent_of(formula.rows)
         self.source, self.length = source, source.size // rows
-        self.group = self.threads = _THREADS
+        self.group = self.threads = threads
         self.rows_per_block, self.cluster = 1, 1
-        turns = -(-rows // machine.sms)
         self.turn, self.at = te.Var("turn", turns), te.Var("b", -(-rows // turns))
-        self.thread = te.Var("t", _THREADS)
+        self.thread = te.Var("t", threads)
         self.place = self.thread
-        self.row = self._row(self.turn)
+        self.row = self._row(self.turn if turns > 1 else te.as_index(0))
         self.row_position = positions(self.row, formula.rows)
-        tile = Buffer(f"tile_{source.name}", source.dtype, self.length, Scope.SCRATCH)
-        self.tiles = {source: tile}
+        flat: te.Expr = te.as_index(0)
+        for axis in formula.rows:
+            flat = flat * axis.extent + axis
+        # Where the row begins in its tensor.
+        self.start = simplify(te.substitute(flat * self.length, self.row_position))
+        self.tile = Buffer(f"tile_{source.name}", source.dtype, self.length, Scope.SCRATCH)
+        self.tiles = {source: self.tile}
 
     def _row(self, turn: te.Expr) -> te.Expr:
-        row = self.at * self.turn.extent + turn
+        row = simplify(self.at * self.turn.extent + turn)
         rows = extent_of(self.formula.rows)
         return te.call("min", row, rows - 1) if self.at.extent * self.turn.extent > rows else row
 
@@ -73,16 +136,54 @@ class _Staged(Rows):
         passes = [*((r.axes, r.body) for r in formula.reductions), (self.columns, formula.value)]
         place = te.Var("place", self.length)
         for axes, expr in passes:
-            loads = [load for load in te.loads(expr) if load.source == self.source]
+            here = te.substitute(walked(expr, axes, place), {**self.row_position, **positions(place, axes)})
+            loads = [load for load in te.loads(here) if load.source == self.source]
             if loads and extent_of(axes) != self.length:
                 return False
-            at = {**self.row_position, **positions(place, axes)}
-            if any(self._in_tile(te.substitute(load.indices[0], at), self.source) != place for load in loads):
+            if any(self._in_tile(load.indices[0], self.source) != place for load in loads):
                 return False
         return any(load.source == self.source for load in te.loads(formula.reductions[0].body))
 
     def _in_tile(self, index: te.Expr, buffer: Buffer) -> te.Expr:
-        return simplify(index - self.row * self.length)
+        return simplify(index - self.start)
+
+    def _computed(self) -> list[Stmt]:
+        stmts: list[Stmt] = []
+        for reduction in self.formula.reductions:
+            stmts += self._reduction(reduction)
+        return stmts + self._write()
+
+    def _finished(self, kind: str, whose: str, *stmts: Stmt) -> Program:
+        formula = self.formula
+        words = f"{kind} rows: " + ", ".join(f"{r.kind} of {r.length}" for r in formula.reductions)
+        nested = with_values(nest([(self.at, Kind.PARALLEL)], block(*stmts)), {})
+        return Program(formula.name, (*formula.inputs, formula.output), nested, f"{words}, {whose}")
+
+
+class _Held(_InShared):
+    def __init__(self, formula: Formula, machine: GpuMachine, source: Buffer) -> None:
+        threads = _threads(source.size // extent_of(formula.rows) * source.dtype.bytes, machine)
+        assert threads is not None
+        super().__init__(formula, machine, source, threads, 1)
+
+    def _walked(self, walk: Pass, value: te.Expr, place: te.Expr | None, visit: Visit) -> Stmt:
+        return self._piece(walk, te.as_index(0), walk.steps, value, place, visit, keep=False)
+
+    def program(self) -> Program:
+        lanes = VECTOR_BYTES // self.source.dtype.bytes
+        vectors = self.length // lanes
+        step = te.Var("u", -(-vectors // self.threads))
+        number = step * self.threads + self.thread
+        copy = Copy(self.tile, number * lanes, self.source, self.start + number * lanes, lanes)
+        inside = te.call("lt", number, vectors) if vectors % self.threads else None
+        copied = nest([(step, Kind.UNROLL)], copy if inside is None else If(inside, copy))
+        fetch = (For(self.thread, Kind.THREAD, copied), Commit(), Await(0))
+        return self._finished("held", f"{self.threads} threads each", *fetch, *self._computed())
+
+
+class _Staged(_InShared):
+    def __init__(self, formula: Formula, machine: GpuMachine, source: Buffer) -> None:
+        super().__init__(formula, machine, source, _THREADS, -(-extent_of(formula.rows) // machine.sms))
 
     def _walked(self, walk: Pass, value: te.Expr, place: te.Expr | None, visit: Visit) -> Stmt:
         return self._in_pieces(walk, value, place, visit)
@@ -100,19 +201,14 @@ class _Staged(Rows):
         return nest([(step, Kind.UNROLL), (lane, Kind.VECTOR)], copy)
 
     def program(self) -> Program:
-        formula, tile = self.formula, self.tiles[self.source]
-        coming = Buffer("coming", tile.dtype, self.length // _THREADS, Scope.REGISTER)
+        coming = Buffer("coming", self.tile.dtype, self.length // _THREADS, Scope.REGISTER)
         turns, following = self.turn.extent, self.turn + 1
         is_more = te.call("lt", following, turns)
         asked = If(is_more, self._moved(coming, self.source, self._row(following)))
-        stmts: list[Stmt] = [For(self.thread, Kind.THREAD, asked)]
-        for reduction in formula.reductions:
-            stmts += self._reduction(reduction)
-        stmts += self._write()
-        stmts.append(For(self.thread, Kind.THREAD, If(is_more, self._moved(tile, coming, None))))
-        first = For(self.thread, Kind.THREAD, self._moved(tile, self.source, self._row(te.as_index(0))))
-        body = block(first, nest([(self.turn, Kind.SERIAL)], block(*stmts)))
-        words = "staged rows: " + ", ".join(f"{r.kind} of {r.length}" for r in formula.reductions)
-        words += f", {turns} for each of {self.at.extent} blocks of {_THREADS} threads"
-        nested = with_values(nest([(self.at, Kind.PARALLEL)], body), {})
-        return Program(formula.name, (*formula.inputs, formula.output), nested, words)
+        kept = If(is_more, self._moved(self.tile, coming, None))
+        first = For(self.thread, Kind.THREAD, self._moved(self.tile, self.source, self._row(te.as_index(0))))
+        each = block(
+            For(self.thread, Kind.THREAD, asked), *self._computed(), For(self.thread, Kind.THREAD, kept)
+        )
+        whose = f"{turns} for each of {self.at.extent} blocks of {_THREADS} threads"
+        return self._finished("staged", whose, first, nest([(self.turn, Kind.SERIAL)], each))

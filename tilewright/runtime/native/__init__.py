@@ -44,7 +44,7 @@ class Call(ctypes.Structure):
 
 
 class OpenMP(ctypes.Structure):
-    _fields_ = (("launch", c_void_p), ("parallel", c_void_p), ("number", c_void_p), ("team", c_void_p))
+    _fields_ = (("launch", c_void_p), ("parallel", c_void_p), ("number", c_void_p))
 
 
 class Pooled(ctypes.Structure):
@@ -79,7 +79,8 @@ class Pool(ctypes.Structure):
 class Slot(ctypes.Structure):
     _fields_ = (
         ("claimed", c_int64),
-        ("_0", c_char * 56),
+        ("share", c_int64),
+        ("_0", c_char * 48),
         ("asleep", c_int64),
         ("thread", c_int64),
         ("_1", c_char * 48),

@@ -19,12 +19,13 @@
 
 ; What spreads a kernel over threads. Every launcher begins with its function:
 ; `void launch(launcher*, kernel, arguments, extent, threads)` with 2 <= threads and 2 <= extent.
-%openmp = type { ptr, ptr, ptr, ptr }           ; launch, GOMP_parallel, omp_get_thread_num, omp_get_num_threads
+%openmp = type { ptr, ptr, ptr }                ; launch, GOMP_parallel, omp_get_thread_num
 %pooled = type { ptr, ptr }                     ; launch, pool
 
 %timespec = type { i64, i64 }
 
 declare i64 @llvm.umin.i64(i64, i64)
+declare i64 @llvm.umax.i64(i64, i64)
 @DECLARE_RELAX@
 
 ; ---- the plan ------------------------------------------------------------------------------------------------------
@@ -142,20 +143,122 @@ define internal i64 @now(ptr %call) {
   ret i64 %sum
 }
 
-; Run part `index` of `parts` equal, contiguous parts of [0, extent).
-define internal void @run_part(ptr %kernel, ptr %arguments, i64 %extent, i64 %index, i64 %parts) {
+; ---- shares of the work ---------------------------------------------------------------------------------------------
+;
+; The iterations of a step are counted in grains and dealt out in contiguous, equal shares, one for each part. Whoever
+; runs a part takes from the front of its share, half of what is left at a time; once it is empty, from the back of
+; those of others. So each finds what it wrote in the step before in its own cache, and none waits for a core that is
+; slower than the rest. A share is one word, `end << 32 | begin`; it only ever becomes smaller.
+
+define internal i64 @grain(i64 %extent, i64 %parts) {
+  %grains = mul i64 %parts, 32
+  %size = udiv i64 %extent, %grains
+  %grain = call i64 @llvm.umax.i64(i64 %size, i64 1)
+  ret i64 %grain
+}
+
+; Deal out [0, extent). The shares lie `pitch` bytes apart.
+define internal void @deal(ptr %shares, i64 %pitch, i64 %extent, i64 %parts) {
 entry:
+  %grain = call i64 @grain(i64 %extent, i64 %parts)
+  %whole = sub i64 %grain, 1
+  %filled = add i64 %extent, %whole
+  %count = udiv i64 %filled, %grain
+  br label %head
+
+head:
+  %index = phi i64 [ 0, %entry ], [ %next, %head ]
   %next = add i64 %index, 1
-  %begin.scaled = mul i64 %extent, %index
+  %begin.scaled = mul i64 %count, %index
   %begin = udiv i64 %begin.scaled, %parts
-  %end.scaled = mul i64 %extent, %next
+  %end.scaled = mul i64 %count, %next
   %end = udiv i64 %end.scaled, %parts
+  %end.shifted = shl i64 %end, 32
+  %word = or i64 %end.shifted, %begin
+  %offset = mul i64 %index, %pitch
+  %share = getelementptr i8, ptr %shares, i64 %offset
+  store atomic i64 %word, ptr %share monotonic, align 8
+  %more = icmp ult i64 %next, %parts
+  br i1 %more, label %head, label %done
+
+done:
+  ret void
+}
+
+; Half of what is left of a share, from the front or from the back; 0 when nothing is.
+define internal i64 @take(ptr %share, i1 %front) {
+entry:
+  %first = load atomic i64, ptr %share monotonic, align 8
+  br label %head
+
+head:
+  %word = phi i64 [ %first, %entry ], [ %found, %try ]
+  %begin = and i64 %word, 4294967295
+  %end = lshr i64 %word, 32
   %some = icmp ult i64 %begin, %end
-  br i1 %some, label %run, label %done
+  br i1 %some, label %try, label %none
+
+try:
+  %left = sub i64 %end, %begin
+  %left.more = add i64 %left, 1
+  %half = lshr i64 %left.more, 1
+  %from.front = add i64 %begin, %half
+  %from.back = sub i64 %end, %half
+  %cut = select i1 %front, i64 %from.front, i64 %from.back
+  %cut.shifted = shl i64 %cut, 32
+  %end.shifted = shl i64 %end, 32
+  %before = or i64 %cut.shifted, %begin
+  %after = or i64 %end.shifted, %cut
+  %taken = select i1 %front, i64 %before, i64 %after
+  %rest = select i1 %front, i64 %after, i64 %before
+  %exchange = cmpxchg ptr %share, i64 %word, i64 %rest acq_rel monotonic
+  %found = extractvalue { i64, i1 } %exchange, 0
+  %exchanged = extractvalue { i64, i1 } %exchange, 1
+  br i1 %exchanged, label %done, label %head
+
+none:
+  ret i64 0
+
+done:
+  ret i64 %taken
+}
+
+; Run share `index` of `parts`, then what others have left of theirs.
+define internal void @run_part(ptr %shares, i64 %pitch, ptr %kernel, ptr %arguments, i64 %extent, i64 %index, i64 %parts) {
+entry:
+  %grain = call i64 @grain(i64 %extent, i64 %parts)
+  br label %share.head
+
+share.head:
+  %visited = phi i64 [ 0, %entry ], [ %visited.next, %share.done ]
+  %own = icmp eq i64 %visited, 0
+  %more = icmp ult i64 %visited, %parts
+  br i1 %more, label %share.begin, label %done
+
+share.begin:
+  %sum = add i64 %index, %visited
+  %which = urem i64 %sum, %parts
+  %offset = mul i64 %which, %pitch
+  %share = getelementptr i8, ptr %shares, i64 %offset
+  br label %take.head
+
+take.head:
+  %taken = call i64 @take(ptr %share, i1 %own)
+  %some = icmp ne i64 %taken, 0
+  br i1 %some, label %run, label %share.done
 
 run:
+  %first = and i64 %taken, 4294967295
+  %last = lshr i64 %taken, 32
+  %begin = mul i64 %first, %grain
+  %end.whole = mul i64 %last, %grain
+  %end = call i64 @llvm.umin.i64(i64 %end.whole, i64 %extent)
   call void %kernel(ptr %arguments, i64 %begin, i64 %end)
-  br label %done
+  br label %take.head
+
+share.done:
+  %visited.next = add i64 %visited, 1
+  br label %share.head
 
 done:
   ret void
@@ -163,17 +266,20 @@ done:
 
 ; ---- OpenMP: a runtime that the process has already loaded --------------------------------------------------------
 
-; kernel, arguments, extent, omp_get_thread_num, omp_get_num_threads
-%region = type { ptr, ptr, i64, ptr, ptr }
+; kernel, arguments, extent, omp_get_thread_num, parts, shares
+%region = type { ptr, ptr, i64, ptr, i64, ptr }
+
+; A share with a cache line of its own.
+%share = type { i64, [56 x i8] }
 
 define void @tw_launch_openmp(ptr %launcher, ptr %kernel, ptr %arguments, i64 %extent, i64 %threads) {
   %parallel.at = getelementptr %openmp, ptr %launcher, i64 0, i32 1
   %parallel = load ptr, ptr %parallel.at
   %number.at = getelementptr %openmp, ptr %launcher, i64 0, i32 2
   %number = load ptr, ptr %number.at
-  %team.at = getelementptr %openmp, ptr %launcher, i64 0, i32 3
-  %team = load ptr, ptr %team.at
   %region = alloca %region
+  %shares = alloca %share, i64 %threads, align 64
+  call void @deal(ptr %shares, i64 64, i64 %extent, i64 %threads)
   store ptr %kernel, ptr %region
   %arguments.at = getelementptr %region, ptr %region, i64 0, i32 1
   store ptr %arguments, ptr %arguments.at
@@ -181,15 +287,17 @@ define void @tw_launch_openmp(ptr %launcher, ptr %kernel, ptr %arguments, i64 %e
   store i64 %extent, ptr %extent.at
   %number.to = getelementptr %region, ptr %region, i64 0, i32 3
   store ptr %number, ptr %number.to
-  %team.to = getelementptr %region, ptr %region, i64 0, i32 4
-  store ptr %team, ptr %team.to
+  %parts.at = getelementptr %region, ptr %region, i64 0, i32 4
+  store i64 %threads, ptr %parts.at
+  %shares.at = getelementptr %region, ptr %region, i64 0, i32 5
+  store ptr %shares, ptr %shares.at
   ; Always the same number of threads, whatever the extent: libgomp builds a new team when the number changes.
   %wanted = trunc i64 %threads to i32
   call void %parallel(ptr @openmp_region, ptr %region, i32 %wanted, i32 0)
   ret void
 }
 
-; The team may be smaller than what was asked for (nested regions, limits): its actual size decides.
+; The team may be smaller than what was asked for (nested regions, limits): its members then share out what is left.
 define internal void @openmp_region(ptr %region) {
   %kernel = load ptr, ptr %region
   %arguments.at = getelementptr %region, ptr %region, i64 0, i32 1
@@ -198,13 +306,13 @@ define internal void @openmp_region(ptr %region) {
   %extent = load i64, ptr %extent.at
   %number.at = getelementptr %region, ptr %region, i64 0, i32 3
   %number = load ptr, ptr %number.at
-  %team.at = getelementptr %region, ptr %region, i64 0, i32 4
-  %team = load ptr, ptr %team.at
+  %parts.at = getelementptr %region, ptr %region, i64 0, i32 4
+  %parts = load i64, ptr %parts.at
+  %shares.at = getelementptr %region, ptr %region, i64 0, i32 5
+  %shares = load ptr, ptr %shares.at
   %index.narrow = call i32 %number()
   %index = zext i32 %index.narrow to i64
-  %parts.narrow = call i32 %team()
-  %parts = zext i32 %parts.narrow to i64
-  call void @run_part(ptr %kernel, ptr %arguments, i64 %extent, i64 %index, i64 %parts)
+  call void @run_part(ptr %shares, i64 64, ptr %kernel, ptr %arguments, i64 %extent, i64 %index, i64 %parts)
   ret void
 }
 
@@ -230,14 +338,20 @@ define internal void @openmp_region(ptr %region) {
   [128 x i8]
 }
 
-; One per thread, the caller's unused: claimed, [ asleep, thread ], mutex, condition.
-%slot = type { i64, [56 x i8], i64, i64, [48 x i8], [128 x i8], [128 x i8] }
+; One per thread; of the caller's only the share is used: [ claimed, share ], [ asleep, thread ], mutex, condition.
+%slot = type { i64, i64, [48 x i8], i64, i64, [48 x i8], [128 x i8], [128 x i8] }
 
 ; The slots follow the pool in memory.
 define internal ptr @slot_at(ptr %pool, i64 %index) {
   %slots = getelementptr %pool, ptr %pool, i64 1
   %slot = getelementptr %slot, ptr %slots, i64 %index
   ret ptr %slot
+}
+
+define internal ptr @shares_of(ptr %pool) {
+  %slots = call ptr @slot_at(ptr %pool, i64 0)
+  %shares = getelementptr %slot, ptr %slots, i64 0, i32 1
+  ret ptr %shares
 }
 
 define internal i32 @lock(ptr %pool, ptr %mutex) {
@@ -339,7 +453,8 @@ define internal void @run_claimed(ptr %pool, i64 %index, i64 %parts) {
   %arguments = load ptr, ptr %arguments.at
   %extent.at = getelementptr %pool, ptr %pool, i64 0, i32 6
   %extent = load i64, ptr %extent.at
-  call void @run_part(ptr %kernel, ptr %arguments, i64 %extent, i64 %index, i64 %parts)
+  %shares = call ptr @shares_of(ptr %pool)
+  call void @run_part(ptr %shares, i64 ptrtoint (ptr getelementptr (%slot, ptr null, i64 1) to i64), ptr %kernel, ptr %arguments, i64 %extent, i64 %index, i64 %parts)
   %pending = getelementptr %pool, ptr %pool, i64 0, i32 2
   %ignored = atomicrmw sub ptr %pending, i64 1 acq_rel
   ret void
@@ -363,7 +478,7 @@ head:
 
 body:
   %slot = call ptr @slot_at(ptr %pool, i64 %index)
-  %thread.at = getelementptr %slot, ptr %slot, i64 0, i32 3
+  %thread.at = getelementptr %slot, ptr %slot, i64 0, i32 4
   %thread = load atomic i64, ptr %thread.at monotonic, align 8
   %same = icmp eq i64 %thread, %self
   %next = add i64 %index, 1
@@ -409,6 +524,8 @@ announce:
   store ptr %arguments, ptr %arguments.at
   %extent.at = getelementptr %pool, ptr %pool, i64 0, i32 6
   store i64 %extent, ptr %extent.at
+  %shares = call ptr @shares_of(ptr %pool)
+  call void @deal(ptr %shares, i64 ptrtoint (ptr getelementptr (%slot, ptr null, i64 1) to i64), i64 %extent, i64 %parts)
   %pending = getelementptr %pool, ptr %pool, i64 0, i32 2
   store atomic i64 %parts, ptr %pending monotonic, align 8
   %before = load atomic i64, ptr %pool monotonic, align 8
@@ -427,14 +544,14 @@ wake.head:
 
 wake.body:
   %sleeper = call ptr @slot_at(ptr %pool, i64 %waking)
-  %asleep.at = getelementptr %slot, ptr %sleeper, i64 0, i32 2
+  %asleep.at = getelementptr %slot, ptr %sleeper, i64 0, i32 3
   %asleep = load atomic i64, ptr %asleep.at seq_cst, align 8
   %sleeps = icmp ne i64 %asleep, 0
   br i1 %sleeps, label %wake, label %wake.done
 
 wake:
-  %sleeper.mutex = getelementptr %slot, ptr %sleeper, i64 0, i32 5
-  %sleeper.condition = getelementptr %slot, ptr %sleeper, i64 0, i32 6
+  %sleeper.mutex = getelementptr %slot, ptr %sleeper, i64 0, i32 6
+  %sleeper.condition = getelementptr %slot, ptr %sleeper, i64 0, i32 7
   %wake.locked = call i32 @lock(ptr %pool, ptr %sleeper.mutex)
   %wake.signalled = call i32 @signal(ptr %pool, ptr %sleeper.condition)
   %wake.unlocked = call i32 @unlock(ptr %pool, ptr %sleeper.mutex)
@@ -497,10 +614,10 @@ finish:
 define void @tw_pool_worker(ptr %pool, i64 %index, i64 %seen.first) {
 entry:
   %slot = call ptr @slot_at(ptr %pool, i64 %index)
-  %asleep.at = getelementptr %slot, ptr %slot, i64 0, i32 2
-  %thread.at = getelementptr %slot, ptr %slot, i64 0, i32 3
-  %mutex = getelementptr %slot, ptr %slot, i64 0, i32 5
-  %condition = getelementptr %slot, ptr %slot, i64 0, i32 6
+  %asleep.at = getelementptr %slot, ptr %slot, i64 0, i32 3
+  %thread.at = getelementptr %slot, ptr %slot, i64 0, i32 4
+  %mutex = getelementptr %slot, ptr %slot, i64 0, i32 6
+  %condition = getelementptr %slot, ptr %slot, i64 0, i32 7
   %self = call i64 @this_thread(ptr %pool)
   store atomic i64 %self, ptr %thread.at monotonic, align 8
   %ready = getelementptr %pool, ptr %pool, i64 0, i32 17

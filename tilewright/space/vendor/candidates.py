@@ -10,7 +10,7 @@ from tilewright.space.sketches.cuda import SKETCHES
 from tilewright.space.space import Config
 from tilewright.space.templates.cuda import TEMPLATES
 from tilewright.space.templates.cuda.template import GpuWork
-from tilewright.space.vendor import apart, split, tall
+from tilewright.space.vendor import apart, split, summed, tall
 from tilewright.space.vendor.pieces import Way, ours
 from tilewright.space.vendor.ways import ATTENTION, CUBLASLT, CUDNN, vendor_ways
 
@@ -46,6 +46,8 @@ def way_of(
         return apart.way_of_config(task, machine, numerics, config)
     if config.template == tall.NAME:
         return tall.way_of_config(task, machine, numerics, config)
+    if config.template == summed.NAME:
+        return summed.way_of_config(task, machine, numerics, config)
     for template in (*TEMPLATES, *SKETCHES):
         if template.name == config.template:
             applied = template.apply(GpuWork(task, machine, numerics))

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from tests.rewrites.helpers import array
 from tests.space.checked import Inputs, error, legal_configs, results
+from tests.space.spills import spilled_vectors_in_loops
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Node
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import CpuMachine, host
+from tilewright.measure.single import SingleKernel
 from tilewright.space.space import Config
 from tilewright.space.template import Applied, Work
 from tilewright.space.templates.cpu.contraction import AppliedContraction, Contraction, even_block
@@ -113,6 +117,50 @@ def test_the_last_panel_is_as_wide_as_what_is_left() -> None:
     values = {"rows": 6, "vectors": 64 // applied.lanes, "unroll": 8, "block": 0, "chunks": 1}
     last = applied._shape({**values, "tap_block": 0, "prefetch": 0, "stage": False}).last
     assert last is not None and last.vectors == 1 and last.rows > 6
+
+
+@given(
+    data=st.data(),
+    m=st.integers(5, 24),
+    vectors=st.integers(1, 4),
+    columns=st.integers(1, 6),
+    k=st.integers(128, 200),
+)
+@settings(QUICK, max_examples=5)
+def test_a_few_columns_behind_whole_vectors(
+    data: st.DataObject, m: int, vectors: int, columns: int, k: int
+) -> None:
+    """They are summed along the taps."""
+    lanes = host().lanes(DType.F32)
+    assume(columns <= 3 * lanes // 8)
+    task = matmul_task(m, vectors * lanes + columns, k)
+    applied = applied_to(task)
+    assert isinstance(applied, AppliedContraction) and applied.tail == columns
+    config = data.draw(legal_configs(applied.space))
+    assert error(applied.program(config), task) < 1e-5
+
+
+def test_infinities_stay_where_they_are_in_a_tail() -> None:
+    """What is read beyond the last tap is the next row's, and does not count."""
+    task = matmul_task(12, 17, 130)
+    program = choose(Work(task, host())).program
+    arrays = [array(*node.shape, seed=n) for n, node in enumerate(task.graph.inputs)]
+    arrays[0][1, 0] = np.inf
+    packings = (*program.packings, *[None] * (len(arrays) - len(program.packings)))
+    stored = [
+        each.reshape(-1) if packing is None else packing.pack(each)
+        for each, packing in zip(arrays, packings, strict=True)
+    ]
+    found = SingleKernel(program, host(), threads=1)(stored).reshape(12, 17)
+    assert not np.isnan(found).any()
+    assert np.isfinite(np.delete(found, 1, axis=0)).all()
+
+
+@pytest.mark.parametrize("columns", [1, 6])
+def test_sums_along_the_taps_stay_in_registers(columns: int) -> None:
+    choice = choose(Work(matmul_task(48, 48 + columns, 200), host()))
+    assert choice.config.template == "contraction"
+    assert spilled_vectors_in_loops(choice.program, host()) == 0
 
 
 @given(data=st.data(), m=st.integers(1, 4), n=st.integers(2, 200), k=st.integers(2, 200))

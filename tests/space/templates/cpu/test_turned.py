@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from tests.space.checked import Inputs, error
 from tests.space.spills import spilled_vectors_in_loops
 from tests.space.templates.cpu.chains import machines, some_config
-from tests.space.templates.cpu.images import Image, images
+from tests.space.templates.cpu.images import Image, Pair, images
 from tilewright.cost import cpu
 from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.hw import CpuMachine, host
 from tilewright.measure.single import SingleKernel
+from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.space.templates.cpu.turned import Turned
 from tilewright.tune.choose import descend
@@ -92,6 +93,7 @@ def test_it_declines_weights_that_are_not_known_and_what_is_contiguous_along_the
         Image(1, (14, 14), (256, 1024), (1, 1)),
         Image(1, (14, 14), (64, 128), (3, 3), (2, 2), low=(1, 1), high=(1, 1)),
         Image(1, (56, 56), (3, 64), (7, 7), (2, 2), low=(3, 3), high=(3, 3)),
+        Image(1, (224, 224), (3, 64), (7, 7), (2, 2), low=(3, 3), high=(3, 3)),
     ],
 )
 def test_no_register_tile_spills(image: Image) -> None:
@@ -101,3 +103,18 @@ def test_no_register_tile_spills(image: Image) -> None:
     found = descend(applied, work)
     assert found is not None
     assert spilled_vectors_in_loops(applied.program(found[1]), host()) == 0
+
+
+@pytest.mark.parametrize(("window", "stride"), [((7, 7), (2, 2)), ((3, 3), (1, 1)), ((5, 5), (2, 2))])
+@pytest.mark.parametrize(("rows", "vectors"), [(6, 4), (14, 2)])
+def test_elements_that_windows_share_take_no_register(
+    window: Pair, stride: Pair, rows: int, vectors: int
+) -> None:
+    """However tall the tile, and whatever of the window is written out."""
+    applied = Turned().apply(Work(Image(1, (40, 60), (3, 64), window, stride).task(), host()))
+    assert applied is not None
+    values = {"rows": rows, "vectors": vectors, "unroll": 8, "block": 2, "chunks": 1, "tap_block": 0}
+    config = Config.of("turned", {**values, "prefetch": 0, "stage": True})
+    assert applied.space.legal(dict(config.values)) or host().vector_registers < 32
+    if applied.space.legal(dict(config.values)):
+        assert spilled_vectors_in_loops(applied.program(config), host()) == 0

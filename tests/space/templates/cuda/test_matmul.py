@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product as product_of
 
 import numpy as np
 import pytest
@@ -17,9 +18,11 @@ from tests.space.templates.cuda.tiles import (
     check_it_compiles,
     compiled,
 )
+from tilewright.codegen.cuda.build import build
 from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.dtypes import DType
-from tilewright.hw.gpu import A100, H200, GpuMachine, detect
+from tilewright.errors import CodegenError
+from tilewright.hw.gpu import A10, A100, H200, GpuMachine, detect
 from tilewright.loops.formula import formula_of
 from tilewright.loops.gpu.tensor import MatrixTiles
 from tilewright.measure.gpu import GpuProgram
@@ -66,6 +69,22 @@ def test_what_the_card_cannot_do_is_not_legal() -> None:
     deep = work_of(Product(64, 64, 256))
     assert is_legal(deep, SPLIT[0], H200) and not is_legal(deep, SPLIT[0], A100), "no clusters before sm_90"
     assert not is_legal(work_of(Product(64, 64, 32)), SPLIT[0], H200), "there is one step to divide"
+
+
+@pytest.mark.parametrize("machine", [A10, A100, H200], ids=lambda machine: machine.capability)
+def test_space_and_builder_agree_about_shared_memory(machine: GpuMachine) -> None:
+    """Among tiles that differ in nothing else: what the one does not offer the other refuses, before it compiles."""
+    work = work_of(Product(512, 512, 512))
+    refused = 0
+    for bm, bn, bk, stages in product_of((64, 128), (64, 128), (32, 64), (2, 3, 4, 6, 8)):
+        tiles = MatrixTiles(bm, bn, bk, 2, 2, stages)
+        source = tensor_source(product(work, tiles, machine))
+        assert (source.shared_bytes <= machine.shared_block) == is_legal(work, tiles, machine)
+        if not is_legal(work, tiles, machine):
+            refused += 1
+            with pytest.raises(CodegenError, match=f"of shared memory, of at most {machine.shared_block}"):
+                build(source, machine, "fast", None)
+    assert refused
 
 
 @pytest.mark.parametrize(("case", "machine", "seed"), compiled(PRODUCTS, quick=3))

@@ -13,7 +13,8 @@
 
 The last piece is as long as what is left. The last panel has register tiles of its own where it is narrower than the
 others: columns that it shares with the panel before are not computed again. Where there is one panel, its
-last vector overlaps the one before it as far as it is not whole.
+last vector overlaps the one before it as far as it is not whole. A few columns behind the last whole vector are in no
+panel where that pays: the last chunk sums them along the taps (`contraction_tail.py`).
 
 A panel of a constant weight is contiguous in the order in which it is read. It stays in the second cache while the rows
 of the block pass; the rows of the block stay there while the panels of the chunk pass. Where there are so few rows that
@@ -40,6 +41,7 @@ from tilewright.loops.tiling import (
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest
+from tilewright.space.templates.cpu.contraction_tail import columns_apart, tail_terms
 from tilewright.space.templates.cpu.product import (
     Coordinate,
     Product,
@@ -70,6 +72,10 @@ _FOLLOWED, _FAR_STRIP = (
 )  # pages that are written in turn; cycles for a strip of a row where there are more
 _WRITTEN_OUT = 320  # multiply-adds written out at most: code size and compile time
 _WRITTEN_OUT_BLOCK = 400  # of a whole block of channels, which then needs no loop inside the one over blocks
+_BEGIN, _BROUGHT = (
+    100.0,
+    256.0,
+)  # cycles to begin with a panel; bytes of it for each that its first tile waits
 _FEW_CUTS = 4  # divisors of a sum's length that are enough to cut it by
 _PIECES = (64, 96, 128, 192, 256, 384)  # about as many taps are in a piece whose length is no divisor
 _NARROW_PAYS = 1 / 32  # of the columns computed, what a narrower last panel must save
@@ -142,6 +148,19 @@ class AppliedContraction:
         few = extent_of(self.product.rows) <= _FEW_ROWS
         return self.narrows and few and self.product.constant_weight
 
+    @cached_property
+    def tail(self) -> int:
+        """The columns behind the last whole vector, where they are summed apart from the others."""
+        if not self.narrows or self.apart:
+            return 0
+        return columns_apart(self.product, self.lanes)
+
+    @cached_property
+    def columns(self) -> te.Var:
+        """Those that are in panels."""
+        vector = self.product.vector
+        return te.Var("columns", vector.extent - self.tail) if self.tail else vector
+
     # -- the space ------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -178,7 +197,7 @@ class AppliedContraction:
     @cached_property
     def _most_vectors(self) -> int:
         """Of one panel: as many as there are whole ones; one more, which overlaps the one before it."""
-        extent = self.product.vector.extent
+        extent = self.columns.extent
         return -(-extent // self.lanes) if self.narrows else extent // self.lanes
 
     def _prefetch_levels(self) -> tuple[int, ...]:
@@ -238,7 +257,7 @@ class AppliedContraction:
 
     def _shape(self, values: Mapping[str, Value]) -> Shape:
         rows, vectors = int(values["rows"]), int(values["vectors"])
-        columns = self.product.vector
+        columns = self.columns
         if vectors * self.lanes > columns.extent:
             columns = te.Var("columns", vectors * self.lanes)
         panels = Tiles(columns, vectors * self.lanes)
@@ -373,6 +392,12 @@ class AppliedContraction:
         tiles = [self._tile_terms(shape, passes - narrow, pieces)]
         if shape.last is not None:
             tiles.append(self._tile_terms(shape.last, narrow, pieces))
+        if self.tail:
+            tiles.append(tail_terms(product, self.tail, self.lanes, machine.vector_registers))
+            if caches.keep(block_bytes):
+                from_l2 += data_bytes
+            else:
+                from_l3 += data_bytes
         return Terms(
             arithmetic=sum(each.arithmetic for each in tiles),
             loads=sum(each.loads for each in tiles)
@@ -387,7 +412,7 @@ class AppliedContraction:
             prefetched=from_memory if shape.prefetch else 0.0,
             iterations=repeats * shape.chunks * shape.blocks,
             scalar=sum(each.scalar for each in tiles)
-            + passes * 100.0
+            + passes * (_BEGIN + panel / _BROUGHT)
             + staged / _COPIED_BYTES
             + self._far_runs(shape, pieces) * (comes + displaced)
             + self._far_strips(shape),

@@ -31,6 +31,7 @@ from tilewright.loops.tiling import (
     with_values,
 )
 from tilewright.space.space import Config
+from tilewright.space.templates.cpu.contraction_tail import tail
 from tilewright.space.templates.cpu.product import (
     Staged,
     run_of,
@@ -89,7 +90,8 @@ class ContractionNest:
         self.vectors = Tiles(product.vector, self.lanes)
         all_vectors = te.Var("vectors", self.vectors.count)
         self.which_vector = Tiles(all_vectors, shape.vectors).start_of(self.which_panel) + self.vec
-        self.overlapping = shape.panels.axis != product.vector
+        self.tail, self.registers = applied.tail, applied.machine.vector_registers
+        self.overlapping = not self.tail and shape.panels.axis != product.vector
         if self.apart or self.overlapping:
             self.values[product.vector] = self.vectors.start_of(self.which_vector) + self.lane
         self.values |= product.parts(self._number(all_vectors), self.lane)
@@ -151,7 +153,8 @@ class ContractionNest:
             first, last = blocks_of(self.vectors, self.which_vector), places_in(self.vectors, self.lane)
         else:
             first, last = blocks_of(panels, self.which_panel), places_in(panels, self.column)
-        return pack_operand(load, [*outer, first, *taps, last])
+        shortened = {panels.axis: product.vector} if self.tail else {}
+        return pack_operand(load, [*outer, first, *taps, last], shortened=shortened)
 
     def _copied_panel(self) -> Buffer:
         size = self.shape.panels.size * self.product.length
@@ -169,6 +172,10 @@ class ContractionNest:
             tiles = If(is_last, self.last._tiles(staged), tiles)
         panel = block(*self._before_tiles(), tiles, *self._after_tiles())
         stmts.append(nest([(self.panel, Kind.SERIAL)], panel))
+        if self.tail:
+            last_chunk = te.call("eq", self.chunk, te.as_index(self.shape.chunks - 1))
+            columns = tail(self, self.tail, self.registers)
+            stmts.append(If(last_chunk, columns) if self.shape.chunks > 1 else columns)
         body = self._parallel(with_values(block(*stmts), {}))
         inputs = [
             self.packed.buffer if self.packed is not None and b == self.packed.original else b

@@ -16,6 +16,7 @@ from functools import cached_property
 
 from tilewright import te
 from tilewright.loops.formula import Formula, Reduction
+from tilewright.loops.guards import conjuncts
 from tilewright.loops.ir import Buffer
 from tilewright.te.index import Linear, coefficient, linear, simplify
 
@@ -319,7 +320,7 @@ def run_of(value: te.Expr, places: Sequence[te.Var]) -> Run | None:
     border = te.const(0, value.dtype)
     if isinstance(value, te.Select) and isinstance(value.other, te.Const):
         border = value.other
-        conditions, value = _conjuncts(value.cond), value.then
+        conditions, value = conjuncts(value.cond), value.then
     if not isinstance(value, te.Load):
         return None
     form = linear(value.indices[0])
@@ -342,12 +343,6 @@ def run_of(value: te.Expr, places: Sequence[te.Var]) -> Run | None:
     if not inside or inside != list(range(inside[0], inside[-1] + 1)):
         return None
     return Run(first, inside[0], inside[-1] + 1, value, te.all_of(outer_guards), border)
-
-
-def _conjuncts(cond: te.Expr) -> list[te.Expr]:
-    if isinstance(cond, te.Call) and cond.op == "and":
-        return [part for arg in cond.args for part in _conjuncts(arg)]
-    return [cond]
 
 
 def holds(cond: te.Expr, var: te.Var, value: int) -> bool:

@@ -1,23 +1,35 @@
-"""Of the configs of a contraction those that no other does better by construction: hundreds to a few thousand.
+"""Of the configs of a template those that no other does better by construction: hundreds to a few thousand.
+
+Of a contraction:
 
 tile      register tiles that starve the multiply-add ports, for loads or for too few sums at a time, or that compute
           more than a little twice at the ends of axes, are left out; so is code that could be unrolled further
 block     of blocks that come to the same size, one; none that leaves a core idle or does rows again where others do
           not; none that together with a panel does not fit the second cache, where others do; of those that are left
           the largest, which read the panels least often
-piece     the longest pieces of a panel that fit the first cache beside a tile's data, and all of it at once; any where
-          so few rows pass it that it need not stay there
+piece     the longest pieces of a panel that fit the first cache beside a tile's data, and all of it at once
+prefetch  the next piece goes to the first cache where it fits there beside this one, so that it is not farther away
+          than it could be, and to the second where it would displace what is being read; or it is not asked for
+stage     data that a register tile finds in runs is the same data in the same runs once it is copied: it is staged
+          only if pieces of a panel take it from beyond the second cache, a part of each run at a time
+
+Of Winograd's algorithm, for each size of its tiles: no register tiles that starve the ports as above, no blocks and
+shares that leave a core idle or compute tiles and panels again, all of these together; and no block whose scratch does
+not fit the second cache, where others do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from tilewright.dtypes import DType
 from tilewright.loops.tiling import extent_of
 from tilewright.space.space import Knob, Space, Value
 from tilewright.space.templates.cpu.contraction import AppliedContraction, Shape
+from tilewright.space.templates.cpu.winograd import AppliedWinograd
+from tilewright.space.templates.cpu.winograd_nest import Shape as WinogradShape
 
 _Tile = tuple[int, int]  # rows, vectors
 
@@ -27,29 +39,25 @@ _TILE_SLACK = 1.15  # of the best tile's instructions
 _DEAL_SLACK = 1.12  # of the time of the slowest thread, dealt out as well as possible
 _LARGEST = 3  # blocks for a number of chunks: a larger one reads the panels less often
 _PIECES = 2  # lengths of pieces
-_PASSING = 2  # register tiles that pass a panel, up to which it need not stay in the first cache
 _FIRST_CACHE = 1.1  # of its size: what is a little too large still finds most of itself there
 _SECOND_CACHE = 1.0
 
 
 @dataclass(frozen=True)
-class Promising:
+class PromisingContraction:
     applied: AppliedContraction
 
     @cached_property
     def space(self) -> Space:
         whole = self.applied.space
-        rows, vectors = ({tile[place] for tile in self._tiles} for place in (0, 1))
-        kept = {"rows": rows, "vectors": vectors}
-        knobs = (
-            Knob(
-                knob.name,
-                tuple(n for n in knob.choices if n in kept.get(knob.name, knob.choices)),
-                None,
-                knob.ordered,
-            )
-            for knob in whole.knobs
-        )
+        kept: dict[str, set[int]] = {
+            "rows": {rows for rows, _ in self._tiles},
+            "vectors": {vectors for _, vectors in self._tiles},
+            "unroll": set(self._tiles.values()),
+            "block": set().union(*self._blocks.values()),
+            "tap_block": set().union(*self._pieces.values()),
+        }
+        knobs = (_with_choices(knob, kept.get(knob.name, knob.choices)) for knob in whole.knobs)
         return Space(whole.template, tuple(knobs), self._legal, whole.together)
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
@@ -61,6 +69,8 @@ class Promising:
             int(values["block"]) in self._blocks[tile]
             and (shape.block, shape.chunks) in self._deals[tile]
             and shape.tap_block in self._pieces[tile]
+            and shape.prefetch in (0, self._next_piece_goes_to(shape))
+            and (not shape.staged or self._staging_moves_something(shape))
             and self.applied._legal(values)
         )
 
@@ -93,9 +103,8 @@ class Promising:
         columns = -(-product.vector.extent // lanes)
         last = columns % vectors if self.applied.narrows else 0
         panels = -(-columns // vectors) - (last > 0)
-        each = max(rows * vectors, _SUMS, _LOADS_EACH * (rows + vectors))
-        narrow = max(rows * last, _SUMS, _LOADS_EACH * (rows + last)) if last else 0.0
-        return -(-down // rows) * (panels * each + narrow)
+        narrow = _busiest_port(rows, last) if last else 0.0
+        return -(-down // rows) * (panels * _busiest_port(rows, vectors) + narrow)
 
     # -- blocks of rows and chunks of panels ----------------------------------------------------------------------
 
@@ -165,5 +174,73 @@ class Promising:
             found[tile] = frozenset({0, *sorted(fitting)[-_PIECES:]})
         return found
 
+    def _next_piece_goes_to(self, shape: Shape) -> int:
+        """The level of the cache; of a weight that is not packed the next panel, which is farther away."""
+        product = self.applied.product
+        if not product.constant_weight:
+            return 2
+        taps = shape.tap_block * product.whole_taps or product.length
+        both = (
+            2 * shape.panels.size * product.weight_bytes + shape.rows * product.data.dtype.bytes
+        )  # for a tap
+        return 1 if taps * both <= _FIRST_CACHE * self.applied.machine.caches.l1 else 2
+
+    def _staging_moves_something(self, shape: Shape) -> bool:
+        if self.applied.must_stage or not self.applied._in_runs:
+            return True
+        product = self.applied.product
+        data = extent_of((*product.rows, *product.taps)) * product.data.dtype.bytes
+        return shape.tap_block > 0 and data > self.applied.machine.caches.l2_per_core
+
     def _choices(self, name: str) -> tuple[int, ...]:
         return next(tuple(map(int, knob.choices)) for knob in self.applied.space.knobs if knob.name == name)
+
+
+@dataclass(frozen=True)
+class PromisingWinograd:
+    applied: AppliedWinograd
+
+    @cached_property
+    def space(self) -> Space:
+        whole = self.applied.space
+        return Space(whole.template, whole.knobs, self._legal, whole.together)
+
+    def _legal(self, values: Mapping[str, Value]) -> bool:
+        if not self.applied._legal(values):
+            return False
+        shape = self.applied._shape(values)
+        fitting, best = self._best[shape.outputs]
+        return fitting == self._fits(shape) and self._slowest(shape) <= _TILE_SLACK * _DEAL_SLACK * best
+
+    @cached_property
+    def _best(self) -> dict[int, tuple[bool, float]]:
+        """For each size of tiles, whether any block fits the second cache, and the least of `_slowest` of these."""
+        found: dict[int, tuple[bool, float]] = {}
+        for config in self.applied.space.configs():
+            shape = self.applied._shape(dict(config.values))
+            fits, slowest = self._fits(shape), self._slowest(shape)
+            before, least = found.get(shape.outputs, (fits, slowest))
+            if fits == before:
+                found[shape.outputs] = fits, min(slowest, least)
+            elif fits:
+                found[shape.outputs] = True, slowest
+        return found
+
+    def _fits(self, shape: WinogradShape) -> bool:
+        scratch = (shape.seen_size + shape.products_size) * DType.F32.bytes
+        return scratch <= _SECOND_CACHE * self.applied.machine.caches.l2_per_core
+
+    def _slowest(self, shape: WinogradShape) -> float:
+        """The instructions of the thread with the most products, of the ports that are busy longest."""
+        iterations = -(-shape.shares * shape.blocks // self.applied.machine.cores)
+        tiles = iterations * shape.share * shape.channel_blocks * shape.elements * shape.row_tiles
+        return tiles * shape.channels * _busiest_port(shape.rows, shape.vectors)
+
+
+def _busiest_port(rows: int, vectors: int) -> float:
+    """Instructions in a step of a register tile, in those of the multiply-add ports."""
+    return max(rows * vectors, _SUMS, _LOADS_EACH * (rows + vectors))
+
+
+def _with_choices(knob: Knob, kept: Collection[Value]) -> Knob:
+    return Knob(knob.name, tuple(choice for choice in knob.choices if choice in kept), None, knob.ordered)

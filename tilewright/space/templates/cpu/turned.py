@@ -149,7 +149,6 @@ def _can_be_packed(product: TurnedProduct) -> bool:
 class _Applied(AppliedContraction):
     name = NAME
     narrows = False
-    tall = 0.5  # windows that are written out share elements, and LLVM keeps those of all rows: it spills
     product: TurnedProduct
 
     def _unrolls(self) -> tuple[int, ...]:

@@ -63,11 +63,11 @@ class Winograd:
         convolution = convolution_of(work.formula)
         if convolution is None:
             return None
-        applied = _Applied(work, convolution)
+        applied = AppliedWinograd(work, convolution)
         return applied if next(applied.space.configs(), None) is not None else None
 
 
-class _Applied:
+class AppliedWinograd:
     def __init__(self, work: Work, convolution: Convolution) -> None:
         self.machine, self.convolution = work.machine, convolution
         self.lanes = min(work.machine.lanes(DType.F32), power_of_two_below(convolution.output.extent))

@@ -4,7 +4,7 @@
     out[m, part] = the same of epilogue(a @ b)[m, columns of the part]
 
 The mean of an image behind its last convolution is one. A part has no more rows or columns than a tile; where there are
-more, the parts of parts are another kernel's (`tilewright/tune/gpu_sums.py`).
+more, the parts of parts are another kernel's (`space/vendor/summed.py`).
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Combined:
     along: bool = False
 
 
-def combined_of(reduction: Node) -> Combined | None:
+def combined_of(reduction: Node, strict: bool = False) -> Combined | None:
     """None where a node is something else, or not computed in float32. What lies between it and the producer may not
-    move anything."""
+    move anything, and, where `strict`, not round."""
     source = reduction.inputs[0] if reduction.op in KINDS else None
     if source is None or reduction.dtype.compute is not DType.F32 or not source.type.size:
         return None
@@ -68,23 +68,26 @@ def combined_of(reduction: Node) -> Combined | None:
     along = axes == (rank - 1,)
     if not axes or not (along or axes == tuple(range(axes[0], rank - 1))):
         return None
-    producer = _before_casts(source)
+    producer = _before_casts(source, strict)
     size = math.prod(source.shape[axes[0] : rank if along else -1])
     if along:
         whole = size
         if producer.op == "reshape" and producer.inputs[0].shape[-1:] == (math.prod(producer.shape[-2:]),):
-            producer = _before_casts(producer.inputs[0])
+            producer = _before_casts(producer.inputs[0], strict)
             whole = producer.shape[-1]
         return Combined(reduction.op, producer, size, whole // size, source.type.size // whole, along)
     columns = source.shape[-1]
     while producer.op == "reshape" and producer.inputs[0].shape[-1:] == (columns,):
-        producer = _before_casts(producer.inputs[0])
+        producer = _before_casts(producer.inputs[0], strict)
     return Combined(reduction.op, producer, size, math.prod(source.shape[: axes[0]]), columns)
 
 
-def _before_casts(node: Node) -> Node:
-    """What casts among floats of at most 32 bits were made of: it is combined in 32 anyway."""
+def _before_casts(node: Node, strict: bool) -> Node:
+    """What casts among floats of at most 32 bits were made of: it is combined in 32 anyway. Where `strict`, a cast that
+    rounds stays."""
     while node.op == "cast" and all(x.dtype.compute is DType.F32 for x in (node, node.inputs[0])):
+        if strict and node.dtype is not DType.F32:
+            break
         node = node.inputs[0]
     return node
 
@@ -93,7 +96,7 @@ class TensorSums:
     name = NAME
 
     def apply(self, work: GpuWork) -> GpuApplied | None:
-        found = combined_of(work.task.output)
+        found = combined_of(work.task.output, strict=work.numerics == "strict")
         if found is None or found.size > MOST or found.producer.is_input:
             return None
         task = Task(Graph(work.task.graph.inputs, (found.producer,)), work.task.constants)

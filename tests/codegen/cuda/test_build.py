@@ -1,0 +1,63 @@
+"""Machine code from the cache is that of the text at hand, whatever led to the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'")
+
+from tests.loops.formulas import EXAMPLES
+from tests.space.checked import Inputs
+from tilewright.codegen.cache import ObjectCache
+from tilewright.codegen.cuda.build import GpuSource, build, identity, source_of
+from tilewright.codegen.cuda.pieces import piece_source
+from tilewright.cost.gpu import best_of
+from tilewright.dtypes import DType
+from tilewright.graph.op import apply
+from tilewright.hw.gpu import A100, H200
+from tilewright.loops.formula import formula_of
+from tilewright.loops.gpu.default import default_program
+from tilewright.space.templates.cuda.template import GpuWork
+from tilewright.space.vendor.pieces import ours
+
+
+def of_a_loop() -> GpuSource:
+    output, inputs = next(example for example in EXAMPLES if example.name == "softmax_last").make()
+    return source_of(default_program(formula_of(output, inputs), H200))
+
+
+def of_a_template() -> GpuSource:
+    x = Inputs()
+    task = x.task(apply("matmul", x(64, 64, dtype=DType.F16), x(64, 64, dtype=DType.F16)))
+    best = best_of(GpuWork(task, H200))
+    assert best is not None
+    return piece_source(ours(task, best.config).pieces[0], H200, "fast")
+
+
+@pytest.mark.parametrize("made", [of_a_loop, of_a_template])
+def test_all_that_is_compiled_is_in_the_text(made: Callable[[], GpuSource]) -> None:
+    source = made()
+    assert "#include" not in source.text
+    key, symbol = identity(source, H200, "fast")
+    assert symbol.endswith(key)
+    other = replace(source, text=source.text.replace("void", "void "))
+    for another in (
+        identity(other, H200, "fast"),
+        identity(source, A100, "fast"),
+        identity(source, H200, "strict"),
+    ):
+        assert another != (key, symbol)
+
+
+def test_another_text_is_compiled_anew(tmp_path: Path) -> None:
+    cache, source = ObjectCache(tmp_path, 1 << 24), of_a_loop()
+    first = build(source, H200, "fast", cache)
+    assert not first.cached and build(source, H200, "fast", cache).cached
+    other = replace(source, text=source.text.replace("0.0f", "1.0f"))
+    assert other.text != source.text
+    second = build(other, H200, "fast", cache)
+    assert not second.cached and second.cubin != first.cubin

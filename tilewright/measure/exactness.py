@@ -1,0 +1,171 @@
+"""How far each element of an answer may be off.
+
+That depends on the task: a sum that cancels has lost digits before anybody rounds it. So the oracle answers twice, the
+second time with each value that it computes changed by a known small amount, in single precision. Where that changes an
+element, so may a kernel's own rounding, in proportion; where it makes it another kind of thing altogether (a number
+that is rounded the other way, an intermediate overflow) there is nothing to compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import ml_dtypes
+import numpy as np
+
+from tilewright.dtypes import DType
+from tilewright.graph.ir import Graph, Node
+from tilewright.graph.op import op_of
+from tilewright.graph.oracle import evaluate, evaluate_node
+
+_CHANGE = 2.0**-12  # of every value: far above rounding, and still the same function
+_SIGNS = 8191  # a prime: the pattern of signs falls differently on every row
+# Times its own and the typical size: what moves so fast has gone over an edge. Weights move as fast as scores are
+# large, and what is relative to a mean as fast as that is far from zero.
+_JUMP, _JUMP_OF_WEIGHTS, _JUMP_OF_DISTANCES = 16.0, 1024.0, 32768.0
+_NEAR = 32  # elements to each side, the most sensitive of which counts: one may be steady by accident
+
+
+def changed_answer(graph: Graph, inputs: Sequence[np.ndarray]) -> np.ndarray:
+    """The answer where every float, inputs and intermediate results alike, is a little larger or smaller, and held in
+    single precision as a kernel holds it."""
+    rng = np.random.default_rng(len(inputs))
+    factors = 1.0 + _CHANGE * (2.0 * rng.integers(0, 2, _SIGNS) - 1.0)
+
+    def changed(array: np.ndarray, node: Node) -> np.ndarray:
+        if not node.dtype.is_float:
+            return array
+        factors[:] = np.roll(factors, 257)
+        with np.errstate(all="ignore"):
+            moved = array.astype(np.float64) * np.resize(factors, array.size).reshape(array.shape)
+            return moved if node.dtype is DType.F64 else moved.astype(np.float32)
+
+    values: dict[Node, np.ndarray] = {
+        node: changed(array, node) for node, array in zip(graph.inputs, inputs, strict=True)
+    }
+    exact = _exact_values(graph, inputs)
+    for node in graph.nodes():
+        if node.is_input:
+            continue
+        if node.is_constant:
+            assert node.data is not None
+            values[node] = node.data
+        else:
+            operands = [values[operand] for operand in node.inputs]
+            result = evaluate_node(node, operands, precise=True)
+            if node in exact:
+                *precise, value = exact[node]
+                least = _CHANGE * _UNSTEADY[node.op](node, precise, operands, value)
+                with np.errstate(all="ignore"):
+                    result = np.where(np.abs(result - value) < least, value + least, result)
+            values[node] = changed(result, node)
+    return values[graph.outputs[0]]
+
+
+def _exact_values(graph: Graph, inputs: Sequence[np.ndarray]) -> dict[Node, list[np.ndarray]]:
+    """Of each operator that weighs: its operands, and its result."""
+    return {
+        node: evaluate(Graph(graph.inputs, (*node.inputs, node)), inputs, precise=True)
+        for node in graph.nodes()
+        if node.op in _UNSTEADY
+    }
+
+
+# What an operator that weighs makes of changes of its scores, in units of the change. Two scores that change alike
+# leave the weights as they are, by an accident that rounding does not have: so these are added up instead of tried.
+
+
+def _of_weights(
+    node: Node, exact: Sequence[np.ndarray], changed: Sequence[np.ndarray], result: np.ndarray
+) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        scores = exact[0]
+        moved = np.maximum(np.abs(scores), np.abs(changed[0] - scores) / _CHANGE)
+        moved = np.nan_to_num(moved, nan=0.0, posinf=0.0)
+        weights = np.nan_to_num(result if node.op == "softmax" else np.exp(result))
+        others = np.sum(weights * moved, axis=node.attrs["axis"], keepdims=True) - weights * moved
+        logarithm = (1.0 - weights) * moved + others
+        return weights * logarithm if node.op == "softmax" else logarithm
+
+
+def _of_attention(
+    node: Node, exact: Sequence[np.ndarray], changed: Sequence[np.ndarray], result: np.ndarray
+) -> np.ndarray:
+    """The size of what a score is the sum of, times how far apart the values are that it weighs. Both are themselves
+    means with the same weights."""
+    query, key, value, *mask = exact
+    oracle = op_of(node.op).oracle
+    with np.errstate(all="ignore"):
+        keys = oracle(node.attrs, query, key, np.abs(key), *mask)
+        sizes = abs(node.attrs["scale"]) * np.sum(np.abs(query) * keys, axis=-1, keepdims=True)
+        squares = oracle(node.attrs, query, key, value * value, *mask)
+        apart = np.sqrt(np.maximum(squares - result * result, 0.0))
+        return np.nan_to_num(sizes * apart, nan=0.0, posinf=0.0)
+
+
+_UNSTEADY: dict[str, Callable[..., np.ndarray]] = {
+    "softmax": _of_weights,
+    "log_softmax": _of_weights,
+    "attention": _of_attention,
+}
+RELATIVE = {"layer_norm", "group_norm"}  # to a mean
+
+
+def typical_size(answer: np.ndarray, axis: int | None) -> np.ndarray:
+    """The size of a typical element, for each one: of all, or of those in the same place of an axis."""
+    if not answer.size or answer.dtype.kind != "f":
+        return np.zeros(answer.shape)
+    with np.errstate(all="ignore"):
+        squares = np.where(np.isfinite(answer), answer, 0.0).astype(np.float64) ** 2
+    others = tuple(number for number in range(answer.ndim) if number != axis)
+    return np.broadcast_to(np.sqrt(np.mean(squares, axis=others, keepdims=True)), answer.shape)
+
+
+def allowed_errors(
+    graph: Graph,
+    answer: np.ndarray,
+    changed: np.ndarray,
+    dtype: DType,
+    typical: np.ndarray,
+    bound: float,
+    least_share: float,
+) -> np.ndarray:
+    """How far each element may be off, as float32; 0 for one that is no number and must be the same."""
+    if not dtype.is_float:
+        moved = np.abs(answer.astype(np.float64) - changed)
+        steps = 1 if dtype.is_integer else 0  # by which a rounding may turn out differently
+        return np.where(moved > steps, np.inf, moved).astype(np.float32)
+    operators = {node.op for node in graph.nodes()}
+    jump = (
+        _JUMP_OF_DISTANCES
+        if operators & RELATIVE
+        else _JUMP_OF_WEIGHTS
+        if operators & set(_UNSTEADY)
+        else _JUMP
+    )
+    with np.errstate(all="ignore"):
+        finite, stays = np.isfinite(answer), np.isfinite(changed)
+        comparable = finite & stays
+        size = np.where(finite, np.abs(answer), 0.0)
+        shift = np.where(comparable, np.abs(changed.astype(np.float64) - answer) / _CHANGE, 0.0)
+        jumps = shift > jump * (size + typical)
+        shift[jumps] = 0.0
+        limits = ml_dtypes.finfo(dtype.numpy)
+        scale = size + _largest_nearby(shift) + least_share * typical
+        allowed = bound * scale + float(limits.tiny)
+        allowed[jumps | (size > 0.5 * float(limits.max))] = np.inf
+        same = (answer == changed) | (np.isnan(answer) & np.isnan(changed))
+        allowed = np.where(comparable, allowed, np.where(same, 0.0, np.inf))
+        result: np.ndarray = allowed.astype(np.float32)
+    return result
+
+
+def _largest_nearby(values: np.ndarray) -> np.ndarray:
+    result = values.copy()
+    distance = 1
+    while distance < min(_NEAR, result.size):  # twice as far with each step
+        before = result.copy()
+        np.maximum(result[distance:], before[:-distance], out=result[distance:])
+        np.maximum(result[:-distance], before[distance:], out=result[:-distance])
+        distance *= 2
+    return result

@@ -1,0 +1,125 @@
+"""The last columns of a matrix product, too few for a vector: summed along the taps, a vector of them at a time.
+
+    for every few rows of the block:
+      acc[row, column, :] = 0
+      for taps, in vectors: acc += data[row, taps] * weight[column, taps]
+      out[row, column] = epilogue(the sum of acc[row, column, :])
+
+As a vector of columns they would cost as much as a whole one; so they cost as many lanes as they are. Their weight is
+stored behind the panels, column by column.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.loops.ir import Across, Buffer, For, Kind, Scope, Stmt, Store, block, nest
+from tilewright.loops.tiling import Tiles, extent_of, with_values
+from tilewright.space.template import Terms
+from tilewright.space.templates.cpu.product import Product
+from tilewright.te.index import coefficient, linear
+
+if TYPE_CHECKING:
+    from tilewright.space.templates.cpu.contraction_nest import ContractionNest
+
+_MOST_ROWS = 8
+_FEW = 3 / 8  # of a vector: more cost less in one
+_PAYS = 1 / 32  # of the lanes computed, what must be saved
+_ADDED_UP = 10.0  # instructions that add up the lanes of a vector
+_STRADDLING = 0.75  # cycles for a vector in two cache lines
+_LONG = 8  # vectors of taps, which make up for adding up the lanes
+_CHEAP = {"add", "sub", "mul", "min", "max"}  # what an epilogue may do to one element at a time
+
+
+def columns_apart(product: Product, lanes: int) -> int:
+    """How many columns behind the last whole vector are better summed so; 0: none."""
+    vectors, columns = divmod(product.vector.extent, lanes)
+    if not vectors or not 0 < columns <= _FEW * lanes or not _can_be_apart(product, lanes):
+        return 0
+    return columns if (1 - columns / lanes) / (vectors + 1) >= _PAYS else 0
+
+
+def tail_terms(product: Product, columns: int, lanes: int, registers: int) -> Terms:
+    rows = extent_of(product.rows)
+    steps = rows * -(-product.length // lanes)
+    each = steps / _rows_at_once(columns, registers)
+    return Terms(
+        arithmetic=columns * (steps + rows * _ADDED_UP),
+        loads=steps + each * columns,
+        stores=float(rows * columns),
+        branches=each,
+        scalar=steps * _STRADDLING,
+    )
+
+
+def _can_be_apart(product: Product, lanes: int) -> bool:
+    """Whether rows of the data and columns of the weight are vectors of taps, and what is done with a sum is little."""
+    load, data = product.weight_load, product.data
+    if type(product) is not Product or product.shared or len(product.rows) != 1 or len(product.taps) != 1:
+        return False
+    if not isinstance(data, te.Load) or product.weight != load or not product.constant_weight:
+        return False
+    (tap,) = product.taps
+    form, source = linear(load.indices[0]), load.source
+    assert isinstance(source, Buffer)
+    whole = set(form.terms) == {tap, product.vector} and not form.constant
+    formula = product.formula
+    readers = [x for e in formula.expressions() for x in te.loads(e) if x.source == source]
+    calls = [node.op for node in te.walk(formula.value) if isinstance(node, te.Call)]
+    return (
+        whole
+        and source.size == tap.extent * product.vector.extent
+        and len(readers) == 1
+        and {data.dtype, load.dtype, product.reduction.result.dtype} == {DType.F32}
+        and coefficient(data.indices[0], tap) == 1
+        and tap.extent >= _LONG * lanes
+        and _CHEAP.issuperset(calls)
+    )
+
+
+def _rows_at_once(columns: int, registers: int) -> int:
+    """Rows whose sums stay in registers, beside a vector of each column."""
+    return max(1, min(_MOST_ROWS, (registers - 2 - columns) // columns))
+
+
+def tail(nest_: ContractionNest, columns: int, registers: int) -> Stmt:
+    """The last `columns` of the current block."""
+    product, shape, lanes = nest_.product, nest_.shape, nest_.lanes
+    assert nest_.packed is not None
+    rows = min(shape.block, _rows_at_once(columns, registers))
+    tiles = Tiles(te.Var("row", shape.block), rows)
+    tap, first_row = product.taps[0], nest_.block_start + tiles.start()
+    behind = nest_.packed.packing.size - columns * tap.extent
+    sums = Buffer("tail", DType.F32, rows * columns * lanes, Scope.REGISTER)
+    row, column, lane = te.Var("tr", rows), te.Var("tc", columns), te.Var("v", lanes)
+    in_tile = [(row, Kind.UNROLL), (column, Kind.UNROLL), (lane, Kind.VECTOR)]
+    place = (row * columns + column) * lanes + lane
+    data = te.substitute(product.data, {product.rows[0]: first_row + row})
+    weight = te.Load(nest_.packed.load.source, (column * tap.extent + tap + behind,))
+    zero = te.const(0.0, DType.F32)
+
+    def step(first: te.Expr, *, whole: bool) -> Stmt:
+        operands = [te.substitute(operand, {tap: first + lane}) for operand in (data, weight)]
+        if not whole:
+            inside = te.call("lt", first + lane, te.as_index(tap.extent))
+            operands = [te.Select(inside, operand, zero) for operand in operands]
+        return nest(in_tile, Store(sums, place, te.call("fma", *operands, te.Load(sums, (place,)))))
+
+    taps = te.Var("taps", tap.extent // lanes)
+    summing: list[Stmt] = [For(taps, Kind.SERIAL, step(taps * lanes, whole=True))]
+    if tap.extent % lanes:
+        summing.append(step(te.as_index(taps.extent * lanes), whole=False))
+    finish: list[Stmt] = []
+    for r in range(rows):
+        for c in range(columns):
+            total = Across("sum", sums, (r * columns + c) * lanes, lanes)
+            at = {
+                product.rows[0]: first_row + r,
+                product.vector: te.as_index(product.vector.extent - columns + c),
+            }
+            value, store = nest_._result(total), nest_.formula.store
+            finish.append(Store(nest_.formula.output, te.substitute(store, at), te.substitute(value, at)))
+    begin = nest(in_tile, Store(sums, place, zero))
+    return with_values(nest([(tiles.var, Kind.SERIAL)], block(begin, *summing, *finish)), {})

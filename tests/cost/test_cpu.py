@@ -42,6 +42,12 @@ def test_threads_divide_the_work_and_uneven_iterations_do_not() -> None:
     assert seconds(replace(TERMS, iterations=1), host(), 2) == one
 
 
+def test_iterations_enough_for_threads_to_balance_are_a_little_better() -> None:
+    few, some, enough, more = (seconds(replace(TERMS, iterations=n), host(), 2) for n in (2, 8, 16, 1000))
+    assert enough < some < few < 1.1 * enough
+    assert enough == more
+
+
 def test_what_is_prefetched_hides_behind_the_arithmetic() -> None:
     hidden = replace(TERMS, prefetched=TERMS.from_memory)
     assert seconds(hidden, host(), 2) < seconds(TERMS, host(), 2)

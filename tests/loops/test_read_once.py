@@ -91,6 +91,17 @@ def test_what_is_bound_by_reading_reads_several_places(operator: str, planes: in
     assert statements(program, Prefetch)
 
 
+def test_windows_over_a_part_of_rows_ask_for_nothing_else() -> None:
+    inputs = Inputs()
+    attrs = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1), "dilation": (1, 1), "ceil_mode": False}
+    ends = {"starts": (0, 0, 0, 0), "stops": (1, 16, 8, 112), "steps": (1, 1, 1, 1)}
+    part = apply("slice", inputs(1, 16, 8, 1000), **ends)
+    task = inputs.task(apply("max_pool", part, layout="channels_first", **attrs))
+    program = check(task, with_vectors(64, streams=True))
+    assert program.decisions.startswith("pooled") and "streamed" in program.decisions
+    assert not statements(program, Prefetch)
+
+
 def test_nan_wins_in_its_windows_alone() -> None:
     inputs = Inputs()
     attrs = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1), "dilation": (1, 1), "ceil_mode": False}
@@ -130,7 +141,7 @@ def test_columns(kind: str, groups: int, rows: int, columns: int, dtype: DType, 
     assert program.decisions.startswith("columns")
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     name=st.sampled_from(["argmax", "argmin"]),
     rows=st.integers(9, 40),

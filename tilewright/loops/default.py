@@ -10,7 +10,8 @@ Seven shapes of loop nest cover every formula:
   pooling, sums over leading axes). A tile of `rows x vectors` accumulators stays in registers while the reduction
   runs.
 - `pooled`: the same where windows move along the vector axis: their columns first, then their rows (`pooled.py`).
-- `columns`: the same where a long sum reads every element once: accumulators in the first cache (`columns.py`).
+- `columns`: the same where a long sum, or an extreme with its place, reads every element once: accumulators in the
+  first cache (`columns.py`).
 - `rowwise`: reductions that are contiguous along the *reduced* axis (softmax, norms, sums over the last axis). Lanes
   hold partial results, combined at the end of the row (`rowwise.py`).
 

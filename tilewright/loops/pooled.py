@@ -282,7 +282,9 @@ class _Pool:
         (index,) = load.indices
         assert isinstance(load.source, Buffer)
         apart, line = coefficient(index, self.outer[-1]) or 0, _LINE // load.dtype.bytes
-        if apart <= 0:
+        pitch = min(coefficient(index, axis) or 0 for axis in self.windows.down)
+        # What lies between rows far apart would be asked for along with them.
+        if apart <= 0 or pitch > 2 * (self.windows.end - self.windows.begin):
             return []
         values = dict.fromkeys((*self.windows.down, self.windows.column), te.as_index(0))
         first = te.substitute(index, values) + (self.count * apart + self.windows.begin)

@@ -17,6 +17,7 @@ from tilewright.dtypes import DType
 from tilewright.loops.formula import Formula
 from tilewright.loops.gpu.places import positions, step_of
 from tilewright.loops.gpu.tensor import ComputedOperand, MatrixOperand, Operand, WindowOperand
+from tilewright.loops.guards import conjuncts
 from tilewright.loops.ir import Buffer
 from tilewright.loops.tiling import columns_of
 from tilewright.runtime.packing import Packing
@@ -284,7 +285,7 @@ def _bits(work: MatrixWork) -> tuple[te.Expr | None, dict[te.Var, te.Expr]] | No
     """The guard as (condition on rows alone, condition of each axis of k); None where one joins two of these."""
     by_axis: dict[te.Var, list[te.Expr]] = {}
     of_row: list[te.Expr] = []
-    for condition in _conjuncts(work.guard) if work.guard is not None else []:
+    for condition in conjuncts(work.guard) if work.guard is not None else []:
         axes = te.variables(condition) & set(work.k)
         if len(axes) > 1:
             return None
@@ -293,9 +294,3 @@ def _bits(work: MatrixWork) -> tuple[te.Expr | None, dict[te.Var, te.Expr]] | No
         return None
     joined = {axis: te.all_of(conditions) for axis, conditions in by_axis.items()}
     return te.all_of(of_row), {axis: c for axis, c in joined.items() if c is not None}
-
-
-def _conjuncts(condition: te.Expr) -> list[te.Expr]:
-    if isinstance(condition, te.Call) and condition.op == "and":
-        return [part for arg in condition.args for part in _conjuncts(arg)]
-    return [condition]

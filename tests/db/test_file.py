@@ -273,6 +273,38 @@ def test_on_a_network_there_is_no_write_ahead_log(tmp_path: Path) -> None:
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
+def test_a_version_is_read_of_one_moment(tmp_path: Path) -> None:
+    """Another process makes the table after this one has read half of what tells the version."""
+    ours, other = (sqlite3.connect(tmp_path / "tuning.sqlite", isolation_level=None) for _ in range(2))
+    ours.execute("PRAGMA journal_mode = wal")
+
+    def interrupted(statement: str) -> None:
+        if statement == "PRAGMA application_id":
+            ours.set_trace_callback(None)
+            schema.migrate(other)
+
+    ours.set_trace_callback(interrupted)
+    schema.migrate(ours)
+    assert ours.execute("PRAGMA user_version").fetchone() == (len(schema.STEPS),)
+    ours.close()
+    other.close()
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_writer_goes_on_in_the_new_file_when_its_own_is_taken_away(path: Path, deleted: bool) -> None:
+    with Database.open(path) as database:
+        for suffix in ("", "-wal", "-shm"):
+            old = Path(f"{path}{suffix}")
+            if deleted:
+                old.unlink(missing_ok=True)
+            elif old.exists():
+                old.rename(f"{old}.aside")
+        database.add([record(100)])
+        database.add([record(101)])
+    with Database.open(path) as again:
+        assert again.records() == [record(100), record(101)]
+
+
 @pytest.mark.parametrize("network", [False, True])
 def test_writers_at_once_lose_nothing(tmp_path: Path, network: bool) -> None:
     assert faults.writers(3, 15, tmp_path, network=network) == faults.Lost(45, 0)

@@ -168,7 +168,9 @@ class Database:
                 with contextlib.suppress(sqlite3.Error):
                     connection.execute("ROLLBACK")
                 raise
-            return connection.total_changes - before
+        if self._moved():  # committed to a file that another process has set aside, perhaps after it was read
+            raise sqlite3.DatabaseError("another process has set the file aside")
+        return connection.total_changes - before
 
     def run(self, action: Callable[[sqlite3.Connection], T]) -> T:
         """For maintenance: `action` on the connection itself."""
@@ -213,7 +215,7 @@ class Database:
     def _connect(self) -> None:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._connection = connect(self.path, network=self.network)
+            self._open()
         except (sqlite3.Error, OSError) as error:
             if isinstance(error, OSError) or is_circumstance(error):
                 self._connect_to_read(error)
@@ -222,7 +224,13 @@ class Database:
             return
         except DatabaseFileError as error:
             raise type(error)(f"{self.path}: {error.message}") from None
+
+    def _open(self) -> None:
+        self._connection = connect(self.path, network=self.network)
         self._inode = inode(self.path)
+
+    def _moved(self) -> bool:
+        return self._inode is not None and inode(self.path) != self._inode
 
     def _connect_to_read(self, error: Exception) -> None:
         self._cannot_write(error)
@@ -241,7 +249,7 @@ class Database:
             try:
                 return action(self._connection)
             except sqlite3.DatabaseError as error:
-                moved = self._inode is not None and inode(self.path) != self._inode
+                moved = self._moved()
                 if not last and (moved or not is_circumstance(error)):
                     with contextlib.suppress(sqlite3.Error):
                         self._connection.close()
@@ -266,8 +274,7 @@ class Database:
                         with contextlib.suppress(FileNotFoundError):
                             os.rename(f"{self.path}{suffix}", f"{aside}{suffix}")
                     self.set_aside.append(aside)
-                self._connection = connect(self.path, network=self.network)
-                self._inode = inode(self.path)
+                self._open()
         except (OSError, sqlite3.Error) as reason:
             self._cannot_write(reason)
             aside = aside if aside.exists() else self.path

@@ -9,9 +9,10 @@ believed: whoever reads a row looks into its body.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tilewright.errors import DatabaseFileError, DatabaseVersionError
@@ -94,9 +95,12 @@ def migrate(connection: sqlite3.Connection, steps: Sequence[Sequence[str]] = STE
 
 
 def _version(connection: sqlite3.Connection, known: int = len(STEPS)) -> int:
-    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    mark = int(connection.execute("PRAGMA application_id").fetchone()[0])
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    with _one_moment(connection):
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        mark = int(connection.execute("PRAGMA application_id").fetchone()[0])
+        tables = {
+            name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
     if not tables and not version and not mark:
         return 0
     if mark != _MARK + version:
@@ -108,6 +112,19 @@ def _version(connection: sqlite3.Connection, known: int = len(STEPS)) -> int:
             f"the tuning database has format {version}, and this version of Tilewright knows up to {known}"
         )
     return version
+
+
+@contextlib.contextmanager
+def _one_moment(connection: sqlite3.Connection) -> Iterator[None]:
+    """What is read inside is of one moment, whatever other processes commit meanwhile."""
+    if connection.in_transaction:
+        yield
+        return
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        connection.execute("ROLLBACK")
 
 
 def _set_journal(connection: sqlite3.Connection, wanted: str) -> None:

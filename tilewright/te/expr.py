@@ -20,11 +20,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
 
 from tilewright.dtypes import DType
 from tilewright.te.scalars import SCALARS
 
 Number = int | float | bool
+C = TypeVar("C", bound=type)
+
+
+def _hashed_once(cls: C) -> C:
+    """Expressions are the keys of many tables, and the hash of one goes through everything below it."""
+    of_all_parts: Callable[[Any], int] = cls.__hash__
+
+    def hashed(self: Any) -> int:
+        known: dict[str, Any] = self.__dict__
+        if "_hash" not in known:
+            known["_hash"] = of_all_parts(self)
+        return int(known["_hash"])
+
+    def state(self: Any) -> dict[str, Any]:
+        """Strings have other hashes in another process."""
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
+    cls.__hash__ = hashed  # type: ignore[method-assign, assignment]
+    cls.__getstate__ = state  # type: ignore[attr-defined]
+    return cls
 
 
 class Expr:
@@ -83,6 +105,7 @@ class Var(Expr):
     dtype = DType.I64
 
 
+@_hashed_once
 @dataclass(frozen=True)
 class Load(Expr):
     """The element of `source` at `indices`. In tensor expressions the source is a `Tensor`; in loop programs, a flat
@@ -96,6 +119,7 @@ class Load(Expr):
         return self.source.dtype
 
 
+@_hashed_once
 @dataclass(frozen=True)
 class Call(Expr):
     """A scalar function of `te.scalars.SCALARS` applied to arguments."""
@@ -105,6 +129,7 @@ class Call(Expr):
     dtype: DType
 
 
+@_hashed_once
 @dataclass(frozen=True)
 class Cast(Expr):
     """Conversion as C does it; float to integer truncates, anything to bool is `!= 0`."""
@@ -113,6 +138,7 @@ class Cast(Expr):
     dtype: DType
 
 
+@_hashed_once
 @dataclass(frozen=True)
 class Select(Expr):
     """`then` where `cond`, else `other`; lazy in its loads."""
@@ -126,6 +152,7 @@ class Select(Expr):
         return self.then.dtype
 
 
+@_hashed_once
 @dataclass(frozen=True)
 class Reduce(Expr):
     """`kind` ("sum", "prod", "max", "min", "any", "all") of `body` over all values of `axes`."""
@@ -346,7 +373,12 @@ def unguarded_loads(expr: Expr) -> list[Load]:
 
 
 def variables(expr: Expr) -> set[Var]:
-    return {node for node in walk(expr) if isinstance(node, Var)}
+    return set(_variables(expr))
+
+
+@lru_cache(maxsize=65536)
+def _variables(expr: Expr) -> frozenset[Var]:
+    return frozenset(node for node in walk(expr) if isinstance(node, Var))
 
 
 def stages(output: Tensor) -> list[Compute]:

@@ -538,7 +538,11 @@ class _Emitter:
             self.pointers[memory] = scratch
         pointer, kind = self.pointers[memory], stored_type(buffer.dtype)
         if base is not None:
-            pointer = self.builder.gep(pointer, [base], source_etype=kind)
+            start = pointer
+            pointer = self.known(
+                ("pointer", start, buffer.dtype, base),
+                lambda: self.builder.gep(start, [base], source_etype=kind),
+            )
         return self.builder.gep(pointer, [I64(constant)], source_etype=kind) if constant else pointer
 
     def _uniform_mask(self, masks: list[Typed]) -> ir.Value | None:

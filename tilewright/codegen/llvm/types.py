@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from llvmlite import ir
 
@@ -58,10 +59,16 @@ def splat(builder: ir.IRBuilder, typed: Typed, lanes: int) -> Typed:
     if typed.lanes == lanes:
         return typed
     assert typed.lanes == 1, f"{typed.lanes} lanes cannot become {lanes}"
-    vector = ir.VectorType(typed.value.type, lanes)
     if isinstance(typed.value, ir.Constant):
+        vector = ir.VectorType(typed.value.type, lanes)
         return Typed(ir.Constant(vector, [typed.value.constant] * lanes), typed.dtype, lanes)
-    undefined = ir.Constant(vector, ir.Undefined)
+    undefined, first = _splatting(typed.value.type, lanes)
     single = builder.insert_element(undefined, typed.value, I64(0))
-    picks = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
-    return Typed(builder.shuffle_vector(single, undefined, picks), typed.dtype, lanes)
+    return Typed(builder.shuffle_vector(single, undefined, first), typed.dtype, lanes)
+
+
+@lru_cache(maxsize=256)
+def _splatting(element: ir.Type, lanes: int) -> tuple[ir.Constant, ir.Constant]:
+    """A vector of nothing, and the choice of its first lane for all: each is spelled out lane by lane, and often."""
+    undefined = ir.Constant(ir.VectorType(element, lanes), ir.Undefined)
+    return undefined, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)

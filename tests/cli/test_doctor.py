@@ -1,14 +1,17 @@
-"""What `doctor` says of a card's speed: measured now, before, or not at all, and why."""
+"""What `doctor` says of speeds: measured now, before, or not at all, and why."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from tilewright.cli.doctor import _speed
+from tilewright.cli.doctor import _speed, show_calibration
+from tilewright.hw import host
 from tilewright.hw.gpu import H200
-from tilewright.measure.calibration import keep_at
+from tilewright.measure.calibration import keep_at, nominal
 from tilewright.measure.gpu_calibration import VERSION, GpuCalibration, _key
 from tilewright.runtime.cuda import device
 
@@ -33,3 +36,13 @@ def test_a_measurement_that_failed_is_told_with_its_reason() -> None:
         "; 4000 GB/s copy, 600 TFLOP/s fp16 by mma.sync (of an earlier time)"
     )
     assert _speed(H200, measure=False) == "4000 GB/s copy, 600 TFLOP/s fp16 by mma.sync"
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.6, True), (0.98, False)])
+def test_figures_that_other_work_disturbed_are_said_to_be_lost(
+    capsys: pytest.CaptureFixture[str], share: float, told: bool
+) -> None:
+    found = msgspec.structs.replace(nominal(host()), measured=True, share=share)
+    show_calibration(asdict(host().caches), msgspec.to_builtins(found))
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("60% of the processor came to this measurement): these figures are not kept" in said) is told

@@ -18,7 +18,7 @@ from tilewright.loops.interpret import interpret_program
 from tilewright.loops.verify import verify_program
 from tilewright.measure import calibrate as module
 from tilewright.measure import calibration as records
-from tilewright.measure.calibrate import believed, calibrate, calibrated, peak_flops, steps_down
+from tilewright.measure.calibrate import believed, calibrate, peak_flops, steps_down
 from tilewright.measure.calibration import calibration_for, machine_key, nominal, stored
 
 SIZES = [round(8192 * 2 ** (step / 2)) for step in range(30)]
@@ -82,17 +82,32 @@ def test_nothing_is_measured_without_being_asked(monkeypatch: pytest.MonkeyPatch
     assert not found.measured and found.sensible and found == nominal(host())
 
 
-def test_a_measurement_is_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def in_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ARRAY_BYTES", 8 << 20)
     monkeypatch.setattr(module, "_PASSES", 1)
     monkeypatch.setattr(module, "_READ_BYTES", 8 << 20)
+
+
+def test_a_measurement_is_kept(in_short: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST_SHARE", 0.0)
     machine = replace(host(), cores=1)
     found = calibrate(machine)
     assert found.measured and found.sensible and found.machine == machine_key(machine)
     assert 1e8 < found.one.flops < 1e13 and 1e8 < found.one.memory < 1e13
-    monkeypatch.setattr(module, "calibrate", None)
-    assert calibrated(machine) == calibration_for(machine) == found
+    assert 0 < found.share < 1.2
+    assert calibration_for(machine) == found
     assert stored(replace(machine, cores=7)) is None
+
+
+def test_a_measurement_beside_other_work_is_not_kept(in_short: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = replace(host(), cores=1)
+    monkeypatch.setattr(module, "LEAST_SHARE", 2.0)  # more than there is
+    assert calibrate(machine).measured and stored(machine) is None
+    earlier = msgspec.structs.replace(nominal(machine), measured=True)
+    records.keep(machine, earlier)
+    calibrate(machine)
+    assert stored(machine) == earlier
 
 
 @pytest.mark.parametrize(

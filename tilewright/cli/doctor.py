@@ -15,7 +15,7 @@ from tilewright.cli.output import console, print_table
 from tilewright.errors import TilewrightError
 from tilewright.hw import host
 from tilewright.hw.gpu import GpuMachine, detect
-from tilewright.measure.calibrate import calibrate
+from tilewright.measure.calibrate import LEAST_SHARE, calibrate
 from tilewright.measure.calibration import calibration_for
 from tilewright.runtime import threads
 
@@ -123,6 +123,11 @@ def show_calibration(stated: dict[str, int], calibration: dict[str, Any]) -> Non
             f"{found} on {figures['threads']} thread(s): {figures['flops'] / 1e9:.0f} GFLOP/s fp32, "
             f"{figures['memory'] / 1e9:.1f} GB/s read, {figures['copy'] / 1e9:.1f} GB/s copy; "
             f"from L1, L2, L3: {figures['l1'] / 1e9:.0f}, {figures['l2'] / 1e9:.0f}, {figures['l3'] / 1e9:.0f} GB/s"
+        )
+    if calibration["share"] < LEAST_SHARE:
+        console.print(
+            f"other work was running ({calibration['share']:.0%} of the processor came to this measurement): these"
+            " figures are not kept; measure again when the machine is idle"
         )
 
 

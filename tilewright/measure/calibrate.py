@@ -27,7 +27,6 @@ from tilewright.measure.calibration import (
     Speeds,
     keep,
     machine_key,
-    stored,
 )
 from tilewright.measure.single import SingleKernel
 from tilewright.runtime.executor import aligned_empty
@@ -42,21 +41,30 @@ _READ_BYTES = 256 << 20  # by one call, however small the array: milliseconds ag
 _SMALLEST_ARRAY = 8 << 10
 _PASSES = 4  # over all sizes: the fastest counts, others were disturbed
 _CLEAR_STEP = 1.2  # a smaller change of speed says nothing about a capacity
+LEAST_SHARE = 0.9  # of the processor
 _AGREEMENT = 1.5  # sizes grow by sqrt(2): closer than this, the system's word is the better figure
 
 
-def calibrated(machine: CpuMachine) -> Calibration:
-    """The figures that are kept of this machine, or those measured now, which takes some seconds."""
-    return stored(machine) or calibrate(machine)
-
-
 def calibrate(machine: CpuMachine) -> Calibration:
-    """Measure, and keep the result."""
+    """Measure, which takes some seconds, and keep the result, unless other work was running: what is kept counts for a
+    long time."""
+    before = share_of_processor(machine)
     capacities = measured_capacities(machine)
     one, every = (speeds(machine, capacities, threads) for threads in (1, machine.cores))
-    result = Calibration(VERSION, machine_key(machine), True, capacities, one, every)
-    keep(machine, result)
+    share = min(before, share_of_processor(machine))
+    result = Calibration(VERSION, machine_key(machine), True, capacities, one, every, share)
+    if share >= LEAST_SHARE:
+        keep(machine, result)
     return result
+
+
+def share_of_processor(machine: CpuMachine) -> float:
+    """How much of the time of all cores comes to threads that never rest: less than 1 where others want them too."""
+    kernel, operands, _ = peak_kernel(machine, machine.cores)
+    kernel(operands)
+    begin, used = time.perf_counter(), time.process_time()
+    kernel.seconds(operands)
+    return (time.process_time() - used) / (time.perf_counter() - begin) / machine.cores
 
 
 def speeds(machine: CpuMachine, capacities: Capacities, threads: int) -> Speeds:

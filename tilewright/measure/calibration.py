@@ -1,4 +1,5 @@
-"""What a machine can do at most, as a record: measured once by `calibrate.py` and kept, or nominal until then.
+"""What a machine can do at most, as a record: measured by `calibrate.py` while nothing else ran, and kept; nominal
+until then.
 
 One JSON file per machine description under `calibration/` of the cache folder. What cannot be read, is of another
 version or makes no sense counts as absent, and is measured again when somebody asks for a measurement.
@@ -63,6 +64,7 @@ class Calibration(msgspec.Struct, frozen=True):
     capacities: Capacities
     one: Speeds
     all: Speeds
+    share: float = 1.0  # of the processor that came to this while it was measured
 
     @property
     def sensible(self) -> bool:

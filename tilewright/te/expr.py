@@ -32,7 +32,8 @@ C = TypeVar("C", bound=type)
 
 def _hashed_once(cls: C) -> C:
     """Expressions are the keys of many tables, and the hash of one goes through everything below it."""
-    of_all_parts: Callable[[Any], int] = cls.__hash__
+    made: Any = cls
+    of_all_parts: Callable[[Any], int] = made.__hash__
 
     def hashed(self: Any) -> int:
         known: dict[str, Any] = self.__dict__
@@ -44,8 +45,7 @@ def _hashed_once(cls: C) -> C:
         """Strings have other hashes in another process."""
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
-    cls.__hash__ = hashed  # type: ignore[method-assign, assignment]
-    cls.__getstate__ = state  # type: ignore[attr-defined]
+    made.__hash__, made.__getstate__ = hashed, state
     return cls
 
 

@@ -78,10 +78,8 @@ def check(
     arrays = arrays or [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
     (expected,) = evaluate(task.graph, arrays, precise=True)
     flat = [np.ascontiguousarray(a).reshape(-1) for a in arrays]
-    results = [
-        SingleKernel(program, machine, threads=2)(flat),
-        run_program(program, flat, machine=machine, pieces=3),
-    ]
+    kernel = SingleKernel(program, machine, threads=2)
+    results = [kernel(flat), run_program(program, flat, pieces=3, built=kernel.built)]
     if slow:
         results.append(interpret_program(program, flat))
     for result in results:
@@ -406,7 +404,7 @@ def test_rows_that_end_within_a_line_are_written_together(make, rows: int, colum
     check(task, machine)
     if make is not group_norm and columns % machine.lanes(F32):
         program = checked_program(task, machine)
-        assert "rows at a time" in program.decisions
+        assert "rows at a time" in program.decisions or "lines of two rows" in program.decisions
         lines = [s for s in statements(program, Store) if isinstance(s, Store) and s.buffer.name == "out"]
         assert all(stmt.streamed for stmt in lines)
 
@@ -414,7 +412,7 @@ def test_rows_that_end_within_a_line_are_written_together(make, rows: int, colum
 def test_a_group_of_rows_is_written_while_the_next_one_is_computed() -> None:
     inputs = Inputs()
     caches = dataclasses.replace(SMALL_CACHES, l2=1 << 20)
-    machine = dataclasses.replace(with_vectors(64), caches=caches, cores=1)
+    machine = dataclasses.replace(with_vectors(32), caches=caches, cores=1)
     program = check(inputs.task(softmax(inputs, 16 * 8, 70)), machine)
     loops = [s for s in walk_stmts(program.body) if isinstance(s, For) and s.var.name == "turn"]
     written = [{s.buffer.name for s in walk_stmts(loop) if isinstance(s, Store)} for loop in loops]

@@ -308,6 +308,40 @@ def test_rows_are_written_while_the_next_are_computed(make, rows: int, columns: 
     assert ("behind" in program.decisions) == (written >= machine.caches.last and rows > 1)
 
 
+@settings(max_examples=6, deadline=None)
+@given(
+    make=st.sampled_from([softmax, layer_norm]),
+    groups=st.integers(1, 3),
+    columns=st.integers(65, 209).filter(lambda n: n % 16),
+)
+def test_lines_that_two_rows_share_wait_for_the_second(make, groups: int, columns: int) -> None:
+    inputs = Inputs()
+    rows = 16 * groups
+    task = inputs.task(make(inputs, rows, columns))
+    arrays = [array(*node.shape, seed=i) for i, node in enumerate(task.graph.inputs)]
+    arrays[0][rows // 2, columns - 1] = arrays[0][rows - 1, 0] = np.nan
+    machine = with_vectors(64, streams=True)
+    with np.errstate(all="ignore"):
+        program = check(task, machine, arrays)
+    if machine.vector_bytes == 64:
+        assert "lines of two rows" in program.decisions
+        assert all(stmt.streamed for stmt in statements(program, Store) if stmt.buffer.name == "out")
+
+
+@pytest.mark.parametrize("make", [softmax, layer_norm])
+@pytest.mark.parametrize("columns", [65, 72])
+def test_lines_that_two_rows_share_as_loops(make, columns: int) -> None:
+    inputs = Inputs()
+    program = check(inputs.task(make(inputs, 16, columns)), with_vectors(64, streams=True), slow=True)
+    assert ("lines of two rows" in program.decisions) == (host().vector_bytes == 64)
+
+
+def test_rows_that_never_end_with_a_line_together_are_written_one_by_one() -> None:
+    inputs = Inputs()
+    program = check(inputs.task(softmax(inputs, 17, 197)), with_vectors(64, streams=True))
+    assert "lines of two rows" not in program.decisions
+
+
 @pytest.mark.parametrize("dtype", [F16, F32, DType.F64])
 @pytest.mark.parametrize("second_cache", [256 << 10, 1280 << 10, 4 << 20])
 @pytest.mark.parametrize("columns", [32000, 65528, 65536, 102400, 262144])

@@ -13,7 +13,7 @@ Seven shapes of loop nest cover every formula:
 - `columns`: the same where a long sum, or an extreme with its place, reads every element once: accumulators in the
   first cache (`columns.py`).
 - `rowwise`: reductions that are contiguous along the *reduced* axis (softmax, norms, sums over the last axis). Lanes
-  hold partial results, combined at the end of the row (`rowwise.py`).
+  hold partial results, combined at the end of the row (`rowwise.py`; `lined.py` where short rows end within a line).
 
 All of them share: the outermost loop is parallel, tiles at the end of an axis are shifted back to overlap instead of
 having a tail loop, an output far larger than the caches goes past them, and the choice between shapes is made by
@@ -33,6 +33,7 @@ from tilewright.loops.elementwise import elementwise_program
 from tilewright.loops.enlarged import enlarged_program
 from tilewright.loops.formula import Formula
 from tilewright.loops.ir import Buffer, Kind, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.lined import lined_program
 from tilewright.loops.pooled import pooled_program
 from tilewright.loops.rowwise import contiguous_last, rowwise_program
 from tilewright.loops.tiling import (
@@ -74,7 +75,7 @@ def default_program(formula: Formula, machine: CpuMachine) -> Program:
     spatial = _best_spatial_axis(formula, machine)
     if spatial is not None and spatial.cost <= _rowwise_cost(formula, machine):
         return columns_program(formula, machine, spatial.axis) or _tiled(formula, machine, spatial.axis)
-    return rowwise_program(formula, machine)
+    return lined_program(formula, machine) or rowwise_program(formula, machine)
 
 
 # -- the choice of the vector axis ------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ class _Rows:
             number
             for number in range(1, passes)
             if number == passes - 1
-            or _is_expensive(formula.reductions[number].body, formula.reductions[number].axes)
+            or is_expensive(formula.reductions[number].body, formula.reductions[number].axes)
         ]
         self.streamed = bool(self.columns) and is_streamed(formula, machine)
         self.staged = self._rows_staged()
@@ -237,7 +237,7 @@ class _Rows:
         lanes = lanes_for(self.formula, self.machine, extent_of(self.columns))
         for number, r in enumerate(self.formula.reductions):
             alike = [a.extent for a in r.axes] == [a.extent for a in self.columns] and len(r.axes) == 1
-            if alike and self._lanes(r) == lanes <= r.length and _is_expensive(r.body, r.axes):
+            if alike and self._lanes(r) == lanes <= r.length and is_expensive(r.body, r.axes):
                 return number
         return None
 
@@ -299,7 +299,7 @@ class _Rows:
                 continue
             needed = set(te.walk(simplify(te.substitute(self.formula.value, renamed))))
             for expr in te.walk(simplify(reduction.body)):
-                if expr in needed and _is_expensive(expr, reduction.axes):
+                if expr in needed and is_expensive(expr, reduction.axes):
                     room = reduction.length + self._lanes(reduction)
                     scope = Scope.REGISTER if self.in_registers else Scope.SCRATCH
                     halves = 1 if self.behind is None else 2
@@ -373,7 +373,7 @@ class _Rows:
         *outer, axis = reduction.axes
         lanes = self._lanes(reduction)
         vectors = -(-axis.extent // lanes)
-        most = _ACCUMULATORS // 2 if _is_expensive(reduction.body, reduction.axes) else _ACCUMULATORS
+        most = _ACCUMULATORS // 2 if is_expensive(reduction.body, reduction.axes) else _ACCUMULATORS
         unroll = max(1, min(most // self.together, vectors))
         size = unroll * lanes
         blocks, rest = te.Var(f"{axis.name}_b", axis.extent // size), axis.extent % size
@@ -430,7 +430,7 @@ class _Rows:
                 one, other = (
                     te.Load(partial, (first + lane + at * lanes,)) for at in (number, number + half)
                 )
-                value = self._combined(reduction, one, other)
+                value = combined(reduction, self.formula, one, other)
                 both = Store(partial, first + lane + number * lanes, value)
                 stmts.append(nest([*rows, (lane, Kind.VECTOR)], both))
             left = half
@@ -466,13 +466,8 @@ class _Rows:
         body = guarded(body, te.reduce_identity(reduction.kind, partial.dtype))
         return [
             *stmts,
-            Store(partial, element, self._combined(reduction, te.Load(partial, (element,)), body)),
+            Store(partial, element, combined(reduction, self.formula, te.Load(partial, (element,)), body)),
         ]
-
-    def _combined(self, reduction: Reduction, so_far: te.Expr, body: te.Expr) -> te.Expr:
-        if nan_arrives_anyway(reduction, self.formula):
-            return te.select(te.call("lt", so_far, body), body, so_far)
-        return updated(reduction, so_far, body)
 
     # -- the result ----------------------------------------------------------------------------------------------------
 
@@ -582,7 +577,14 @@ class _Rows:
         return with_results(value, results)
 
 
-def _is_expensive(expr: te.Expr, axes: Sequence[te.Var]) -> bool:
+def combined(reduction: Reduction, formula: Formula, so_far: te.Expr, body: te.Expr) -> te.Expr:
+    """One step of a reduction of the formula."""
+    if nan_arrives_anyway(reduction, formula):
+        return te.select(te.call("lt", so_far, body), body, so_far)
+    return updated(reduction, so_far, body)
+
+
+def is_expensive(expr: te.Expr, axes: Sequence[te.Var]) -> bool:
     """Whether something in it takes long and is another value for every element of the row."""
     return any(
         isinstance(node, te.Call)

@@ -32,7 +32,7 @@ from tilewright.measure.gpu import GpuProgram
 from tilewright.rewrites.pipeline import run_pipeline
 from tilewright.runtime.cuda.device import Device
 from tilewright.support.trace import Trace
-from tilewright.tune.gpu import choose
+from tilewright.tune.gpu_rule import choose
 from tilewright.tune.oracle import PredictedCosts
 
 LAUNCHES, TURNS = 10, 7

@@ -11,24 +11,35 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
+
+from tests.cli.forked import run_forked
 
 
-def run(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "120", **more}
+
+
+def run_from_nothing(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tilewright.cli", *arguments],
         capture_output=True,
         text=True,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "120", **environment},
+        env=environment(),
         timeout=300,
         check=False,
     )
 
 
+def run(*arguments: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    return run_forked(arguments, folder, environment(**more))
+
+
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cli")
-    done = run("compile", "resnet18", "--small", "-o", "m.tw", folder=folder)
+    done = run_from_nothing("compile", "resnet18", "--small", "-o", "m.tw", folder=folder)
     assert done.returncode == 0, done.stderr
     assert "saved to m.tw" in done.stdout
     assert "building" in done.stderr  # progress, also where there is no terminal
@@ -43,7 +54,7 @@ def test_compile_as_json(tmp_path: Path) -> None:
 
 
 def test_explain_an_artifact(artifact: Path) -> None:
-    done = run("explain", str(artifact), "--json", folder=artifact.parent)
+    done = run_from_nothing("explain", str(artifact), "--json", folder=artifact.parent)
     rows = json.loads(done.stdout)["rows"]
     assert any("conv" in row["label"] for row in rows)
     assert all(row["seconds"] > 0 and row["error"] < 1e-5 for row in rows)
@@ -52,7 +63,7 @@ def test_explain_an_artifact(artifact: Path) -> None:
 
 
 def test_bench(artifact: Path) -> None:
-    alone = json.loads(run("bench", str(artifact), "--json", folder=artifact.parent).stdout)
+    alone = json.loads(run_from_nothing("bench", str(artifact), "--json", folder=artifact.parent).stdout)
     assert alone
     both = json.loads(
         run("bench", "resnet18", "--small", "--rounds", "1", "--json", folder=artifact.parent).stdout
@@ -169,12 +180,8 @@ def _save_open_onnx(path: Path, operator: str = "Softmax", width: int = 3, rows:
 
 
 def test_an_exported_program(tmp_path: Path) -> None:
-    script = (
-        "import torch\n"
-        "model = torch.nn.Linear(4, 3).eval()\n"
-        "torch.export.save(torch.export.export(model, (torch.ones(2, 4),)), 'linear.pt2')\n"
-    )
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=120)
+    model = torch.nn.Linear(4, 3).eval()
+    torch.export.save(torch.export.export(model, (torch.ones(2, 4),)), tmp_path / "linear.pt2")
     assert run("compile", "linear.pt2", folder=tmp_path).returncode == 0
     assert (tmp_path / "linear.tw").exists()
 

@@ -14,8 +14,12 @@ from tests.space.checked import Inputs
 from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
+from tilewright.hw import host
 from tilewright.measure.exam import Case, Exam, WrongResult, draw_exam
+from tilewright.measure.single import SingleKernel
 from tilewright.measure.stored import load_exam, store_exam
+from tilewright.space.template import Work
+from tilewright.tune.choose import choose
 
 
 def matmul(dtype: DType = DType.F32) -> Task:
@@ -207,6 +211,49 @@ def test_a_variance_whose_digits_cancel_is_found(shape: tuple[int, int], share: 
     task = unary("layer_norm", *shape, dims=1, eps=1e-5)
     assert found_wrong(task, lambda x: normalised(x, 1.0)) == []
     assert any(name.startswith("far") for name in found_wrong(task, lambda x: normalised(x, share)))
+
+
+def normalised_sum(dtype: DType) -> Task:
+    x = Inputs()
+    return x.task(
+        apply("layer_norm", apply("add", x(9, 64, dtype=dtype), x(9, 64, dtype=dtype)), dims=1, eps=1e-5)
+    )
+
+
+def chosen_kernel(task: Task, numerics: str) -> Callable[[Case], np.ndarray]:
+    program = choose(Work(task, host(), numerics)).program
+    kernel = SingleKernel(program, host(), numerics=numerics, threads=1)
+    return lambda case: kernel([array.reshape(-1) for array in case.inputs])
+
+
+# In the last there are sums of 1000 and others, whose rounding to 8 bits moves the mean of their row.
+@pytest.mark.parametrize("seed", [1, 2, 3827132642])
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+def test_strict_kernels_are_held_to_what_lies_between_operators_rounded(dtype: DType, seed: int) -> None:
+    task = normalised_sum(dtype)
+    exam = draw_exam(task, "strict", seed)
+    strict, fast = (chosen_kernel(task, numerics) for numerics in ("strict", "fast"))
+    for case in exam.cases:
+        case.error(strict(case))
+    with pytest.raises(WrongResult, match="relative error"):
+        exam.ordinary.error(fast(exam.ordinary))
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+def test_a_rounding_that_strict_numerics_do_not_have_is_found(dtype: DType) -> None:
+    task = normalised_sum(dtype)
+    case = draw_exam(task, "strict", seed=1).ordinary
+    total = sum(array.reshape(9, 64).astype(np.float32) for array in case.inputs).astype(dtype.numpy)
+
+    def normalised(apart_as: np.dtype) -> np.ndarray:
+        wide = total.astype(np.float32)
+        apart = (wide - wide.mean(axis=1, keepdims=True)).astype(apart_as).astype(np.float32)
+        result = apart / np.sqrt((apart**2).mean(axis=1, keepdims=True) + np.float32(1e-5))
+        return np.asarray(result.astype(dtype.numpy).reshape(-1))
+
+    case.error(normalised(np.dtype(np.float32)))
+    with pytest.raises(WrongResult, match="relative error"):
+        case.error(normalised(dtype.numpy))
 
 
 def test_what_is_linear_is_asked_no_more_than_it_needs() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
-from tilewright.hw import host
+from tilewright.hw import CpuMachine, host
 from tilewright.loops.ir import Program
 from tilewright.loops.verify import verify_program
 from tilewright.measure.check import relative_error
@@ -43,17 +45,34 @@ def results(
     """(what the kernel computes, what the oracle does) on random data; the same bits on one thread and on two."""
     verify_program(program)
     arrays = [array(*n.shape, seed=seed + i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
-    packings = (*program.packings, *[None] * (len(arrays) - len(program.packings)))
-    stored = [
-        np.ascontiguousarray(a).reshape(-1) if packing is None else packing.pack(a)
-        for a, packing in zip(arrays, packings, strict=True)
-    ]
+    stored = stored_for(program, arrays)
     (reference,) = evaluate(task.graph, arrays, precise=True)
-    one, two = (
-        SingleKernel(program, host(), numerics=numerics, threads=threads)(stored).copy() for threads in (1, 2)
-    )
-    np.testing.assert_array_equal(one, two)
-    return one.reshape(reference.shape), reference
+    return same_on_two_threads(program, stored, numerics=numerics).reshape(reference.shape), reference
+
+
+def stored_for(program: Program, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Inputs as the program expects them: flat, and packed where it says so."""
+    packings = (*program.packings, *[None] * (len(arrays) - len(program.packings)))
+    return [
+        np.ascontiguousarray(array).reshape(-1) if packing is None else packing.pack(array)
+        for array, packing in zip(arrays, packings, strict=True)
+    ]
+
+
+def same_on_two_threads(
+    program: Program,
+    stored: Sequence[np.ndarray],
+    *,
+    machine: CpuMachine | None = None,
+    numerics: str = "fast",
+    because: str = "",
+) -> np.ndarray:
+    """What a program computes: the same bits on one thread and on two."""
+    kernel = SingleKernel(program, machine or host(), numerics=numerics, threads=1)
+    one = kernel(stored)
+    kernel.executor.threads = 2
+    np.testing.assert_array_equal(kernel(stored), one, err_msg=because)
+    return one
 
 
 def error(program: Program, task: Task, *, numerics: str = "fast", seed: int = 0) -> float:

@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 from tests.faults.candidates import convolution
 from tests.space.checked import Inputs
 from tilewright.cost.analytical import Analytical
+from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import host
 from tilewright.space.candidates import Candidates
 from tilewright.space.promising import promising
 from tilewright.space.template import Work
+from tilewright.space.templates.cpu.contraction import AppliedContraction, Contraction
+from tilewright.space.templates.cpu.promising import PromisingContraction
 
 THREADS = 2
 
@@ -48,6 +51,19 @@ def test_there_always_are_some_and_each_is_legal(m: int, n: int, k: int, constan
     assert {applied.space.template for applied in few.applied} == named
     for config in few.sample(Random(0), 5):
         assert candidates.is_legal(config)
+
+
+def test_columns_behind_whole_vectors_need_no_other_tiles() -> None:
+    lanes = host().lanes(DType.F32)
+
+    def tiles(columns: int) -> set[tuple[object, object]]:
+        applied = Contraction().apply(Work(product(64, columns, 256), host()))
+        assert isinstance(applied, AppliedContraction) and applied.tail == columns % lanes
+        return {
+            (config["rows"], config["vectors"]) for config in PromisingContraction(applied).space.configs()
+        }
+
+    assert tiles(4 * lanes + 1) == tiles(4 * lanes)
 
 
 def test_data_is_not_copied_to_lie_as_it_does() -> None:

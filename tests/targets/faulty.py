@@ -1,4 +1,4 @@
-"""Processes that stand for the one that races ways on a GPU: one that fails as kernels do, and one that does not."""
+"""Processes that stand for the one that races ways on a GPU: one that fails as kernels do, and others that do not."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def serve_well(channel: Channel) -> None:
 def serve_second(channel: Channel) -> None:
     """Of all candidates the second is the fastest."""
     _serve(channel, faults=False, fastest=1)
+
+
+def serve_never(channel: Channel) -> None:
+    channel.receive()
+    time.sleep(3600)
 
 
 def _serve(channel: Channel, *, faults: bool, fastest: int | None = None) -> None:

@@ -36,7 +36,7 @@ from tilewright.runtime.plan import Launch, VendorCall, View
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
 from tilewright.targets.resolve import resolve_target
-from tilewright.tune.gpu import choose
+from tilewright.tune.gpu_rule import choose
 
 BOTH = frozenset({"cublaslt", "torch"})
 without_a_gpu = pytest.mark.skipif(device.count() > 0, reason="there is a GPU here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from torch import nn
 
 from tilewright import frontend
 from tilewright.db.database import Database
+from tilewright.graph.ir import Graph, input_node
+from tilewright.graph.op import apply
 from tilewright.graph.task import Partition, Task
 from tilewright.hw.gpu import H200, GpuMachine
 from tilewright.space.vendor.pieces import Way
@@ -22,6 +25,7 @@ from tilewright.targets.target import together
 from tilewright.tune import gpu, gpu_sums
 from tilewright.tune.effort import Tuning
 from tilewright.tune.gpu import GpuTuner, Pairs
+from tilewright.tune.gpu_rule import choose
 from tilewright.tune.gpu_sums import Pair, joined, pairs_of
 
 BOTH = frozenset({"cublaslt", "torch"})
@@ -63,7 +67,7 @@ def test_each_failure_costs_one_candidate_and_what_is_known_is_not_measured_agai
 
 def test_a_winner_that_slows_the_model_down_is_taken_back_for_good(tuner: GpuTuner, tmp_path: Path) -> None:
     (plain,) = tasks().values()
-    rule = gpu.choose(plain[0], H200, "fast", BOTH).config
+    rule = choose(plain[0], H200, "fast", BOTH).config
 
     def models(ways: Mapping[str, Way]) -> Callable[[], float]:
         (way,) = ways.values()
@@ -146,6 +150,55 @@ def test_what_nobody_runs_in_models_is_joined_only_if_that_is_expected_to_pay(
     assert not is_joined(partition, again.tune(together([partition]))) and not again.trials
 
 
+def test_a_race_ends_with_the_budget(tuner: GpuTuner, tmp_path: Path) -> None:
+    short = replace(tuner.tuning, budget=0.5)
+    tuner = replace(tuner, serve="tests.targets.faulty:serve_never", tuning=short)
+    began = time.monotonic()
+    found = tuner.tune(tasks())
+    assert time.monotonic() - began < 10, "that long a process may take to begin, and not a minute to answer"
+    assert [way.config for way in found.values()] == [
+        choose(task, H200, "fast", BOTH).config for task, _ in tasks().values()
+    ]
+    with Database.open(tmp_path / "tuning.db") as database:
+        assert not database.decisions() and not database.records()
+
+
+def test_when_the_budget_ends_no_more_models_are_run(
+    tuner: GpuTuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_sums, "_MOST", 1)
+    partition, ended, asked = pooled(), [0.0], []
+
+    def models(ways: Mapping[str, Way]) -> Callable[[], float]:
+        asked.append(ways)
+        ended[0] = 1e6
+        return lambda: 1e-3
+
+    serve = "tests.targets.faulty:serve_well"
+    at_once = replace(tuner, models=models, pairs=pairs(partition), serve=serve, libraries=frozenset())
+    at_once = replace(at_once, clock=lambda: time.monotonic() + ended[0])
+    assert is_joined(partition, at_once.tune(together([partition]))), "as is expected to pay"
+    assert len(asked) == 1 and at_once.trials
+
+
+def test_a_product_that_is_read_beside_its_mean_is_not_joined_with_it() -> None:
+    partition = pooled()
+    ways = {key: choose(task, H200, "fast", ()) for key, (task, _) in together([partition]).items()}
+    assert pairs(partition)(ways)
+    *others, product, mean = partition.calls
+    flat = apply("reshape", product.output, shape=(product.output.type.size,))
+    body = mean.task.graph
+    beside = input_node(len(body.inputs), flat.type)
+    first = apply("slice", beside, starts=(0,), stops=(1,), steps=(1,))
+    output = apply("add", body.outputs[0], first)
+    call = replace(mean, task=Task(Graph((*body.inputs, beside), (output,))), inputs=(*mean.inputs, flat))
+    views = {**partition.views, flat: partition.buffer_of(product.output)}
+    both = Partition(partition.graph, (*others, product, call), views)
+    both.check()
+    ways = {key: choose(task, H200, "fast", ()) for key, (task, _) in together([both]).items()}
+    assert not pairs(both)(ways)
+
+
 def test_what_is_interrupted_is_joined_as_the_rule_says(tuner: GpuTuner) -> None:
     partition, asked = pooled(), []
 
@@ -168,7 +221,7 @@ def test_a_product_that_is_taken_back_is_joined_no_more(
     partition = pooled()
     tasks = together([partition])
     (key,) = (key for key, (task, _) in tasks.items() if "conv" in task.label)
-    rule = gpu.choose(tasks[key][0], H200, "fast", ()).config
+    rule = choose(tasks[key][0], H200, "fast", ()).config
     met = []
 
     def models(ways: Mapping[str, Way]) -> Callable[[], float]:

@@ -9,7 +9,7 @@ from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200
-from tilewright.tune.gpu import choose
+from tilewright.tune.gpu_rule import choose
 
 
 def summed(rows: int, columns: int, axis: int) -> Task:

@@ -8,7 +8,7 @@ at a time rounds it. Integers and bools are exact, of their own type, either way
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -17,8 +17,11 @@ from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import op_of
 
 
-def evaluate(graph: Graph, inputs: Sequence[np.ndarray], *, precise: bool = True) -> list[np.ndarray]:
-    """The outputs of `graph` for arrays that fit its inputs. Floats come back as f64 if `precise`."""
+def evaluate(
+    graph: Graph, inputs: Sequence[np.ndarray], *, precise: bool = True, rounded: Collection[Node] = ()
+) -> list[np.ndarray]:
+    """The outputs of `graph` for arrays that fit its inputs. Floats come back as f64 if `precise`. `rounded`: nodes
+    whose results are rounded to their type all the same."""
     if len(inputs) != len(graph.inputs):
         raise InternalError(f"the graph has {len(graph.inputs)} inputs, {len(inputs)} were given")
     values: dict[Node, np.ndarray] = {}
@@ -33,7 +36,7 @@ def evaluate(graph: Graph, inputs: Sequence[np.ndarray], *, precise: bool = True
         if node.is_input or node.is_constant:
             continue  # a constant is widened where it is used, and not kept
         operands = [_held(_data(o), o, precise) if o.is_constant else values[o] for o in node.inputs]
-        values[node] = evaluate_node(node, operands, precise)
+        values[node] = evaluate_node(node, operands, precise and node not in rounded)
         for operand in set(node.inputs):
             waiting[operand] -= 1
             if not waiting[operand]:

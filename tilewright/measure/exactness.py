@@ -4,11 +4,15 @@ That depends on the task: a sum that cancels has lost digits before anybody roun
 second time with each value that it computes changed by a known small amount, in single precision. Where that changes an
 element, so may a kernel's own rounding, in proportion; where it makes it another kind of thing altogether (a number
 that is rounded the other way, an intermediate overflow) there is nothing to compare.
+
+With strict numerics what lies between two operators is rounded to 16 bits, by the oracle too. That is no error but part
+of the answer: the second time the same amounts are added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +20,7 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import op_of
-from tilewright.graph.oracle import evaluate, evaluate_node
+from tilewright.graph.oracle import evaluate_node
 
 _CHANGE = 2.0**-12  # of every value: far above rounding, and still the same function
 _SIGNS = 8191  # a prime: the pattern of signs falls differently on every row
@@ -26,7 +30,17 @@ _JUMP, _JUMP_OF_WEIGHTS, _JUMP_OF_DISTANCES = 16.0, 1024.0, 32768.0
 _NEAR = 32  # elements to each side, the most sensitive of which counts: one may be steady by accident
 
 
-def changed_answer(graph: Graph, inputs: Sequence[np.ndarray]) -> np.ndarray:
+def rounded_nodes(graph: Graph, numerics: str) -> frozenset[Node]:
+    """Those between two operators whose results every kernel rounds to 16 bits."""
+    if numerics != "strict":
+        return frozenset()
+    given = {*graph.outputs, *graph.inputs}
+    return frozenset(
+        node for node in graph.nodes() if node.dtype.is_half and not node.is_constant and node not in given
+    )
+
+
+def changed_answer(graph: Graph, inputs: Sequence[np.ndarray], rounded: Collection[Node] = ()) -> np.ndarray:
     """The answer where every float, inputs and intermediate results alike, is a little larger or smaller, and held in
     single precision as a kernel holds it."""
     rng = np.random.default_rng(len(inputs))
@@ -43,7 +57,7 @@ def changed_answer(graph: Graph, inputs: Sequence[np.ndarray]) -> np.ndarray:
     values: dict[Node, np.ndarray] = {
         node: changed(array, node) for node, array in zip(graph.inputs, inputs, strict=True)
     }
-    exact = _exact_values(graph, inputs)
+    unchanged = _unchanged(graph, inputs, rounded)
     for node in graph.nodes():
         if node.is_input:
             continue
@@ -53,22 +67,48 @@ def changed_answer(graph: Graph, inputs: Sequence[np.ndarray]) -> np.ndarray:
         else:
             operands = [values[operand] for operand in node.inputs]
             result = evaluate_node(node, operands, precise=True)
-            if node in exact:
-                *precise, value = exact[node]
-                least = _CHANGE * _UNSTEADY[node.op](node, precise, operands, value)
-                with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"):
+                if node.op in _UNSTEADY:
+                    value = unchanged[node].exact
+                    precise = [unchanged[operand].held for operand in node.inputs]
+                    least = _CHANGE * _UNSTEADY[node.op](node, precise, operands, value)
                     result = np.where(np.abs(result - value) < least, value + least, result)
+                if node in rounded:
+                    result = result + unchanged[node].added
             values[node] = changed(result, node)
     return values[graph.outputs[0]]
 
 
-def _exact_values(graph: Graph, inputs: Sequence[np.ndarray]) -> dict[Node, list[np.ndarray]]:
-    """Of each operator that weighs: its operands, and its result."""
-    return {
-        node: evaluate(Graph(graph.inputs, (*node.inputs, node)), inputs, precise=True)
-        for node in graph.nodes()
-        if node.op in _UNSTEADY
+class _Value(NamedTuple):
+    """What the oracle has for a node, and what those that read it are given."""
+
+    exact: np.ndarray
+    held: np.ndarray
+
+    @property
+    def added(self) -> np.ndarray:
+        return np.where(np.isfinite(self.exact), self.held.astype(np.float64) - self.exact, 0.0)
+
+
+def _unchanged(graph: Graph, inputs: Sequence[np.ndarray], rounded: Collection[Node]) -> dict[Node, _Value]:
+    """The value of every node; of none where nobody asks."""
+    if not rounded and not any(node.op in _UNSTEADY for node in graph.nodes()):
+        return {}
+    found = {
+        node: _Value(wide, wide)
+        for node, array in zip(graph.inputs, inputs, strict=True)
+        for wide in [array.astype(np.float64) if node.dtype.is_float else array]
     }
+    for node in graph.nodes():
+        if node.is_constant:
+            assert node.data is not None
+            found[node] = _Value(node.data, node.data)
+        elif not node.is_input:
+            exact = evaluate_node(node, [found[operand].held for operand in node.inputs], precise=True)
+            with np.errstate(all="ignore"):
+                held = exact.astype(node.dtype.numpy).astype(np.float64) if node in rounded else exact
+            found[node] = _Value(exact, held)
+    return found
 
 
 # What an operator that weighs makes of changes of its scores, in units of the change. Two scores that change alike

@@ -23,6 +23,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from tilewright.dtypes import DType
@@ -30,7 +31,13 @@ from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import Fusion, op_of
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
-from tilewright.measure.exactness import RELATIVE, allowed_errors, changed_answer, typical_size
+from tilewright.measure.exactness import (
+    RELATIVE,
+    allowed_errors,
+    changed_answer,
+    rounded_nodes,
+    typical_size,
+)
 
 # Relative errors in the L2 norm that a kernel may have on ordinary inputs, by the type of its result.
 L2_BOUNDS = {DType.F64: 1e-5, DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16: 2e-2}
@@ -38,6 +45,10 @@ L2_BOUNDS = {DType.F64: 1e-5, DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16: 2e-2
 # multiply and add as the task says come to a twentieth of these, Winograd's algorithm to a third of its own.
 ELEMENT_BOUNDS = {DType.F64: 1e-5, DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16: 1.2e-2}
 _TRANSFORMED_BOUND = 1e-4  # of a convolution that may be computed in another basis
+# Times what rounding the answer itself comes to. A rounding between two operators that a kernel leaves out, or one that
+# it adds, makes it 1.4 times that; of few elements it might do so by accident. An answer that needs no rounding, as
+# that of a maximum, still depends on how what it is of was rounded.
+_ROUNDED_ONCE, _ROUNDED_ELEMENTS, _TYPICAL_ROUNDING = 1.2, 256, 0.2
 _LEAST_SHARE = 1e-2  # of the typical size of all elements, which each may count as its own
 # The same where an element's error is that of its neighbourhood, in which there may be very large ones.
 _TRANSFORMED_SHARE, _TRANSFORMED_ODD_SHARE = 1.0, 5.0  # on inputs of one size, of several
@@ -165,6 +176,7 @@ class _Draw:
         if transformed:
             self.bound = max(self.bound, _TRANSFORMED_BOUND)
         self.transformed = transformed
+        self.rounded = rounded_nodes(self.graph, numerics)
         self.extents = _index_extents(self.graph)
         self.relative = any(node.op in RELATIVE for node in self.graph.nodes())
         self.treatments = (*_TREATMENTS, lambda x: x + _FARTHER) if self.relative else _TREATMENTS
@@ -176,11 +188,11 @@ class _Draw:
         # Both signs, unless most of the result is no number then: a logarithm's, say.
         self.positive = False
         self.inputs = self._ordinary()
-        (self.answer,) = evaluate(self.graph, self.inputs, precise=True)
+        self.answer = self._answer(self.inputs)
         if self.answer.dtype.kind == "f" and self.answer.size and np.isfinite(self.answer).mean() <= 0.5:
             self.positive = True
             self.inputs = self._ordinary()
-            (self.answer,) = evaluate(self.graph, self.inputs, precise=True)
+            self.answer = self._answer(self.inputs)
 
     def case(self, name: str) -> Case | None:
         inputs, answer = self.inputs, self.answer
@@ -192,10 +204,11 @@ class _Draw:
             ]
             if all(new is old for new, old in zip(inputs, self.inputs, strict=True)):
                 return None  # nothing but constants and integers
-            (answer,) = evaluate(self.graph, inputs, precise=True)
+            answer = self._answer(inputs)
         dtype = self.task.output.dtype
         typical = typical_size(answer, None if self.transformed else _treated_axis(name, answer.shape))
-        answer, changed = answer.reshape(-1), changed_answer(self.graph, inputs).reshape(-1)
+        changed = changed_answer(self.graph, inputs, self.rounded).reshape(-1)
+        answer = answer.reshape(-1)
         allowed = allowed_errors(
             self.graph, answer, changed, dtype, typical.reshape(-1), self.bound, self._least_share(name)
         )
@@ -204,8 +217,23 @@ class _Draw:
                 overflown = np.isinf(answer.astype(dtype.numpy)) & np.isfinite(answer)
             answer = np.where(overflown, np.copysign(np.inf, answer), answer)
         spreading = self.spreading and name == "special"
-        bound = L2_BOUNDS.get(dtype, 0.0) if name == "ordinary" else math.inf
+        bound = self._l2_bound(answer) if name == "ordinary" else math.inf
         return Case(name, tuple(inputs), answer, allowed, spreading, bound)
+
+    def _answer(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
+        (answer,) = evaluate(self.graph, inputs, precise=True, rounded=self.rounded)
+        return answer
+
+    def _l2_bound(self, answer: np.ndarray) -> float:
+        dtype = self.task.output.dtype
+        bound = L2_BOUNDS.get(dtype, 0.0)
+        if not self.rounded or not dtype.is_half or answer.size < _ROUNDED_ELEMENTS:
+            return bound
+        numbers = _finite(answer)
+        off = numbers - numbers.astype(dtype.numpy).astype(np.float64)
+        own = float(np.linalg.norm(off) / (np.linalg.norm(numbers) or 1.0))
+        typical = _TYPICAL_ROUNDING * float(ml_dtypes.finfo(dtype.numpy).eps)
+        return min(bound, _ROUNDED_ONCE * max(own, typical))
 
     def treated_names(self) -> list[str]:
         """The cases of rows that are treated: of few rows several, until each has been treated in every way."""

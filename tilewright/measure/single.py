@@ -96,9 +96,9 @@ class SingleKernel:
         self, program: Program, machine: CpuMachine, *, numerics: str = "fast", threads: int | None = None
     ) -> None:
         self.output = program.params[-1]
-        built = Built.of(program, machine, numerics)
+        self.built = Built.of(program, machine, numerics)
         inputs = len(program.params) - 1
-        call = Call(built, range(inputs), 0)
+        call = Call(self.built, range(inputs), 0)
         self.executor = executor_of([call], machine, threads, inputs=inputs, outputs=1)
         self._copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 

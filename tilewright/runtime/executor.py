@@ -12,6 +12,7 @@ import hashlib
 import math
 import mmap
 import statistics
+import struct
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
@@ -63,6 +64,7 @@ class _Frame:
         self.bases[executor.arena_base] = self.arena.ctypes.data
         code = native.native()
         self.call = native.Call(
+            threads=1,
             steps=ctypes.addressof(executor.steps),
             bases=ctypes.addressof(self.bases),
             most_arguments=executor.most_arguments,
@@ -70,6 +72,17 @@ class _Frame:
             clock_id=code.clock_id,
         )
         self.address = ctypes.addressof(self.call)
+        self.threads = 1  # those wanted of the launcher, as `call` has it
+        self.launcher: threads.Launcher | None = None
+
+    def spread(self, count: int) -> None:
+        """Run on `count` threads of the launcher of this process."""
+        launcher = threads.launcher() if count > 1 else None
+        if launcher is self.launcher and count == self.threads:
+            return
+        self.call.launcher = launcher.address if launcher else None
+        self.call.threads = launcher.prepare(count) if launcher else count
+        self.launcher, self.threads = launcher, count
 
 
 class Executor:
@@ -100,6 +113,7 @@ class Executor:
         self._places: list[ctypes.Array[native.Place]] = []
         self.steps = (native.Step * max(len(plan.steps), 1))(*map(self._pack, plan.steps))
 
+        self._store_bases = struct.Struct(f"{self.arena_base}P").pack_into
         self._run = native.native().run
         self._count = len(plan.steps)
         self._free: deque[_Frame] = deque(maxlen=_KEPT_FRAMES)
@@ -136,11 +150,11 @@ class Executor:
         """Compute `outputs` from `inputs`: dense row-major arrays of the plan's types and shapes."""
         _check_arrays("input", self.plan.inputs, inputs)
         _check_arrays("output", self.plan.outputs, outputs)
-        self.run_addresses([array.ctypes.data for array in inputs], [array.ctypes.data for array in outputs])
+        self.run_addresses(_addresses(inputs, outputs))
 
-    def run_addresses(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """As `run`, with the addresses of the data and no checks: the fast path of `CompiledModel`."""
-        frame = self._take(inputs, outputs)
+    def run_addresses(self, addresses: Sequence[int]) -> None:
+        """As `run`, with the addresses of the data, inputs first, and no checks: the fast path of `CompiledModel`."""
+        frame = self._take(addresses)
         try:
             self._run(frame.address, 0, self._count)
         finally:
@@ -153,7 +167,7 @@ class Executor:
         sees them."""
         last = self._count if last is None else last
         times = (ctypes.c_int64 * max(self._count, 1))()
-        frame = self._take(inputs, outputs)
+        frame = self._take([*inputs, *outputs])
         frame.call.times = ctypes.addressof(times)
         try:
             self._run(frame.address, first, last)
@@ -162,25 +176,13 @@ class Executor:
             self._free.append(frame)
         return [nanoseconds * 1e-9 for nanoseconds in times[first:last]]
 
-    def _take(self, inputs: Sequence[int], outputs: Sequence[int]) -> _Frame:
+    def _take(self, addresses: Sequence[int]) -> _Frame:
         try:
             frame = self._free.pop()  # the most recent: its arena is still in the caches
         except IndexError:
             frame = _Frame(self)
-        bases = frame.bases
-        index = 0
-        for address in inputs:
-            bases[index] = address
-            index += 1
-        for address in outputs:
-            bases[index] = address
-            index += 1
-        count = self._threads
-        if count > 1:
-            launcher = threads.launcher()
-            frame.call.launcher = launcher.address
-            count = launcher.prepare(count)
-        frame.call.threads = count
+        self._store_bases(frame.bases, 0, *addresses)
+        frame.spread(self._threads)
         return frame
 
     # -- looking inside --------------------------------------------------------------------------------------------
@@ -195,7 +197,7 @@ class Executor:
         """
         _check_arrays("input", self.plan.inputs, inputs)
         outputs = self.new_outputs()
-        frame = self._take([array.ctypes.data for array in inputs], [array.ctypes.data for array in outputs])
+        frame = self._take(_addresses(inputs, outputs))
         spaces = {"input": inputs, "output": outputs, "constant": self.constants, "arena": (frame.arena,)}
         try:
             for index, step in enumerate(self.plan.steps):
@@ -213,9 +215,9 @@ class Executor:
         """Seconds per step, each the median over `repeats` runs of the whole plan, as native code sees them."""
         _check_arrays("input", self.plan.inputs, inputs)
         outputs = self.new_outputs()
-        addresses = [array.ctypes.data for array in inputs], [array.ctypes.data for array in outputs]
-        self.run_addresses(*addresses)
-        frame = self._take(*addresses)
+        addresses = _addresses(inputs, outputs)
+        self.run_addresses(addresses)
+        frame = self._take(addresses)
         times = np.zeros((max(repeats, 1), max(self._count, 1)), dtype=np.int64)
         try:
             for row in times:
@@ -225,6 +227,10 @@ class Executor:
             frame.call.times = None
             self._free.append(frame)
         return [statistics.median(times[:, index].tolist()) * 1e-9 for index in range(self._count)]
+
+
+def _addresses(*groups: Sequence[np.ndarray]) -> list[int]:
+    return [array.ctypes.data for arrays in groups for array in arrays]
 
 
 def _view(memory: np.ndarray, offset: int, spec: TensorSpec) -> np.ndarray:

@@ -19,7 +19,7 @@ from tilewright.runtime.model import CompiledModel
 from tilewright.space.template import Work
 from tilewright.support.trace import Trace
 from tilewright.support.version import VERSION
-from tilewright.targets.target import Choices, Share, computed, together, unshared
+from tilewright.targets.target import Choices, Share, boundary, computed, together, unshared
 from tilewright.tune.allocate import Objective
 from tilewright.tune.choose import Choice, choose
 from tilewright.tune.effort import Tuning
@@ -104,10 +104,7 @@ class CpuTarget:
         choices: Choices,
         share: Share = unshared,
     ) -> CompiledModel:
-        boundary = Boundary(
-            imported.input_names, imported.input_tree, imported.output_tree, imported.argument_names
-        )
-        linked = self._linked(partition, choices, boundary, numerics, trace)
+        linked = self._linked(partition, choices, boundary(imported), numerics, trace)
         with trace.span("load"):
             return CompiledModel(
                 linked.plan, share(linked.constants), linked.objects, threads=threads, checker=kernel_error

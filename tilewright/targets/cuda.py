@@ -30,11 +30,12 @@ from tilewright.space.vendor import summed
 from tilewright.space.vendor.pieces import Piece, Way, refined
 from tilewright.support.trace import Trace
 from tilewright.support.version import VERSION
-from tilewright.targets.target import Choices, Share, Target, computed, together, unshared
+from tilewright.targets.target import Choices, Share, Target, boundary, computed, together, unshared
 from tilewright.tune.allocate import Objective
 from tilewright.tune.effort import Tuning
-from tilewright.tune.gpu import GpuTuner, choose, has_kernel
+from tilewright.tune.gpu import GpuTuner
 from tilewright.tune.gpu_lock import lock_of, locked_ways
+from tilewright.tune.gpu_rule import choose, has_kernel
 from tilewright.tune.gpu_sums import Pair, joined, joined_tasks, pairs_of
 from tilewright.tune.lock import check_lockable, read_lock, write_lock
 
@@ -177,10 +178,7 @@ class CudaTarget:
         choices: Choices,
         share: Share = unshared,
     ) -> GpuModel:
-        boundary = Boundary(
-            imported.input_names, imported.input_tree, imported.output_tree, imported.argument_names
-        )
-        linked = self._linked(partition, choices, boundary, numerics, trace)
+        linked = self._linked(partition, choices, boundary(imported), numerics, trace)
 
         def planned_for(machine: GpuMachine) -> GpuModel:
             """The model again, of kernels of ours alone."""

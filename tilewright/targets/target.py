@@ -10,6 +10,7 @@ import numpy as np
 
 from tilewright.frontend import ImportedModel
 from tilewright.graph.task import Partition, Task
+from tilewright.link import Boundary
 from tilewright.runtime.model import CompiledModel
 from tilewright.support.trace import Trace
 from tilewright.tune.allocate import Objective
@@ -18,6 +19,11 @@ from tilewright.tune.effort import Tuning
 # Puts equal constants of other models in the place of a model's own.
 Share = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
 Choices = Mapping[str, Any]  # by the key of a task; what a target's own `chosen` gave
+
+
+def boundary(imported: ImportedModel) -> Boundary:
+    """Of a model as it was imported."""
+    return Boundary(imported.input_names, imported.input_tree, imported.output_tree, imported.argument_names)
 
 
 def unshared(constants: Sequence[np.ndarray]) -> Sequence[np.ndarray]:

@@ -1,14 +1,13 @@
-"""How each task is computed on a GPU: by a rule without measurement, or as raced, and remembered."""
+"""How each task is computed on a GPU: as raced, and remembered; by the rule where nothing else is known."""
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,25 +19,22 @@ from tilewright.codegen.cuda.pieces import build_piece, code_of
 from tilewright.cost import gpu as cost
 from tilewright.db.database import Database
 from tilewright.db.record import Decision, Key, Record
-from tilewright.errors import DeviceError, MeasurementError, SpaceError, TilewrightError
+from tilewright.errors import DeviceError, MeasurementError, TilewrightError
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
-from tilewright.loops.gpu.rows import is_rowwise
 from tilewright.measure.gpu_calibration import rated
 from tilewright.measure.gpu_ways import Answer, Finished, Question, Refused, Running, Tried, Trying
 from tilewright.measure.process import Child, Dead, Failed
 from tilewright.runtime.ports import torch_module
 from tilewright.space.sketches.cuda import SKETCHES
-from tilewright.space.sketches.cuda.shared_sums import SharedSums
 from tilewright.space.space import Config
-from tilewright.space.templates.cuda.matmul import TensorCores
 from tilewright.space.templates.cuda.template import GpuWork
-from tilewright.space.vendor import apart, split, tall
-from tilewright.space.vendor.candidates import candidate_ways, is_contraction, is_depthwise, way_of
+from tilewright.space.vendor.candidates import candidate_ways, way_of
 from tilewright.space.vendor.pieces import Way, ours
 from tilewright.support.fingerprint import fingerprint
 from tilewright.support.trace import Trace
 from tilewright.tune.effort import Tuning
+from tilewright.tune.gpu_rule import choose, cut_ways
 from tilewright.tune.gpu_sums import Pair, best_joined, parted
 
 _MOST = 16  # candidates of one task
@@ -49,117 +45,11 @@ _FROM_SKETCHES = 2  # of sketches, where there is no template
 _ANSWER_SECONDS = 60.0
 _MEMORY = 1 << 46  # bytes of address space, of which a card's driver takes much
 _AHEAD = 6  # tasks whose kernels are compiled while one is raced
-_FEW_TERMS = 32
-_QUERIES, _IDLE = 64, 4  # of a block of attention; blocks for each multiprocessor that are few
 _VENDOR_FLOPS, _VENDOR_BYTES, _VENDOR_START = 6e14, 3.5e12, 3e-6  # what a library reaches, roughly
-_WORTH_TWO = 0.6  # of what one kernel is expected to take, that two may: it often takes less
-_REACHED = 0.7  # of the memory's bandwidth, by a kernel that reads columns
 _HOPELESS = 1.6  # times that, at which one config of a template is enough
 _MOST_REHEARSED = 12  # winners that are held against the rule's choice inside the models
 _TURNS = 9
 _GAIN = 0.99  # of the rule's choice, that another must take at most to replace it
-
-
-def choose(task: Task, machine: GpuMachine, numerics: str, libraries: Collection[str]) -> Way:
-    """Without measurement: a library for what has a large matrix product or a convolution in it; a template where it
-    was found ahead of them, or nothing else is there; the default program for all else."""
-    found = candidate_ways(task, machine, numerics, libraries, algorithms=1)
-    own = [way for way in found if way.is_ours]
-    rates = rated(machine)
-    if own and (is_depthwise(task) or not is_contraction(task)):
-        return _shared(task, rates, numerics) or own[0]
-    if own == found or _suits_template(task, machine):
-        best = cost.best_of(GpuWork(task, rates, numerics))
-        cut = min(_cut(task, rates, numerics), key=lambda each: each[0], default=None)
-        if best is not None and (cut is None or best.seconds <= cut[0]):
-            return ours(task, best.config)
-        if cut is not None:
-            return cut[1]
-    if not found:
-        raise SpaceError(f"no kernel and no library computes {task.label} on a GPU")
-    return found[0]
-
-
-def _shared(task: Task, machine: GpuMachine, numerics: str) -> Way | None:
-    """A kernel whose threads share long sums of few results, where these do not run along memory: the default program
-    leaves most of the card idle."""
-    work = GpuWork(task, machine, numerics)
-    if is_depthwise(task) or work.formula is None or is_rowwise(work.formula):
-        return None
-    best = next(iter(cost.rank(work, most=1, templates=[SharedSums()])), None)
-    parts = _tall(task, machine, numerics)
-    if parts is not None and (best is None or parts[0] < _WORTH_TWO * best.seconds):
-        return parts[1]
-    return None if best is None else ours(task, best.config)
-
-
-def _tall(task: Task, machine: GpuMachine, numerics: str) -> tuple[float, Way] | None:
-    """A reduction over rows in parts, and the seconds that it is expected to take."""
-    count = tall.parts_of(task, machine)
-    if count is None:
-        return None
-    first, rest = tall.way_tall(task, count).pieces
-    ending = GpuWork(rest.task, machine, numerics)
-    best = next(iter(cost.rank(ending, most=1, templates=[SharedSums()])), None)
-    way = tall.way_tall(task, count, None if best is None else best.config)
-    moved = first.task.bytes / (_REACHED * machine.memory_bytes_per_second)
-    return moved + 2 * _VENDOR_START, way
-
-
-def _cut(task: Task, machine: GpuMachine, numerics: str) -> list[tuple[float, Way]]:
-    """Ways of two kernels of ours, and the seconds that they are expected to take."""
-    found = (
-        _in_parts(task, machine, numerics),
-        _apart(task, machine, numerics),
-        _tall(task, machine, numerics),
-    )
-    return [way for way in found if way is not None]
-
-
-def _apart(task: Task, machine: GpuMachine, numerics: str) -> tuple[float, Way] | None:
-    """The best way to compute what stands before a product by itself."""
-    if not apart.is_before(task):
-        return None
-    before, product = apart.way_apart(task, None).pieces
-    for best in cost.rank(GpuWork(product.task, machine, numerics), most=1, templates=[TensorCores()]):
-        seconds = best.seconds + _VENDOR_START + before.task.bytes / machine.memory_bytes_per_second
-        return seconds, apart.way_apart(task, best.config)
-    return None
-
-
-def _in_parts(task: Task, machine: GpuMachine, numerics: str) -> tuple[float, Way] | None:
-    """The best way to sum in parts, and the seconds that it is expected to take."""
-    if not split.may_be_cut(task, machine):
-        return None
-    found = []
-    for parts in split.parts_of(task):
-        products, ending = split.way_in_parts(task, parts, None).pieces
-        for best in cost.rank(GpuWork(products.task, machine, numerics), most=1, templates=[TensorCores()]):
-            seconds = best.seconds + _VENDOR_START + ending.task.bytes / machine.memory_bytes_per_second
-            found.append((seconds, parts, best.config))
-    if not found:
-        return None
-    seconds, parts, config = min(found, key=lambda each: each[:2])
-    return seconds, split.way_in_parts(task, parts, config)
-
-
-def has_kernel(task: Task, machine: GpuMachine, numerics: str) -> bool:
-    """Whether a kernel of ours computes the task."""
-    work = GpuWork(task, machine, numerics)
-    return work.formula is not None or cost.best_of(work) is not None
-
-
-def _suits_template(task: Task, machine: GpuMachine) -> bool:
-    """Sums of few terms, which are bound by memory; attention that leaves most of the card idle."""
-    for node in task.graph.nodes():
-        if node.op == "attention":
-            heads, queries = math.prod(node.shape[:-2]), node.shape[-2]
-            return heads * -(-queries // _QUERIES) < _IDLE * machine.sms
-        if node.op == "conv" and node.attrs["layout"] == "channels_last":
-            return math.prod(node.inputs[1].shape[:-1]) <= _FEW_TERMS
-        if node.op == "matmul":
-            return node.inputs[0].shape[-1] <= _FEW_TERMS and node.type.rank == 2
-    return False
 
 
 # The models with these ways, ready: the seconds of one run of all of them. DeviceError where they find no room.
@@ -178,7 +68,7 @@ class GpuTuner:
     """Races the ways of tasks in a process of its own; another one is ready to take its place. What is known already is
     not measured again. `gpu_seconds`: for how long the card was asked to race; `replaced`: of each process that was
     lost, the seconds until another one went on. `models`: all that is tuned, as it would run; None: nobody runs it.
-    `pairs`: of its tasks."""
+    `pairs`: of its tasks. `clock`: by which the budget ends."""
 
     machine: GpuMachine
     ordinal: int
@@ -189,6 +79,7 @@ class GpuTuner:
     serve: str = "tilewright.measure.gpu_ways:serve"
     models: Models | None = None
     pairs: Pairs | None = None
+    clock: Callable[[], float] = time.monotonic
     trials: int = 0
     gpu_seconds: float = 0.0
     replaced: list[float] = field(default_factory=list)
@@ -198,7 +89,7 @@ class GpuTuner:
 
     def tune(self, tasks: Mapping[str, tuple[Task, int]]) -> dict[str, Way]:
         """The heaviest first; what the budget does not reach is chosen by the rule. So is what Ctrl-C cuts short."""
-        end = time.monotonic() + self.tuning.seconds
+        end = self.clock() + self.tuning.seconds
         chosen = {
             key: choose(task, self.machine, self.numerics, self.libraries) for key, (task, _) in tasks.items()
         }
@@ -218,23 +109,21 @@ class GpuTuner:
                 self._spare.start()
             ready: deque[tuple[str, list[Way], list[Future[None]]]] = deque()
             try:
-                while (unknown or ready) and time.monotonic() < end:
+                while (unknown or ready) and self.clock() < end:
                     while unknown and len(ready) < _AHEAD:
                         key = unknown.pop(0)
                         ways = self._candidates(tasks[key][0], chosen[key])
                         ready.append((key, ways, [pool.submit(self._built, way) for way in ways]))
                     key, ways, builds = ready.popleft()
-                    for build in builds:
-                        build.result()
-                    if len(ways) > 1:
-                        chosen[key] = self._raced(database, tasks[key][0], ways, chosen[key])
+                    if self._are_built(builds, end) and len(ways) > 1:
+                        chosen[key] = self._raced(database, tasks[key][0], ways, chosen[key], end)
                 pairs = self._pairs_of(chosen)
                 raced = self._raced_pairs(database, pairs, pool, end)
                 self._close()
-                self._join(database, pairs, raced, chosen)
+                self._join(database, pairs, raced, chosen, end)
                 self._take_back(database, tasks, rule, chosen, pairs, end)
             except KeyboardInterrupt:
-                self._join(database, self._pairs_of(chosen), {}, chosen)
+                self._join(database, self._pairs_of(chosen), {}, chosen, end)
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
                 self._close()
@@ -256,14 +145,14 @@ class GpuTuner:
         """What is faster alone need not be so between its neighbours: of each winner, the heaviest first, the models
         with it take turns with the models with the rule's choice in its place, joined with nothing."""
         winners = [key for key, way in rule.items() if chosen[key].config != way.config]
-        if self.models is None or not winners:
+        if self.models is None or not winners or self.clock() > end:
             return
         with self.trace.span("rehearse", winners=len(winners)) as span:
             taken_back, began = 0, time.monotonic()
             try:
                 standing = self.models(chosen)
                 for key in winners[:_MOST_REHEARSED]:
-                    if time.monotonic() > end:
+                    if self.clock() > end:
                         break
                     joint = [each for each, pair in pairs.items() if pair.product == key and each in chosen]
                     others = {each: way for each, way in chosen.items() if each not in joint}
@@ -295,13 +184,18 @@ class GpuTuner:
         """Of each pair of which nothing is remembered, the fastest way to compute it as one; None where all failed."""
         best: dict[str, Way | None] = {}
         for key, pair in pairs.items():
-            if self._is_settled(database, pair) or time.monotonic() > end:
+            if self._is_settled(database, pair):
                 continue
+            if self.clock() >= end:
+                break
             self._child.start()
             self._spare.start()
-            list(pool.map(self._built, pair.ways))
-            self._raced(database, pair.task, list(pair.ways), pair.ways[0])
-            best[key] = self._remembered(database, pair.task)
+            if not self._are_built([pool.submit(self._built, way) for way in pair.ways], end):
+                break
+            self._raced(database, pair.task, list(pair.ways), pair.ways[0], end)
+            known = self._remembered(database, pair.task)
+            if known is not None or self.clock() < end:
+                best[key] = known
         return best
 
     def _is_settled(self, database: Database, pair: Pair) -> bool:
@@ -324,6 +218,7 @@ class GpuTuner:
         pairs: Mapping[str, Pair],
         raced: Mapping[str, Way | None],
         chosen: dict[str, Way],
+        end: float,
     ) -> None:
         """Which pairs are joined: as is remembered; those that were raced now as the analytical model expects, unless
         the models are faster otherwise; all others as it expects."""
@@ -335,12 +230,12 @@ class GpuTuner:
                 elif pair.pays and not self._is_settled(database, pair):
                     chosen[key] = pair.ways[0]
         left = {key: way for key, way in raced.items() if way is not None}
-        if left and self.models is not None:
+        if left and self.models is not None and self.clock() < end:
             with self.trace.span("join", pairs=len(left)) as span:
                 began = time.monotonic()
                 try:
                     standing = self.models(chosen)
-                    while left:
+                    while left and self.clock() < end:
                         key, way = next(iter(left.items()))
                         one = self.models({**chosen, key: way})
                         if _share(one, standing) <= (1 / _GAIN if pairs[key].pays else _GAIN):
@@ -372,7 +267,7 @@ class GpuTuner:
             sketched = []
         ranked += sketched
         ways = candidate_ways(task, self.machine, self.numerics, self.libraries)
-        pairs = [way for _, way in _cut(task, rates, self.numerics)]
+        pairs = [way for _, way in cut_ways(task, rates, self.numerics)]
         for way in (*(ours(task, each.config) for each in ranked), *pairs, *ways):
             found.setdefault(way.config, way)
         return list(found.values())[:_MOST]
@@ -387,12 +282,24 @@ class GpuTuner:
                 except TilewrightError:
                     return
 
-    def _raced(self, database: Database, task: Task, ways: list[Way], first: Way) -> Way:
+    def _are_built(self, builds: Sequence[Future[None]], end: float) -> bool:
+        """Whether all of them are before the budget ends."""
+        wait(builds, timeout=max(0.0, end - self.clock()))
+        if self.clock() >= end:
+            return False
+        for build in builds:
+            build.result()
+        return True
+
+    def _raced(self, database: Database, task: Task, ways: list[Way], first: Way, end: float) -> Way:
+        """The fastest; the first where the budget ends before that is known."""
         with self.trace.span("race", label=task.label, ways=len(ways)):
-            results = self._race(task, [way.config for way in ways])
+            results = self._race(task, [way.config for way in ways], end)
         key = self._key(task)
         records = []
         for way in ways:
+            if way.config not in results:
+                continue
             result = results[way.config]
             tried = isinstance(result, Tried)
             records.append(
@@ -410,7 +317,9 @@ class GpuTuner:
                 )
             )
         database.add(records)
-        self.trials += len(ways)
+        self.trials += len(records)
+        if len(records) < len(ways):
+            return first
         times = {
             config: statistics.median(result.times)
             for config, result in results.items()
@@ -436,8 +345,9 @@ class GpuTuner:
         )
         return best
 
-    def _race(self, task: Task, configs: list[Config]) -> dict[Config, Tried | Refused]:
-        """A time or a failure of each. After a death, the rest are asked for again, of another process."""
+    def _race(self, task: Task, configs: list[Config], end: float) -> dict[Config, Tried | Refused]:
+        """A time or a failure of each; of some, where the budget ends. After a death, the rest are asked for again, of
+        another process."""
         results: dict[Config, Tried | Refused] = {}
         left = list(configs)
         lost = None  # when the last process was
@@ -455,7 +365,8 @@ class GpuTuner:
             guilty, patience, began = None, _ANSWER_SECONDS, None
             try:
                 while True:
-                    answer = msgspec.msgpack.decode(self._child.receive(patience), type=Answer)
+                    message = self._child.receive(max(0.0, min(patience, end - self.clock())))
+                    answer = msgspec.msgpack.decode(message, type=Answer)
                     began = began or time.monotonic()
                     if lost is not None:
                         self.replaced.append(began - lost)
@@ -470,6 +381,8 @@ class GpuTuner:
                     if isinstance(answer, Refused) and answer.failed.astray:
                         break
             except Dead as death:
+                if self.clock() >= end:
+                    return results
                 if guilty is None:
                     raise MeasurementError(f"a process to measure in does not start: {death}") from None
                 results[left[guilty]] = Refused(guilty, death.failed)

@@ -8,6 +8,7 @@ Fusion leaves the two apart, since only some kernels can do both.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -92,10 +93,8 @@ def pairs_of(
 
 
 def _walked(partition: Partition, join: Join) -> Partition:
-    readers: dict[Node, int] = {}
-    for call in partition.calls:
-        for node in {partition.buffer_of(node) for node in call.inputs}:
-            readers[node] = readers.get(node, 0) + 1
+    # A call may read one buffer twice, as what it combines and beside that.
+    readers = Counter(partition.buffer_of(node) for call in partition.calls for node in call.inputs)
     calls: list[TaskCall] = []
     writer: dict[Node, TaskCall] = {}
     for call in partition.calls:

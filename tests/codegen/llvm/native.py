@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.codegen.llvm.build import build
 from tilewright.hw import CpuMachine, host
 from tilewright.loops.ir import Program
+from tilewright.measure.single import Built
 from tilewright.runtime.loader import load_objects, object_digest
 
 CANARY = 64
@@ -23,11 +23,11 @@ def run_program(
     machine: CpuMachine | None = None,
     numerics: str = "fast",
     pieces: int = 1,
+    built: Built | None = None,
 ) -> np.ndarray:
     """The flat output. Its buffer is poisoned, stands between canaries that must survive, and its parallel loop is run
-    in `pieces`, the last first, as threads might."""
-    machine = machine or host()
-    kernel = build(program, machine, numerics, cache=None)
+    in `pieces`, the last first, as threads might. `built`: the program's machine code, where there is one already."""
+    kernel = built or Built.of(program, machine or host(), numerics)
     digest = object_digest(kernel.object_code)
     library = load_objects({digest: kernel.object_code}, {kernel.symbol: digest})
     entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(library[kernel.symbol])

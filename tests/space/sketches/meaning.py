@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from tests.fuzz.whole_road import as_model, examples
 from tests.rewrites.helpers import array
+from tests.space.checked import same_on_two_threads, stored_for
 from tilewright.graph.lower import lower_graph
 from tilewright.graph.task import Task
 from tilewright.graph.text import print_graph
 from tilewright.hw import host
 from tilewright.loops.interpret import interpret_program
-from tilewright.measure.single import SingleKernel
 from tilewright.space.sketches import derive
 from tilewright.space.space import Config
 from tilewright.space.template import Applied, Work
@@ -38,18 +38,13 @@ def check_meaning(applied: Applied, config: Config, task: Task, *, native: bool 
     arrays = [array(*node.shape, seed=n, dtype=node.dtype) for n, node in enumerate(task.graph.inputs)]
     with np.errstate(all="ignore"):
         expected = interpret(output, dict(zip(inputs, arrays, strict=True)))
-    packings = (*program.packings, *[None] * (len(arrays) - len(program.packings)))
-    stored = [
-        np.ascontiguousarray(a).reshape(-1) if packing is None else packing.pack(a)
-        for a, packing in zip(arrays, packings, strict=True)
-    ]
+    stored = stored_for(program, arrays)
     if native:
-        results = [SingleKernel(program, host(), numerics="strict", threads=n)(stored).copy() for n in (1, 2)]
-        np.testing.assert_array_equal(*results, err_msg=str(config))
+        result = same_on_two_threads(program, stored, numerics="strict", because=str(config))
     else:
         with np.errstate(all="ignore"):
-            results = [interpret_program(program, stored)]
-    result = results[0].reshape(expected.shape)
+            result = interpret_program(program, stored)
+    result = result.reshape(expected.shape)
     if not output.dtype.is_float:
         np.testing.assert_array_equal(result, expected, err_msg=str(config))
         return

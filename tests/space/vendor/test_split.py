@@ -19,7 +19,7 @@ from tilewright.measure.check import relative_error
 from tilewright.space.space import Config
 from tilewright.space.vendor import split
 from tilewright.space.vendor.candidates import way_of
-from tilewright.tune.gpu import choose
+from tilewright.tune.gpu_rule import choose
 
 
 def product(op: str, m: int = 6, k: int = 512, n: int = 24) -> Task:

@@ -18,7 +18,7 @@ from tilewright.space.space import Config
 from tilewright.space.templates.cuda.sums import combined_of
 from tilewright.space.vendor import tall
 from tilewright.space.vendor.candidates import way_of
-from tilewright.tune.gpu import choose
+from tilewright.tune.gpu_rule import choose
 
 
 def reduced(op: str, rows: int, columns: int, dtype: DType = DType.F16, images: int = 1) -> Task:

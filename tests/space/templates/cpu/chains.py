@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from tests.space.checked import same_on_two_threads, stored_for
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.op import apply
@@ -17,7 +18,6 @@ from tilewright.graph.task import Task
 from tilewright.hw import CpuMachine, host
 from tilewright.loops.ir import Program
 from tilewright.loops.verify import verify_program
-from tilewright.measure.single import SingleKernel
 from tilewright.space.space import Config, Space
 
 
@@ -135,13 +135,8 @@ def check(task: Task, program: Program, machine: CpuMachine, numerics: str = "fa
     verify_program(program)
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(node.shape, np.float32) for node in task.graph.inputs]
-    packings = (*program.packings, *[None] * (len(arrays) - len(program.packings)))
-    flat = [
-        array.reshape(-1) if packing is None else packing.pack(array)
-        for array, packing in zip(arrays, packings, strict=True)
-    ]
+    flat = stored_for(program, arrays)
     (expected,) = evaluate(task.graph, arrays)
-    results = [SingleKernel(program, machine, numerics=numerics, threads=threads)(flat) for threads in (1, 2)]
-    np.testing.assert_array_equal(results[0], results[1])
-    error = np.linalg.norm(results[0] - expected.reshape(-1)) / max(np.linalg.norm(expected), 1e-30)
+    result = same_on_two_threads(program, flat, machine=machine, numerics=numerics)
+    error = np.linalg.norm(result - expected.reshape(-1)) / max(np.linalg.norm(expected), 1e-30)
     assert error < 1e-6

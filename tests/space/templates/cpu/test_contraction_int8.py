@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.space.checked import Inputs, legal_configs
+from tests.space.checked import Inputs, legal_configs, stored_for
 from tests.space.spills import spilled_vectors_in_loops
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Node
@@ -63,20 +63,17 @@ def operands(task: Task, program: Program, extreme: bool) -> tuple[list[np.ndarr
     """(inputs in the order that the program wants, the exact result)."""
     arrays = [drawn(node, seed, extreme) for seed, node in enumerate(task.graph.inputs)]
     (exact,) = evaluate(task.graph, arrays, precise=True)
-    packings = (*program.packings, *[None] * (len(arrays) - len(program.packings)))
-    stored = [
-        np.ascontiguousarray(a).reshape(-1) if packing is None else packing.pack(a)
-        for a, packing in zip(arrays, packings, strict=True)
-    ]
+    stored = stored_for(program, arrays)
     return stored, exact.reshape(-1)
 
 
 def check_exact(program: Program, task: Task, *, machine: CpuMachine = HERE) -> None:
     verify_program(program)
+    kernel = SingleKernel(program, machine)
     for extreme, threads in ((False, 1), (False, 2), (True, 2)):
         stored, exact = operands(task, program, extreme)
-        result = SingleKernel(program, machine, threads=threads)(stored)
-        np.testing.assert_array_equal(result, exact)
+        kernel.executor.threads = threads
+        np.testing.assert_array_equal(kernel(stored), exact)
 
 
 def matmul_task(m: int, n: int, k: int, data: DType, weight: DType, *, batch: tuple[int, ...] = ()) -> Task:

@@ -26,7 +26,7 @@ from tilewright.space.templates.cuda.template import GpuWork
 from tilewright.space.vendor import apart
 from tilewright.space.vendor.candidates import way_of
 from tilewright.space.vendor.ways import vendor_ways
-from tilewright.tune.gpu import choose
+from tilewright.tune.gpu_rule import choose
 
 F16, BF16 = DType.F16, DType.BF16
 

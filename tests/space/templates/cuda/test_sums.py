@@ -32,7 +32,7 @@ from tilewright.space.vendor.pieces import refined
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
 from tilewright.targets.target import together
-from tilewright.tune.gpu import choose
+from tilewright.tune.gpu_rule import choose
 from tilewright.tune.gpu_sums import joined, pairs_of
 
 F16 = DType.F16

@@ -44,8 +44,8 @@ _DRAINING = 30.0  # cycles between two register tiles in which the ports are not
 _FADING = 400.0  # cycles for a vector of rows that more keys follow: what was summed is read, scaled and written again
 _STAGING = 2.0  # cycles for a vector
 # By which part the second product is slower where values are not staged: their lines meet in few sets of the first
-# cache, or, side by side, may begin anywhere in a line.
-_APART, _STRADDLING = 0.5, 0.1
+# cache. Side by side they begin with a line, since the arena and tensors do; only an array of a caller may not.
+_APART, _STRADDLING = 0.5, 0.03
 
 
 class Attention:

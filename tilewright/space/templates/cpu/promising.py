@@ -100,7 +100,7 @@ class PromisingContraction:
         """For all results, up to a factor: of the ports that are busy longest."""
         product, lanes = self.applied.product, self.applied.lanes
         down = product.rows[-1].extent if product.rows else 1
-        columns = -(-product.vector.extent // lanes)
+        columns = -(-self.applied.columns.extent // lanes)
         last = columns % vectors if self.applied.narrows else 0
         panels = -(-columns // vectors) - (last > 0)
         narrow = _busiest_port(rows, last) if last else 0.0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.space.checked import Inputs, error
+from tests.space.checked import Inputs, error, stored_for
 from tests.space.spills import spilled_vectors_in_loops
 from tests.space.templates.cpu.chains import machines, some_config
 from tests.space.templates.cpu.images import Image, Pair, images
@@ -69,10 +69,7 @@ def test_nan_reaches_exactly_the_windows_that_see_it() -> None:
     arrays = [np.zeros(node.shape, np.float32) for node in task.graph.inputs]
     arrays[0][0, 1, 2, 8] = np.nan
     arrays[1][...] = 1
-    stored = [
-        a.reshape(-1) if p is None else p.pack(a)
-        for a, p in zip(arrays, (*program.packings, None, None, None, None), strict=False)
-    ]
+    stored = stored_for(program, arrays)
     out = SingleKernel(program, host())(stored).reshape(task.output.shape)
     touched = {tuple(place) for place in np.argwhere(np.isnan(out[0, 3]))}
     assert touched == {(y, x) for y in (1, 2, 3) for x in (7, 8)}

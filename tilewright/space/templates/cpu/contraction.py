@@ -62,6 +62,10 @@ _FAR_LINE, _FAR_LINE_ASKED = (
     4.0,
     2.0,
 )  # cycles for a line from the third cache, not in a run of lines; asked for before
+# Of the second cache, what data and a panel may fill so that panels which come by displace nothing; of the data, what
+# they displace where it is twice as much. (What windows pass is read more often, and stays longer.)
+_ROOMY, _DISPLACED = 0.4, 0.45
+_ASKED_SHOWN = 0.25  # of what panels from the third cache cost, where they are asked for a piece ahead
 _PAGE = 4096
 _COPIED_BYTES = 16.0  # a cycle, while data is staged: nothing is computed that would hide where it comes from
 _NEXT_RUN = 4.0  # cycles from one block of channels to the next, which the hardware does not foresee
@@ -76,6 +80,7 @@ _BEGIN, _BROUGHT = (
     100.0,
     256.0,
 )  # cycles to begin with a panel; bytes of it for each that its first tile waits
+_BLOCKS = (1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 14, 16, 24, 28, 32, 48, 64, 96, 128)
 _FEW_CUTS = 4  # divisors of a sum's length that are enough to cut it by
 _PIECES = (64, 96, 128, 192, 256, 384)  # about as many taps are in a piece whose length is no divisor
 _NARROW_PAYS = 1 / 32  # of the columns computed, what a narrower last panel must save
@@ -168,7 +173,7 @@ class AppliedContraction:
         rows = self.product.rows
         tile_axis = rows[-1].extent if rows else 1
         outer = rows[0].extent if len(rows) > 1 else -(-tile_axis // 4)
-        blocks = [n for n in (1, 2, 3, 4, 6, 7, 8, 12, 14, 16, 24, 28, 32, 48, 64, 96, 128) if n < outer]
+        blocks = [n for n in _BLOCKS if n < outer]
         stage = (True,) if self.must_stage else (False, True) if self.dims is not None else (False,)
         copy = () if self.product.constant_weight else (Knob("copy", (False, True)),)
         return Space(
@@ -359,15 +364,18 @@ class AppliedContraction:
         data_reads = data_bytes * shape.chunks * shape.per_chunk
         fits = caches.keep(panel + block_bytes)
         from_l2 = float(panel_reads) + (data_reads if fits and block_bytes > caches.l1 // 2 else 0)
-        # What does not fit there any more is displaced before the next panel wants it.
-        beyond = min(1.0, max(0.0, (panel + block_bytes) / (0.75 * caches.l2_per_core) - 1))
-        displaced = beyond * shape.chunks * (shape.per_chunk - 1)  # times that all data comes again
-        from_l3 = displaced * data_bytes
+        # What does not fit there any more is displaced before the next panel wants it; single lines are even before.
+        filled = (panel + block_bytes) / caches.l2_per_core
+        beyond = min(1.0, max(0.0, filled / 0.75 - 1))
+        lines = max(beyond, min(1.0, _DISPLACED * (filled / _ROOMY - 1))) if self._streams else beyond
+        from_l3 = lines * shape.chunks * (shape.per_chunk - 1) * data_bytes
         # Panels come from memory once for each block of rows, unless the chunk's stay in the second cache.
         again = shape.blocks if panel * chunk_panels > caches.l2_per_core // 2 else 1
         if product.constant_weight:
             from_memory = float(weight_bytes)
-            from_l3 += weight_bytes * (again - 1)
+            from_l3 += (
+                weight_bytes * (again - 1) * (_ASKED_SHOWN if shape.prefetch and self._streams else 1.0)
+            )
         else:
             from_memory, from_l3 = 0.0, from_l3 + weight_bytes * again
         # Chunks that follow each other on a thread find the data where the one before has left it, if it fits.
@@ -414,7 +422,7 @@ class AppliedContraction:
             scalar=sum(each.scalar for each in tiles)
             + passes * (_BEGIN + panel / _BROUGHT)
             + staged / _COPIED_BYTES
-            + self._far_runs(shape, pieces) * (comes + displaced)
+            + self._far_runs(shape, pieces) * (comes + beyond * shape.chunks * (shape.per_chunk - 1))
             + self._far_strips(shape),
         )
 
@@ -444,14 +452,17 @@ class AppliedContraction:
         """Cycles that it costs to read all rows of the data once, a piece of each at a time, from beyond the second
         cache: what is brought without being asked for are long runs within a page."""
         product = self.product
-        if (
-            not self._in_runs
-            or extent_of((*product.rows, *product.taps)) * 4 <= self.machine.caches.l2_per_core
-        ):
+        if not self._streams:
             return 0.0
         at_once = 1 if shape.staged else pieces
         pages = product.length // at_once * product.data.dtype.bytes / _PAGE
         return extent_of((*product.shared, *product.rows)) * at_once * max(1.0, pages) * _FAR_RUN
+
+    @cached_property
+    def _streams(self) -> bool:
+        """Whether data that is read in runs is more than the second cache holds."""
+        data = extent_of((*self.product.rows, *self.product.taps)) * 4
+        return self._in_runs and data > self.machine.caches.l2_per_core
 
     @cached_property
     def _in_runs(self) -> bool:

@@ -197,13 +197,13 @@ def over_tables(model: type[Analytical] | type[Boosted], seen: int) -> tuple[flo
 
 
 def test_residuals_that_were_measured_are_learned() -> None:
-    """On tables of a real machine, nearer the times from sixteen outcomes than without, with about the same ranks, and
-    from four hardly farther."""
+    """On tables of a real machine, nearer the times and ranks from sixteen outcomes than without, and from four hardly
+    farther."""
     assert over_tables(Boosted, 4)[0] < 1.04 * over_tables(Analytical, 4)[0]
     error, agreement = over_tables(Boosted, 16)
     error_before, agreement_before = over_tables(Analytical, 16)
     assert error < 0.97 * error_before
-    assert agreement > 0.97 * agreement_before
+    assert agreement > agreement_before
 
 
 # -- failures ---------------------------------------------------------------------------------------------------------

@@ -290,6 +290,23 @@ def test_a_version_is_read_of_one_moment(tmp_path: Path) -> None:
     other.close()
 
 
+def test_a_disk_that_fails_is_not_taken_for_a_damaged_file(path: Path) -> None:
+    """SQLite ends the transaction itself then."""
+    schema.connect(path, network=True).close()
+    connection = sqlite3.connect(path, isolation_level=None)
+    (number,) = (
+        fd for fd in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{fd}") == str(path)
+    )
+    ends = os.pipe()
+    os.dup2(ends[0], int(number))  # where no lock can be taken
+    with pytest.raises(sqlite3.OperationalError, match="disk I/O error") as error:
+        schema.migrate(connection)
+    assert schema.is_circumstance(error.value)
+    connection.close()
+    for end in ends:
+        os.close(end)
+
+
 @pytest.mark.parametrize("deleted", [False, True])
 def test_a_writer_goes_on_in_the_new_file_when_its_own_is_taken_away(path: Path, deleted: bool) -> None:
     with Database.open(path) as database:
@@ -303,6 +320,21 @@ def test_a_writer_goes_on_in_the_new_file_when_its_own_is_taken_away(path: Path,
         database.add([record(101)])
     with Database.open(path) as again:
         assert again.records() == [record(100), record(101)]
+
+
+def test_a_file_that_is_set_aside_while_it_is_opened(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(place: Path, *, network: bool) -> sqlite3.Connection:
+        monkeypatch.undo()
+        connection = schema.connect(place, network=network)
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{path}{suffix}").rename(f"{path}{suffix}.aside")
+        return connection
+
+    monkeypatch.setattr("tilewright.db.database.connect", interrupted)
+    with Database.open(path) as database:
+        database.add([record(100)])
+    with Database.open(path) as again:
+        assert again.records() == [record(100)]
 
 
 @pytest.mark.parametrize("network", [False, True])

@@ -328,6 +328,15 @@ def test_lines_that_two_rows_share_wait_for_the_second(make, groups: int, column
         assert all(stmt.streamed for stmt in statements(program, Store) if stmt.buffer.name == "out")
 
 
+@pytest.mark.parametrize("rows", [16, 17])
+def test_what_only_a_part_of_a_row_has_is_not_kept_of_all_of_it(rows: int) -> None:
+    inputs = Inputs()
+    powers, others, more = apply("exp", inputs(rows, 40)), inputs(rows, 37), inputs(rows, 37)
+    total = apply("sum", apply("concat", powers, others, axis=1), axes=(1,), keepdims=True)
+    task = inputs.task(apply("add", apply("concat", powers, more, axis=1), total))
+    assert "kept" not in check(task, with_vectors(64, streams=True)).decisions
+
+
 @pytest.mark.parametrize("make", [softmax, layer_norm])
 @pytest.mark.parametrize("columns", [65, 72])
 def test_lines_that_two_rows_share_as_loops(make, columns: int) -> None:

@@ -256,6 +256,22 @@ def test_a_rounding_that_strict_numerics_do_not_have_is_found(dtype: DType) -> N
         case.error(normalised(dtype.numpy))
 
 
+@pytest.mark.parametrize(
+    ("between", "result"), [(DType.F16, DType.F32), (DType.BF16, DType.F32), (DType.BF16, DType.F16)]
+)
+def test_a_step_of_what_lies_between_is_no_error_in_a_finer_result(between: DType, result: DType) -> None:
+    """Of so long sums some are so near the middle between two numbers of 16 bits that their order decides."""
+    x = Inputs()
+    product = apply("matmul", x(16, 1024, dtype=between), x(1024, 16, dtype=between))
+    task = x.task(apply("cast", product, dtype=result))
+    exam = draw_exam(task, "strict", seed=1)
+    strict, fast = (chosen_kernel(task, numerics) for numerics in ("strict", "fast"))
+    for case in exam.cases:
+        case.error(strict(case))
+    with pytest.raises(WrongResult, match="relative error"):
+        exam.ordinary.error(fast(exam.ordinary))
+
+
 def test_what_is_linear_is_asked_no_more_than_it_needs() -> None:
     assert [case.name for case in draw_exam(matmul(), "fast", seed=1).cases] == [
         "ordinary",

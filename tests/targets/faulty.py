@@ -29,6 +29,13 @@ def serve_never(channel: Channel) -> None:
     time.sleep(3600)
 
 
+def serve_first_wrong(channel: Channel) -> None:
+    """And no other ever."""
+    channel.receive()
+    _say(channel, Refused(0, Failed("wrong", "its error is 1.0, of at most 0.002")))
+    time.sleep(3600)
+
+
 def _serve(channel: Channel, *, faults: bool, fastest: int | None = None) -> None:
     while True:
         message, _ = channel.receive()

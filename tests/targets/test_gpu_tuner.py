@@ -163,6 +163,17 @@ def test_a_race_ends_with_the_budget(tuner: GpuTuner, tmp_path: Path) -> None:
         assert not database.decisions() and not database.records()
 
 
+def test_what_has_failed_is_not_taken_where_the_budget_ends(tuner: GpuTuner, tmp_path: Path) -> None:
+    short = replace(tuner.tuning, budget=1.0)
+    tuner = replace(tuner, serve="tests.targets.faulty:serve_first_wrong", tuning=short)
+    ((task, _),) = tasks().values()
+    (way,) = tuner.tune(tasks()).values()
+    with Database.open(tmp_path / "tuning.db") as database:
+        (failed,) = database.records()
+    assert failed.failure == "wrong" and failed.config == choose(task, H200, "fast", BOTH).config
+    assert way.config != failed.config
+
+
 def test_when_the_budget_ends_no_more_models_are_run(
     tuner: GpuTuner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,8 @@
 """The model that learns: what measured times differ by from the analytical prediction, in logarithms.
 
 With no outcomes it says what the analytical model says. From the first few on, it learns where that errs: by a
-regression on similarity, good with few samples and cautious by itself, and by boosted trees, better with more. How much
-of what the trees say is believed follows from how well they predict samples that they have not seen.
+regression on similarity, good with few samples, and by boosted trees, better with more. How much of what each says is
+believed follows from how well it predicts samples that it has not seen.
 
 Outcomes of other tasks and other machines may be given to begin with. Of these only differences between configs of one
 task count, and less than own ones.
@@ -181,13 +181,14 @@ def _widened(rows: np.ndarray, width: int) -> np.ndarray:
 
 @dataclass
 class _Learned:
-    """What the samples have taught: an offset, a smooth part, and trees as far as they are believed; or a ranking, and
-    the seconds that go with its scores."""
+    """What the samples have taught: an offset, a smooth part and trees, each as far as it is believed; or a ranking,
+    and the seconds that go with its scores."""
 
     offset: float
     smooth: Smooth | None = None
+    smooth_believed: float = 0.0
     trees: Trees | None = None
-    believed: float = 0.0
+    trees_believed: float = 0.0
     ranking: tuple[Trees, float, float] | None = (
         None  # what the score's line is: log seconds at 0, and per score
     )
@@ -199,11 +200,12 @@ class _Learned:
         if len(residuals) < _LEAST:
             return learned
         learned.smooth = Smooth(rows, residuals, weights)
+        learned.smooth_believed = _believed(learned.smooth.left_out, residuals, weights)
         library = lightgbm() if len(residuals) >= _TREES and rows.shape[1] else None
         if library is None:
             return learned
         if objective == "rank":
-            smooth = base + learned.smooth.predict(rows)[0]
+            smooth = base + learned.smooth_believed * learned.smooth.predict(rows)[0]
             grown = Trees(
                 library, rows, base + residuals, weights, seed, rank=True, start=-_RANK_SCALE * smooth
             )
@@ -211,14 +213,15 @@ class _Learned:
             learned.ranking = (grown, *_falling_line(scores, base + residuals, weights))
             return learned
         learned.trees = Trees(library, rows, residuals, weights, seed)
-        learned.believed = _believed(learned.trees.left_out, residuals, weights)
+        learned.trees_believed = _believed(learned.trees.left_out, residuals, weights)
         return learned
 
     def predict(self, rows: np.ndarray, base: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(logarithms of seconds, their deviations)"""
         if self.smooth is None:
             return base + self.offset, np.full(len(base), SPREAD)
-        learned, deviation = self.smooth.predict(rows)
+        similar, deviation = self.smooth.predict(rows)
+        learned = self.smooth_believed * similar
         if self.ranking is not None:
             grown, at_zero, slope = self.ranking
             scores, apart = grown.predict(rows)
@@ -226,13 +229,13 @@ class _Learned:
             return line + self.offset, np.hypot(deviation, slope * apart)
         if self.trees is not None:
             grown_mean, apart = self.trees.predict(rows)
-            learned = learned + self.believed * (grown_mean - learned)
-            deviation = np.hypot(deviation, self.believed * apart)
+            learned = learned + self.trees_believed * (grown_mean - learned)
+            deviation = np.hypot(deviation, self.trees_believed * apart)
         return base + learned + self.offset, deviation
 
 
 def _believed(left_out: np.ndarray, residuals: np.ndarray, weights: np.ndarray) -> float:
-    """How much of what trees say of samples that they have not seen is so; less the fewer there are."""
+    """How much of what is said of samples left out is so; less the fewer there are."""
     known = ~np.isnan(left_out)
     said, was, weight = left_out[known], residuals[known], weights[known]
     if not len(said):

@@ -33,6 +33,8 @@ class Smooth:
         covariance = self._likeness(self._rows) + np.diag(_NOISE**2 / weights)
         self._factor = np.linalg.cholesky(covariance)
         self._solved = np.linalg.solve(self._factor.T, np.linalg.solve(self._factor, targets))
+        certainties = np.sum(np.linalg.inv(self._factor) ** 2, axis=0)
+        self.left_out = targets - self._solved / certainties  # what the others say of each sample
 
     def predict(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(mean, standard deviation), the noise of a single timing included."""

@@ -226,8 +226,9 @@ class Database:
             raise type(error)(f"{self.path}: {error.message}") from None
 
     def _open(self) -> None:
+        before = inode(self.path)  # so that it is noticed when another process sets the file aside meanwhile
         self._connection = connect(self.path, network=self.network)
-        self._inode = inode(self.path)
+        self._inode = before or inode(self.path)
 
     def _moved(self) -> bool:
         return self._inode is not None and inode(self.path) != self._inode

@@ -124,7 +124,8 @@ def _one_moment(connection: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
     finally:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # some errors end it, and are not to be hidden by another
+            connection.execute("ROLLBACK")
 
 
 def _set_journal(connection: sqlite3.Connection, wanted: str) -> None:

@@ -23,9 +23,10 @@ from dataclasses import replace
 
 from tilewright import te
 from tilewright.hw import CpuMachine
+from tilewright.loops.expensive import computable_anywhere, is_expensive
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import Across, Buffer, If, Kind, Prefetch, Program, Scope, Stmt, Store, block, nest
-from tilewright.loops.rowwise import combined, contiguous_last, is_expensive
+from tilewright.loops.rowwise import combined, contiguous_last
 from tilewright.loops.tiling import (
     columns_of,
     extent_of,
@@ -129,7 +130,7 @@ class _Lined:
         """What the last reduction computes at some expense and the result needs again, over the axis of the result."""
         last = self.formula.reductions[-1]
         needed = set(te.walk(simplify(self.formula.value)))
-        for expr in te.walk(simplify(te.substitute(last.body, {last.axes[0]: self.axis}))):
+        for expr in computable_anywhere(simplify(te.substitute(last.body, {last.axes[0]: self.axis}))):
             if expr in needed and is_expensive(expr, [self.axis]) and expr.dtype is last.result.dtype:
                 return expr
         return None

@@ -34,6 +34,7 @@ from dataclasses import dataclass, replace
 
 from tilewright import te
 from tilewright.hw import CpuMachine
+from tilewright.loops.expensive import computable_anywhere, is_expensive
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import (
     SCRATCH_LIMIT,
@@ -66,13 +67,6 @@ from tilewright.loops.tiling import (
 from tilewright.loops.weights import nan_arrives_anyway
 from tilewright.te.index import coefficient, divisor_of, simplify
 
-# Functions that cost many times an addition.
-EXPENSIVE = frozenset(
-    [
-        *("exp", "exp2_weight", "expm1", "log", "log1p", "pow"),
-        *("tanh", "erf", "sin", "cos", "atan2", "div", "sqrt"),
-    ]
-)
 _LINE = 64
 _ACCUMULATORS = 8
 _IN_REGISTERS = 16  # vectors of a row that stays in them
@@ -298,7 +292,7 @@ class _Rows:
             if renamed is None or kept_bytes > min(self.machine.caches.l2_per_core // 3, SCRATCH_LIMIT // 2):
                 continue
             needed = set(te.walk(simplify(te.substitute(self.formula.value, renamed))))
-            for expr in te.walk(simplify(reduction.body)):
+            for expr in computable_anywhere(simplify(reduction.body)):
                 if expr in needed and is_expensive(expr, reduction.axes):
                     room = reduction.length + self._lanes(reduction)
                     scope = Scope.REGISTER if self.in_registers else Scope.SCRATCH
@@ -582,14 +576,3 @@ def combined(reduction: Reduction, formula: Formula, so_far: te.Expr, body: te.E
     if nan_arrives_anyway(reduction, formula):
         return te.select(te.call("lt", so_far, body), body, so_far)
     return updated(reduction, so_far, body)
-
-
-def is_expensive(expr: te.Expr, axes: Sequence[te.Var]) -> bool:
-    """Whether something in it takes long and is another value for every element of the row."""
-    return any(
-        isinstance(node, te.Call)
-        and node.op in EXPENSIVE
-        and node.dtype.is_float
-        and te.variables(node) & set(axes)
-        for node in te.walk(expr)
-    )

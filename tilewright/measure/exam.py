@@ -47,8 +47,9 @@ ELEMENT_BOUNDS = {DType.F64: 1e-5, DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16:
 _TRANSFORMED_BOUND = 1e-4  # of a convolution that may be computed in another basis
 # Times what rounding the answer itself comes to. A rounding between two operators that a kernel leaves out, or one that
 # it adds, makes it 1.4 times that; of few elements it might do so by accident. An answer that needs no rounding, as
-# that of a maximum, still depends on how what it is of was rounded.
-_ROUNDED_ONCE, _ROUNDED_ELEMENTS, _TYPICAL_ROUNDING = 1.2, 256, 0.2
+# that of a maximum, still depends on how what it is of was rounded. In a type finer than what lies between it is only
+# that: all of it where the rounding is left out, a little where the last digits of some sums decide it otherwise.
+_ROUNDED_ONCE, _ROUNDED_ELEMENTS, _TYPICAL_ROUNDING, _ROUNDED_OTHERWISE = 1.2, 256, 0.2, 0.1
 _LEAST_SHARE = 1e-2  # of the typical size of all elements, which each may count as its own
 # The same where an element's error is that of its neighbourhood, in which there may be very large ones.
 _TRANSFORMED_SHARE, _TRANSFORMED_ODD_SHARE = 1.0, 5.0  # on inputs of one size, of several
@@ -142,6 +143,10 @@ class Case:
             )
 
 
+def _step(dtype: DType) -> float:
+    return float(ml_dtypes.finfo(dtype.numpy).eps)
+
+
 def _finite(values: np.ndarray) -> np.ndarray:
     return values if values.dtype.kind != "f" else np.where(np.isfinite(values), values, 0.0)
 
@@ -177,6 +182,8 @@ class _Draw:
             self.bound = max(self.bound, _TRANSFORMED_BOUND)
         self.transformed = transformed
         self.rounded = rounded_nodes(self.graph, numerics)
+        for node in self.rounded:  # a sum whose last digits decide may be off by a whole step of this type
+            self.bound = max(self.bound, ELEMENT_BOUNDS[node.dtype])
         self.extents = _index_extents(self.graph)
         self.relative = any(node.op in RELATIVE for node in self.graph.nodes())
         self.treatments = (*_TREATMENTS, lambda x: x + _FARTHER) if self.relative else _TREATMENTS
@@ -227,13 +234,18 @@ class _Draw:
     def _l2_bound(self, answer: np.ndarray) -> float:
         dtype = self.task.output.dtype
         bound = L2_BOUNDS.get(dtype, 0.0)
-        if not self.rounded or not dtype.is_half or answer.size < _ROUNDED_ELEMENTS:
+        if not self.rounded or not dtype.is_float:
+            return bound
+        bound = max(bound, *(L2_BOUNDS[node.dtype] for node in self.rounded))
+        if answer.size < _ROUNDED_ELEMENTS:
             return bound
         numbers = _finite(answer)
         off = numbers - numbers.astype(dtype.numpy).astype(np.float64)
         own = float(np.linalg.norm(off) / (np.linalg.norm(numbers) or 1.0))
-        typical = _TYPICAL_ROUNDING * float(ml_dtypes.finfo(dtype.numpy).eps)
-        return min(bound, _ROUNDED_ONCE * max(own, typical))
+        step, coarsest = _step(dtype), max(_step(node.dtype) for node in self.rounded)
+        if step < coarsest:
+            return min(bound, max(_ROUNDED_ONCE * own, _ROUNDED_OTHERWISE * coarsest))
+        return min(bound, _ROUNDED_ONCE * max(own, _TYPICAL_ROUNDING * step))
 
     def treated_names(self) -> list[str]:
         """The cases of rows that are treated: of few rows several, until each has been treated in every way."""

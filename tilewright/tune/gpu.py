@@ -116,7 +116,7 @@ class GpuTuner:
                         ready.append((key, ways, [pool.submit(self._built, way) for way in ways]))
                     key, ways, builds = ready.popleft()
                     if self._are_built(builds, end) and len(ways) > 1:
-                        chosen[key] = self._raced(database, tasks[key][0], ways, chosen[key], end)
+                        chosen[key] = self._raced(database, tasks[key][0], ways, end) or chosen[key]
                 pairs = self._pairs_of(chosen)
                 raced = self._raced_pairs(database, pairs, pool, end)
                 self._close()
@@ -192,10 +192,7 @@ class GpuTuner:
             self._spare.start()
             if not self._are_built([pool.submit(self._built, way) for way in pair.ways], end):
                 break
-            self._raced(database, pair.task, list(pair.ways), pair.ways[0], end)
-            known = self._remembered(database, pair.task)
-            if known is not None or self.clock() < end:
-                best[key] = known
+            best[key] = self._raced(database, pair.task, pair.ways, end)
         return best
 
     def _is_settled(self, database: Database, pair: Pair) -> bool:
@@ -291,8 +288,8 @@ class GpuTuner:
             build.result()
         return True
 
-    def _raced(self, database: Database, task: Task, ways: list[Way], first: Way, end: float) -> Way:
-        """The fastest; the first where the budget ends before that is known."""
+    def _raced(self, database: Database, task: Task, ways: Sequence[Way], end: float) -> Way | None:
+        """The fastest, None where all failed; where the budget ends before that is known, the first that did not."""
         with self.trace.span("race", label=task.label, ways=len(ways)):
             results = self._race(task, [way.config for way in ways], end)
         key = self._key(task)
@@ -319,14 +316,15 @@ class GpuTuner:
         database.add(records)
         self.trials += len(records)
         if len(records) < len(ways):
-            return first
+            return next(way for way in ways if not isinstance(results.get(way.config), Refused))
         times = {
             config: statistics.median(result.times)
             for config, result in results.items()
             if isinstance(result, Tried)
         }
         if not times:
-            return first
+            return None
+        first = ways[0]
         best = min(ways, key=lambda way: times.get(way.config, float("inf")))
         default = times.get(first.config)
         if default is not None and times[best.config] > _GAIN * default:

@@ -73,6 +73,21 @@ def test_rows_in_registers(rows: int, columns: int, dtype: DType) -> None:
     assert exponentials == 1, "what is kept is not computed again"
 
 
+def test_what_only_a_part_of_a_row_has_is_not_kept_of_all_of_it() -> None:
+    inputs = Inputs()
+    both = apply("concat", apply("exp", inputs(5, 40)), inputs(5, 37), axis=1)
+    task = inputs.task(apply("add", both, apply("sum", both, axes=(1,), keepdims=True)))
+    formula = normal_form(task, "fast")
+    assert formula is not None
+    program = default_program(formula, H200)
+    verify_program(program)
+    assert program.decisions.startswith("rows")
+    arrays = [array(*node.shape, seed=n) for n, node in enumerate(task.graph.inputs)]
+    (expected,) = evaluate(task.graph, arrays, precise=True)
+    got = interpret_program(program, [each.reshape(-1) for each in arrays]).reshape(expected.shape)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_rows_that_are_no_vectors_go_through_shared_memory() -> None:
     """Of a card so small that a few rows fill it."""
     output, inputs = rows_of(16, 37, DType.F16)

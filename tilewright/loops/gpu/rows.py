@@ -26,10 +26,11 @@ from dataclasses import dataclass
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import WARP, GpuMachine
+from tilewright.loops.expensive import EXPENSIVE, computable_anywhere
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.gpu.places import THREADS, VECTOR_BYTES, positions, under, vector_lanes, walked
 from tilewright.loops.ir import Buffer, Combine, For, If, Kind, Program, Scope, Stmt, Store, block, nest
-from tilewright.loops.rowwise import EXPENSIVE, contiguous_last
+from tilewright.loops.rowwise import contiguous_last
 from tilewright.loops.tiling import (
     columns_of,
     extent_of,
@@ -340,7 +341,7 @@ class Rows:
             fills.append(nest([(lane, Kind.VECTOR)], Store(buffer, element, load)))
             registers[load] = te.Load(buffer, (element,))
         if keep:
-            for expr in self._computed_again(here, spot):
+            for expr in self._computed_again(walk, value, spot):
                 buffer = self._register(expr.dtype, steps * walk.lanes)
                 computed_first.append(Store(buffer, element, _replaced(expr, registers)))
                 registers[expr] = te.Load(buffer, (element,))
@@ -376,16 +377,16 @@ class Rows:
 
         return with_results(te.rewrite(here, staged), self.results)
 
-    def _computed_again(self, here: te.Expr, spot: Spot) -> list[te.Expr]:
+    def _computed_again(self, walk: Pass, value: te.Expr, spot: Spot) -> list[te.Expr]:
         """What a later pass computes too, and takes long."""
         needed = {
-            node for axes, value in self.later if axes for node in te.walk(self._here(axes, value, spot))
+            node for axes, later in self.later if axes for node in te.walk(self._here(axes, later, spot))
         }
-        return [
-            node
-            for node in dict.fromkeys(te.walk(here))
-            if isinstance(node, te.Call) and node.op in EXPENSIVE and node in needed and node not in self.kept
-        ]
+        slow = (
+            part for part in computable_anywhere(value) if isinstance(part, te.Call) and part.op in EXPENSIVE
+        )
+        found = dict.fromkeys(self._here(walk.axes, part, spot) for part in slow)
+        return [part for part in found if part in needed and part not in self.kept]
 
     def _register(self, dtype: DType, size: int) -> Buffer:
         self.loaded += 1

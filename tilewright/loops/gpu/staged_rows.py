@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from tilewright import te
 from tilewright.hw.gpu import WARP, GpuMachine
+from tilewright.loops.expensive import EXPENSIVE
 from tilewright.loops.formula import Formula
 from tilewright.loops.gpu.places import VECTOR_BYTES, positions, walked
 from tilewright.loops.gpu.rows import Pass, Rows, Visit
@@ -40,7 +41,7 @@ from tilewright.loops.ir import (
     block,
     nest,
 )
-from tilewright.loops.rowwise import EXPENSIVE, contiguous_last
+from tilewright.loops.rowwise import contiguous_last
 from tilewright.loops.tiling import extent_of, with_values
 from tilewright.te.index import simplify
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from tilewright import te
 from tilewright.dtypes import DType
+from tilewright.loops.expensive import EXPENSIVE
 from tilewright.loops.gpu.places import VECTOR_BYTES, at_places, positions, vector_lanes
 from tilewright.loops.gpu.tensor import ComputedOperand
 from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, block, nest
-from tilewright.loops.rowwise import EXPENSIVE
 from tilewright.loops.tiling import with_values
 from tilewright.te.index import coefficient, linear, simplify
 

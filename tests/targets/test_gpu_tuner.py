@@ -132,7 +132,7 @@ def test_whether_a_pair_is_joined_is_measured_in_the_models_and_remembered(
     with Database.open(tuner.tuning.db) as database:
         decision = database.decision(first._key(pair.task))
         assert decision is not None
-        database.decide(msgspec.structs.replace(decision, code="of another day", when=decision.when + 1))
+        database.decide(msgspec.structs.replace(decision, code="of another day", when=decision.when + 1e-5))
     anew = replace(first, trials=0)
     assert is_joined(partition, anew.tune(tasks)) == faster and anew.trials == 1
 

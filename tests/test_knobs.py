@@ -99,20 +99,20 @@ def test_cgroup_quota(tmp_path: Path) -> None:
     group = tmp_path / "v2" / "a" / "b"
     group.mkdir(parents=True)
     membership.write_text("0::/a/b\n")
-    assert knobs._cgroup_cpus(tmp_path / "v2", membership) is None
+    assert knobs.cgroup_cpus(tmp_path / "v2", membership) is None
     (group / "cpu.max").write_text("max 100000\n")
     (group.parent / "cpu.max").write_text("150000 100000\n")
-    assert knobs._cgroup_cpus(tmp_path / "v2", membership) == 1.5
+    assert knobs.cgroup_cpus(tmp_path / "v2", membership) == 1.5
 
     old = tmp_path / "v1" / "cpu" / "c"
     old.mkdir(parents=True)
     membership.write_text("3:cpu,cpuacct:/c\n1:memory:/c\n")
     (old / "cpu.cfs_quota_us").write_text("-1\n")
     (old / "cpu.cfs_period_us").write_text("100000\n")
-    assert knobs._cgroup_cpus(tmp_path / "v1", membership) is None
+    assert knobs.cgroup_cpus(tmp_path / "v1", membership) is None
     (old / "cpu.cfs_quota_us").write_text("400000\n")
-    assert knobs._cgroup_cpus(tmp_path / "v1", membership) == 4
-    assert knobs._cgroup_cpus(tmp_path / "v1", tmp_path / "none") is None
+    assert knobs.cgroup_cpus(tmp_path / "v1", membership) == 4
+    assert knobs.cgroup_cpus(tmp_path / "v1", tmp_path / "none") is None
 
 
 def test_affinity_limits_the_cores() -> None:

@@ -102,7 +102,7 @@ def usable_cores() -> int:
 
         return max(1, min(psutil.cpu_count(logical=False) or os.cpu_count() or 1, MAX_THREADS))
     cores = _physical_cores(tuple(allowed))
-    quota = _cgroup_cpus()
+    quota = cgroup_cpus()
     if quota is not None:
         cores = min(cores, max(1, math.ceil(quota)))
     return max(1, min(cores, MAX_THREADS))
@@ -120,7 +120,7 @@ def _physical_cores(allowed: tuple[int, ...]) -> int:
     return len(siblings)
 
 
-def _cgroup_cpus(
+def cgroup_cpus(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> float | None:
     """The tightest CPU quota on the path from this process's cgroup to the root; None without one."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright import te
+from tilewright import knobs, te
 from tilewright.dtypes import DType
 from tilewright.hw import Caches, CpuMachine
 from tilewright.loops.default import default_program
@@ -59,12 +59,14 @@ def calibrate(machine: CpuMachine) -> Calibration:
 
 
 def share_of_processor(machine: CpuMachine) -> float:
-    """How much of the time of all cores comes to threads that never rest: less than 1 where others want them too."""
+    """How much of what this process may have of all cores comes to threads that never rest: less than 1 where others
+    want them too."""
     kernel, operands, _ = peak_kernel(machine, machine.cores)
     kernel(operands)
     begin, used = time.perf_counter(), time.process_time()
     kernel.seconds(operands)
-    return (time.process_time() - used) / (time.perf_counter() - begin) / machine.cores
+    allowed = min(machine.cores, knobs.cgroup_cpus() or machine.cores)
+    return (time.process_time() - used) / (time.perf_counter() - begin) / allowed
 
 
 def speeds(machine: CpuMachine, capacities: Capacities, threads: int) -> Speeds:

@@ -211,7 +211,7 @@ class _Race:
         """Its error, where that is within bounds. What agrees with the oracle where the oracle was asked, and not with
         the first that did so elsewhere, makes the oracle be asked for all of it."""
         error = self._answers.error(self._result)
-        bound = self._bound()
+        bound = error_bound(self._task, self._question.numerics)
         if not error <= bound:
             raise _Wrong(f"its error is {error:.1e}, of at most {bound:.0e}")
         if self._answers.are_partial and not self._answers.agrees(_result_of(executor), 2 * bound):
@@ -226,11 +226,6 @@ class _Race:
                     )
             return self._checked(executor)
         return error
-
-    def _bound(self) -> float:
-        dtype = self._task.output.dtype
-        rounded = self._question.numerics == "tf32" and dtype is DType.F32 and is_contraction(self._task)
-        return L2_BOUNDS[DType.F16] if rounded else L2_BOUNDS.get(dtype, 0.0)
 
     # -- what is said -------------------------------------------------------------------------------------------------
 
@@ -426,6 +421,14 @@ def _random_inputs(graph: Graph, seed: int = 0) -> list[np.ndarray]:
 
 
 Rows = slice | np.ndarray
+
+
+def error_bound(task: Task, numerics: str) -> float:
+    """In the L2 norm, of the coarsest type that a task computes: between two operators it may be rounded to that."""
+    computed = [node.dtype for node in task.graph.nodes() if not node.is_input and not node.is_constant]
+    if numerics == "tf32" and task.output.dtype is DType.F32 and is_contraction(task):
+        computed.append(DType.F16)
+    return max((L2_BOUNDS[dtype] for dtype in computed if dtype in L2_BOUNDS), default=0.0)
 
 
 def whole_answer(graph: Graph, inputs: Sequence[np.ndarray]) -> np.ndarray:

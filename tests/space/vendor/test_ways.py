@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tilewright import frontend
-from tilewright.graph.ir import Node
+from tilewright.dtypes import DType
+from tilewright.graph.ir import Graph, Node, TensorType, input_node
+from tilewright.graph.op import apply
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200
 from tilewright.measure.check import relative_error
-from tilewright.measure.gpu_ways import expected_of, way_plan
+from tilewright.measure.exam import L2_BOUNDS
+from tilewright.measure.gpu_ways import error_bound, expected_of, way_plan
 from tilewright.runtime.plan import VendorCall, View
 from tilewright.space.vendor.candidates import candidate_ways
 from tilewright.space.vendor.pieces import Way, refined
@@ -173,3 +176,16 @@ def test_movement_before_a_library_is_one_kernel() -> None:
     labels = [call.task.label for call in split.calls]
     assert labels[0] == "permute+reshape+permute+reshape"
     assert [pieces[call.key].call is not None for call in split.calls][:2] == [False, True]
+
+
+def test_a_task_is_held_to_the_coarsest_type_that_it_computes() -> None:
+    x, y = (input_node(number, TensorType((32, 32), DType.F16)) for number in range(2))
+    product = apply("matmul", x, y)
+    wide = apply("cast", product, dtype=DType.F32)
+    assert error_bound(Task(Graph((x, y), (product,))), "strict") == L2_BOUNDS[DType.F16]
+    assert error_bound(Task(Graph((x, y), (wide,))), "strict") == L2_BOUNDS[DType.F16]
+    a, b = (input_node(number, TensorType((32, 32), DType.F32)) for number in range(2))
+    single = Task(Graph((a, b), (apply("matmul", a, b),)))
+    assert error_bound(single, "strict") == L2_BOUNDS[DType.F32]
+    assert error_bound(single, "tf32") == L2_BOUNDS[DType.F16]
+    assert error_bound(Task(Graph((a,), (apply("argmax", a, axis=1, keepdims=False),))), "fast") == 0.0

@@ -186,6 +186,21 @@ def test_division_by_zero_does_not_trap() -> None:
         run_program(default_program(formula_of(output, inputs), HERE), arrays)
 
 
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F64])
+@pytest.mark.parametrize("numerics", ["fast", "strict"])
+def test_what_is_divided_by_the_root_of_infinity_is_nothing(dtype: DType, numerics: str) -> None:
+    """Each number by its own root, and a row by that of a sum."""
+    x, squares = te.Tensor("x", (4, 40), dtype), te.Tensor("s", (4, 40), dtype)
+    roots = te.compute("out", (4, 40), dtype, lambda i, j: x[i, j] / te.call("sqrt", squares[i, j]))
+    (axis,) = te.reduce_axes([40])
+    total = te.compute("total", (4,), dtype, lambda i: te.reduce_over("sum", squares[i, axis], [axis]))
+    rows = te.compute("out", (4, 40), dtype, lambda i, j: x[i, j] / te.call("sqrt", total[i]))
+    for output in (roots, rows):
+        program = default_program(formula_of(output, [x, squares]), HERE)
+        arrays = [np.full(160, value, dtype.numpy) for value in (3.0, np.inf)]
+        np.testing.assert_array_equal(run_program(program, arrays, numerics=numerics), np.zeros(160))
+
+
 def test_a_contraction_does_not_spill() -> None:
     output, inputs = matmul(64, 256, 128)
     program = default_program(formula_of(output, inputs), HERE)

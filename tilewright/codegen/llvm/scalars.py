@@ -229,6 +229,12 @@ def _rounding(name: str) -> Emitter:
     return emit
 
 
+def _sqrt(context: Context, a: ir.Value) -> ir.Value:
+    root = _intrinsic(context.builder, "sqrt", a)
+    # Behind a fence: of a reciprocal of it LLVM would make an estimate, which gives NaN for infinity.
+    return _intrinsic(context.builder, "arithmetic.fence", root) if "arcp" in context.flags else root
+
+
 # -- comparisons and bits ---------------------------------------------------------------------------------------------
 
 
@@ -277,7 +283,7 @@ EMITTERS: dict[str, Emitter] = {
     "fma": _fma,
     "dot4": _dot4,
     "exp2_weight": _exp2_weight,
-    "sqrt": _rounding("sqrt"),
+    "sqrt": _sqrt,
     "floor": _rounding("floor"),
     "ceil": _rounding("ceil"),
     "trunc": _rounding("trunc"),

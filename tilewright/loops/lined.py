@@ -26,10 +26,9 @@ from tilewright.hw import CpuMachine
 from tilewright.loops.expensive import computable_anywhere, is_expensive
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import Across, Buffer, If, Kind, Prefetch, Program, Scope, Stmt, Store, block, nest
-from tilewright.loops.rowwise import combined, contiguous_last
+from tilewright.loops.rowwise import AHEAD, LINE, combined, contiguous_last, groups_in_chunk
 from tilewright.loops.tiling import (
     columns_of,
-    extent_of,
     is_streamed,
     lanes_for,
     parallel_nest,
@@ -39,12 +38,8 @@ from tilewright.loops.tiling import (
 )
 from tilewright.te.index import coefficient, divisor_of, in_range, simplify
 
-_LINE = 64
 _FEWEST, _MOST = 5, 14  # lines of a row: fewer have too much at their ends, more do not stay in registers
 _ACCUMULATORS = 4
-_AHEAD = 4 << 10  # bytes between what is computed and what is asked for
-_GROUPS = 128  # of rows that end with a line together, in a chunk at most
-_CHUNKS = 4  # for each core, at least
 
 
 def lined_program(formula: Formula, machine: CpuMachine) -> Program | None:
@@ -57,7 +52,7 @@ def lined_program(formula: Formula, machine: CpuMachine) -> Program | None:
     lanes = lanes_for(formula, machine, axis.extent)
     held = {formula.output.dtype.bytes, *(r.result.dtype.bytes for r in formula.reductions)}
     alike = all([a.extent for a in r.axes] == [axis.extent] for r in formula.reductions)
-    if held != {_LINE // lanes} or not alike:
+    if held != {LINE // lanes} or not alike:
         return None
     common = math.gcd(axis.extent, lanes)
     lines = -(-(lanes - common + axis.extent) // lanes)
@@ -77,9 +72,7 @@ class _Lined:
         self.whole = axis.extent // lanes  # lines that end in the row, wherever it begins
         self.row = formula.rows[-1]
         together = lanes // math.gcd(axis.extent, lanes)
-        groups = self.row.extent // together
-        most = extent_of(formula.rows) // (together * _CHUNKS * machine.cores)
-        size = together * max(n for n in range(1, min(max(most, 1), _GROUPS) + 1) if groups % n == 0)
+        size = together * groups_in_chunk(formula.rows, together, machine)
         self.chunk = te.Var(f"{self.row.name}_t", self.row.extent // size)
         self.after = te.Var("after", size - 1)
         self.lane = te.Var("v", lanes)
@@ -226,7 +219,7 @@ class _Lined:
             moves = coefficient(index, first.axes[0]) == 1 and coefficient(index, self.row)
             if not moves or line * self.lanes >= self.axis.extent:
                 continue
-            rows = -(-_AHEAD // (self.axis.extent * load.dtype.bytes))
+            rows = -(-AHEAD // (self.axis.extent * load.dtype.bytes))
             place = {**self._row_at(turn + rows), first.axes[0]: te.as_index(line * self.lanes)}
             assert isinstance(load.source, Buffer)
             stmts.append(Prefetch(load.source, te.substitute(index, place), level=1))

@@ -67,7 +67,7 @@ from tilewright.loops.tiling import (
 from tilewright.loops.weights import nan_arrives_anyway
 from tilewright.te.index import coefficient, divisor_of, simplify
 
-_LINE = 64
+LINE = 64
 _ACCUMULATORS = 8
 _IN_REGISTERS = 16  # vectors of a row that stays in them
 _GROUPS = 128  # of rows in a chunk, at most: nothing is written while its first one is computed
@@ -78,7 +78,7 @@ _SHORT_ROW = 2048  # elements: the end of a longer row's reductions does not cou
 # kept of the rows before and of those that are computed.
 _STAGED, _KEPT_TWICE = 4, 2
 _REPEATED = 1.1  # rows computed over rows needed, where the last few overlap those before
-_AHEAD = 4 << 10  # bytes between what is computed and what is asked for
+AHEAD = 4 << 10  # bytes between what is computed and what is asked for
 _SHORTEST_FETCHED = 256  # bytes of a row: of shorter ones the processor's own look-ahead sees the next
 
 
@@ -97,6 +97,12 @@ def contiguous_last(formula: Formula) -> Formula:
         for r in formula.reductions
     )
     return replace(formula, reductions=reductions)
+
+
+def groups_in_chunk(rows: Sequence[te.Var], size: int, machine: CpuMachine) -> int:
+    """How many groups of `size` rows one thread takes at a time: enough chunks are left for all."""
+    most = extent_of(rows) // (size * _CHUNKS * machine.cores)
+    return max(n for n in range(1, min(max(most, 1), _GROUPS) + 1) if rows[-1].extent // size % n == 0)
 
 
 @dataclass(frozen=True)
@@ -261,9 +267,7 @@ class _Rows:
         """How many groups of so many rows make a chunk: 1 where nothing is written meanwhile."""
         if self.behind is None and (not self.staged or self._slow_pass() is None):
             return 1
-        *others, axis = self.formula.rows
-        most = extent_of(others) * axis.extent // (rows * _CHUNKS * self.machine.cores)
-        return max(n for n in range(1, min(max(most, 1), _GROUPS) + 1) if axis.extent // rows % n == 0)
+        return groups_in_chunk(self.formula.rows, rows, self.machine)
 
     def _stays_in_registers(self) -> bool:
         if not self.staged or len(self.columns) > 1:
@@ -326,7 +330,7 @@ class _Rows:
     def _rows_ahead(self, load: te.Load) -> int:
         """How many rows later the one that is asked for now is needed: enough for it to have come."""
         row_bytes = self.formula.reductions[0].length * load.dtype.bytes
-        return max(1, -(-_AHEAD // (row_bytes * self.together))) * self.together
+        return max(1, -(-AHEAD // (row_bytes * self.together))) * self.together
 
     def _fetches(
         self, number: int, axes: Sequence[te.Var], start: te.Expr, vectors: int, lanes: int
@@ -342,7 +346,7 @@ class _Rows:
         row = self.formula.rows[-1:]
         for load in self.fetched:
             for vector in range(self.slow.index(number), vectors, len(self.slow)):
-                if vector * lanes * load.dtype.bytes % _LINE:
+                if vector * lanes * load.dtype.bytes % LINE:
                     continue
                 place: dict[te.Var, te.Expr] = {axis: axis + self._rows_ahead(load) for axis in row}
                 if alike:

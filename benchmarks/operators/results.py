@@ -46,6 +46,12 @@ class OperatorResult:
         return self._over(self.best_peer)
 
     @property
+    def room(self) -> float | None:
+        """How many times faster than the best peer the machine's limit lets anyone be."""
+        rate = self.rate(self.best_peer) if self.best_peer else None
+        return None if rate is None or not self.limit else self.limit / rate
+
+    @property
     def over_fp32(self) -> float | None:
         return self._over(OURS_FP32)
 
@@ -65,6 +71,7 @@ class OperatorResult:
             "efficiency": self.efficiency,
             "best_peer": self.best_peer,
             "ours_over_best_peer": self.speedup,
+            "limit_over_best_peer": self.room,
             "ours_over_fp32": self.over_fp32,
             "contenders": {name: asdict(t) for name, t in self.timings.items() if name != MACHINE},
             "absent": {name: asdict(absence) for name, absence in self.absences.items()},

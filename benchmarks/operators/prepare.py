@@ -12,6 +12,8 @@ from operators.cases import Case, OperatorJob
 from operators.table import Arrays
 from peers.job import Run, save_arrays
 
+_LINE = 64  # bytes
+
 
 def load(job: OperatorJob) -> Run:
     case = job.case
@@ -51,12 +53,12 @@ def torch_operands(case: Case) -> tuple[list[Any], list[Any]]:
 
     def typed(array: np.ndarray) -> Any:
         tensor = torch.from_numpy(array)
-        if array.dtype != np.float32 or dtype is torch.float32:
-            return tensor
-        memory = np.empty(
-            (array.size, dtype.itemsize), np.uint8
-        )  # of NumPy's: in huge pages, like all others
-        return torch.from_numpy(memory).view(dtype).view(array.shape).copy_(tensor)
+        kind = dtype if array.dtype == np.float32 else tensor.dtype
+        # NumPy's memory, which is in huge pages, from where a cache line begins, as PyTorch's tensors do.
+        memory = np.empty(array.size * kind.itemsize + _LINE, np.uint8)
+        begin = -memory.ctypes.data % _LINE
+        lines = torch.from_numpy(memory[begin : begin + array.size * kind.itemsize])
+        return lines.view(kind).view(array.shape).copy_(tensor)
 
     inputs, weights = case.operands()
     return [typed(array) for array in inputs], [typed(array) for array in weights]

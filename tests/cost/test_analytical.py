@@ -135,11 +135,12 @@ def keep(flops: float, scale: float) -> None:
 
 
 def test_without_a_calibration_rates_are_nominal(folder: Path) -> None:
-    assert cpu.rates_of(host()) == cpu.MachineRates()
+    assert cpu.rates_of(host()) == cpu.nominal_rates(host())
 
 
 def test_a_calibrated_machine_is_predicted_by_its_own_rates(folder: Path) -> None:
-    peak = 2.5e9 * 2 * 2 * LANES
+    most = host().throughput
+    peak = most.hertz * most.multiply_adds * 2 * LANES
     keep(peak, 1.0)
     found = candidates(product(2, 1024, 1024))  # little arithmetic for each weight
     usual = Analytical(found, 2).seconds(DEFAULT)
@@ -149,5 +150,5 @@ def test_a_calibrated_machine_is_predicted_by_its_own_rates(folder: Path) -> Non
 
 def test_a_calibration_that_cannot_be_true_is_believed_as_far_as_it_can(folder: Path) -> None:
     keep(1e9, 1e-3)
-    rates = cpu.rates_of(host())
-    assert rates.one.hertz == cpu.NOMINAL.hertz / 2 and rates.all.l2 == cpu.NOMINAL.l2 / 2
+    rates, nominal = cpu.rates_of(host()), cpu.nominal_rates(host())
+    assert rates.one.hertz == nominal.one.hertz / 2 and rates.all.l2 == nominal.all.l2 / 2

@@ -59,3 +59,12 @@ def test_more_loads_than_multiply_adds_are_a_bound_of_their_own() -> None:
     few = replace(TERMS, loads=0.2 * TERMS.arithmetic)
     many = replace(TERMS, loads=1.2 * TERMS.arithmetic)
     assert seconds(many, host(), 2) > 1.4 * seconds(few, host(), 2)
+
+
+def test_units_narrower_than_vectors_take_longer_for_them() -> None:
+    """By cycles: the arithmetic doubles, what comes from the caches does not."""
+    wide, narrow = (replace(host(), cpu=cpu, vector_bytes=64) for cpu in ("icelake-server", "icelake-client"))
+    computing = Terms(arithmetic=1e6, loads=4e5, iterations=8)
+    assert 1.7 < seconds(computing, narrow, 2) / seconds(computing, wide, 2) < 2
+    moving = Terms(arithmetic=1e4, loads=1e4, from_l3=1e7, iterations=8)
+    assert seconds(moving, narrow, 2) < 1.1 * seconds(moving, wide, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -43,7 +44,7 @@ from tilewright.loops.verify import verify_program
 from tilewright.measure.check import relative_error
 from tilewright.measure.single import SingleKernel
 from tilewright.space.template import Work
-from tilewright.te.index import divisor_of
+from tilewright.te.index import divisor_of, simplify
 
 F32, F16, I8, I64 = DType.F32, DType.F16, DType.I8, DType.I64
 SMALL_CACHES = Caches(l1=1 << 10, l2=8 << 10, l3=1 << 10)  # nearly everything is larger
@@ -148,6 +149,29 @@ def test_what_is_not_whole_lines_is_put_together_before_it_is_streamed() -> None
     task = inputs.task(apply("permute", inputs(150, 170), axes=(1, 0)))
     program = check(task, with_vectors(64, streams=True))
     assert any(isinstance(s, Store) and s.buffer.scope is Scope.SCRATCH for s in walk_stmts(program.body))
+
+
+@pytest.mark.skipif(host().vector_bytes < 64, reason="a vector is no line")
+@pytest.mark.parametrize("shape", [(48, 1024), (2, 64, 160), (3, 112, 32)])
+def test_each_block_of_a_turned_matrix_asks_for_the_next(shape: tuple[int, ...]) -> None:
+    """Together for every line of what is read, but for those of the first block."""
+    inputs, axes = Inputs(), (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
+    program = check(inputs.task(apply("permute", inputs(*shape), axes=axes)), with_vectors(64, streams=True))
+    parallel = program.body
+    assert isinstance(parallel, For)
+    loops = [s for s in walk_stmts(parallel) if isinstance(s, For) and s.kind is not Kind.VECTOR]
+    (asked,) = (s for s in walk_stmts(parallel) if isinstance(s, Prefetch))
+    around = [loop.var for loop in loops if asked in walk_stmts(loop)]
+    size = math.prod(shape)
+    lines = set()
+    for values in itertools.product(*(range(var.extent) for var in around)):
+        place = simplify(te.substitute(asked.index, dict(zip(around, map(te.as_index, values), strict=True))))
+        assert isinstance(place, te.Const)
+        lines.add(int(place.value) // 16)
+    missed = set(range(size // 16)) - lines
+    assert len(missed) <= 32 * 16  # a block, in caches so small: runs of 2 KiB in one tile's rows
+    rows, columns = shape[-2:]
+    assert all(line * 16 // columns < min(rows, 16) for line in missed)
 
 
 @st.composite
@@ -303,7 +327,8 @@ def group_norm(inputs: Inputs, rows: int, columns: int) -> Node:
 
 
 def total(inputs: Inputs, rows: int, columns: int) -> Node:
-    return apply("sum", inputs(rows, columns), axes=(1,), keepdims=False)
+    x = apply("abs", inputs(rows, columns))  # where a sum cancels, no error is small beside it
+    return apply("sum", x, axes=(1,), keepdims=False)
 
 
 def largest(inputs: Inputs, rows: int, columns: int) -> Node:
@@ -366,6 +391,23 @@ def test_the_next_group_is_asked_for_while_channels_of_this_one_are_written() ->
     assert all({"i1i", "i2_t"} <= {var.name for var in te.variables(index)} for index in asked)
 
 
+def prefetch_levels(task: Task, l1: int) -> set[int]:
+    machine = dataclasses.replace(with_vectors(64), caches=Caches(l1=l1, l2=1 << 20, l3=1 << 10))
+    found = statements(checked_program(task, machine), Prefetch)
+    return {fetch.level for fetch in found if isinstance(fetch, Prefetch)}
+
+
+@pytest.mark.parametrize(("make", "columns"), [(softmax, 1024), (layer_norm, 512)])
+def test_the_next_rows_come_into_the_first_cache_where_it_holds_all_that_is_used_meanwhile(
+    make, columns: int
+) -> None:
+    """About 30 KB: two rows that are asked for, two that are computed, two that are written, and weights."""
+    inputs = Inputs()
+    task = inputs.task(make(inputs, 1 << 10, columns))
+    assert prefetch_levels(task, l1=48 << 10) == {1}
+    assert prefetch_levels(task, l1=32 << 10) == {2}
+
+
 # -- past the caches ------------------------------------------------------------------------------------------------
 
 
@@ -407,6 +449,26 @@ def test_rows_that_end_within_a_line_are_written_together(make, rows: int, colum
         assert "rows at a time" in program.decisions or "lines of two rows" in program.decisions
         lines = [s for s in statements(program, Store) if isinstance(s, Store) and s.buffer.name == "out"]
         assert all(stmt.streamed for stmt in lines)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    images=st.integers(1, 5),
+    groups=st.sampled_from([1, 2, 6]),
+    channels=st.integers(1, 4),
+    pixels=st.sampled_from([128, 144, 256, 400]),
+    scaled=st.booleans(),
+)
+def test_groups_of_channels_are_written_a_group_behind(
+    images: int, groups: int, channels: int, pixels: int, scaled: bool
+) -> None:
+    inputs = Inputs()
+    count = groups * channels
+    weights = (inputs(images, count, pixels), *([inputs(count), inputs(count)] if scaled else []))
+    task = inputs.task(apply("group_norm", *weights, groups=groups, eps=1e-5))
+    machine = dataclasses.replace(with_vectors(64), caches=dataclasses.replace(SMALL_CACHES, l2=1 << 20))
+    program = check(task, machine)
+    assert "a row behind" in program.decisions or images * groups == 1
 
 
 def test_a_group_of_rows_is_written_while_the_next_one_is_computed() -> None:

@@ -33,6 +33,9 @@ from tilewright.loops.ir import Prefetch, Store, Transpose
 
 F32, F16, I8, I64 = DType.F32, DType.F16, DType.I8, DType.I64
 
+PAGES_FOLLOWED, LOADS_FOLLOWED = "icelake-server", "znver4"  # by the look-ahead
+PROCESSORS = (PAGES_FOLLOWED, LOADS_FOLLOWED) if host().triple.startswith("x86_64") else (host().cpu,)
+
 
 # -- elements a few places apart ------------------------------------------------------------------------------------
 
@@ -71,10 +74,10 @@ def pools(draw: st.DrawFn) -> Task:
     return inputs.task(apply("avg_pool", x, count_include_pad=draw(st.booleans()), divisor=None, **attrs))
 
 
-@settings(max_examples=10, deadline=None)
-@given(task=pools(), machine=machines)
-def test_windows_along_an_image(task: Task, machine: CpuMachine) -> None:
-    check(task, machine)
+@settings(max_examples=16, deadline=None)
+@given(task=pools(), machine=machines, cpu=st.sampled_from(PROCESSORS))
+def test_windows_along_an_image(task: Task, machine: CpuMachine, cpu: str) -> None:
+    check(task, replace(machine, cpu=cpu))
 
 
 @pytest.mark.parametrize("operator", ["max_pool", "avg_pool"])
@@ -85,10 +88,29 @@ def test_what_is_bound_by_reading_reads_several_places(operator: str, planes: in
     attrs |= {"dilation": (1, 1)} if operator == "max_pool" else {"count_include_pad": False, "divisor": None}
     x = inputs(2, planes, height, 112)
     pooled = apply(operator, apply("exp", x), layout="channels_first", **attrs)
-    program = check(inputs.task(apply("sub", pooled, inputs(planes, 1, 1))), with_vectors(64, streams=True))
+    machine = replace(with_vectors(64, streams=True), cpu=PROCESSORS[0])
+    program = check(inputs.task(apply("sub", pooled, inputs(planes, 1, 1))), machine)
     assert program.decisions.startswith("pooled")
     assert ("places" in program.decisions) == (planes == 16)
     assert statements(program, Prefetch)
+
+
+@pytest.mark.skipif(LOADS_FOLLOWED not in PROCESSORS, reason="no such processor of this instruction set")
+@pytest.mark.parametrize("operator", ["max_pool", "avg_pool"])
+@pytest.mark.parametrize(("kernel", "at_once"), [(2, True), (3, True), (4, False)])
+def test_loads_that_are_followed_take_small_windows_at_once(
+    operator: str, kernel: int, at_once: bool
+) -> None:
+    inputs = Inputs()
+    padding = (kernel // 2, kernel // 2)
+    attrs = {"kernel": (kernel, kernel), "stride": (2, 2), "padding": padding, "ceil_mode": True}
+    attrs |= {"dilation": (1, 1)} if operator == "max_pool" else {"count_include_pad": False, "divisor": None}
+    pooled = apply(operator, inputs(2, 16, 9, 110), layout="channels_first", **attrs)
+    machine = replace(with_vectors(64, streams=True), cpu=LOADS_FOLLOWED)
+    program = check(inputs.task(apply("sub", pooled, inputs(16, 1, 1))), machine, slow=True)
+    assert program.decisions.startswith("pooled") and "streamed" in program.decisions
+    assert ("at once" in program.decisions) == at_once
+    assert bool(statements(program, Prefetch)) != at_once
 
 
 def test_windows_over_a_part_of_rows_ask_for_nothing_else() -> None:

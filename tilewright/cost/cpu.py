@@ -18,8 +18,9 @@ from tilewright.space.template import Terms
 
 LAUNCH_SECONDS = 1.5e-6  # to start and to join the threads
 
-_PORTS = 2.0  # multiply-adds per cycle
+_MEMORY = 4.5  # bytes per cycle from there, nominally
 _LOADS = 1.25  # per cycle: elements that are spread and lines that arrive take turns with them
+_LOADED = 0.9  # of the whole vectors that could be loaded at most, where that is less
 _SHOWN_L2, _SHOWN_L3, _SHOWN_MEMORY = 0.2, 0.5, 0.6  # of the time of the traffic, what cannot be hidden
 _SHARP = 4.0  # near where two bounds meet, neither is reached
 _BRANCH = 0.7  # cycles
@@ -36,41 +37,45 @@ _BELIEVED = (
 class Rates:
     """Of one core while all that are busy work: cycles a second, and bytes a cycle from each level."""
 
-    hertz: float = 2.5e9
-    l2: float = 48.0
-    l3: float = 12.0
-    memory: float = 4.5
-
-
-NOMINAL = Rates()
+    hertz: float
+    l2: float
+    l3: float
+    memory: float
 
 
 @dataclass(frozen=True)
 class MachineRates:
     """On one thread, and on all of them."""
 
-    one: Rates = NOMINAL
-    all: Rates = NOMINAL
+    one: Rates
+    all: Rates
+
+
+def nominal_rates(machine: CpuMachine) -> MachineRates:
+    core = machine.throughput
+    rates = Rates(core.hertz, core.l2, core.l3, _MEMORY)
+    return MachineRates(rates, rates)
 
 
 def rates_of(machine: CpuMachine) -> MachineRates:
     """As a calibration of the machine says, if there is one; nominal otherwise. Measures nothing."""
     calibration = stored(machine)
     if calibration is None:
-        return MachineRates()
+        return nominal_rates(machine)
     return MachineRates(_rates(calibration.one, machine), _rates(calibration.all, machine))
 
 
 def _rates(speeds: Speeds, machine: CpuMachine) -> Rates:
     """Rates of one thread, as far as they are believed."""
-    operations = _PORTS * machine.lanes(DType.F32) * (2 if machine.has_fma else 1)
-    hertz = _near(speeds.flops / speeds.threads / operations, NOMINAL.hertz)
+    nominal = nominal_rates(machine).one
+    operations = machine.throughput.multiply_adds * machine.lanes(DType.F32) * (2 if machine.has_fma else 1)
+    hertz = _near(speeds.flops / speeds.threads / operations, nominal.hertz)
     each = hertz * speeds.threads
     return Rates(
         hertz,
-        _near(speeds.l2 / each, NOMINAL.l2),
-        _near(speeds.l3 / each, NOMINAL.l3),
-        _near(speeds.memory / each, NOMINAL.memory),
+        _near(speeds.l2 / each, nominal.l2),
+        _near(speeds.l3 / each, nominal.l3),
+        _near(speeds.memory / each, nominal.memory),
     )
 
 
@@ -84,11 +89,14 @@ def seconds(
     """Predicted time of a kernel that does what `terms` counts; nominal rates where none are given."""
     threads = threads or machine.cores
     busy = min(threads, terms.iterations)
-    at = NOMINAL if rates is None else rates.one if busy == 1 else rates.all
+    known = rates or nominal_rates(machine)
+    at = known.one if busy == 1 else known.all
     share = -(-terms.iterations // busy) / terms.iterations  # of the work, what the slowest thread does
     if busy > 1:
         share *= 1 + _UNEVEN * max(0.0, 1 - terms.iterations / (busy * _ENOUGH))
-    core = max(terms.arithmetic / _PORTS, terms.loads / _LOADS, terms.stores)
+    most = machine.throughput
+    loads = min(_LOADS, _LOADED * most.loads)
+    core = max(terms.arithmetic / most.multiply_adds, terms.loads / loads, terms.stores / most.stores)
     core += terms.branches * _BRANCH + terms.loads * _LOAD + terms.scalar
     fetched = terms.from_memory - terms.prefetched
     l2, l3, memory = terms.from_l2 / at.l2, terms.from_l3 / at.l3, fetched / at.memory

@@ -42,7 +42,6 @@ _LONG = {"div": 8, "sqrt": 10, "rsqrt": 12, "floordiv": 16, "mod": 16, "fmod": 2
 _FUNCTIONS = frozenset(("exp", "exp2_weight", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf"))
 _FUNCTION = 16
 _TURNED = 16.0  # cycles: what a vector of a square tile shows of its access to a row of its own
-_PORTS = 2.0
 # Cycles from one sum to the next that needs it: in a register, and through memory.
 _LATENCY, _LATENCY_MEMORY = 4.0, 10.0
 _USABLE = 0.75  # of a cache
@@ -143,18 +142,22 @@ class _Count:
     stores: float = 0.0
     scalar: float = 0.0
 
+    @property
+    def in_a_cycle(self) -> float:
+        """Multiply-adds. Of shuffles there is one."""
+        return self.machine.throughput.multiply_adds
+
     def statement(self, statement: Statement) -> None:
         stmt, path = statement.stmt, statement.path
         lane = path[-1].var if path and path[-1].kind is Kind.VECTOR else None
         times = statement.executions / (1 if lane is None else lane.extent)
         if isinstance(stmt, Transpose):
             vectors = stmt.rows * stmt.columns / stmt.lanes
-            # Shuffles have one port of the two.
-            self.arithmetic += times * 2 * vectors * math.log2(max(stmt.lanes, 2))
+            self.arithmetic += times * self.in_a_cycle * vectors * math.log2(max(stmt.lanes, 2))
             if min(stmt.rows, stmt.columns) >= stmt.lanes:
                 self.scalar += times * vectors * _TURNED
         elif isinstance(stmt, Slide):
-            self.arithmetic += times * 2
+            self.arithmetic += times * self.in_a_cycle
         elif isinstance(stmt, Prefetch):
             self.loads += times
         elif isinstance(stmt, Combine):
@@ -177,7 +180,7 @@ class _Count:
         chains = math.prod(loop.var.extent for loop in inside if loop.kind is not Kind.VECTOR)
         chains *= self.registers(stmt.value, lane)
         latency = _LATENCY if stmt.buffer.scope is Scope.REGISTER else _LATENCY_MEMORY
-        return _PORTS * latency * times * self.registers(stmt.value, lane) / chains
+        return self.in_a_cycle * latency * times * self.registers(stmt.value, lane) / chains
 
     def load(self, load: te.Load, path: Sequence[Loop], times: float, lane: te.Var | None) -> None:
         """What is written out reads the same element once."""

@@ -1,6 +1,6 @@
 """What a machine *is*, as frozen data, and how to find out about this one."""
 
 from tilewright.hw.caches import Caches
-from tilewright.hw.cpu import CpuMachine, host
+from tilewright.hw.cpu import CpuMachine, Throughput, host
 
-__all__ = ["Caches", "CpuMachine", "host"]
+__all__ = ["Caches", "CpuMachine", "Throughput", "host"]

@@ -4,12 +4,47 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from tilewright import knobs
 from tilewright.dtypes import DType
 from tilewright.hw.caches import Caches, detect_caches
 from tilewright.runtime import host as runtime_host
+
+_LATENCY = 4.0  # cycles from a multiply-add to one that needs its result
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Of a core that nobody has measured, while all are busy: cycles a second; whole vectors that it multiplies and
+    adds to others, loads and stores in a cycle; bytes that its second cache and the third give it in a cycle."""
+
+    hertz: float = 2.5e9
+    multiply_adds: float = 2.0
+    loads: float = 2.0
+    stores: float = 1.0
+    l2: float = 48.0
+    l3: float = 12.0
+
+
+@dataclass(frozen=True)
+class _Core:
+    """What differs from the usual, in bytes a cycle: where units are narrower than vectors, a vector takes one of them
+    for more than a cycle, or two of them together."""
+
+    multiplied: int
+    loaded: int
+    stored: int
+    hertz: float = Throughput.hertz
+    l2: float = Throughput.l2
+    l3: float = Throughput.l3
+
+
+_CORES = {  # by LLVM's names
+    "znver1": _Core(32, 32, 16),
+    "znver4": _Core(64, 64, 32, hertz=3.6e9, l2=32.0, l3=24.0),
+    **dict.fromkeys(("cannonlake", "icelake-client", "rocketlake", "tigerlake"), _Core(64, 128, 64)),
+}
 
 
 @dataclass(frozen=True)
@@ -27,6 +62,32 @@ class CpuMachine:
     def lanes(self, dtype: DType) -> int:
         """Elements of a type in a vector register; nothing is computed in less than 32 bits."""
         return self.vector_bytes // max(4, dtype.compute.bytes)
+
+    @cached_property
+    def throughput(self) -> Throughput:
+        usual, core = Throughput(), _CORES.get(self.cpu)
+        if core is None:
+            return usual
+        return Throughput(
+            core.hertz,
+            min(usual.multiply_adds, core.multiplied / self.vector_bytes),
+            min(usual.loads, core.loaded / self.vector_bytes),
+            min(usual.stores, core.stored / self.vector_bytes),
+            core.l2,
+            core.l3,
+        )
+
+    @property
+    def chains(self) -> float:
+        """Sums at a time, in whole vectors, below which multiply-adds wait for those before them."""
+        return _LATENCY * self.throughput.multiply_adds
+
+    @property
+    def follows_pages(self) -> bool:
+        """Whether the look-ahead follows pages: several places read in turn, each in a page of its own, are then more
+        that is on its way. That of AMD's Zen follows the loads of a program, and loses one that jumps between
+        places."""
+        return not self.cpu.startswith("znver")
 
     @property
     def dot4_bytes(self) -> int:

@@ -8,7 +8,8 @@ element by element: the axis is cut into pieces that come from one of them. Alon
 of its own; along any other there is a branch around a tile.
 
 Where short runs of memory change places, what is written side by side is read from a new page each time. A few of these
-are then taken in turn with what follows them in memory, while their pages are open:
+are then taken in turn with what follows them in memory, while their pages are open; or just one, where the look-ahead
+does not follow pages:
 
     for blocks of axis a:
       for b:                                         (nearer than a where it is read)
@@ -23,7 +24,8 @@ with one together are put into scratch, and written from there:
 
 What lies inside of a border is copied and what lies outside of it written, without asking for each vector which it is.
 
-Rows of which an input says where they are (an embedding) are asked for a row ahead.
+Rows of which an input says where they are (an embedding) are asked for ahead, by as many as are written while memory
+answers.
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ _LINE = 64  # bytes
 _SHORT_ROW = 16  # lines: the ends of longer rows do not count
 _HELD = 64  # lines of rows that wait to be written: stores that a processor finishes while it goes on
 _SECOND_CACHE = 2
+_ANSWERED = 8 << 10  # bytes of rows that are moved while memory answers
 _SHARED = 16  # iterations outside of the vector axis that are enough to share among threads
 
 
@@ -87,7 +90,7 @@ def elementwise_program(formula: Formula, machine: CpuMachine) -> Program:
         body = parallel_nest(outer, axis.extent * accesses, block(*stmts))
         return _program(formula, body, f"{words}, in {len(pieces)} pieces{streamed}")
     behind = f", {pieces[0].axis.name} in {len(pieces)} pieces{streamed}" if pieces else streamed
-    far = _far_axis(formula, axis, outer) if writer.streamed and not pieces else None
+    far = _far_axis(formula, machine, axis, outer) if writer.streamed and not pieces else None
     behind += f", {far.axis.name} in blocks of {far.blocks.size}" if far else ""
     if writer.streamed and extent_of(outer) >= _SHARED and writer.run(axis, formula) is not None:
         # Of a piece that is one row it may be known that it begins with a line.
@@ -109,7 +112,7 @@ def elementwise_program(formula: Formula, machine: CpuMachine) -> Program:
 
 
 def _asked_ahead(formula: Formula, axis: te.Var, outer: Sequence[te.Var], tiles: Tiles) -> list[Stmt]:
-    """The same tile of the next row, of rows whose place is read from an input: there must be one for every row."""
+    """The same tile of a row to come, of rows whose place is read from an input: there must be one for every row."""
     stmts: list[Stmt] = []
     for load in dict.fromkeys(te.unguarded_loads(formula.value)):
         (index,) = load.indices or (te.as_index(0),)
@@ -118,7 +121,8 @@ def _asked_ahead(formula: Formula, axis: te.Var, outer: Sequence[te.Var], tiles:
         row, line = outer[-1], _LINE // load.dtype.bytes
         if coefficient(index, row) is not None:
             continue  # the next row's place is known without the input
-        following = te.call("min", row + 1, te.as_index(row.extent - 1))
+        ahead = -(-_ANSWERED // (axis.extent * load.dtype.bytes))
+        following = te.call("min", row + ahead, te.as_index(row.extent - 1))
         step = te.Var("r", -(-tiles.size // line))
         place = te.substitute(index, {row: following, axis: tiles.start() + step * line})
         assert isinstance(load.source, Buffer)
@@ -198,7 +202,7 @@ class _Far:
         return [*others, self.blocks.var, self.near, inside], body
 
 
-def _far_axis(formula: Formula, axis: te.Var, outer: Sequence[te.Var]) -> _Far | None:
+def _far_axis(formula: Formula, machine: CpuMachine, axis: te.Var, outer: Sequence[te.Var]) -> _Far | None:
     loads = {load for load in te.loads(formula.value) if coefficient(load.indices[0], axis) == 1}
     if len(loads) != 1 or len(outer) < 2:
         return None
@@ -207,7 +211,9 @@ def _far_axis(formula: Formula, axis: te.Var, outer: Sequence[te.Var]) -> _Far |
     near = min(outer, key=lambda a: steps[a] or math.inf)
     if not 0 < steps[near] < _PAGE <= steps[far] or far.extent < _FEW:
         return None
-    size = next((n for n in range(_FEW, _MANY + 1) if far.extent % n == 0), _FEW)
+    size = (
+        next((n for n in range(_FEW, _MANY + 1) if far.extent % n == 0), _FEW) if machine.follows_pages else 1
+    )
     return _Far(far, near, Tiles(far, size))
 
 

@@ -9,8 +9,14 @@ then along the rows of these, which are in the first cache.
       for row in them: stage[row, :] = epilogue(combined over the window's columns of columns[row, :])
       out[lines] = stage[lines]                      (where the output goes past the caches; else it is written at once)
 
-What goes past the caches is bound by reading, and memory gives more to who reads several places at once: the rows are
-then taken from a few places in turn, and those that follow are asked for while the columns of these are combined.
+What goes past the caches is bound by reading. Where the look-ahead follows pages, memory gives more to who reads
+several places at once: the rows are then taken from a few places in turn, and those that follow are asked for while the
+columns of these are combined. Where it follows loads, these are not to jump: rows are read from one place, in order. So
+little is then put into `columns` that it would be read again before it is there, and small windows are taken at once:
+
+    for every few rows:
+      for row in them: stage[row, :] = epilogue(combined over the window)
+      out[lines] = stage[lines]
 
 A border is written into `columns`, and only rows that touch one ask whether there is anything above or below.
 """
@@ -52,6 +58,7 @@ _HELD = 4 << 10  # bytes of rows that are computed together
 _MOST = 64 << 10  # bytes of columns
 _LINE = 64
 _STRANDS = (8, 4, 2)  # places that are read in turn
+_TAKEN_AT_ONCE = 9  # elements of a window at most
 _APART = 16 << 10  # bytes from one to the next at least
 _SECOND_CACHE = 2
 _UNROLLED = 8  # vectors
@@ -144,7 +151,8 @@ class _Pool:
         self.groups, self.places = self._cut()
         self.group = row_major(self.groups)
         self.strand = te.Var("strand", 1)
-        if self.staged:
+        self.at_once = self.staged and not machine.follows_pages and self._can_be_taken_at_once()
+        if self.staged and not self.at_once:
             self._take_strands()
         self.slot = self.strand * self.count + self.turn  # of the rows that are computed together
         self.lead = -(-windows.begin // self.lanes) * self.lanes
@@ -198,12 +206,29 @@ class _Pool:
         self.places = {axis: te.substitute(place, values) for axis, place in self.places.items()} | values
         self.groups = [block_of, inside]
 
+    def _can_be_taken_at_once(self) -> bool:
+        """Whether windows are small, and only those of a vector at each end of a row leave it."""
+        first, last = self._inside()
+        length = self.windows.across.extent
+        ends = first <= self.lanes and length - last <= self.lanes
+        return self.windows.reduction.length <= _TAKEN_AT_ONCE and ends
+
+    def _inside(self) -> tuple[int, int]:
+        """Of a row's windows, the first one whose columns all exist, and the one behind the last."""
+        windows = self.windows
+        last = (windows.end - windows.along.extent) // windows.step + 1
+        return -(-windows.begin // windows.step), min(last, windows.across.extent)
+
     def program(self) -> Program:
-        stmts = [
-            self._by_row([self.turn, self.strand], self._column_pass()),
-            self._by_row([self.strand, self.turn], block(*self._asked_ahead(), self._row_pass())),
-        ]
         words = f"pooled: {self.windows.across.name} in vectors of {self.lanes}, {self.count} rows at a time"
+        if self.at_once:
+            stmts = [self._by_row([self.turn], self._taken_at_once())]
+            words += ", windows at once"
+        else:
+            stmts = [
+                self._by_row([self.turn, self.strand], self._column_pass()),
+                self._by_row([self.strand, self.turn], block(*self._asked_ahead(), self._row_pass())),
+            ]
         if self.strand.extent > 1:
             words += f" of {self.strand.extent} places"
         if self.staged:
@@ -213,6 +238,45 @@ class _Pool:
         body = parallel_nest(self.groups, work, block(*stmts))
         params = (*self.formula.inputs, self.formula.output)
         return Program(self.formula.name, params, with_values(body, {}), words)
+
+    def _taken_at_once(self) -> Stmt:
+        """A row, of whose vectors only those at its ends ask which columns exist."""
+        windows = self.windows
+        first, last = self._inside()
+        length = windows.across.extent
+        begin = self.lanes if first > 0 else 0
+        end = length - self.lanes if last < length else length
+        parts = [(0, begin, True), (begin, end, False), (end, length, True)]
+
+        def row(guards: Sequence[te.Expr]) -> Stmt:
+            stmts: list[Stmt] = []
+            for start, stop, at_end in parts:
+                if start < stop:
+
+                    def store(at: te.Expr, start: int = start, at_end: bool = at_end) -> Store:
+                        return self._result(at + start, self._window(at + start, guards, at_end=at_end))
+
+                    stmts.append(self._vectors(stop - start, store))
+            return block(*stmts)
+
+        return If(self._all_exist(), row(()), row(windows.guards)) if windows.guards else row(())
+
+    def _window(self, at: te.Expr, guards: Sequence[te.Expr], *, at_end: bool) -> te.Expr:
+        """The window at a place of the row combined, of what exists."""
+        windows = self.windows
+        outside = te.reduce_identity(windows.reduction.kind, windows.value.dtype)
+        values: list[te.Expr] = []
+        for tap in range(windows.along.extent):
+            column = at * windows.step + tap
+            exists = list(guards)
+            if at_end and tap < windows.begin:
+                exists.append(te.call("le", te.as_index(windows.begin), column))
+            if at_end and (windows.across.extent - 1) * windows.step + tap >= windows.end:
+                exists.append(te.call("lt", column, te.as_index(windows.end)))
+            guard = te.all_of(exists)
+            value = windows.value if guard is None else te.select(guard, windows.value, outside)
+            values.append(te.substitute(self._down(value), {windows.column: column}))
+        return self._combined(values)
 
     def _by_row(self, loops: Sequence[te.Var], stmt: Stmt) -> Stmt:
         return nest([(loop, Kind.SERIAL) for loop in loops], with_values(stmt, self.places))
@@ -292,22 +356,23 @@ class _Pool:
         return [nest([(step, Kind.UNROLL)], Prefetch(load.source, first + step * line, _SECOND_CACHE))]
 
     def _row_pass(self) -> Stmt:
+        windows = self.windows
+
+        def store(at: te.Expr) -> Store:
+            place = self.slot * self.pitch + (self.lead - windows.begin) + at * windows.step
+            seen = [te.Load(self.columns, (place + tap,)) for tap in range(windows.along.extent)]
+            return self._result(at, self._combined(seen))
+
+        return self._vectors(windows.across.extent, store)
+
+    def _result(self, at: te.Expr, combined: te.Expr) -> Store:
+        """The element at a place of the row, of its window combined."""
         windows, formula = self.windows, self.formula
-        place = self.slot * self.pitch + (self.lead - windows.begin) + windows.across * windows.step
-        seen = [te.Load(self.columns, (place + tap,)) for tap in range(windows.along.extent)]
-        value = with_results(formula.value, {windows.reduction.result: self._combined(seen)})
-        store = formula.store
-        output = formula.output
+        place = {windows.across: at}
+        value = te.substitute(with_results(formula.value, {windows.reduction.result: combined}), place)
         if self.staged:
-            output, store = self.stage, self.slot * windows.across.extent + windows.across
-        return self._vectors(
-            windows.across.extent,
-            lambda at: Store(
-                output,
-                te.substitute(store, {windows.across: at}),
-                te.substitute(value, {windows.across: at}),
-            ),
-        )
+            return Store(self.stage, self.slot * windows.across.extent + at, value)
+        return Store(formula.output, te.substitute(formula.store, place), value)
 
     def _streamed(self) -> Stmt:
         """The rows of a strand in the stage, which end with a line."""

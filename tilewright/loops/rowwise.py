@@ -9,7 +9,9 @@
 
 Rows are taken together where they are short, so that one waits for the end of a reduction while others compute. What
 one pass over the row computes at some expense and the result needs again, as the exponentials of a softmax, is kept in
-scratch. In the passes that take long, the next rows are asked for: they come while these are computed and written.
+scratch. In the passes that take long, the next rows are asked for: they come while these are computed and written. They
+come into the first cache if all that is used until then has room there too, otherwise into the second: what is pushed
+out before it is needed is read twice.
 
 Results that go past the caches are written in whole lines. Where rows do not end with a line, as many as end with one
 together are put into scratch, and written from there. Such a row of a few vectors is written out and stays in registers
@@ -78,7 +80,9 @@ _SHORT_ROW = 2048  # elements: the end of a longer row's reductions does not cou
 # kept of the rows before and of those that are computed.
 _STAGED, _KEPT_TWICE = 4, 2
 _REPEATED = 1.1  # rows computed over rows needed, where the last few overlap those before
-AHEAD = 4 << 10  # bytes between what is computed and what is asked for
+AHEAD = 4 << 10  # bytes between what is computed and what is asked for: little, in the first cache
+_FAR_AHEAD = 16 << 10  # the same in the second
+_FILLED = 0.7  # of the first cache, by what is asked for and all that is used until it is needed
 _SHORTEST_FETCHED = 256  # bytes of a row: of shorter ones the processor's own look-ahead sees the next
 
 
@@ -134,6 +138,7 @@ class _Rows:
         self.together = 1 if self.staged else self._rows_together()
         self.behind = self._pass_that_writes()
         if self.behind is not None:
+            self.formula = formula = self._cut_like_columns(formula)
             self.together = 2 if formula.rows[-1].extent % 2 == 0 and self._rows_held_twice() > 1 else 1
             self.slow = [self.behind]
         self.row = te.Var("w", self.together)
@@ -244,22 +249,30 @@ class _Rows:
     def _pass_that_writes(self) -> int | None:
         """The number of the reduction along which the rows before are written: the last, which as a rule takes longest.
         None where each row is written when it is computed."""
-        formula = self.formula
-        if not self.streamed or self.staged or not formula.rows or len(self.columns) > 1:
+        if not self.streamed or self.staged or not self.formula.rows:
             return None
-        (axis,) = self.columns
+        formula, axis = self._cut_like_columns(self.formula), self.columns[-1]
         lanes = lanes_for(formula, self.machine, axis.extent)
         place = te.substitute(formula.store, {axis: te.as_index(0)})
         if coefficient(formula.store, axis) != 1 or divisor_of(place) % lanes or axis.extent % lanes:
             return None
         number = len(formula.reductions) - 1
         last = formula.reductions[number]
-        alike = [a.extent for a in last.axes] == [axis.extent] and self._lanes(last) == lanes
+        alike = self._renamed(last) is not None and self._lanes(last) == lanes
         long = axis.extent >= _SHORTEST_BEHIND * lanes
         return number if alike and long and self._rows_held_twice() else None
 
+    def _cut_like_columns(self, formula: Formula) -> Formula:
+        """The same formula, the last reduction's only axis cut as the columns are: its passes go along with theirs."""
+        *others, last = formula.reductions
+        if len(last.axes) > 1 or len(self.columns) == 1 or last.length != extent_of(self.columns):
+            return formula
+        axes = tuple(te.Var(f"{last.axes[0].name}_{axis.name}", axis.extent) for axis in self.columns)
+        cut = replace(last, axes=axes, body=te.substitute(last.body, {last.axes[0]: row_major(axes)}))
+        return replace(formula, reductions=(*others, cut))
+
     def _rows_held_twice(self) -> int:
-        """How many rows what is kept of them has room for, and for that of as many before."""
+        """How many rows, or what is kept of them, there is room for, and for as many before."""
         longest = max((r.length + self._lanes(r)) * r.result.dtype.bytes for r in self.formula.reductions)
         return self.room // (_KEPT_TWICE * 2 * longest)
 
@@ -325,12 +338,27 @@ class _Rows:
         held = sum(found.values())
         total = held * extent_of(rows)
         pays = _SHORTEST_FETCHED <= held <= caches.l2_per_core // 2 and total > caches.l2_per_core // 2
-        return list(found) if pays else [], 1 if held <= caches.l1 // 4 else 2
+        return list(found) if pays else [], 1 if self._touched(held) <= caches.l1 * _FILLED else 2
+
+    def _touched(self, held: int) -> int:
+        """Bytes that the pass in which rows are asked for goes through, of rows of `held`: those rows and its own, what
+        it writes from, and what is the same for all rows."""
+        written = self.kept.buffer.size * self.kept.buffer.dtype.bytes if self.kept else 0
+        if self.behind is not None and not self.kept:
+            written = self.together * held
+        rows = set(self.formula.rows)
+        shared = sum(
+            extent_of(self.columns) * load.dtype.bytes
+            for load in dict.fromkeys(te.loads(self.formula.value))
+            if load.indices and not te.variables(load.indices[0]) & rows
+        )
+        return 2 * self.together * held + written + shared
 
     def _rows_ahead(self, load: te.Load) -> int:
         """How many rows later the one that is asked for now is needed: enough for it to have come."""
         row_bytes = self.formula.reductions[0].length * load.dtype.bytes
-        return max(1, -(-AHEAD // (row_bytes * self.together))) * self.together
+        ahead = AHEAD if self.level == 1 else _FAR_AHEAD
+        return max(1, -(-ahead // (row_bytes * self.together))) * self.together
 
     def _fetches(
         self, number: int, axes: Sequence[te.Var], start: te.Expr, vectors: int, lanes: int
@@ -507,11 +535,12 @@ class _Rows:
 
     def _row_before(self, position: te.Expr, loops: list[tuple[te.Var, Kind]], lane: te.Var) -> Stmt:
         """A vector of the result of each row of the group before."""
-        formula, (axis,) = self.formula, self.columns
+        formula, (*outer, axis) = self.formula, self.columns
+        place = dict(zip(outer, formula.reductions[-1].axes[:-1], strict=True)) | {axis: position}
         before: dict[Buffer, te.Expr] = {
             r.result: te.Load(self._before(r.result), (self.row,)) for r in formula.reductions
         }
-        index, value = (te.substitute(e, {axis: position}) for e in (formula.store, self._value(before)))
+        index, value = (te.substitute(e, place) for e in (formula.store, self._value(before)))
         store = nest([*loops, (lane, Kind.VECTOR)], Store(formula.output, index, value, streamed=True))
         row = {formula.rows[-1]: self.first + self.row}
         return with_values(with_values(store, row), {self.group: self.group - 1})

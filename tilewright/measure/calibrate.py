@@ -1,8 +1,9 @@
 """What this machine can do at most, measured: arithmetic and memory, through our own code generator and threads.
 
 The peak is a loop of independent multiply-adds on registers. Bandwidth is a sum over (reads) and a copy of (reads and
-writes) arrays. Read again and again, an array comes from the level of memory that it fits into: over growing arrays the
-speed goes down in steps, and where it does is how large the caches are.
+writes) arrays. How large the caches are, waiting shows: each line of an array says which one is read next, in an order
+that nobody can foresee. Over growing arrays the wait for a line goes up in steps, threefold and more, where the bytes a
+second of a plain loop hardly change from the second cache to the third.
 """
 
 from __future__ import annotations
@@ -39,23 +40,34 @@ _ARRAY_BYTES = 256 << 20
 _READ_AT_ONCE = 8  # vectors, each into a register of its own
 _READ_BYTES = 256 << 20  # by one call, however small the array: milliseconds again
 _SMALLEST_ARRAY = 8 << 10
+_LARGEST_FIRST = 256 << 10  # bytes: no first cache is larger
 _PASSES = 4  # over all sizes: the fastest counts, others were disturbed
-_CLEAR_STEP = 1.2  # a smaller change of speed says nothing about a capacity
 LEAST_SHARE = 0.9  # of the processor
+
+_LINE, _PLACE = 64, 8  # bytes: what a cache brings at a time, and the number of the next place in it
+_FOLLOWED = 1 << 18  # places, by one call: half a millisecond and more
+_HUGE_PAGE = 2 << 20
+_CLEAR_STEP = 1.5  # a smaller change of the wait says nothing about a capacity
 _AGREEMENT = 1.5  # sizes grow by sqrt(2): closer than this, the system's word is the better figure
 
 
 def calibrate(machine: CpuMachine) -> Calibration:
     """Measure, which takes some seconds, and keep the result, unless other work was running: what is kept counts for a
-    long time."""
+    long time. What was just ending when this began is gone when it is tried again."""
+    result = _measured(machine)
+    if result.share < LEAST_SHARE:
+        result = max(result, _measured(machine), key=lambda each: each.share)
+    if result.share >= LEAST_SHARE:
+        keep(machine, result)
+    return result
+
+
+def _measured(machine: CpuMachine) -> Calibration:
     before = share_of_processor(machine)
     capacities = measured_capacities(machine)
     one, every = (speeds(machine, capacities, threads) for threads in (1, machine.cores))
     share = min(before, share_of_processor(machine))
-    result = Calibration(VERSION, machine_key(machine), True, capacities, one, every, share)
-    if share >= LEAST_SHARE:
-        keep(machine, result)
-    return result
+    return Calibration(VERSION, machine_key(machine), True, capacities, one, every, share)
 
 
 def share_of_processor(machine: CpuMachine) -> float:
@@ -163,7 +175,7 @@ def _of_large_array(
 def measured_capacities(machine: CpuMachine) -> Capacities:
     """How large the caches are for one thread."""
     sizes = _growing_sizes(machine.caches)
-    return believed(machine.caches, sizes, _read_speeds(machine, sizes, threads=1))
+    return believed(machine.caches, sizes, waits(machine, sizes))
 
 
 def _growing_sizes(caches: Caches) -> list[int]:
@@ -173,21 +185,40 @@ def _growing_sizes(caches: Caches) -> list[int]:
     return [round(_SMALLEST_ARRAY * 2 ** (step / 2)) for step in range(steps + 1)]
 
 
-def believed(caches: Caches, sizes: Sequence[int], speeds: Sequence[float]) -> Capacities:
-    """What the system says of the caches where the speeds agree with it or say nothing; otherwise what they show."""
+def believed(caches: Caches, sizes: Sequence[int], waits: Sequence[float]) -> Capacities:
+    """What the system says of the caches where the waits for lines of arrays of these sizes go up near it, or say
+    nothing; otherwise what they show."""
     said = [caches.l1, caches.l2] + ([caches.l3] if caches.l3 else [])
+    logs = never_falling(np.log(np.asarray(waits, np.float64)))
+    near: list[int | None] = []
+    for size in said:
+        cut = _rise_near(size, sizes, logs)
+        near.append(None if cut in near else cut)  # a step is the end of one level
     result: list[int] = []
-    for stated, (shown, ratio) in zip(said, steps_down(sizes, speeds, len(said)), strict=True):
-        agree = max(stated, shown) < _AGREEMENT * min(stated, shown)
+    for stated, found, (shown, ratio) in zip(said, near, steps_up(sizes, logs, near), strict=True):
+        agree = found is not None or max(stated, shown) < _AGREEMENT * min(stated, shown)
         size = stated if agree or ratio < _CLEAR_STEP else shown
         result.append(max([size, *result]))
     return Capacities(result[0], result[1], result[2] if caches.l3 else 0)
 
 
-def steps_down(sizes: Sequence[int], speeds: Sequence[float], count: int) -> list[tuple[int, float]]:
-    """Where speeds go down, as (size, by which factor): the `count` steps between plateaus that fit the speeds best, by
-    the squares of the differences of logarithms. The size is the middle of the last before and the first after."""
-    logs = np.log(np.asarray(speeds, np.float64))
+def _rise_near(stated: int, sizes: Sequence[int], logs: np.ndarray) -> int | None:
+    """Before which of the sizes the waits go up, if it is near the stated one: from a quarter of it to four times as
+    much they rise clearly, and are half way up about there."""
+    places = np.log(np.asarray(sizes, np.float64))
+    below, above = np.interp(np.log([stated / 4, stated * 4]), places, logs)
+    if above - below < math.log(_CLEAR_STEP):
+        return None
+    middle = (below + above) / 2
+    cut = int(np.searchsorted(logs, middle))
+    half_way = np.interp(middle, logs[cut - 1 : cut + 1], places[cut - 1 : cut + 1])
+    return cut if abs(half_way - math.log(stated)) < math.log(_AGREEMENT) else None
+
+
+def steps_up(sizes: Sequence[int], logs: np.ndarray, known: Sequence[int | None]) -> list[tuple[int, float]]:
+    """Where waits go up, as (size, by which factor), from their logarithms: a step before each size that is `known` by
+    its number, and of the others those between plateaus that fit best, by the squares of the differences. The size is
+    the middle of the last before and the first after."""
     sums, squares = (np.concatenate([[0.0], np.cumsum(values)]) for values in (logs, logs**2))
 
     def spread(first: int, last: int) -> float:
@@ -197,12 +228,72 @@ def steps_down(sizes: Sequence[int], speeds: Sequence[float], count: int) -> lis
     def misfit(cuts: tuple[int, ...]) -> float:
         return sum(spread(first, last) for first, last in itertools.pairwise((0, *cuts, len(logs))))
 
-    cuts = min(itertools.combinations(range(1, len(logs)), count), key=misfit)
+    def departures(cuts: tuple[int, ...]) -> int:
+        return sum(given is not None and cut != given for cut, given in zip(cuts, known, strict=True))
+
+    everywhere = itertools.combinations(range(1, len(logs)), len(known))
+    places = (cuts for cuts in everywhere if sizes[cuts[0]] <= _LARGEST_FIRST)
+    cuts = min(places, key=lambda cuts: (departures(cuts), misfit(cuts)))
     plateaus = [logs[first:last].mean() for first, last in itertools.pairwise((0, *cuts, len(logs)))]
     return [
-        (_between(sizes[cut - 1], sizes[cut]), math.exp(before - after))
+        (_between(sizes[cut - 1], sizes[cut]), math.exp(after - before))
         for cut, (before, after) in zip(cuts, itertools.pairwise(plateaus), strict=True)
     ]
+
+
+def never_falling(values: np.ndarray) -> np.ndarray:
+    """The nearest sequence that never falls: a larger array is not waited for less, and one that seems so was lucky, or
+    the one before it disturbed."""
+    blocks: list[tuple[float, int]] = []  # mean, count
+    for value in values:
+        mean, count = float(value), 1
+        while blocks and blocks[-1][0] > mean:
+            before, many = blocks.pop()
+            mean, count = (mean * count + before * many) / (count + many), count + many
+        blocks.append((mean, count))
+    return np.repeat([mean for mean, _ in blocks], [count for _, count in blocks])
+
+
+def waits(machine: CpuMachine, sizes: Sequence[int]) -> list[float]:
+    """Seconds from one line to the next that it names, all lines of the first so many bytes of an array in turn."""
+    memory = aligned_empty(max(sizes) + _HUGE_PAGE)
+    begin = -memory.ctypes.data % _HUGE_PAGE
+    chain = memory[begin : begin + max(sizes)].view(np.int64)
+    place, reached = (aligned_empty(_LINE).view(np.int64)[:1] for _ in range(2))
+    kernel = SingleKernel(follow_program(chain.size, _FOLLOWED), machine, threads=1)
+    random = np.random.default_rng(0)
+
+    def follow() -> float:
+        start = time.perf_counter()
+        kernel([chain, place], reached)
+        seconds = time.perf_counter() - start
+        place[:] = reached
+        return seconds
+
+    least = [math.inf] * len(sizes)
+    for _ in range(_PASSES):
+        for number, size in enumerate(sizes):
+            order = random.permutation(size // _LINE) * (_LINE // _PLACE)
+            chain[order] = np.roll(order, -1)
+            place[:] = order[0]
+            for _ in range(-(-order.size // _FOLLOWED)):  # all of it once, so that it lies where it will
+                follow()
+            least[number] = min(least[number], follow() / _FOLLOWED)
+    return least
+
+
+def follow_program(places: int, steps: int) -> Program:
+    """for k < steps: at = chain[at], from the given place to the one that is reached."""
+    chain, start = Buffer("chain", DType.I64, places), Buffer("start", DType.I64, 1)
+    end, at = Buffer("end", DType.I64, 1), Buffer("at", DType.I64, 1, Scope.REGISTER)
+    first = te.const(0, DType.I64)
+    here = te.Load(at, (first,))
+    body = block(
+        Store(at, first, te.Load(start, (first,))),
+        nest([(te.Var("k", steps), Kind.SERIAL)], Store(at, first, te.Load(chain, (here,)))),
+        Store(end, first, here),
+    )
+    return Program("follow", (chain, start, end), For(te.Var("p", 1), Kind.PARALLEL, body))
 
 
 def _read_speeds(machine: CpuMachine, sizes: Sequence[int], threads: int) -> list[float]:

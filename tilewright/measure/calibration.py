@@ -21,13 +21,9 @@ from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
 from tilewright.support.fingerprint import fingerprint
 
-VERSION = 2  # of the record, and of the way in which it is measured
+VERSION = 3  # of the record, and of the way in which it is measured
 
-# A processor of the last ten years, at rest: what is assumed of one that nobody has measured.
-_CYCLES = 2.5e9
-_MULTIPLY_ADDS = _LOADS = 2  # a cycle
-_L2_BYTES, _L3_BYTES = 32, 10  # a cycle and core
-_MEMORY_BANDWIDTH = 10e9  # of one core
+_MEMORY_BANDWIDTH = 10e9  # of one core, where nobody has measured it
 _CORES_FILL_MEMORY = 4  # more cores get no more out of memory
 
 
@@ -81,16 +77,17 @@ def calibration_for(machine: CpuMachine) -> Calibration:
 def nominal(machine: CpuMachine) -> Calibration:
     """What a machine like that should be able to do."""
     caches = machine.caches
-    last_level = _CYCLES * (_L3_BYTES if caches.l3 else _L2_BYTES)
-    flops = _CYCLES * machine.lanes(DType.F32) * _MULTIPLY_ADDS * (2 if machine.has_fma else 1)
+    core = machine.throughput
+    flops = core.hertz * machine.lanes(DType.F32) * core.multiply_adds * (2 if machine.has_fma else 1)
 
     def on(threads: int) -> Speeds:
+        cycles = threads * core.hertz
         return Speeds(
             threads=threads,
             flops=threads * flops,
-            l1=threads * _CYCLES * _LOADS * machine.vector_bytes,
-            l2=threads * _CYCLES * _L2_BYTES,
-            l3=threads * last_level,
+            l1=cycles * core.loads * machine.vector_bytes,
+            l2=cycles * core.l2,
+            l3=cycles * (core.l3 if caches.l3 else core.l2),
             memory=min(threads, _CORES_FILL_MEMORY) * _MEMORY_BANDWIDTH,
             copy=min(threads, _CORES_FILL_MEMORY) * _MEMORY_BANDWIDTH,
         )

@@ -309,11 +309,26 @@ def test_a_choice_is_made_without_building_anything() -> None:
 
 def test_no_register_tile_spills() -> None:
     """Of the configs that the model likes, none keeps a vector on the stack inside its innermost loop."""
-    from tests.space.spills import spilled_vectors_in_loops
-
     for task in (matmul_task(128, 768, 768), conv_task((14, 14), (64, 128), (3, 3), 1, 1, ((1, 1), (1, 1)))):
-        choice = choose(Work(task, host()))
-        assert spilled_vectors_in_loops(choice.program, host()) == 0
+        applied = applied_to(task)
+        found = descend(applied, Work(task, host()))
+        assert found is not None
+        assert spilled_vectors_in_loops(applied.program(found[1]), host()) == 0
+
+
+def test_rows_whole_pages_apart_displace_each_other() -> None:
+    """More of them than the first cache has ways come from the second one again for each element."""
+    machine = replace(host(), caches=Caches(l1=32 << 10), vector_bytes=64, vector_registers=32)
+
+    def from_l2(rows: int, length: int) -> float:
+        applied = applied_to(matmul_task(56, 64, length), machine)
+        values = dict(next(iter(applied.space.configs())).values)
+        terms = applied.terms(Config.of("contraction", {**values, "rows": rows, "vectors": 2}))
+        assert terms is not None
+        return terms.from_l2
+
+    lines = 56 * 64 // 32 * 1024 * 64  # one for each element of each register tile
+    assert from_l2(14, 1024) - from_l2(8, 1024) > 0.6 * lines > from_l2(14, 1008) - from_l2(8, 1008)
 
 
 @pytest.mark.parametrize(("rows", "vectors"), [(6, 4), (5, 5)])

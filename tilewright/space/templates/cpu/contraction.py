@@ -24,6 +24,7 @@ memory gives more to a core that reads from several places at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -414,7 +415,7 @@ class AppliedContraction:
             + asked,
             stores=sum(each.stores for each in tiles) + (staged / 4 + partial / 2) / self.lanes + copied,
             branches=sum(each.branches for each in tiles),
-            from_l2=from_l2 + staged,
+            from_l2=from_l2 + staged + sum(each.from_l2 for each in tiles),
             from_l3=from_l3,
             from_memory=from_memory,
             prefetched=from_memory if shape.prefetch else 0.0,
@@ -437,10 +438,11 @@ class AppliedContraction:
         tiles = passes * self._tiles_per_block(shape)
         steps, each = tiles * self.product.length, shape.rows * shape.vectors
         return Terms(
-            arithmetic=steps * max(each * self.instructions, 8.0) + tiles * each,
+            arithmetic=steps * max(each * self.instructions, self.machine.chains) + tiles * each,
             loads=float(steps * (shape.rows + shape.vectors) + tiles * each),
             stores=float(tiles * each),
             branches=steps / shape.unroll + 3.0 * tiles * pieces,
+            from_l2=steps * self._displaced_rows(shape) * _LINE,
             scalar=tiles * pieces * 12.0
             + steps * max(0, shape.rows - 8) * (self.tall if shape.vectors < 3 else _TALL_AND_WIDE)
             + (tiles * each * _STRADDLING_STORE if self._result_pitch % _LINE else 0.0)
@@ -500,6 +502,16 @@ class AppliedContraction:
         )
         line = _FAR_LINE_ASKED if shape.prefetch else _FAR_LINE
         return (straddling + (line * visits if far else 0.0)) * shape.vectors
+
+    def _displaced_rows(self, shape: Shape) -> float:
+        """Rows of a register tile that others of it have displaced from the first cache before their next element is
+        read: of lines whole pages apart it holds one in each of its ways, which are as large as a page."""
+        data, rows = self.product.data, self.product.rows
+        if not rows or not isinstance(data, te.Load):
+            return 0.0
+        pitch = abs(coefficient(data.indices[0], rows[-1]) or 1) * data.dtype.bytes
+        places = self.machine.caches.l1 / math.gcd(pitch, _PAGE)
+        return min(shape.rows, 2 * max(0.0, shape.rows - places))
 
     @cached_property
     def _weight_pitch(self) -> int:

@@ -132,6 +132,27 @@ def test_what_hypervisors_say_by_default(said: tuple[int, int, int], name: str, 
         assert real / 2.1 < size < 2.1 * real
 
 
+@given(st.sampled_from([320 * M, 480 * M]), weather)
+def test_of_a_third_level_larger_than_any_array_the_waits_say_nothing(large: int, under: Weather) -> None:
+    (*own, _), cycles = PROCESSORS["Ice Lake"]
+    caches = stated([*own, large])
+    sizes = module._growing_sizes(caches)
+    calm = replace(under, disturbed=0.0)
+    found = believed(caches, sizes, calm.waits(sizes, [*own, large], cycles))
+    assert as_list(found) == [*own, large]
+
+
+@pytest.mark.parametrize("third", [0, 8, 12, 16, 24, 25, 30, 32, 33, 36, 48, 54, 60, 64, 105, 480])
+def test_arrays_are_whole_lines(third: int) -> None:
+    sizes = module._growing_sizes(Caches(l3=third * M))
+    assert all(size % 64 == 0 for size in sizes) and sizes == sorted(set(sizes))
+
+
+def test_arrays_of_any_size_are_waited_for() -> None:
+    sizes = module._growing_sizes(host().caches)[:4]  # the last is no power of two
+    assert all(0 < seconds < 1e-6 for seconds in module.waits(host(), sizes))
+
+
 def test_waits_that_do_not_change_say_nothing() -> None:
     caches = Caches()
     found = believed(caches, SIZES, [1e-8 * (1 + 0.01 * (number % 3)) for number in range(len(SIZES))])

@@ -35,6 +35,7 @@ from tilewright.tune.oracle import PredictedCosts
 # What is decided must not depend on where the tests run.
 MACHINE = replace(
     host(),
+    cpu="icelake-server",
     vector_bytes=64,
     vector_registers=32,
     has_fma=True,

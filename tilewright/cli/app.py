@@ -313,7 +313,7 @@ def _checked(source: Source, compiled: CompiledModel, seed: int) -> Any:
 def doctor(
     json: JSON = False,
     measure: Annotated[
-        bool, typer.Option(help="measure peak arithmetic and bandwidth (some seconds)")
+        bool, typer.Option(help="measure peak arithmetic, bandwidth and caches (a quarter of a minute)")
     ] = True,
 ) -> None:
     """Describe this machine, the threads runtime, the libraries, the cache, and every option with its value."""

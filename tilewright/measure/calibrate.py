@@ -52,8 +52,8 @@ _AGREEMENT = 1.5  # sizes grow by sqrt(2): closer than this, the system's word i
 
 
 def calibrate(machine: CpuMachine) -> Calibration:
-    """Measure, which takes some seconds, and keep the result, unless other work was running: what is kept counts for a
-    long time. What was just ending when this began is gone when it is tried again."""
+    """Measure, which takes a quarter of a minute, and keep the result, unless other work was running: what is kept
+    counts for a long time. What was just ending when this began is gone when it is tried again."""
     result = _measured(machine)
     if result.share < LEAST_SHARE:
         result = max(result, _measured(machine), key=lambda each: each.share)
@@ -179,10 +179,10 @@ def measured_capacities(machine: CpuMachine) -> Capacities:
 
 
 def _growing_sizes(caches: Caches) -> list[int]:
-    """From what every first level holds to well beyond the last, growing by about sqrt(2)."""
+    """Whole lines, from what every first level holds to well beyond the last, growing by about sqrt(2)."""
     largest = min(max(4 * caches.last, 64 << 20), _ARRAY_BYTES)
     steps = math.floor(2 * math.log2(largest / _SMALLEST_ARRAY))
-    return [round(_SMALLEST_ARRAY * 2 ** (step / 2)) for step in range(steps + 1)]
+    return [_LINE * round(_SMALLEST_ARRAY / _LINE * 2 ** (step / 2)) for step in range(steps + 1)]
 
 
 def believed(caches: Caches, sizes: Sequence[int], waits: Sequence[float]) -> Capacities:
@@ -197,7 +197,9 @@ def believed(caches: Caches, sizes: Sequence[int], waits: Sequence[float]) -> Ca
     result: list[int] = []
     for stated, found, (shown, ratio) in zip(said, near, steps_up(sizes, logs, near), strict=True):
         agree = found is not None or max(stated, shown) < _AGREEMENT * min(stated, shown)
-        size = stated if agree or ratio < _CLEAR_STEP else shown
+        # Up to twice the level before, it is the end of that one that they show.
+        silent = ratio < _CLEAR_STEP or (bool(result) and not _rises_beyond(2 * result[-1], sizes, logs))
+        size = stated if agree or silent else shown
         result.append(max([size, *result]))
     return Capacities(result[0], result[1], result[2] if caches.l3 else 0)
 
@@ -213,6 +215,11 @@ def _rise_near(stated: int, sizes: Sequence[int], logs: np.ndarray) -> int | Non
     cut = int(np.searchsorted(logs, middle))
     half_way = np.interp(middle, logs[cut - 1 : cut + 1], places[cut - 1 : cut + 1])
     return cut if abs(half_way - math.log(stated)) < math.log(_AGREEMENT) else None
+
+
+def _rises_beyond(size: int, sizes: Sequence[int], logs: np.ndarray) -> bool:
+    here = np.interp(math.log(size), np.log(np.asarray(sizes, np.float64)), logs)
+    return bool(logs[-1] - here >= math.log(_CLEAR_STEP))
 
 
 def steps_up(sizes: Sequence[int], logs: np.ndarray, known: Sequence[int | None]) -> list[tuple[int, float]]:

@@ -119,18 +119,21 @@ def test_windows_over_a_part_of_rows_ask_for_nothing_else() -> None:
     ends = {"starts": (0, 0, 0, 0), "stops": (1, 16, 8, 112), "steps": (1, 1, 1, 1)}
     part = apply("slice", inputs(1, 16, 8, 1000), **ends)
     task = inputs.task(apply("max_pool", part, layout="channels_first", **attrs))
-    program = check(task, with_vectors(64, streams=True))
+    program = check(task, replace(with_vectors(64, streams=True), cpu=PROCESSORS[0]))
     assert program.decisions.startswith("pooled") and "streamed" in program.decisions
     assert not statements(program, Prefetch)
 
 
-def test_nan_wins_in_its_windows_alone() -> None:
+@pytest.mark.parametrize("cpu", PROCESSORS)
+@pytest.mark.parametrize("streams", [False, True])
+def test_nan_wins_in_its_windows_alone(cpu: str, streams: bool) -> None:
     inputs = Inputs()
     attrs = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1), "dilation": (1, 1), "ceil_mode": False}
-    task = inputs.task(apply("max_pool", inputs(1, 2, 9, 70), layout="channels_first", **attrs))
-    x = array(1, 2, 9, 70)
-    x[0, 0, 0, 0] = x[0, 1, 8, 69] = x[0, 0, 4, 33] = np.nan
-    check(task, host(), [x])
+    task = inputs.task(apply("max_pool", inputs(2, 8, 9, 70), layout="channels_first", **attrs))
+    x = array(2, 8, 9, 70)
+    x[0, 0, 0, 0] = x[1, 7, 8, 69] = x[0, 0, 4, 33] = np.nan
+    program = check(task, replace(with_vectors(64, streams=streams), cpu=cpu), [x])
+    assert ("streamed" in program.decisions) == streams
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
@@ -289,7 +292,7 @@ def test_short_rows_are_put_together_before_they_are_streamed() -> None:
     assert any(isinstance(s, Store) and s.streamed for s in statements(program, Store))
 
 
-def test_rows_that_are_looked_up_are_asked_for_a_row_ahead() -> None:
+def test_rows_that_are_looked_up_are_asked_for_ahead() -> None:
     inputs = Inputs()
     table, which = inputs(50, 96), inputs(70, dtype=I64)
     task = inputs.task(apply("take", table, which, axis=0))
@@ -314,6 +317,20 @@ def test_rows_that_follow_each_other_where_one_was_looked_up_are_not_asked_for()
     numbers = np.random.default_rng(0).integers(0, 5, 6)
     program = check(task, with_vectors(64, streams=True), [array(5, 16, 16, 128), numbers])
     assert not statements(program, Prefetch)
+
+
+def test_no_place_is_looked_up_behind_the_last() -> None:
+    """Of planes that are turned, and of rows that are put together: the next ones are not asked for."""
+    inputs = Inputs()
+    planes = apply("take", inputs(7, 64, 64), inputs(40, dtype=I64), axis=0)
+    turned = inputs.task(apply("permute", planes, axes=(0, 2, 1)))
+    more = Inputs()
+    rows = apply("take", more(7, 48, 10), more(16, dtype=I64), axis=0)
+    together = more.task(apply("add", rows, more(10)))
+    for task, words in ((turned, "transposed"), (together, "staged")):
+        arrays = [array(*node.shape, seed=i) for i, node in enumerate(task.graph.inputs)]
+        arrays[1] = np.random.default_rng(0).integers(0, 7, task.graph.inputs[1].shape)
+        assert words in check(task, with_vectors(64, streams=True), arrays).decisions
 
 
 @pytest.mark.parametrize("make", [softmax, layer_norm])

@@ -178,6 +178,8 @@ def _next_rows(
         # What lies between rows far apart would be asked for along with them.
         if coefficient(index, axis) != 1 or pitch is None or not 0 < pitch <= 2 * axis.extent:
             continue
+        if te.loads(index):  # behind the last row no data says where
+            continue
         each = -(-count * pitch // (line * lines.count))
         step = te.Var("r", each)
         first = te.substitute(index, {**following, axis: te.as_index(0)})

@@ -11,8 +11,9 @@ then along the rows of these, which are in the first cache.
 
 What goes past the caches is bound by reading. Where the look-ahead follows pages, memory gives more to who reads
 several places at once: the rows are then taken from a few places in turn, and those that follow are asked for while the
-columns of these are combined. Where it follows loads, these are not to jump: rows are read from one place, in order. So
-little is then put into `columns` that it would be read again before it is there, and small windows are taken at once:
+columns of these are combined. Where it follows loads, these are not to jump: rows of small windows are read from one
+place, in order. So little would then be put into `columns` that it would be read again before it is there, and these
+windows are taken at once:
 
     for every few rows:
       for row in them: stage[row, :] = epilogue(combined over the window)

@@ -150,10 +150,11 @@ def _cut(turn: Turn, machine: CpuMachine) -> tuple[_Cut, _Cut]:
 
 
 def _reads_lines(turn: Turn) -> bool:
-    """Whether a tile's rows are read from places that begin a cache line: otherwise two of each are waited for."""
+    """Whether a tile's rows are read from places that begin a cache line: otherwise two of each are waited for. Where
+    data says which places, behind the last block there is none to ask."""
     (offset,) = turn.load.indices
     begin = te.substitute(offset, {turn.read: te.as_index(0)})
-    square = not turn.reads_run and not turn.writes_run
+    square = not turn.reads_run and not turn.writes_run and not te.loads(begin)
     return square and divisor_of(begin) * turn.load.dtype.bytes % _LINE == 0
 
 

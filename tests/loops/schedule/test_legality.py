@@ -258,6 +258,10 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: of(formulas.gathered()).prefetch("out.i0", "table"),
         "where table is read depends on data",
     ),
+    "fetch over where data say": (
+        lambda: of(formulas.gathered()).prefetch("out.i0", "table", spread="out.i1"),
+        "where table is read depends on data",
+    ),
 }
 
 

@@ -56,6 +56,9 @@ def prefetch(
         raise ScheduleError(
             f"prefetch: {ahead} iterations ahead to level {level}; at least 1, and levels are 1 to 3"
         )
+    read = [load for _, leaf in leaves(target.body) for load in reads(leaf, tile)]
+    if any(te.loads(index) for load in read for index in load.indices):
+        raise ScheduleError(f"prefetch: where {tensor} is read depends on data, which may not be there yet")
     if spread is not None:
         return _spread(nest, target, tile, ahead, level, spread)
     found: dict[tuple[te.Expr, ...], None] = {}
@@ -63,10 +66,6 @@ def prefetch(
         first: dict[te.Var, te.Expr] = {inner.var: te.as_index(0) for inner in path}
         later = {**first, target.var: target.var + ahead}
         for load in reads(leaf, tile):
-            if any(te.loads(index) for index in load.indices):
-                raise ScheduleError(
-                    f"prefetch: where {tensor} is read depends on data, which may not be there yet"
-                )
             if any(target.var in te.variables(index) for index in load.indices):
                 found[tuple(simplify(te.substitute(index, later)) for index in load.indices)] = None
     if not found:

@@ -349,6 +349,15 @@ def test_rows_of_any_length(make, rows: int, columns: int, machine: CpuMachine) 
     check(inputs.task(make(inputs, rows, columns)), machine, slow=columns < 40)
 
 
+@pytest.mark.parametrize("vector", [16, 32, 64])
+@pytest.mark.parametrize("columns", [3, 5, 7, 9, 12, 15, 24])
+@pytest.mark.parametrize("make", [softmax, layer_norm])
+def test_rows_shorter_than_a_vector_are_written_to_their_end(make, columns: int, vector: int) -> None:
+    """Together they end with a line, which is longer than the vectors of one of them."""
+    inputs = Inputs()
+    check(inputs.task(make(inputs, 48, columns)), with_vectors(vector, streams=True))
+
+
 @pytest.mark.parametrize("columns", [3, 16, 37, 200])
 @pytest.mark.parametrize("make", [softmax, layer_norm, total, largest])
 def test_nan_and_infinity_reach_their_row_alone(make, columns: int) -> None:

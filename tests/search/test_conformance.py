@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -39,7 +40,7 @@ def small() -> Candidates:
     """Attention: some tens of configs."""
     x = Inputs()
     task = x.task(apply("attention", *(x(1, 2, 128, 64) for _ in range(3)), causal=False, scale=0.25))
-    return Candidates.of(Work(task, host()), sketches=False)
+    return Candidates.of(Work(task, replace(host(), cpu="icelake-server")), sketches=False)
 
 
 @cache

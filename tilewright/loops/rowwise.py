@@ -227,9 +227,13 @@ class _Rows:
     def _rows_staged(self) -> int:
         """How many rows of the result end with a line together, where one does not; 0 where they are not staged."""
         formula, length = self.formula, extent_of(self.columns)
-        lanes = lanes_for(formula, self.machine, length)
+        if not self.streamed or not formula.rows:
+            return 0
+        lanes = lanes_for(
+            formula, self.machine, length * formula.rows[-1].extent
+        )  # of a row there may be fewer
         count = lanes // math.gcd(length, lanes)
-        if not self.streamed or not formula.rows or count == 1 or formula.rows[-1].extent % count:
+        if count == 1 or formula.rows[-1].extent % count:
             return 0
         if count * length * formula.output.dtype.bytes > self.room // _STAGED:
             return 0
@@ -239,7 +243,7 @@ class _Rows:
 
     def _slow_pass(self) -> int | None:
         """The number of the reduction in which there is time to write rows: it takes long, vector by vector."""
-        lanes = lanes_for(self.formula, self.machine, extent_of(self.columns))
+        lanes = lanes_for(self.formula, self.machine, self.held)
         for number, r in enumerate(self.formula.reductions):
             alike = [a.extent for a in r.axes] == [a.extent for a in self.columns] and len(r.axes) == 1
             if alike and self._lanes(r) == lanes <= r.length and is_expensive(r.body, r.axes):

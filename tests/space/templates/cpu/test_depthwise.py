@@ -85,7 +85,8 @@ def test_tiles_cover_a_row_and_those_in_between_need_no_padding(
 
 def test_threads_that_share_pixels_are_predicted_slower_than_threads_with_rows_of_their_own() -> None:
     """Lines at the border of their channels go to and fro between them."""
-    machine = replace(host(), cores=2, caches=Caches(48 << 10, 1280 << 10, 32 << 20))
+    caches = Caches(48 << 10, 1280 << 10, 32 << 20)
+    machine = replace(host(), cpu="icelake-server", cores=2, caches=caches)
     applied = Depthwise().apply(Work(Chain(1, 28, 28, None, 96, None).task(), machine))
     assert applied is not None
 

@@ -77,6 +77,9 @@ _FOLLOWED, _FAR_STRIP = (
 )  # pages that are written in turn; cycles for a strip of a row where there are more
 _WRITTEN_OUT = 320  # multiply-adds written out at most: code size and compile time
 _WRITTEN_OUT_BLOCK = 400  # of a whole block of channels, which then needs no loop inside the one over blocks
+_SPREAD_EARLY = (
+    5  # rows at most of such a block two vectors wide: LLVM spreads elements that are used twice early
+)
 _BEGIN, _BROUGHT = (
     100.0,
     256.0,
@@ -232,7 +235,11 @@ class AppliedContraction:
         return tuple(sorted(some | {self.product.short_run} - {0}))
 
     def can_be_written_out(self, rows: int, vectors: int, unroll: int) -> bool:
-        most = _WRITTEN_OUT_BLOCK if unroll == self.product.short_run else _WRITTEN_OUT
+        most = _WRITTEN_OUT
+        if unroll == self.product.short_run:
+            most = _WRITTEN_OUT_BLOCK
+            if vectors == 2 and rows > _SPREAD_EARLY:
+                return False
         return unroll == 1 or rows * vectors * unroll <= most
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
@@ -271,7 +278,7 @@ class AppliedContraction:
         outer = self.product.rows[0].extent if self.product.rows else 1
         unit = rows if len(self.product.rows) == 1 else 1
         size = even_block(outer, int(values["block"]) * unit or outer, unit)
-        last_rows, last_vectors = self._last_tile(panels, vectors, size)
+        last_rows, last_vectors = self._last_tile(panels, vectors, size, int(values["unroll"]))
         return Shape(
             rows=rows,
             vectors=vectors,
@@ -289,7 +296,7 @@ class AppliedContraction:
             last_rows=last_rows,
         )
 
-    def _last_tile(self, panels: Tiles, vectors: int, block: int) -> tuple[int, int]:
+    def _last_tile(self, panels: Tiles, vectors: int, block: int, unroll: int) -> tuple[int, int]:
         """(rows, vectors) of the last panel's register tiles; (0, 0): as of the others."""
         left = panels.axis.extent - (panels.count - 1) * panels.size
         narrow = -(-left // self.lanes)
@@ -299,6 +306,8 @@ class AppliedContraction:
         rows = block if len(self.product.rows) < 2 else self.product.rows[-1].extent
         room = self.machine.vector_registers // self.registers_each - 1 - narrow
         most = max(1, min(rows, room // narrow, _LAST_ROWS))
+        if narrow == 2 and unroll == self.product.short_run:
+            most = min(most, _SPREAD_EARLY)
         return min(range(most, 0, -1), key=lambda n: -(-rows // n) * max(n * narrow, 8)), narrow
 
     def _staged_bytes(self, shape: Shape) -> int:

@@ -7,29 +7,19 @@ are new have their defaults, and configs that are not legal any more are left ou
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
+from tests.machines import ICE_LAKE
 from tilewright.graph.task import Task
 from tilewright.graph.text import parse_graph
-from tilewright.hw import Caches, host
 from tilewright.space.candidates import Candidates
 from tilewright.space.outcome import Outcome
 from tilewright.space.space import Config
 from tilewright.space.template import Work
-
-MEASURED_ON = replace(
-    host(),
-    cpu="icelake-server",
-    vector_bytes=64,
-    vector_registers=32,
-    has_fma=True,
-    cores=2,
-    caches=Caches(48 << 10, 1280 << 10, 48 << 20, l2_cores=1, l3_cores=2),
-)
 
 
 @dataclass(frozen=True)
@@ -52,7 +42,7 @@ def tables() -> tuple[Table, ...]:
 
 def _table(kept: dict) -> Table:
     task = Task(parse_graph(kept["text"], {}), frozenset(kept["constants"]))
-    candidates = Candidates.of(Work(task, MEASURED_ON), sketches=False)
+    candidates = Candidates.of(Work(task, ICE_LAKE), sketches=False)
     trials = [
         (Config.of(template, dict(zip(entry["knobs"], values, strict=True))), microseconds * 1e-6)
         for template, entry in kept["templates"].items()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.machines import ICE_LAKE
 from tests.rewrites.helpers import (
     assert_close,
     assert_same_function,
@@ -22,8 +22,6 @@ from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, TensorType
 from tilewright.graph.op import apply
 from tilewright.graph.oracle import evaluate
-from tilewright.hw import host
-from tilewright.hw.caches import Caches
 from tilewright.rewrites.layout import permuted_bytes
 from tilewright.rewrites.layout_assignment import assign, solve
 from tilewright.rewrites.pipeline import rewrite, run_pipeline
@@ -33,15 +31,7 @@ from tilewright.tune.choose import choose
 from tilewright.tune.oracle import PredictedCosts
 
 # What is decided must not depend on where the tests run.
-MACHINE = replace(
-    host(),
-    cpu="icelake-server",
-    vector_bytes=64,
-    vector_registers=32,
-    has_fma=True,
-    cores=2,
-    caches=Caches(48 << 10, 1280 << 10, 48 << 20),
-)
+MACHINE = ICE_LAKE
 ORACLE = PredictedCosts(MACHINE)
 ONE = ((1, 1), (1, 1))
 

@@ -42,8 +42,7 @@ _LONG = {"div": 8, "sqrt": 10, "rsqrt": 12, "floordiv": 16, "mod": 16, "fmod": 2
 _FUNCTIONS = frozenset(("exp", "exp2_weight", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf"))
 _FUNCTION = 16
 _TURNED = 16.0  # cycles: what a vector of a square tile shows of its access to a row of its own
-# Cycles from one sum to the next that needs it: in a register, and through memory.
-_LATENCY, _LATENCY_MEMORY = 4.0, 10.0
+_LATENCY_MEMORY = 10.0  # cycles from one sum to the next that needs it, where it is in memory between them
 _USABLE = 0.75  # of a cache
 
 
@@ -179,8 +178,9 @@ class _Count:
         inside = path[path.index(reduced[-1]) + 1 :]
         chains = math.prod(loop.var.extent for loop in inside if loop.kind is not Kind.VECTOR)
         chains *= self.registers(stmt.value, lane)
-        latency = _LATENCY if stmt.buffer.scope is Scope.REGISTER else _LATENCY_MEMORY
-        return self.in_a_cycle * latency * times * self.registers(stmt.value, lane) / chains
+        in_register = stmt.buffer.scope is Scope.REGISTER
+        needed = self.machine.chains if in_register else self.in_a_cycle * _LATENCY_MEMORY
+        return needed * times * self.registers(stmt.value, lane) / chains
 
     def load(self, load: te.Load, path: Sequence[Loop], times: float, lane: te.Var | None) -> None:
         """What is written out reads the same element once."""

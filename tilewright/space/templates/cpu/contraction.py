@@ -235,12 +235,14 @@ class AppliedContraction:
         return tuple(sorted(some | {self.product.short_run} - {0}))
 
     def can_be_written_out(self, rows: int, vectors: int, unroll: int) -> bool:
-        most = _WRITTEN_OUT
-        if unroll == self.product.short_run:
-            most = _WRITTEN_OUT_BLOCK
-            if vectors == 2 and rows > _SPREAD_EARLY:
-                return False
+        most = _WRITTEN_OUT_BLOCK if unroll == self.product.short_run else _WRITTEN_OUT
+        if rows > self._most_rows(vectors, unroll):
+            return False
         return unroll == 1 or rows * vectors * unroll <= most
+
+    def _most_rows(self, vectors: int, unroll: int) -> float:
+        """Of a tile that does not spill, whatever the registers have room for."""
+        return _SPREAD_EARLY if vectors == 2 and unroll == self.product.short_run else math.inf
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
         shape = self._shape(values)
@@ -305,9 +307,7 @@ class AppliedContraction:
             return 0, 0
         rows = block if len(self.product.rows) < 2 else self.product.rows[-1].extent
         room = self.machine.vector_registers // self.registers_each - 1 - narrow
-        most = max(1, min(rows, room // narrow, _LAST_ROWS))
-        if narrow == 2 and unroll == self.product.short_run:
-            most = min(most, _SPREAD_EARLY)
+        most = int(max(1, min(rows, room // narrow, _LAST_ROWS, self._most_rows(narrow, unroll))))
         return min(range(most, 0, -1), key=lambda n: -(-rows // n) * max(n * narrow, 8)), narrow
 
     def _staged_bytes(self, shape: Shape) -> int:

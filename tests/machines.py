@@ -1,0 +1,17 @@
+"""Machines that tests speak of by name, wherever they run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilewright.hw import Caches, host
+
+ICE_LAKE = replace(
+    host(),
+    cpu="icelake-server",
+    vector_bytes=64,
+    vector_registers=32,
+    has_fma=True,
+    cores=2,
+    caches=Caches(48 << 10, 1280 << 10, 48 << 20, l2_cores=1, l3_cores=2),
+)

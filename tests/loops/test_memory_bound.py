@@ -15,6 +15,8 @@ from tests.codegen.llvm.native import run_program
 from tests.rewrites.helpers import array
 from tests.space.checked import Inputs
 from tilewright import te
+from tilewright.codegen.llvm import toolchain
+from tilewright.codegen.llvm.build import llvm_ir
 from tilewright.dtypes import DType
 from tilewright.errors import VerificationError
 from tilewright.graph.ir import Node
@@ -152,7 +154,10 @@ def test_what_is_not_whole_lines_is_put_together_before_it_is_streamed() -> None
 
 
 @pytest.mark.skipif(host().vector_bytes < 64, reason="a vector is no line")
-@pytest.mark.parametrize("shape", [(48, 1024), (2, 64, 160), (3, 112, 32)])
+@pytest.mark.parametrize(
+    "shape",
+    [(48, 1024), (48, 464), (48, 928), (64, 928), (2, 32, 768), (2, 64, 160), (2, 48, 304), (3, 112, 32)],
+)
 def test_each_block_of_a_turned_matrix_asks_for_the_next(shape: tuple[int, ...]) -> None:
     """Together for every line of what is read, but for those of the first block."""
     inputs, axes = Inputs(), (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
@@ -160,18 +165,36 @@ def test_each_block_of_a_turned_matrix_asks_for_the_next(shape: tuple[int, ...])
     parallel = program.body
     assert isinstance(parallel, For)
     loops = [s for s in walk_stmts(parallel) if isinstance(s, For) and s.kind is not Kind.VECTOR]
-    (asked,) = (s for s in walk_stmts(parallel) if isinstance(s, Prefetch))
-    around = [loop.var for loop in loops if asked in walk_stmts(loop)]
     size = math.prod(shape)
     lines = set()
-    for values in itertools.product(*(range(var.extent) for var in around)):
-        place = simplify(te.substitute(asked.index, dict(zip(around, map(te.as_index, values), strict=True))))
-        assert isinstance(place, te.Const)
-        lines.add(int(place.value) // 16)
+    for asked in statements(program, Prefetch):
+        assert isinstance(asked, Prefetch)
+        around = [loop.var for loop in loops if asked in walk_stmts(loop)]
+        for values in itertools.product(*(range(var.extent) for var in around)):
+            places = dict(zip(around, map(te.as_index, values), strict=True))
+            place = simplify(te.substitute(asked.index, places))
+            assert isinstance(place, te.Const)
+            lines.add(int(place.value) // 16)
     missed = set(range(size // 16)) - lines
-    assert len(missed) <= 32 * 16  # a block, in caches so small: runs of 2 KiB in one tile's rows
+    height = 16 * len(statements(program, Transpose))
+    assert (
+        len(missed) <= 32 * height
+    )  # a block, in caches so small: runs of 2 KiB in the rows of a tile or two
     rows, columns = shape[-2:]
-    assert all(line * 16 // columns < min(rows, 16) for line in missed)
+    assert all(line * 16 // columns < min(rows, height) for line in missed)
+
+
+@pytest.mark.skipif(host().vector_bytes < 64, reason="a vector is no line")
+@pytest.mark.parametrize(
+    ("shape", "bias", "tiles"),
+    [((64, 1024), False, 2), ((64, 1024), True, 1), ((48, 1024), False, 1), ((64, 512), False, 1)],
+    ids=["two", "with values of their own", "an odd number", "whole rows"],
+)
+def test_two_tiles_are_written_together(shape: tuple[int, int], bias: bool, tiles: int) -> None:
+    inputs = Inputs()
+    turned = apply("permute", inputs(*shape), axes=(1, 0))
+    task = inputs.task(apply("add", turned, inputs(shape[0])) if bias else turned)
+    assert len(statements(check(task, with_vectors(64, streams=True)), Transpose)) == tiles
 
 
 @st.composite
@@ -200,7 +223,24 @@ def test_lines_that_begin_in_one_tile_and_end_in_the_next(task: Task) -> None:
 def test_lines_across_tiles_in_blocks_and_in_pieces(rows: int, columns: int) -> None:
     inputs = Inputs()
     task = inputs.task(apply("permute", inputs(rows, columns), axes=(1, 0)))
-    check(task, with_vectors(64, streams=True), slow=rows * columns < 4000)
+    machine = with_vectors(64, streams=True)
+    check(task, machine, slow=rows * columns < 4000)
+    check(task, dataclasses.replace(machine, caches=dataclasses.replace(SMALL_CACHES, l2=256 << 10)))
+
+
+@pytest.mark.skipif(host().vector_bytes < 64, reason="a vector is no line")
+@pytest.mark.parametrize("dtype", [F32, F16, DType.BF16])
+def test_lines_put_together_are_streamed_one_behind_the_other(dtype: DType) -> None:
+    inputs = Inputs()
+    task = inputs.task(apply("permute", inputs(150, 170, dtype=dtype), axes=(1, 0)))
+    program = checked_program(task, with_vectors(64, streams=True))
+    stores = [
+        s for s in walk_stmts(program.body) if isinstance(s, Store) and s.buffer.scope is not Scope.REGISTER
+    ]
+    runs = [(streamed, len(list(run))) for streamed, run in itertools.groupby(stores, lambda s: s.streamed)]
+    assert (True, 64 // dtype.bytes) in runs and sum(streamed for streamed, _ in runs) == 1
+    text = toolchain.assembly(llvm_ir(program, host(), "fast", "kernel"), host())
+    assert text.count("movnt") >= (64 // dtype.bytes if host().triple.startswith("x86_64") else 0)
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, I8])

@@ -9,7 +9,7 @@ begins in it and ends in the next is put together in registers:
         for tiles of the block:
           tile = x[rows of t, columns of the tile], turned
           for row in the tile: out[row, line] = the end of stage[row] with the begin of tile[row]
-          stage = tile
+          stage = tile                               (behind all of them: stores in between hold up what is streamed)
       what is left at both ends of a row, which shares its line with another
 
 In registers that takes a place to begin that is known for each row of a tile: they are the same ones in every tile of
@@ -24,6 +24,7 @@ from tilewright import te
 from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula
 from tilewright.loops.ir import (
+    SCRATCH_LIMIT,
     Buffer,
     If,
     Kind,
@@ -43,7 +44,7 @@ from tilewright.te.index import coefficient, divisor_of
 
 _LINE = 64
 _FEWEST = 4  # lines of a row of the output that make up for its ends
-_RUN = 4 << 10  # bytes that are read side by side
+_KEPT = 8  # stages fill the second cache: one stays there while rows and what is asked for come by
 _AHEAD = 8  # tiles between what is read and what is asked for
 _LONG = 32  # lines of a row of the output that are not cut for more threads
 _CHUNKS = 4  # for each core, where rows are so long
@@ -65,7 +66,8 @@ class _Rolled:
     def __init__(self, formula: Formula, machine: CpuMachine, turn: Turn, step: int) -> None:
         self.formula, self.turn, self.lanes = formula, turn, turn.lanes
         self.begins = [-step * row % self.lanes for row in range(self.lanes)]
-        run = _RUN // turn.load.dtype.bytes
+        stage = min(machine.caches.l2_per_core // _KEPT, SCRATCH_LIMIT)
+        run = stage // (self.lanes * turn.load.dtype.bytes)  # elements that are read side by side
         whole = te.Var(turn.read.name, turn.read.extent // self.lanes * self.lanes)
         count = -(-whole.extent // run)
         self.tile = te.Var("tile", -(-whole.extent // self.lanes // count))
@@ -87,7 +89,7 @@ class _Rolled:
             self._row_of(self.step),
             self._row_of(-1),
         )
-        lines = block(*(self._line(here, row) for row in range(self.lanes)))
+        lines = block(*(self._line(here, row) for row in range(self.lanes)), self._in_tile(self._keep))
         first = block(self._in_tile(self._keep), self._plain(here, at, self._turned))
         tiles = block(
             self._fill(here, at, self._asked), If(te.call("lt", te.as_index(0), self.step), lines, first)
@@ -159,7 +161,8 @@ class _Rolled:
         return block(loads, Transpose(self.held, self.lanes, self.lanes, self.lanes))
 
     def _asked(self, row: te.Expr) -> Stmt:
-        """What is read a few tiles later, at the end of the block in the next step."""
+        """What is read a few tiles later, at the end of the block in the next step. It waits in the second cache:
+        through the first one the stage goes meanwhile."""
         source, (offset,) = self.turn.load.source, self.turn.load.indices
         assert isinstance(source, Buffer)
         later = self.tile + _AHEAD
@@ -167,7 +170,7 @@ class _Rolled:
             self.turn.written: self._row_of(self.step + later // self.tile.extent) + row,
             self.turn.read: self.blocks.start() + later % self.tile.extent * self.lanes,
         }
-        return Prefetch(source, te.substitute(offset, place), level=1)
+        return Prefetch(source, te.substitute(offset, place), level=2)
 
     def _line(self, here: te.Expr, row: int) -> Stmt:
         """The line of a row of the output that begins in the step before."""
@@ -175,7 +178,6 @@ class _Rolled:
         at = self._row_of(self.step + (-1)) + begin
         return block(
             nest(vector, Store(self.before, self.lane, self._kept(row))),
-            nest(vector, self._keep(row)),
             Slide(self.before, self.held, row * self.lanes, self.lanes, begin),
             nest(vector, self._written(here + row, at, te.Load(self.before, (self.lane,)), streamed=True)),
         )

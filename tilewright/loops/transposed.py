@@ -10,9 +10,10 @@ Of an axis of two to four elements a tile holds the whole: where neighbours alon
 in memory (the channels of an image), its elements are one run, read or written in whole vectors. What is written that
 often (an image enlarged) is such a tile of equal rows.
 
-Beyond the caches, what is written comes first: the tiles of a block follow each other down the axis that is written, so
-that each row of the output gets a run of lines. What is read are then single lines of many rows. So they are asked for
-a block ahead, row after row, and wait in the second cache: memory sees runs on both sides, all the time.
+Beyond the caches, what is written comes first: the tiles of a block follow each other down the axis that is written,
+two at a time where that fits, so that each row of the output gets a run of lines. What is read are then single lines of
+many rows. So they are asked for a block ahead, row after row, and wait in the second cache: memory sees runs on both
+sides, all the time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from tilewright import te
 from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula
-from tilewright.loops.ir import Buffer, Kind, Prefetch, Program, Scope, Store, Transpose, block, nest
+from tilewright.loops.ir import Buffer, Kind, Prefetch, Program, Scope, Stmt, Store, Transpose, block, nest
 from tilewright.loops.rolled import rolled_program
 from tilewright.loops.tiling import (
     Tiles,
@@ -79,14 +80,15 @@ class _Cut:
 
 
 def _program(formula: Formula, machine: CpuMachine, turn: Turn, *, streamed: bool) -> Program:
-    tile = Buffer("tile", turn.load.dtype, turn.rows * turn.columns, Scope.REGISTER)
     asks = streamed and _reads_lines(turn)  # for the next block
-    written, read = _cut(turn, machine) if asks else _cut_for_registers(turn, streamed=streamed)
+    written, read = _cut(formula, turn, machine) if asks else _cut_for_registers(turn, streamed=streamed)
+    size, held = turn.rows * turn.columns, written.size // turn.rows
+    tiles = [Buffer(f"tile{n or ''}", turn.load.dtype, size, Scope.REGISTER) for n in range(held)]
     inside = [read.inside, written.inside] if asks else [written.inside, read.inside]
     outside = [axis for axis in formula.axes if axis not in (turn.read, turn.written)]
     blocks = [*outside, read.blocks.var, written.blocks.var]
-    step, lane = te.Var("u", tile.size // turn.lanes), te.Var("v", turn.lanes)
-    in_tile = [(step, Kind.UNROLL), (lane, Kind.VECTOR)]
+    step, lane = te.Var("u", size // turn.lanes), te.Var("v", turn.lanes)
+    steps, in_lanes = [(step, Kind.UNROLL)], [(lane, Kind.VECTOR)]
     element = step * turn.lanes + lane
 
     def placed(expr: te.Expr, at_written: te.Expr | int, at_read: te.Expr | int) -> te.Expr:
@@ -100,35 +102,44 @@ def _program(formula: Formula, machine: CpuMachine, turn: Turn, *, streamed: boo
 
     source, (offset,) = turn.load.source, turn.load.indices
     assert isinstance(source, Buffer)
-    place = placed(offset, 0, 0) + element if turn.reads_run else placed(offset, step, lane)
-    moved = Store(tile, element, te.Load(source, (place,)))
-    fill = nest(in_tile, moved)
-    asked = None
-    if asks:
-        line = (read.inside * written.inside.extent + written.inside) * turn.rows + step
-        row, column = line // read.inside.extent, line % read.inside.extent * turn.columns
-        at = {turn.written: written.blocks.start() + row, turn.read: read.blocks.start() + column}
-        following = places_of(row_major(blocks) + 1, blocks)
-        asked = Prefetch(source, te.substitute(te.substitute(offset, at), following), level=2)
-    elif streamed and coefficient(offset, turn.written) and not turn.reads_run:
-        later = read.inside + _AHEAD
-        at = {
-            turn.written: written.start() + later // read.inside.extent * turn.rows + step,
-            turn.read: read.blocks.start() + later % read.inside.extent * turn.columns,
-        }
-        asked = Prefetch(source, te.substitute(offset, at), level=1)
-    if asked is not None:
-        fill = nest([(step, Kind.UNROLL)], block(nest([(lane, Kind.VECTOR)], moved), asked))
 
-    if turn.writes_run:
-        value = value_from(tile, element, (0, 0))
-        write = nest(in_tile, Store(formula.output, placed(formula.store, 0, 0) + element, value, streamed))
-    else:
-        value = value_from(tile, element, (lane, step))
-        write = nest(in_tile, Store(formula.output, placed(formula.store, lane, step), value, streamed))
-    turned = block(fill, Transpose(tile, turn.rows, turn.columns, turn.lanes), write)
-    body = nest([(loop, Kind.SERIAL) for loop in inside], turned)
-    body = parallel_nest(blocks, 2 * tile.size * extent_of(inside), body)
+    def asked(number: int) -> list[Stmt]:
+        """What is read later, beside each row of tile `number`."""
+        if asks:
+            before = (read.inside * written.inside.extent + written.inside) * held + number
+            at = {turn.written: written.blocks.start(), turn.read: read.blocks.start()}
+            place = te.substitute(offset, at) + _asked_with(turn, before, step, read.inside.extent)
+            following = places_of(row_major(blocks) + 1, blocks)
+            return [Prefetch(source, te.substitute(place, following), level=2)]
+        if streamed and coefficient(offset, turn.written) and not turn.reads_run:
+            later = read.inside + _AHEAD
+            at = {
+                turn.written: written.start() + later // read.inside.extent * turn.rows + step,
+                turn.read: read.blocks.start() + later % read.inside.extent * turn.columns,
+            }
+            return [Prefetch(source, te.substitute(offset, at), level=1)]
+        return []
+
+    def turned(number: int, tile: Buffer) -> Stmt:
+        row = step + number * turn.rows
+        place = placed(offset, 0, 0) + element if turn.reads_run else placed(offset, row, lane)
+        moved = nest(in_lanes, Store(tile, element, te.Load(source, (place,))))
+        fill = nest(steps, block(moved, *asked(number)))
+        return block(fill, Transpose(tile, turn.rows, turn.columns, turn.lanes))
+
+    def stored(number: int, tile: Buffer) -> Stmt:
+        """A vector of tile `number`."""
+        at = (0, 0) if turn.writes_run else (lane + number * turn.rows, step)
+        place = placed(formula.store, *at)
+        value = value_from(tile, element, at)
+        index = place + element if turn.writes_run else place
+        return nest(in_lanes, Store(formula.output, index, value, streamed))
+
+    together = list(enumerate(tiles))
+    write = nest(steps, block(*(stored(number, tile) for number, tile in together)))
+    body = block(*(turned(number, tile) for number, tile in together), write)
+    body = nest([(loop, Kind.SERIAL) for loop in inside], body)
+    body = parallel_nest(blocks, 2 * size * held * extent_of(inside), body)
     decisions = f"transposed: tiles of {turn}" + (", streamed" if streamed else "")
     return Program(formula.name, (*formula.inputs, formula.output), with_values(body, {}), decisions)
 
@@ -141,12 +152,38 @@ def _cut_for_registers(turn: Turn, *, streamed: bool) -> tuple[_Cut, _Cut]:
     )
 
 
-def _cut(turn: Turn, machine: CpuMachine) -> tuple[_Cut, _Cut]:
-    """The axes (written, read) in blocks that the second cache keeps: runs of what is read, of as many rows."""
+def _cut(formula: Formula, turn: Turn, machine: CpuMachine) -> tuple[_Cut, _Cut]:
+    """The axes (written, read) in blocks that the second cache keeps: runs of what is read, of as many rows.
+
+    Two tiles together write two lines to each row of the output. That takes all registers, so only where elements are
+    moved as they are, and it pays where rows go on behind the block: from rows as short as that, one tile at a time is
+    read faster.
+    """
     width = turn.load.dtype.bytes * turn.columns
     read = _Cut(turn.read, turn.columns, max(1, _READ // width))
     rows = machine.caches.l2_per_core // _KEPT // (width * read.inside.extent)
-    return _Cut(turn.written, turn.rows, max(1, rows // turn.rows)), read
+    single, pair = (_Cut(turn.written, n * turn.rows, max(1, rows // (n * turn.rows))) for n in (1, 2))
+    fits = formula.value == turn.load and 2 * turn.rows <= min(machine.vector_registers, turn.written.extent)
+    pays = read.blocks.count > 1 and pair.blocks.waste <= single.blocks.waste
+    return (pair if fits and pays else single), read
+
+
+def _asked_with(turn: Turn, tile: te.Expr, step: te.Expr, lines: int) -> te.Expr:
+    """Where in a block, from its first element on, the line is that is asked for with row `step` of a tile: row after
+    row, `lines` to each. A number is divided once a tile where that will do: to find the row and the place in it of
+    each line takes as long as to turn the tile."""
+    pitch = coefficient(turn.load.indices[0], turn.written)
+    assert pitch is not None
+    first, to_next_row = tile * turn.rows, pitch - lines * turn.columns
+    if to_next_row == 0:
+        return (first + step) * turn.columns
+    if turn.rows % lines == 0:
+        return (tile * (turn.rows // lines) + step // lines) * pitch + step % lines * turn.columns
+    if lines < turn.rows:
+        return (first + step) // lines * pitch + (first + step) % lines * turn.columns
+    line = first % lines + step
+    place = first // lines * pitch + line * turn.columns
+    return place if lines % turn.rows == 0 else place + line // lines * to_next_row
 
 
 def _reads_lines(turn: Turn) -> bool:

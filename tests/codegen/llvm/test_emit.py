@@ -65,6 +65,7 @@ NOT_OF_ANY_FLOAT = {
     "not",
     "rsqrt",
     "exp2_weight",
+    "exp2_rough",
     "dot4",
 }
 FLOAT_OPS = [n for n in SCALARS if n not in NOT_OF_ANY_FLOAT]
@@ -131,6 +132,24 @@ def test_the_weight_of_a_softmax(dtype: DType) -> None:
     smallest = float(np.finfo(dtype.numpy).tiny)
     np.testing.assert_allclose(got, expected, rtol=3e-7 if dtype is DType.F32 else 1e-15, atol=smallest)
     assert got[0] == got[1] == 1 and got[4] == got[6] == 0
+
+
+# By how many products of vectors a cycle has room for: where there is but one, tables stand in for some.
+X86 = ("znver4", "icelake-server") if HERE.triple.startswith("x86_64") else ()
+
+
+@pytest.mark.parametrize(
+    "machine", [NARROW, *(dataclasses.replace(HERE, cpu=cpu) for cpu in X86)], ids=["narrow", *X86]
+)
+def test_a_rough_power_of_two(machine: CpuMachine) -> None:
+    special = [0.0, -0.0, 1.0, -1.0, 64.0, -np.inf, np.inf, np.nan, -3e38, 3e38, 129.0, -126.9, 1e6, -1e6]
+    spread = np.linspace(-126, 127, 4099 - len(special))
+    array = np.concatenate([special, spread]).astype(np.float32)
+    output, inputs = elementwise("exp2_rough", DType.F32, size=array.size)
+    got = run_program(default_program(formula_of(output, inputs), machine), [array], machine=machine)
+    expected = SCALARS["exp2_rough"].numpy(array)
+    np.testing.assert_allclose(got, expected, rtol=7e-7, atol=float(np.finfo(np.float32).tiny))
+    assert got[5] == got[8] == 0
 
 
 @pytest.mark.parametrize("dtype", [DType.I8, DType.U8, DType.I16, DType.I32, DType.I64])

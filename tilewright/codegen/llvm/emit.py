@@ -654,8 +654,11 @@ class _Emitter:
         wide = splat(self.builder, Typed(raw, buffer.dtype, value.lanes), self.lanes).value
         if offset.vector is None and offset.stride == 1:
             pointer = self._pointer(buffer, offset.base, offset.constant)
+            streamed = self.streaming and stmt.streamed
+            if streamed and buffer.dtype is DType.F16:  # which LLVM stores past no cache
+                wide = self.builder.bitcast(wide, vector_of(ir.IntType(16), self.lanes))
             stored = self.builder.store(wide, pointer, align=buffer.dtype.bytes)
-            if self.streaming and stmt.streamed:
+            if streamed:
                 self._past_caches(stored, stmt)
             return
         for lane, place in enumerate(self._lane_places(offset)):

@@ -14,11 +14,14 @@ from tests.codegen.llvm.native import run_program
 from tests.loops.test_memory_bound import (
     check,
     checked_program,
+    largest,
     layer_norm,
     machines,
     softmax,
     statements,
+    total,
     turning,
+    where_largest,
     with_vectors,
 )
 from tests.rewrites.helpers import array
@@ -29,12 +32,13 @@ from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import CpuMachine, host
 from tilewright.hw.caches import Caches
-from tilewright.loops.ir import Prefetch, Store, Transpose
+from tilewright.loops.ir import For, Prefetch, Program, Store, Transpose
 
 F32, F16, I8, I64 = DType.F32, DType.F16, DType.I8, DType.I64
 
 PAGES_FOLLOWED, LOADS_FOLLOWED = "icelake-server", "znver4"  # by the look-ahead
 PROCESSORS = (PAGES_FOLLOWED, LOADS_FOLLOWED) if host().triple.startswith("x86_64") else (host().cpu,)
+both_processors = pytest.mark.skipif(len(PROCESSORS) == 1, reason="they have another instruction set")
 
 
 # -- elements a few places apart ------------------------------------------------------------------------------------
@@ -95,109 +99,71 @@ def test_what_is_bound_by_reading_reads_several_places(operator: str, planes: in
     assert statements(program, Prefetch)
 
 
-@pytest.mark.skipif(LOADS_FOLLOWED not in PROCESSORS, reason="no such processor of this instruction set")
-@pytest.mark.parametrize("operator", ["max_pool", "avg_pool"])
-@pytest.mark.parametrize(("kernel", "at_once"), [(2, True), (3, True), (4, False)])
-def test_loads_that_are_followed_take_small_windows_at_once(
-    operator: str, kernel: int, at_once: bool
+@both_processors
+@pytest.mark.parametrize(("cpu", "rows", "level"), [(PAGES_FOLLOWED, 4, 1), (LOADS_FOLLOWED, 8, 2)])
+def test_more_rows_are_combined_line_by_line_where_loads_are_followed(
+    cpu: str, rows: int, level: int
 ) -> None:
     inputs = Inputs()
-    padding = (kernel // 2, kernel // 2)
-    attrs = {"kernel": (kernel, kernel), "stride": (2, 2), "padding": padding, "ceil_mode": True}
-    attrs |= {"dilation": (1, 1)} if operator == "max_pool" else {"count_include_pad": False, "divisor": None}
-    pooled = apply(operator, inputs(2, 16, 9, 110), layout="channels_first", **attrs)
-    machine = replace(with_vectors(64, streams=True), cpu=LOADS_FOLLOWED)
-    program = check(inputs.task(apply("sub", pooled, inputs(16, 1, 1))), machine, slow=True)
-    assert program.decisions.startswith("pooled") and "streamed" in program.decisions
-    assert ("at once" in program.decisions) == at_once
-    assert bool(statements(program, Prefetch)) != at_once
-
-
-def test_windows_over_a_part_of_rows_ask_for_nothing_else() -> None:
-    inputs = Inputs()
-    attrs = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1), "dilation": (1, 1), "ceil_mode": False}
-    ends = {"starts": (0, 0, 0, 0), "stops": (1, 16, 8, 112), "steps": (1, 1, 1, 1)}
-    part = apply("slice", inputs(1, 16, 8, 1000), **ends)
-    task = inputs.task(apply("max_pool", part, layout="channels_first", **attrs))
-    program = check(task, replace(with_vectors(64, streams=True), cpu=PROCESSORS[0]))
-    assert program.decisions.startswith("pooled") and "streamed" in program.decisions
-    assert not statements(program, Prefetch)
-
-
-@pytest.mark.parametrize("cpu", PROCESSORS)
-@pytest.mark.parametrize("streams", [False, True])
-def test_nan_wins_in_its_windows_alone(cpu: str, streams: bool) -> None:
-    inputs = Inputs()
-    attrs = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1), "dilation": (1, 1), "ceil_mode": False}
-    task = inputs.task(apply("max_pool", inputs(2, 8, 9, 70), layout="channels_first", **attrs))
-    x = array(2, 8, 9, 70)
-    x[0, 0, 0, 0] = x[1, 7, 8, 69] = x[0, 0, 4, 33] = np.nan
-    program = check(task, replace(with_vectors(64, streams=streams), cpu=cpu), [x])
-    assert ("streamed" in program.decisions) == streams
-
-
-@pytest.mark.parametrize("stride", [1, 2, 3])
-def test_only_windows_that_overlap_are_summed_in_tiles_of_several_rows(stride: int) -> None:
-    inputs = Inputs()
-    attrs = {"kernel": (3, 3), "stride": (stride, stride), "padding": (0, 0), "dilation": (1, 1)}
-    image = inputs(1, 33, 33, 64)
-    task = inputs.task(apply("max_pool", image, ceil_mode=False, layout="channels_last", **attrs))
-    of_one_row = checked_program(task, with_vectors(64)).decisions.startswith("tiled: 1 x")
-    assert of_one_row == (stride == 3)
-
-
-# -- sums of columns ------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=8, deadline=None)
-@given(
-    kind=st.sampled_from(["sum", "amax", "mean"]),
-    groups=st.integers(1, 3),
-    rows=st.integers(20, 40),
-    columns=st.integers(300, 700),
-    dtype=st.sampled_from([F32, F16]),
-    size=st.sampled_from([16, 32, 64]),
-)
-def test_columns(kind: str, groups: int, rows: int, columns: int, dtype: DType, size: int) -> None:
-    inputs = Inputs()
-    x = inputs(groups, rows, columns, dtype=dtype)
-    task = inputs.task(apply(kind, x, axes=(1,), keepdims=False))
-    program = check(task, with_vectors(size, streams=True))
-    assert program.decisions.startswith("columns")
-
-
-@settings(max_examples=6, deadline=None)
-@given(
-    name=st.sampled_from(["argmax", "argmin"]),
-    rows=st.integers(9, 40),
-    columns=st.integers(300, 700),
-    values=st.sampled_from([(0.0, 1.0), (0.0, -np.inf, np.inf), (0.0, 1.0, np.nan), (-np.inf,), (np.inf,)]),
-    dtype=st.sampled_from([F32, F16, DType.I32]),
-    size=st.sampled_from([16, 32, 64]),
-    seed=st.integers(0, 1000),
-)
-def test_the_place_of_an_extreme_is_found_along_with_it(
-    name: str, rows: int, columns: int, values: tuple[float, ...], dtype: DType, size: int, seed: int
-) -> None:
-    inputs = Inputs()
-    task = inputs.task(apply(name, inputs(rows, columns, dtype=dtype), axis=0, keepdims=False))
-    drawn = np.random.default_rng(seed).choice(values if dtype.is_float else (0, 1, 2), (rows, columns))
-    program = check(task, with_vectors(size, streams=True), [drawn.astype(dtype.numpy)])
-    assert program.decisions.startswith(f"columns: {name[3:]} of {rows} and its place")
-
-
-def test_columns_as_loops() -> None:
-    inputs = Inputs()
-    x = inputs(17, 161)
-    for reduced in (apply("sum", x, axes=(0,), keepdims=False), apply("argmin", x, axis=0, keepdims=False)):
-        program = check(inputs.task(reduced), with_vectors(64, streams=True), slow=True)
-        assert program.decisions.startswith("columns")
+    task = inputs.task(apply("sum", inputs(512, 2048), axes=(0,), keepdims=False))
+    program = checked_program(task, replace(with_vectors(64, streams=True), cpu=cpu))
+    together = [loop.var.extent for loop in statements(program, For) if loop.var.name == "r"]
+    assert set(together) == {rows}
+    assert {stmt.level for stmt in statements(program, Prefetch)} == {level}
 
 
 def test_what_fits_a_cache_is_summed_in_registers() -> None:
     inputs = Inputs()
     task = inputs.task(apply("sum", inputs(20, 256), axes=(0,), keepdims=False))
     assert checked_program(task, host()).decisions.startswith("tiled")
+
+
+# -- rows that are only read ------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    make=st.sampled_from([total, largest, where_largest]),
+    rows=st.integers(1, 9),
+    columns=st.integers(60, 700),
+    machine=machines,
+    cpu=st.sampled_from(PROCESSORS),
+)
+def test_rows_that_are_only_read(make, rows: int, columns: int, machine: CpuMachine, cpu: str) -> None:
+    inputs = Inputs()
+    check(inputs.task(make(inputs, rows, columns)), replace(machine, cpu=cpu))
+
+
+def rows_taken_together(program: Program) -> int:
+    return max((loop.var.extent for loop in statements(program, For) if loop.var.name == "w"), default=1)
+
+
+@both_processors
+@pytest.mark.parametrize("make", [total, where_largest, softmax])
+def test_rows_are_read_one_after_another_where_loads_are_followed(make) -> None:
+    inputs = Inputs()
+    task = inputs.task(make(inputs, 64, 1024))
+    for cpu, together in ((PAGES_FOLLOWED, 4), (LOADS_FOLLOWED, 1)):
+        assert rows_taken_together(checked_program(task, replace(host(), cpu=cpu))) == together
+
+
+@both_processors
+def test_short_rows_wait_for_each_other_on_both() -> None:
+    inputs = Inputs()
+    task = inputs.task(softmax(inputs, 64, 128))
+    for cpu in PROCESSORS:
+        assert rows_taken_together(checked_program(task, replace(host(), cpu=cpu))) == 4
+
+
+@both_processors
+@pytest.mark.parametrize("columns", [1024, 1000])
+def test_every_line_of_rows_that_are_read_once_is_asked_for_a_page_ahead(columns: int) -> None:
+    inputs = Inputs()
+    task = inputs.task(total(inputs, 4096, columns))
+    program = checked_program(task, replace(with_vectors(64), cpu=LOADS_FOLLOWED))
+    blocks = columns // 128  # of eight vectors, in a loop
+    assert len(statements(program, Prefetch)) == 8 + -(-(columns - blocks * 128) // 16)
+    assert not statements(checked_program(task, replace(with_vectors(64), cpu=PAGES_FOLLOWED)), Prefetch)
 
 
 # -- images enlarged ------------------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@
         for vectors of c: acc[c] = combine(acc[c], x[k, c], x[k + 1, c], ...)
       out[c] = value(acc[c])
 
-Accumulators in registers would be a few columns wide, and a short run of every row is what memory is slowest at.
+Accumulators in registers would be a few columns wide, and a short run of every row is what memory is slowest at. Rows
+to come are asked for. A look-ahead that follows loads wants each of them to go along its row line by line, and what is
+asked for beside it in the second cache: more can be on its way there than to the first.
 
 The place of an extreme, which its expression looks for when the extreme is known, is found along with it:
 
@@ -17,7 +19,7 @@ The place of an extreme, which its expression looks for when the extreme is know
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tilewright import te
 from tilewright.hw import CpuMachine
@@ -36,11 +38,22 @@ from tilewright.loops.tiling import (
 from tilewright.te.index import coefficient, simplify
 
 _LINE = 64  # bytes
-_ROWS = 4  # combined before they meet the accumulators again
-_VECTORS = 2
-_AHEAD = 2 * _ROWS  # rows that are asked for before they are needed
+_AHEAD = 8  # rows that are asked for before they are needed
 _NARROWEST = 512  # bytes of a row that one block is wide
 _HELD = 4  # the part of the first cache that the accumulators may take
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """So many rows and vectors are combined before they meet the accumulators again, and what is asked for comes into
+    the cache of this level."""
+
+    rows: int
+    vectors: int
+    level: int
+
+
+_PAGES_FOLLOWED, _LOADS_FOLLOWED = _Tile(4, 2, level=1), _Tile(8, 1, level=2)
 
 
 def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Program | None:
@@ -50,18 +63,21 @@ def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Prog
         return None
     reduction, others = formula.reductions[0], [a for a in formula.rows if a != axis]
     (k,) = reduction.axes
-    lanes, results = lanes_for(formula, machine, axis.extent), [r.result for r in formula.reductions]
-    size = lanes * _VECTORS
-    width = _width(formula, machine, axis, load, extent_of(others))
+    results = [r.result for r in formula.reductions]
+    # Results may be wider, but they are few.
+    lanes = lanes_for(replace(formula, value=te.Load(results[0], ())), machine, axis.extent)
+    tile = _PAGES_FOLLOWED if machine.follows_pages else _LOADS_FOLLOWED
+    size = lanes * tile.vectors
+    width = _width(formula, machine, axis, load, extent_of(others), size)
     source, far = load.source, (coefficient(load.indices[0], k) or 0) >= width > 0
     assert isinstance(source, Buffer)
     large = source.size * load.dtype.bytes > machine.caches.l2_per_core
-    if not far or not large or k.extent < 2 * _ROWS:
+    if not far or not large or k.extent < _AHEAD:
         return None
 
     blocks = Tiles(axis, width)
     inside = Tiles(te.Var(f"{axis.name}_c", width), size)
-    step, lane, row = te.Var("u", _VECTORS), te.Var("v", lanes), te.Var("r", _ROWS)
+    step, lane, row = te.Var("u", tile.vectors), te.Var("v", lanes), te.Var("r", tile.rows)
     place = inside.start() + step * lanes + lane
     element, in_line = step * lanes + lane, _LINE // load.dtype.bytes
     line = te.Var("line", -(-size // in_line))
@@ -79,7 +95,7 @@ def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Prog
         at = {axis: blocks.start() + place, k: first + rows}
         steps = [_stored(kept[r], te.substitute(value, at)) for r, value in _step(formula, kept)]
         ahead = {axis: blocks.start() + inside.start() + line * in_line, k: first + rows + _AHEAD}
-        asked = Prefetch(source, te.substitute(load.indices[0], ahead), level=1)
+        asked = Prefetch(source, te.substitute(load.indices[0], ahead), tile.level)
         return along(
             block(
                 nest([(rows, Kind.UNROLL), (line, Kind.UNROLL)], asked),
@@ -89,13 +105,14 @@ def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Prog
             )
         )
 
-    group, rest = te.Var(f"{k.name}_g", k.extent // _ROWS), te.Var(f"{k.name}_r", k.extent % _ROWS)
+    group = te.Var(f"{k.name}_g", k.extent // tile.rows)
+    rest = te.Var(f"{k.name}_r", k.extent % tile.rows)
     stmts = [
         along(nest(in_tile, block(*(_stored(held[r], value) for r, value in _begin(formula))))),
-        nest([(group, Kind.SERIAL)], taken(group * _ROWS, row)),
+        nest([(group, Kind.SERIAL)], taken(group * tile.rows, row)),
     ]
     if rest.extent:
-        single = taken(rest + group.extent * _ROWS, te.Var("r", 1))
+        single = taken(rest + group.extent * tile.rows, te.Var("r", 1))
         stmts.append(nest([(rest, Kind.SERIAL)], single))
     position: dict[te.Var, te.Expr] = {axis: blocks.start() + place}
     value = with_results(te.substitute(formula.value, position), held)
@@ -115,7 +132,7 @@ def _begin(formula: Formula) -> list[tuple[Buffer, te.Expr]]:
     """What each result is before the first row. An extreme that no element surpasses is found at the first."""
     first, *found = formula.reductions
     identity = te.reduce_identity(first.kind, first.result.dtype)
-    return [(first.result, identity), *((r.result, te.as_index(0)) for r in found)]
+    return [(first.result, identity), *((r.result, te.const(0, r.result.dtype)) for r in found)]
 
 
 def _step(formula: Formula, so_far: Mapping[Buffer, te.Expr]) -> list[tuple[Buffer, te.Expr]]:
@@ -128,8 +145,12 @@ def _step(formula: Formula, so_far: Mapping[Buffer, te.Expr]) -> list[tuple[Buff
     better = te.call("not", worse)
     if element.dtype.is_float:  # NaN surpasses everything but NaN
         better = te.call("and", better, te.call("eq", most, most))
-    place = te.select(better, first.axes[0], so_far[found[0].result])
-    return [(found[0].result, place), (first.result, te.select(better, element, most))]
+    place = found[0].result
+    here = te.cast(first.axes[0], place.dtype)
+    return [
+        (place, te.select(better, here, so_far[place])),
+        (first.result, te.select(better, element, most)),
+    ]
 
 
 def _is_place_of(found: Reduction, extreme: Reduction) -> bool:
@@ -141,7 +162,8 @@ def _is_place_of(found: Reduction, extreme: Reduction) -> bool:
     here = te.call("eq", element, te.Load(extreme.result, ()))
     if element.dtype.is_float:
         here = te.call("or", here, te.call("ne", element, element))
-    return simplify(found.body) == simplify(te.select(here, along, along.extent)) and k.extent == along.extent
+    here_or_behind = (te.cast(place, found.result.dtype) for place in (along, te.as_index(along.extent)))
+    return simplify(found.body) == simplify(te.select(here, *here_or_behind)) and k.extent == along.extent
 
 
 def _only_load(formula: Formula, axis: te.Var) -> te.Load | None:
@@ -158,9 +180,9 @@ def _only_load(formula: Formula, axis: te.Var) -> te.Load | None:
     return load if moves and not guarded and coefficient(load.indices[0], axis) == 1 else None
 
 
-def _width(formula: Formula, machine: CpuMachine, axis: te.Var, load: te.Load, others: int) -> int:
-    """Columns of a block, whole tiles: all, where that leaves something for every core and fits the first cache."""
-    size = _VECTORS * lanes_for(formula, machine, axis.extent)
+def _width(formula: Formula, machine: CpuMachine, axis: te.Var, load: te.Load, others: int, size: int) -> int:
+    """Columns of a block, whole tiles of `size`: all, where that leaves something for every core and fits the first
+    cache."""
     most = machine.caches.l1 // (_HELD * sum(r.result.dtype.bytes for r in formula.reductions))
     narrowest = max(size, _NARROWEST // load.dtype.bytes)
     wanted = max(-(-machine.cores // others), -(-axis.extent // most))

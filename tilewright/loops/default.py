@@ -16,8 +16,8 @@ Seven shapes of loop nest cover every formula:
   hold partial results, combined at the end of the row (`rowwise.py`; `lined.py` where short rows end within a line).
 
 All of them share: the outermost loop is parallel, tiles at the end of an axis are shifted back to overlap instead of
-having a tail loop, an output far larger than the caches goes past them, and the choice between shapes is made by
-counting accesses (`vector_cost`).
+having a tail loop, an output far larger than the caches goes past them, places that a reduction looks for are as narrow
+as they may be (`places.py`), and the choice between shapes is made by counting accesses (`vector_cost`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from tilewright.loops.enlarged import enlarged_program
 from tilewright.loops.formula import Formula
 from tilewright.loops.ir import Buffer, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.lined import lined_program
+from tilewright.loops.places import with_narrow_places
 from tilewright.loops.pooled import pooled_program
 from tilewright.loops.rowwise import contiguous_last, rowwise_program
 from tilewright.loops.tiling import (
@@ -69,6 +70,7 @@ def default_program(formula: Formula, machine: CpuMachine) -> Program:
     if not formula.reductions:
         moved = transposed_program(formula, machine) or enlarged_program(formula, machine)
         return moved or elementwise_program(formula, machine)
+    formula = with_narrow_places(formula)
     pooled = pooled_program(formula, machine)
     if pooled is not None:
         return pooled

@@ -7,11 +7,13 @@
       result[w] = across lanes(acc[w])
       out[w, columns] = value(result[w])
 
-Rows are taken together where they are short, so that one waits for the end of a reduction while others compute. What
-one pass over the row computes at some expense and the result needs again, as the exponentials of a softmax, is kept in
-scratch. In the passes that take long, the next rows are asked for: they come while these are computed and written. They
-come into the first cache if all that is used until then has room there too, otherwise into the second: what is pushed
-out before it is needed is read twice.
+Rows are taken together where they are short, so that one waits for the end of a reduction while others compute. A
+look-ahead that follows loads loses those that go from row to row: where there is one, only rows are taken together that
+are so short that the wait for each of several reductions counts more. What one pass over the row computes at some
+expense and the result needs again, as the exponentials of a softmax, is kept in scratch. In the passes that take long,
+the next rows are asked for: they come while these are computed and written. They come into the first cache if all that
+is used until then has room there too, otherwise into the second: what is pushed out before it is needed is read twice.
+A row that is only read, in one pass and by itself, is asked for a page ahead: there the processor's look-ahead ends.
 
 Results that go past the caches are written in whole lines. Where rows do not end with a line, as many as end with one
 together are put into scratch, and written from there. Such a row of a few vectors is written out and stays in registers
@@ -76,12 +78,15 @@ _GROUPS = 128  # of rows in a chunk, at most: nothing is written while its first
 _CHUNKS = 4  # for each core, at least
 _SHORTEST_BEHIND = 8  # vectors of a row that is written later than it is computed
 _SHORT_ROW = 2048  # elements: the end of a longer row's reductions does not count
+_SHORTEST_ALONE = 512  # the same where several rows are not followed
 # Parts of the second cache, as far as it may be scratch: that of results which wait for their line, and that of what is
 # kept of the rows before and of those that are computed.
 _STAGED, _KEPT_TWICE = 4, 2
 _REPEATED = 1.1  # rows computed over rows needed, where the last few overlap those before
 AHEAD = 4 << 10  # bytes between what is computed and what is asked for: little, in the first cache
 _FAR_AHEAD = 16 << 10  # the same in the second
+_PAGE = 4 << 10
+_SECOND_CACHE = 2
 _FILLED = 0.7  # of the first cache, by what is asked for and all that is used until it is needed
 _SHORTEST_FETCHED = 256  # bytes of a row: of shorter ones the processor's own look-ahead sees the next
 
@@ -125,11 +130,11 @@ class _Rows:
         self.columns = tuple(
             sorted(columns_of(formula), key=lambda axis: coefficient(formula.store, axis) == 1)
         )
-        passes = len(formula.reductions) + bool(self.columns)
+        self.passes = len(formula.reductions) + bool(self.columns)
         self.slow = [
             number
-            for number in range(1, passes)
-            if number == passes - 1
+            for number in range(1, self.passes)
+            if number == self.passes - 1
             or is_expensive(formula.reductions[number].body, formula.reductions[number].axes)
         ]
         self.streamed = bool(self.columns) and is_streamed(formula, machine)
@@ -220,6 +225,9 @@ class _Rows:
         # Rows that are not whole vectors begin elsewhere in a line each.
         ragged = longest % lanes_for(self.formula, self.machine, longest)
         if not self.formula.rows or longest > _SHORT_ROW or ragged:
+            return 1
+        alone = self.passes == 1 or longest >= _SHORTEST_ALONE
+        if alone and not self.machine.follows_pages:
             return 1
         axis = self.formula.rows[-1]
         return next((n for n in (4, 2) if n <= axis.extent and Tiles(axis, n).waste <= _REPEATED), 1)
@@ -358,6 +366,22 @@ class _Rows:
         )
         return 2 * self.together * held + written + shared
 
+    def _a_page_ahead(self, start: te.Expr, vectors: int, lanes: int) -> list[Stmt]:
+        """Prefetches in the block of the only pass that begins at `start`, of rows that lie behind each other."""
+        first = self.formula.reductions[0]
+        axis, found = first.axes[-1], list[Stmt]()
+        if self.passes > 1 or self.machine.follows_pages:
+            return found
+        for load in self.fetched:
+            size = load.dtype.bytes
+            assert isinstance(load.source, Buffer)
+            if coefficient(load.indices[0], self.formula.rows[-1]) != first.length:
+                continue
+            for begin in range(0, vectors * lanes * size, LINE):
+                place = {axis: start + (begin + _PAGE) // size}
+                found.append(Prefetch(load.source, te.substitute(load.indices[0], place), _SECOND_CACHE))
+        return found
+
     def _rows_ahead(self, load: te.Load) -> int:
         """How many rows later the one that is asked for now is needed: enough for it to have come."""
         row_bytes = self.formula.reductions[0].length * load.dtype.bytes
@@ -425,6 +449,7 @@ class _Rows:
                 accumulate(first + element, start + element),
             )
             fetches = self._fetches(number, reduction.axes, start, unroll, lanes)
+            fetches += self._a_page_ahead(start, unroll, lanes)
             written: list[Stmt] = []
             if meanwhile and self.staged and number == self._slow_pass():
                 each = blocks.extent * unroll
@@ -438,11 +463,12 @@ class _Rows:
             # Last: a load waits for a store whose place in its page is the same, as that of a whole page's row is.
             along.append(nest([(blocks, kind)], block(*fetches, whole, *written)))
         for vector in range(-(-rest // lanes)):
-            position = lane + (blocks.extent * size + vector * lanes)
+            start = te.as_index(blocks.extent * size + vector * lanes)
+            position = start + lane
             ends_inside = (vector + 1) * lanes <= rest
             inside = None if ends_inside else te.call("lt", position, te.as_index(axis.extent))
             taken = accumulate(first + lane + vector * lanes, position, inside)
-            along.append(nest([*rows, (lane, Kind.VECTOR)], taken))
+            along += [*self._a_page_ahead(start, 1, lanes), nest([*rows, (lane, Kind.VECTOR)], taken)]
             if meanwhile and number == self.behind:
                 along.append(self._row_before(position, rows, lane))
 

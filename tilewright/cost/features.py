@@ -102,7 +102,8 @@ _KINDS = {
     **dict.fromkeys(("div", "floordiv", "mod", "fmod"), "divmod"),
     **dict.fromkeys(("min", "max", "eq", "ne", "lt", "le"), "cmp"),
     **dict.fromkeys(
-        ("sqrt", "rsqrt", "exp", "exp2_weight", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf", "pow", "atan2"),
+        ("sqrt", "rsqrt", "exp", "exp2_weight", "exp2_rough", "expm1",
+         "log", "log1p", "sin", "cos", "tanh", "erf", "pow", "atan2"),
         "math",
     ),
 }  # fmt: skip

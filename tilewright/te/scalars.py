@@ -35,7 +35,8 @@ def _erf_like(x: Any) -> Any:
 
 def _exp2_weight(x: Any) -> Any:
     exponent = np.finfo(np.asarray(x).dtype).minexp
-    return np.where(x < exponent - 0.5, 0, np.exp2(x)).astype(np.asarray(x).dtype)
+    with np.errstate(over="ignore"):
+        return np.where(x < exponent - 0.5, 0, np.exp2(x)).astype(np.asarray(x).dtype)
 
 
 def _dot4(a: Any, b: Any, c: Any) -> Any:
@@ -79,6 +80,7 @@ _TABLE = [
     Scalar("rsqrt", 1, lambda x: 1 / np.sqrt(x)),
     Scalar("exp", 1, np.exp),
     Scalar("exp2_weight", 1, _exp2_weight),  # for arguments up to 0; below the normal numbers it is 0
+    Scalar("exp2_rough", 1, _exp2_weight),  # the same of any argument, to 20 bits at least
     Scalar("expm1", 1, np.expm1),
     Scalar("log", 1, np.log),
     Scalar("log1p", 1, np.log1p),

@@ -136,5 +136,6 @@ _SPECIAL: dict[str, Callable[[DType, list[str]], str]] = {
     "neg": _negated,
     "not": _inverted,
     "exp2_weight": lambda dtype, args: f"{'power_of_two' if dtype is DType.F32 else 'exp2'}({args[0]})",
+    "exp2_rough": lambda dtype, args: f"{'power_of_two' if dtype is DType.F32 else 'exp2'}({args[0]})",
     "dot4": lambda dtype, args: f"dot4({', '.join(args)})",
 }

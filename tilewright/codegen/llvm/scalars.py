@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from tilewright import te
-from tilewright.codegen.llvm.math.exponential import exp2_weight
+from tilewright.codegen.llvm.math.exponential import exp2_rough, exp2_weight
 from tilewright.codegen.llvm.math.values import Emit, MathContext, Real
 from tilewright.codegen.llvm.types import I1, I8, I16, I32, Typed, element_type, like
 from tilewright.dtypes import DType
@@ -163,11 +163,17 @@ def _fma(context: Context, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     return _intrinsic(context.builder, "fma" if context.machine.has_fma else "fmuladd", a, b, c)
 
 
-def _exp2_weight(context: Context, x: ir.Value) -> ir.Value:
-    machine = context.machine
-    can = MathContext(has_fma=machine.has_fma, has_scaling="avx512dq" in machine.features)
-    here = Emit(context.builder, x.type, can)
-    return exp2_weight(Real(here, x)).value
+def _power_of_two(function: Callable[[Real], Real]) -> Emitter:
+    def emit(context: Context, x: ir.Value) -> ir.Value:
+        machine = context.machine
+        can = MathContext(
+            has_fma=machine.has_fma,
+            has_scaling="avx512dq" in machine.features,
+            prefers_tables=machine.throughput.multiply_adds <= 1,
+        )
+        return function(Real(Emit(context.builder, x.type, can), x)).value
+
+    return emit
 
 
 # -- four bytes at a time ---------------------------------------------------------------------------------------------
@@ -282,7 +288,8 @@ EMITTERS: dict[str, Emitter] = {
     "div": _div,
     "fma": _fma,
     "dot4": _dot4,
-    "exp2_weight": _exp2_weight,
+    "exp2_weight": _power_of_two(exp2_weight),
+    "exp2_rough": _power_of_two(exp2_rough),
     "sqrt": _sqrt,
     "floor": _rounding("floor"),
     "ceil": _rounding("ceil"),

@@ -99,7 +99,7 @@ class Problem:
         return [array.astype(x.dtype.numpy) for array, x in zip(arrays, inputs, strict=True)]
 
 
-SMALL_CACHE = replace(host(), caches=replace(host().caches, l1=3 << 10))
+SMALL_CACHES = replace(host(), caches=replace(host().caches, l1=3 << 10, l2=8 << 10, l2_cores=1))
 
 
 def applied(task: Task, machine: CpuMachine | None = None) -> Applied:
@@ -143,9 +143,9 @@ problems = st.builds(
 
 
 @settings(max_examples=12, deadline=None)
-@given(problems, st.integers(0, 1000), st.sampled_from((host(), SMALL_CACHE)))
+@given(problems, st.integers(0, 1000), st.sampled_from((host(), SMALL_CACHES)))
 def test_it_is_what_the_oracle_says(problem: Problem, seed: int, machine: CpuMachine) -> None:
-    """Where the first cache is small, values are summed in pieces."""
+    """Where caches are small, values are summed in pieces."""
     got, expected = run(problem, seed, machine=machine)
     assert np.isfinite(got).all()
     assert error(got, expected) < 2e-6
@@ -180,6 +180,38 @@ def test_scores_of_any_size_do_not_overflow() -> None:
 
     got, expected = run(Problem(1, 1, 40, 100, 16, 16, False, "none", "heads"), 5, changed=large)
     assert error(got, expected) < 1e-4  # scores of thousands are rounded to thousandths
+
+
+def in_one_block(problem: Problem, arrays: list[np.ndarray]) -> np.ndarray:
+    choices = applied(problem.task())
+    knobs: dict[str, Any] = {"vectors": 2, "keys": problem.keys, "stage": False, "together": 1}
+    program = choices.program(Config.of("attention", knobs))
+    verify_program(program)
+    flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
+    return same_on_two_threads(program, flat).reshape(1, problem.heads, problem.queries, problem.values)
+
+
+@pytest.mark.parametrize("shift", [-1000.0, -80.0, -30.0, 30.0, 80.0, 1000.0])
+def test_what_all_scores_share_is_nothing(shift: float) -> None:
+    """Also where powers of two of the scores themselves would be too large, or too small."""
+    problem = Problem(2, 1, 40, 75, 16, 16, False, "added by key", "heads")
+    arrays = problem.arrays(4)
+    (expected,) = evaluate(problem.task().graph, arrays)
+    arrays[3] += np.float32(shift)
+    assert error(in_one_block(problem, arrays), expected) < 2e-6 + 1e-6 * abs(shift)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e3, np.inf])
+def test_a_query_with_other_scores_leaves_those_beside_it_alone(scale: float) -> None:
+    problem = Problem(1, 1, 40, 75, 16, 16, False, "none", "heads")
+    arrays = problem.arrays(6)
+    plain = in_one_block(problem, arrays)
+    arrays[0][0, 0, 7] *= np.float32(scale)
+    got = in_one_block(problem, arrays)
+    beside = np.arange(problem.queries) != 7
+    assert error(got[:, :, beside], plain[:, :, beside].astype(np.float64)) < 2e-6
+    (expected,) = evaluate(problem.task().graph, arrays)
+    assert not np.isfinite(scale) or error(got[:, :, 7], expected[:, :, 7]) < 1e-4
 
 
 def test_configs_compute_the_same() -> None:

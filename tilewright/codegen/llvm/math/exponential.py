@@ -92,6 +92,22 @@ def exp2_weight(x: Real) -> Real:
     return horner(x - (shifted - shift), (1.0, *q)) * power_of_two(shifted.as_bits())
 
 
+def exp2_rough(x: Real) -> Real:
+    """`exp2_weight` of any argument, to 20 bits at least: infinity above the finite numbers. Where a core multiplies
+    one vector at a time, three of five multiply-adds become shuffles of tables in registers: in each 16th of an octave
+    2^r is a + b r + c r^2 with numbers of its own."""
+    emit = x.emit
+    if not emit.scales:
+        return exp2_weight(x.at_most(float(emit.bias + 1)))
+    if not emit.context.prefers_tables:
+        return exp2_weight(x)
+    bits = 4
+    r, step = emit.fraction(x, bits), emit.floor_bits(x, bits)
+    octave = [2.0 ** (n / 16) for n in range(16)]
+    a, b, c = (emit.looked_up([number * start for start in octave], step) for number in table.EXP2_ROUGH)
+    return (x < 1.0 - emit.bias).select(0.0, emit.scaled(fma(fma(c, r, b), r, a), x))
+
+
 def expm1(x: Real) -> Real:
     """2^n (e^r - 1) + (2^n - 1), both doubled at the end because 2^n itself may overflow.
 

@@ -122,6 +122,7 @@ def square(bound: Real) -> Interval:
 
 HALF: Interval = (-0.5, 0.5)
 ABOVE: Interval = (mp.mpf("1e-9"), 1)
+SIXTEENTH: Interval = (0, mp.mpf(1) / 16)
 LN2_HALF: Interval = (-mp.log(2) / 2 * SLACK, mp.log(2) / 2 * SLACK)
 LOG: Interval = (mp.sqrt(0.5) - 1, mp.sqrt(2) - 1)
 ATANH = square((mp.sqrt(2) - 1) / (mp.sqrt(2) + 1))
@@ -251,6 +252,7 @@ FITS = [
     Fit("EXP2_F32", "(2^f - 1) / f", 24, exp2_rest, lambda f: f / exp2(f), HALF, 6),
     Fit("EXP2_F64", "(2^f - 1) / f", 53, exp2_rest, lambda f: f / exp2(f), HALF, 12),
     Fit("EXP2_WEIGHT_F32", "(2^f - 1) / f", 24, exp2_rest, lambda f: f / exp2(f), ABOVE, 5),
+    Fit("EXP2_ROUGH", "2^r, in double", 53, exp2, lambda r: 1 / exp2(r), SIXTEENTH, 3),
     Fit("LOG_F32", "(log(1 + f) - f + f^2/2) / f^3", 24, log_rest, lambda f: f**3 / mp.log1p(f), LOG, 8),
     Fit("LOG_F64", "(2 atanh(s) / s - 2) / s^2 in s^2", 53, atanh_rest, lambda z: z / atanh(z), ATANH, 7),
     Fit("SIN_F32", "(sin(r) / r - 1) / r^2 in r^2", 24, sin_rest, sin_weight, QUARTER, 3),

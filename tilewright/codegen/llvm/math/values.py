@@ -20,10 +20,15 @@ class MathContext:
     has_fma: a fused multiply-add instruction for float and double. Without one `llvm.fma` becomes a call of libm; the
     code then multiplies and adds, and gets the error of a product by splitting its factors.
     has_scaling: AVX-512's instructions that take the fraction of a vector of floats, and its integers as exponents.
+    prefers_tables: a core has room for shuffles beside its multiply-adds, but not for more of these.
     """
 
     has_fma: bool = True
     has_scaling: bool = False
+    prefers_tables: bool = False
+
+
+_TOWARD_BELOW = 0b1001  # how AVX-512 is told to round so, without an exception
 
 
 class Emit:
@@ -70,13 +75,25 @@ class Emit:
 
     @property
     def scales(self) -> bool:
-        """Whether `fraction` and `scaled` are there for these lanes."""
+        """Whether `fraction`, `scaled`, `floor_bits` and `looked_up` are there for these lanes."""
         return self.context.has_scaling and not self.double and self.lanes == 16
 
-    def fraction(self, x: Real) -> Real:
-        """x less the largest integer that is not above it, exactly; 0 of infinities."""
-        toward_below = 0b1001
-        return self._avx512("reduce", x.value, ir.IntType(32)(toward_below))
+    def fraction(self, x: Real, bits: int = 0) -> Real:
+        """x less the largest multiple of 2^-bits that is not above it, exactly; 0 of infinities."""
+        return self._avx512("reduce", x.value, ir.IntType(32)(bits << 4 | _TOWARD_BELOW))
+
+    def floor_bits(self, x: Real, bits: int) -> Int:
+        """An integer whose low bits are those of the largest one that is not above x 2^bits; any for large x."""
+        shift, rounding = self.real(MAGIC_F32 / 2**bits).value, ir.IntType(32)(_TOWARD_BELOW)
+        function_type = ir.FunctionType(self.kind, [self.kind, self.kind, rounding.type])
+        function = self.declare("llvm.x86.avx512.add.ps.512", function_type)
+        return Real(self, self.builder.call(function, [x.value, shift, rounding])).as_bits()
+
+    def looked_up(self, table: Sequence[float], index: Int) -> Real:
+        """The element of a table, as long as the vectors, at the low bits of an index."""
+        function_type = ir.FunctionType(self.kind, [self.kind, self.int_kind])
+        function = self.declare("llvm.x86.avx512.permvar.sf.512", function_type)
+        return Real(self, self.builder.call(function, [ir.Constant(self.kind, list(table)), index.value]))
 
     def scaled(self, x: Real, exponent: Real) -> Real:
         """x times 2 to the largest integer that is not above the exponent."""

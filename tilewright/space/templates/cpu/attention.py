@@ -13,11 +13,17 @@
 
 Queries are the lanes of the scores, so keys are read where they lie, element by element, maxima and sums never cross
 lanes, and the second product finds what it broadcasts side by side. Where all keys are one block nothing fades, and the
-result goes straight from registers to its place.
+result goes straight from registers to its place. Scores become weights there while they are in registers:
+
+        for tiles of keys: p[key, row] = 2^mask(sum over d of k[key, d] * qt[d, row]); total = total + p
+
+Their quotients are the same as relative to the largest, unless the weights of a query come to more than floats have
+room for, or to so little that small ones are missed. Few queries have such scores; if one has, those of its block are
+computed again and weighed as above.
 
 The second product reads v once for every few queries: a piece of it at a time, which stays in the first cache while all
-queries of the block pass. It is slower by a third where vectors of v straddle cache lines: v can be staged, once for
-all the blocks of a chunk.
+queries of the block pass, or in the second where that gives values faster than they are multiplied. It is slower by a
+third where vectors of v straddle cache lines: v can be staged, once for all the blocks of a chunk.
 
 Scores are kept times log2(e), so that their weights are powers of two. `top` begins at the lowest finite number: a
 query that sees nothing has only zeros for weights, and their sum says so.
@@ -39,6 +45,7 @@ from tilewright.space.templates.cpu.attention_nest import UNROLL, WIDE, Attentio
 NAME = "attention"
 _SCRATCH = 512 << 10
 _EXP = 16  # instructions of a score's maximum, weight and sum
+_WEIGHT = 10  # of its weight and sum, where it is in a register
 _TRANSPOSING = 1.0  # cycles for an element of q
 _DRAINING = 30.0  # cycles between two register tiles in which the ports are not full
 _FADING = 400.0  # cycles for a vector of rows that more keys follow: what was summed is read, scaled and written again
@@ -111,18 +118,15 @@ class _Applied:
                 for _, tile in nest.row_tiles(part, size)
             ]
             passes = [shape.keys] * (keys // shape.keys) + [keys % shape.keys] * (keys % shape.keys > 0)
-            arithmetic += keys * (rows * columns + _EXP * vectors)
+            arithmetic += keys * (rows * columns + (_WEIGHT if nest.one_block else _EXP) * vectors)
+            arithmetic += keys * width * vectors
             for _, size in groups:
-                tile = nest.key_tile(size)
-                count = sum(
-                    -(-part // tile) for part in passes
-                )  # the last tile of a pass computes some again
-                arithmetic += count * tile * width * size
-                loads += count * width * (tile + size)
+                count = sum(-(-part // nest.key_tile(size)) for part in passes)
+                loads += width * (keys + count * size)
                 branches += count * width / UNROLL
                 scalar += count * _DRAINING
-            loads += sum(keys * (size + tile) for size, tile in tiles) + keys * vectors
-            stores += 2 * keys * vectors
+            loads += sum(keys * (size + tile) for size, tile in tiles) + keys * vectors * (not nest.one_block)
+            stores += keys * vectors * (1 if nest.one_block else 2)
             branches += keys * (len(tiles) / UNROLL + len(groups))
             pieces = sum(nest.pieces(part) for part in passes)
             kept = (pieces - nest.one_block) * rows * columns
@@ -133,7 +137,7 @@ class _Applied:
             scalar += keys * columns * _STAGING * (nest.staged and not nest.ahead)
             scalar += unstaged * keys * rows * columns / 2
             from_l2 += 4 * keys * (width * len(groups) + operands.values)
-            from_l2 += 12 * keys * rows * spilled
+            from_l2 += (8 if nest.one_block else 12) * keys * rows * spilled
         scalar += nest.chunk.extent * operands.keys * columns * _STAGING * nest.ahead
         heads = operands.heads
         moved = sum(x.size * x.dtype.bytes for x in (*operands.inputs, operands.output))

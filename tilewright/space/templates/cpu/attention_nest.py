@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
-from tilewright.loops.ir import Buffer, If, Kind, Program, Scope, Stmt, Store, Transpose, block, nest
+from tilewright.loops.ir import Across, Buffer, If, Kind, Program, Scope, Stmt, Store, Transpose, block, nest
 from tilewright.loops.tiling import Tiles, power_of_two_below, with_values
 from tilewright.space.space import Config
 from tilewright.space.templates.attention import LOG2_E, Operands
@@ -18,6 +18,10 @@ from tilewright.space.templates.attention import LOG2_E, Operands
 UNROLL = 4
 WIDE = 4  # vectors side by side in a register tile
 _LOWEST = -3.4028234663852886e38
+_FAR = 2.0**60  # what weights come to at most, and one over what they come to at least, relative to nothing
+_MOST_KEYS = 16  # in a register tile
+_KEYS_AGAIN = 2  # in a tile where scores are computed again: little code for what is rare
+_STREAMED = 0.4  # of the bytes that the second cache gives, how many products do not wait for
 
 _Element = Callable[[te.Expr, te.Expr], te.Expr]
 
@@ -38,7 +42,7 @@ class AttentionNest:
     def __init__(self, operands: Operands, machine: CpuMachine, shape: Shape) -> None:
         self.operands, self.shape = operands, shape
         self.lanes, self.registers = machine.lanes(DType.F32), machine.vector_registers
-        self.near = machine.caches.l1
+        self.piece = self._bytes_of_a_piece(machine)
         self.rows = shape.vectors * self.lanes
         self.block = te.Var("block", -(-operands.queries // self.rows))
         self.chunk = te.Var("chunk", -(-self.block.extent // shape.together))
@@ -106,9 +110,9 @@ class AttentionNest:
         """All of one block, of which `rows` exist; they take `vectors` vectors."""
         shape, keys = self.shape, self.operands.keys
         stmts: list[Stmt] = [self._transpose_queries(rows, vectors)]
-        stmts.append(self._each(vectors, self.top, te.const(_LOWEST, DType.F32)))
         stmts.append(self._each(vectors, self.total, te.const(0, DType.F32)))
         if not self.one_block:
+            stmts.append(self._nothing_seen(vectors))
             stmts.append(self._clear(rows))
         whole, rest = divmod(keys, shape.keys)
         number = te.Var("kb", whole)
@@ -201,22 +205,45 @@ class AttentionNest:
 
     def _keys(self, rows: int, vectors: int, first: te.Expr, count: int) -> Stmt:
         stmts = [] if self.ahead else self._staged(first, count)
-        if not self.one_block:
+        groups = even_parts(vectors, WIDE)
+
+        def scores(finish: _Finish, tile: int = _MOST_KEYS) -> Iterator[Stmt]:
+            for start, size in groups:
+                yield self._scores(start, size, rows, first, count, min(tile, self.key_tile(size)), finish)
+
+        exponentials = [self._exponentials(start, size, count) for start, size in groups]
+        if self.one_block:
+            again = block(self._nothing_seen(vectors), *scores(self._maxima, _KEYS_AGAIN), *exponentials)
+            stmts += [*scores(self._weights), self._unless_in_range(vectors, again)]
+            stmts.append(self._reciprocals(vectors))
+        else:
             u = te.Var("u", vectors)
             stmts.append(self._each(vectors, self.before, self._at(self.top, u * self.lanes + self.lane)))
-        groups = even_parts(vectors, WIDE)
-        for start, size in groups:
-            stmts.append(self._scores(start, size, rows, first, count))
-        for start, size in groups:
-            stmts.append(self._exponentials(start, size, count))
-        if self.one_block:
-            stmts.append(self._reciprocals(vectors))
+            stmts += [*scores(self._maxima), *exponentials]
         stmts.append(self._weighted(rows, first, count))
         whole = block(*stmts)
         if not self.operands.causal or self.one_block:
             return whole
         last_row = self.first_row + (rows - 1)
         return If(te.call("le", first, last_row), whole)
+
+    def _nothing_seen(self, vectors: int) -> Stmt:
+        return self._each(vectors, self.top, te.const(_LOWEST, DType.F32))
+
+    def _unless_in_range(self, vectors: int, stmt: Stmt) -> Stmt:
+        """`stmt` where the weights of a query come to so much or so little that they have to be relative to the
+        largest."""
+        u = te.Var("u", vectors)
+        total = self._at(self.total, u * self.lanes + self.lane)
+        farthest = Buffer("farthest", DType.F32, self.lanes, Scope.REGISTER)
+        distance = te.call("max", total, te.const(1, DType.F32) / total)
+        farther = te.call("max", self._at(farthest, self.lane), distance)
+        near = te.call("le", Across("max", farthest, 0, self.lanes), te.const(_FAR, DType.F32))
+        return block(
+            nest([(self.lane, Kind.VECTOR)], Store(farthest, self.lane, te.const(1, DType.F32))),
+            nest([(u, Kind.UNROLL), (self.lane, Kind.VECTOR)], Store(farthest, self.lane, farther)),
+            If(te.call("not", near), stmt),
+        )
 
     def _staged(self, first: te.Expr, count: int) -> list[Stmt]:
         """Some keys and values, as far as they are staged."""
@@ -240,24 +267,35 @@ class AttentionNest:
         store = Store(buffer, row * padded + column, value)
         return nest([(row, Kind.SERIAL), (u, Kind.UNROLL), (lane, Kind.VECTOR)], store)
 
-    def _scores(self, start: int, vectors: int, rows: int, first: te.Expr, count: int) -> Stmt:
-        """p[key, row] for some vectors of rows, and their maxima so far."""
+    def _scores(
+        self, start: int, vectors: int, rows: int, first: te.Expr, count: int, tile_keys: int, finish: _Finish
+    ) -> Stmt:
+        """The scores of some vectors of rows, a register tile of keys after the other, each given to `finish`. Tiles
+        may not overlap: what is summed twice is wrong."""
+        size = min(tile_keys, count)
+        whole, rest = divmod(count, size)
+        number = te.Var("key_t", whole)
+        tile = _ScoreTile(start, vectors, number * size, size)
+        stmts = [nest([(number, Kind.SERIAL)], self._score_tile(tile, rows, first, finish))]
+        if rest:
+            tile = _ScoreTile(start, vectors, te.as_index(whole * size), rest)
+            stmts.append(self._score_tile(tile, rows, first, finish))
+        return block(*stmts)
+
+    def _score_tile(self, tile: _ScoreTile, rows: int, first: te.Expr, finish: _Finish) -> Stmt:
         operands = self.operands
-        tile = min(self.key_tile(vectors), count)
-        tiles = Tiles(te.Var("key", count), tile)
-        key, u, d = te.Var("k", tile), te.Var("u", vectors), te.Var("d", operands.width)
-        in_tile = [(key, Kind.UNROLL), (u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
-        register = Buffer("scores", DType.F32, tile * vectors * self.lanes, Scope.REGISTER)
-        element = (key * vectors + u) * self.lanes + self.lane
+        d = te.Var("d", operands.width)
+        in_tile = [*tile.loops, (self.lane, Kind.VECTOR)]
+        register = Buffer("scores", DType.F32, tile.size * self.lanes, Scope.REGISTER)
+        element = tile.vector * self.lanes + self.lane
         kept = te.Load(register, (element,))
-        in_block = tiles.start() + key
-        row = (u + start) * self.lanes + self.lane
+        row = (tile.u + tile.start) * self.lanes + self.lane
 
         def of_key(column: te.Expr) -> te.Expr:
             if operands.half:
-                place = first + in_block if self.ahead else in_block
+                place = first + tile.in_block if self.ahead else tile.in_block
                 return self._at(self.staged_keys, place * self.padded_width + column)
-            return operands.key(first + in_block, column)
+            return operands.key(first + tile.in_block, column)
 
         update = te.call("fma", of_key(d), self._at(self.qt, d * self.rows + row), kept)
         step = nest(in_tile, Store(register, element, update))
@@ -265,25 +303,47 @@ class AttentionNest:
         query = self.first_row + row
         if rows < self.rows and operands.mask_is_by_row:
             query = te.call("min", query, te.as_index(operands.queries - 1))
-        seen = operands.mask(kept, query, first + in_block)
+        seen = operands.mask(kept, query, first + tile.in_block)
         stmts: list[Stmt] = [zero, _unrolled(d, step)]
         if operands.masked:
             stmts.append(nest(in_tile, Store(register, element, seen)))
         if operands.causal:
-            visible = te.call("le", first + in_block, self.first_row + row)
+            visible = te.call("le", first + tile.in_block, self.first_row + row)
             hidden = nest(in_tile, Store(register, element, te.select(visible, kept, -math.inf)))
-            some_hidden = te.call(
-                "lt", self.first_row + start * self.lanes, first + tiles.start() + (tile - 1)
-            )
+            last_key = first + tile.begin + (tile.count - 1)
+            some_hidden = te.call("lt", self.first_row + tile.start * self.lanes, last_key)
             stmts.append(If(some_hidden, hidden))
-        stmts.append(nest(in_tile, Store(self.p, self._score(u + start, in_block) + self.lane, kept)))
-        in_row = [(u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
-        tops = Buffer("tops", DType.F32, vectors * self.lanes, Scope.REGISTER)
-        place = u * self.lanes + self.lane
-        stmts.append(nest(in_row, Store(tops, place, self._at(self.top, row))))
-        stmts.append(nest(in_tile, Store(tops, place, _larger(kept, self._at(tops, place)))))
-        stmts.append(nest(in_row, Store(self.top, row, self._at(tops, place))))
-        return nest([(tiles.var, Kind.SERIAL)], block(*stmts))
+        return block(*stmts, finish(tile, register))
+
+    def _maxima(self, tile: _ScoreTile, register: Buffer) -> Stmt:
+        """p = the scores of a tile; top = the largest ones so far."""
+        score = self._at(register, tile.vector * self.lanes + self.lane)
+        kept = Store(self.p, self._score(tile.u + tile.start, tile.in_block) + self.lane, score)
+        return self._folded(tile, self.top, lambda so_far: _larger(score, so_far), kept)
+
+    def _weights(self, tile: _ScoreTile, register: Buffer) -> Stmt:
+        """p = the weights of a tile, relative to nothing; their sums."""
+        element = tile.vector * self.lanes + self.lane
+        weight = self._at(register, element)
+        weighed = Store(register, element, te.call("exp2_rough", weight))
+        kept = Store(self.p, self._score(tile.u + tile.start, tile.in_block) + self.lane, weight)
+        return self._folded(tile, self.total, lambda so_far: so_far + weight, weighed, kept)
+
+    def _folded(
+        self, tile: _ScoreTile, buffer: Buffer, update: Callable[[te.Expr], te.Expr], *before: Store
+    ) -> Stmt:
+        """What is stored of each score of a tile, then `buffer`, an element for each row, updated with it."""
+        in_row = [(tile.u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
+        held = Buffer("folded", DType.F32, tile.vectors * self.lanes, Scope.REGISTER)
+        place = tile.u * self.lanes + self.lane
+        row = (tile.u + tile.start) * self.lanes + self.lane
+        of_score = [*before, Store(held, place, update(self._at(held, place)))]
+        each = block(*(nest([(self.lane, Kind.VECTOR)], store) for store in of_score))
+        return block(
+            nest(in_row, Store(held, place, self._at(buffer, row))),
+            nest(tile.loops, each),
+            nest(in_row, Store(buffer, row, self._at(held, place))),
+        )
 
     def _exponentials(self, start: int, vectors: int, count: int) -> Stmt:
         """p = 2^(p - top) for some vectors of rows, and their sums; how much what was summed before fades."""
@@ -349,12 +409,19 @@ class AttentionNest:
     def pieces(self, count: int) -> int:
         """Into how many so many keys are cut for the second product."""
         columns = min(self.padded, WIDE * self.value_lanes)
-        room = self.near * 2 // 3  # the rest is for the weights that pass
-        return max(1, -(-count * columns * 4 // room))
+        return max(1, -(-count * columns * 4 // self.piece))
+
+    def _bytes_of_a_piece(self, machine: CpuMachine) -> int:
+        """Of values: all tiles of rows read it in turn."""
+        rows = self.registers * 3 // 4 // WIDE
+        wanted = machine.vector_bytes * machine.throughput.multiply_adds / rows  # in a cycle
+        if wanted <= _STREAMED * machine.throughput.l2:
+            return machine.caches.l2_per_core // 4
+        return machine.caches.l1 * 2 // 3  # the rest is for the weights that pass
 
     def key_tile(self, vectors: int) -> int:
         """Keys in a register tile of so many vectors of rows."""
-        return min(self.registers * 3 // 4 // vectors, 16)
+        return min(self.registers * 3 // 4 // vectors, _MOST_KEYS)
 
     def row_tiles(self, rows: int, vectors: int) -> list[tuple[int, int]]:
         """(first, how many) of the rows of one vector's lanes that a register tile takes."""
@@ -393,6 +460,45 @@ class AttentionNest:
         return block(
             _either(piece.begins, begin, resume), _unrolled(key, step), _either(piece.ends, end, suspend)
         )
+
+
+@dataclass(frozen=True)
+class _ScoreTile:
+    """`count` keys from `begin` on, in a block of keys, beside `vectors` vectors of rows from the one numbered `start`
+    on."""
+
+    start: int
+    vectors: int
+    begin: te.Expr
+    count: int
+
+    @property
+    def key(self) -> te.Var:
+        return te.Var("k", self.count)
+
+    @property
+    def u(self) -> te.Var:
+        return te.Var("u", self.vectors)
+
+    @property
+    def loops(self) -> list[tuple[te.Var, Kind]]:
+        return [(self.key, Kind.UNROLL), (self.u, Kind.UNROLL)]
+
+    @property
+    def in_block(self) -> te.Expr:
+        return self.begin + self.key
+
+    @property
+    def vector(self) -> te.Expr:
+        """Which of the register tile's it is."""
+        return self.key * self.vectors + self.u
+
+    @property
+    def size(self) -> int:
+        return self.count * self.vectors
+
+
+_Finish = Callable[[_ScoreTile, Buffer], Stmt]
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def space() -> Candidates:
 
 @pytest.fixture(scope="module")
 def configs(space: Candidates) -> list[Config]:
-    found = [config for config in space.sample(Random(1), 60) if config.template == "contraction"]
+    found = [config for config in space.sample(Random(1), 100) if config.template == "contraction"]
     assert len(found) > 30
     return found
 
@@ -164,7 +164,7 @@ def test_what_other_tasks_have_taught_is_there_from_the_first_config(
     space: Candidates, configs: list[Config]
 ) -> None:
     other = product(48, 128, 256)
-    theirs = [config for config in other.sample(Random(2), 80) if config.template == "contraction"]
+    theirs = [config for config in other.sample(Random(2), 140) if config.template == "contraction"]
     experience = Experience(other, 2, slow_where(other, theirs, "unroll", 1))
     outcomes = slow_where(space, configs, "unroll", 1)
     truth = np.array([outcome.seconds for outcome in outcomes])

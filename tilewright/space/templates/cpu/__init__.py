@@ -7,6 +7,7 @@ from tilewright.space.templates.cpu.contraction_int8 import ContractionInt8
 from tilewright.space.templates.cpu.depthwise import Depthwise
 from tilewright.space.templates.cpu.planes import Planes
 from tilewright.space.templates.cpu.separable import SeparableChain
+from tilewright.space.templates.cpu.strassen import Strassen
 from tilewright.space.templates.cpu.turned import Turned
 from tilewright.space.templates.cpu.winograd import Winograd
 
@@ -17,6 +18,7 @@ TEMPLATES: tuple[Template, ...] = (
     Depthwise(),
     Planes(),
     SeparableChain(),
+    Strassen(),
     Turned(),
     Winograd(),
 )

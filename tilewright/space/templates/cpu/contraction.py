@@ -66,11 +66,11 @@ _FAR_LINE, _FAR_LINE_ASKED = (
 # Of the second cache, what data and a panel may fill so that panels which come by displace nothing; of the data, what
 # they displace where it is twice as much. (What windows pass is read more often, and stays longer.)
 _ROOMY, _DISPLACED = 0.4, 0.45
-_ASKED_SHOWN = 0.25  # of what panels from the third cache cost, where they are asked for a piece ahead
-_PAGE = 4096
-_COPIED_BYTES = 16.0  # a cycle, while data is staged: nothing is computed that would hide where it comes from
+ASKED_SHOWN = 0.25  # of what panels from the third cache cost, where they are asked for a piece ahead
+PAGE = 4096
+COPIED_BYTES = 16.0  # a cycle, while data is staged: nothing is computed that would hide where it comes from
 _NEXT_RUN = 4.0  # cycles from one block of channels to the next, which the hardware does not foresee
-_FAR_RUN = 20.0  # cycles for the beginning of a run of the data that comes from there
+FAR_RUN = 20.0  # cycles for the beginning of a run of the data that comes from there
 _FOLLOWED, _FAR_STRIP = (
     64,
     30.0,
@@ -80,7 +80,7 @@ _WRITTEN_OUT_BLOCK = 400  # of a whole block of channels, which then needs no lo
 _SPREAD_EARLY = (
     5  # rows at most of such a block two vectors wide: LLVM spreads elements that are used twice early
 )
-_BEGIN, _BROUGHT = (
+BEGIN, _BROUGHT = (
     100.0,
     256.0,
 )  # cycles to begin with a panel; bytes of it for each that its first tile waits
@@ -383,9 +383,7 @@ class AppliedContraction:
         again = shape.blocks if panel * chunk_panels > caches.l2_per_core // 2 else 1
         if product.constant_weight:
             from_memory = float(weight_bytes)
-            from_l3 += (
-                weight_bytes * (again - 1) * (_ASKED_SHOWN if shape.prefetch and self._streams else 1.0)
-            )
+            from_l3 += weight_bytes * (again - 1) * (ASKED_SHOWN if shape.prefetch and self._streams else 1.0)
         else:
             from_memory, from_l3 = 0.0, from_l3 + weight_bytes * again
         # Chunks that follow each other on a thread find the data where the one before has left it, if it fits.
@@ -430,8 +428,8 @@ class AppliedContraction:
             prefetched=from_memory if shape.prefetch else 0.0,
             iterations=repeats * shape.chunks * shape.blocks,
             scalar=sum(each.scalar for each in tiles)
-            + passes * (_BEGIN + panel / _BROUGHT)
-            + staged / _COPIED_BYTES
+            + passes * (BEGIN + panel / _BROUGHT)
+            + staged / COPIED_BYTES
             + self._far_runs(shape, pieces) * (comes + beyond * shape.chunks * (shape.per_chunk - 1))
             + self._far_strips(shape),
         )
@@ -442,7 +440,7 @@ class AppliedContraction:
             return passes * panel / _LINE
         return float(passes * self._tiles_per_block(shape) * self.product.length)
 
-    def _tile_terms(self, shape: Shape, passes: int, pieces: int) -> Terms:
+    def _tile_terms(self, shape: Shape, passes: float, pieces: float) -> Terms:
         """Of the register tiles alone, of so many panels in a block."""
         tiles = passes * self._tiles_per_block(shape)
         steps, each = tiles * self.product.length, shape.rows * shape.vectors
@@ -466,8 +464,8 @@ class AppliedContraction:
         if not self._streams:
             return 0.0
         at_once = 1 if shape.staged else pieces
-        pages = product.length // at_once * product.data.dtype.bytes / _PAGE
-        return extent_of((*product.shared, *product.rows)) * at_once * max(1.0, pages) * _FAR_RUN
+        pages = product.length // at_once * product.data.dtype.bytes / PAGE
+        return extent_of((*product.shared, *product.rows)) * at_once * max(1.0, pages) * FAR_RUN
 
     @cached_property
     def _streams(self) -> bool:
@@ -490,14 +488,14 @@ class AppliedContraction:
         output = formula.output
         if coefficient(formula.store, self.product.vector) != 1:
             return 0.0
-        pages = min(1.0, self.product.vector.extent * output.dtype.bytes / _PAGE)  # from one row to the next
+        pages = min(1.0, self.product.vector.extent * output.dtype.bytes / PAGE)  # from one row to the next
         kept = output.size * output.dtype.bytes <= 2 * machine.caches.l2_per_core * machine.cores
         if kept or self._tiles_per_block(shape) * shape.rows * pages <= _FOLLOWED:
             return 0.0
         strips = extent_of((*self.product.shared, *self.product.rows)) * shape.panels.count
         return strips * pages * _FAR_STRIP
 
-    def _unpacked(self, shape: Shape, steps: int, visits: int) -> float:
+    def _unpacked(self, shape: Shape, steps: float, visits: float) -> float:
         """Cycles that it costs to read the weight where it lies, in `steps`; in `visits` of them, which are the first
         to read a tap of a panel, it may come from far away."""
         if self.product.constant_weight:
@@ -519,7 +517,7 @@ class AppliedContraction:
         if not rows or not isinstance(data, te.Load):
             return 0.0
         pitch = abs(coefficient(data.indices[0], rows[-1]) or 1) * data.dtype.bytes
-        places = self.machine.caches.l1 / math.gcd(pitch, _PAGE)
+        places = self.machine.caches.l1 / math.gcd(pitch, PAGE)
         return min(shape.rows, 2 * max(0.0, shape.rows - places))
 
     @cached_property

@@ -161,7 +161,6 @@ class ContractionNest:
         return Buffer("panel", self.product.weight.dtype, size, Scope.SCRATCH)
 
     def program(self, config: Config) -> Program:
-        formula = self.formula
         stmts: list[Stmt] = []
         staged = self._stage() if self.shape.staged else None
         if staged is not None:
@@ -176,7 +175,11 @@ class ContractionNest:
             last_chunk = te.call("eq", self.chunk, te.as_index(self.shape.chunks - 1))
             columns = tail(self, self.tail, self.registers)
             stmts.append(If(last_chunk, columns) if self.shape.chunks > 1 else columns)
-        body = self._parallel(with_values(block(*stmts), {}))
+        return self.program_of(self._parallel(with_values(block(*stmts), {})), config)
+
+    def program_of(self, body: Stmt, config: Config) -> Program:
+        """The program whose loops are `body`, which reads the weight in its packed order."""
+        formula = self.formula
         inputs = [
             self.packed.buffer if self.packed is not None and b == self.packed.original else b
             for b in formula.inputs

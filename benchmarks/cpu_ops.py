@@ -150,7 +150,7 @@ def remarks(result: OperatorResult) -> list[str]:
     ]
     if (efficiency := result.efficiency) is not None and efficiency > ABOVE_THE_LIMIT:
         lines.append(
-            f"{place}: {efficiency:.0%} of the limit: fewer operations than counted (Winograd), data in a cache, or a "
+            f"{place}: {efficiency:.0%} of the limit: fewer operations than counted (Winograd, Strassen), data in a cache, or a "
             "limit that was disturbed"
         )
     return lines + [

@@ -18,7 +18,7 @@ class Criterion:
     wanted: float
     reached: float | None  # None: nothing to judge by
     share: bool = False  # of a limit, in percent; otherwise a ratio of times
-    most: float | None = None  # that the machine's limit leaves room for, at the case with the least
+    most: float | None = None  # at the machine's limit with the operations of the definition, at the case with the least
 
     @property
     def met(self) -> bool | None:
@@ -27,7 +27,7 @@ class Criterion:
     def __str__(self) -> str:
         state = {None: "no figure", True: "met", False: "MISSED"}[self.met]
         reached = "-" if self.reached is None else self._figure(self.reached)
-        room = "" if self.most is None else f" (the FMA peak leaves room for {self._figure(self.most)})"
+        room = "" if self.most is None else f" (the FMA peak, without fewer operations: {self._figure(self.most)})"
         return f"{self.asked}: wanted {self._figure(self.wanted)}, reached {reached}: {state}{room}"
 
     def _figure(self, value: float) -> str:
@@ -59,7 +59,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _least_speed(asked: str, wanted: float, results: Results) -> Criterion:
-    """Where every contender does the same multiply-adds, and none is faster than the peak."""
+    """Where all contenders but ours do the multiply-adds of the definition, and at best as fast as the peak."""
     room = [value for result in results if (value := result.room) is not None]
     return Criterion(asked, wanted, _least(_speedups(results)), most=_least(room))
 

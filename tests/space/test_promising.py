@@ -94,3 +94,14 @@ def test_of_blocks_that_come_to_the_same_size_there_is_one() -> None:
         if (config["rows"], config["vectors"], config["chunks"], config["prefetch"]) == (6, 4, 1, 0)
     ]
     assert len(programs) == len(set(programs)) > 0
+
+
+def test_of_seven_products_there_are_a_part_and_the_best() -> None:
+    candidates = whole(product(256, 128, 384))
+    few, all_of_it = (
+        {config for a in some.applied if a.space.template == "strassen" for config in a.space.configs()}
+        for some in (promising(candidates), candidates)
+    )
+    assert few < all_of_it and len(few) < len(all_of_it) / 4
+    model = Analytical(candidates, THREADS)
+    assert min(map(model.seconds, few)) <= 1.02 * min(map(model.seconds, all_of_it))

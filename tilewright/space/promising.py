@@ -12,7 +12,12 @@ from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config, Space
 from tilewright.space.template import Applied, Terms
 from tilewright.space.templates.cpu.contraction import AppliedContraction
-from tilewright.space.templates.cpu.promising import PromisingContraction, PromisingWinograd
+from tilewright.space.templates.cpu.promising import (
+    PromisingContraction,
+    PromisingStrassen,
+    PromisingWinograd,
+)
+from tilewright.space.templates.cpu.strassen import AppliedStrassen
 from tilewright.space.templates.cpu.winograd import AppliedWinograd
 
 
@@ -39,4 +44,6 @@ def _narrowed(applied: Applied) -> Applied:
         return Narrowed(applied, PromisingContraction(applied).space)
     if isinstance(applied, AppliedWinograd):
         return Narrowed(applied, PromisingWinograd(applied).space)
+    if isinstance(applied, AppliedStrassen):
+        return Narrowed(applied, PromisingStrassen(applied).space)
     return applied

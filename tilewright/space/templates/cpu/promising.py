@@ -15,7 +15,8 @@ stage     data that a register tile finds in runs is the same data in the same r
 
 Of Winograd's algorithm, for each size of its tiles: no register tiles that starve the ports as above, no blocks and
 shares that leave a core idle or compute tiles and panels again, all of these together; and no block whose scratch does
-not fit the second cache, where others do.
+not fit the second cache, where others do. Of products by seven the same, with the longest code that does not spill,
+and the weight asked for in the first cache or not at all.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from tilewright.dtypes import DType
 from tilewright.loops.tiling import extent_of
 from tilewright.space.space import Knob, Space, Value
 from tilewright.space.templates.cpu.contraction import AppliedContraction, Shape
+from tilewright.space.templates.cpu.strassen import AppliedStrassen
+from tilewright.space.templates.cpu.strassen_nest import PRODUCTS
+from tilewright.space.templates.cpu.strassen_nest import Shape as StrassenShape
 from tilewright.space.templates.cpu.winograd import AppliedWinograd
 from tilewright.space.templates.cpu.winograd_nest import Shape as WinogradShape
 
@@ -235,6 +239,52 @@ class PromisingWinograd:
         iterations = -(-shape.shares * shape.blocks // self.applied.machine.cores)
         tiles = iterations * shape.share * shape.channel_blocks * shape.elements * shape.row_tiles
         return tiles * shape.channels * _busiest_port(shape.rows, shape.vectors)
+
+
+@dataclass(frozen=True)
+class PromisingStrassen:
+    applied: AppliedStrassen
+
+    @cached_property
+    def space(self) -> Space:
+        whole = self.applied.space
+        return Space(whole.template, whole.knobs, self._legal, whole.together)
+
+    def _legal(self, values: Mapping[str, Value]) -> bool:
+        if not self._is_complete(values):
+            return False
+        shape = self.applied._shape(values)
+        fitting, best = self._best
+        return fitting == self._fits(shape) and self._slowest(shape) <= _TILE_SLACK * best
+
+    def _is_complete(self, values: Mapping[str, Value]) -> bool:
+        """Whether it is legal, and neither longer code would be, nor is the weight asked for farther away."""
+        longest = max(map(int, next(k.choices for k in self.applied.space.knobs if k.name == "unroll")))
+        if values["prefetch"] == 2 or not self.applied._legal(values):
+            return False
+        return values["unroll"] == longest or not self.applied._legal({**values, "unroll": longest})
+
+    @cached_property
+    def _best(self) -> tuple[bool, float]:
+        """Whether any block fits the second cache, and the least of `_slowest` of these."""
+        shapes = [
+            self.applied._shape(dict(config.values))
+            for config in self.applied.space.configs()
+            if self._is_complete(dict(config.values))
+        ]
+        fitting = [shape for shape in shapes if self._fits(shape)]
+        return bool(fitting), min(map(self._slowest, fitting or shapes))
+
+    def _fits(self, shape: StrassenShape) -> bool:
+        return shape.scratch_bytes <= _SECOND_CACHE * self.applied.machine.caches.l2_per_core
+
+    def _slowest(self, shape: StrassenShape) -> float:
+        """The instructions of the thread with the most products, of the ports that are busy longest."""
+        iterations = -(-shape.chunks * shape.blocks // self.applied.machine.cores)
+        steps = iterations * shape.per_chunk * PRODUCTS * shape.tiles * shape.pieces * shape.piece
+        if shape.single:
+            steps += iterations * 2 * shape.tiles * self.applied.tap.extent
+        return steps * _busiest_port(shape.rows, shape.vectors)
 
 
 def _busiest_port(rows: int, vectors: int) -> float:

@@ -18,7 +18,9 @@ class Criterion:
     wanted: float
     reached: float | None  # None: nothing to judge by
     share: bool = False  # of a limit, in percent; otherwise a ratio of times
-    most: float | None = None  # at the machine's limit with the operations of the definition, at the case with the least
+    most: float | None = (
+        None  # at the machine's limit with the operations of the definition, at the case with the least
+    )
 
     @property
     def met(self) -> bool | None:
@@ -27,7 +29,11 @@ class Criterion:
     def __str__(self) -> str:
         state = {None: "no figure", True: "met", False: "MISSED"}[self.met]
         reached = "-" if self.reached is None else self._figure(self.reached)
-        room = "" if self.most is None else f" (the FMA peak, without fewer operations: {self._figure(self.most)})"
+        room = (
+            ""
+            if self.most is None
+            else f" (the FMA peak, without fewer operations: {self._figure(self.most)})"
+        )
         return f"{self.asked}: wanted {self._figure(self.wanted)}, reached {reached}: {state}{room}"
 
     def _figure(self, value: float) -> str:

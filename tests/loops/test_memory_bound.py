@@ -187,8 +187,14 @@ def test_each_block_of_a_turned_matrix_asks_for_the_next(shape: tuple[int, ...])
 @pytest.mark.skipif(host().vector_bytes < 64, reason="a vector is no line")
 @pytest.mark.parametrize(
     ("shape", "bias", "tiles"),
-    [((64, 1024), False, 2), ((64, 1024), True, 1), ((48, 1024), False, 1), ((64, 512), False, 1)],
-    ids=["two", "with values of their own", "an odd number", "whole rows"],
+    [
+        ((64, 1024), False, 2),
+        ((64, 1024), True, 1),
+        ((48, 1024), False, 1),
+        ((64, 512), False, 1),
+        ((16, 1024), False, 1),
+    ],
+    ids=["two", "with values of their own", "an odd number", "whole rows", "a single one"],
 )
 def test_two_tiles_are_written_together(shape: tuple[int, int], bias: bool, tiles: int) -> None:
     inputs = Inputs()

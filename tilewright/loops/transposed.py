@@ -162,10 +162,12 @@ def _cut(formula: Formula, turn: Turn, machine: CpuMachine) -> tuple[_Cut, _Cut]
     width = turn.load.dtype.bytes * turn.columns
     read = _Cut(turn.read, turn.columns, max(1, _READ // width))
     rows = machine.caches.l2_per_core // _KEPT // (width * read.inside.extent)
-    single, pair = (_Cut(turn.written, n * turn.rows, max(1, rows // (n * turn.rows))) for n in (1, 2))
+    single = _Cut(turn.written, turn.rows, max(1, rows // turn.rows))
     fits = formula.value == turn.load and 2 * turn.rows <= min(machine.vector_registers, turn.written.extent)
-    pays = read.blocks.count > 1 and pair.blocks.waste <= single.blocks.waste
-    return (pair if fits and pays else single), read
+    if not fits or read.blocks.count == 1:
+        return single, read
+    pair = _Cut(turn.written, 2 * turn.rows, max(1, rows // (2 * turn.rows)))
+    return (pair if pair.blocks.waste <= single.blocks.waste else single), read
 
 
 def _asked_with(turn: Turn, tile: te.Expr, step: te.Expr, lines: int) -> te.Expr:

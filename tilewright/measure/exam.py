@@ -38,6 +38,7 @@ from tilewright.measure.exactness import (
     rounded_nodes,
     typical_size,
 )
+from tilewright.space.templates.cpu.strassen import is_large_enough
 
 # Relative errors in the L2 norm that a kernel may have on ordinary inputs, by the type of its result.
 L2_BOUNDS = {DType.F64: 1e-5, DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16: 2e-2}
@@ -51,8 +52,9 @@ _TRANSFORMED_BOUND = 1e-4  # of a convolution that may be computed in another ba
 # that: all of it where the rounding is left out, a little where the last digits of some sums decide it otherwise.
 _ROUNDED_ONCE, _ROUNDED_ELEMENTS, _TYPICAL_ROUNDING, _ROUNDED_OTHERWISE = 1.2, 256, 0.2, 0.1
 _LEAST_SHARE = 1e-2  # of the typical size of all elements, which each may count as its own
-# The same where an element's error is that of its neighbourhood, in which there may be very large ones.
-_TRANSFORMED_SHARE, _TRANSFORMED_ODD_SHARE = 1.0, 5.0  # on inputs of one size, of several
+# The same where an element's error is that of others as well, among which there may be very large ones: of its
+# neighbourhood, or of a row that its own is added to.
+_TRANSFORMED_SHARE, _MIXED_ODD_SHARE = 1.0, 5.0  # on inputs of one size, of several
 _LARGE, _TINY = 1e3, 2.0**-120
 _TINY_HALF = 2.0**-14  # what 16 bits can hold
 
@@ -181,6 +183,9 @@ class _Draw:
         if transformed:
             self.bound = max(self.bound, _TRANSFORMED_BOUND)
         self.transformed = transformed
+        self.mixed = transformed or (
+            numerics != "strict" and any(map(self._may_add_rows, self.graph.nodes()))
+        )
         self.rounded = rounded_nodes(self.graph, numerics)
         for node in self.rounded:  # a sum whose last digits decide may be off by a whole step of this type
             self.bound = max(self.bound, ELEMENT_BOUNDS[node.dtype])
@@ -213,7 +218,7 @@ class _Draw:
                 return None  # nothing but constants and integers
             answer = self._answer(inputs)
         dtype = self.task.output.dtype
-        typical = typical_size(answer, None if self.transformed else _treated_axis(name, answer.shape))
+        typical = typical_size(answer, None if self.mixed else _treated_axis(name, answer.shape))
         changed = changed_answer(self.graph, inputs, self.rounded).reshape(-1)
         answer = answer.reshape(-1)
         allowed = allowed_errors(
@@ -287,10 +292,18 @@ class _Draw:
             return True
         return op_of(node.op).fusion is Fusion.INJECTIVE
 
+    def _may_add_rows(self, node: Node) -> bool:
+        """Whether it is a product that may be computed by seven products of quarters."""
+        if node.op != "matmul" or node.dtype is not DType.F32:
+            return False
+        data, weight = node.inputs
+        constant = {self.graph.inputs[number] for number in self.task.constants}
+        return weight in constant and is_large_enough(math.prod(data.shape[:-1]), data.shape[-1])
+
     def _least_share(self, name: str) -> float:
-        if not self.transformed:
-            return _LEAST_SHARE
-        return _TRANSFORMED_SHARE if name in ("ordinary", "special") else _TRANSFORMED_ODD_SHARE
+        if self.mixed and name not in ("ordinary", "special"):
+            return _MIXED_ODD_SHARE
+        return _TRANSFORMED_SHARE if self.transformed else _LEAST_SHARE
 
     def _treatment(self, name: str) -> Callable[[np.ndarray, DType], np.ndarray]:
         _, _, turn = name.partition("turn ")

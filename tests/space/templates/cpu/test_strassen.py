@@ -19,6 +19,8 @@ from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import CpuMachine, host
 from tilewright.loops.ir import Prefetch, walk_stmts
+from tilewright.measure.exam import draw_exam
+from tilewright.measure.single import SingleKernel
 from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.space.templates.cpu.strassen import AppliedStrassen, Strassen
@@ -151,6 +153,24 @@ def test_the_error_is_that_of_a_product_as_usual(size: tuple[int, int, int]) -> 
     found = descend(applied, Work(task, host()))
     assert found is not None
     assert error(applied.program(found[1]), task) < 1.5e-6
+
+
+def with_gelu(m: int, n: int, k: int) -> Task:
+    x = Inputs()
+    return x.task(apply("gelu", apply("matmul", x(m, k), x(k, n, constant=True)), approximate="none"))
+
+
+@pytest.mark.parametrize("task", [matmul_task(128, 256, 256), with_gelu(61, 96, 200)])
+def test_its_exam_allows_for_rows_that_are_added_to_larger_ones(task: Task) -> None:
+    """As it is drawn when candidates are measured: what fails there is never chosen."""
+    applied = applied_to(task)
+    found = descend(applied, Work(task, host()))
+    assert found is not None
+    program = applied.program(found[1])
+    kernel = SingleKernel(program, host())
+    for seed in range(3):
+        for case in draw_exam(task, "fast", seed).cases:
+            case.error(kernel(stored_for(program, case.inputs)))
 
 
 AVX2 = replace(

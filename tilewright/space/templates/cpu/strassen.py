@@ -71,6 +71,8 @@ _LEAST_TAPS = 48  # of half a piece: fewer do not make up for what is done with 
 _LEAST_ROWS = 12  # of half a block: fewer do not make up for the differences of the weight
 _SHORT_CODE, _SPREAD_LATE = 4, 8  # steps written out; rows
 _MOST_REST = 16  # taps behind the last piece, which are written out
+# Of the second cache, what may be filled so that nothing is displaced; while a block streams through it.
+_ROOMY, _ROOMY_STREAMED = 0.75, 0.6
 _MOVED = 0.9  # cycles for a vector of sums that is kept or begun with: nothing is computed beside it
 _BYTES = DType.F32.bytes
 # Of the seven products: subtractions of quarters of the weight, and what they read more than a product does; sums that
@@ -91,8 +93,13 @@ class Strassen:
         return applied if next(applied.space.configs(), None) is not None else None
 
 
+def is_large_enough(rows: int, taps: int) -> bool:
+    """Whether a block and a piece can be cut into halves that are worth it."""
+    return rows > 2 * (_LEAST_ROWS - 1) and taps >= 2 * _LEAST_TAPS
+
+
 def _is_one_matrix_product(product: Product) -> bool:
-    """Whether it is a matrix of float32, its rows in runs, times a constant one."""
+    """Whether it is a matrix of float32, its rows in runs, times a constant one, and large enough."""
     one = (
         type(product) is Product and not product.shared and len(product.rows) == 1 and len(product.taps) == 1
     )
@@ -105,7 +112,9 @@ def _is_one_matrix_product(product: Product) -> bool:
     ):
         return False
     dtypes = {data.dtype, weight.dtype, product.reduction.result.dtype}
-    return dtypes == {DType.F32} and coefficient(data.indices[0], product.taps[0]) == 1
+    (row,), (tap,) = product.rows, product.taps
+    runs = dtypes == {DType.F32} and coefficient(data.indices[0], tap) == 1
+    return runs and is_large_enough(row.extent, tap.extent)
 
 
 class AppliedStrassen:
@@ -158,6 +167,7 @@ class AppliedStrassen:
         shape = self._shape(values)
         return (
             shape.chunks == values["chunks"]
+            and (not shape.prefetch or shape.pairs * shape.pieces > 1)
             and shape.half >= max(rows, _LEAST_ROWS)
             and shape.piece >= _LEAST_TAPS
             and shape.rest <= _MOST_REST
@@ -234,8 +244,10 @@ class AppliedStrassen:
         # where that is asked for, is displaced.
         asks = asks_data(self.product, shape, self.machine)
         block_bytes = shape.block * self.tap.extent * _BYTES
-        used = shape.scratch_bytes + 8 * right + (2 * block_bytes if asks else 4 * left)
-        beyond = min(1.0, max(0.0, used / (0.75 * caches.l2_per_core) - 1))
+        panels = min(8 * right, weight_bytes)
+        used = shape.scratch_bytes + panels + (2 * block_bytes if asks else 4 * left)
+        roomy = _ROOMY_STREAMED if asks else _ROOMY
+        beyond = min(1.0, max(0.0, used / (roomy * caches.l2_per_core) - 1))
         from_l3 = beyond * passes * (left * PRODUCTS + quarter * resumed)
         staged = float(iterations * block_bytes)
         asked = max(beyond, ASKED_SHOWN) if asks else 1.0

@@ -150,8 +150,8 @@ def remarks(result: OperatorResult) -> list[str]:
     ]
     if (efficiency := result.efficiency) is not None and efficiency > ABOVE_THE_LIMIT:
         lines.append(
-            f"{place}: {efficiency:.0%} of the limit: fewer operations than counted (Winograd, Strassen), data in a cache, or a "
-            "limit that was disturbed"
+            f"{place}: {efficiency:.0%} of the limit: fewer operations than counted (Winograd, Strassen), data in a "
+            "cache, or a limit that was disturbed"
         )
     return lines + [
         f"{place}, {CONTENDERS[name].title}: kept {timing.idle_share:.0%} of a core busy while the others ran"

@@ -19,7 +19,8 @@ result goes straight from registers to its place. Scores become weights there wh
 
 Their quotients are the same as relative to the largest, unless the weights of a query come to more than floats have
 room for, or to so little that small ones are missed. Few queries have such scores; if one has, those of its block are
-computed again and weighed as above.
+computed again and weighed as above. Sums of values have such weights until they are divided: beyond 1e18 they may come
+to infinity, and below 1e-18 to nothing, where the result would not.
 
 The second product reads v once for every few queries: a piece of it at a time, which stays in the first cache while all
 queries of the block pass, or in the second where that gives values faster than they are multiplied. It is slower by a

@@ -264,7 +264,7 @@ class AppliedStrassen:
         return Terms(
             arithmetic=products.arithmetic
             + sum(each.arithmetic for each in others)
-            + (5 * sums + _SUBTRACTED * differences + 4 * results),
+            + (4 * sums + _SUBTRACTED * differences + 4 * results),
             loads=products.loads
             + sum(each.loads for each in others)
             + 4 * sums

@@ -17,10 +17,12 @@ _LATENCY = 4.0  # cycles from a multiply-add to one that needs its result
 @dataclass(frozen=True)
 class Throughput:
     """Of a core that nobody has measured, while all are busy: cycles a second; whole vectors that it multiplies and
-    adds to others, loads and stores in a cycle; bytes that its second cache and the third give it in a cycle."""
+    adds to others, adds beside those (not instead of them), loads and stores in a cycle; bytes that its second cache
+    and the third give it in a cycle."""
 
     hertz: float = 2.5e9
     multiply_adds: float = 2.0
+    adds_beside: float = 0.0
     loads: float = 2.0
     stores: float = 1.0
     l2: float = 48.0
@@ -35,6 +37,7 @@ class _Core:
     multiplied: int
     loaded: int
     stored: int
+    added: int = 0
     hertz: float = Throughput.hertz
     l2: float = Throughput.l2
     l3: float = Throughput.l3
@@ -42,7 +45,7 @@ class _Core:
 
 _CORES = {  # by LLVM's names
     "znver1": _Core(32, 32, 16),
-    "znver4": _Core(64, 64, 32, hertz=3.6e9, l2=32.0, l3=24.0),
+    "znver4": _Core(64, 64, 32, added=64, hertz=3.6e9, l2=32.0, l3=24.0),
     **dict.fromkeys(("cannonlake", "icelake-client", "rocketlake", "tigerlake"), _Core(64, 128, 64)),
 }
 
@@ -71,6 +74,7 @@ class CpuMachine:
         return Throughput(
             core.hertz,
             min(usual.multiply_adds, core.multiplied / self.vector_bytes),
+            core.added / self.vector_bytes,
             min(usual.loads, core.loaded / self.vector_bytes),
             min(usual.stores, core.stored / self.vector_bytes),
             core.l2,
@@ -81,6 +85,12 @@ class CpuMachine:
     def chains(self) -> float:
         """Sums at a time, in whole vectors, below which multiply-adds wait for those before them."""
         return _LATENCY * self.throughput.multiply_adds
+
+    @property
+    def adds_beside(self) -> bool:
+        """Whether a core adds a vector to an element in memory, which it broadcasts, for each that it multiplies, and
+        is no slower for it."""
+        return self.throughput.adds_beside >= self.throughput.multiply_adds and "avx512f" in self.features
 
     @property
     def follows_pages(self) -> bool:

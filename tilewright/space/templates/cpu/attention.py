@@ -26,6 +26,8 @@ The second product reads v once for every few queries: a piece of it at a time, 
 queries of the block pass, or in the second where that gives values faster than they are multiplied. It is slower by a
 third where vectors of v straddle cache lines: v can be staged, once for all the blocks of a chunk.
 
+Where a core adds vectors beside those that it multiplies, both products can take a third less: `attention_paired.py`.
+
 Scores are kept times log2(e), so that their weights are powers of two. `top` begins at the lowest finite number: a
 query that sees nothing has only zeros for weights, and their sum says so.
 """
@@ -42,11 +44,15 @@ from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.attention import Operands
 from tilewright.space.templates.cpu.attention_nest import UNROLL, WIDE, AttentionNest, Shape, even_parts
+from tilewright.space.templates.cpu.attention_paired import PairedNest, is_pairable
 
 NAME = "attention"
 _SCRATCH = 512 << 10
 _EXP = 16  # instructions of a score's maximum, weight and sum
 _WEIGHT = 10  # of its weight and sum, where it is in a register
+_PAIRED = 2 / 3  # of a multiply-add, what a product takes where adders take part
+_PAIRED_WEIGHT = 14  # instructions of a score's size, weight and sums
+_UNIT = 6.0  # cycles for a vector that is brought to unit size
 _TRANSPOSING = 1.0  # cycles for an element of q
 _DRAINING = 30.0  # cycles between two register tiles in which the ports are not full
 _FADING = 400.0  # cycles for a vector of rows that more keys follow: what was summed is read, scaled and written again
@@ -86,26 +92,36 @@ class _Applied:
                 Knob("keys", (*keys, operands.keys)),
                 Knob("stage", (True,) if operands.half else (False, True)),
                 Knob("together", tuple(1 << n for n in range((most - 1).bit_length() + 1))),
+                Knob("paired", (False, True) if is_pairable(operands, self.machine) else (False,)),
             ),
             lambda values: self._is_legal(_shape(values)),
-            together=(("vectors", "keys", "stage", "together"),),
+            together=(("vectors", "keys", "stage", "together", "paired"),),
         )
 
     def _is_legal(self, shape: Shape) -> bool:
-        nest = self._nest(shape)
-        if shape.together > 1 and not (nest.staged and shape.together < 2 * nest.block.extent):
+        operands = self.operands
+        if shape.paired and (shape.keys < operands.keys or shape.staged != operands.half):
             return False
-        held = nest.rows * (self.operands.width + nest.padded + shape.keys)
-        staged = self.operands.keys if nest.ahead else shape.keys
-        held += staged * (nest.padded * nest.staged + nest.padded_width * self.operands.half)
-        return 4 * held <= _SCRATCH
+        nest = self._nest(shape)
+        shares = nest.staged or shape.paired
+        if shape.together > 1 and not (shares and shape.together < 2 * nest.block.extent):
+            return False
+        held = nest.rows * (operands.width + nest.padded + shape.keys)
+        if shape.paired:
+            staged = operands.keys * (operands.width + operands.values)
+        else:
+            staged = nest.padded * nest.staged + nest.padded_width * operands.half
+            staged *= operands.keys if nest.ahead else shape.keys
+        return 4 * (held + staged) <= _SCRATCH
 
     def _nest(self, shape: Shape) -> AttentionNest:
-        return AttentionNest(self.operands, self.machine, shape)
+        return (PairedNest if shape.paired else AttentionNest)(self.operands, self.machine, shape)
 
     def terms(self, config: Config) -> Terms:
         shape, operands, caches = _shape(dict(config.values)), self.operands, self.machine.caches
         nest = self._nest(shape)
+        if isinstance(nest, PairedNest):
+            return self._paired_terms(shape, nest)
         width, columns = operands.width, nest.padded // nest.value_lanes
         unstaged = 0.0 if nest.staged else _STRADDLING if operands.values_are_dense else _APART
         spilled = 4 * shape.keys * nest.rows > 0.75 * caches.l1
@@ -153,6 +169,34 @@ class _Applied:
             scalar=heads * scalar,
         )
 
+    def _paired_terms(self, shape: Shape, nest: PairedNest) -> Terms:
+        operands, lanes = self.operands, self.lanes
+        keys, width, columns = operands.keys, operands.width, operands.values // self.lanes
+        spilled = 4 * keys * nest.rows > 0.75 * self.machine.caches.l1
+        arithmetic = loads = stores = from_l2 = scalar = 0.0
+        for rows, vectors, _ in self._blocks(shape):
+            tiles, groups = -(-keys // nest.keys_of_a_tile), -(-rows // lanes)
+            products = keys * (width * vectors + rows * columns)
+            arithmetic += _PAIRED * products + _PAIRED_WEIGHT * keys * vectors
+            # Of elements, two are read in a cycle in which one vector would be.
+            loads += products / 2 + width * tiles * vectors + keys * columns * groups + 2 * keys * vectors
+            stores += 2 * keys * vectors
+            scalar += width * (rows * _TRANSPOSING + vectors * _UNIT)
+            scalar += (tiles * vectors + groups * columns) * _DRAINING
+            from_l2 += 4 * keys * (width + operands.values) + (8 + 4 * columns) * keys * rows * spilled
+        scalar += nest.chunk.extent * keys * (width // lanes + columns) * _UNIT
+        heads = operands.heads
+        moved = sum(x.size * x.dtype.bytes for x in (*operands.inputs, operands.output))
+        return Terms(
+            arithmetic=heads * arithmetic,
+            loads=heads * loads,
+            stores=heads * stores,
+            from_l2=heads * from_l2,
+            from_l3=moved,
+            iterations=heads * nest.chunk.extent,
+            scalar=heads * scalar,
+        )
+
     def _blocks(self, shape: Shape) -> Iterator[tuple[int, int, int]]:
         """(queries, their vectors, keys that they are compared with) of every block of a head."""
         operands, rows = self.operands, shape.vectors * self.lanes
@@ -169,5 +213,9 @@ class _Applied:
 
 def _shape(values: Mapping[str, Value]) -> Shape:
     return Shape(
-        int(values["vectors"]), int(values["keys"]), bool(values["stage"]), int(values.get("together", 1))
+        int(values["vectors"]),
+        int(values["keys"]),
+        bool(values["stage"]),
+        int(values.get("together", 1)),
+        bool(values.get("paired", False)),
     )

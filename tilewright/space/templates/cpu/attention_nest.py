@@ -20,10 +20,10 @@ WIDE = 4  # vectors side by side in a register tile
 _LOWEST = -3.4028234663852886e38
 _FAR = 2.0**60  # what weights come to at most, and one over what they come to at least, relative to nothing
 _MOST_KEYS = 16  # in a register tile
-_KEYS_AGAIN = 2  # in a tile where scores are computed again: little code for what is rare
+_KEYS_AGAIN = 2  # in a tile where scores are computed again
 _STREAMED = 0.4  # of the bytes that the second cache gives, how many products do not wait for
 
-_Element = Callable[[te.Expr, te.Expr], te.Expr]
+Element = Callable[[te.Expr, te.Expr], te.Expr]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Shape:
     keys: int  # in a block
     staged: bool  # whether v is copied to where it lies densely and aligned
     together: int = 1  # blocks of queries that share what is staged
+    paired: bool = False  # whether two products are taken as one and two additions
 
 
 class AttentionNest:
@@ -207,25 +208,34 @@ class AttentionNest:
         stmts = [] if self.ahead else self._staged(first, count)
         groups = even_parts(vectors, WIDE)
 
-        def scores(finish: _Finish, tile: int = _MOST_KEYS) -> Iterator[Stmt]:
+        def scores(finish: Finish) -> Iterator[Stmt]:
             for start, size in groups:
-                yield self._scores(start, size, rows, first, count, min(tile, self.key_tile(size)), finish)
+                yield self._scores(start, size, rows, first, count, self.key_tile(size), finish)
 
-        exponentials = [self._exponentials(start, size, count) for start, size in groups]
         if self.one_block:
-            again = block(self._nothing_seen(vectors), *scores(self._maxima, _KEYS_AGAIN), *exponentials)
+            again = self._weights_again(rows, vectors, first, count)
             stmts += [*scores(self._weights), self._unless_in_range(vectors, again)]
             stmts.append(self._reciprocals(vectors))
         else:
             u = te.Var("u", vectors)
             stmts.append(self._each(vectors, self.before, self._at(self.top, u * self.lanes + self.lane)))
-            stmts += [*scores(self._maxima), *exponentials]
+            stmts += [*scores(self._maxima), *(self._exponentials(*group, count) for group in groups)]
         stmts.append(self._weighted(rows, first, count))
         whole = block(*stmts)
         if not self.operands.causal or self.one_block:
             return whole
         last_row = self.first_row + (rows - 1)
         return If(te.call("le", first, last_row), whole)
+
+    def _weights_again(self, rows: int, vectors: int, first: te.Expr, count: int) -> Stmt:
+        """p = the weights of all keys relative to the largest of each query, by little code: it is rare."""
+        groups = even_parts(vectors, WIDE)
+        scores = (
+            self._scores(start, size, rows, first, count, min(_KEYS_AGAIN, self.key_tile(size)), self._maxima)
+            for start, size in groups
+        )
+        exponentials = (self._exponentials(*group, count) for group in groups)
+        return block(self._nothing_seen(vectors), *scores, *exponentials)
 
     def _nothing_seen(self, vectors: int) -> Stmt:
         return self._each(vectors, self.top, te.const(_LOWEST, DType.F32))
@@ -255,7 +265,7 @@ class AttentionNest:
             stmts.append(self._stage(self.staged_values, operands.value, operands.values, first, count))
         return stmts
 
-    def _stage(self, buffer: Buffer, source: _Element, width: int, first: te.Expr, count: int) -> Stmt:
+    def _stage(self, buffer: Buffer, source: Element, width: int, first: te.Expr, count: int) -> Stmt:
         """A block of keys or values, dense and in f32; rows are filled up with zeros to whole vectors."""
         lanes = min(self.lanes, power_of_two_below(width))
         padded = _padded(width, lanes)
@@ -268,43 +278,32 @@ class AttentionNest:
         return nest([(row, Kind.SERIAL), (u, Kind.UNROLL), (lane, Kind.VECTOR)], store)
 
     def _scores(
-        self, start: int, vectors: int, rows: int, first: te.Expr, count: int, tile_keys: int, finish: _Finish
+        self, start: int, vectors: int, rows: int, first: te.Expr, count: int, tile_keys: int, finish: Finish
     ) -> Stmt:
         """The scores of some vectors of rows, a register tile of keys after the other, each given to `finish`. Tiles
         may not overlap: what is summed twice is wrong."""
         size = min(tile_keys, count)
         whole, rest = divmod(count, size)
         number = te.Var("key_t", whole)
-        tile = _ScoreTile(start, vectors, number * size, size)
+        tile = ScoreTile(start, vectors, number * size, size)
         stmts = [nest([(number, Kind.SERIAL)], self._score_tile(tile, rows, first, finish))]
         if rest:
-            tile = _ScoreTile(start, vectors, te.as_index(whole * size), rest)
+            tile = ScoreTile(start, vectors, te.as_index(whole * size), rest)
             stmts.append(self._score_tile(tile, rows, first, finish))
         return block(*stmts)
 
-    def _score_tile(self, tile: _ScoreTile, rows: int, first: te.Expr, finish: _Finish) -> Stmt:
+    def _score_tile(self, tile: ScoreTile, rows: int, first: te.Expr, finish: Finish) -> Stmt:
         operands = self.operands
-        d = te.Var("d", operands.width)
         in_tile = [*tile.loops, (self.lane, Kind.VECTOR)]
         register = Buffer("scores", DType.F32, tile.size * self.lanes, Scope.REGISTER)
         element = tile.vector * self.lanes + self.lane
         kept = te.Load(register, (element,))
-        row = (tile.u + tile.start) * self.lanes + self.lane
-
-        def of_key(column: te.Expr) -> te.Expr:
-            if operands.half:
-                place = first + tile.in_block if self.ahead else tile.in_block
-                return self._at(self.staged_keys, place * self.padded_width + column)
-            return operands.key(first + tile.in_block, column)
-
-        update = te.call("fma", of_key(d), self._at(self.qt, d * self.rows + row), kept)
-        step = nest(in_tile, Store(register, element, update))
-        zero = nest(in_tile, Store(register, element, te.const(0, DType.F32)))
+        row = self._row_of(tile)
         query = self.first_row + row
         if rows < self.rows and operands.mask_is_by_row:
             query = te.call("min", query, te.as_index(operands.queries - 1))
         seen = operands.mask(kept, query, first + tile.in_block)
-        stmts: list[Stmt] = [zero, _unrolled(d, step)]
+        stmts = self._products(tile, register, first)
         if operands.masked:
             stmts.append(nest(in_tile, Store(register, element, seen)))
         if operands.causal:
@@ -315,13 +314,32 @@ class AttentionNest:
             stmts.append(If(some_hidden, hidden))
         return block(*stmts, finish(tile, register))
 
-    def _maxima(self, tile: _ScoreTile, register: Buffer) -> Stmt:
+    def _row_of(self, tile: ScoreTile) -> te.Expr:
+        return (tile.u + tile.start) * self.lanes + self.lane
+
+    def _products(self, tile: ScoreTile, register: Buffer, first: te.Expr) -> list[Stmt]:
+        """The products of a tile's keys and queries, before any mask."""
+        d = te.Var("d", self.operands.width)
+        in_tile = [*tile.loops, (self.lane, Kind.VECTOR)]
+        element = tile.vector * self.lanes + self.lane
+        query = self._at(self.qt, d * self.rows + self._row_of(tile))
+        update = te.call("fma", self._key(tile, first, d), query, te.Load(register, (element,)))
+        zero = nest(in_tile, Store(register, element, te.const(0, DType.F32)))
+        return [zero, _unrolled(d, nest(in_tile, Store(register, element, update)))]
+
+    def _key(self, tile: ScoreTile, first: te.Expr, column: te.Expr) -> te.Expr:
+        if self.operands.half:
+            place = first + tile.in_block if self.ahead else tile.in_block
+            return self._at(self.staged_keys, place * self.padded_width + column)
+        return self.operands.key(first + tile.in_block, column)
+
+    def _maxima(self, tile: ScoreTile, register: Buffer) -> Stmt:
         """p = the scores of a tile; top = the largest ones so far."""
         score = self._at(register, tile.vector * self.lanes + self.lane)
         kept = Store(self.p, self._score(tile.u + tile.start, tile.in_block) + self.lane, score)
         return self._folded(tile, self.top, lambda so_far: _larger(score, so_far), kept)
 
-    def _weights(self, tile: _ScoreTile, register: Buffer) -> Stmt:
+    def _weights(self, tile: ScoreTile, register: Buffer) -> Stmt:
         """p = the weights of a tile, relative to nothing; their sums."""
         element = tile.vector * self.lanes + self.lane
         weight = self._at(register, element)
@@ -330,13 +348,13 @@ class AttentionNest:
         return self._folded(tile, self.total, lambda so_far: so_far + weight, weighed, kept)
 
     def _folded(
-        self, tile: _ScoreTile, buffer: Buffer, update: Callable[[te.Expr], te.Expr], *before: Store
+        self, tile: ScoreTile, buffer: Buffer, update: Callable[[te.Expr], te.Expr], *before: Store
     ) -> Stmt:
         """What is stored of each score of a tile, then `buffer`, an element for each row, updated with it."""
         in_row = [(tile.u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
         held = Buffer("folded", DType.F32, tile.vectors * self.lanes, Scope.REGISTER)
         place = tile.u * self.lanes + self.lane
-        row = (tile.u + tile.start) * self.lanes + self.lane
+        row = self._row_of(tile)
         of_score = [*before, Store(held, place, update(self._at(held, place)))]
         each = block(*(nest([(self.lane, Kind.VECTOR)], store) for store in of_score))
         return block(
@@ -463,14 +481,15 @@ class AttentionNest:
 
 
 @dataclass(frozen=True)
-class _ScoreTile:
+class ScoreTile:
     """`count` keys from `begin` on, in a block of keys, beside `vectors` vectors of rows from the one numbered `start`
     on."""
 
-    start: int
+    start: te.Expr | int
     vectors: int
     begin: te.Expr
     count: int
+    paired: bool = False  # whether its products are
 
     @property
     def key(self) -> te.Var:
@@ -498,7 +517,7 @@ class _ScoreTile:
         return self.count * self.vectors
 
 
-_Finish = Callable[[_ScoreTile, Buffer], Stmt]
+Finish = Callable[[ScoreTile, Buffer], Stmt]
 
 
 @dataclass(frozen=True)

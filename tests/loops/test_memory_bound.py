@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ from tilewright.loops.ir import (
     Program,
     Scope,
     Slide,
+    Stmt,
     Store,
     Transpose,
     block,
@@ -182,6 +184,34 @@ def test_each_block_of_a_turned_matrix_asks_for_the_next(shape: tuple[int, ...])
     )  # a block, in caches so small: runs of 2 KiB in the rows of a tile or two
     rows, columns = shape[-2:]
     assert all(line * 16 // columns < min(rows, height) for line in missed)
+
+
+@pytest.mark.skipif(host().vector_bytes < 64, reason="a vector is no line")
+@pytest.mark.parametrize("shape", [(64, 1024), (48, 1024), (64, 928), (64, 1040)])
+def test_lines_are_asked_for_as_they_lie_beside_those_that_are_written(shape: tuple[int, int]) -> None:
+    inputs = Inputs()
+    task = inputs.task(apply("permute", inputs(*shape), axes=(1, 0)))
+    program = checked_program(task, with_vectors(64, streams=True))
+    (steps,) = [
+        stmt
+        for stmt in walk_stmts(program.body)
+        if isinstance(stmt, For) and stmt.kind is Kind.UNROLL and any(walk_prefetches(stmt))
+    ]
+    assert any(isinstance(stmt, Store) and stmt.streamed for stmt in walk_stmts(steps))
+    asked = list(walk_prefetches(steps))
+    others = dict.fromkeys({var for fetch in asked for var in te.variables(fetch.index)}, te.as_index(0))
+    places = [
+        simplify(te.substitute(fetch.index, {**others, steps.var: te.as_index(step)}))
+        for step in range(steps.var.extent)
+        for fetch in asked
+    ]
+    values = [place.value for place in places if isinstance(place, te.Const)]
+    assert len(values) == len(places) == 16 * len(statements(program, Transpose))
+    assert values == sorted(set(values))
+
+
+def walk_prefetches(stmt: Stmt) -> Iterator[Prefetch]:
+    return (each for each in walk_stmts(stmt) if isinstance(each, Prefetch))
 
 
 @pytest.mark.skipif(host().vector_bytes < 64, reason="a vector is no line")

@@ -112,6 +112,24 @@ def test_more_rows_are_combined_line_by_line_where_loads_are_followed(
     assert {stmt.level for stmt in statements(program, Prefetch)} == {level}
 
 
+@pytest.mark.parametrize("cpu", PROCESSORS)
+@pytest.mark.parametrize("kind", ["sum", "amax"])
+@pytest.mark.parametrize(
+    ("shape", "whole"),
+    [((4, 70, 128), True), ((4, 33, 512), True), ((4, 33, 528), False), ((4, 40, 120), False), ((70, 128), False)],
+    ids=["short", "the longest", "longer", "no whole vectors", "none for a second core"],
+)  # fmt: skip
+def test_short_rows_behind_each_other_are_read_as_they_lie(
+    cpu: str, kind: str, shape: tuple[int, ...], whole: bool
+) -> None:
+    inputs = Inputs()
+    task = inputs.task(apply(kind, inputs(*shape), axes=(len(shape) - 2,), keepdims=False))
+    program = check(task, replace(with_vectors(64, streams=True), cpu=cpu, cores=2))
+    assert program.decisions.startswith("columns")
+    together = max((loop.var.extent for loop in statements(program, For) if loop.var.name == "r"), default=1)
+    assert (together == 1) == whole
+
+
 def test_what_fits_a_cache_is_summed_in_registers() -> None:
     inputs = Inputs()
     task = inputs.task(apply("sum", inputs(20, 256), axes=(0,), keepdims=False))

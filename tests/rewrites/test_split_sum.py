@@ -51,6 +51,40 @@ def test_where_no_machine_is_in_sight_nothing_is_cut() -> None:
     assert SplitSum(FewestBytes()).run(graph) is graph
 
 
+def reduction(op: str, *shape: int, axes: tuple[int, ...] = (0,), keepdims: bool = False) -> Node:
+    return apply(op, x_input(*shape), axes=axes, keepdims=keepdims)
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "amax", "amin"])
+def test_reductions_to_few_results_are_cut_for_the_cores(op: str) -> None:
+    assert ops_of(split(reduction(op, 1 << 16, 64), cores=4)) == ["reshape", op, op, "reshape"]
+    assert ops_of(split(reduction(op, 1 << 20), cores=4)) == ["reshape", op, op, "reshape"]
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        reduction("sum", 1 << 16, 64, axes=(1,)),
+        reduction("sum", 65521, 64),
+        reduction("sum", 512, 1 << 10),
+        reduction("sum", 1 << 12, 16),
+        reduction("sum", 1 << 10, 64, 1 << 10, axes=(0, 2)),
+        reduction("prod", 1 << 16, 64),
+    ],
+    ids=["many results", "a prime number of terms", "few terms", "few elements", "axes apart", "no sum"],
+)
+def test_other_reductions_stay_whole(output: Node) -> None:
+    assert ops_of(split(output, cores=4)) == [output.op]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("op", ["sum", "mean", "amax", "amin"])
+def test_a_reduction_is_the_same_function_however_it_is_cut(op: str, seed: int) -> None:
+    inner = reduction(op, 3, 1 << 14, 2, 5, axes=(1, 2), keepdims=seed % 2 == 0)
+    before = graph_of(apply("relu", inner))
+    assert_same_function(before, SplitSum(Whims(seed)).run(before))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_it_is_the_same_function_however_it_is_cut(seed: int) -> None:
     x = x_input(3, 4096)

@@ -8,7 +8,8 @@
 
 Accumulators in registers would be a few columns wide, and a short run of every row is what memory is slowest at. Rows
 to come are asked for. A look-ahead that follows loads wants each of them to go along its row line by line, and what is
-asked for beside it in the second cache: more can be on its way there than to the first.
+asked for beside it in the second cache: more can be on its way there than to the first. Short rows that lie behind each
+other are read as they lie, one at a time.
 
 The place of an extreme, which its expression looks for when the extreme is known, is found along with it:
 
@@ -41,6 +42,7 @@ _LINE = 64  # bytes
 _AHEAD = 8  # rows that are asked for before they are needed
 _NARROWEST = 512  # bytes of a row that one block is wide
 _HELD = 4  # the part of the first cache that the accumulators may take
+_SHORT_ROW = 32  # vectors of one that is taken as a whole
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Prog
     results = [r.result for r in formula.reductions]
     # Results may be wider, but they are few.
     lanes = lanes_for(replace(formula, value=te.Load(results[0], ())), machine, axis.extent)
-    tile = _PAGES_FOLLOWED if machine.follows_pages else _LOADS_FOLLOWED
+    tile = _tile(machine, axis, lanes, load, k, extent_of(others))
     size = lanes * tile.vectors
     width = _width(formula, machine, axis, load, extent_of(others), size)
     source, far = load.source, (coefficient(load.indices[0], k) or 0) >= width > 0
@@ -178,6 +180,15 @@ def _only_load(formula: Formula, axis: te.Var) -> te.Load | None:
     moves = all(coefficient(load.indices[0], a) for a in (*formula.rows, *reduction.axes))
     guarded = any(isinstance(node, te.Select) for node in te.walk(reduction.body))
     return load if moves and not guarded and coefficient(load.indices[0], axis) == 1 else None
+
+
+def _tile(machine: CpuMachine, axis: te.Var, lanes: int, load: te.Load, k: te.Var, others: int) -> _Tile:
+    vectors, rest = divmod(axis.extent, lanes)
+    dense = rest == 0 and coefficient(load.indices[0], k) == axis.extent
+    whole_vectors = lanes * load.dtype.bytes == machine.vector_bytes
+    if dense and whole_vectors and vectors <= _SHORT_ROW and others >= machine.cores:
+        return _Tile(1, vectors, level=2)
+    return _PAGES_FOLLOWED if machine.follows_pages else _LOADS_FOLLOWED
 
 
 def _width(formula: Formula, machine: CpuMachine, axis: te.Var, load: te.Load, others: int, size: int) -> int:

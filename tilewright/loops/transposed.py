@@ -103,28 +103,32 @@ def _program(formula: Formula, machine: CpuMachine, turn: Turn, *, streamed: boo
     source, (offset,) = turn.load.source, turn.load.indices
     assert isinstance(source, Buffer)
 
-    def asked(number: int) -> list[Stmt]:
-        """What is read later, beside each row of tile `number`."""
-        if asks:
-            before = (read.inside * written.inside.extent + written.inside) * held + number
-            at = {turn.written: written.blocks.start(), turn.read: read.blocks.start()}
-            place = te.substitute(offset, at) + _asked_with(turn, before, step, read.inside.extent)
-            following = places_of(row_major(blocks) + 1, blocks)
-            return [Prefetch(source, te.substitute(place, following), level=2)]
-        if streamed and coefficient(offset, turn.written) and not turn.reads_run:
-            later = read.inside + _AHEAD
-            at = {
-                turn.written: written.start() + later // read.inside.extent * turn.rows + step,
-                turn.read: read.blocks.start() + later % read.inside.extent * turn.columns,
-            }
-            return [Prefetch(source, te.substitute(offset, at), level=1)]
-        return []
+    def asked_beside_load() -> list[Stmt]:
+        """What is read a few tiles later in the same rows."""
+        if asks or not streamed or not coefficient(offset, turn.written) or turn.reads_run:
+            return []
+        later = read.inside + _AHEAD
+        at = {
+            turn.written: written.start() + later // read.inside.extent * turn.rows + step,
+            turn.read: read.blocks.start() + later % read.inside.extent * turn.columns,
+        }
+        return [Prefetch(source, te.substitute(offset, at), level=1)]
+
+    def asked_beside_store(number: int) -> list[Stmt]:
+        """A line of the next block, with each that is written of this one: the faster place, as measured."""
+        if not asks:
+            return []
+        together = read.inside * written.inside.extent + written.inside
+        line = _line_of_block(turn, together, held * turn.rows, step * held + number, read.inside.extent)
+        at = {turn.written: written.blocks.start(), turn.read: read.blocks.start()}
+        following = places_of(row_major(blocks) + 1, blocks)
+        return [Prefetch(source, te.substitute(te.substitute(offset, at) + line, following), level=2)]
 
     def turned(number: int, tile: Buffer) -> Stmt:
         row = step + number * turn.rows
         place = placed(offset, 0, 0) + element if turn.reads_run else placed(offset, row, lane)
         moved = nest(in_lanes, Store(tile, element, te.Load(source, (place,))))
-        fill = nest(steps, block(moved, *asked(number)))
+        fill = nest(steps, block(moved, *asked_beside_load()))
         return block(fill, Transpose(tile, turn.rows, turn.columns, turn.lanes))
 
     def stored(number: int, tile: Buffer) -> Stmt:
@@ -133,7 +137,8 @@ def _program(formula: Formula, machine: CpuMachine, turn: Turn, *, streamed: boo
         place = placed(formula.store, *at)
         value = value_from(tile, element, at)
         index = place + element if turn.writes_run else place
-        return nest(in_lanes, Store(formula.output, index, value, streamed))
+        moved = nest(in_lanes, Store(formula.output, index, value, streamed))
+        return block(moved, *asked_beside_store(number))
 
     together = list(enumerate(tiles))
     write = nest(steps, block(*(stored(number, tile) for number, tile in together)))
@@ -170,22 +175,22 @@ def _cut(formula: Formula, turn: Turn, machine: CpuMachine) -> tuple[_Cut, _Cut]
     return (pair if pair.blocks.waste <= single.blocks.waste else single), read
 
 
-def _asked_with(turn: Turn, tile: te.Expr, step: te.Expr, lines: int) -> te.Expr:
-    """Where in a block, from its first element on, the line is that is asked for with row `step` of a tile: row after
-    row, `lines` to each. A number is divided once a tile where that will do: to find the row and the place in it of
-    each line takes as long as to turn the tile."""
+def _line_of_block(turn: Turn, together: te.Expr, count: int, number: te.Expr, lines: int) -> te.Expr:
+    """Where in a block, from its first element on, line `together * count + number` is: row after row, `lines` to each.
+    A number is divided once for all `count` where that will do: to find the row and the place in it of each line takes
+    as long as to turn the tiles."""
     pitch = coefficient(turn.load.indices[0], turn.written)
     assert pitch is not None
-    first, to_next_row = tile * turn.rows, pitch - lines * turn.columns
+    first, to_next_row = together * count, pitch - lines * turn.columns
     if to_next_row == 0:
-        return (first + step) * turn.columns
-    if turn.rows % lines == 0:
-        return (tile * (turn.rows // lines) + step // lines) * pitch + step % lines * turn.columns
-    if lines < turn.rows:
-        return (first + step) // lines * pitch + (first + step) % lines * turn.columns
-    line = first % lines + step
+        return (first + number) * turn.columns
+    if count % lines == 0:
+        return (together * (count // lines) + number // lines) * pitch + number % lines * turn.columns
+    if lines < count:
+        return (first + number) // lines * pitch + (first + number) % lines * turn.columns
+    line = first % lines + number
     place = first // lines * pitch + line * turn.columns
-    return place if lines % turn.rows == 0 else place + line // lines * to_next_row
+    return place if lines % count == 0 else place + line // lines * to_next_row
 
 
 def _reads_lines(turn: Turn) -> bool:

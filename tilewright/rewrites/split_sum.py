@@ -1,14 +1,19 @@
-"""split-sum: a matrix product of few results and long sums, as several products of shorter ones.
+"""split-sum: a matrix product of few results and long sums, or a reduction to few, as several of shorter ones.
 
     y = x @ w                    x as [parts, m, k / parts], w as [parts, k / parts, n]
                         ->       y = sum(x @ w, over the parts)
 
-A kernel shares its results among the cores, and few results leave most of them idle. The parts are computed by all of
-them. In how many is a matter of the machine, not of how many threads a call happens to have: results stay the same.
+    y = mean(x, over k)          x as [..., parts, k / parts, ...]
+                        ->       y = mean(mean(x, over k / parts), over the parts)
+
+A kernel shares its results among the cores, and few results leave most of them idle, or each with short runs of every
+row. The parts are computed by all of them. In how many is a matter of the machine, not of how many threads a call
+happens to have: results stay the same.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,9 +25,13 @@ from tilewright.rewrites.base import Pass
 from tilewright.rewrites.oracle import CostOracle
 
 _MOST_RESULTS = 1 << 14  # with more there is enough for all cores
-_LEAST_TERMS = 512  # of a part: below, a product is over before all cores have begun
+_LEAST_TERMS = 512  # of a part: below, it is over before all cores have begun
 _PARTS = (2, 4, 8, 16, 32, 64)
 _GAIN = 0.85  # of the whole product's time, that the parts and their sum may take together
+_LEAST_REDUCED = 1 << 18  # elements: with fewer, another kernel is hardly worth its start
+_REDUCTIONS = frozenset(
+    ["sum", "mean", "amax", "amin"]
+)  # of which the parts' results are reduced in the same way
 
 
 @dataclass(frozen=True)
@@ -42,31 +51,40 @@ class SplitSum(Pass):
 
     def _parts(self, node: Node) -> int:
         """1 where it is best left whole."""
-        if node.op != "matmul" or node.type.size > _MOST_RESULTS:
-            return 1
-        if node.dtype not in (
-            DType.F32,
-            DType.F64,
-        ):  # partial sums would be rounded to 16 bits, or be whole numbers
-            return 1
-        left, right = node.inputs
-        if left.type.rank != 2 or right.type.rank != 2:
-            return 1
-        possible = [
-            parts for parts in _PARTS if left.shape[1] % parts == 0 and left.shape[1] // parts >= _LEAST_TERMS
-        ]
+        terms = _terms(node)
+        possible = [parts for parts in _PARTS if terms % parts == 0 and terms // parts >= _LEAST_TERMS]
         if not possible:
             return 1
-        limit = _GAIN * self.oracle.seconds(_alone(node))
+        # Shorter sums are closer to the truth: parts of a reduction need not be much faster.
+        limit = (_GAIN if node.op == "matmul" else 1.0) * self.oracle.seconds(_alone(node))
         seconds, parts = min(
             (sum(map(self.oracle.seconds, _tasks(node, parts))), parts) for parts in possible
         )
         return parts if seconds < limit else 1
 
 
+def _terms(node: Node) -> int:
+    """How many each result is the sum of; 0 where it is no sum that could be cut, or results are many."""
+    if node.type.size > _MOST_RESULTS:
+        return 0
+    if node.dtype not in (
+        DType.F32,
+        DType.F64,
+    ):  # partial sums would be rounded to 16 bits, or be whole numbers
+        return 0
+    if node.op == "matmul":
+        left, right = node.inputs
+        return left.shape[1] if left.type.rank == right.type.rank == 2 else 0
+    if node.op in _REDUCTIONS and node.inputs[0].type.size >= _LEAST_REDUCED:
+        axes = sorted(node.attrs["axes"])
+        neighbours = axes and axes == list(range(axes[0], axes[-1] + 1))
+        return _around(node)[1] if neighbours else 0
+    return 0
+
+
 def _alone(node: Node) -> Task:
     operands = tuple(input_node(number, operand.type) for number, operand in enumerate(node.inputs))
-    return Task(Graph(operands, (apply("matmul", *operands),)), _constants(node))
+    return Task(Graph(operands, (apply(node.op, *operands, **node.attrs),)), _constants(node))
 
 
 def _constants(node: Node) -> frozenset[int]:
@@ -74,7 +92,14 @@ def _constants(node: Node) -> frozenset[int]:
 
 
 def _tasks(node: Node, parts: int) -> Iterator[Task]:
-    """What the split product comes to: the data turned, the parts, their sum."""
+    """What the split node comes to: of a product the data turned; the parts, their sum."""
+    if node.op != "matmul":
+        data = input_node(0, _parts_of_terms(node, input_node(0, node.inputs[0].type), parts).type)
+        reduced = _reduced(node, data, axis=2)
+        yield Task(Graph((data,), (reduced,)))
+        partial = input_node(0, reduced.type)
+        yield Task(Graph((partial,), (_reduced(node, partial, axis=1),)))
+        return
     left, right = (input_node(number, operand.type) for number, operand in enumerate(node.inputs))
     turned = _parts_of_data(left, parts)
     if not node.inputs[0].is_constant and left.shape[0] > 1:
@@ -87,9 +112,37 @@ def _tasks(node: Node, parts: int) -> Iterator[Task]:
 
 
 def _split(node: Node, operands: tuple[Node, ...], parts: int) -> Node:
+    if node.op != "matmul":
+        partial = _reduced(node, _parts_of_terms(node, operands[0], parts), axis=2)
+        whole = _reduced(node, partial, axis=1)
+        if whole.shape == node.shape:
+            return whole
+        return apply("reshape", whole, shape=node.shape, name=node.name, source=node.source)
     left, right = operands
     product = apply("matmul", _parts_of_data(left, parts), _parts_of_weight(right, parts), name=node.name)
     return _sum(product, name=node.name, source=node.source)
+
+
+# -- reductions -------------------------------------------------------------------------------------------------------
+
+
+def _around(node: Node) -> tuple[int, int, int]:
+    """Elements of the axes before those that are reduced, of these, and of those behind them."""
+    shape, axes = node.inputs[0].shape, node.attrs["axes"]
+    first, last = min(axes), max(axes) + 1
+    return math.prod(shape[:first]), math.prod(shape[first:last]), math.prod(shape[last:])
+
+
+def _parts_of_terms(node: Node, operand: Node, parts: int) -> Node:
+    before, terms, behind = _around(node)
+    return apply("reshape", operand, shape=(before, parts, terms // parts, behind))
+
+
+def _reduced(node: Node, operand: Node, axis: int) -> Node:
+    return apply(node.op, operand, axes=(axis,), keepdims=False, name=node.name, source=node.source)
+
+
+# -- products ---------------------------------------------------------------------------------------------------------
 
 
 def _parts_of_data(left: Node, parts: int) -> Node:

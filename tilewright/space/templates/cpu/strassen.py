@@ -23,7 +23,7 @@ and the loops, over the packed panels of `contraction.py`:
             for every `rows` rows of half the block:
               acc[rows, vectors] = 0, or a sum that it shares with the product before
               for taps, `unroll` written out: acc += left[row, tap] * right[tap, :]
-                prefetch lines of the next pair, of the next block
+                prefetch lines of the next pair, of the rows' next piece
               to scratch what other products begin with; out = epilogue(acc), or what the next piece goes on with
       taps that are in no piece: eight products, as usual
       a last panel that is in no pair, columns behind the panels: as in a contraction
@@ -87,7 +87,7 @@ class Strassen:
         if work.numerics == "strict":
             return None
         product = product_of(work.formula)
-        if product is None or not _is_one_matrix_product(product):
+        if product is None or not product.constant_weight or not is_one_matrix_product(product):
             return None
         applied = AppliedStrassen(work, product)
         return applied if next(applied.space.configs(), None) is not None else None
@@ -98,18 +98,13 @@ def is_large_enough(rows: int, taps: int) -> bool:
     return rows > 2 * (_LEAST_ROWS - 1) and taps >= 2 * _LEAST_TAPS
 
 
-def _is_one_matrix_product(product: Product) -> bool:
-    """Whether it is a matrix of float32, its rows in runs, times a constant one, and large enough."""
+def is_one_matrix_product(product: Product) -> bool:
+    """Whether it is a matrix of float32, its rows in runs, times another, and large enough."""
     one = (
         type(product) is Product and not product.shared and len(product.rows) == 1 and len(product.taps) == 1
     )
     data, weight = product.data, product.weight
-    if (
-        not one
-        or not isinstance(data, te.Load)
-        or weight != product.weight_load
-        or not product.constant_weight
-    ):
+    if not one or not isinstance(data, te.Load) or weight != product.weight_load:
         return False
     dtypes = {data.dtype, weight.dtype, product.reduction.result.dtype}
     (row,), (tap,) = product.rows, product.taps
@@ -134,7 +129,7 @@ class AppliedStrassen:
         pieces = {max(1, round(length / (2 * size))) for size in _PIECES}
         vectors = self.plain.columns.extent // self.lanes
         return Space(
-            NAME,
+            self.name,
             (
                 Knob("rows", _ROWS),
                 Knob("vectors", tuple(n for n in (1, 2, 3, 4, 5) if 2 * n <= vectors) or (1,)),
@@ -145,7 +140,11 @@ class AppliedStrassen:
                 Knob("prefetch", (0, 1, 2)),
             ),
             self._legal,
-            together=(("rows", "vectors", "block"), ("block", "chunks", "pieces"), ("pieces", "prefetch")),
+            together=(
+                ("rows", "vectors", "block"),
+                ("block", "chunks", "pieces"),
+                ("chunks", "pieces", "prefetch"),
+            ),
         )
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
@@ -155,10 +154,9 @@ class AppliedStrassen:
         if panels.size > self.plain.columns.extent or panels.count < 2:
             return False
         rows, vectors = int(values["rows"]), int(values["vectors"])
-        # Beside the accumulators: a right operand, an element of the left one, and what a difference is made of. In
-        # long code LLVM wants two more, and spreads elements of many rows before they are used.
+        # In long code LLVM spreads elements of many rows before they are used.
         long = int(values["unroll"]) > _SHORT_CODE
-        if rows * vectors + vectors + (4 if long else 2) > self.machine.vector_registers:
+        if self._registers(rows, vectors, long) > self.machine.vector_registers:
             return False
         if rows > (_SPREAD_LATE if long else self.machine.vector_registers // 2):
             return False
@@ -173,6 +171,11 @@ class AppliedStrassen:
             and shape.rest <= _MOST_REST
             and shape.scratch_bytes <= SCRATCH_LIMIT
         )
+
+    def _registers(self, rows: int, vectors: int, long: bool) -> int:
+        """Beside the accumulators: a right operand, an element of the left one, and what a difference is made of. In
+        long code LLVM wants two more."""
+        return rows * vectors + vectors + (4 if long else 2)
 
     @cached_property
     def _is_packed(self) -> bool:
@@ -233,24 +236,27 @@ class AppliedStrassen:
         resumed = _RESULTS * (shape.pieces - 1) / shape.pieces
 
         # A right operand stays in the first cache while the register tiles pass; what does not fit comes again.
+        # So does what the lines of the next pair displace there.
         crowded = (right + shape.rows * shape.piece * _BYTES) / caches.l1 - 1
         returns = min(1.0, max(0.0, crowded)) * (shape.tiles - 1)
+        displaced = 4 if shape.prefetch else 0
         from_l2 = passes * (
-            right * (PRODUCTS * (1 + returns) + _SUBTRACTED)
+            right * (PRODUCTS * (1 + returns) + _SUBTRACTED + displaced)
             + left * PRODUCTS
             + quarter * (_BEGUN + _ENDED + resumed)
         )
-        # What the second cache does not hold beside a pair of panels, and beside this block's data and the next one's
+        # What the second cache does not hold beside a pair of panels, and beside this piece's data and the next one's
         # where that is asked for, is displaced.
         asks = asks_data(self.product, shape, self.machine)
         block_bytes = shape.block * self.tap.extent * _BYTES
         panels = min(8 * right, weight_bytes)
-        used = shape.scratch_bytes + panels + (2 * block_bytes if asks else 4 * left)
+        used = shape.scratch_bytes + panels + (8 if asks else 4) * left
         roomy = _ROOMY_STREAMED if asks else _ROOMY
         beyond = min(1.0, max(0.0, used / (roomy * caches.l2_per_core) - 1))
         from_l3 = beyond * passes * (left * PRODUCTS + quarter * resumed)
         staged = float(iterations * block_bytes)
         asked = max(beyond, ASKED_SHOWN) if asks else 1.0
+        again = (shape.single + bool(self.plain.tail)) * self._last_chunks(shape)
         if caches.keep((data_bytes + written) / self.machine.cores):
             from_l2 += staged + 2.0 * written
             far_runs = 0.0
@@ -258,6 +264,9 @@ class AppliedStrassen:
             from_l3 += asked * staged + 2.0 * written
             pages = max(1.0, 2 * shape.piece * _BYTES / PAGE)  # of a run
             far_runs = (beyond if asks else 1.0) * iterations * shape.block * shape.pieces * pages
+            if not caches.keep(block_bytes):  # of what the last columns read again
+                from_l3 += again * data_bytes
+                far_runs += again * self.row.extent * shape.pieces * pages
         chunk_bytes = 2 * shape.per_chunk * shape.panels.size * self.tap.extent * _BYTES
         if chunk_bytes > caches.l2_per_core // 2:
             from_l3 += weight_bytes * (shape.blocks - 1) * (ASKED_SHOWN if shape.prefetch else 1.0)
@@ -303,8 +312,8 @@ class AppliedStrassen:
         )
 
     def _last_columns(self, shape: Shape, plain: PlainShape) -> list[Terms]:
-        """Of a panel that is in no pair and of columns that are in none. One chunk has them, and is the last to end."""
-        chunks = min(shape.chunks, self.machine.cores)
+        """Of a panel that is in no pair and of columns that are in none."""
+        chunks = self._last_chunks(shape)
         found = []
         if shape.single:
             panel = plain.last or plain
@@ -314,6 +323,10 @@ class AppliedStrassen:
         if self.plain.tail:
             found.append(tail_terms(self.product, self.plain.tail, self.lanes, self.machine.vector_registers))
         return found
+
+    def _last_chunks(self, shape: Shape) -> int:
+        """How often the last columns count: one chunk has them, and is the last to end."""
+        return min(shape.chunks, self.machine.cores)
 
     # -- the program ----------------------------------------------------------------------------------------------
 

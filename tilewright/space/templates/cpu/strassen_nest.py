@@ -20,6 +20,7 @@ LINE = 64
 _PER_LINE = LINE // DType.F32.bytes
 Quarter = tuple[int, int]
 QUARTERS: tuple[Quarter, ...] = ((0, 0), (0, 1), (1, 0), (1, 1))  # of a matrix, by rows
+ALONE: tuple[Quarter, ...] = ((0, 0), (0, 1), (1, 1))  # those of the data that are left operands themselves
 PRODUCTS = 7
 SUMS = 4  # of quarters of the data
 DIFFERENCES = 2  # of quarters of the weight, those that are kept at a time
@@ -74,6 +75,16 @@ class Shape:
         return self.pieces > 1 or self.rest > 0
 
     @property
+    def lines_of_row(self) -> int:
+        """Cache lines in which a row of a piece is: it may begin within one."""
+        return -(-2 * self.piece // _PER_LINE) + 1
+
+    @property
+    def lines(self) -> int:
+        """Cache lines in which the rows of a block are, of one piece."""
+        return self.block * self.lines_of_row
+
+    @property
     def sums_size(self) -> int:
         return SUMS * self.half * self.pitch
 
@@ -102,20 +113,24 @@ class Shape:
 @dataclass(frozen=True)
 class Factors:
     """One of the seven products: `left` times `right` is added to `begin`, and what is done with it are `ends`. A right
-    operand that has a `place` is put there by the first register tile, and read there by the others."""
+    operand that has a `place` is put there by the first register tile, after what it `copies`, and read there by the
+    others."""
 
     left: te.Expr
     right: te.Expr
     place: te.Load | None
     begin: te.Expr
     ends: tuple[Stmt, ...]
+    copies: tuple[Store, ...] = ()
 
 
 class StrassenNest:
-    def __init__(self, plain: ContractionNest, shape: Shape, machine: CpuMachine) -> None:
+    def __init__(
+        self, plain: ContractionNest, shape: Shape, machine: CpuMachine, row: te.Var | None = None
+    ) -> None:
         self.plain, self.shape, self.machine = plain, shape, machine
         self.product, self.formula = plain.product, plain.formula
-        (self.row,), (self.tap,) = self.product.rows, self.product.taps
+        self.row, (self.tap,) = row or self.product.rows[0], self.product.taps
         self.chunk, self.block = te.Var("chunk", shape.chunks), te.Var("block", shape.blocks)
         self.pair, self.piece = te.Var("pair", shape.per_chunk), te.Var("piece", shape.pieces)
         pairs = Tiles(te.Var("pairs", shape.pairs), shape.per_chunk)
@@ -174,6 +189,10 @@ class StrassenNest:
         }
         return te.substitute(self.plain._weight(), values)
 
+    def _right(self, panel: int, tap: te.Expr) -> te.Expr:
+        """The same, where a product finds it that is not the first to read it."""
+        return self._weight(panel, tap)
+
     def _values(self, quarter: Quarter) -> dict[te.Var, te.Expr]:
         """The formula's axes at the current element of a register tile of the results."""
         row_half, panel = quarter
@@ -220,16 +239,19 @@ class StrassenNest:
     def _products(self) -> Stmt:
         """All seven, for a pair of panels and a piece of the taps."""
         tap = te.Var("t", self.shape.piece)
-        a11, a12, _, a22 = (self._data(*halves, tap) for halves in QUARTERS)
+        return block(*(self._product(number, tap, each) for number, each in enumerate(self._factors(tap))))
+
+    def _factors(self, tap: te.Var) -> tuple[Factors, ...]:
+        a11, a12, a22 = (self._data(*halves, tap) for halves in ALONE)
         without_upper, upper_to_lower, lower, corner = (self._sum(number, tap) for number in range(SUMS))
         b11, b12, b21, b22 = (
-            self._weight(panel, self._first_tap(tap_half) + tap) for tap_half, panel in QUARTERS
+            self._right(panel, self._first_tap(tap_half) + tap) for tap_half, panel in QUARTERS
         )
         rest, difference = (self._difference(number, tap) for number in range(DIFFERENCES))
         common, other = self.between(0), self.between(1)
         zero, total = te.const(0.0, DType.F32), te.Load(self.plain.accumulator, (self.plain.element,))
         upper_left, upper_right, lower_left, lower_right = QUARTERS
-        products = (
+        return (
             Factors(a11, b11, None, zero, (_kept_in(common, total),)),
             Factors(a12, b21, None, common, (self._result(upper_left, total),)),
             Factors(without_upper, b22 - b12 + b11, rest, common, (_kept_in(other, total),)),
@@ -244,7 +266,6 @@ class StrassenNest:
             ),
             Factors(corner, b22, None, other, (self._result(upper_right, total),)),
         )
-        return block(*(self._product(number, tap, factors) for number, factors in enumerate(products)))
 
     def _product(self, number: int, tap: te.Var, factors: Factors) -> Stmt:
         """One of the seven, of all register tiles."""
@@ -260,7 +281,11 @@ class StrassenNest:
             return nest([(self.tile, Kind.SERIAL)], tile(self._step(factors.left, factors.right), self.tile))
         in_hand = te.Load(self.right, (plain.vec * self.shape.lanes + plain.lane,))
         across = [(plain.vec, Kind.UNROLL), (plain.lane, Kind.VECTOR)]
-        put = block(nest(across, _kept_in(in_hand, factors.right)), nest(across, _kept_in(place, in_hand)))
+        put = block(
+            *(nest(across, copy) for copy in factors.copies),
+            nest(across, _kept_in(in_hand, factors.right)),
+            nest(across, _kept_in(place, in_hand)),
+        )
         first = tile(block(put, self._step(factors.left, in_hand)), te.as_index(0))
         if self.shape.tiles == 1:
             return first
@@ -299,7 +324,7 @@ class StrassenNest:
         steps = PRODUCTS * extent_of(loops)
         return [
             *(self._next_pair(step, steps) if self.shape.prefetch else ()),
-            *(self._next_block(step, steps) if asks_data(self.product, self.shape, self.machine) else ()),
+            *(self._next_rows(step, steps) if asks_data(self.product, self.shape, self.machine) else ()),
         ]
 
     def _next_pair(self, step: te.Expr, steps: int) -> list[Stmt]:
@@ -321,15 +346,25 @@ class StrassenNest:
             for n in range(each)
         ]
 
-    def _next_block(self, step: te.Expr, steps: int) -> list[Stmt]:
+    def _next_rows(self, step: te.Expr, steps: int) -> list[Stmt]:
+        """The next piece of the block's rows; of the next block the first one."""
         data = self.product.data
         assert isinstance(data, te.Load) and isinstance(data.source, Buffer)
         shape = self.shape
-        before = self.piece * shape.per_chunk + self.pair
-        each = -(-shape.block * self.tap.extent // (_PER_LINE * steps * shape.pieces * shape.per_chunk))
-        row = {self.row: self.block_start + shape.block, self.tap: te.as_index(0)}
-        first = te.substitute(data.indices[0], row) + (before * steps + step) * (each * _PER_LINE)
-        return [Prefetch(data.source, first + n * _PER_LINE, 2) for n in range(each)]
+        each = -(-shape.lines // (steps * shape.per_chunk))
+        done = self.piece + 1
+        first_row = self.block_start + done // shape.pieces * shape.block
+        first_tap = done % shape.pieces * (2 * shape.piece)
+        lines = [(self.pair * steps + step) * each + n for n in range(each)]
+        places = [
+            {
+                self.row: first_row + line // shape.lines_of_row,
+                self.tap: first_tap + line % shape.lines_of_row * _PER_LINE,
+            }
+            for line in lines
+        ]
+        # Through the first cache: asked for in the second alone, much of it came too late on Zen 4.
+        return [Prefetch(data.source, te.substitute(data.indices[0], place), 1) for place in places]
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -412,15 +447,18 @@ class StrassenNest:
 
 
 def asks_data(product: Product, shape: Shape, machine: CpuMachine) -> bool:
-    """Whether the rows of the next block come from beyond the second cache, in one run, and are about as many lines as
+    """Whether the rows of the next piece lie in runs, come from beyond the second cache, and are about as many lines as
     the steps in which one can be asked for."""
-    (row,), (tap,), data = product.rows, product.taps, product.data
-    assert isinstance(data, te.Load)
-    run = coefficient(data.indices[0], row) == tap.extent
-    far = row.extent * tap.extent * DType.F32.bytes > machine.caches.l2_per_core
-    lines = shape.block * tap.extent // _PER_LINE
-    steps = shape.per_chunk * shape.pieces * PRODUCTS * shape.tiles * shape.piece // shape.unroll
-    return shape.blocks > 1 and run and far and 2 * lines >= steps
+    (tap,) = product.taps
+    far = extent_of(product.rows) * tap.extent * DType.F32.bytes > machine.caches.l2_per_core
+    steps = shape.per_chunk * PRODUCTS * shape.tiles * (shape.piece // shape.unroll)
+    return shape.blocks * shape.pieces > 1 and _in_runs(product) and far and 2 * shape.lines >= steps
+
+
+def _in_runs(product: Product) -> bool:
+    """Whether each row of the data lies in a run."""
+    data = product.data
+    return isinstance(data, te.Load) and coefficient(data.indices[0], product.taps[-1]) == 1
 
 
 def _kept_in(place: te.Load, value: te.Expr) -> Store:

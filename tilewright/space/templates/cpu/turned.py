@@ -37,11 +37,11 @@ _SUMS_BYTES = 256 << 10
 _WRITTEN_WINDOW = 16  # taps of a window that are written out at most
 _LINE = 64
 _TURNING = 2.0  # cycles for a vector that is turned, beside the shuffles
-_RUN = 20.0  # cycles for a run of the data that is read for the first time
+RUN = 20.0  # cycles for a run of the data that is read for the first time
 _COPIED = 1.0  # cycles for a vector of the data that is packed
 _PAGE, _PAGES = 4096, 32  # bytes, and how many of them are sure to be found at once
 _PAGE_MISS = 3.0  # cycles for another
-_GATHERED = 1.0  # cycles for an element that is not copied in a run
+GATHERED = 1.0  # cycles for an element that is not copied in a run
 
 
 class Turned:
@@ -54,7 +54,7 @@ class Turned:
         dims = coordinates(product)
         if dims is None:
             return None
-        applied = _Applied(work, product, product.in_storage_order(dims))
+        applied = AppliedTurned(work, product, product.in_storage_order(dims))
         return applied if applied.lanes >= _FEWEST_LANES else None
 
 
@@ -146,7 +146,7 @@ def _can_be_packed(product: TurnedProduct) -> bool:
     return pack_operand(load, walk) is not None
 
 
-class _Applied(AppliedContraction):
+class AppliedTurned(AppliedContraction):
     name = NAME
     narrows = False
     product: TurnedProduct
@@ -171,8 +171,7 @@ class _Applied(AppliedContraction):
         pieces = -(-product.taps[0].extent // (shape.tap_block or product.taps[0].extent))
         points = points_of(product, shape)
         turned = float(passes * points * shape.panels.size)
-        side = min(self.lanes, power_of_two_below(points))
-        scalar = turned * (_TURNING + side.bit_length()) / side
+        scalar = turning_cycles(turned, points, self.lanes)
         scalar += copies * self._reading(shape, passes // copies * tiles, pieces)
         read = tiles * self._tile_bytes(shape)
         far = not self._packs(shape) and read // pieces > self.machine.caches.l1 // 2
@@ -194,11 +193,11 @@ class _Applied(AppliedContraction):
         runs = math.prod(extents[:-1])
         if self._packs(shape):
             vectors = len(vectors_of(shape.rows)) * -(-shape.block // shape.rows) * product.length
-            return runs * _RUN + vectors * _COPIED
+            return runs * RUN + vectors * _COPIED
         if shape.staged:
-            return runs * (_RUN + (_GATHERED * extents[-1] if self._gathers else 0.0))
+            return runs * (RUN + (GATHERED * extents[-1] if self._gathers else 0.0))
         pages = product.length // pieces * min(1.0, 4 * product.step(product.taps[0]) / _PAGE)
-        return runs * _RUN + (tiles * product.length * _PAGE_MISS if pages > _PAGES else 0.0)
+        return runs * RUN + (tiles * product.length * _PAGE_MISS if pages > _PAGES else 0.0)
 
     def _packs(self, shape: Shape) -> bool:
         """Whether the block is staged in the order in which its register tiles read it."""
@@ -231,7 +230,7 @@ class _Applied(AppliedContraction):
         return rows * (_LINE + 4 * span)
 
     def nest_of(self, shape: Shape) -> ContractionNest:
-        return _Nest(self, shape)
+        return TurnedNest(self, shape)
 
 
 def packs(product: TurnedProduct) -> bool:
@@ -247,15 +246,21 @@ def vectors_of(rows: int) -> list[int]:
     return [min(start, rows - lanes) for start in range(0, rows, lanes)]
 
 
+def turning_cycles(turned: float, points: int, lanes: int) -> float:
+    """Of so many sums, of blocks of so many points."""
+    side = min(lanes, power_of_two_below(points))
+    return turned * (_TURNING + side.bit_length()) / side
+
+
 def points_of(product: TurnedProduct, shape: Shape) -> int:
     """Elements of the image in a block."""
     return shape.block * extent_of(product.image[1:])
 
 
-class _Nest(ContractionNest):
+class TurnedNest(ContractionNest):
     product: TurnedProduct
 
-    def __init__(self, applied: _Applied, shape: Shape) -> None:
+    def __init__(self, applied: AppliedTurned, shape: Shape) -> None:
         super().__init__(applied, shape)
         self.points = points_of(self.product, shape)
         self.sums = Buffer("sums", self.accumulator.dtype, self.points * shape.panels.size, Scope.SCRATCH)

@@ -15,3 +15,4 @@ ICE_LAKE = replace(
     cores=2,
     caches=Caches(48 << 10, 1280 << 10, 48 << 20, l2_cores=1, l3_cores=2),
 )
+ZEN_4 = replace(ICE_LAKE, cpu="znver4", features=("avx", "avx2", "avx512f", "fma"))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tilewright.runtime.packing import Packing, dense_order
+from tilewright.runtime.paired import GROUP, HALF, prepare_weights
 from tilewright.runtime.winograd import TAPS, matrices
 
 
@@ -103,3 +104,27 @@ def test_dense_order_finds_the_axes_of_a_dense_array(extents: list[int], random)
     assert dense_order(extents, strides) == tuple(order)
     assert stride == math.prod(extents)
     assert dense_order(extents, [s * 2 for s in strides]) is None
+
+
+@given(packings(), st.data())
+def test_columns_of_pairs_are_scaled_exactly_and_bring_their_corrections(
+    packing: Packing, data: st.DataObject
+) -> None:
+    """The sum of two columns' products is that of the pairs' products without both corrections."""
+    taps = data.draw(st.integers(0, len(packing.shape) - 1))
+    packing = replace(packing, taps=taps)
+    array = np.random.default_rng(0).standard_normal(packing.shape).astype(np.float32)
+    packed = packing.pack(array)
+    assert packed.size == packing.size
+    np.testing.assert_array_equal(packing.unpack(packed), array.reshape(-1))
+
+    extent = packing.shape[taps]
+    one = np.moveaxis(array, taps, 0).reshape(extent, -1)
+    columns, corrections, sizes = prepare_weights(one)
+    np.testing.assert_array_equal(packed[-2 * corrections.size :], [*corrections, *sizes])
+    whole = np.zeros((-(-extent // GROUP), 2, HALF, corrections.size))
+    whole.reshape(-1, corrections.size)[:extent] = columns
+    first, second = whole[:, 0], whole[:, 1]
+    pairs = ((first + second[..., ::-1]) * (second + first[..., ::-1])).sum(axis=(0, 1))
+    got = (pairs - corrections - corrections[::-1]) * sizes * sizes[::-1]
+    np.testing.assert_allclose(got, (one.astype(np.float64) * one[:, ::-1]).sum(axis=0), atol=1e-4)

@@ -76,9 +76,9 @@ def test_a_belief_agrees_with_what_was_measured() -> None:
     """Everything takes twice as long as predicted: after a few trials that is believed of all others, more surely."""
     candidates = large()
     model = costs(candidates)
-    configs = candidates.sample(Random(0), 40)
-    measured = {config: 2 * model.seconds(config) for config in configs[:12]}
-    rest = [config for config in configs[12:] if config.template == "contraction"]
+    configs = candidates.sample(Random(0), 60)
+    measured = {config: 2 * model.seconds(config) for config in configs[:24]}
+    rest = [config for config in configs[24:] if config.template == "contraction"]
     before = Belief.of(candidates, model, rest, {}, len(rest))
     after = Belief.of(candidates, model, rest, measured, len(rest))
     assert _spread(after) < _spread(before)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.faults.candidates import convolution
+from tests.machines import ZEN_4
 from tests.space.checked import Inputs
 from tilewright.cost.analytical import Analytical
 from tilewright.dtypes import DType
@@ -103,5 +104,17 @@ def test_of_seven_products_there_are_a_part_and_the_best() -> None:
         for some in (promising(candidates), candidates)
     )
     assert few < all_of_it and len(few) < len(all_of_it) / 4
+    model = Analytical(candidates, THREADS)
+    assert min(map(model.seconds, few)) <= 1.02 * min(map(model.seconds, all_of_it))
+
+
+def test_of_products_in_pairs_there_are_a_part_and_the_best() -> None:
+    work = Work(product(256, 128, 384), ZEN_4)
+    candidates = Candidates.of(work, sketches=False)
+    few, all_of_it = (
+        {config for a in some.applied if a.space.template == "paired" for config in a.space.configs()}
+        for some in (promising(candidates), candidates)
+    )
+    assert few < all_of_it and len(few) < len(all_of_it) / 2
     model = Analytical(candidates, THREADS)
     assert min(map(model.seconds, few)) <= 1.02 * min(map(model.seconds, all_of_it))

@@ -318,11 +318,12 @@ def pack_operand(
     walk: Sequence[Walked],
     zero_filled: Collection[te.Var] = (),
     shortened: Mapping[te.Var, te.Var] | None = None,
+    paired: te.Var | None = None,
 ) -> PackedOperand | None:
     """The operand of `load` stored in the order of `walk`, outermost first, and the load from there. None where the
     load does not walk its whole buffer exactly once. The last block of an axis is moved back where it is not whole; of
     those in `zero_filled` it is filled up. `shortened`: an axis of `walk`, and the one of the load that it is the
-    beginning of; the rest is stored behind all else."""
+    beginning of; the rest is stored behind all else. `paired`: the axis whose products are computed in pairs."""
     buffer = load.source
     assert isinstance(buffer, Buffer)
     form = linear(load.indices[0])
@@ -344,6 +345,7 @@ def pack_operand(
         (*uncut, *storage),
         tuple(sorted(dense.index(axis) for axis in zero_filled)),
         tail=tails[0] if tails else (0, 0),
+        taps=None if paired is None else dense.index(paired),
     )
     return PackedOperand(buffer, packing, te.Load(replace(buffer, size=packing.size), (place_along(walk),)))
 

@@ -297,8 +297,8 @@ class _Draw:
         if node.op != "matmul" or node.dtype is not DType.F32:
             return False
         data, weight = node.inputs
-        constant = {self.graph.inputs[number] for number in self.task.constants}
-        return weight in constant and is_large_enough(math.prod(data.shape[:-1]), data.shape[-1])
+        one = math.prod(weight.shape[:-2]) == 1
+        return one and is_large_enough(math.prod(data.shape[:-1]), data.shape[-1])
 
     def _least_share(self, name: str) -> float:
         if self.mixed and name not in ("ordinary", "special"):

@@ -2,7 +2,7 @@
 
 A kernel that walks an operand tile by tile reads it fastest where each tile's elements lie one after another in the
 order in which they are used. A constant is put into that order once, when the model is linked; one that a kernel wants
-transformed (Winograd's algorithm) is transformed then too.
+transformed (Winograd's algorithm) or scaled (products in pairs) is so then too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from tilewright.runtime import winograd
+from tilewright.runtime import paired, winograd
 
 
 class Packing(msgspec.Struct, frozen=True):
@@ -24,7 +24,9 @@ class Packing(msgspec.Struct, frozen=True):
     with zeros instead. `order` is a permutation of (blocks of axis 0, places of axis 0, blocks of axis 1, ...), the
     outermost first. `winograd`: the two leading axes, a window of 3 x 3, are first replaced by their transform for so
     many outputs (0: they are not). `tail`: (an axis, a number): so many of its last elements are no part of this; they
-    come behind all else, one after the other, each with the other axes as they were.
+    come behind all else, one after the other, each with the other axes as they were. `taps`: the axis along which two
+    products are computed by one multiplication (None: there is none); behind all else come, for each place along the
+    others, its correction, and then for each its size, by which it is divided.
     """
 
     shape: tuple[int, ...]
@@ -33,6 +35,7 @@ class Packing(msgspec.Struct, frozen=True):
     zero_filled: tuple[int, ...] = ()
     winograd: int = 0
     tail: tuple[int, int] = (0, 0)
+    taps: int | None = None
 
     @property
     def walked(self) -> tuple[int, ...]:
@@ -51,7 +54,12 @@ class Packing(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        return math.prod(self.packed_shape) + self._tail_size
+        return math.prod(self.packed_shape) + self._tail_size + 2 * self.columns
+
+    @property
+    def columns(self) -> int:
+        """Places that have a correction and a size."""
+        return 0 if self.taps is None else self.original_size // max(1, self.shape[self.taps])
 
     @property
     def _tail_size(self) -> int:
@@ -68,9 +76,14 @@ class Packing(msgspec.Struct, frozen=True):
         dense = np.ascontiguousarray(array).reshape(self.shape)
         if self.winograd:
             dense = winograd.transform_weights(dense, self.winograd)
+        behind: list[np.ndarray] = []
+        if self.taps is not None:
+            columns, *behind = paired.prepare_weights(np.moveaxis(dense, self.taps, 0))
+            dense = np.moveaxis(columns, 0, self.taps)
         tail_axis, last = self.tail
         if last:
             dense, tail = np.split(dense, [dense.shape[tail_axis] - last], axis=tail_axis)
+            behind.insert(0, np.moveaxis(tail, tail_axis, 0))
         for axis, (extent, block) in enumerate(zip(self.walked, self.blocks, strict=True)):
             if block == extent:
                 continue
@@ -80,13 +93,14 @@ class Packing(msgspec.Struct, frozen=True):
             else:
                 dense = dense.take(self._places(extent, block), axis=axis)
         packed = np.ascontiguousarray(dense.reshape(self._split()).transpose(self.order), dtype).reshape(-1)
-        return np.concatenate([packed, np.moveaxis(tail, tail_axis, 0).reshape(-1)]) if last else packed
+        return np.concatenate([packed, *(array.reshape(-1) for array in behind)]) if behind else packed
 
     def unpack(self, packed: np.ndarray) -> np.ndarray:
         """The dense array, flat: the inverse of `pack` (of a transform to within rounding)."""
         dtype = packed.dtype
         back = np.argsort(self.order)
-        packed, behind = np.split(packed, [packed.size - self._tail_size])
+        ends = np.cumsum([math.prod(self.packed_shape), self._tail_size, self.columns])
+        packed, behind, _, sizes = np.split(packed, ends)
         blocks = packed.reshape(self.packed_shape).transpose(back)
         padded = [outer * inner for outer, inner in self._pairs()]
         dense = blocks.reshape(padded)
@@ -100,6 +114,10 @@ class Packing(msgspec.Struct, frozen=True):
             others = [extent for n, extent in enumerate(self.shape) if n != axis]
             tail = np.moveaxis(behind.reshape(last, *others), 0, axis)
             dense = np.concatenate([dense, tail], axis=axis)
+        if self.taps is not None:
+            others = [extent for n, extent in enumerate(self.shape) if n != self.taps]
+            columns = paired.restore_weights(np.moveaxis(dense, self.taps, 0), sizes.reshape(others))
+            dense = np.moveaxis(columns, 0, self.taps)
         if self.winograd:
             dense = winograd.restore_weights(dense, self.winograd)
         return np.ascontiguousarray(dense, dtype).reshape(-1)

@@ -12,8 +12,10 @@ from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config, Space
 from tilewright.space.template import Applied, Terms
 from tilewright.space.templates.cpu.contraction import AppliedContraction
+from tilewright.space.templates.cpu.paired import AppliedPaired
 from tilewright.space.templates.cpu.promising import (
     PromisingContraction,
+    PromisingPaired,
     PromisingStrassen,
     PromisingWinograd,
 )
@@ -46,4 +48,6 @@ def _narrowed(applied: Applied) -> Applied:
         return Narrowed(applied, PromisingWinograd(applied).space)
     if isinstance(applied, AppliedStrassen):
         return Narrowed(applied, PromisingStrassen(applied).space)
+    if isinstance(applied, AppliedPaired):
+        return Narrowed(applied, PromisingPaired(applied).space)
     return applied

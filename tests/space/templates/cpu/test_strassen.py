@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.machines import ICE_LAKE
@@ -14,6 +15,7 @@ from tests.rewrites.helpers import array
 from tests.space.checked import Inputs, error, legal_configs, same_on_two_threads, stored_for
 from tests.space.spills import spilled_vectors_in_loops
 from tests.space.templates.cpu.test_contraction import matmul_task, with_epilogue
+from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
@@ -24,13 +26,16 @@ from tilewright.measure.single import SingleKernel
 from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.space.templates.cpu.strassen import AppliedStrassen, Strassen
+from tilewright.space.templates.cpu.strassen_nest import PRODUCTS, StrassenNest, asks_data
+from tilewright.te.index import simplify
 from tilewright.tune.choose import choose, descend
 
 QUICK = settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )
 BOUND = 1e-5
-SMALL_CACHE = replace(host(), caches=replace(host().caches, l2=4 << 10))  # the next block is asked for
+_PER_LINE = 16  # elements of a cache line
+SMALL_CACHE = replace(host(), caches=replace(host().caches, l2=4 << 10))  # the next piece is asked for
 
 
 def applied_to(task: Task, machine: CpuMachine | None = None) -> AppliedStrassen:
@@ -130,19 +135,50 @@ def test_strict_numerics_do_without() -> None:
 
 @pytest.mark.parametrize("machine", [host(), ICE_LAKE])
 def test_large_products_are_computed_so_and_small_ones_are_not(machine: CpuMachine) -> None:
-    assert choose(Work(matmul_task(1024, 1024, 1024), machine)).config.template == "strassen"
-    assert choose(Work(matmul_task(32, 64, 96), machine)).config.template == "contraction"
+    large = "paired" if machine.adds_beside else "strassen"
+    assert choose(Work(matmul_task(1024, 1024, 1024), machine)).config.template == large
+    assert choose(Work(matmul_task(32, 64, 96), machine)).config.template != "strassen"
 
 
-def test_the_next_blocks_rows_are_asked_for() -> None:
-    task = matmul_task(2048, 32, 512)
-    applied = applied_to(task, SMALL_CACHE)
-    values = {"rows": 8, "vectors": 1, "unroll": 8, "block": 2, "chunks": 1, "pieces": 1, "prefetch": 0}
-    config = next(
-        c for c in applied.space.configs() if all(c[name] == value for name, value in values.items())
-    )
+@given(
+    k=st.integers(96, 400),
+    rows=st.sampled_from((4, 8)),
+    block=st.integers(2, 4),
+    pieces=st.sampled_from((1, 2, 3)),
+    at=st.integers(0, 8),
+)
+@QUICK
+def test_the_next_piece_of_the_rows_is_asked_for(k: int, rows: int, block: int, pieces: int, at: int) -> None:
+    """Every line of it, during this one: of the same block, or the first one of the next block."""
+    applied = applied_to(matmul_task(256, 32, k), SMALL_CACHE)
+    values = {
+        "rows": rows, "vectors": 1, "unroll": 8, "block": block, "chunks": 1, "pieces": pieces, "prefetch": 0
+    }  # fmt: skip
+    assume(applied.space.legal(values))
+    config, shape = Config.of(applied.name, values), applied._shape(values)
     asked = {s.buffer.name for s in walk_stmts(applied.program(config).body) if isinstance(s, Prefetch)}
-    assert asked == {"x0"}
+    assert asked == ({"x0"} if asks_data(applied.product, shape, applied.machine) else set())
+
+    nest = StrassenNest(applied._plain_nest(shape), shape, applied.machine)
+    now, following = divmod(at, pieces), divmod(at + 1, pieces)
+    assume(following[0] < shape.blocks - 1)  # the last may be moved back
+    steps = PRODUCTS * shape.tiles * (shape.piece // shape.unroll)
+    lines = set()
+    for pair, step in itertools.product(range(shape.per_chunk), range(steps)):
+        values_now = {nest.block: now[0], nest.piece: now[1], nest.pair: pair}
+        for prefetch in nest._next_rows(te.as_index(step), steps):
+            assert isinstance(prefetch, Prefetch)
+            indices = {var: te.as_index(value) for var, value in values_now.items()}
+            place = simplify(te.substitute(prefetch.index, indices))
+            assert isinstance(place, te.Const)
+            lines.add(int(place.value) // _PER_LINE)
+    first_row, first_tap = following[0] * shape.block, following[1] * 2 * shape.piece
+    wanted = {
+        ((first_row + row) * k + first_tap + tap) // _PER_LINE
+        for row in range(shape.block)
+        for tap in range(2 * shape.piece)
+    }
+    assert wanted <= lines
 
 
 @pytest.mark.parametrize("size", [(128, 768, 768), (197, 2304, 768), (127, 769, 511), (784, 64, 576)])

@@ -16,7 +16,8 @@ stage     data that a register tile finds in runs is the same data in the same r
 Of Winograd's algorithm, for each size of its tiles: no register tiles that starve the ports as above, no blocks and
 shares that leave a core idle or compute tiles and panels again, all of these together; and no block whose scratch does
 not fit the second cache, where others do. Of products by seven the same, with the longest code that does not spill,
-and the weight asked for in the first cache or not at all.
+and the weight asked for in the first cache or not at all. Of products in pairs, of
+blocks that come to the same size one, and the rest as of Winograd's algorithm.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from tilewright.dtypes import DType
 from tilewright.loops.tiling import extent_of
 from tilewright.space.space import Knob, Space, Value
 from tilewright.space.templates.cpu.contraction import AppliedContraction, Shape
+from tilewright.space.templates.cpu.paired import AppliedPaired
+from tilewright.space.templates.cpu.paired_nest import Shape as PairedShape
 from tilewright.space.templates.cpu.strassen import AppliedStrassen
 from tilewright.space.templates.cpu.strassen_nest import PRODUCTS
 from tilewright.space.templates.cpu.strassen_nest import Shape as StrassenShape
@@ -285,6 +288,49 @@ class PromisingStrassen:
         if shape.single:
             steps += iterations * 2 * shape.tiles * self.applied.tap.extent
         return steps * _busiest_port(shape.rows, shape.vectors)
+
+
+@dataclass(frozen=True)
+class PromisingPaired:
+    applied: AppliedPaired
+
+    @cached_property
+    def space(self) -> Space:
+        whole = self.applied.space
+        return Space(whole.template, whole.knobs, self._legal, whole.together)
+
+    def _legal(self, values: Mapping[str, Value]) -> bool:
+        if not self.applied._legal(values):
+            return False
+        shape = self.applied._shape(values)
+        if values["block"] != self._blocks[shape.rows][shape.block]:
+            return False
+        fitting, best = self._best
+        return fitting == self._fits(shape) and self._slowest(shape) <= _DEAL_SLACK * best
+
+    @cached_property
+    def _blocks(self) -> dict[int, dict[int, int]]:
+        """For each number of rows and size of a block the first value of the knob that comes to it."""
+        found: dict[int, dict[int, int]] = {}
+        for config in self.applied.space.configs():
+            shape = self.applied._shape(dict(config.values))
+            found.setdefault(shape.rows, {}).setdefault(shape.block, config.int("block"))
+        return found
+
+    @cached_property
+    def _best(self) -> tuple[bool, float]:
+        """Whether any block fits the second cache, and the least of `_slowest` of these."""
+        shapes = [self.applied._shape(dict(config.values)) for config in self.applied.space.configs()]
+        fitting = [shape for shape in shapes if self._fits(shape)]
+        return bool(fitting), min(map(self._slowest, fitting or shapes))
+
+    def _fits(self, shape: PairedShape) -> bool:
+        return shape.scratch_bytes <= _SECOND_CACHE * self.applied.machine.caches.l2_per_core
+
+    def _slowest(self, shape: PairedShape) -> float:
+        """The instructions of the thread with the most register tiles, of the units that are busy longest."""
+        iterations = -(-shape.chunks * shape.blocks // self.applied.machine.cores)
+        return iterations * shape.per_chunk * shape.tiles * self.applied.instructions(shape)
 
 
 def _busiest_port(rows: int, vectors: int) -> float:

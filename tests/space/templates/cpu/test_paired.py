@@ -1,0 +1,268 @@
+"""Every config of the template that computes products in pairs computes its task, within the bounds of fp32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.machines import ICE_LAKE, ZEN_4
+from tests.rewrites.helpers import array
+from tests.space.checked import Inputs, error, legal_configs, same_on_two_threads, stored_for
+from tests.space.spills import spilled_vectors_in_loops
+from tests.space.templates.cpu.test_contraction import matmul_task, with_epilogue
+from tilewright.dtypes import DType
+from tilewright.graph.ir import Node
+from tilewright.graph.op import apply
+from tilewright.graph.task import Task
+from tilewright.hw import CpuMachine, host
+from tilewright.loops.ir import Prefetch, walk_stmts
+from tilewright.measure.check import relative_error
+from tilewright.measure.exam import draw_exam
+from tilewright.measure.single import SingleKernel
+from tilewright.space.space import Config
+from tilewright.space.template import Work
+from tilewright.space.templates.cpu.paired import AppliedPaired, Paired
+from tilewright.space.templates.cpu.product import product_of
+from tilewright.tune.choose import choose, descend
+
+pytestmark = pytest.mark.skipif(host().vector_registers < 32, reason="its register tiles want 32 vectors")
+QUICK = settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+)
+BOUND = 1e-5
+SMALL_CACHE = replace(host(), caches=replace(host().caches, l2=4 << 10))  # the next block is asked for
+LANES = host().lanes(DType.F32)
+
+
+def applied_to(task: Task, machine: CpuMachine | None = None) -> AppliedPaired:
+    """Also where it does not pay: what it computes is right everywhere."""
+    work = Work(task, machine or host())
+    product = product_of(work.formula)
+    assert product is not None
+    return AppliedPaired(work, product)
+
+
+def some_config(applied: AppliedPaired, **values: int) -> Config:
+    return next(c for c in applied.space.configs() if all(c[name] == v for name, v in values.items()))
+
+
+@given(
+    data=st.data(),
+    m=st.integers(6, 100),
+    vectors=st.integers(3, 9),
+    columns=st.integers(0, 15),
+    k=st.integers(32, 500),
+)
+@QUICK
+def test_any_config_of_any_matrix_product(
+    data: st.DataObject, m: int, vectors: int, columns: int, k: int
+) -> None:
+    """Odd numbers of rows, columns and taps, and what comes after the product; the same bits on one thread and two."""
+    task = matmul_task(m, vectors * LANES + columns, k)
+    applied = applied_to(task, data.draw(st.sampled_from((host(), SMALL_CACHE))))
+    config = data.draw(legal_configs(applied.space))
+    assert error(applied.program(config), task) < BOUND
+    assert applied_to(task, ZEN_4).terms(config).arithmetic > 0
+
+
+@pytest.mark.parametrize(("m", "k"), [(61, 100), (100, 401)])
+def test_blocks_that_do_not_divide_the_rows_agree_on_every_bit(m: int, k: int) -> None:
+    """The last one is moved back: which rows of it are summed in pairs differs from the one before it."""
+    task = matmul_task(m, 4 * LANES + 1, k)
+    applied = applied_to(task)
+    config = some_config(applied, rows=6, block=3, chunks=2)
+    shape = applied._shape(dict(config.values))
+    assert shape.blocks > 1 and m % shape.block and shape.block % shape.rows == 0
+    program = applied.program(config)
+    stored = stored_for(
+        program, [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
+    )
+    results = [same_on_two_threads(program, stored) for _ in range(3)]
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
+def product(m: int, n: int, k: int) -> Task:
+    x = Inputs()
+    return x.task(apply("matmul", x(m, k), x(k, n, constant=True)))
+
+
+def computed(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Their product in pairs."""
+    (m, k), n = left.shape, right.shape[1]
+    applied = applied_to(product(m, n, k))
+    program = applied.program(some_config(applied, rows=6, block=2, prefetch=0))
+    return same_on_two_threads(program, stored_for(program, [left, right])).reshape(m, n)
+
+
+def drawn(rows: int, columns: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
+
+
+def exact(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    return left.astype(np.float64) @ right.astype(np.float64)
+
+
+@given(
+    sizes=st.tuples(st.integers(12, 40), st.integers(3 * LANES, 5 * LANES), st.integers(32, 300)),
+    seed=st.integers(0, 1000),
+    magnitude=st.integers(0, 12),
+)
+@QUICK
+def test_rows_and_columns_are_as_exact_as_each_by_itself(
+    sizes: tuple[int, int, int], seed: int, magnitude: int
+) -> None:
+    """Whatever their sizes are: an error is small beside the product of a row's length and a column's."""
+    m, n, k = sizes
+    rng = np.random.default_rng(seed)
+    of_rows, of_columns = (10.0 ** rng.uniform(-magnitude, magnitude, size) for size in (m, n))
+    left = (drawn(m, k, seed) * of_rows[:, None]).astype(np.float32)
+    right = (drawn(k, n, seed + 1) * of_columns).astype(np.float32)
+    off = np.abs(computed(left, right) - exact(left, right))
+    lengths = np.outer(np.linalg.norm(left, axis=1), np.linalg.norm(right, axis=0))
+    assert (off <= 3e-7 * lengths).all()
+
+
+@pytest.mark.parametrize("mean", [0.5, 3.0, -20.0])
+@pytest.mark.parametrize("k", [256, 3072])
+def test_a_mean_costs_little(mean: float, k: int) -> None:
+    """Corrections that all have one sign would be far larger than the result."""
+    left, right = (drawn(18, k, 0) + mean).astype(np.float32), drawn(k, 3 * LANES, 1)
+    plain = np.zeros((18, 3 * LANES), np.float32)
+    for tap in range(k):
+        plain += left[:, tap, None] * right[tap]
+    reference = exact(left, right)
+    assert relative_error(computed(left, right), reference) < 2.5 * relative_error(plain, reference)
+
+
+def test_what_is_no_number_stays_in_its_row_and_its_column() -> None:
+    left, right = drawn(30, 80, 0), drawn(80, 3 * LANES, 1)
+    left[7, 3], left[20, 79], right[50, 5] = np.nan, np.inf, np.nan
+    result = computed(left, right)
+    finite = np.isfinite(result)
+    assert not finite[[7, 20]].any() and not finite[:, 5].any()
+    others = np.ix_([r for r in range(30) if r not in (7, 20)], [c for c in range(3 * LANES) if c != 5])
+    assert relative_error(result[others], exact(left, right)[others]) < 1e-6
+
+
+@pytest.mark.parametrize("tiny", [0.0, 1e-30, 1e-42])
+def test_rows_of_zeros_give_zeros_and_tiny_ones_do_no_harm(tiny: float) -> None:
+    left, right = drawn(12, 64, 0), drawn(64, 3 * LANES, 1)
+    left[[2, 5, 6]] *= np.float32(tiny)
+    right[:, 3] = 0.0
+    result = computed(left, right)
+    assert np.abs(result[[2, 5, 6]]).max() <= 100 * tiny
+    assert relative_error(result, exact(left, right)) < 1e-6
+
+
+def test_two_thirds_of_the_multiplications_are_done() -> None:
+    task = matmul_task(128, 768, 768)
+    found = descend(applied_to(task, ZEN_4), Work(task, ZEN_4))
+    assert found is not None
+    plain = 128 * 768 * 768 / ZEN_4.lanes(DType.F32)
+    assert 2 / 3 * plain < applied_to(task, ZEN_4).terms(found[1]).arithmetic < 0.75 * plain
+
+
+def test_a_convolution_of_one_pixel_is_one_too() -> None:
+    x = Inputs()
+    image, weights = x(1, 14, 14, 96), x(1, 1, 96, 64, constant=True)
+    attrs = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
+    task = x.task(with_epilogue(x, apply("conv", image, weights, layout="channels_last", **attrs)))
+    applied = applied_to(task)
+    assert error(applied.program(next(applied.space.configs())), task) < BOUND
+
+
+def activations(m: int, n: int, k: int) -> Task:
+    """A product of two tensors that are computed."""
+    x = Inputs()
+    return x.task(apply("matmul", x(m, k), x(k, n)))
+
+
+def heads(batch: int) -> Task:
+    x = Inputs()
+    return x.task(apply("matmul", x(batch, 64, 256), x(batch, 256, 64, constant=True)))
+
+
+def read_twice() -> Task:
+    """A weight that something else reads, too: its packed order would be wrong there."""
+    x = Inputs()
+    a, w = x(64, 128), x(128, 128, constant=True)
+    part = apply("slice", w, starts=(0, 0), stops=(64, 128), steps=(1, 1))
+    return x.task(apply("add", apply("matmul", a, w), part))
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        product(4, 512, 512),  # reading the weight is all there is to do
+        product(128, 512, 16),  # too few taps
+        product(128, 2 * LANES, 512),  # too few panels
+        matmul_task(64, 64, 256, dtype=DType.F16),
+        activations(64, 64, 256),
+        heads(3),
+        read_twice(),
+    ],
+)
+def test_it_declines(task: Task) -> None:
+    assert Paired().apply(Work(task, ZEN_4)) is None
+
+
+def test_it_is_for_machines_that_add_beside_and_not_for_strict_numerics() -> None:
+    task = matmul_task(256, 768, 768)
+    assert Paired().apply(Work(task, ZEN_4)) is not None
+    assert Paired().apply(Work(task, ZEN_4, "strict")) is None
+    assert Paired().apply(Work(task, ICE_LAKE)) is None
+
+
+@pytest.mark.parametrize("size", [(1024, 1024, 1024), (128, 768, 768), (3136, 64, 576), (30, 669, 1041)])
+def test_products_are_computed_so_where_it_pays(size: tuple[int, int, int]) -> None:
+    assert choose(Work(matmul_task(*size), ZEN_4)).config.template == "paired"
+    assert choose(Work(matmul_task(*size), ICE_LAKE)).config.template != "paired"
+
+
+def test_the_next_panel_and_the_next_blocks_rows_are_asked_for() -> None:
+    applied = applied_to(matmul_task(512, 3 * LANES, 128), SMALL_CACHE)
+    for prefetch, expected in ((0, {"x0"}), (1, {"x0", "x1"})):
+        program = applied.program(some_config(applied, rows=12, block=2, chunks=1, prefetch=prefetch))
+        asked = {s.buffer.name for s in walk_stmts(program.body) if isinstance(s, Prefetch)}
+        assert asked == expected
+
+
+@pytest.mark.parametrize("size", [(128, 768, 768), (197, 2304, 768), (127, 769, 511), (784, 64, 576)])
+def test_the_error_is_that_of_a_product_as_usual(size: tuple[int, int, int]) -> None:
+    task = matmul_task(*size)
+    applied = applied_to(task)
+    assert error(applied.program(some_config(applied, rows=9, block=4)), task) < 1.0e-6
+
+
+def then(m: int, n: int, k: int, *operators: str) -> Task:
+    x = Inputs()
+    node: Node = apply("matmul", x(m, k), x(k, n, constant=True))
+    for name in operators:
+        node = apply(name, node, **({"approximate": "none"} if name == "gelu" else {}))
+    return x.task(node)
+
+
+@pytest.mark.parametrize(
+    "task", [matmul_task(128, 256, 256), then(61, 96, 200, "gelu"), then(20, 50, 50, "relu")]
+)
+def test_it_passes_its_exam(task: Task) -> None:
+    """As it is drawn when candidates are measured: what fails there is never chosen."""
+    applied = applied_to(task)
+    program = applied.program(some_config(applied, rows=9))
+    kernel = SingleKernel(program, host())
+    for seed in range(3):
+        for case in draw_exam(task, "fast", seed).cases:
+            case.error(kernel(stored_for(program, case.inputs)))
+
+
+def test_no_register_tile_spills() -> None:
+    """The largest one; what is smaller has room."""
+    applied = applied_to(matmul_task(128, 4 * LANES, 384))
+    for prefetch in (0, 1):
+        config = [c for c in applied.space.configs() if c["prefetch"] == prefetch][-1]  # rows grow
+        assert spilled_vectors_in_loops(applied.program(config), host()) == 0, str(config)

@@ -16,7 +16,10 @@ from tilewright.dtypes import DType
 from tilewright.graph.attention import attention_in
 from tilewright.graph.oracle import evaluate
 from tilewright.hw import CpuMachine, host
+from tilewright.loops.ir import Program
 from tilewright.loops.verify import verify_program
+from tilewright.measure.exam import draw_exam
+from tilewright.measure.single import SingleKernel
 from tilewright.space.space import Config
 from tilewright.space.templates.attention import Operands
 from tilewright.space.templates.cpu.attention_nest import Shape
@@ -26,18 +29,23 @@ LANES = host().lanes(DType.F32)
 Change = Callable[[list[np.ndarray]], None]
 
 
-def paired(
-    problem: Problem, arrays: list[np.ndarray], vectors: int = 2, together: int = 1
-) -> tuple[np.ndarray, np.ndarray]:
-    """(what the kernel gives, the oracle's result)"""
+def program_of(problem: Problem, vectors: int = 2, together: int = 1) -> Program:
     graph = problem.task().graph
     node = attention_in(graph)
     assert node is not None
     shape = Shape(vectors, problem.keys, problem.dtype.is_half, together, paired=True)
     program = PairedNest(Operands(graph, node), host(), shape).program(Config.of("attention", {}))
     verify_program(program)
+    return program
+
+
+def paired(
+    problem: Problem, arrays: list[np.ndarray], vectors: int = 2, together: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """(what the kernel gives, the oracle's result)"""
+    program = program_of(problem, vectors, together)
     flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
-    (expected,) = evaluate(graph, arrays)
+    (expected,) = evaluate(problem.task().graph, arrays)
     return same_on_two_threads(program, flat).reshape(expected.shape), expected
 
 
@@ -155,6 +163,19 @@ def test_scores_of_any_size_do_not_overflow() -> None:
     arrays[1] *= np.float32(100)
     got, expected = paired(PROBLEM, arrays)
     assert error(got, expected) < 1e-4  # scores of thousands are rounded to thousandths
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [PROBLEM, replace(PROBLEM, queries=70, keys=197, order="tokens"), replace(PROBLEM, mask="added by key")],
+)
+def test_it_passes_its_exam(problem: Problem) -> None:
+    """As it is drawn when candidates are measured: what fails there is never chosen."""
+    task = problem.task()
+    kernel = SingleKernel(program_of(problem), host())
+    for seed in range(2):
+        for case in draw_exam(task, "fast", seed).cases:
+            case.error(kernel([array.reshape(-1) for array in case.inputs]))
 
 
 def test_only_where_adders_are_free_is_it_a_choice() -> None:

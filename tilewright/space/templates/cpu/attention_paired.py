@@ -108,7 +108,7 @@ class PairedNest(AttentionNest):
 
             yield from summed(width // lanes, square)
             yield nest(across, Store(size, at, _size(_sum(turned), width)))
-            yield nest(across, Store(inverse, at, te.const(1, DType.F32) / self._at(size, at)))
+            yield nest(across, Store(inverse, at, _inverse(self._at(size, at))))
 
         def product(column: te.Expr, total: te.Expr) -> te.Expr:
             low, high = (operands.key(row, d) for d in (column, column + self.half))
@@ -214,7 +214,7 @@ class PairedNest(AttentionNest):
         return block(
             each(_to(squares, _ZERO)),
             nest([(d, Kind.SERIAL)], each(_to(squares, te.call("fma", number(d), number(d), squares)))),
-            each(_to(size, _size(squares, self.operands.width)), _to(inverse, te.const(1, DType.F32) / size)),
+            each(_to(size, _size(squares, self.operands.width)), _to(inverse, _inverse(size))),
             each(_to(cross, _ZERO)),
             nest([(j, Kind.SERIAL)], block(pair(j * 2, True), pair(j * 2 + 1, False))),
             each(_to(te.Load(self.query_cross, (row,)), cross)),
@@ -460,7 +460,11 @@ def _sum(numbers: Sequence[te.Expr]) -> te.Expr:
 
 
 def _size(squares: te.Expr, width: int) -> te.Expr:
-    """The root mean square of `width` numbers; 1 where it is no number to divide by, so that infinity and NaN stay what
-    they are, where they are."""
-    ordinary = te.call("and", te.call("lt", _TINY, squares), te.call("lt", squares, _HUGE))
-    return te.select(ordinary, te.call("sqrt", squares * (1.0 / width)), 1.0)
+    """The root mean square of `width` numbers; 0 where there is nothing but zeros, so that what is computed of them is
+    nothing, too; 1 where it is no number to divide by: infinity and NaN stay what they are, where they are."""
+    root = te.select(te.call("lt", squares, _HUGE), te.call("sqrt", squares * (1.0 / width)), 1.0)
+    return te.select(te.call("lt", squares, _TINY), 0.0, root)
+
+
+def _inverse(size: te.Expr) -> te.Expr:
+    return te.select(te.call("eq", size, _ZERO), 1.0, te.const(1, DType.F32) / size)

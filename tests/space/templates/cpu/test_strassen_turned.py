@@ -60,6 +60,15 @@ def test_any_config_of_a_convolution_of_one_pixel(
     assert terms is not None and terms.arithmetic > 0
 
 
+def test_blocks_of_pixels_that_are_one_axis_apart() -> None:
+    """Rows of twelve pixels, of which every other is seen: all are as far apart as those of one row."""
+    task = Image(1, (12, 12), (96, 4 * LANES), (1, 1), stride=(1, 2)).task()
+    applied = applied_to(task)
+    blocks = [c for c in applied.space.configs() if applied._shape(dict(c.values)).blocks > 1]
+    for config in blocks[:: max(1, len(blocks) // 3)]:
+        assert error(applied.program(config), task) < BOUND
+
+
 @pytest.mark.parametrize(
     "task",
     [

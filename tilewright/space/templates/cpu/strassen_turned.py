@@ -204,21 +204,23 @@ class _Nest(StrassenNest):
         return te.substitute(self.product.data, place)
 
     def _gather(self) -> Stmt:
-        *outer, last = self.product.image
-        tap = te.Var("gt", 2 * self.shape.piece)
-        lane = te.Var("gv", min(self.shape.lanes, power_of_two_below(last.extent)))
+        """The pixels of the block, which is some of the image's first axis and all of the others."""
+        axes, shape = self.product.image, self.shape
+        first, *inner = axes
+        tap = te.Var("gt", 2 * shape.piece)
+        places = [te.Var("g0", shape.block // extent_of(inner))]
+        places += [te.Var(f"g{n + 1}", axis.extent) for n, axis in enumerate(inner)]
+        *outer, last = places
+        lane = te.Var("gv", min(shape.lanes, power_of_two_below(last.extent)))
         along = Tiles(last, lane.extent)
-        places = [te.Var(f"g{n}", axis.extent) for n, axis in enumerate(outer)]
-        if places:
-            places[0] = te.Var("g0", self.shape.block // extent_of(self.product.image[1:]))
-        values: dict[te.Var, te.Expr] = {self.tap: self._first_tap(0) + tap, last: along.start() + lane}
+        in_block: list[te.Expr] = [*outer, along.start() + lane]
+        values: dict[te.Var, te.Expr] = {self.tap: self._first_tap(0) + tap}
         pixel: te.Expr = te.as_index(0)
-        for axis, place in zip(outer, places, strict=True):
-            values[axis] = self.plain.block_start + place if axis == outer[0] else place
+        for axis, place in zip(axes, in_block, strict=True):
+            values[axis] = self.plain.block_start + place if axis == first else place
             pixel = pixel * axis.extent + place
-        pixel = pixel * last.extent + along.start() + lane
-        store = Store(self.gathered, tap * self.shape.block + pixel, te.substitute(self.product.data, values))
-        loops = [(var, Kind.SERIAL) for var in (tap, *places, along.var)]
+        store = Store(self.gathered, tap * shape.block + pixel, te.substitute(self.product.data, values))
+        loops = [(var, Kind.SERIAL) for var in (tap, *outer, along.var)]
         return nest([*loops, (lane, Kind.VECTOR)], store)
 
     def _place_of(self, number: int, tap: te.Expr) -> te.Expr:

@@ -156,18 +156,21 @@ class _Applied:
             from_l2 += 4 * keys * (width * len(groups) + operands.values)
             from_l2 += (8 if nest.one_block else 12) * keys * rows * spilled
         scalar += nest.chunk.extent * operands.keys * columns * _STAGING * nest.ahead
-        heads = operands.heads
-        moved = sum(x.size * x.dtype.bytes for x in (*operands.inputs, operands.output))
-        return Terms(
-            arithmetic=heads * arithmetic,
-            loads=heads * loads,
-            stores=heads * stores,
-            branches=heads * branches,
-            from_l2=heads * from_l2,
-            from_l3=moved,
-            iterations=heads * nest.chunk.extent,
-            scalar=heads * scalar,
+        return self._of_all_heads(
+            nest,
+            arithmetic=arithmetic,
+            loads=loads,
+            stores=stores,
+            branches=branches,
+            from_l2=from_l2,
+            scalar=scalar,
         )
+
+    def _of_all_heads(self, nest: AttentionNest, **terms: float) -> Terms:
+        operands = self.operands
+        moved = sum(x.size * x.dtype.bytes for x in (*operands.inputs, operands.output))
+        counted = {name: operands.heads * of_head for name, of_head in terms.items()}
+        return Terms(from_l3=moved, iterations=operands.heads * nest.chunk.extent, **counted)
 
     def _paired_terms(self, shape: Shape, nest: PairedNest) -> Terms:
         operands, lanes = self.operands, self.lanes
@@ -185,16 +188,8 @@ class _Applied:
             scalar += (tiles * vectors + groups * columns) * _DRAINING
             from_l2 += 4 * keys * (width + operands.values) + (8 + 4 * columns) * keys * rows * spilled
         scalar += nest.chunk.extent * keys * (width // lanes + columns) * _UNIT
-        heads = operands.heads
-        moved = sum(x.size * x.dtype.bytes for x in (*operands.inputs, operands.output))
-        return Terms(
-            arithmetic=heads * arithmetic,
-            loads=heads * loads,
-            stores=heads * stores,
-            from_l2=heads * from_l2,
-            from_l3=moved,
-            iterations=heads * nest.chunk.extent,
-            scalar=heads * scalar,
+        return self._of_all_heads(
+            nest, arithmetic=arithmetic, loads=loads, stores=stores, from_l2=from_l2, scalar=scalar
         )
 
     def _blocks(self, shape: Shape) -> Iterator[tuple[int, int, int]]:

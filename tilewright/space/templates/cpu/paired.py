@@ -43,7 +43,7 @@ from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.contraction import ASKED_SHOWN, BEGIN, PAGE, even_block
 from tilewright.space.templates.cpu.paired_nest import PairedNest, Shape, packed_weight
-from tilewright.space.templates.cpu.product import Product, product_of
+from tilewright.space.templates.cpu.product import Product, is_one_matrix_product, product_of
 from tilewright.te.index import coefficient
 
 NAME = "paired"
@@ -69,27 +69,10 @@ class Paired:
         if work.numerics == "strict" or not work.machine.adds_beside:
             return None
         product = product_of(work.formula)
-        if product is None or not is_one_matrix_product(product):
+        if product is None or not product.constant_weight or not is_one_matrix_product(product):
             return None
         applied = AppliedPaired(work, product)
         return applied if next(applied.space.configs(), None) is not None else None
-
-
-def is_one_matrix_product(product: Product) -> bool:
-    """Whether it is a matrix of float32, its rows in runs, times a constant one."""
-    one = (
-        type(product) is Product and not product.shared and len(product.rows) == 1 and len(product.taps) == 1
-    )
-    data, weight = product.data, product.weight
-    if (
-        not one
-        or not isinstance(data, te.Load)
-        or weight != product.weight_load
-        or not product.constant_weight
-    ):
-        return False
-    dtypes = {data.dtype, weight.dtype, product.reduction.result.dtype}
-    return dtypes == {DType.F32} and coefficient(data.indices[0], product.taps[0]) == 1
 
 
 class AppliedPaired:

@@ -41,7 +41,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.loops.ir import SCRATCH_LIMIT, Program
 from tilewright.loops.tiling import Tiles
@@ -59,9 +58,8 @@ from tilewright.space.templates.cpu.contraction import (
 from tilewright.space.templates.cpu.contraction import Shape as PlainShape
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest
 from tilewright.space.templates.cpu.contraction_tail import tail_terms
-from tilewright.space.templates.cpu.product import Product, coordinates, product_of
+from tilewright.space.templates.cpu.product import Product, coordinates, is_one_matrix_product, product_of
 from tilewright.space.templates.cpu.strassen_nest import LINE, PRODUCTS, Shape, StrassenNest, asks_data
-from tilewright.te.index import coefficient
 
 NAME = "strassen"
 _ROWS = (4, 5, 6, 7, 8, 9, 10, 11, 12, 14)
@@ -87,7 +85,7 @@ class Strassen:
         if work.numerics == "strict":
             return None
         product = product_of(work.formula)
-        if product is None or not product.constant_weight or not is_one_matrix_product(product):
+        if product is None or not product.constant_weight or not is_large_matrix_product(product):
             return None
         applied = AppliedStrassen(work, product)
         return applied if next(applied.space.configs(), None) is not None else None
@@ -98,18 +96,11 @@ def is_large_enough(rows: int, taps: int) -> bool:
     return rows > 2 * (_LEAST_ROWS - 1) and taps >= 2 * _LEAST_TAPS
 
 
-def is_one_matrix_product(product: Product) -> bool:
-    """Whether it is a matrix of float32, its rows in runs, times another, and large enough."""
-    one = (
-        type(product) is Product and not product.shared and len(product.rows) == 1 and len(product.taps) == 1
-    )
-    data, weight = product.data, product.weight
-    if not one or not isinstance(data, te.Load) or weight != product.weight_load:
+def is_large_matrix_product(product: Product) -> bool:
+    if not is_one_matrix_product(product):
         return False
-    dtypes = {data.dtype, weight.dtype, product.reduction.result.dtype}
     (row,), (tap,) = product.rows, product.taps
-    runs = dtypes == {DType.F32} and coefficient(data.indices[0], tap) == 1
-    return runs and is_large_enough(row.extent, tap.extent)
+    return is_large_enough(row.extent, tap.extent)
 
 
 class AppliedStrassen:

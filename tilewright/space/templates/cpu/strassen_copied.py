@@ -23,7 +23,7 @@ from tilewright.space.templates.cpu.contraction import AppliedContraction
 from tilewright.space.templates.cpu.contraction import Shape as PlainShape
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest
 from tilewright.space.templates.cpu.product import Product, coordinates, product_of
-from tilewright.space.templates.cpu.strassen import AppliedStrassen, is_one_matrix_product
+from tilewright.space.templates.cpu.strassen import AppliedStrassen, is_large_matrix_product
 from tilewright.space.templates.cpu.strassen_nest import LINE, Factors, StrassenNest
 from tilewright.space.templates.cpu.strassen_nest import Shape as PackedShape
 
@@ -40,7 +40,7 @@ class StrassenCopied:
         if work.numerics == "strict":
             return None
         product = product_of(work.formula)
-        if product is None or product.constant_weight or not is_one_matrix_product(product):
+        if product is None or product.constant_weight or not is_large_matrix_product(product):
             return None
         applied = AppliedStrassenCopied(work, product)
         return applied if next(applied.space.configs(), None) is not None else None

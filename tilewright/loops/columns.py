@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from tilewright import te
 from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula, Reduction
-from tilewright.loops.ir import Buffer, Kind, Prefetch, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.ir import Buffer, Kind, Prefetch, Program, Scope, Stmt, Store, block, nest, set_to
 from tilewright.loops.tiling import (
     Tiles,
     columns_of,
@@ -95,22 +95,22 @@ def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Prog
 
     def taken(first: te.Expr, rows: te.Var) -> Stmt:
         at = {axis: blocks.start() + place, k: first + rows}
-        steps = [_stored(kept[r], te.substitute(value, at)) for r, value in _step(formula, kept)]
+        steps = [set_to(kept[r], te.substitute(value, at)) for r, value in _step(formula, kept)]
         ahead = {axis: blocks.start() + inside.start() + line * in_line, k: first + rows + _AHEAD}
         asked = Prefetch(source, te.substitute(load.indices[0], ahead), tile.level)
         return along(
             block(
                 nest([(rows, Kind.UNROLL), (line, Kind.UNROLL)], asked),
-                nest(in_tile, block(*(_stored(kept[r], held[r]) for r in results))),
+                nest(in_tile, block(*(set_to(kept[r], held[r]) for r in results))),
                 nest([(rows, Kind.UNROLL), *in_tile], block(*steps)),
-                nest(in_tile, block(*(_stored(held[r], kept[r]) for r in results))),
+                nest(in_tile, block(*(set_to(held[r], kept[r]) for r in results))),
             )
         )
 
     group = te.Var(f"{k.name}_g", k.extent // tile.rows)
     rest = te.Var(f"{k.name}_r", k.extent % tile.rows)
     stmts = [
-        along(nest(in_tile, block(*(_stored(held[r], value) for r, value in _begin(formula))))),
+        along(nest(in_tile, block(*(set_to(held[r], value) for r, value in _begin(formula))))),
         nest([(group, Kind.SERIAL)], taken(group * tile.rows, row)),
     ]
     if rest.extent:
@@ -123,11 +123,6 @@ def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Prog
     found = " and its place" if len(results) > 1 else ""
     words = f"columns: {reduction.kind} of {k.extent}{found}, {width} of {axis.name} at a time"
     return Program(formula.name, (*formula.inputs, formula.output), with_values(body, {}), words)
-
-
-def _stored(place: te.Load, value: te.Expr) -> Store:
-    assert isinstance(place.source, Buffer)
-    return Store(place.source, place.indices[0], value)
 
 
 def _begin(formula: Formula) -> list[tuple[Buffer, te.Expr]]:

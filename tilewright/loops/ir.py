@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING
 
 from tilewright.dtypes import DType
 from tilewright.runtime.packing import Packing
-from tilewright.te import Expr, Source, Var
+from tilewright.te import Expr, Load, Source, Var
 
 if TYPE_CHECKING:
     from tilewright.loops.gpu.instructions import Instruction
@@ -239,6 +239,12 @@ def thread_count(program: Program) -> int:
     """Threads of a block: the extent of the thread loops; 1 where there are none."""
     loops = (stmt for stmt in walk_stmts(program.body) if isinstance(stmt, For))
     return next((loop.var.extent for loop in loops if loop.kind is Kind.THREAD), 1)
+
+
+def set_to(place: Load, value: Expr) -> Store:
+    """The store to where `place` is read from."""
+    assert isinstance(place.source, Buffer)
+    return Store(place.source, place.indices[0], value)
 
 
 def block(*stmts: Stmt) -> Stmt:

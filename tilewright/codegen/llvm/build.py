@@ -41,7 +41,8 @@ def _generator_version() -> str:
 
 
 def kernel_key(program: Program, machine: CpuMachine, numerics: str) -> str:
-    return fingerprint(print_program(program), asdict(machine), numerics, _generator_version())
+    described = asdict(machine), asdict(machine.throughput)
+    return fingerprint(print_program(program), *described, numerics, _generator_version())
 
 
 def build(program: Program, machine: CpuMachine, numerics: str, cache: ObjectCache | None) -> Kernel:

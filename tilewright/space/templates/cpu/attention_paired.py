@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
-from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, Transpose, block, nest
+from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, Transpose, block, nest, set_to
 from tilewright.loops.tiling import Tiles
 from tilewright.space.templates.attention import Operands
 from tilewright.space.templates.cpu.attention_nest import (
@@ -95,9 +95,9 @@ class PairedNest(AttentionNest):
         def summed(chunks: int, update: Callable[[te.Expr, te.Expr], te.Expr]) -> Iterator[Stmt]:
             """The tile, turned, of the sums over `chunks` vectors of each row."""
             chunk, element = te.Var("c", chunks), te.Load(tile, (r * lanes + self.lane,))
-            yield nest(in_tile, _to(element, _ZERO))
+            yield nest(in_tile, set_to(element, _ZERO))
             yield nest(
-                [(chunk, Kind.SERIAL), *in_tile], _to(element, update(chunk * lanes + self.lane, element))
+                [(chunk, Kind.SERIAL), *in_tile], set_to(element, update(chunk * lanes + self.lane, element))
             )
             yield Transpose(tile, lanes, lanes, lanes)
 
@@ -167,15 +167,15 @@ class PairedNest(AttentionNest):
         def pair(key: te.Expr, even: bool) -> Stmt:
             second = number(key + 1)
             return each(
-                _to(a, number(key)),
-                _to(place(key), a),
-                _to(b, second if even else -second),
-                _to(place(key + 1), b),
-                _to(products, te.call("fma", -a, b, products)),
+                set_to(a, number(key)),
+                set_to(place(key), a),
+                set_to(b, second if even else -second),
+                set_to(place(key + 1), b),
+                set_to(products, te.call("fma", -a, b, products)),
             )
 
-        pairs = _in_pairs("key", self.operands.keys, pair, lambda key: each(_to(place(key), number(key))))
-        return block(each(_to(products, _ZERO)), *pairs, each(_to(cross, products)))
+        pairs = _in_pairs("key", self.operands.keys, pair, lambda key: each(set_to(place(key), number(key))))
+        return block(each(set_to(products, _ZERO)), *pairs, each(set_to(cross, products)))
 
     def _transpose_queries(self, rows: int, vectors: int) -> Stmt:
         groups = even_parts(vectors, WIDE)
@@ -204,20 +204,20 @@ class PairedNest(AttentionNest):
             first, second = number(column), number(column + self.half)
             unit = second * inverse
             return each(
-                _to(low, first * inverse),
-                _to(first, low),
-                _to(high, unit if even else -unit),
-                _to(second, high),
-                _to(cross, te.call("fma", -low, high, cross)),
+                set_to(low, first * inverse),
+                set_to(first, low),
+                set_to(high, unit if even else -unit),
+                set_to(second, high),
+                set_to(cross, te.call("fma", -low, high, cross)),
             )
 
         return block(
-            each(_to(squares, _ZERO)),
-            nest([(d, Kind.SERIAL)], each(_to(squares, te.call("fma", number(d), number(d), squares)))),
-            each(_to(size, _size(squares, self.operands.width)), _to(inverse, _inverse(size))),
-            each(_to(cross, _ZERO)),
+            each(set_to(squares, _ZERO)),
+            nest([(d, Kind.SERIAL)], each(set_to(squares, te.call("fma", number(d), number(d), squares)))),
+            each(set_to(size, _size(squares, self.operands.width)), set_to(inverse, _inverse(size))),
+            each(set_to(cross, _ZERO)),
             nest([(j, Kind.SERIAL)], block(pair(j * 2, True), pair(j * 2 + 1, False))),
-            each(_to(te.Load(self.query_cross, (row,)), cross)),
+            each(set_to(te.Load(self.query_cross, (row,)), cross)),
         )
 
     # -- scores and weights ---------------------------------------------------------------------------------------
@@ -307,17 +307,17 @@ class PairedNest(AttentionNest):
             (weighed, te.Load(self.weighed, (row,))),
         )
         stores = (
-            _to(weight, te.call("exp2_rough", weight)),
-            _to(totals, totals + weight),
-            _to(weight, weight * size),
+            set_to(weight, te.call("exp2_rough", weight)),
+            set_to(totals, totals + weight),
+            set_to(weight, weight * size),
             Store(self.p, self._score(tile.u + tile.start, tile.in_block) + self.lane, weight),
-            _to(weighed, weighed + weight),
+            set_to(weighed, weighed + weight),
         )
         each = block(*(nest([(self.lane, Kind.VECTOR)], store) for store in stores))
         return block(
-            *(nest(in_row, _to(sum_, before)) for sum_, before in kept),
+            *(nest(in_row, set_to(sum_, before)) for sum_, before in kept),
             nest(tile.loops, each),
-            *(nest(in_row, _to(before, sum_)) for sum_, before in kept),
+            *(nest(in_row, set_to(before, sum_)) for sum_, before in kept),
         )
 
     def _weights_again(self, rows: int, vectors: int, first: te.Expr, count: int) -> Stmt:
@@ -413,11 +413,6 @@ class PairedNest(AttentionNest):
             yield self._result(row, column, self._at(register, element(r)) * self._at(self.fade, row))
 
         return block(in_rows(begin), *_in_pairs("k", keys, pair, lambda _: in_rows(single)), in_rows(end))
-
-
-def _to(place: te.Load, value: te.Expr) -> Store:
-    assert isinstance(place.source, Buffer)
-    return Store(place.source, place.indices[0], value)
 
 
 def is_paired(number: int) -> bool:

@@ -8,7 +8,20 @@ from functools import cached_property
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
-from tilewright.loops.ir import Buffer, For, If, Kind, Prefetch, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.ir import (
+    Buffer,
+    For,
+    If,
+    Kind,
+    Prefetch,
+    Program,
+    Scope,
+    Stmt,
+    Store,
+    block,
+    nest,
+    set_to,
+)
 from tilewright.loops.tiling import Tiles, extent_of, places_of, power_of_two_below, with_values
 from tilewright.space.space import Config
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest, counted
@@ -252,17 +265,17 @@ class StrassenNest:
         zero, total = te.const(0.0, DType.F32), te.Load(self.plain.accumulator, (self.plain.element,))
         upper_left, upper_right, lower_left, lower_right = QUARTERS
         return (
-            Factors(a11, b11, None, zero, (_kept_in(common, total),)),
+            Factors(a11, b11, None, zero, (set_to(common, total),)),
             Factors(a12, b21, None, common, (self._result(upper_left, total),)),
-            Factors(without_upper, b22 - b12 + b11, rest, common, (_kept_in(other, total),)),
-            Factors(upper_to_lower, b22 - b12, difference, other, (_kept_in(common, total),)),
+            Factors(without_upper, b22 - b12 + b11, rest, common, (set_to(other, total),)),
+            Factors(upper_to_lower, b22 - b12, difference, other, (set_to(common, total),)),
             Factors(a22, b21 - rest, difference, common, (self._result(lower_left, total),)),
             Factors(
                 lower,
                 b12 - b11,
                 difference,
                 zero,
-                (self._result(lower_right, total + common), _kept_in(other, total + other)),
+                (self._result(lower_right, total + common), set_to(other, total + other)),
             ),
             Factors(corner, b22, None, other, (self._result(upper_right, total),)),
         )
@@ -283,8 +296,8 @@ class StrassenNest:
         across = [(plain.vec, Kind.UNROLL), (plain.lane, Kind.VECTOR)]
         put = block(
             *(nest(across, copy) for copy in factors.copies),
-            nest(across, _kept_in(in_hand, factors.right)),
-            nest(across, _kept_in(place, in_hand)),
+            nest(across, set_to(in_hand, factors.right)),
+            nest(across, set_to(place, in_hand)),
         )
         first = tile(block(put, self._step(factors.left, in_hand)), te.as_index(0))
         if self.shape.tiles == 1:
@@ -375,11 +388,11 @@ class StrassenNest:
             return self._finished(quarter, value)
         before = self.kept(quarter)
         in_tile = self.plain.in_tile
-        suspended = nest(in_tile, _kept_in(before, value))
+        suspended = nest(in_tile, set_to(before, value))
         if shape.pieces == 1:
             return suspended
         total = value + before
-        later = nest(in_tile, _kept_in(before, total))
+        later = nest(in_tile, set_to(before, total))
         if not shape.rest:
             last = te.call("eq", self.piece, te.as_index(shape.pieces - 1))
             later = If(last, self._finished(quarter, total), later)
@@ -459,8 +472,3 @@ def _in_runs(product: Product) -> bool:
     """Whether each row of the data lies in a run."""
     data = product.data
     return isinstance(data, te.Load) and coefficient(data.indices[0], product.taps[-1]) == 1
-
-
-def _kept_in(place: te.Load, value: te.Expr) -> Store:
-    assert isinstance(place.source, Buffer)
-    return Store(place.source, place.indices[0], value)

@@ -45,7 +45,7 @@ from tilewright.te.index import coefficient, divisor_of
 _LINE = 64
 _FEWEST = 4  # lines of a row of the output that make up for its ends
 _KEPT = 8  # stages fill the second cache: one stays there while rows and what is asked for come by
-_AHEAD = 8  # tiles between what is read and what is asked for
+_AHEAD = 24  # tiles between what is read and what is asked for
 _LONG = 32  # lines of a row of the output that are not cut for more threads
 _CHUNKS = 4  # for each core, where rows are so long
 

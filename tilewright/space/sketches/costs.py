@@ -72,7 +72,7 @@ def inner_cost(tiled: TiledStage, sketch: Sketch, iterations: Callable[[Values],
     accesses = sum(product.lanes if each.gathered else 1 for each in walked)
     instructions = _per_step(leaf)
     places = {axis: n for n, axis in enumerate(product.consumer.stage.axes) if axis is not None}
-    near = product.work.machine.caches.l1 // 2
+    near, chains = product.work.machine.caches.l1 // 2, product.work.machine.chains
 
     def cost(values: Values) -> Terms:
         rows, vectors, unroll = tiled.tile(values)
@@ -89,7 +89,7 @@ def inner_cost(tiled: TiledStage, sketch: Sketch, iterations: Callable[[Values],
         again = -(-across // width) if data > near else 1
         panels = sum(operand.bytes(box) for operand in walked)
         return Terms(
-            arithmetic=steps * max(each * instructions, 8.0),
+            arithmetic=steps * max(each * instructions, chains),
             loads=steps * (min(rows, down) * (len(operands) - len(walked)) + vectors * accesses)
             + _loads(copies),
             stores=tiles * each + _stores(copies),
@@ -183,7 +183,9 @@ class TiledCost:
         copies = [op.copied(at_panel, passes) for op in self.walked]
         copies += [op.copied(at_block, iterations) for op in self.others]
         return Terms(
-            arithmetic=steps * max(each * self.instructions, 8.0) + epilogue + partial / 2,
+            arithmetic=steps * max(each * self.instructions, product.work.machine.chains)
+            + epilogue
+            + partial / 2,
             loads=steps * (shape.rows * len(self.others) + shape.vectors * _accesses(self.panels))
             + steps * each * _accesses(self.own)
             + epilogue

@@ -286,7 +286,7 @@ class _Applied:
     def _product_terms(self, panels: _Panels, tiles: float) -> Terms:
         each = panels.rows * panels.vectors
         return Terms(
-            arithmetic=tiles * (panels.depth * max(each, 8.0) + each * behind(panels.stage)),
+            arithmetic=tiles * (panels.depth * max(each, self.machine.chains) + each * behind(panels.stage)),
             loads=tiles * (panels.depth * (panels.rows + panels.vectors) + each),
             stores=tiles * each,
             branches=tiles * (panels.depth / _UNROLL + 3.0),

@@ -47,7 +47,6 @@ _MOST_ERROR = 7e-6
 _MOST_WEIGHT = 32 << 20  # bytes of a transformed weight: beyond, the smallest transform, which grows it least
 _MOST_TILES = 64  # in a block
 _MOST_ROWS = 10  # of a register tile: more broadcasts wait for each other
-_CHAINS = 8  # of multiply-adds, to fill both ports
 _SPILLED = 1.25  # of the registers, what a transform may need and still be worth writing out
 _HIDDEN_WEIGHT = 0.75  # of the weight's way from memory, what prefetching hides
 _UNHIDDEN = 4.0  # cycles for a line that a transform moves from or to the second cache
@@ -119,7 +118,12 @@ class AppliedWinograd:
             tiles_x=-(-conv.x.extent // outputs),
             images=extent_of(conv.batch),
             tiles=int(values["tiles"]),
-            rows=_rows(int(values["tiles"]), int(values["vectors"]), self.machine.vector_registers),
+            rows=_rows(
+                int(values["tiles"]),
+                int(values["vectors"]),
+                self.machine.vector_registers,
+                self.machine.chains,
+            ),
             vectors=int(values["vectors"]),
             channels=channels,
             channel_blocks=-(-conv.channel.extent // channels),
@@ -169,7 +173,7 @@ class AppliedWinograd:
         others = self._image_bytes * (min(shape.shares, self.machine.cores) - 1 if near else shape.shares)
         own = self._image_bytes * near + 2.0 * self._output_bytes
         return Terms(
-            arithmetic=transforms + moved_out * self._epilogue + steps * max(each, _CHAINS),
+            arithmetic=transforms + moved_out * self._epilogue + steps * max(each, self.machine.chains),
             loads=lines + between + moved_out + steps * (shape.rows + shape.vectors),
             stores=moved_in + between + moved_out + partial,
             branches=steps / shape.unroll + 3.0 * register_tiles,
@@ -201,13 +205,13 @@ class AppliedWinograd:
 
 
 @lru_cache(maxsize=1024)
-def _rows(tiles: int, vectors: int, registers: int) -> int:
+def _rows(tiles: int, vectors: int, registers: int, chains: float) -> int:
     """Of the register tiles that are `vectors` wide, the height that takes the fewest instructions for `tiles` rows:
     accumulators, a vector of weights for each column and one element of data must fit the registers."""
     most = max(1, (registers - 1) // vectors - 1)
     return min(
         range(min(tiles, most, _MOST_ROWS), 0, -1),
-        key=lambda rows: -(-tiles // rows) * (max(rows * vectors, _CHAINS) + 1),
+        key=lambda rows: -(-tiles // rows) * (max(rows * vectors, chains) + 1),
     )
 
 

@@ -110,16 +110,18 @@ def test_dense_order_finds_the_axes_of_a_dense_array(extents: list[int], random)
 def test_columns_of_pairs_are_scaled_exactly_and_bring_their_corrections(
     packing: Packing, data: st.DataObject
 ) -> None:
-    """The sum of two columns' products is that of the pairs' products without both corrections."""
-    taps = data.draw(st.integers(0, len(packing.shape) - 1))
+    """The sum of two columns' products is that of the pairs' products without both corrections; the taps may be several
+    axes, in any order."""
+    axes = data.draw(st.permutations(range(len(packing.shape))))
+    taps = tuple(axes[: data.draw(st.integers(1, len(axes)))])
     packing = replace(packing, taps=taps)
     array = np.random.default_rng(0).standard_normal(packing.shape).astype(np.float32)
     packed = packing.pack(array)
     assert packed.size == packing.size
     np.testing.assert_array_equal(packing.unpack(packed), array.reshape(-1))
 
-    extent = packing.shape[taps]
-    one = np.moveaxis(array, taps, 0).reshape(extent, -1)
+    extent = math.prod(packing.shape[axis] for axis in taps)
+    one = np.moveaxis(array, taps, range(len(taps))).reshape(extent, -1)
     columns, corrections, sizes = prepare_weights(one)
     np.testing.assert_array_equal(packed[-2 * corrections.size :], [*corrections, *sizes])
     whole = np.zeros((-(-extent // GROUP), 2, HALF, corrections.size))

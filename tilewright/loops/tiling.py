@@ -12,7 +12,7 @@ from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import Buffer, Kind, Stmt, block, map_exprs, nest
 from tilewright.runtime.packing import Packing, dense_order
-from tilewright.te.index import coefficient, divisor_of, linear, simplify
+from tilewright.te.index import Linear, coefficient, divisor_of, linear, simplify
 
 Values = Mapping[te.Var, te.Expr]
 
@@ -81,6 +81,28 @@ def places_of(number: te.Expr, axes: Sequence[te.Var]) -> dict[te.Var, te.Expr]:
         values[axis] = number % axis.extent
         number = number // axis.extent
     return values | dict.fromkeys(axes[:1], number)
+
+
+def counted_by(number: te.Var, axes: Sequence[te.Var], expr: te.Expr) -> te.Expr:
+    """`expr` in iteration `number` of the nest over `axes`. Offsets that walk the axes as if they were one need no
+    division for that."""
+
+    def walked(offset: te.Expr) -> te.Expr:
+        form = linear(offset)
+        steps = [form.terms.get(axis, 0) for axis in axes]
+        as_one = all(a == b * axis.extent for a, b, axis in zip(steps, steps[1:], axes[1:], strict=False))
+        if not as_one or not steps[-1]:
+            return offset
+        others = {atom: step for atom, step in form.terms.items() if atom not in axes}
+        return Linear({**others, number: steps[-1]}, form.constant).expr()
+
+    def rule(node: te.Expr) -> te.Expr | None:
+        if not isinstance(node, te.Load) or not node.indices:
+            return None
+        return te.Load(node.source, (walked(node.indices[0]),))
+
+    expr = walked(expr) if expr.dtype is DType.I64 else te.rewrite(expr, rule)
+    return te.substitute(expr, places_of(number, axes))
 
 
 def with_values(stmt: Stmt, values: Values) -> Stmt:
@@ -318,12 +340,13 @@ def pack_operand(
     walk: Sequence[Walked],
     zero_filled: Collection[te.Var] = (),
     shortened: Mapping[te.Var, te.Var] | None = None,
-    paired: te.Var | None = None,
+    paired: Sequence[te.Var] = (),
 ) -> PackedOperand | None:
     """The operand of `load` stored in the order of `walk`, outermost first, and the load from there. None where the
     load does not walk its whole buffer exactly once. The last block of an axis is moved back where it is not whole; of
     those in `zero_filled` it is filled up. `shortened`: an axis of `walk`, and the one of the load that it is the
-    beginning of; the rest is stored behind all else. `paired`: the axis whose products are computed in pairs."""
+    beginning of; the rest is stored behind all else. `paired`: the axes of the sum whose products are computed in
+    pairs, outermost first."""
     buffer = load.source
     assert isinstance(buffer, Buffer)
     form = linear(load.indices[0])
@@ -345,7 +368,7 @@ def pack_operand(
         (*uncut, *storage),
         tuple(sorted(dense.index(axis) for axis in zero_filled)),
         tail=tails[0] if tails else (0, 0),
-        taps=None if paired is None else dense.index(paired),
+        taps=tuple(map(dense.index, paired)),
     )
     return PackedOperand(buffer, packing, te.Load(replace(buffer, size=packing.size), (place_along(walk),)))
 

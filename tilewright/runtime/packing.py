@@ -24,9 +24,9 @@ class Packing(msgspec.Struct, frozen=True):
     with zeros instead. `order` is a permutation of (blocks of axis 0, places of axis 0, blocks of axis 1, ...), the
     outermost first. `winograd`: the two leading axes, a window of 3 x 3, are first replaced by their transform for so
     many outputs (0: they are not). `tail`: (an axis, a number): so many of its last elements are no part of this; they
-    come behind all else, one after the other, each with the other axes as they were. `taps`: the axis along which two
-    products are computed by one multiplication (None: there is none); behind all else come, for each place along the
-    others, its correction, and then for each its size, by which it is divided.
+    come behind all else, one after the other, each with the other axes as they were. `taps`: the axes of a sum in which
+    two products are computed by one multiplication, outermost first (none: there is no such sum); behind all else come,
+    for each place along the others, its correction, and then for each its size, by which it is divided.
     """
 
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class Packing(msgspec.Struct, frozen=True):
     zero_filled: tuple[int, ...] = ()
     winograd: int = 0
     tail: tuple[int, int] = (0, 0)
-    taps: int | None = None
+    taps: tuple[int, ...] = ()
 
     @property
     def walked(self) -> tuple[int, ...]:
@@ -59,7 +59,11 @@ class Packing(msgspec.Struct, frozen=True):
     @property
     def columns(self) -> int:
         """Places that have a correction and a size."""
-        return 0 if self.taps is None else self.original_size // max(1, self.shape[self.taps])
+        return math.prod(self._column_shape) if self.taps else 0
+
+    @property
+    def _column_shape(self) -> tuple[int, ...]:
+        return tuple(extent for axis, extent in enumerate(self.shape) if axis not in self.taps)
 
     @property
     def _tail_size(self) -> int:
@@ -77,9 +81,9 @@ class Packing(msgspec.Struct, frozen=True):
         if self.winograd:
             dense = winograd.transform_weights(dense, self.winograd)
         behind: list[np.ndarray] = []
-        if self.taps is not None:
-            columns, *behind = paired.prepare_weights(np.moveaxis(dense, self.taps, 0))
-            dense = np.moveaxis(columns, 0, self.taps)
+        if self.taps:
+            columns, *behind = paired.prepare_weights(self._taps_first(dense))
+            dense = self._taps_in_place(columns)
         tail_axis, last = self.tail
         if last:
             dense, tail = np.split(dense, [dense.shape[tail_axis] - last], axis=tail_axis)
@@ -114,13 +118,20 @@ class Packing(msgspec.Struct, frozen=True):
             others = [extent for n, extent in enumerate(self.shape) if n != axis]
             tail = np.moveaxis(behind.reshape(last, *others), 0, axis)
             dense = np.concatenate([dense, tail], axis=axis)
-        if self.taps is not None:
-            others = [extent for n, extent in enumerate(self.shape) if n != self.taps]
-            columns = paired.restore_weights(np.moveaxis(dense, self.taps, 0), sizes.reshape(others))
-            dense = np.moveaxis(columns, 0, self.taps)
+        if self.taps:
+            columns = paired.restore_weights(self._taps_first(dense), sizes.reshape(self._column_shape))
+            dense = self._taps_in_place(columns)
         if self.winograd:
             dense = winograd.restore_weights(dense, self.winograd)
         return np.ascontiguousarray(dense, dtype).reshape(-1)
+
+    def _taps_first(self, dense: np.ndarray) -> np.ndarray:
+        """The taps as one axis, in front of all others."""
+        return np.moveaxis(dense, self.taps, range(len(self.taps))).reshape(-1, *self._column_shape)
+
+    def _taps_in_place(self, taps_first: np.ndarray) -> np.ndarray:
+        taps = [self.shape[axis] for axis in self.taps]
+        return np.moveaxis(taps_first.reshape(*taps, *self._column_shape), range(len(taps)), self.taps)
 
     @staticmethod
     def _places(extent: int, block: int) -> np.ndarray:

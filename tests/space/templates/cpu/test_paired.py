@@ -13,7 +13,7 @@ from tests.machines import ICE_LAKE, ZEN_4
 from tests.rewrites.helpers import array
 from tests.space.checked import Inputs, error, legal_configs, same_on_two_threads, stored_for
 from tests.space.spills import spilled_vectors_in_loops
-from tests.space.templates.cpu.test_contraction import matmul_task, with_epilogue
+from tests.space.templates.cpu.test_contraction import conv_task, matmul_task
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Node
 from tilewright.graph.op import apply
@@ -23,10 +23,12 @@ from tilewright.loops.ir import Prefetch, walk_stmts
 from tilewright.measure.check import relative_error
 from tilewright.measure.exam import draw_exam
 from tilewright.measure.single import SingleKernel
+from tilewright.runtime.paired import GROUP
 from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.space.templates.cpu.paired import AppliedPaired, Paired
 from tilewright.space.templates.cpu.product import product_of
+from tilewright.space.templates.cpu.row_product import row_product_of
 from tilewright.tune.choose import choose, descend
 
 pytestmark = pytest.mark.skipif(host().vector_registers < 32, reason="its register tiles want 32 vectors")
@@ -41,9 +43,9 @@ LANES = host().lanes(DType.F32)
 def applied_to(task: Task, machine: CpuMachine | None = None) -> AppliedPaired:
     """Also where it does not pay: what it computes is right everywhere."""
     work = Work(task, machine or host())
-    product = product_of(work.formula)
-    assert product is not None
-    return AppliedPaired(work, product)
+    sums = row_product_of(product_of(work.formula))
+    assert sums is not None
+    return AppliedPaired(work, sums)
 
 
 def some_config(applied: AppliedPaired, **values: int) -> Config:
@@ -167,13 +169,51 @@ def test_two_thirds_of_the_multiplications_are_done() -> None:
     assert 2 / 3 * plain < applied_to(task, ZEN_4).terms(found[1]).arithmetic < 0.75 * plain
 
 
-def test_a_convolution_of_one_pixel_is_one_too() -> None:
-    x = Inputs()
-    image, weights = x(1, 14, 14, 96), x(1, 1, 96, 64, constant=True)
-    attrs = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
-    task = x.task(with_epilogue(x, apply("conv", image, weights, layout="channels_last", **attrs)))
+@given(
+    data=st.data(),
+    size=st.tuples(st.integers(5, 13), st.integers(5, 13)),
+    channels=st.tuples(st.integers(2, 5), st.integers(3 * LANES, 5 * LANES)),
+    window=st.sampled_from(((1, 1), (3, 3), (2, 3), (1, 5))),
+    stride=st.integers(1, 2),
+    dilation=st.integers(1, 2),
+    pad=st.tuples(*[st.tuples(st.integers(0, 2), st.integers(0, 2))] * 2),
+    batch=st.integers(1, 2),
+)
+@QUICK
+def test_any_config_of_any_convolution(
+    data: st.DataObject, size, channels, window, stride, dilation, pad, batch
+) -> None:
+    """Windows with gaps and borders; every pixel of the result is a row."""
+    channels = (channels[0] * GROUP, channels[1])
+    reach = [dilation * (taps - 1) for taps in window]
+    task = conv_task(
+        (size[0] + reach[0], size[1] + reach[1]), channels, window, stride, dilation, pad, batch=batch
+    )
     applied = applied_to(task)
-    assert error(applied.program(next(applied.space.configs())), task) < BOUND
+    config = data.draw(legal_configs(applied.space))
+    assert error(applied.program(config), task) < BOUND
+    assert applied_to(task, ZEN_4).terms(config).arithmetic > 0
+
+
+def strided(size: int, channels: int, outputs: int, window: int) -> Task:
+    edge = window // 2
+    return conv_task((size, size), (channels, outputs), (window, window), 2, 1, ((edge, edge), (edge, edge)))
+
+
+@pytest.mark.parametrize("sizes", [(56, 128, 128, 3), (14, 512, 512, 3), (56, 256, 512, 1)])
+def test_convolutions_that_no_other_algorithm_takes_are_computed_so(sizes: tuple[int, int, int, int]) -> None:
+    assert choose(Work(strided(*sizes), ZEN_4)).config.template == "paired"
+    assert choose(Work(strided(*sizes), ICE_LAKE)).config.template != "paired"
+
+
+def test_a_border_of_another_value_than_zero_is_not_for_it() -> None:
+    x = Inputs()
+    image, weights = x(1, 9, 9, 32), x(3, 3, 32, 64, constant=True)
+    edge = (0, 1, 1, 0)
+    image = apply("pad", image, low=edge, high=edge, interior=(0, 0, 0, 0), value=1.0)
+    attrs = {"stride": (2, 2), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
+    task = x.task(apply("conv", image, weights, layout="channels_last", **attrs))
+    assert Paired().apply(Work(task, ZEN_4)) is None
 
 
 def activations(m: int, n: int, k: int) -> Task:
@@ -205,6 +245,8 @@ def read_twice() -> Task:
         activations(64, 64, 256),
         heads(3),
         read_twice(),
+        strided(28, 40, 64, 3),  # groups that two windows would share
+        conv_task((14, 14), (64, 128), (3, 3), 2, 1, ((1, 1), (1, 1)), groups=2),
     ],
 )
 def test_it_declines(task: Task) -> None:
@@ -248,7 +290,14 @@ def then(m: int, n: int, k: int, *operators: str) -> Task:
 
 
 @pytest.mark.parametrize(
-    "task", [matmul_task(128, 256, 256), then(61, 96, 200, "gelu"), then(20, 50, 50, "relu")]
+    "task",
+    [
+        matmul_task(128, 256, 256),
+        then(61, 96, 200, "gelu"),
+        then(20, 50, 50, "relu"),
+        strided(9, 32, 64, 3),
+        strided(12, 96, 50, 1),
+    ],
 )
 def test_it_passes_its_exam(task: Task) -> None:
     """As it is drawn when candidates are measured: what fails there is never chosen."""

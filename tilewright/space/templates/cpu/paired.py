@@ -1,4 +1,4 @@
-"""Matrix products in pairs of taps, two products by one multiplication: Winograd's inner product.
+"""Products by a constant in pairs of taps, two products by one multiplication: Winograd's inner product.
 
     a1 b1 + a2 b2 = (a1 + b2) (a2 + b1) - a1 a2 - b1 b2         (`runtime/paired.py`)
 
@@ -23,6 +23,9 @@ tiles are one vector wide. The lines of a tile lie in the order in which they ar
 where it is not whole, and so are the last register tile and the last block of rows; the last group is filled up with
 zeros.
 
+A convolution with channels last is one too: each pixel of its result is a row, and the groups of its taps are those of
+the channels, window by window.
+
 Rows and columns are brought to one size, the weight when the model is linked: what is added up is rounded at the size
 of the larger. An error is small beside the product of a row's size and a column's, even where products of large
 elements with small ones are all there is. `strict` numerics do without.
@@ -43,8 +46,8 @@ from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.contraction import ASKED_SHOWN, BEGIN, PAGE, even_block
 from tilewright.space.templates.cpu.paired_nest import PairedNest, Shape, packed_weight
-from tilewright.space.templates.cpu.product import Product, is_one_matrix_product, product_of
-from tilewright.te.index import coefficient
+from tilewright.space.templates.cpu.product import product_of
+from tilewright.space.templates.cpu.row_product import RowProduct, row_product_of
 
 NAME = "paired"
 _ROWS = (6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 20, 21)
@@ -56,6 +59,7 @@ _LINE = 64
 _BYTES = DType.F32.bytes
 _FORESEEN = 0.5  # of what a panel that returns from the second cache costs: the hardware foresees a run
 _ROW = 40.0  # cycles to finish with a row that is scaled
+_RUN = 50.0  # cycles to find and to begin with a run of it, where it is a window
 _PAIR = 0.08  # of a cycle for a row and a pair of taps, that neither kind of units explains
 _DISPLACED = 3.0  # cycles for a line of a row that others of it have displaced from the first cache
 _TALL = 0.2  # cycles for a row beyond 12 in a step
@@ -68,20 +72,20 @@ class Paired:
     def apply(self, work: Work) -> Applied | None:
         if work.numerics == "strict" or not work.machine.adds_beside:
             return None
-        product = product_of(work.formula)
-        if product is None or not product.constant_weight or not is_one_matrix_product(product):
+        sums = row_product_of(product_of(work.formula))
+        if sums is None:
             return None
-        applied = AppliedPaired(work, product)
+        applied = AppliedPaired(work, sums)
         return applied if next(applied.space.configs(), None) is not None else None
 
 
 class AppliedPaired:
     name = NAME
 
-    def __init__(self, work: Work, product: Product) -> None:
-        self.machine, self.product = work.machine, product
+    def __init__(self, work: Work, sums: RowProduct) -> None:
+        self.machine, self.sums, self.product = work.machine, sums, sums.product
         self.lanes = work.machine.lanes(DType.F32)
-        (self.row,), (self.tap,) = product.rows, product.taps
+        self.row, self.taps = sums.row, sums.product.length
 
     # -- the space ------------------------------------------------------------------------------------------------
 
@@ -101,7 +105,7 @@ class AppliedPaired:
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
         rows, block = int(values["rows"]), int(values["block"])
-        if not self._is_packed or self.tap.extent < _LEAST_TAPS:
+        if not self._is_packed or self.taps < _LEAST_TAPS:
             return False
         if rows + _BESIDE > self.machine.vector_registers or max(1, block) * rows > self.row.extent:
             return False
@@ -110,11 +114,12 @@ class AppliedPaired:
 
     @cached_property
     def _is_packed(self) -> bool:
-        """Whether the weight can be stored in panels: there are some, and nothing else reads it."""
+        """Whether the weight can be stored in panels: there are some, groups of a window's taps are whole, and nothing
+        else reads it."""
         panels = Tiles(self.product.vector, self.lanes)
-        if panels.count < _LEAST_PANELS:
+        if panels.count < _LEAST_PANELS or (self.sums.outer and self.sums.run.extent % GROUP):
             return False
-        return packed_weight(self.product, panels, panels.var, te.Var("v", self.lanes)) is not None
+        return packed_weight(self.sums, panels, panels.var, te.Var("v", self.lanes)) is not None
 
     def _shape(self, values: Mapping[str, Value]) -> Shape:
         rows = int(values["rows"])
@@ -129,7 +134,7 @@ class AppliedPaired:
             chunks=-(-panels.count // per_chunk),
             block=block,
             blocks=-(-self.row.extent // block),
-            groups=-(-self.tap.extent // GROUP),
+            groups=-(-self.taps // GROUP),
             prefetch=int(values["prefetch"]),
             streamed=self._streams,
         )
@@ -137,10 +142,7 @@ class AppliedPaired:
     @cached_property
     def _streams(self) -> bool:
         """Whether the data is one run that the second cache does not hold."""
-        data = self.product.data
-        assert isinstance(data, te.Load)
-        run = coefficient(data.indices[0], self.row) == self.tap.extent
-        return run and self.row.extent * self.tap.extent * _BYTES > self.machine.caches.l2_per_core
+        return self.sums.lies_in_rows and self.sums.data_bytes > self.machine.caches.l2_per_core
 
     # -- what it costs --------------------------------------------------------------------------------------------
 
@@ -151,12 +153,13 @@ class AppliedPaired:
         tiles = passes * shape.tiles
         pairs = tiles * shape.groups * HALF
         scaled_rows = iterations * shape.tiles * shape.rows
+        runs = scaled_rows * math.prod(tap.extent for tap in self.sums.outer) if self.sums.outer else 0
         scaled = scaled_rows * shape.groups * GROUP / self.lanes  # vectors
 
         panel = shape.groups * GROUP * self.lanes * _BYTES
         weight_bytes = panel * shape.panels.count
         block_bytes = self._block_bytes(shape)
-        data_bytes = self.row.extent * self.tap.extent * _BYTES
+        data_bytes = self.sums.data_bytes
         written = self.row.extent * self.product.vector.extent * _BYTES
 
         # A panel stays in the first cache while the register tiles pass, as far as it fits there beside their lines.
@@ -191,6 +194,7 @@ class AppliedPaired:
             scalar=pairs * (shape.rows * _PAIR + max(0, shape.rows - 12) * _TALL)
             + tiles * _TILE
             + scaled_rows * _ROW
+            + runs * _RUN
             + displaced
             + passes * BEGIN,
         )
@@ -209,4 +213,4 @@ class AppliedPaired:
     # -- the program ----------------------------------------------------------------------------------------------
 
     def program(self, config: Config) -> Program:
-        return PairedNest(self.product, self._shape(dict(config.values))).program(config)
+        return PairedNest(self.sums, self._shape(dict(config.values))).program(config)

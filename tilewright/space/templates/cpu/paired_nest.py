@@ -1,4 +1,4 @@
-"""The loop nest of a matrix product in pairs of taps, one config of `paired.py`, which draws its picture."""
+"""The loop nest of a product in pairs of taps, one config of `paired.py`, which draws its picture."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ from tilewright.loops.tiling import (
     pack_operand,
     places_in,
     places_of,
+    row_major,
+    whole,
     with_values,
 )
 from tilewright.runtime.paired import GROUP, HALF
 from tilewright.space.space import Config
-from tilewright.space.templates.cpu.product import Product
+from tilewright.space.templates.cpu.row_product import RowProduct
 
 _LEAST_SQUARE, _MOST_SQUARE = 1e-36, 1e36  # mean squares of a row that are its own: 1 / its size is a number
 _PER_LINE = 64 // DType.F32.bytes
@@ -84,26 +86,29 @@ class Shape:
         return self.tiles * self.rows * (self.groups * GROUP + 2) * DType.F32.bytes
 
 
-def packed_weight(product: Product, panels: Tiles, panel: te.Expr, lane: te.Var) -> PackedOperand | None:
+def packed_weight(sums: RowProduct, panels: Tiles, panel: te.Expr, lane: te.Var) -> PackedOperand | None:
     """The weight in panels of whole groups of taps; None where it cannot be stored so."""
-    load, (tap,) = product.weight_load, product.taps
-    readers = [x for e in product.formula.expressions() for x in te.loads(e) if x.source == load.source]
+    load, run = sums.product.weight_load, sums.run
+    expressions = sums.product.formula.expressions()
+    readers = [x for e in expressions for x in te.loads(e) if x.source == load.source]
     if len(readers) > 1:
         return None
-    groups = Tiles(tap, GROUP)
+    groups = Tiles(run, GROUP)
     walk = [
         blocks_of(panels, panel),
-        blocks_of(groups, tap // GROUP),
-        places_in(groups, tap % GROUP),
+        *map(whole, sums.outer),
+        blocks_of(groups, run // GROUP),
+        places_in(groups, run % GROUP),
         places_in(panels, lane),
     ]
-    return pack_operand(load, walk, zero_filled=[tap], paired=tap)
+    return pack_operand(load, walk, zero_filled=[run], paired=sums.product.taps)
 
 
 class PairedNest:
-    def __init__(self, product: Product, shape: Shape) -> None:
-        self.product, self.shape, self.formula = product, shape, product.formula
-        (self.row,), (self.tap,) = product.rows, product.taps
+    def __init__(self, sums: RowProduct, shape: Shape) -> None:
+        self.sums, self.shape, self.formula = sums, shape, sums.product.formula
+        self.row, self.run = sums.row, sums.run
+        self.outer = [(tap, Kind.SERIAL) for tap in sums.outer]
         self.chunk, self.block = te.Var("chunk", shape.chunks), te.Var("block", shape.blocks)
         self.panel, self.lane = te.Var("panel", shape.per_chunk), te.Var("v", shape.lanes)
         all_panels = Tiles(te.Var("panels", shape.panels.count), shape.per_chunk)
@@ -112,7 +117,7 @@ class PairedNest:
         self.tile = self.row_tiles.var
         blocks = Tiles(self.row, shape.block)
         self.block_start = blocks.start_of(self.block) if shape.blocks > 1 else te.as_index(0)
-        packed = packed_weight(product, shape.panels, self.which_panel, self.lane)
+        packed = packed_weight(sums, shape.panels, self.which_panel, self.lane)
         assert packed is not None
         self.packed = packed
 
@@ -148,7 +153,7 @@ class PairedNest:
     def _scale_rows(self) -> Stmt:
         row = te.Var("sr", self.shape.rows)
         place = self.tile * self.shape.rows + row
-        data = te.substitute(self.product.data, {self.row: self.block_start + self.row_tiles.start() + row})
+        data = te.substitute(self.sums.data, {self.row: self.block_start + self.row_tiles.start() + row})
         scale = Buffer("scale", DType.F32, 1, Scope.REGISTER)
         stmts = block(
             *self._measured(data, place, scale),
@@ -157,17 +162,17 @@ class PairedNest:
         return nest([(self.tile, Kind.SERIAL), (row, Kind.SERIAL)], stmts)
 
     def _at(self, data: te.Expr, tap: te.Expr, *, whole: bool) -> te.Expr:
-        value = te.substitute(data, {self.tap: tap})
+        value = te.substitute(data, {self.run: tap})
         if whole:
             return value
-        inside = te.call("lt", tap, te.as_index(self.tap.extent))
+        inside = te.call("lt", tap, te.as_index(self.run.extent))
         return te.Select(inside, value, te.const(0.0, DType.F32))
 
     def _measured(self, data: te.Expr, place: te.Expr, scale: Buffer) -> list[Stmt]:
         """Its size, the root of its mean square, and in `scale` the inverse of that. What is computed of a row of zeros
         is multiplied by zero."""
         lanes, zero = self.shape.lanes, te.const(0.0, DType.F32)
-        steps = self.tap.extent // lanes
+        steps = self.run.extent // lanes
         several = min(_SQUARES, steps)
         squares = Buffer("squares", DType.F32, several * lanes, Scope.REGISTER)
         lane, number = te.Var("v", lanes), te.Var("n", several)
@@ -179,21 +184,24 @@ class PairedNest:
 
         each = [(number, Kind.UNROLL), (lane, Kind.VECTOR)]
         counter, left = te.Var("c", steps // several), te.Var("l", steps % several)
-        stmts = [
-            nest(each, Store(squares, number * lanes + lane, zero)),
+        along: list[Stmt] = [
             For(
                 counter,
                 Kind.SERIAL,
                 nest(each, add(number * lanes, (counter * several + number) * lanes)),
-            ),
+            )
         ]
         if left.extent:
             first = (left + (steps - left.extent)) * lanes
-            stmts.append(nest([(left, Kind.UNROLL), (lane, Kind.VECTOR)], add(left * lanes, first)))
-        if self.tap.extent % lanes:
-            stmts.append(
+            along.append(nest([(left, Kind.UNROLL), (lane, Kind.VECTOR)], add(left * lanes, first)))
+        if self.run.extent % lanes:
+            along.append(
                 nest([(lane, Kind.VECTOR)], add(te.as_index(0), te.as_index(steps * lanes), whole=False))
             )
+        stmts = [
+            nest(each, Store(squares, number * lanes + lane, zero)),
+            nest(self.outer, block(*along)),
+        ]
         for other in range(1, several):
             total = te.Load(squares, (lane,)) + te.Load(squares, (lane + other * lanes,))
             stmts.append(nest([(lane, Kind.VECTOR)], Store(squares, lane, total)))
@@ -203,7 +211,7 @@ class PairedNest:
         within = te.call("max", te.call("min", square, _MOST_SQUARE), _LEAST_SQUARE)
         total = Across("sum", squares, 0, lanes)
         stmts += [
-            Store(mean, first, total * te.const(1.0 / self.tap.extent, DType.F32)),
+            Store(mean, first, total * te.const(1.0 / self.sums.product.length, DType.F32)),
             Store(scale, first, te.call("sqrt", within)),
             Store(self.sizes, place, te.Select(te.call("eq", square, zero), zero, size)),
             Store(scale, first, one / size),
@@ -212,7 +220,8 @@ class PairedNest:
 
     def _scaled(self, data: te.Expr, row: te.Var, place: te.Expr, scale: te.Load) -> list[Stmt]:
         """Its lines, the second of every other pair negated, and what is to be subtracted for it."""
-        lane, group = te.Var("v", HALF), te.Var("g", self.tap.extent // GROUP)
+        lane, group = te.Var("v", HALF), te.Var("g", self.run.extent // GROUP)
+        first_group = row_major(self.sums.outer) * -(-self.run.extent // GROUP)
         signed = Buffer("signed", DType.F32, HALF, Scope.REGISTER)
         halves = Buffer("halves", DType.F32, GROUP, Scope.REGISTER)
         pairs = Buffer("pairs", DType.F32, HALF, Scope.REGISTER)
@@ -225,7 +234,7 @@ class PairedNest:
                 begin = half.indices[0]
                 value = self._at(data, number * GROUP + begin, whole=whole) * factor
                 stmts.append(Store(halves, begin, value))
-                stmts.append(Store(self.lines, self._line(row, number) + begin, half))
+                stmts.append(Store(self.lines, self._line(row, first_group + number) + begin, half))
             total = te.call("fma", first, second, te.Load(pairs, (lane,)))
             return nest([(lane, Kind.VECTOR)], block(*stmts, Store(pairs, lane, total)))
 
@@ -233,12 +242,10 @@ class PairedNest:
             Store(pairs, lane, te.const(0.0, DType.F32)),
             Store(signed, lane, te.Select(even, scale, te.call("neg", scale))),
         ]
-        stmts = [
-            nest([(lane, Kind.VECTOR)], block(*begin)),
-            For(group, Kind.SERIAL, line(group, whole=True)),
-        ]
-        if self.tap.extent % GROUP:
-            stmts.append(line(te.as_index(group.extent), whole=False))
+        along: list[Stmt] = [For(group, Kind.SERIAL, line(group, whole=True))]
+        if self.run.extent % GROUP:
+            along.append(line(te.as_index(group.extent), whole=False))
+        stmts = [nest([(lane, Kind.VECTOR)], block(*begin)), nest(self.outer, block(*along))]
         return [*stmts, Store(self.corrections, place, Across("sum", pairs, 0, HALF))]
 
     # -- the register tile ----------------------------------------------------------------------------------------
@@ -270,12 +277,12 @@ class PairedNest:
 
     def _next_block(self, group: te.Var) -> list[Stmt]:
         """Lines of its rows, spread over all panels."""
-        shape, data = self.shape, self.product.data
-        assert isinstance(data, te.Load) and isinstance(data.source, Buffer)
+        shape, data = self.shape, self.sums.data
         if not shape.asks_data:
             return []
+        assert isinstance(data, te.Load) and isinstance(data.source, Buffer)
         step = (self.panel * shape.tiles + self.tile) * shape.groups + group
-        row = {self.row: self.block_start + shape.block, self.tap: te.as_index(0)}
+        row = {self.row: self.block_start + shape.block, self.run: te.as_index(0)}
         first = te.substitute(data.indices[0], row) + step * (shape.asked_lines * _PER_LINE)
         return [Prefetch(data.source, first + n * _PER_LINE, 2) for n in range(shape.asked_lines)]
 
@@ -302,7 +309,7 @@ class PairedNest:
     def _finished(self, row: int) -> Stmt:
         """A block that is moved back leaves the rows that the one before it has: in which rows products are computed
         in pairs differs between them, and so do the last bits."""
-        shape, product = self.shape, self.product
+        shape, product = self.shape, self.sums.product
         column = shape.panels.start_of(self.which_panel) + self.lane
         behind = self.packed.packing.size - 2 * product.vector.extent
         weight, place = self.packed.load.source, self.tile * shape.rows + row
@@ -315,11 +322,11 @@ class PairedNest:
         values = {self.row: self.block_start + self.row_tiles.start() + row, product.vector: column}
         result = product.reduction.result
         value = te.rewrite(
-            self.formula.value,
+            self.sums.value,
             lambda node: total if isinstance(node, te.Load) and node.source == result else None,
         )
         store = Store(
-            self.formula.output, te.substitute(self.formula.store, values), te.substitute(value, values)
+            self.formula.output, te.substitute(self.sums.store, values), te.substitute(value, values)
         )
         stored = nest([(self.lane, Kind.VECTOR)], store)
         if self.row.extent % shape.block == 0:

@@ -13,7 +13,8 @@ Seven shapes of loop nest cover every formula:
 - `columns`: the same where a long sum, or an extreme with its place, reads every element once: accumulators in the
   first cache (`columns.py`).
 - `rowwise`: reductions that are contiguous along the *reduced* axis (softmax, norms, sums over the last axis). Lanes
-  hold partial results, combined at the end of the row (`rowwise.py`; `lined.py` where short rows end within a line).
+  hold partial results, combined at the end of the row (`rowwise.py`, as `row_plan.py` decides; `lined.py` where short
+  rows end within a line).
 
 All of them share: the outermost loop is parallel, tiles at the end of an axis are shifted back to overlap instead of
 having a tail loop, an output far larger than the caches goes past them, places that a reduction looks for are as narrow
@@ -36,12 +37,13 @@ from tilewright.loops.ir import Buffer, Kind, Program, Scope, Stmt, Store, block
 from tilewright.loops.lined import lined_program
 from tilewright.loops.places import with_narrow_places
 from tilewright.loops.pooled import pooled_program
-from tilewright.loops.rowwise import contiguous_last, rowwise_program
+from tilewright.loops.rowwise import rowwise_program
 from tilewright.loops.tiling import (
     PackedOperand,
     Tiles,
     blocks_of,
     columns_of,
+    contiguous_last,
     extent_of,
     is_streamed,
     lanes_for,

@@ -26,9 +26,10 @@ from tilewright.hw import CpuMachine
 from tilewright.loops.expensive import computable_anywhere, is_expensive
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import Across, Buffer, If, Kind, Prefetch, Program, Scope, Stmt, Store, block, nest
-from tilewright.loops.rowwise import AHEAD, LINE, combined, contiguous_last, groups_in_chunk
+from tilewright.loops.row_plan import AHEAD, groups_in_chunk
 from tilewright.loops.tiling import (
     columns_of,
+    contiguous_last,
     is_streamed,
     lanes_for,
     parallel_nest,
@@ -36,8 +37,10 @@ from tilewright.loops.tiling import (
     with_results,
     with_values,
 )
+from tilewright.loops.weights import combined
 from tilewright.te.index import coefficient, divisor_of, in_range, simplify
 
+_LINE = 64
 _FEWEST, _MOST = 5, 14  # lines of a row: fewer have too much at their ends, more do not stay in registers
 _ACCUMULATORS = 4
 
@@ -52,7 +55,7 @@ def lined_program(formula: Formula, machine: CpuMachine) -> Program | None:
     lanes = lanes_for(formula, machine, axis.extent)
     held = {formula.output.dtype.bytes, *(r.result.dtype.bytes for r in formula.reductions)}
     alike = all([a.extent for a in r.axes] == [axis.extent] for r in formula.reductions)
-    if held != {LINE // lanes} or not alike:
+    if held != {_LINE // lanes} or not alike:
         return None
     common = math.gcd(axis.extent, lanes)
     lines = -(-(lanes - common + axis.extent) // lanes)

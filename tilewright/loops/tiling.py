@@ -66,6 +66,10 @@ def extent_of(axes: Sequence[te.Var]) -> int:
     return total
 
 
+def same_extents(axes: Sequence[te.Var], others: Sequence[te.Var]) -> bool:
+    return [axis.extent for axis in axes] == [axis.extent for axis in others]
+
+
 def row_major(axes: Sequence[te.Var]) -> te.Expr:
     """The place of an element whose axes are stored in this order, without gaps."""
     place: te.Expr = te.as_index(0)
@@ -166,6 +170,19 @@ def accesses_apart(stride: int) -> float:
 def columns_of(formula: Formula) -> tuple[te.Var, ...]:
     rows = set(formula.rows)
     return tuple(axis for axis in formula.axes if axis not in rows)
+
+
+def contiguous_last(formula: Formula) -> Formula:
+    """The same reductions, of the axes of each the last one contiguous if any is."""
+
+    def steps_by_one(reduction: Reduction, axis: te.Var) -> int:
+        return sum(coefficient(offset, axis) == 1 for offset in load_offsets(reduction.body))
+
+    reductions = tuple(
+        replace(r, axes=tuple(sorted(r.axes, key=lambda axis, r=r: steps_by_one(r, axis))))  # type: ignore[misc]
+        for r in formula.reductions
+    )
+    return replace(formula, reductions=reductions)
 
 
 def updated(reduction: Reduction, accumulator: te.Expr, body: te.Expr) -> te.Expr:

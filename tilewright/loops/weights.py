@@ -2,6 +2,7 @@
 
 The product with log2(e) is rounded, which costs |x - max x| / 2**24 of the result: least where the result counts most.
 What is divided by the sum of such weights, which is at least 1, is multiplied by its reciprocal: one division a row.
+The maximum below which they are taken need not look for NaN: `combined`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 
 from tilewright import te
 from tilewright.loops.formula import Formula, Reduction
+from tilewright.loops.tiling import updated
 from tilewright.te.index import simplify
 
 _CARRIERS = frozenset(("add", "sub", "mul", "div", "fma", "neg", "log"))  # NaN where an argument is
@@ -58,7 +60,14 @@ def _weighed(expr: te.Expr, axes: Sequence[te.Var], top: Reduction) -> te.Expr:
     return te.rewrite(expr, rule)
 
 
-def nan_arrives_anyway(top: Reduction, formula: Formula) -> bool:
+def combined(reduction: Reduction, formula: Formula, so_far: te.Expr, body: te.Expr) -> te.Expr:
+    """One step of a reduction of the formula."""
+    if _nan_arrives_anyway(reduction, formula):
+        return te.select(te.call("lt", so_far, body), body, so_far)
+    return updated(reduction, so_far, body)
+
+
+def _nan_arrives_anyway(top: Reduction, formula: Formula) -> bool:
     """Whether it is the maximum that a softmax takes weights below: where an element is NaN so are its weight, their
     sum and the result. A maximum that does not look for NaN is one instruction instead of four."""
     read = te.Load(top.result, ())

@@ -30,9 +30,9 @@ from tilewright.loops.expensive import EXPENSIVE, computable_anywhere
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.gpu.places import THREADS, VECTOR_BYTES, positions, under, vector_lanes, walked
 from tilewright.loops.ir import Buffer, Combine, For, If, Kind, Program, Scope, Stmt, Store, block, nest
-from tilewright.loops.rowwise import contiguous_last
 from tilewright.loops.tiling import (
     columns_of,
+    contiguous_last,
     extent_of,
     load_offsets,
     updated,

@@ -41,8 +41,7 @@ from tilewright.loops.ir import (
     block,
     nest,
 )
-from tilewright.loops.rowwise import contiguous_last
-from tilewright.loops.tiling import extent_of, with_values
+from tilewright.loops.tiling import contiguous_last, extent_of, with_values
 from tilewright.te.index import simplify
 
 _THREADS = 1_024

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tilewright.runtime.packing import Packing, dense_order
-from tilewright.runtime.paired import GROUP, HALF, prepare_weights
+from tilewright.runtime.paired import GROUP, HALF, pair_signs, prepare_weights
 from tilewright.runtime.winograd import TAPS, matrices
 
 
@@ -123,7 +123,8 @@ def test_columns_of_pairs_are_scaled_exactly_and_bring_their_corrections(
     extent = math.prod(packing.shape[axis] for axis in taps)
     one = np.moveaxis(array, taps, range(len(taps))).reshape(extent, -1)
     columns, corrections, sizes = prepare_weights(one)
-    np.testing.assert_array_equal(packed[-2 * corrections.size :], [*corrections, *sizes])
+    behind = [*corrections, *sizes, *pair_signs(extent)]
+    np.testing.assert_array_equal(packed[-len(behind) :], behind)
     whole = np.zeros((-(-extent // GROUP), 2, HALF, corrections.size))
     whole.reshape(-1, corrections.size)[:extent] = columns
     first, second = whole[:, 0], whole[:, 1]

@@ -26,7 +26,8 @@ class Packing(msgspec.Struct, frozen=True):
     many outputs (0: they are not). `tail`: (an axis, a number): so many of its last elements are no part of this; they
     come behind all else, one after the other, each with the other axes as they were. `taps`: the axes of a sum in which
     two products are computed by one multiplication, outermost first (none: there is no such sum); behind all else come,
-    for each place along the others, its correction, and then for each its size, by which it is divided.
+    for each place along the others, its correction, then for each its size, by which it is divided, and then the signs
+    of all pairs.
     """
 
     shape: tuple[int, ...]
@@ -54,12 +55,21 @@ class Packing(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        return math.prod(self.packed_shape) + self._tail_size + 2 * self.columns
+        return math.prod(self.packed_shape) + self._tail_size + 2 * self.columns + self.pairs
 
     @property
     def columns(self) -> int:
         """Places that have a correction and a size."""
         return math.prod(self._column_shape) if self.taps else 0
+
+    @property
+    def pairs(self) -> int:
+        """Pairs that have a sign."""
+        return paired.pair_count(self._tap_count) if self.taps else 0
+
+    @property
+    def _tap_count(self) -> int:
+        return math.prod(self.shape[axis] for axis in self.taps)
 
     @property
     def _column_shape(self) -> tuple[int, ...]:
@@ -83,6 +93,7 @@ class Packing(msgspec.Struct, frozen=True):
         behind: list[np.ndarray] = []
         if self.taps:
             columns, *behind = paired.prepare_weights(self._taps_first(dense))
+            behind.append(paired.pair_signs(self._tap_count).astype(dtype))
             dense = self._taps_in_place(columns)
         tail_axis, last = self.tail
         if last:
@@ -103,8 +114,8 @@ class Packing(msgspec.Struct, frozen=True):
         """The dense array, flat: the inverse of `pack` (of a transform to within rounding)."""
         dtype = packed.dtype
         back = np.argsort(self.order)
-        ends = np.cumsum([math.prod(self.packed_shape), self._tail_size, self.columns])
-        packed, behind, _, sizes = np.split(packed, ends)
+        ends = np.cumsum([math.prod(self.packed_shape), self._tail_size, self.columns, self.columns])
+        packed, behind, _, sizes, _ = np.split(packed, ends)
         blocks = packed.reshape(self.packed_shape).transpose(back)
         padded = [outer * inner for outer, inner in self._pairs()]
         dense = blocks.reshape(padded)

@@ -129,16 +129,29 @@ def test_rows_and_columns_are_as_exact_as_each_by_itself(
     assert (off <= 3e-7 * lengths).all()
 
 
+def error_beside_plain_sums(left: np.ndarray, right: np.ndarray) -> float:
+    plain = np.zeros((len(left), right.shape[1]), np.float32)
+    for tap in range(len(right)):
+        plain += left[:, tap, None] * right[tap]
+    reference = exact(left, right)
+    return relative_error(computed(left, right), reference) / relative_error(plain, reference)
+
+
 @pytest.mark.parametrize("mean", [0.5, 3.0, -20.0])
 @pytest.mark.parametrize("k", [256, 3072])
 def test_a_mean_costs_little(mean: float, k: int) -> None:
     """Corrections that all have one sign would be far larger than the result."""
     left, right = (drawn(18, k, 0) + mean).astype(np.float32), drawn(k, 3 * LANES, 1)
-    plain = np.zeros((18, 3 * LANES), np.float32)
-    for tap in range(k):
-        plain += left[:, tap, None] * right[tap]
-    reference = exact(left, right)
-    assert relative_error(computed(left, right), reference) < 2.5 * relative_error(plain, reference)
+    assert error_beside_plain_sums(left, right) < 2.5
+
+
+@pytest.mark.parametrize("period", [2, 4, 16, 32, 64, 512])
+def test_so_does_what_repeats_itself(period: int) -> None:
+    """Numbers at every second place, or the same ones in every head or at every pixel of a window."""
+    repeated = np.random.default_rng(period).random(period) < 0.5
+    repeated[0], repeated[1] = True, False
+    left = np.tile(np.where(repeated, 1.0, 0.0).astype(np.float32), (18, 3072 // period))
+    assert error_beside_plain_sums(left, drawn(3072, 3 * LANES, 1)) < 4
 
 
 def test_what_is_no_number_stays_in_its_row_and_its_column() -> None:

@@ -179,9 +179,9 @@ class AppliedPaired:
         places = caches.l1 / math.gcd(shape.rows * _LINE, PAGE)  # for lines of a row
         displaced = scaled * _DISPLACED if shape.groups > places else 0.0
         return Terms(
-            arithmetic=pairs * self.instructions(shape) + 3 * scaled + 2.0 * tiles * shape.rows,
+            arithmetic=pairs * self.instructions(shape) + 4 * scaled + 2.0 * tiles * shape.rows,
             loads=2.0 * pairs
-            + 2 * scaled
+            + 3 * scaled
             + tiles * shape.rows
             + (passes * panel / _LINE if shape.prefetch else 0.0),
             stores=scaled + tiles * shape.rows,

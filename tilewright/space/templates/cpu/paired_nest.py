@@ -137,6 +137,11 @@ class PairedNest:
     def sizes(self) -> Buffer:
         return self._of_rows("sizes")
 
+    @property
+    def _signs(self) -> int:
+        """Where the pairs' signs begin in the weight, behind corrections and sizes."""
+        return self.packed.packing.size - self.packed.packing.pairs
+
     def _of_rows(self, name: str) -> Buffer:
         return Buffer(name, DType.F32, self.shape.tiles * self.shape.rows, Scope.SCRATCH)
 
@@ -219,18 +224,17 @@ class PairedNest:
         return stmts
 
     def _scaled(self, data: te.Expr, row: te.Var, place: te.Expr, scale: te.Load) -> list[Stmt]:
-        """Its lines, the second of every other pair negated, and what is to be subtracted for it."""
+        """Its lines, the second of each pair with the pair's sign, and what is to be subtracted for it."""
         lane, group = te.Var("v", HALF), te.Var("g", self.run.extent // GROUP)
         first_group = row_major(self.sums.outer) * -(-self.run.extent // GROUP)
-        signed = Buffer("signed", DType.F32, HALF, Scope.REGISTER)
         halves = Buffer("halves", DType.F32, GROUP, Scope.REGISTER)
         pairs = Buffer("pairs", DType.F32, HALF, Scope.REGISTER)
-        even = te.call("eq", lane % 2, te.as_index(0))
         first, second = (te.Load(halves, (lane + begin,)) for begin in (0, HALF))
 
         def line(number: te.Expr, *, whole: bool) -> Stmt:
             stmts: list[Stmt] = []
-            for half, factor in ((first, scale), (second, te.Load(signed, (lane,)))):
+            sign = te.Load(self.packed.load.source, ((first_group + number) * HALF + lane + self._signs,))
+            for half, factor in ((first, scale), (second, scale * sign)):
                 begin = half.indices[0]
                 value = self._at(data, number * GROUP + begin, whole=whole) * factor
                 stmts.append(Store(halves, begin, value))
@@ -238,14 +242,11 @@ class PairedNest:
             total = te.call("fma", first, second, te.Load(pairs, (lane,)))
             return nest([(lane, Kind.VECTOR)], block(*stmts, Store(pairs, lane, total)))
 
-        begin = [
-            Store(pairs, lane, te.const(0.0, DType.F32)),
-            Store(signed, lane, te.Select(even, scale, te.call("neg", scale))),
-        ]
+        begin = Store(pairs, lane, te.const(0.0, DType.F32))
         along: list[Stmt] = [For(group, Kind.SERIAL, line(group, whole=True))]
         if self.run.extent % GROUP:
             along.append(line(te.as_index(group.extent), whole=False))
-        stmts = [nest([(lane, Kind.VECTOR)], block(*begin)), nest(self.outer, block(*along))]
+        stmts = [nest([(lane, Kind.VECTOR)], begin), nest(self.outer, block(*along))]
         return [*stmts, Store(self.corrections, place, Across("sum", pairs, 0, HALF))]
 
     # -- the register tile ----------------------------------------------------------------------------------------
@@ -311,7 +312,7 @@ class PairedNest:
         in pairs differs between them, and so do the last bits."""
         shape, product = self.shape, self.sums.product
         column = shape.panels.start_of(self.which_panel) + self.lane
-        behind = self.packed.packing.size - 2 * product.vector.extent
+        behind = self._signs - 2 * product.vector.extent
         weight, place = self.packed.load.source, self.tile * shape.rows + row
         total: te.Expr = te.Load(self.accumulator, (self.lane + row * shape.lanes,))
         if not shape.is_plain(row):

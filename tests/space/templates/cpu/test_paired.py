@@ -174,6 +174,12 @@ def test_rows_of_zeros_give_zeros_and_tiny_ones_do_no_harm(tiny: float) -> None:
     assert relative_error(result, exact(left, right)) < 1e-6
 
 
+@pytest.mark.parametrize(("taps", "pairs"), [(64, 32), (65, 33), (66, 34), (72, 40), (73, 40), (80, 40)])
+def test_pairs_of_zeros_are_left_out(taps: int, pairs: int) -> None:
+    applied = applied_to(product(60, 4 * LANES, taps))
+    assert applied._shape(dict(some_config(applied).values)).pairs == pairs
+
+
 def test_two_thirds_of_the_multiplications_are_done() -> None:
     task = matmul_task(128, 768, 768)
     found = descend(applied_to(task, ZEN_4), Work(task, ZEN_4))

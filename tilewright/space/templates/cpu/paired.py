@@ -21,7 +21,7 @@ both kinds of units are busy, and two thirds of the multiply-adds are left.
 An element of the data is used once where it is read, so that it is spread by the instruction that uses it: for that
 tiles are one vector wide. The lines of a tile lie in the order in which they are read. The last panel is moved back
 where it is not whole, and so are the last register tile and the last block of rows; the last group is filled up with
-zeros.
+zeros, of which pairs are left out.
 
 A convolution with channels last is one too: each pixel of its result is a row, and the groups of its taps are those of
 the channels, window by window.
@@ -135,6 +135,7 @@ class AppliedPaired:
             block=block,
             blocks=-(-self.row.extent // block),
             groups=-(-self.taps // GROUP),
+            last_pairs=min(HALF, self.taps % GROUP or GROUP),
             prefetch=int(values["prefetch"]),
             streamed=self._streams,
         )
@@ -151,7 +152,7 @@ class AppliedPaired:
         iterations = shape.chunks * shape.blocks
         passes = iterations * shape.per_chunk  # of a panel
         tiles = passes * shape.tiles
-        pairs = tiles * shape.groups * HALF
+        pairs = tiles * shape.pairs
         scaled_rows = iterations * shape.tiles * shape.rows
         runs = scaled_rows * math.prod(tap.extent for tap in self.sums.outer) if self.sums.outer else 0
         scaled = scaled_rows * shape.groups * GROUP / self.lanes  # vectors

@@ -54,6 +54,7 @@ class Shape:
     block: int  # rows
     blocks: int
     groups: int  # of taps, the last one filled up with zeros
+    last_pairs: int  # of the last group, those that are not zeros alone
     prefetch: int  # level of the cache where the next panel is asked for; 0: it is not
     streamed: bool  # whether rows come from beyond the second cache, one after the other
 
@@ -61,6 +62,10 @@ class Shape:
     def tiles(self) -> int:
         """Register tiles of a block."""
         return -(-self.block // self.rows)
+
+    @property
+    def pairs(self) -> int:
+        return (self.groups - 1) * HALF + self.last_pairs
 
     @property
     def asks_data(self) -> bool:
@@ -258,13 +263,18 @@ class PairedNest:
             [(row, Kind.UNROLL), (lane, Kind.VECTOR)],
             Store(self.accumulator, row * shape.lanes + lane, te.const(0.0, DType.F32)),
         )
-        group, pair = te.Var("g", shape.groups), te.Var("pair", HALF)
-        pairs = nest([(pair, Kind.UNROLL)], self._pair(group, pair))
-        of_group = block(pairs, *self._next_panel(group), *self._next_block(group))
-        finish = [self._finished(number) for number in range(shape.rows)]
-        return block(begin, nest([(group, Kind.SERIAL)], of_group), *finish)
+        group = te.Var("g", shape.groups - (shape.last_pairs < HALF))
+        stmts = [begin, nest([(group, Kind.SERIAL)], self._group(group, HALF))]
+        if shape.last_pairs < HALF:
+            stmts.append(self._group(te.as_index(group.extent), shape.last_pairs))
+        return block(*stmts, *(self._finished(number) for number in range(shape.rows)))
 
-    def _next_panel(self, group: te.Var) -> list[Stmt]:
+    def _group(self, group: te.Expr, pairs: int) -> Stmt:
+        pair = te.Var("pair", pairs)
+        products = nest([(pair, Kind.UNROLL)], self._pair(group, pair))
+        return block(products, *self._next_panel(group), *self._next_block(group))
+
+    def _next_panel(self, group: te.Expr) -> list[Stmt]:
         """Lines of it, spread over the register tiles of this one: behind all that reads, so that LLVM finds elements
         to read where they are used."""
         shape, weight = self.shape, self.packed.load.source
@@ -276,7 +286,7 @@ class PairedNest:
         first = (self.which_panel + 1) * panel + (self.tile * shape.groups + group) * (each * shape.lanes)
         return [Prefetch(weight, first + n * shape.lanes, shape.prefetch) for n in range(each)]
 
-    def _next_block(self, group: te.Var) -> list[Stmt]:
+    def _next_block(self, group: te.Expr) -> list[Stmt]:
         """Lines of its rows, spread over all panels."""
         shape, data = self.shape, self.sums.data
         if not shape.asks_data:
@@ -287,7 +297,7 @@ class PairedNest:
         first = te.substitute(data.indices[0], row) + step * (shape.asked_lines * _PER_LINE)
         return [Prefetch(data.source, first + n * _PER_LINE, 2) for n in range(shape.asked_lines)]
 
-    def _pair(self, group: te.Var, pair: te.Var) -> Stmt:
+    def _pair(self, group: te.Expr, pair: te.Var) -> Stmt:
         """Products of two taps, for all rows of the tile."""
         b1, b2 = (self._weight(group * GROUP + pair + begin) for begin in (0, HALF))
         stmts: list[Stmt] = []

@@ -40,7 +40,7 @@ from functools import cached_property
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.loops.ir import SCRATCH_LIMIT, Program
-from tilewright.loops.tiling import Tiles
+from tilewright.loops.tiling import Tiles, extent_of
 from tilewright.runtime.paired import GROUP, HALF
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
@@ -154,7 +154,7 @@ class AppliedPaired:
         tiles = passes * shape.tiles
         pairs = tiles * shape.pairs
         scaled_rows = iterations * shape.tiles * shape.rows
-        runs = scaled_rows * math.prod(tap.extent for tap in self.sums.outer) if self.sums.outer else 0
+        runs = scaled_rows * extent_of(self.sums.outer) if self.sums.outer else 0
         scaled = scaled_rows * shape.groups * GROUP / self.lanes  # vectors
 
         panel = shape.groups * GROUP * self.lanes * _BYTES

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tilewright import te
-from tilewright.dtypes import DType
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.guards import conjuncts
 from tilewright.loops.ir import Buffer
@@ -350,15 +349,3 @@ def holds(cond: te.Expr, var: te.Var, value: int) -> bool:
     """Whether the condition, of this variable alone, is true where it has this value."""
     decided = simplify(te.substitute(cond, {var: te.as_index(value)}))
     return isinstance(decided, te.Const) and bool(decided.value)
-
-
-def is_one_matrix_product(product: Product) -> bool:
-    """Whether it is a matrix of float32, its rows in runs, times another."""
-    one = (
-        type(product) is Product and not product.shared and len(product.rows) == 1 and len(product.taps) == 1
-    )
-    data, weight = product.data, product.weight
-    if not one or not isinstance(data, te.Load) or weight != product.weight_load:
-        return False
-    dtypes = {data.dtype, weight.dtype, product.reduction.result.dtype}
-    return dtypes == {DType.F32} and coefficient(data.indices[0], product.taps[0]) == 1

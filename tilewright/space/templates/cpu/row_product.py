@@ -7,14 +7,13 @@ Whatever axes its rows have, one number counts them: templates that copy rows be
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.loops.ir import Buffer
-from tilewright.loops.tiling import counted_by
+from tilewright.loops.tiling import counted_by, extent_of
 from tilewright.space.templates.cpu.product import Product
 from tilewright.te.index import coefficient
 
@@ -26,7 +25,7 @@ class RowProduct:
     @cached_property
     def row(self) -> te.Var:
         rows = self.product.rows
-        return rows[0] if len(rows) == 1 else te.Var("row", math.prod(axis.extent for axis in rows))
+        return rows[0] if len(rows) == 1 else te.Var("row", extent_of(rows))
 
     @property
     def outer(self) -> tuple[te.Var, ...]:

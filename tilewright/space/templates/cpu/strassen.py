@@ -41,6 +41,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
+from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.loops.ir import SCRATCH_LIMIT, Program
 from tilewright.loops.tiling import Tiles
@@ -58,8 +59,9 @@ from tilewright.space.templates.cpu.contraction import (
 from tilewright.space.templates.cpu.contraction import Shape as PlainShape
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest
 from tilewright.space.templates.cpu.contraction_tail import tail_terms
-from tilewright.space.templates.cpu.product import Product, coordinates, is_one_matrix_product, product_of
+from tilewright.space.templates.cpu.product import Product, coordinates, product_of
 from tilewright.space.templates.cpu.strassen_nest import LINE, PRODUCTS, Shape, StrassenNest, asks_data
+from tilewright.te.index import coefficient
 
 NAME = "strassen"
 _ROWS = (4, 5, 6, 7, 8, 9, 10, 11, 12, 14)
@@ -97,10 +99,17 @@ def is_large_enough(rows: int, taps: int) -> bool:
 
 
 def is_large_matrix_product(product: Product) -> bool:
-    if not is_one_matrix_product(product):
+    """Whether it is a matrix of float32, its rows in runs, times another, and large enough."""
+    one = (
+        type(product) is Product and not product.shared and len(product.rows) == 1 and len(product.taps) == 1
+    )
+    data, weight = product.data, product.weight
+    if not one or not isinstance(data, te.Load) or weight != product.weight_load:
         return False
+    dtypes = {data.dtype, weight.dtype, product.reduction.result.dtype}
     (row,), (tap,) = product.rows, product.taps
-    return is_large_enough(row.extent, tap.extent)
+    runs = dtypes == {DType.F32} and coefficient(data.indices[0], tap) == 1
+    return runs and is_large_enough(row.extent, tap.extent)
 
 
 class AppliedStrassen:

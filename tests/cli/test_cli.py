@@ -224,13 +224,27 @@ def test_wrong_efforts_are_named(tmp_path: Path, options: tuple[str, ...], said:
     assert done.returncode in (1, 2) and said in done.stderr
 
 
-def test_tune_with_a_lock(tmp_path: Path) -> None:
+def product_model(path: Path) -> None:
     weights = onnx.numpy_helper.from_array(np.ones((32, 24), np.float32), "w")
     product = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 17]> agraph (float[9, 32] x) => (float[9, 24] y) {y = MatMul(x, w)}'
     )
     product.graph.initializer.append(weights)
-    onnx.save(product, tmp_path / "product.onnx")
+    onnx.save(product, path)
+
+
+def test_nothing_is_imported_from_the_current_folder(tmp_path: Path) -> None:
+    """Neither by the command nor by the processes that it measures in."""
+    product_model(tmp_path / "product.onnx")
+    for name in ("json", "numpy", "random", "socket", "array", "msgspec", "llvmlite"):
+        (tmp_path / f"{name}.py").write_text("open('executed', 'a').write(__file__)\nraise ImportError\n")
+    done = run_from_nothing("tune", "product.onnx", "--budget", "1s", folder=tmp_path)
+    assert not (tmp_path / "executed").exists()
+    assert done.returncode == 0 and "tuned (" in done.stderr
+
+
+def test_tune_with_a_lock(tmp_path: Path) -> None:
+    product_model(tmp_path / "product.onnx")
     cache = {"TILEWRIGHT_CACHE_DIR": str(tmp_path / "cache"), "TILEWRIGHT_THREADS": "1"}
     tuning = ("product.onnx", "--budget", "3s", "--lock", "product.lock")
     done = run("tune", *tuning, folder=tmp_path, **cache)

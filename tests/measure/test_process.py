@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import tilewright
 from tilewright.errors import MeasurementError
-from tilewright.measure.process import Channel, Child, Dead
+from tilewright.measure.process import Channel, Child, Dead, import_folders
 
 MEMORY = 1 << 30
 
@@ -86,6 +88,35 @@ def test_a_death_has_a_kind_and_the_next_question_an_answer(
         ask(child, message, seconds=0.3 if kind == "timeout" else 30)
     assert death.value.failed.kind == kind
     assert ask(child, "hello") == "hello"
+
+
+def test_the_current_folder_comes_after_what_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("json", "array", "socket", "numpy"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    for path in ([*sys.path], ["", *sys.path], [str(tmp_path), *sys.path]):
+        monkeypatch.setattr(sys, "path", path)
+        child = Child("tests.measure.test_process:serve", MEMORY)
+        assert ask(child, "hello") == "hello"
+        child.close()
+        assert not (tmp_path / "executed").exists()
+
+
+def test_what_is_imported_from() -> None:
+    folders = import_folders()
+    assert str(Path(tilewright.__file__).parents[1]) in folders
+    assert "" not in folders and len(set(folders)) == len(folders)
+    assert set(folders) >= {os.path.abspath(folder) for folder in sys.path}
+
+
+def test_a_current_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr(sys, "path", ["", "here", *sys.path])
+    assert all(os.path.isabs(folder) for folder in import_folders())
 
 
 def test_one_that_does_not_start_is_no_candidates_fault() -> None:

@@ -114,7 +114,8 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 
 def _from_function(argument: str) -> Source:
     module_name, _, function_name = argument.partition(":")
-    sys.path.insert(0, "")  # as `python -m` does: the user's module is usually here
+    # The user's module is usually here. Last, so that no file here is taken for an installed module.
+    sys.path.append("")
     try:
         function = getattr(import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import array
 import contextlib
 import importlib
-import json
 import os
 import resource
 import select
@@ -31,6 +30,15 @@ _MOST_DESCRIPTORS = 4
 TICK = 0.02  # seconds: how long one wait is at most
 _START_SECONDS = 120.0  # to import what it needs
 _KEPT_WORDS = 300  # characters of what a process said before it died
+
+_PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+# What a new interpreter runs first. `python -c` puts the current folder first on its path (before 3.11 nothing keeps it
+# from that), so nothing but `sys`, which is built in, may be imported before the path is replaced.
+_SERVING = (
+    "import sys; end = 2 + int(sys.argv[1]); sys.path[:] = sys.argv[2:end]; "
+    "from tilewright.measure.process import main; main(*sys.argv[end:])"
+)
 
 # What libraries say when there is no memory left, on their way to an abort.
 _OUT_OF_MEMORY = ("out of memory", "bad_alloc", "cannot allocate memory", "memoryerror", "failed to allocate")
@@ -92,18 +100,15 @@ class Child:
         self._words, words = os.pipe()
         os.set_blocking(words, False)  # one who says too much loses words, and is not held up
         try:
-            serving = (
-                "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-                "from tilewright.measure.process import main; main(*sys.argv[2:])"
-            )
-            arguments = [json.dumps(sys.path), self._serve, str(theirs.fileno()), str(self._memory)]
+            folders = import_folders()
+            arguments = [str(len(folders)), *folders, self._serve, str(theirs.fileno()), str(self._memory)]
             self._process = subprocess.Popen(
-                [sys.executable, "-c", serving, *arguments],
+                [sys.executable, "-c", _SERVING, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=words,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, **self._environment},
+                env={**os.environ, "PYTHONSAFEPATH": "1", **self._environment},
                 start_new_session=True,  # Ctrl-C is for the one who asks
             )
         except OSError as error:
@@ -190,6 +195,22 @@ class Child:
         last_words = " ".join(said.splitlines()[-2:])[-_KEPT_WORDS:]
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
         return Dead("crash", f"the process ended with {how}" + (f": {last_words}" if said else ""))
+
+
+def import_folders() -> list[str]:
+    """The folders (and archives) that a process imports from: those of this one, but the current folder last.
+
+    A file in the current folder that bears the name of an installed module is never imported in that module's place. The
+    folder is there at all only if this process imports from it too: the user's own modules may lie there.
+    """
+    try:
+        here = os.path.realpath(os.getcwd())
+    except FileNotFoundError:  # it was removed: nothing is imported from it
+        here = ""
+    absolute = [os.path.abspath(f) for f in sys.path if isinstance(f, str) and (here or os.path.isabs(f))]
+    absolute.append(_PACKAGE_FOLDER)  # wherever this package was found: by an import hook, perhaps
+    current = [folder for folder in absolute if os.path.realpath(folder) == here]
+    return list(dict.fromkeys([folder for folder in absolute if folder not in current] + current))
 
 
 def wait(*children: Child) -> tuple[list[Child], float]:

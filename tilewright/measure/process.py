@@ -200,8 +200,8 @@ class Child:
 def import_folders() -> list[str]:
     """The folders (and archives) that a process imports from: those of this one, but the current folder last.
 
-    A file in the current folder that bears the name of an installed module is never imported in that module's place. The
-    folder is there at all only if this process imports from it too: the user's own modules may lie there.
+    A file in the current folder that bears the name of an installed module is never imported in that module's place.
+    The folder is there at all only if this process imports from it too: the user's own modules may lie there.
     """
     try:
         here = os.path.realpath(os.getcwd())

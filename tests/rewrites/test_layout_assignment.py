@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.rewrites.helpers import assert_same_function, conv, graph_of, ops_of, weight, x_input
+from tests.rewrites.helpers import assert_same_function, conv, graph_of, ops_of, scalar, weight, x_input
 from tests.rewrites.oracles import Priced, Whims
 from tests.rewrites.random_graphs import graphs
+from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, TensorType
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
@@ -188,6 +189,40 @@ def _only(layout: str) -> Callable[[Node, Way], bool]:
 def test_any_assignment_is_the_same_function(graph: Graph, seed: int) -> None:
     graph = Decompose().run(graph)
     assert_same_function(graph, Layout(Whims(seed)).run(graph), tolerance=1e-6)
+
+
+def test_blocks_that_do_not_divide_each_other() -> None:
+    """Two images of 24 channels in one block each, and a pool that wants their 48 channels in blocks of 16."""
+    x = conv(x_input(1, 3, 5, 15), weight(24, 3, 3, 3), padding=((1, 1), (1, 1)))
+    joined = apply("concat", x, apply("mul", x, scalar(0.5)), axis=1)
+    resized = apply("resize", joined, sizes=(10, 30), mode="nearest", coordinates="asymmetric")
+    prices = {("conv", 24, layout): 1.0 for layout in (*LAYOUTS, "channels_by_8")}
+    prices |= {("max_pool", 48, layout): 1.0 for layout in LAYOUTS}
+    prices |= {("conv", 24, TURNING): 0.0, ("max_pool", 48, "channels_by_16"): 0.0}
+
+    class Mixed(Priced):
+        def block(self, channels: int, dtype: DType) -> int:
+            return {24: 8, 48: 16}.get(channels, 0)
+
+    for value in (joined, resized):
+        before = Decompose().run(graph_of(pool(value)))
+        after = Layout(Mixed(prices, per_byte=1e-6)).run(before)
+        assert {node.attrs["layout"] for node in after.nodes() if "layout" in node.attrs} == {
+            "channels_by_24",
+            "channels_by_16",
+        }
+        assert_same_function(before, after)
+
+
+def test_single_channels_are_no_blocks() -> None:
+    """An operand of one channel broadcasts to a block, but is no block that could be concatenated."""
+    parts = [apply(op, x_input(1, 1, 4, 5, index=n)) for n, op in enumerate(("sin", "cos", "tanh", "exp"))]
+    joined = apply("concat", *parts, axis=1)
+    prices = {("max_pool", 4, layout): 1.0 for layout in LAYOUTS} | {("max_pool", 4, BLOCKED): 0.0}
+    before = Decompose().run(graph_of(pool(joined)))
+    after = Layout(Priced(prices, per_byte=1e-6, size=2)).run(before)
+    assert {node.attrs["layout"] for node in after.nodes() if node.op == "max_pool"} == {BLOCKED}
+    assert_same_function(before, after)
 
 
 def test_readers_share_a_conversion_that_none_would_pay_alone() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.rewrites.layout_ways import reshape_stored
-from tilewright.rewrites.orders import Block, Order, axis_of, blocks_of, conversion, fits, stored
+from tilewright.rewrites.orders import Block, Order, axis_of, blocks_of, conversions, fits, stored
 from tilewright.rewrites.shapes import moves_nothing
 
 
@@ -16,7 +16,7 @@ from tilewright.rewrites.shapes import moves_nothing
 def orders(draw: st.DrawFn, rank: int) -> Order:
     """Any order of the axes, some of them in blocks."""
     cut = draw(st.sets(st.integers(0, rank - 1), max_size=2))
-    blocks = [Block(axis, draw(st.sampled_from((1, 2, 4, 8)))) for axis in sorted(cut)]
+    blocks = [Block(axis, draw(st.sampled_from((1, 2, 3, 4, 6, 8)))) for axis in sorted(cut)]
     return tuple(draw(st.permutations([*range(rank), *blocks])))
 
 
@@ -33,23 +33,39 @@ def in_order(value: np.ndarray, order: Order) -> np.ndarray:
     return value.reshape(split).transpose(*places, *left).reshape(stored(value.shape, order))
 
 
-@settings(max_examples=50, deadline=None)
-@given(data=st.data(), shape=st.lists(st.sampled_from((0, 1, 2, 8, 16)), min_size=2, max_size=4).map(tuple))
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), shape=st.lists(st.sampled_from((0, 1, 2, 12, 24)), min_size=2, max_size=4).map(tuple))
 def test_a_value_in_another_order(data: st.DataObject, shape: tuple[int, ...]) -> None:
     have, need = (data.draw(orders(len(shape)).filter(lambda order: fits(shape, order))) for _ in range(2))
     value = np.arange(np.prod(shape)).reshape(shape)
-    parts, axes = conversion(shape, have, need)
-    before, after = in_order(value, have), in_order(value, need)
-    np.testing.assert_array_equal(before.reshape(parts).transpose(axes).reshape(after.shape), after)
-    if moves_nothing(parts, axes):
-        np.testing.assert_array_equal(before.reshape(-1), after.reshape(-1))
+    now, after = in_order(value, have), in_order(value, need)
+    for parts, axes in conversions(shape, have, need):
+        then = now.reshape(parts).transpose(axes)
+        if moves_nothing(parts, axes):
+            np.testing.assert_array_equal(now.reshape(-1), then.reshape(-1))
+        now = then
+    np.testing.assert_array_equal(now.reshape(after.shape), after)
 
 
 def test_blocks_of_one_and_of_all_move_nothing() -> None:
     shape, image = (2, 8, 3, 5), (0, 1, 2, 3)
-    assert moves_nothing(*conversion(shape, image, (*image, Block(1, 1))))
-    assert moves_nothing(*conversion(shape, (0, 2, 3, 1), (*image, Block(1, 8))))
-    assert not moves_nothing(*conversion(shape, image, (*image, Block(1, 4))))
+
+    def still(have: Order, need: Order) -> bool:
+        return all(moves_nothing(*each) for each in conversions(shape, have, need))
+
+    assert still(image, (*image, Block(1, 1)))
+    assert still((0, 2, 3, 1), (*image, Block(1, 8)))
+    assert not still(image, (*image, Block(1, 4)))
+
+
+def test_one_permute_between_blocks_of_whole_blocks_and_two_between_others() -> None:
+    shape, image = (1, 48, 5, 15), (0, 1, 2, 3)
+
+    def permutes(have: int, need: int) -> list[tuple[int, ...]]:
+        return [parts for parts, _ in conversions(shape, (*image, Block(1, have)), (*image, Block(1, need)))]
+
+    assert permutes(8, 24) == [(1, 2, 3, 5, 15, 8)]
+    assert permutes(24, 16) == [(1, 2, 5, 15, 24), (1, 5, 15, 3, 16)]
 
 
 @pytest.mark.parametrize(

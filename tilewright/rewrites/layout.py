@@ -24,7 +24,7 @@ from tilewright.rewrites.base import Pass
 from tilewright.rewrites.layout_assignment import Assignment, Costs, assign, solve
 from tilewright.rewrites.layout_ways import Way, folds, gives_channels_last, ways_of, written
 from tilewright.rewrites.oracle import CostOracle, FewestBytes
-from tilewright.rewrites.orders import Order, conversion, identity, stored
+from tilewright.rewrites.orders import Order, conversions, identity, stored
 from tilewright.rewrites.partition import partition
 from tilewright.rewrites.shapes import moves_nothing, reshape_to
 
@@ -92,7 +92,9 @@ class _Conversion:
                 continue
             way = self.assignment.ways.get(node) or self.foldable(node)
             operands = tuple(map(self.want, node.inputs, way.operands))
-            self.there[node] = {way.order: written(node, way, operands)}
+            made = written(node, way, operands)
+            assert made.shape == stored(node.shape, way.order), f"layout: {node!r} became {made!r}"
+            self.there[node] = {way.order: made}
         outputs = tuple(self.want(node, identity(node.type.rank)) for node in self.graph.outputs)
         return Graph(self.graph.inputs, outputs)
 
@@ -111,7 +113,7 @@ class _Conversion:
 
 def permuted(node: Node, have: Order, need: Order, value: Node) -> Node:
     """`value`, which is stored in `node` in the order `have`, in the order `need`."""
-    parts, axes = conversion(value.shape, have, need)
-    if not moves_nothing(parts, axes):
-        node = apply("permute", reshape_to(node, parts), axes=axes, name=value.name, source=value.source)
+    for parts, axes in conversions(value.shape, have, need):
+        if not moves_nothing(parts, axes):
+            node = apply("permute", reshape_to(node, parts), axes=axes, name=value.name, source=value.source)
     return reshape_to(node, stored(value.shape, need))

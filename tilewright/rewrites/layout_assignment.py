@@ -32,7 +32,7 @@ from tilewright.graph.op import Fusion, op_of
 from tilewright.rewrites.fold_permute import absorbs
 from tilewright.rewrites.layout_ways import WITH_LAYOUT, Way, folds, gives_channels_last, ways_of, written
 from tilewright.rewrites.oracle import CostOracle
-from tilewright.rewrites.orders import Order, conversion, identity, stored
+from tilewright.rewrites.orders import Order, conversions, identity, stored
 from tilewright.rewrites.partition import partition
 from tilewright.rewrites.shapes import moves_nothing
 
@@ -115,17 +115,22 @@ class Costs:
         return self._kernels[key]
 
     def moving(self, value: Node, have: Order, need: Order, reader: Node | None = None) -> float:
-        """Seconds of a permute of `value` for `reader`."""
+        """Seconds of putting `value` from one order into another for `reader`."""
         if have == need or folds(value):
             return 0.0
-        shape, axes = conversion(value.shape, have, need)
+        *before, (shape, axes) = conversions(value.shape, have, need)
+        seconds = sum(self._permute(TensorType(each, value.dtype), by, alone=True) for each, by in before)
         if moves_nothing(shape, axes):
             readers = self.users[value] if reader is None else [reader]
-            return _BORDER_APART if any(_border_of(each) is value for each in readers) else 0.0
+            return seconds + (_BORDER_APART if any(_border_of(each) is value for each in readers) else 0.0)
         if reader is not None and absorbs(reader, axes, shape, self.users, self.outputs):
-            return 0.0
+            return seconds
         alone = reader is None or not self._rides_along(value, reader)
-        type = TensorType(shape, value.dtype)
+        return seconds + self._permute(TensorType(shape, value.dtype), axes, alone=alone)
+
+    def _permute(self, type: TensorType, axes: tuple[int, ...], *, alone: bool) -> float:
+        if moves_nothing(type.shape, axes):
+            return 0.0
         key = (type, axes, alone)
         if key not in self._moves:
             self._moves[key] = self.oracle.moving(type, axes, alone=alone)

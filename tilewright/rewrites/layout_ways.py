@@ -133,6 +133,10 @@ def _keeps_blocks(value: Node, way: Way) -> bool:
         fits(x.shape, order) for x, order in zip(value.inputs, way.operands, strict=True)
     ):
         return False
+    if value.op == "concat":
+        # One channel fits any block by broadcasting; a part of the result it is not.
+        axis = value.attrs["axis"]
+        return not any(x.shape[axis] % blocks.get(axis, 1) for x in value.inputs)
     return not any(axis in _touched(value) for axis in blocks)
 
 

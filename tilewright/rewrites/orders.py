@@ -85,9 +85,36 @@ def positions(axes: Iterable[int], order: Order) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def conversion(shape: Shape, have: Order, need: Order) -> tuple[Shape, tuple[int, ...]]:
-    """How a value that is stored in one order is put into another: what its storage is reshaped to, so that axes are
-    cut as either wants them, and how these parts are permuted."""
+def conversions(shape: Shape, have: Order, need: Order) -> tuple[tuple[Shape, tuple[int, ...]], ...]:
+    """How a value that is stored in one order is put into another: permutes, one after the other, each as the shape
+    that the storage is reshaped to, so that axes are cut as either order wants them, and how these parts are permuted.
+
+    One permute does it where the blocks of either order are made of whole blocks of the other. Blocks of 24 and of 16
+    are not: no reshape cuts 48 channels as both want them. Such an axis is put together first.
+    """
+    whole = _joined(shape, have, need)
+    if whole == have:
+        return (_conversion(shape, have, need),)
+    return _conversion(shape, have, whole), _conversion(shape, whole, need)
+
+
+def _joined(shape: Shape, have: Order, need: Order) -> Order:
+    """`have`, with each axis that the two orders cut at different elements whole where its blocks are."""
+    sizes = blocks_of(need)
+    apart = {
+        axis
+        for axis, size in blocks_of(have).items()
+        if shape[axis] > 1 and axis in sizes and size % sizes[axis] and sizes[axis] % size
+    }
+    return tuple(
+        entry.axis if isinstance(entry, Block) and entry.axis in apart else entry
+        for entry in have
+        if entry not in apart
+    )
+
+
+def _conversion(shape: Shape, have: Order, need: Order) -> tuple[Shape, tuple[int, ...]]:
+    """The one permute between two orders of which one's blocks are made of whole blocks of the other's."""
     if not blocks_of(have) and not blocks_of(need):
         plain = [axis_of(entry) for entry in have]
         return reordered(shape, plain), reordered(inverse(plain), [axis_of(entry) for entry in need])

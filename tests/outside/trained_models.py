@@ -1,0 +1,383 @@
+"""Trained ONNX models of a folder against ONNX Runtime, at several batch sizes, each model in a process of its own.
+
+    python -m tests.outside.trained_models FOLDER
+    python -m tests.outside.trained_models FOLDER --match silero --batch 1 2 --numerics strict
+    python -m tests.outside.trained_models FOLDER --json results.json
+
+The folder is searched for `.onnx` files (wheels on PyPI carry many). Dimensions that a model leaves open are given the
+batch size where they come first, and otherwise the first of a few sizes that ONNX Runtime runs. The reference is ONNX
+Runtime with graph optimisation disabled: every operator by itself, as the standard defines it. Each run ends as
+
+    right     no output is further from the reference than the tolerance, or than 4 times what ONNX Runtime with its
+              default optimisation is
+    wrong     another value, type or shape
+    refused   UnsupportedOpsError: the operators are named
+    error     any other exception
+    crash     the process died, or ran out of time
+    skipped   ONNX Runtime runs none of the inputs that were tried, or the batch size is fixed
+
+An error is the largest absolute one of an output, relative to the largest magnitude of that output. The exit status is
+0 if nothing is wrong, no error and no crash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import multiprocessing
+import re
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BATCHES = (1, 2, 4)
+TOLERANCE = 1e-4
+OWN = 4  # an error of this many times ONNX Runtime's own deviation is none of ours
+BAD = ("wrong", "error", "crash")
+REFERENCE, COMPILING = "reference", "compiling"  # what a process is at, for the case that it dies
+SIZES = {  # of open dimensions after the first, by rank: the first that ONNX Runtime runs
+    2: (16, 64, 512, 1600, 16000),
+    3: (16, 64, 128, 224, 400, 512, 1600, 16000),
+    4: (64, 96, 160, 224, 320, 640),
+}
+RATE = 16000  # of audio
+WIDTHS = 24  # extents of weights that are tried for an open last axis
+DETAIL = 160  # characters of a message in the table
+
+
+@dataclass(frozen=True)
+class Outcome:
+    model: str
+    batch: int
+    status: str
+    detail: str = ""
+    error: float = 0.0
+    own: float = 0.0  # of ONNX Runtime with optimisation against itself without
+    compile_s: float = 0.0
+    call_ms: float = 0.0
+    theirs_ms: float = 0.0  # ONNX Runtime's, with its default optimisation
+
+
+# -- inputs -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Input:
+    name: str
+    dtype: np.dtype[Any]
+    dims: tuple[int | str, ...]
+
+    @property
+    def open(self) -> bool:
+        return any(isinstance(dim, str) for dim in self.dims)
+
+
+def inputs_of(session: Any) -> list[Input]:
+    """The inputs that a session takes; an open dimension without a name gets one of its own."""
+    types = {
+        "float": "float32",
+        "double": "float64",
+        "float16": "float16",
+        **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+        "bool": "bool",
+    }
+    found = []
+    for value in session.get_inputs():
+        inner = value.type.removeprefix("tensor(").removesuffix(")")
+        if inner not in types:
+            raise ValueError(f"the input {value.name} is a {value.type}")
+        dims = tuple(
+            dim if isinstance(dim, int) and dim >= 0 else f"{dim or value.name + str(axis)}"
+            for axis, dim in enumerate(value.shape)
+        )
+        found.append(Input(value.name, np.dtype(types[inner]), dims))
+    return found
+
+
+def batch_names(inputs: Sequence[Input]) -> set[str]:
+    """Names of dimensions that stand for the batch: those that come first, in inputs of two axes and more."""
+    return {dim for item in inputs if len(item.dims) > 1 and isinstance(dim := item.dims[0], str)}
+
+
+def choices(inputs: Sequence[Input], widths: Sequence[int]) -> Iterator[dict[str, int]]:
+    """Sizes to try for the open dimensions that are not the batch. `widths`: of weights, for the last axis."""
+    batch = batch_names(inputs)
+    names: dict[str, int] = {}
+    for item in inputs:
+        for dim in item.dims:
+            if isinstance(dim, str) and dim not in batch:
+                names[dim] = max(names.get(dim, 0), len(item.dims))
+    if not names:
+        yield {}
+        return
+    tables = {name: SIZES.get(rank, SIZES[2]) for name, rank in names.items()}
+    for position in range(max(map(len, tables.values()))):
+        yield {name: sizes[min(position, len(sizes) - 1)] for name, sizes in tables.items()}
+    last = {dim for item in inputs if item.dims and isinstance(dim := item.dims[-1], str)}
+    for width in widths:
+        yield {name: width if name in last else sizes[0] for name, sizes in tables.items()}
+
+
+def widths_of(path: Path) -> list[int]:
+    """Extents of the weights, in their order: one may be what the last axis of an input must have."""
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False).graph
+    found = [extent for tensor in graph.initializer for extent in tensor.dims if extent > 1]
+    return list(dict.fromkeys(found))[:WIDTHS]
+
+
+def values_of(
+    inputs: Sequence[Input], sizes: Mapping[str, int], batch: int, seed: int, largest: int
+) -> dict[str, np.ndarray]:
+    """Random inputs: floats around 0 (images from 0 to 1), small whole numbers (up to `largest`), lengths, masks."""
+    rng = np.random.default_rng(seed)
+    first = batch_names(inputs)
+    longest = max([1, *(size for name, size in sizes.items())])
+    values = {}
+    for item in inputs:
+        shape = [
+            dim if isinstance(dim, int) else batch if dim in first or len(item.dims) == 1 else sizes[dim]
+            for dim in item.dims
+        ]
+        name = item.name.lower()
+        if item.dtype.kind == "f":
+            made = rng.random(shape) if len(shape) == 4 else rng.standard_normal(shape) * 0.3
+        elif item.dtype.kind == "b" or "mask" in name:
+            made = np.ones(shape)
+        elif name in ("sr", "sample_rate", "rate"):
+            made = np.full(shape, RATE)
+        elif "len" in name:
+            made = np.full(shape, longest)
+        else:
+            made = rng.integers(0, largest, shape)
+        values[item.name] = np.asarray(made).astype(item.dtype)
+    return values
+
+
+# -- one model --------------------------------------------------------------------------------------------------------
+
+
+def session_of(path: Path, threads: int, *, optimised: bool) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = threads
+    options.log_severity_level = 4
+    if not optimised:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def runnable(
+    session: Any, inputs: Sequence[Input], batch: int, widths: Sequence[int]
+) -> tuple[dict[str, Any], list[Any]] | str:
+    """Inputs that ONNX Runtime runs, and its results; or what it says of the last that were tried."""
+    message = ""
+    for sizes, largest in itertools.product(choices(inputs, widths), (9, 2)):
+        feeds = values_of(inputs, sizes, batch, 0, largest)
+        try:
+            return feeds, session.run(None, feeds)
+        except Exception as error:  # its own classes, one for each status code
+            message = str(error).splitlines()[0]
+    return message
+
+
+def deviation(got: Sequence[Any], wanted: Sequence[Any]) -> tuple[float, str]:
+    """(largest error relative to its output, what is of another type or shape)."""
+    worst = 0.0
+    if len(got) != len(wanted):
+        return np.inf, f"{len(got)} outputs for {len(wanted)}"
+    for one, right in zip(got, wanted, strict=True):
+        one, right = np.asarray(one), np.asarray(right)
+        if one.shape != right.shape or one.dtype != right.dtype:
+            return np.inf, f"{one.dtype}{list(one.shape)} for {right.dtype}{list(right.shape)}"
+        if not right.size:
+            continue
+        a, b = one.astype(np.float64), right.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            same = (a == b) | (np.isnan(a) & np.isnan(b))
+            apart = np.where(same, 0.0, np.abs(a - b))
+        finite = np.abs(b[np.isfinite(b)])
+        scale = float(finite.max()) if finite.size else 1.0
+        worst = max(worst, float(np.where(np.isnan(apart), np.inf, apart).max()) / (scale or 1.0))
+    return worst, ""
+
+
+def milliseconds(call: Any, least: float = 0.3) -> float:
+    call()
+    times: list[float] = []
+    while len(times) < 3 or (sum(times) < least and len(times) < 100):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return 1e3 * statistics.median(times)
+
+
+def compiled_for(path: Path, feeds: Mapping[str, Any], numerics: str, threads: int) -> tuple[Any, str]:
+    """The compiled model, and the inputs whose values it takes as fixed, if it needs that."""
+    import tilewright
+    from tilewright.errors import UnsupportedOpsError
+    from tilewright.frontend.onnx import import_onnx
+
+    try:
+        return tilewright.compile(path, dict(feeds), numerics=numerics, threads=threads), ""
+    except UnsupportedOpsError:
+        imported = import_onnx(path, dict(feeds), pin=True)
+        if not imported.pinned:
+            raise
+        model = tilewright.compile(imported, numerics=numerics, threads=threads)
+        return model, f"fixed: {', '.join(imported.pinned)}"
+
+
+def run_model(
+    path: Path, batches: Sequence[int], numerics: str, threads: int, tolerance: float
+) -> Iterator[Outcome]:
+    from tilewright.errors import TilewrightError, UnsupportedOpsError
+
+    name = path.name
+    try:
+        plain = session_of(path, threads, optimised=False)
+        inputs, widths = inputs_of(plain), widths_of(path)
+    except Exception as error:  # ONNX Runtime's own classes, for models that it refuses
+        yield Outcome(name, 0, "skipped", str(error).splitlines()[0])
+        return
+    is_open = any(isinstance(item.dims[0], str) for item in inputs if item.dims)
+    for batch in batches if is_open else batches[:1]:
+        yield Outcome(name, batch, REFERENCE)
+        found = runnable(plain, inputs, batch, widths)
+        if isinstance(found, str):
+            yield Outcome(name, batch, "skipped", found)
+            continue
+        yield Outcome(name, batch, COMPILING)
+        feeds, wanted = found
+        began = time.perf_counter()
+        try:
+            model, note = compiled_for(path, feeds, numerics, threads)
+            took = time.perf_counter() - began
+            arguments = [feeds[item.name] for item in inputs]
+            got = model(*arguments)
+            error, reason = deviation([got] if len(wanted) == 1 else list(got), wanted)
+            quick = session_of(path, threads, optimised=True)
+            own, _ = deviation(quick.run(None, feeds), wanted)
+            right = not reason and error <= max(tolerance, OWN * own)
+            yield Outcome(
+                name,
+                batch,
+                "right" if right else "wrong",
+                reason or note,
+                error,
+                own,
+                took,
+                milliseconds(lambda run=model, given=arguments: run(*given)),
+                milliseconds(lambda run=quick.run, given=feeds: run(None, given)),
+            )
+        except UnsupportedOpsError as error:
+            yield Outcome(name, batch, "refused", "; ".join(dict.fromkeys(op for op, _ in error.uses)))
+        except TilewrightError as error:
+            yield Outcome(name, batch, "error", f"{type(error).__name__}: {error.message}")
+        except Exception as error:
+            import traceback
+
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{Path(last.filename).name}:{last.lineno}"
+            yield Outcome(name, batch, "error", f"{type(error).__name__}: {error} ({place})")
+
+
+def work(pipe: Any, *arguments: Any) -> None:
+    warnings.simplefilter("ignore")
+    for outcome in run_model(*arguments):
+        pipe.send(outcome)
+    pipe.send(None)
+
+
+def isolated(path: Path, batches: Sequence[int], options: argparse.Namespace) -> Iterator[Outcome]:
+    """The outcomes of a model, from a process that may die or hang."""
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    settings = (path, batches, options.numerics, options.threads, options.tolerance)
+    process = context.Process(target=work, args=(theirs, *settings), daemon=True)
+    process.start()
+    theirs.close()
+    current: Outcome | None = Outcome(path.name, 0, REFERENCE)
+    reason = f"more than {options.timeout:.0f} s"
+    with contextlib.suppress(EOFError):
+        while pipe.poll(options.timeout):
+            current = pipe.recv()
+            if current is None:
+                break
+            if current.status not in (REFERENCE, COMPILING):
+                yield current
+    if current is not None:
+        process.join(0.5)
+        if process.exitcode is not None:
+            reason = f"exit {process.exitcode}"
+        process.kill()
+        status = "crash"
+        if current.status == REFERENCE:
+            status, reason = "skipped", f"ONNX Runtime: {reason}"
+        yield Outcome(path.name, current.batch, status, reason)
+    process.join()
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def line(outcome: Outcome, width: int) -> str:
+    head = f"{outcome.model[:width]:{width}} {outcome.batch:5} {outcome.status:8}"
+    if outcome.status in ("right", "wrong"):
+        head += (
+            f" {outcome.error:8.1e} {outcome.own:8.1e} {outcome.compile_s:9.1f} {outcome.call_ms:9.2f}"
+            f" {outcome.theirs_ms:9.2f}"
+        )
+    return f"{head}  {outcome.detail[:DETAIL]}".rstrip()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="trained_models", description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--batch", type=int, nargs="+", default=list(BATCHES))
+    parser.add_argument("--match", default="", help="only files whose path this regular expression finds")
+    parser.add_argument("--numerics", default="fast", choices=("fast", "strict"))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--tolerance", type=float, default=TOLERANCE)
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for one batch size")
+    parser.add_argument("--json", type=Path, help="write the results there too")
+    options = parser.parse_args(arguments)
+
+    found = sorted(path for path in options.folder.rglob("*.onnx") if re.search(options.match, str(path)))
+    if not found:
+        raise SystemExit(f"no .onnx file in {options.folder}")
+    width = min(44, max(len(path.name) for path in found))
+    print(
+        f"{'model':{width}} {'batch':>5} {'status':8} {'error':>8} {'own':>8} {'compile s':>9} {'ms':>9}"
+        f" {'ORT ms':>9}"
+    )
+    outcomes: list[Outcome] = []
+    for path in found:
+        for outcome in isolated(path, options.batch, options):
+            outcomes.append(outcome)
+            print(line(outcome, width), flush=True)
+    counts = {
+        status: sum(o.status == status for o in outcomes) for status in ("right", "refused", "skipped", *BAD)
+    }
+    ratios = [o.theirs_ms / o.call_ms for o in outcomes if o.status == "right" and o.call_ms]
+    print(f"{len(found)} models, {len(outcomes)} runs: " + ", ".join(f"{n} {s}" for s, n in counts.items()))
+    if ratios:
+        print(f"ONNX Runtime's time over ours, geometric mean: {statistics.geometric_mean(ratios):.2f}")
+    if options.json:
+        options.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
+    return int(any(outcome.status in BAD for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

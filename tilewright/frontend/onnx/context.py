@@ -34,6 +34,7 @@ class Context(Builder):
         run_graph: Callable[[onnx.GraphProto, Sequence[Value]], list[Value]],
         max_bytes: int,
         quantised: dict[Node, Any] | None = None,
+        failures: list[tuple[str, str]] | None = None,
     ) -> None:
         super().__init__(source)
         self.proto = proto
@@ -42,6 +43,7 @@ class Context(Builder):
         self.run_graph = run_graph
         self.max_bytes = max_bytes
         self.quantised = {} if quantised is None else quantised  # see `products`
+        self.failures = [] if failures is None else failures  # of the nodes so far, those of subgraphs included
 
     def wants(self, output: int) -> bool:
         """Whether the node's result at this position has a name, so that something may read it."""

@@ -1,7 +1,8 @@
 """Control flow, unrolled.
 
 - `If` with a condition known when the model is compiled is one of its branches; otherwise both are computed and each
-  result is selected, which needs equal types.
+  result is selected, which needs equal types. Where a branch cannot be computed for these shapes (a model for two
+  sampling rates has one of each), the condition must be known: the inputs that decide it are taken as fixed.
 - `Loop` and `Scan` run as often as they are known to when the model is compiled, up to `MAX_ITERATIONS`. A Loop whose
   condition depends on the call runs its full trip count, with what it carries kept once the condition is false; what
   it would collect per iteration then has no static shape and is unsupported.
@@ -29,13 +30,25 @@ def if_(
     if ctx.statics.is_static(condition):
         taken = then_branch if bool(ctx.static(condition).reshape(-1)[0]) else else_branch
         return tuple(ctx.run_graph(taken, ()))
-    then, other = ctx.run_graph(then_branch, ()), ctx.run_graph(else_branch, ())
+    before = len(ctx.failures)
     try:
+        then, other = ctx.run_graph(then_branch, ()), ctx.run_graph(else_branch, ())
         chosen = ctx.reshape(condition, ())
         return tuple(_selected(ctx, chosen, a, b) for a, b in zip(then, other, strict=True))
     except _Differ:
         taken = then if bool(ctx.static(condition).reshape(-1)[0]) else other
         return tuple(taken)
+    except NotStatic:
+        raise
+    except Unsupported:
+        try:
+            known = bool(ctx.static(condition).reshape(-1)[0])
+        except NotStatic:
+            known = None
+        if known is None:
+            raise
+    del ctx.failures[before:]
+    return tuple(ctx.run_graph(then_branch if known else else_branch, ()))
 
 
 class _Differ(Exception):

@@ -113,7 +113,14 @@ def stft(
     *,
     onesided: int = 1,
 ) -> Node:
-    """The transforms of overlapping frames: x [batch, time, 1 or 2] -> [batch, frames, frequencies, 2]."""
+    """The transforms of overlapping frames: x [batch, time, 1 or 2] -> [batch, frames, frequencies, 2].
+
+    PyTorch's exporter writes a real signal without its last axis, [batch, time], and ONNX Runtime takes it so.
+    """
+    if signal.type.rank == 2:
+        signal = ctx.unsqueeze(signal, 2)
+    if signal.type.rank != 3:
+        raise Unsupported(f"a signal {signal.type!r}: [batch, time], or [batch, time, 1 or 2]")
     step = ctx.static_int(frame_step)
     if frame_length is not None:
         length = ctx.static_int(frame_length)

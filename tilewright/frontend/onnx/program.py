@@ -148,8 +148,10 @@ class _Walk:
         dtype = dtype_of(declared.elem_type)
         dims: list[int | str] | None = None
         if declared.HasField("shape"):
+            # Some exporters write -1 for a dimension that is open; ONNX Runtime reads it so.
             dims = [
-                d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in declared.shape.dim
+                d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or "?"
+                for d in declared.shape.dim
             ]
         if example is not None:
             return _example_type(value.name, dtype, dims, example)
@@ -273,7 +275,16 @@ class _Walk:
         def run_graph(graph: onnx.GraphProto, arguments: Sequence[Value]) -> list[Value]:
             return self._subgraph(graph, arguments, scope, opsets)
 
-        return Context(proto, _place(proto), opset, self.statics, run_graph, self.max_bytes, self.quantised)
+        return Context(
+            proto,
+            _place(proto),
+            opset,
+            self.statics,
+            run_graph,
+            self.max_bytes,
+            self.quantised,
+            self.failures,
+        )
 
     def _attribute(self, attribute: AttributeProto) -> Any:
         if attribute.ref_attr_name:

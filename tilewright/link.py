@@ -7,7 +7,7 @@ offsets are planned by liveness. A view has no place of its own: it is the place
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import (
     Launch,
     MemoryReport,
+    Pinned,
     Place,
     Plan,
     Step,
@@ -37,6 +38,7 @@ class Boundary:
     input_tree: dict[str, Any]
     output_tree: dict[str, Any]
     argument_names: tuple[str, ...]
+    pinned: Mapping[str, np.ndarray] = field(default_factory=dict)  # inputs of one value only, by name
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,11 @@ def link(
         numerics=numerics,
         producer=producer,
         input_names=boundary.argument_names,
+        pinned=tuple(
+            Pinned(index, np.ascontiguousarray(boundary.pinned[name]).tobytes())
+            for index, name in enumerate(boundary.input_names)
+            if name in boundary.pinned
+        ),
     )
     plan.validate()
     objects = {digest: kernels[key].code for key, digest in digests.items()}

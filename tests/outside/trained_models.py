@@ -108,7 +108,7 @@ def batch_names(inputs: Sequence[Input]) -> set[str]:
     return {dim for item in inputs if len(item.dims) > 1 and isinstance(dim := item.dims[0], str)}
 
 
-def choices(inputs: Sequence[Input], widths: Sequence[int]) -> Iterator[dict[str, int]]:
+def choices(inputs: Sequence[Input], batch_size: int, widths: Sequence[int]) -> Iterator[dict[str, int]]:
     """Sizes to try for the open dimensions that are not the batch. `widths`: of weights, for the last axis."""
     batch = batch_names(inputs)
     names: dict[str, int] = {}
@@ -122,6 +122,11 @@ def choices(inputs: Sequence[Input], widths: Sequence[int]) -> Iterator[dict[str
     tables = {name: SIZES.get(rank, SIZES[2]) for name, rank in names.items()}
     for position in range(max(map(len, tables.values()))):
         yield {name: sizes[min(position, len(sizes) - 1)] for name, sizes in tables.items()}
+    data = {dim for dim in inputs[0].dims if isinstance(dim, str)}
+    for size in SIZES.get(
+        len(inputs[0].dims), SIZES[2]
+    ):  # a signal, and states that have the batch on any axis
+        yield {name: size if name in data else batch_size for name in names}
     last = {dim for item in inputs if item.dims and isinstance(dim := item.dims[-1], str)}
     for width in widths:
         yield {name: width if name in last else sizes[0] for name, sizes in tables.items()}
@@ -183,10 +188,13 @@ def runnable(
 ) -> tuple[dict[str, Any], list[Any]] | str:
     """Inputs that ONNX Runtime runs, and its results; or what it says of the last that were tried."""
     message = ""
-    for sizes, largest in itertools.product(choices(inputs, widths), (9, 2)):
+    for sizes, largest in itertools.product(choices(inputs, batch, widths), (9, 2)):
         feeds = values_of(inputs, sizes, batch, 0, largest)
         try:
-            return feeds, session.run(None, feeds)
+            results = session.run(None, feeds)
+            if all(np.asarray(result).size for result in results):
+                return feeds, results
+            message = "an output without elements"
         except Exception as error:  # its own classes, one for each status code
             message = str(error).splitlines()[0]
     return message
@@ -223,25 +231,10 @@ def milliseconds(call: Any, least: float = 0.3) -> float:
     return 1e3 * statistics.median(times)
 
 
-def compiled_for(path: Path, feeds: Mapping[str, Any], numerics: str, threads: int) -> tuple[Any, str]:
-    """The compiled model, and the inputs whose values it takes as fixed, if it needs that."""
-    import tilewright
-    from tilewright.errors import UnsupportedOpsError
-    from tilewright.frontend.onnx import import_onnx
-
-    try:
-        return tilewright.compile(path, dict(feeds), numerics=numerics, threads=threads), ""
-    except UnsupportedOpsError:
-        imported = import_onnx(path, dict(feeds), pin=True)
-        if not imported.pinned:
-            raise
-        model = tilewright.compile(imported, numerics=numerics, threads=threads)
-        return model, f"fixed: {', '.join(imported.pinned)}"
-
-
 def run_model(
     path: Path, batches: Sequence[int], numerics: str, threads: int, tolerance: float
 ) -> Iterator[Outcome]:
+    import tilewright
     from tilewright.errors import TilewrightError, UnsupportedOpsError
 
     name = path.name
@@ -262,7 +255,9 @@ def run_model(
         feeds, wanted = found
         began = time.perf_counter()
         try:
-            model, note = compiled_for(path, feeds, numerics, threads)
+            model = tilewright.compile(path, feeds, numerics=numerics, threads=threads)
+            fixed = [model.plan.inputs[entry.index].name for entry in model.plan.pinned]
+            note = f"fixed: {', '.join(fixed)}" if fixed else ""
             took = time.perf_counter() - began
             arguments = [feeds[item.name] for item in inputs]
             got = model(*arguments)

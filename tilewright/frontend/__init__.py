@@ -16,11 +16,13 @@ __all__ = ["ImportedModel", "Source", "import_model", "import_onnx", "import_tor
 
 
 def import_model(model: Any, example_inputs: Any = None) -> ImportedModel:
-    """The model as a graph, by the frontend that knows its kind; one that is imported already, as it is."""
+    """The model as a graph, by the frontend that knows its kind; one that is imported already, as it is.
+
+    Where the value of an input decides shapes in an ONNX model, it is fixed to that of the example (`pinned`)."""
     if isinstance(model, ImportedModel):
         return model
     if isinstance(model, (str, os.PathLike)) or _is_onnx(model):
-        return import_onnx(model, example_inputs)
+        return import_onnx(model, example_inputs, pin=True)
     if "torch" in sys.modules:  # as it is if the model is one of PyTorch's
         return import_torch(model, example_inputs)
     raise UnsupportedModelError(f"cannot import a {type(model).__module__}.{type(model).__qualname__}")

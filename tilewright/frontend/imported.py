@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from tilewright.graph.ir import Graph
 from tilewright.runtime import tree
@@ -22,3 +25,5 @@ class ImportedModel:
     input_tree: tree.Spec
     output_tree: tree.Spec
     argument_names: tuple[str, ...]  # of the parameters of the model's call that can be given by name
+    # Inputs whose value the graph takes as fixed, by name: a call with another value needs another graph.
+    pinned: Mapping[str, np.ndarray] = field(default_factory=dict)

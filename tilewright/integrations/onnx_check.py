@@ -78,7 +78,7 @@ def check_onnx(compiled: CompiledModel, model: Any, inputs: Any = None, *, seed:
     """Compare `compiled` with `model`, the ModelProto or the path that it was compiled from. `inputs`: a dict by name,
     a tuple in order, or one array; random ones by default."""
     named = _named(compiled, inputs, seed)
-    imported = import_onnx(model, named)
+    imported = import_onnx(model, named, pin=True)
     leaves = tree.flatten(tuple(named.values()))[0]
     got = tree.flatten(compiled(*named.values()))[0]
 

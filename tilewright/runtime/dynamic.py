@@ -79,7 +79,7 @@ class DynamicModel:
         for model in self.variants:
             model.checker = checker
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         key = None if kwargs else _plain_key(args)
         model = self._plain.get(key) if key is not None else None
         if model is None:

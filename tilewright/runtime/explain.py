@@ -104,13 +104,16 @@ class BenchResult(msgspec.Struct, frozen=True):
 def random_inputs(plan: Plan, seed: int = 0) -> list[np.ndarray]:
     """Inputs for a model when none are given: floats from the normal distribution, integers and bools 0 or 1.
 
-    Integers are often indices, and 0 and 1 are valid ones nearly everywhere.
+    Integers are often indices, and 0 and 1 are valid ones nearly everywhere. What may have one value only has it.
     """
     generator = np.random.default_rng(seed)
     arrays = []
-    for spec in plan.inputs:
+    pinned = {entry.index: entry.data for entry in plan.pinned}
+    for index, spec in enumerate(plan.inputs):
         dtype = DType.parse(spec.dtype)
-        if dtype.is_float:
+        if index in pinned:
+            arrays.append(np.frombuffer(pinned[index], dtype.numpy).reshape(spec.shape))
+        elif dtype.is_float:
             arrays.append(generator.standard_normal(spec.shape).astype(dtype.numpy))
         else:
             arrays.append(generator.integers(0, 2, spec.shape).astype(dtype.numpy))

@@ -47,6 +47,7 @@ class CompiledModel:
         # The usual case, every argument a tensor given by position, needs no walk over trees.
         leaves = [item.get("index") for item in self._positional]
         self._plain_arity = len(leaves) if not self._keyword and leaves == list(range(len(leaves))) else -1
+        self._pinned = {pinned.index: pinned.data for pinned in plan.pinned}
         self._one_output = plan.output_tree == {"kind": "leaf", "index": 0}
 
     def _made_executor(
@@ -66,7 +67,7 @@ class CompiledModel:
     def threads(self, count: int | None) -> None:
         self.executor.threads = count
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         plain = len(args) == self._plain_arity and not kwargs
         leaves = args if plain else self._bind(args, kwargs)
         keep: list[Any] = []
@@ -78,6 +79,8 @@ class CompiledModel:
             addresses.append(address)
             if is_torch:
                 any_torch = True
+        if self._pinned:
+            self._check_pinned(leaves)
         results: list[Any] = []
         for out in self._out_ports:
             result, address = out.new_torch() if any_torch else out.new_numpy()
@@ -200,7 +203,21 @@ class CompiledModel:
         for port, leaf in zip(self._in_ports, self._bind(args, kwargs), strict=True):
             port.address(leaf, [])  # only for its checks
             arrays.append(port.as_numpy(leaf))
+        self._check_pinned(arrays)
         return arrays
+
+    def _check_pinned(self, leaves: Sequence[Any]) -> None:
+        """InputError unless inputs that decided shapes have the values that they had then."""
+        for index, data in self._pinned.items():
+            port = self._in_ports[index]
+            given = port.as_numpy(leaves[index])
+            if given.tobytes() != data:
+                fixed = np.frombuffer(data, port.numpy).reshape(port.shape)
+                raise InputError(
+                    f"{port.path}: the model was compiled for the value {_shown(fixed)}, which decides shapes, got"
+                    f" {_shown(given)}",
+                    remedy=f"compile the model with an example of {port.path} that has this value",
+                )
 
 
 def as_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -208,6 +225,10 @@ def as_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, dict):
         return (), inputs
     return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
+
+
+def _shown(array: np.ndarray) -> str:
+    return np.array2string(array, threshold=8, separator=", ").replace("\n", "")
 
 
 def _name_leaves(spec: tree.Spec, path: str, into: dict[int, str]) -> None:

@@ -103,6 +103,13 @@ class TaskInfo(msgspec.Struct, frozen=True):
     packings: tuple[Packing | None, ...] = ()  # how each input is stored; beyond the end: as it is
 
 
+class Pinned(msgspec.Struct, frozen=True):
+    """An input that decided shapes when the model was compiled: a call must give the same value."""
+
+    index: int  # of `Plan.inputs`
+    data: bytes  # its elements, dense, as they lie in memory
+
+
 class MemoryReport(msgspec.Struct, frozen=True):
     arena_bytes: int
     lower_bound: int  # the largest number of bytes alive at any one step
@@ -126,6 +133,7 @@ class Plan(msgspec.Struct, frozen=True):
     input_names: tuple[
         str, ...
     ] = ()  # parameters of the original `forward` that may be given by position, in order
+    pinned: tuple[Pinned, ...] = ()
 
     def validate(self) -> None:
         """VerificationError unless every index, offset and size is within bounds: nothing this plan runs can stray.
@@ -177,6 +185,9 @@ def _check_boundary(plan: Plan) -> None:
         _fail(f"the input tree has the leaves {input_leaves} for {len(plan.inputs)} inputs")
     if any(index >= len(plan.outputs) for index in output_leaves):
         _fail(f"the output tree has the leaves {output_leaves} for {len(plan.outputs)} outputs")
+    for pinned in plan.pinned:
+        if not 0 <= pinned.index < len(plan.inputs) or len(pinned.data) != plan.inputs[pinned.index].bytes:
+            _fail(f"{len(pinned.data)} bytes for input {pinned.index} of {len(plan.inputs)}")
     kinds = [item.get("kind") for item in plan.input_tree.get("items", ())]
     if plan.input_tree["kind"] != "tuple" or kinds != ["tuple", "dict"]:
         _fail("the input tree is not a tuple of positional and a dict of keyword arguments")

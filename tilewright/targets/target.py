@@ -23,7 +23,13 @@ Choices = Mapping[str, Any]  # by the key of a task; what a target's own `chosen
 
 def boundary(imported: ImportedModel) -> Boundary:
     """Of a model as it was imported."""
-    return Boundary(imported.input_names, imported.input_tree, imported.output_tree, imported.argument_names)
+    return Boundary(
+        imported.input_names,
+        imported.input_tree,
+        imported.output_tree,
+        imported.argument_names,
+        imported.pinned,
+    )
 
 
 def unshared(constants: Sequence[np.ndarray]) -> Sequence[np.ndarray]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import numpy as np
 import onnx
 import pytest
 
+import tilewright
 from tests.frontend.onnx.checking import check, check_model, floats, model_of
-from tilewright.errors import UnsupportedOpsError
+from tilewright.errors import InputError, UnsupportedOpsError, VerificationError
 from tilewright.frontend.onnx import import_onnx
 from tilewright.frontend.onnx.op_control import MAX_ITERATIONS
 from tilewright.graph.oracle import evaluate
+from tilewright.runtime.plan import Pinned
 
 BRANCHES = (
     "y = If (c) <then_branch = then () => (float[N] a) { a = Neg (x) },"
@@ -35,6 +40,45 @@ def test_if_with_a_known_condition_is_one_branch(value: bool) -> None:
 @pytest.mark.parametrize("value", [False, True])
 def test_if_that_depends_on_the_call_selects(value: bool) -> None:
     check(BRANCHES, {"c": np.array(value), "x": floats(5)}, compiled=True)
+
+
+RATES = (
+    "c = Equal (r, k) y = If (c)"
+    " <then_branch = wide () => (float[N] a) { s = Constant <value_ints: ints = [2, 4]> () a = Reshape (x, s) },"
+    " else_branch = narrow () => (float[N] b) { t = Constant <value_ints: ints = [3, 5]> () b = Reshape (x, t) }>"
+)
+
+
+def test_a_branch_that_these_shapes_cannot_take_fixes_the_condition() -> None:
+    """A model for two sampling rates, whose input has a length for each."""
+    rate = {"x": floats(8), "r": np.array(16000), "k": np.array(16000)}
+    model = model_of(RATES, rate)
+    with pytest.raises(UnsupportedOpsError, match="Reshape"):
+        import_onnx(model)
+    compiled = tilewright.compile(model, rate, threads=1)
+    np.testing.assert_array_equal(compiled(*rate.values()), rate["x"].reshape(2, 4))
+    np.testing.assert_array_equal(compiled(**rate), rate["x"].reshape(2, 4))
+    with pytest.raises(
+        InputError, match=r"r: the model was compiled for the value 16000, .* got 8000"
+    ) as caught:
+        compiled(rate["x"], np.array(8000), rate["k"])
+    assert "compile the model with an example of r" in str(caught.value)
+    assert compiled.bench(repeats=1).repeats == 1  # random inputs, where the values are free
+    with pytest.raises(UnsupportedOpsError, match="Reshape"):
+        tilewright.compile(model, {**rate, "r": np.array(8000)}, threads=1)
+
+
+def test_fixed_values_are_part_of_the_artifact(tmp_path: Path) -> None:
+    inputs = {"x": floats(6), "s": np.array([3, 2])}
+    compiled = tilewright.compile(model_of("y = Reshape (x, s)", inputs), inputs, threads=1)
+    compiled.save(tmp_path / "m.tw")
+    loaded = tilewright.load(tmp_path / "m.tw")
+    np.testing.assert_array_equal(loaded(**inputs), inputs["x"].reshape(3, 2))
+    with pytest.raises(InputError, match=r"compiled for the value \[3, 2\]"):
+        loaded(inputs["x"], np.array([2, 3]))
+    broken = msgspec.structs.replace(loaded.plan, pinned=(Pinned(1, b"short"),))
+    with pytest.raises(VerificationError, match="5 bytes for input 1 of 2"):
+        broken.validate()
 
 
 def test_loop_with_a_known_count() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.frontend.onnx.checking import check, floats, ints, model_of
+from tilewright.errors import UnsupportedOpsError
 from tilewright.frontend.onnx import import_onnx
 from tilewright.frontend.onnx.op_elementwise import UNARY
 from tilewright.frontend.onnx.registry import table
@@ -16,6 +17,7 @@ UNIT = {"x": np.linspace(-0.95, 0.95, 13, dtype=np.float32)}
 ABOVE = {"x": np.linspace(1.0, 9.0, 13, dtype=np.float32)}
 PAIR = {"a": floats(2, 3, 4), "b": floats(3, 1, seed=1)}
 WHOLE = {"a": ints(-9, 10, 4, 5), "b": np.where(ints(-4, 5, 4, 5, seed=1) == 0, 3, ints(-4, 5, 4, 5, seed=1))}
+FLAT = {"x": floats(32), "w": floats(8)}
 IMAGE = {"x": floats(1, 2, 7, 6)}
 
 
@@ -345,6 +347,23 @@ def test_fourier() -> None:
     check("n = Constant <value: tensor = int64 {1}> () y = DFT (x, , n)", a, rtol=1e-3, atol=1e-5)
     real = {"x": floats(1, 32, 1), "w": floats(8, seed=1)}
     check("s = Constant <value: tensor = int64 {4}> () y = STFT (x, s, w)", real, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_real_signal_may_come_without_its_last_axis(batch: int) -> None:
+    """As PyTorch's exporter writes torch.stft."""
+    body = "s = Constant <value: tensor = int64 {4}> () n = Constant <value: tensor = int64 {8}> () y = STFT (x, s, w, n)"
+    x, w = floats(batch, 32), floats(8, seed=1)
+    model = model_of(body, {"x": x, "w": w})
+    (got,) = evaluate(import_onnx(model).graph, [x, w])
+    frames = np.stack([x[:, n : n + 8] for n in range(0, 25, 4)], 1).astype(np.float64) * w
+    expected = np.fft.rfft(frames)
+    np.testing.assert_allclose(got, np.stack([expected.real, expected.imag], -1), rtol=1e-4, atol=1e-5)
+
+
+def test_a_signal_of_no_batch_is_refused() -> None:
+    with pytest.raises(UnsupportedOpsError, match=r"a signal .*\[batch, time\]"):
+        import_onnx(model_of("s = Constant <value: tensor = int64 {4}> () y = STFT (x, s, w)", FLAT))
 
 
 def test_an_older_opset_means_what_it_meant() -> None:

@@ -120,6 +120,33 @@ def test_pinned_inputs_are_those_that_decide_shapes() -> None:
     assert list(imported.pinned) == ["s"]
 
 
+@pytest.mark.parametrize("dim", ["?", "N", None, -1])
+def test_open_dimensions_take_the_size_of_the_example(dim: str | int | None) -> None:
+    """However the file says so: a name, the name "?" for all of them, nothing, or -1."""
+    model = model_of("y = Relu (x)", {"x": floats(2, 3)})
+    for declared in model.graph.input[0].type.tensor_type.shape.dim:
+        declared.Clear()
+        if isinstance(dim, str):
+            declared.dim_param = dim
+        elif dim is not None:
+            declared.dim_value = dim
+    assert import_onnx(model, {"x": floats(4, 5)}).graph.inputs[0].shape == (4, 5)
+    with pytest.raises(UnknownShapeError, match=r"x: .*axis 0.*axis 1"):
+        import_onnx(model)
+
+
+def test_ports_of_one_name() -> None:
+    """An output may be an input, or be there twice; an input may have any name, that of Python's `self` too."""
+    x = floats(2, 3)
+    model = model_of("y = Relu (self)", {"self": x}, "y y self")
+    compiled = tilewright.compile(model, {"self": x}, threads=1)
+    expected = [np.maximum(x, 0), np.maximum(x, 0), x]
+    for results in (compiled(x), compiled(**{"self": x})):
+        for got, wanted in zip(results, expected, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+    assert not np.shares_memory(compiled(x)[0], compiled(x)[1])
+
+
 # -- models that are not sound ----------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from tilewright.errors import MissingDependencyError
 if TYPE_CHECKING:
     import onnx
 
-    from tilewright.frontend.onnx.program import ImportedOnnx
+    from tilewright.frontend.imported import ImportedModel
 
 __all__ = ["import_onnx", "require_onnx"]
 
@@ -31,7 +31,7 @@ def import_onnx(
     *,
     pin: bool = False,
     max_bytes: int | None = None,
-) -> ImportedOnnx:
+) -> ImportedModel:
     """The model as a graph, for inputs of fixed shapes.
 
     `example_inputs` (a tuple of arrays, a dict by name, or one array) give the sizes of dimensions that the model

@@ -43,7 +43,9 @@ class Context(Builder):
         self.run_graph = run_graph
         self.max_bytes = max_bytes
         self.quantised = {} if quantised is None else quantised  # see `products`
-        self.failures = [] if failures is None else failures  # of the nodes so far, those of subgraphs included
+        self.failures = (
+            [] if failures is None else failures
+        )  # of the nodes so far, those of subgraphs included
 
     def wants(self, output: int) -> bool:
         """Whether the node's result at this position has a name, so that something may read it."""

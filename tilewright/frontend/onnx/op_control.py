@@ -36,19 +36,13 @@ def if_(
         chosen = ctx.reshape(condition, ())
         return tuple(_selected(ctx, chosen, a, b) for a, b in zip(then, other, strict=True))
     except _Differ:
-        taken = then if bool(ctx.static(condition).reshape(-1)[0]) else other
-        return tuple(taken)
-    except NotStatic:
-        raise
+        return tuple(then if bool(ctx.static(condition).reshape(-1)[0]) else other)
     except Unsupported:
-        try:
-            known = bool(ctx.static(condition).reshape(-1)[0])
-        except NotStatic:
-            known = None
-        if known is None:
+        if not ctx.statics.can_know(condition):
             raise
     del ctx.failures[before:]
-    return tuple(ctx.run_graph(then_branch if known else else_branch, ()))
+    taken = then_branch if bool(ctx.static(condition).reshape(-1)[0]) else else_branch
+    return tuple(ctx.run_graph(taken, ()))
 
 
 class _Differ(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,12 +38,6 @@ MAX_CONVERTED = 200_000  # nodes converted, loops unrolled: a model of more is n
 MAX_DEPTH = 40  # of functions and subgraphs in each other
 
 
-@dataclass(frozen=True)
-class ImportedOnnx(ImportedModel):
-    # Inputs whose value the graph takes as fixed, by name; a call with another value needs another graph.
-    pinned: Mapping[str, np.ndarray] = field(default_factory=dict)
-
-
 class _Poison:
     """The value of a node that failed; what uses it is not a failure of its own."""
 
@@ -69,7 +63,7 @@ class Scope:
 
 def import_program(
     source: Any, example_inputs: Any = None, *, pin: bool = False, max_bytes: int | None = None
-) -> ImportedOnnx:
+) -> ImportedModel:
     loaded = load(source)
     return _Walk(loaded, max_bytes or default_max_bytes()).run(example_inputs, pin)
 
@@ -88,7 +82,7 @@ class _Walk:
         self.converted = 0
         self.depth = 0
 
-    def run(self, example_inputs: Any, pin: bool) -> ImportedOnnx:
+    def run(self, example_inputs: Any, pin: bool) -> ImportedModel:
         graph = self.model.graph
         if graph.sparse_initializer:
             raise UnsupportedOpsError(
@@ -101,7 +95,9 @@ class _Walk:
         examples = named_examples([value.name for value in declared], example_inputs)
         leaves, inputs = self._inputs(declared, examples, scope)
         if pin:
-            self.statics.examples.update(zip(inputs, leaves, strict=True))
+            self.statics.examples.update(
+                (node, leaf) for node, leaf in zip(inputs, leaves, strict=True) if leaf is not None
+            )
         self._initialisers(graph, needed, scope)
         self._nodes(graph.node, scope, self.opsets, needed)
         outputs = [scope[value.name] for value in graph.output]
@@ -116,16 +112,16 @@ class _Walk:
 
     def _inputs(
         self, declared: Sequence[onnx.ValueInfoProto], examples: Mapping[str, Any], scope: Scope
-    ) -> tuple[list[np.ndarray], list[Node]]:
+    ) -> tuple[list[np.ndarray | None], list[Node]]:
         """Input nodes for the inputs of the model; (example values, input nodes) of the tensors among them."""
         unknown: list[str] = []
-        leaves: list[np.ndarray] = []
+        leaves: list[np.ndarray | None] = []
         inputs: list[Node] = []
 
         def tensor(name: str, type: TensorType, example: Any) -> Node:
             node = input_node(len(inputs), type, name=name)
             inputs.append(node)
-            leaves.append(example if example is not None else np.empty(0))
+            leaves.append(example)
             return node
 
         for value in declared:
@@ -200,7 +196,7 @@ class _Walk:
 
     def _finish(
         self, scope: Scope, declared: Sequence[onnx.ValueInfoProto], inputs: list[Node], outputs: list[Value]
-    ) -> ImportedOnnx:
+    ) -> ImportedModel:
         arguments = tuple(_leaves(scope.values[value.name]) for value in declared)
         found, input_tree = tree.flatten((arguments, {}))
         if [leaf.value for leaf in found] != inputs:
@@ -209,7 +205,7 @@ class _Walk:
         nodes, output_tree = tree.flatten(results[0] if len(results) == 1 else tuple(results))
         graph = Graph(tuple(inputs), tuple(leaf.value for leaf in nodes))
         pinned = {node.name: self.statics.examples[node] for node in inputs if node in self.statics.pinned}
-        return ImportedOnnx(
+        return ImportedModel(
             graph=graph,
             input_names=tuple(node.name for node in inputs),
             input_tree=input_tree,

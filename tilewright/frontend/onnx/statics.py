@@ -38,6 +38,10 @@ class Statics:
     def is_static(self, node: Node) -> bool:
         return not self.inputs_of(node)
 
+    def can_know(self, node: Node) -> bool:
+        """Whether `value` gives one: every input that it depends on may be pinned."""
+        return all(entry in self.examples for entry in self.inputs_of(node))
+
     def value(self, node: Node, *, pin: bool = True) -> np.ndarray:
         """The value of `node`; NotStatic if it depends on inputs, unless those may be pinned."""
         needed = self.inputs_of(node)

@@ -66,7 +66,7 @@ class GpuModel(CompiledModel):
     def _made_port(self, spec: TensorSpec, path: str) -> Port:
         return GpuPort(spec, path, self.ordinal)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         plain = len(args) == self._plain_arity and not kwargs
         leaves = args if plain else self._bind(args, kwargs)
         keep: list[Any] = []
@@ -76,6 +76,8 @@ class GpuModel(CompiledModel):
             address, is_torch = port.address(leaf, keep)
             inputs.append((address, not is_torch))
             any_torch = any_torch or is_torch
+        if self._pinned:
+            self._check_pinned(leaves)
         stream, results, outputs = 0, [], []
         if any_torch:
             torch = torch_module()

@@ -15,6 +15,7 @@ import contextlib
 import math
 import os
 import sqlite3
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,8 +42,9 @@ from tilewright.db.rows import (
     trial_of,
 )
 from tilewright.db.salvage import salvage
-from tilewright.db.schema import connect, is_circumstance
+from tilewright.db.schema import Deadline, bounded, bytes_of, connect, is_circumstance
 from tilewright.errors import DatabaseFileError, DatabaseWarning
+from tilewright.support.files import SpecialFileError
 
 T = TypeVar("T")
 _KEY_COLUMNS = "task = ? AND machine = ? AND toolchain = ? AND numerics = ? AND threads = ?"
@@ -57,7 +59,7 @@ _INSERT = (
 
 
 class Database:
-    """Use `Database.open`. For one thread; other processes have their own."""
+    """Use `Database.open`. Threads may share it: their queries wait for each other. Other processes have their own."""
 
     def __init__(self, path: Path, network: bool) -> None:
         self.path = path
@@ -67,6 +69,7 @@ class Database:
         self._pending: dict[str, Row] = {}
         self._facts: dict[str, Facts] = {}
         self._warned: set[str] = set()
+        self._lock = threading.RLock()  # one thread at a time: of the connection and of everything above
         self._connection: sqlite3.Connection
         self._inode: tuple[int, int] | None = None
         self._connect()
@@ -85,9 +88,10 @@ class Database:
         self.close()
 
     def close(self) -> None:
-        if self._pending:
-            self.write(())
-        self._connection.close()
+        with self._lock:
+            if self._pending:
+                self.write(())
+            self._connection.close()
 
     # -- records ------------------------------------------------------------------------------------------------------
 
@@ -130,32 +134,39 @@ class Database:
         columns = "task, machine, toolchain, numerics, threads"
         query = f"SELECT DISTINCT {columns} FROM rows WHERE kind = ? ORDER BY id"
         found: list[Any] = self._guarded(lambda c: c.execute(query, (TRIAL,)).fetchall(), [])
-        pending = [trial_of(row).key for row in self._pending.values() if row.kind == TRIAL]
+        pending = [trial_of(row).key for row in self._unwritten() if row.kind == TRIAL]
         return list(dict.fromkeys([*(Key(*values) for values in found), *pending]))
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def rows(self, kind: str, key: Key | None = None) -> list[Row]:
         """As they are kept, damaged ones included."""
-        pending = [row for row in self._pending.values() if row.kind == kind]
-        if key is None:
-            return [*self._select("kind = ? ORDER BY id", (kind,)), *pending]
-        values = (kind, *msgspec.structs.astuple(key))
-        found = self._select(f"kind = ? AND {_KEY_COLUMNS} ORDER BY id", values)
-        return [*found, *(row for row in pending if key_of(row) == key)]
+        with self._lock:  # between the two, no row may move from one to the other
+            pending = [row for row in self._unwritten() if row.kind == kind]
+            if key is None:
+                return [*self._select("kind = ? ORDER BY id", (kind,)), *pending]
+            values = (kind, *msgspec.structs.astuple(key))
+            found = self._select(f"kind = ? AND {_KEY_COLUMNS} ORDER BY id", values)
+            return [*found, *(row for row in pending if key_of(row) == key)]
+
+    def _unwritten(self) -> list[Row]:
+        with self._lock:
+            return list(self._pending.values())
 
     def write(self, rows: Iterable[Row]) -> int:
         """Keeps what is not kept yet, and says how many that were. Raises Damaged for rows that are not sound."""
-        wanted = self._pending | {row.digest: row for row in rows}
-        values = [_columns(row) for row in wanted.values()]
-        self._pending = wanted
-        try:
-            added = self._guarded(lambda connection: self._insert(connection, values))
-        except (sqlite3.Error, OSError) as error:
-            self._cannot_write(error)
-            return 0
-        self._pending = {}
-        return added
+        given = {row.digest: row for row in rows}
+        with self._lock:
+            wanted = self._pending | given
+            values = [_columns(row) for row in wanted.values()]
+            self._pending = wanted
+            try:
+                added = self._guarded(lambda connection: self._insert(connection, values))
+            except (sqlite3.Error, OSError) as error:
+                self._cannot_write(error)
+                return 0
+            self._pending = {}
+            return added
 
     def _insert(self, connection: sqlite3.Connection, values: list[tuple[object, ...]]) -> int:
         with locked(self.path) if self.network else contextlib.nullcontext():
@@ -178,8 +189,12 @@ class Database:
 
     def _select(self, where: str, values: Sequence[object]) -> list[Row]:
         query = f"SELECT kind, digest, body FROM rows WHERE {where}"
-        found: list[Any] = self._guarded(lambda connection: connection.execute(query, values).fetchall(), [])
-        return [_row(*columns) for columns in found]
+
+        def selected(connection: sqlite3.Connection) -> list[Row]:
+            most = bytes_of(self.path)
+            return [_row(*columns) for columns in bounded(connection.execute(query, values), most)]
+
+        return self._guarded(selected, [])
 
     def _records(self, rows: Iterable[Row]) -> list[Record]:
         found = []
@@ -191,7 +206,7 @@ class Database:
     def _fact(self, digest: str) -> Facts:
         if digest not in self._facts:
             rows = self._select("digest = ?", (digest,)) or [
-                row for row in self._pending.values() if row.digest == digest
+                row for row in self._unwritten() if row.digest == digest
             ]
             if not rows or rows[0].digest != digest or rows[0].kind != FACTS:
                 raise Damaged(f"the facts {digest[:12]} are missing")
@@ -216,6 +231,8 @@ class Database:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._open()
+        except SpecialFileError as error:
+            raise DatabaseFileError(f"{self.path} cannot be the tuning database: {error.strerror}") from None
         except (sqlite3.Error, OSError) as error:
             if isinstance(error, OSError) or is_circumstance(error):
                 self._connect_to_read(error)
@@ -246,21 +263,25 @@ class Database:
     def _guarded(self, action: Callable[[sqlite3.Connection], T], otherwise: T | None = None) -> T:
         """The action, once more on a new connection where the file is not the one that was opened, or is damaged.
         Where it cannot be done: `otherwise`, if there is one."""
-        for last in (False, True):
-            try:
-                return action(self._connection)
-            except sqlite3.DatabaseError as error:
-                moved = self._moved()
-                if not last and (moved or not is_circumstance(error)):
-                    with contextlib.suppress(sqlite3.Error):
-                        self._connection.close()
-                    self._connect() if moved else self._replace(error)
-                elif otherwise is None:
-                    raise
-                else:
-                    self._warn("read", f"cannot read the tuning database {self.path}: {error}")
-        assert otherwise is not None
-        return otherwise
+        with self._lock:
+            for last in (False, True):
+                try:
+                    Deadline(self._connection, self.path)
+                    return action(self._connection)
+                except sqlite3.ProgrammingError:
+                    raise  # it was closed: no fault of the file
+                except sqlite3.DatabaseError as error:
+                    moved = self._moved()
+                    if not last and (moved or not is_circumstance(error)):
+                        with contextlib.suppress(sqlite3.Error):
+                            self._connection.close()
+                        self._connect() if moved else self._replace(error)
+                    elif otherwise is None:
+                        raise
+                    else:
+                        self._warn("read", f"cannot read the tuning database {self.path}: {error}")
+            assert otherwise is not None
+            return otherwise
 
     def _replace(self, error: sqlite3.Error) -> None:
         """Sets the damaged file aside, and makes a new one of what is sound in it."""

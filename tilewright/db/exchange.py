@@ -10,17 +10,19 @@ import contextlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
 from tilewright.db.database import Database
 from tilewright.db.rows import DECISION, FACTS, TRIAL, Damaged, Row, decision_of, facts_of, key_of, trial_of
 from tilewright.db.salvage import salvage
-from tilewright.db.schema import connect
+from tilewright.db.schema import MOST_BODY_BYTES, connect
 from tilewright.errors import DatabaseFileError
+from tilewright.support.files import require_regular
 
 _SQLITE = b"SQLite format 3\0"
+_MOST_DAMAGED = 1000  # lines of an export that are named; after so many without a sound one it is none
 
 
 class Imported(NamedTuple):
@@ -67,27 +69,41 @@ def import_file(database: Database, path: Path) -> Imported:
 
 def _rows_in(path: Path) -> tuple[list[Row], list[str]]:
     try:
-        data = path.read_bytes()
+        require_regular(path)
+        with path.open("rb") as file:
+            if file.read(len(_SQLITE)) == _SQLITE:
+                return _rows_of_database(path)
+            file.seek(0)
+            return _rows_of_export(file, path)
     except OSError as error:
         raise DatabaseFileError(f"cannot read {path}: {error.strerror}") from None
-    if data.startswith(_SQLITE):
-        try:
-            connect(path, "ro").close()
-        except sqlite3.Error as error:
-            return salvage(path), [f"{path.name}: {error}"]
-        return salvage(path), []
+
+
+def _rows_of_database(path: Path) -> tuple[list[Row], list[str]]:
+    try:
+        connect(path, "ro").close()
+    except sqlite3.Error as error:
+        return salvage(path), [f"{path.name}: {error}"]
+    return salvage(path), []
+
+
+def _rows_of_export(file: BinaryIO, path: Path) -> tuple[list[Row], list[str]]:
     rows: dict[str, Row] = {}
-    damaged = []
+    damaged: list[str] = []
     decode = msgspec.json.Decoder(Row).decode
-    for number, line in enumerate(data.splitlines(), start=1):
+    lines = iter(lambda: file.readline(2 * MOST_BODY_BYTES), b"")
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             row = decode(line)
             row = Row(row.kind, row.digest, msgspec.Raw(bytes(row.body)))
             key_of(row)
-        except (Damaged, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            damaged.append(f"line {number}: {error}")
+        except (Damaged, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            if len(damaged) == _MOST_DAMAGED and not rows:
+                raise DatabaseFileError(f"{path} has no line of an export: {damaged[0]}") from None
+            if len(damaged) < _MOST_DAMAGED:
+                damaged.append(f"line {number}: {error}")
         else:
             rows[row.digest] = row
     if not rows and damaged:

@@ -16,9 +16,25 @@ from pathlib import Path
 import msgspec
 
 from tilewright.db.rows import DECISION, FACTS, TRIAL, Damaged, Row, digest_of, key_of
+from tilewright.db.schema import (
+    MOST_BODY_BYTES,
+    Deadline,
+    bounded,
+    bytes_of,
+    check_schema,
+    guarded_connection,
+    require_files,
+)
+from tilewright.errors import DatabaseFileError
+from tilewright.support.files import require_regular
 
 _BODY = re.compile(r'\{"(?:key|type)":')
 _BEFORE = 512  # bytes between the beginning of a row and that of its body, at most
+_DIGEST = re.compile("[0-9a-f]{32}")
+_PART_BYTES = 32 << 20
+_FIRST_WINDOW = 16384
+_MOST_WORK = 100  # characters looked at for each byte of a file: rows may be a hundredth of a window
+_decode = json.JSONDecoder().raw_decode
 
 
 def salvage(path: Path) -> list[Row]:
@@ -32,32 +48,75 @@ def salvage(path: Path) -> list[Row]:
 
 
 def _selected(path: Path) -> Iterator[Row]:
+    """By SQLite, if the file has our own schema and no other."""
     with (
-        contextlib.suppress(sqlite3.Error, OverflowError),
-        contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection,
+        contextlib.suppress(sqlite3.Error, DatabaseFileError, OverflowError, OSError),
+        contextlib.closing(_opened(path)) as connection,
     ):
+        check_schema(connection)
+        Deadline(connection, path)
         connection.text_factory = bytes
-        for kind, digest, body in connection.execute("SELECT kind, digest, body FROM rows ORDER BY id"):
+        rows = connection.execute("SELECT kind, digest, body FROM rows ORDER BY id")
+        for kind, digest, body in bounded(rows, bytes_of(path)):
             if isinstance(kind, bytes) and isinstance(digest, bytes) and isinstance(body, bytes):
                 yield Row(kind.decode("latin-1"), digest.decode("latin-1"), msgspec.Raw(body))
 
 
+def _opened(path: Path) -> sqlite3.Connection:
+    require_files(path)
+    return guarded_connection(f"{path.absolute().as_uri()}?mode=ro")
+
+
 def _scanned(path: Path) -> Iterator[Row]:
-    decoder = json.JSONDecoder()
+    """By what a row looks like, wherever it lies. Gives up on files that are made to take long: what looks like the
+    beginning of a row is rarely none, and rows do not lie within each other."""
     for part in (path, path.with_name(f"{path.name}-wal")):
+        work = _MOST_WORK * (part.stat().st_size + (1 << 20)) if part.is_file() else 0
+        for text, last in _windows(part):
+            for match in _BODY.finditer(text):
+                begin = match.start()
+                if begin >= last or work < 0:
+                    break
+                before = text[max(0, begin - _BEFORE) : begin]
+                if _DIGEST.search(before) is None:
+                    continue
+                body, cost = _object_at(text, begin)
+                work -= cost
+                for kind in (FACTS, TRIAL, DECISION):
+                    digest = digest_of(kind, body)
+                    if digest in before:
+                        yield Row(kind, digest, msgspec.Raw(body))
+
+
+def _object_at(text: str, begin: int) -> tuple[bytes, int]:
+    """The JSON object that begins there, empty if there is none; and the characters that were looked at. In windows: an
+    error takes as long as all of the text that it is in."""
+    cost, size = 0, _FIRST_WINDOW
+    while True:
+        window = text[begin : begin + size]
+        cost += len(window)
         try:
-            text = part.read_bytes().decode("latin-1")  # a character for each byte
-        except OSError:
-            continue
-        for match in _BODY.finditer(text):
-            begin = match.start()
-            try:
-                _, end = decoder.raw_decode(text, begin)
-            except (ValueError, RecursionError):
-                continue
-            body = text[begin:end].encode("latin-1")
-            before = text[max(0, begin - _BEFORE) : begin]
-            for kind in (FACTS, TRIAL, DECISION):
-                digest = digest_of(kind, body)
-                if digest in before:
-                    yield Row(kind, digest, msgspec.Raw(body))
+            _, end = _decode(window)
+            return window[:end].encode("latin-1"), cost
+        except RecursionError:
+            return b"", cost
+        except ValueError:  # it may go on behind the window
+            if len(window) < size or size >= MOST_BODY_BYTES:
+                return b"", cost
+            size *= 16
+
+
+def _windows(path: Path) -> Iterator[tuple[str, int]]:
+    """The file in parts, a character for each byte, each with as much of the next as a row may be long; and up to where
+    a row of this part may begin."""
+    try:
+        require_regular(path)
+        with path.open("rb") as file:
+            text = file.read(_PART_BYTES + MOST_BODY_BYTES).decode("latin-1")
+            while text:
+                more = file.read(_PART_BYTES).decode("latin-1")
+                yield text, _PART_BYTES if more else len(text)
+                # What lies before a row is looked at too: the last part's end stays.
+                text = text[_PART_BYTES - _BEFORE :] + more if more else ""
+    except OSError:
+        return

@@ -3,6 +3,10 @@
 `user_version` of the file counts the steps of STEPS that it has taken; opening takes the others. To change the schema,
 add a step. The version is written twice, so that a damaged one is not taken for that of a newer Tilewright.
 
+Nothing in a file is run or believed but rows of this table: before any query the schema is compared with the one that
+STEPS make, so views, triggers, generated columns, checks and virtual tables of others are never evaluated. Bodies and
+queries have limits.
+
 Bodies are JSON that is named by its digest (see rows.py). The other columns are there to find them, and are not
 believed: whoever reads a row looks into its body.
 """
@@ -10,12 +14,18 @@ believed: whoever reads a row looks into its body.
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
+import re
 import sqlite3
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tilewright.errors import DatabaseFileError, DatabaseVersionError
+from tilewright.support.files import require_regular
 
 STEPS: tuple[tuple[str, ...], ...] = (
     (
@@ -35,6 +45,11 @@ _CHECKED_BYTES = (
 _BUSY_SECONDS = 30.0
 _BUSY = ("database is locked", "database table is locked", "locking protocol")
 _UNWRITABLE = ("readonly database", "disk is full", "disk I/O error", "unable to open database file")
+_ENDED = ("interrupted", "out of memory")
+MOST_BODY_BYTES = 16 << 20
+_SCHEMA_STEPS = 20_000  # of SQLite's virtual machine, to read the schema: ours takes about a hundred
+_QUERY_SECONDS, _SECONDS_PER_BYTE = 60.0, 1e-6  # a query may take, and more of a large file
+_CHECKED_EVERY = 100_000  # steps of SQLite's virtual machine, about a millisecond
 
 
 class Inconsistent(sqlite3.DatabaseError):
@@ -43,18 +58,126 @@ class Inconsistent(sqlite3.DatabaseError):
 
 def is_circumstance(error: sqlite3.Error) -> bool:
     """Whether it is the disk, the permissions or another process that stand in the way, and not a damaged file."""
-    return any(words in str(error) for words in (*_BUSY, *_UNWRITABLE))
+    # Errors of these classes are a misuse of the interface, such as a connection that was closed.
+    misused = isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.NotSupportedError))
+    return misused or any(words in str(error) for words in (*_BUSY, *_UNWRITABLE, *_ENDED))
+
+
+class Deadline:
+    """Ends the queries of a connection from some time on: only those over a hostile file take so long."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path | None) -> None:
+        allowed = _QUERY_SECONDS + (0 if path is None else bytes_of(path)) * _SECONDS_PER_BYTE
+        self._end = time.monotonic() + allowed
+        connection.set_progress_handler(self._is_over, _CHECKED_EVERY)
+
+    def _is_over(self) -> bool:
+        return time.monotonic() > self._end
+
+
+def bytes_of(path: Path) -> int:
+    """Of the database, with its write-ahead log."""
+    size = 0
+    for suffix in ("", "-wal"):
+        with contextlib.suppress(OSError):
+            size += os.stat(f"{path}{suffix}").st_size
+    return size
+
+
+def bounded(found: Iterable[tuple[Any, ...]], most: int) -> Iterator[tuple[Any, ...]]:
+    """The same rows. Inconsistent where they have more bytes than the file: pages of a hostile one may be shared by
+    rows without number. `most`: the file's size when the query began, which rows that were added since may exceed."""
+    left = most + 2 * MOST_BODY_BYTES
+    for columns in found:
+        left -= 16 + sum(len(value) for value in columns if isinstance(value, (str, bytes)))
+        if left < 0:
+            raise Inconsistent("its rows are larger than the file")
+        yield columns
+
+
+def require_files(path: Path) -> None:
+    """SpecialFileError if one of the files that SQLite would open, without asking, is a pipe, a device or a folder."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        with contextlib.suppress(FileNotFoundError):
+            require_regular(f"{path}{suffix}")
+
+
+def guarded_connection(place: str) -> sqlite3.Connection:
+    """A connection that nothing in the file has been read by. May be used by several threads, one at a time."""
+    connection = sqlite3.connect(
+        place, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
+    try:
+        for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
+            connection.execute(f"PRAGMA {pragma}")
+        if sys.version_info >= (3, 11):
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2 * MOST_BODY_BYTES)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def check_schema(connection: sqlite3.Connection) -> None:
+    """Inconsistent if there is anything but our own table and index. To list a schema, SQLite evaluates nothing in it;
+    one that is too large to be ours is not read to its end."""
+    query = "SELECT type, name, tbl_name, sql FROM sqlite_master"
+    mark = 0
+    connection.set_progress_handler(lambda: 1, _SCHEMA_STEPS)
+    try:
+        with _one_moment(connection):  # the two numbers are in the file's header: no schema is read for them
+            version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+            mark = int(connection.execute("PRAGMA application_id").fetchone()[0])
+            found = {_plain(*columns) for columns in connection.execute(query).fetchmany(100)}
+    except sqlite3.OperationalError as error:
+        if "interrupted" not in str(error):
+            raise
+        if mark >> 16 != _MARK >> 16:
+            raise DatabaseFileError("this is a database of another program") from None
+        raise Inconsistent("it holds what Tilewright did not make: a schema of many objects") from None
+    finally:
+        connection.set_progress_handler(None, 0)
+    if found and not any(name == "rows" for _, name, _, _ in found) and mark >> 16 != _MARK >> 16:
+        raise DatabaseFileError("this is a database of another program")
+    if version > len(STEPS) and mark == _MARK + version:
+        raise _newer(version, len(STEPS))
+    expected = _objects(version) if 0 <= version <= len(STEPS) else frozenset()
+    if foreign := sorted(found - expected):
+        kind, name, _, _ = foreign[0]
+        raise Inconsistent(f"it holds what Tilewright did not make: {kind[:20]} {name[:40]!r}")
+    if expected - found:
+        raise Inconsistent("a table or an index is missing")
+
+
+@functools.cache
+def _objects(version: int) -> frozenset[tuple[str, str, str, str]]:
+    """What `check_schema` finds in a file that has taken so many steps."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        for statement in (statement for step in STEPS[:version] for statement in step):
+            connection.execute(statement)
+        query = "SELECT type, name, tbl_name, sql FROM sqlite_master"
+        return frozenset(_plain(*columns) for columns in connection.execute(query))
+
+
+def _plain(*columns: object) -> tuple[str, str, str, str]:
+    """Without white space that means nothing: versions have written it differently."""
+    kind, name, table, sql = ("" if column is None else str(column) for column in columns)
+    return kind, name, table, re.sub(r"\s*([(),])\s*", r"\1", " ".join(sql.split()))
 
 
 def connect(path: Path | None, mode: str = "rwc", *, network: bool = False) -> sqlite3.Connection:
     """A connection to a database of the current version; `path` None: in memory. `mode`: "rwc", "ro", or, of a file
     that nobody writes, "ro&immutable=1"."""
     place = "file:tuning?mode=memory" if path is None else f"{path.absolute().as_uri()}?mode={mode}"
-    connection = sqlite3.connect(place, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
+    if path is not None:
+        require_files(path)
+    connection = guarded_connection(place)
     try:
         connection.text_factory = lambda text: text.decode(errors="replace")
-        for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0", "synchronous = FULL"):
-            connection.execute(f"PRAGMA {pragma}")
+        connection.execute("PRAGMA synchronous = FULL")
+        if path is not None:
+            check_schema(connection)
+            Deadline(connection, path)
         if path is not None and path.stat().st_size <= _CHECKED_BYTES:
             problem = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
             if problem != "ok":
@@ -108,10 +231,14 @@ def _version(connection: sqlite3.Connection, known: int = len(STEPS)) -> int:
             raise DatabaseFileError("this is a database of another program")
         raise Inconsistent("the version of the database is damaged")
     if version > known:
-        raise DatabaseVersionError(
-            f"the tuning database has format {version}, and this version of Tilewright knows up to {known}"
-        )
+        raise _newer(version, known)
     return version
+
+
+def _newer(version: int, known: int) -> DatabaseVersionError:
+    return DatabaseVersionError(
+        f"the tuning database has format {version}, and this version of Tilewright knows up to {known}"
+    )
 
 
 @contextlib.contextmanager

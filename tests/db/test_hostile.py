@@ -27,6 +27,13 @@ COLUMNS = "id INTEGER PRIMARY KEY, kind TEXT, digest TEXT UNIQUE, task TEXT, mac
 COLUMNS += ", numerics TEXT"
 TABLE = f"CREATE TABLE rows ({COLUMNS}, threads INTEGER, body BLOB)"
 
+MANY_TABLES = (
+    "CREATE TABLE t (a)",
+    "PRAGMA writable_schema = ON",
+    "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c LIMIT 20000) INSERT INTO sqlite_master SELECT"
+    " 'table', 't' || n, 't' || n, rootpage, 'CREATE TABLE t' || n || ' (a)' FROM c, sqlite_master WHERE name = 't'",
+)
+
 # What is done to a sound database, in SQL.
 CHANGES = {
     "a trigger that never ends": (
@@ -106,7 +113,7 @@ def test_as_the_database_it_is_set_aside(path: Path, name: str) -> None:
 
 
 def test_a_schema_of_many_tables_is_not_read_to_its_end(path: Path, tmp_path: Path) -> None:
-    change(path, "BEGIN", *(f"CREATE TABLE t{n} (a)" for n in range(10_000)), "COMMIT")
+    change(path, *MANY_TABLES)
     with Database.open(tmp_path / "own.sqlite") as database:
         assert "a schema of many objects" in import_file(database, path).damaged[0]
         assert len(database.records()) == len(RECORDS)
@@ -114,7 +121,7 @@ def test_a_schema_of_many_tables_is_not_read_to_its_end(path: Path, tmp_path: Pa
 
 def test_a_large_database_of_another_program_stays_where_it_is(tmp_path: Path) -> None:
     path = tmp_path / "others.sqlite"
-    change(path, "BEGIN", *(f"CREATE TABLE t{n} (a)" for n in range(10_000)), "COMMIT")
+    change(path, *MANY_TABLES)
     with pytest.raises(DatabaseFileError, match="another program"):
         Database.open(path)
     assert path.exists()

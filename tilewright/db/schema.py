@@ -174,10 +174,10 @@ def connect(path: Path | None, mode: str = "rwc", *, network: bool = False) -> s
     connection = guarded_connection(place)
     try:
         connection.text_factory = lambda text: text.decode(errors="replace")
-        connection.execute("PRAGMA synchronous = FULL")
         if path is not None:
-            check_schema(connection)
+            check_schema(connection)  # first: most pragmas read all of the schema
             Deadline(connection, path)
+        connection.execute("PRAGMA synchronous = FULL")
         if path is not None and path.stat().st_size <= _CHECKED_BYTES:
             problem = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
             if problem != "ok":

@@ -352,7 +352,8 @@ def test_fourier() -> None:
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_real_signal_may_come_without_its_last_axis(batch: int) -> None:
     """As PyTorch's exporter writes torch.stft."""
-    body = "s = Constant <value: tensor = int64 {4}> () n = Constant <value: tensor = int64 {8}> () y = STFT (x, s, w, n)"
+    sizes = "s = Constant <value: tensor = int64 {4}> () n = Constant <value: tensor = int64 {8}> ()"
+    body = f"{sizes} y = STFT (x, s, w, n)"
     x, w = floats(batch, 32), floats(8, seed=1)
     model = model_of(body, {"x": x, "w": w})
     (got,) = evaluate(import_onnx(model).graph, [x, w])

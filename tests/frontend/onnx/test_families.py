@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
-from tests.frontend.onnx.checking import check, floats, ints, model_of
+from tests.frontend.onnx.checking import check, check_model, floats, ints, model_of
 from tilewright.errors import UnsupportedOpsError
 from tilewright.frontend.onnx import import_onnx
 from tilewright.frontend.onnx.op_elementwise import UNARY
@@ -319,6 +320,33 @@ def test_grid_sample(mode: str, padding: str) -> None:
     inputs = {"x": floats(2, 2, 4, 5), "g": floats(2, 3, 3, 2, seed=1)}
     body = f'y = GridSample <mode: string = "{mode}", padding_mode: string = "{padding}"> (x, g)'
     check(body, inputs, rtol=1e-3, atol=1e-5)
+
+
+def test_a_scatter_by_known_indices_is_a_gather() -> None:
+    """However many there are: a table of all comparisons would have 10^9 elements."""
+    count, extent = 20_000, 50_000
+    where = ints(-extent, extent, count)
+    body = "y = ScatterElements <axis: int = 0> (x, i, u)"
+    x, u = floats(extent), floats(count, seed=1)
+    model = model_of(body, {"x": x, "u": u})
+    model.graph.initializer.append(onnx.numpy_helper.from_array(where, "i"))
+    expected = x.copy()
+    for place, value in zip(where, u, strict=True):
+        expected[place] = value
+    (got,) = evaluate(import_onnx(model).graph, [x, u], precise=False)
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_known_indices_may_be_shorter_than_the_data(axis: int) -> None:
+    x, i, u = floats(4, 5, 6), ints(-2, 2, 3, 4, 5), floats(3, 4, 5, seed=1)
+    body = f"y = ScatterElements <axis: int = {axis}> (x, i, u)"
+    model = model_of(body, {"x": x, "u": u})
+    model.graph.initializer.append(onnx.numpy_helper.from_array(i, "i"))
+    check_model(model, {"x": x, "u": u}, rtol=0, atol=0, compiled=axis == 1)
+    rows = model_of("y = ScatterND (x, i, u)", {"x": x, "u": floats(3, 6)})
+    rows.graph.initializer.append(onnx.numpy_helper.from_array(np.array([[3, 1], [0, -1], [3, 1]]), "i"))
+    check_model(rows, {"x": x, "u": floats(3, 6)}, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("largest", [0, 1])

@@ -1,7 +1,8 @@
 """Gathering, scattering and ordering elements.
 
 Scatters and orderings compare everything with everything: a table of positions against indices. That needs nothing but
-comparisons and reductions, and suits the small tensors that models scatter and sort; larger ones are refused.
+comparisons and reductions, and suits the small tensors that models scatter and sort; larger ones are refused. A scatter
+whose indices are known is a gather: which update an element gets is found when the model is imported.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ def scattered(
     count, extent = indices.shape[axis], data.shape[axis]
     if not indices.type.size:
         return data
+    if reduction == "none" and ctx.statics.is_static(indices):
+        return replaced(ctx, data, updates, last_updates(ctx.static(indices), data.shape, axis), axis)
     indices = ctx.cast(indices, DType.I64)
     indices = ctx.select(ctx.compare("lt", indices, 0), ctx.add(indices, extent), indices)
     # Where the data has more than the indices on another axis, no place is hit.
@@ -99,6 +102,29 @@ def scattered(
     return ctx.cast(ctx.emit(join, ctx.widen(data), combined), data.dtype)
 
 
+def last_updates(indices: np.ndarray, shape: tuple[int, ...], axis: int) -> np.ndarray:
+    """For every element of a tensor of `shape` the number of the last update that `indices` put there, or -1."""
+    if any(n > m for d, (n, m) in enumerate(zip(indices.shape, shape, strict=True)) if d != axis):
+        raise Unsupported(f"indices of shape {list(indices.shape)} for {list(shape)}")
+    places = list(np.indices(indices.shape, sparse=True))
+    order = np.broadcast_to(places[axis], indices.shape)
+    places[axis] = np.where(indices < 0, indices + shape[axis], indices)
+    inside = (places[axis] >= 0) & (places[axis] < shape[axis])
+    last = np.full(shape, -1, np.int64)
+    np.maximum.at(
+        last, tuple(np.broadcast_to(place, indices.shape)[inside] for place in places), order[inside]
+    )
+    return last
+
+
+def replaced(ctx: Context, data: Node, updates: Node, last: np.ndarray, axis: int) -> Node:
+    """`data` with the update of number `last` along `axis` where that is not -1."""
+    more = [0 if d == axis else n - m for d, (n, m) in enumerate(zip(last.shape, updates.shape, strict=True))]
+    updates = ctx.pad(updates, [0] * len(more), more, 0)
+    found = ctx.emit("take_along", updates, ctx.constant(np.maximum(last, 0)), axis=axis)
+    return ctx.select(ctx.constant(last >= 0), found, data)
+
+
 @converter("ScatterElements", "Scatter")
 def scatter_elements(
     ctx: Context, data: Node, indices: Node, updates: Node, *, axis: int = 0, reduction: str = "none"
@@ -119,12 +145,16 @@ def scatter_nd(ctx: Context, data: Node, indices: Node, updates: Node, *, reduct
         return data
     flat = ctx.reshape(data, (rows, width))
     rows_of_updates = ctx.reshape(updates, (count, width))
-    if reduction == "none":  # one table for all columns
+    if reduction == "none" and ctx.statics.is_static(place):
+        last = last_updates(ctx.static(place).reshape(-1), (rows,), 0)
+        found = ctx.take(rows_of_updates, np.maximum(last, 0), 0)
+        result = ctx.select(ctx.constant((last >= 0)[:, None]), found, flat)
+    elif reduction == "none":  # one table for all columns
         hit = ctx.compare("eq", ctx.reshape(place, (1, count)), ctx.iota((rows, count), 0))
         ctx.check_table(rows * count, "a scatter")
-        last = ctx.reduce("amax", ctx.select(hit, ctx.iota((rows, count), 1), -1), (1,), False)
-        found = ctx.take(rows_of_updates, ctx.emit("relu", last), 0)
-        result = ctx.select(ctx.reshape(ctx.compare("ge", last, 0), (rows, 1)), found, flat)
+        latest = ctx.reduce("amax", ctx.select(hit, ctx.iota((rows, count), 1), -1), (1,), False)
+        found = ctx.take(rows_of_updates, ctx.emit("relu", latest), 0)
+        result = ctx.select(ctx.reshape(ctx.compare("ge", latest, 0), (rows, 1)), found, flat)
     else:
         wide = ctx.broadcast_to(ctx.reshape(place, (count, 1)), (count, width))
         result = scattered(ctx, flat, wide, rows_of_updates, 0, reduction)

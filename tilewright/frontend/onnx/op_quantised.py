@@ -26,6 +26,8 @@ from tilewright.frontend.onnx.registry import converter
 from tilewright.frontend.onnx.types import dtype_of
 from tilewright.graph.ir import Node
 
+LEVELS = 255  # between the least and the largest byte
+
 
 def _per_axis(ctx: Context, parameter: Node, x: Node, axis: int, block_size: int) -> Node:
     """A scale or zero point in a shape that broadcasts against x: of one number, one per slice, or one per block."""
@@ -76,6 +78,20 @@ def rounded(ctx: Context, ratio: Node, zero: Node | None, dtype: DType) -> Node:
     info = np.iinfo(dtype.numpy)
     kept = ctx.emit("clamp", whole, min=float(info.min), max=float(info.max))
     return ctx.cast(ctx.cast(kept, DType.I32), dtype)
+
+
+@converter("DynamicQuantizeLinear")
+def dynamic_quantize_linear(ctx: Context, x: Node) -> tuple[Node, Node, Node]:
+    """(y, scale, zero point), as ONNX Runtime computes them: a tensor of zeros has the scale 1, where the standard's
+    own definition divides 0 by 0."""
+    axes = tuple(range(x.type.rank))
+    low = ctx.emit("minimum", ctx.reduce("amin", x, axes, False), ctx.full(0, x.dtype))
+    high = ctx.emit("maximum", ctx.reduce("amax", x, axes, False), ctx.full(0, x.dtype))
+    steps = ctx.div(ctx.sub(high, low), float(LEVELS))
+    scale = ctx.select(ctx.compare("eq", low, high), 1, steps)
+    start = ctx.emit("clamp", ctx.sub(0, ctx.div(low, scale)), min=0.0, max=float(LEVELS))
+    zero = ctx.cast(ctx.cast(ctx.emit("round", start), DType.I32), DType.U8)
+    return rounded(ctx, ctx.div(x, scale), zero, DType.U8), scale, zero
 
 
 @converter("DequantizeLinear")

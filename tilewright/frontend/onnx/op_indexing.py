@@ -106,7 +106,7 @@ def last_updates(indices: np.ndarray, shape: tuple[int, ...], axis: int) -> np.n
     """For every element of a tensor of `shape` the number of the last update that `indices` put there, or -1."""
     if any(n > m for d, (n, m) in enumerate(zip(indices.shape, shape, strict=True)) if d != axis):
         raise Unsupported(f"indices of shape {list(indices.shape)} for {list(shape)}")
-    places = list(np.indices(indices.shape, sparse=True))
+    places: list[np.ndarray] = list(np.indices(indices.shape, sparse=True))
     order = np.broadcast_to(places[axis], indices.shape)
     places[axis] = np.where(indices < 0, indices + shape[axis], indices)
     inside = (places[axis] >= 0) & (places[axis] < shape[axis])

@@ -15,6 +15,10 @@ from tilewright.frontend.torch_export import import_torch
 __all__ = ["ImportedModel", "Source", "import_model", "import_onnx", "import_torch", "source_of"]
 
 
+# Elements of an input whose value may be fixed by `compile`: a shape, a sampling rate, a number of steps.
+MAX_PINNED = 64
+
+
 def import_model(model: Any, example_inputs: Any = None) -> ImportedModel:
     """The model as a graph, by the frontend that knows its kind; one that is imported already, as it is.
 
@@ -22,7 +26,7 @@ def import_model(model: Any, example_inputs: Any = None) -> ImportedModel:
     if isinstance(model, ImportedModel):
         return model
     if isinstance(model, (str, os.PathLike)) or _is_onnx(model):
-        return import_onnx(model, example_inputs, pin=True)
+        return import_onnx(model, example_inputs, pin=True, pin_elements=MAX_PINNED)
     if "torch" in sys.modules:  # as it is if the model is one of PyTorch's
         return import_torch(model, example_inputs)
     raise UnsupportedModelError(f"cannot import a {type(model).__module__}.{type(model).__qualname__}")

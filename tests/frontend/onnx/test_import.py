@@ -120,6 +120,16 @@ def test_pinned_inputs_are_those_that_decide_shapes() -> None:
     assert list(imported.pinned) == ["s"]
 
 
+def test_no_model_is_compiled_for_one_image() -> None:
+    """Data that decides a shape is refused by name, where a handful of numbers would be fixed."""
+    inputs = {"x": floats(3, 5, 6)}
+    model = model_of(
+        "n = ReduceSum <keepdims: int = 0> (x) k = Cast <to: int = 7> (n) y = Range (k, k, k)", inputs
+    )
+    with pytest.raises(UnsupportedOpsError, match="depends on the input 'x'"):
+        tilewright.compile(model, inputs, threads=1)
+
+
 @pytest.mark.parametrize("dim", ["?", "N", None, -1])
 def test_open_dimensions_take_the_size_of_the_example(dim: str | int | None) -> None:
     """However the file says so: a name, the name "?" for all of them, nothing, or -1."""

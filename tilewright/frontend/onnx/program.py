@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,10 +63,16 @@ class Scope:
 
 
 def import_program(
-    source: Any, example_inputs: Any = None, *, pin: bool = False, max_bytes: int | None = None
+    source: Any,
+    example_inputs: Any = None,
+    *,
+    pin: bool = False,
+    pin_elements: int | None = None,
+    max_bytes: int | None = None,
 ) -> ImportedModel:
     loaded = load(source)
-    return _Walk(loaded, max_bytes or default_max_bytes()).run(example_inputs, pin)
+    most = (math.inf if pin_elements is None else pin_elements) if pin else -1
+    return _Walk(loaded, max_bytes or default_max_bytes()).run(example_inputs, most)
 
 
 class _Walk:
@@ -82,7 +89,8 @@ class _Walk:
         self.converted = 0
         self.depth = 0
 
-    def run(self, example_inputs: Any, pin: bool) -> ImportedModel:
+    def run(self, example_inputs: Any, pin_elements: float) -> ImportedModel:
+        """`pin_elements`: of the inputs that may be pinned, the largest number of elements; -1: none may."""
         graph = self.model.graph
         if graph.sparse_initializer:
             raise UnsupportedOpsError(
@@ -94,10 +102,11 @@ class _Walk:
         declared = [value for value in graph.input if value.name not in initialised]
         examples = named_examples([value.name for value in declared], example_inputs)
         leaves, inputs = self._inputs(declared, examples, scope)
-        if pin:
-            self.statics.examples.update(
-                (node, leaf) for node, leaf in zip(inputs, leaves, strict=True) if leaf is not None
-            )
+        self.statics.examples.update(
+            (node, leaf)
+            for node, leaf in zip(inputs, leaves, strict=True)
+            if leaf is not None and leaf.size <= pin_elements
+        )
         self._initialisers(graph, needed, scope)
         self._nodes(graph.node, scope, self.opsets, needed)
         outputs = [scope[value.name] for value in graph.output]

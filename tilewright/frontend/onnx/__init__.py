@@ -38,8 +38,8 @@ def import_onnx(
     `example_inputs` (a tuple of arrays, a dict by name, or one array) give the sizes of dimensions that the model
     leaves open; without open dimensions they are not needed. With `pin`, an input whose value decides shapes (the
     target of a Reshape, the axes of a sum) is taken to have the example's value always: the result's `pinned` says
-    which. With `pin_elements`, that holds for inputs of at most so many elements: a model that is compiled for one image
-    is of no use. `max_bytes` is the size of the largest tensor allowed; half of the machine's memory by default.
+    which. With `pin_elements`, only inputs of at most so many elements are: a model for one image is of no use.
+    `max_bytes` is the size of the largest tensor allowed; half of the machine's memory by default.
 
     Errors: ModelFileError (not a sound model; ExternalDataError, ModelSizeError), UnknownShapeError (dimensions that
     are only names), UnsupportedOpsError (naming every operator that cannot be converted).

@@ -51,7 +51,7 @@ def activation(ctx: Context, name: str, alpha: float | None, beta: float | None)
 class Cell:
     """One direction of a recurrent layer: what it does at a step."""
 
-    weight: Node  # [gates * hidden, inputs]
+    feed: Callable[[Node], Node]  # the inputs [time, batch, inputs] times their weights
     step: Callable[
         [Node, State], State
     ]  # (input times weight, state) -> state; the first of it is the output
@@ -64,7 +64,7 @@ def run(
     steps = x.shape[0]
     if steps > MAX_ITERATIONS:
         raise Unsupported(f"more than {MAX_ITERATIONS} steps to unroll")
-    fed = ctx.emit("linear", x, cell.weight)
+    fed = cell.feed(x)
     outputs: list[Node] = [x] * steps
     for time in reversed(range(steps)) if backward else range(steps):
         new = cell.step(ctx.index_axis(fed, 0, time), state)
@@ -155,6 +155,11 @@ def functions(
     return [made[n : n + len(defaults)] for n in range(0, len(made), len(defaults))]
 
 
+def by(ctx: Context, weight: Node) -> Callable[[Node], Node]:
+    """The product with a weight [results, inputs]."""
+    return lambda x: ctx.emit("linear", x, weight)
+
+
 def clipped(ctx: Context, clip: float | None) -> Activation:
     return (
         (lambda x: x) if clip is None else lambda x: ctx.emit("clamp", x, min=-float(clip), max=float(clip))
@@ -194,7 +199,7 @@ def rnn(
             total = ctx.add(fed, ctx.emit("linear", state[0], r))
             return [f(limit(total if b is None else ctx.add(total, b)))]
 
-        cells.append(Cell(weight, step))
+        cells.append(Cell(by(ctx, weight), step))
         states.append([layer.state(ctx, initial_h, number, layout)])
     return recurrent(ctx, layer.x, cells, states, lengths, direction, layout)
 
@@ -261,7 +266,7 @@ def gru(
             new = g(limit(ctx.add(ctx.add(x_h, recalled), w_h)))
             return [ctx.add(ctx.mul(ctx.sub(1, z), new), ctx.mul(z, h))]
 
-        cells.append(Cell(weight, step))
+        cells.append(Cell(by(ctx, weight), step))
         states.append([layer.state(ctx, initial_h, number, layout)])
     return recurrent(ctx, layer.x, cells, states, lengths, direction, layout)
 
@@ -288,34 +293,62 @@ def lstm(
     layout: int = 0,
 ) -> tuple[Node, ...]:
     layer = layer_of(ctx, x, w, r, direction, layout, hidden_size)
+    products = [
+        (by(ctx, ctx.index_axis(w, 0, number)), by(ctx, ctx.index_axis(r, 0, number)))
+        for number in range(layer.directions)
+    ]
     chosen = functions(
         ctx, activations, ("Sigmoid", "Tanh", "Tanh"), layer.directions, activation_alpha, activation_beta
     )
-    limit = clipped(ctx, clip)
-    hidden = layer.hidden
-    cells, states = [], []
-    for number in range(layer.directions):
-        weight, recurrence = ctx.index_axis(w, 0, number), ctx.index_axis(r, 0, number)
-        bias = _summed_bias(ctx, layer.part(ctx, b, number))
-        peephole = layer.part(ctx, p, number)
-        activations_here = chosen[number]
+    parameters = LstmParameters(b, p, initial_h, initial_c, clip, bool(input_forget))
+    cells, states = lstm_cells(ctx, layer, products, chosen, parameters, layout)
+    return recurrent(ctx, layer.x, cells, states, lengths, direction, layout)
+
+
+@dataclass(frozen=True)
+class LstmParameters:
+    """What an LSTM has beside its weights and activations."""
+
+    bias: Node | None
+    peepholes: Node | None
+    initial_h: Node | None
+    initial_c: Node | None
+    clip: float | None = None
+    input_forget: bool = False
+
+
+def lstm_cells(
+    ctx: Context,
+    layer: Layer,
+    products: Sequence[tuple[Callable[[Node], Node], Callable[[Node], Node]]],
+    chosen: Sequence[list[Activation]],
+    parameters: LstmParameters,
+    layout: int,
+) -> tuple[list[Cell], list[State]]:
+    """The cells and first states of every direction. `products`: of the inputs and of the state with their weights."""
+    limit = clipped(ctx, parameters.clip)
+    cells: list[Cell] = []
+    states: list[State] = []
+    for number, (feed, recall) in enumerate(products):
+        bias = _summed_bias(ctx, layer.part(ctx, parameters.bias, number))
+        peephole = layer.part(ctx, parameters.peepholes, number)
 
         def step(
             fed: Node,
             state: State,
-            r: Node = recurrence,
+            recall: Callable[[Node], Node] = recall,
             b: Node | None = bias,
             p: Node | None = peephole,
-            acts: list[Activation] = activations_here,
+            acts: list[Activation] = chosen[number],
         ) -> State:
             h, c = state
             f, g, out = acts
-            gates = ctx.add(fed, ctx.emit("linear", h, r))
+            gates = ctx.add(fed, recall(h))
             gates = gates if b is None else ctx.add(gates, b)
-            i, o, forget, cell = pieces(ctx, gates, 1, (hidden,) * 4)
-            p_i, p_o, p_f = (None,) * 3 if p is None else pieces(ctx, p, 0, (hidden,) * 3)
+            i, o, forget, cell = pieces(ctx, gates, 1, (layer.hidden,) * 4)
+            p_i, p_o, p_f = (None,) * 3 if p is None else pieces(ctx, p, 0, (layer.hidden,) * 3)
             i = f(limit(i if p_i is None else ctx.add(i, ctx.mul(p_i, c))))
-            if input_forget:
+            if parameters.input_forget:
                 forget = ctx.sub(1, i)
             else:
                 forget = f(limit(forget if p_f is None else ctx.add(forget, ctx.mul(p_f, c))))
@@ -323,8 +356,11 @@ def lstm(
             o = f(limit(o if p_o is None else ctx.add(o, ctx.mul(p_o, new))))
             return [ctx.mul(o, out(new)), new]
 
-        cells.append(Cell(weight, step))
+        cells.append(Cell(feed, step))
         states.append(
-            [layer.state(ctx, initial_h, number, layout), layer.state(ctx, initial_c, number, layout)]
+            [
+                layer.state(ctx, parameters.initial_h, number, layout),
+                layer.state(ctx, parameters.initial_c, number, layout),
+            ]
         )
-    return recurrent(ctx, layer.x, cells, states, lengths, direction, layout)
+    return cells, states

@@ -73,6 +73,7 @@ def table() -> dict[tuple[str, str], list[tuple[int, Converter]]]:
         op_elementwise,
         op_image,
         op_indexing,
+        op_microsoft,
         op_movement,
         op_normalisation,
         op_quantised,

@@ -49,6 +49,7 @@ SIZES = {  # of open dimensions after the first, by rank: the first that ONNX Ru
     3: (16, 64, 128, 224, 400, 512, 1600, 16000),
     4: (64, 96, 160, 224, 320, 640),
 }
+HEIGHTS = (32, 48)
 RATE = 16000  # of audio
 WIDTHS = 24  # extents of weights that are tried for an open last axis
 DETAIL = 160  # characters of a message in the table
@@ -96,7 +97,11 @@ def inputs_of(session: Any) -> list[Input]:
         if inner not in types:
             raise ValueError(f"the input {value.name} is a {value.type}")
         dims = tuple(
-            dim if isinstance(dim, int) and dim >= 0 else f"{dim or value.name + str(axis)}"
+            dim
+            if isinstance(dim, int) and dim >= 0
+            else f"{value.name} {axis}"
+            if dim in (None, "", "?", -1)
+            else f"{dim}"
             for axis, dim in enumerate(value.shape)
         )
         found.append(Input(value.name, np.dtype(types[inner]), dims))
@@ -127,6 +132,9 @@ def choices(inputs: Sequence[Input], batch_size: int, widths: Sequence[int]) -> 
         len(inputs[0].dims), SIZES[2]
     ):  # a signal, and states that have the batch on any axis
         yield {name: size if name in data else batch_size for name in names}
+    lines = [dim for dim in inputs[0].dims[2:] if isinstance(dim, str)]  # of text: low and wide
+    for height in HEIGHTS if len(lines) == 2 else ():
+        yield {name: height if name == lines[0] else 10 * height for name in names}
     last = {dim for item in inputs if item.dims and isinstance(dim := item.dims[-1], str)}
     for width in widths:
         yield {name: width if name in last else sizes[0] for name, sizes in tables.items()}

@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
+import numpy as np
+
 from tilewright import frontend, knobs
 from tilewright.errors import OptionError
 from tilewright.frontend import ImportedModel
 from tilewright.hw import CpuMachine
 from tilewright.hw.gpu import GpuMachine
+from tilewright.measure.passes import PassChecks, PassReport
 from tilewright.runtime.dispatch import Policy
 from tilewright.runtime.dynamic import Arguments, ConstantPool, DynamicModel
 from tilewright.runtime.model import CompiledModel, as_arguments
@@ -219,6 +222,25 @@ def compile_imported(
         partition = target.partitioned(imported, numerics, trace)
     choices = target.chosen([partition], numerics, threads, trace, tuning=tuning, lock=lock)
     return target.finished(imported, partition, numerics, threads, trace, choices, share)
+
+
+def check_passes(
+    model: Any,
+    example_inputs: Any,
+    inputs: Sequence[np.ndarray],
+    *,
+    target: str | CpuMachine | GpuMachine | None = None,
+    numerics: str | None = None,
+    trace: Trace | None = None,
+) -> PassReport:
+    """Whether the graph of a model, run by the oracle, computes the same after every pass: the road up to its
+    tasks, with the decisions of `compile` with these options. `inputs`: arrays for the graph's inputs, in order."""
+    machine = resolve_target(target, model, example_inputs)
+    numerics = resolve_option("numerics", numerics or machine.default_numerics(), NUMERICS)
+    imported = frontend.import_model(model, example_inputs)
+    checks = PassChecks(imported.graph, inputs)
+    checks.cut(machine.partitioned(imported, numerics, trace or Trace.off(), checks))
+    return checks.report
 
 
 def resolve_tuning(

@@ -98,6 +98,33 @@ def test_a_model_of_the_users_own(tmp_path: Path) -> None:
 def test_check_says_how_far_it_is_from_float64(tmp_path: Path) -> None:
     report = json.loads(run("check", "bert-tiny", "--small", "--json", folder=tmp_path).stdout)
     assert report["ok"] and report["outputs"][0]["error"] < 1e-4
+    assert "layout" in [each["name"] for each in report["passes"]]
+    assert all(each["error"] <= each["bound"] for each in report["passes"])
+
+
+def test_check_names_the_pass_after_which_a_result_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "from tilewright.graph.ir import Graph, rebuild\n"
+        "from tilewright.graph.op import apply\n"
+        "from tilewright.rewrites import pipeline\n"
+        "from tilewright.rewrites.base import Pass\n"
+        "class Broken(Pass):\n"
+        "    name = 'broken'\n"
+        "    def run(self, graph):\n"
+        "        return rebuild(graph, lambda node, inputs: apply('sin', *inputs) if node.op == 'tanh' else None)\n"
+        "def make():\n"
+        "    right = pipeline.passes\n"
+        "    pipeline.passes = lambda *options: (*right(*options)[:3], Broken(), *right(*options)[3:])\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh()).eval(), (torch.randn(2, 3),)\n"
+    )
+    done = run("check", "mine:make", folder=tmp_path)
+    assert done.returncode == 1 and "WRONG after pass 4 of " in done.stdout and ", broken: " in done.stdout
+    report = json.loads(run("check", "mine:make", "--json", folder=tmp_path).stdout)
+    assert not report["ok"]
+    assert next(each["name"] for each in report["passes"] if each["error"] > each["bound"]) == "broken"
+    quick = json.loads(run("check", "mine:make", "--no-passes", "--json", folder=tmp_path).stdout)
+    assert not quick["ok"] and quick["passes"] is None
 
 
 def test_an_onnx_model(tmp_path: Path) -> None:

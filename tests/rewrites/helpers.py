@@ -11,7 +11,6 @@ from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, TensorType, constant, input_node
 from tilewright.graph.op import apply
 from tilewright.graph.oracle import evaluate
-from tilewright.graph.task import Partition
 
 F32 = DType.F32
 
@@ -45,23 +44,6 @@ def scalar(value: float, dtype: DType = F32) -> Node:
 
 def inputs_for(graph: Graph, seed: int = 7) -> list[np.ndarray]:
     return [array(*n.shape, seed=seed + i, dtype=n.dtype) for i, n in enumerate(graph.inputs)]
-
-
-def run_partition(
-    partition: Partition, inputs: Sequence[np.ndarray], *, precise: bool = True
-) -> list[np.ndarray]:
-    """Executes the calls one after another with the oracle, on buffers, as the runtime does."""
-    buffers: dict[Node, np.ndarray] = dict(zip(partition.graph.inputs, inputs, strict=True))
-
-    def read(node: Node) -> np.ndarray:
-        base = partition.buffer_of(node)
-        return (buffers[base] if base.data is None else base.data).reshape(node.shape)
-
-    for call in partition.calls:
-        (result,) = evaluate(call.task.graph, [read(n) for n in call.inputs], precise=precise)
-        assert call.output not in buffers
-        buffers[call.output] = result
-    return [buffers[n].reshape(n.shape) for n in partition.graph.outputs]
 
 
 def assert_close(

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.rewrites.helpers import assert_close, conv, graph_of, inputs_for, run_partition, weight, x_input
+from tests.rewrites.helpers import assert_close, conv, graph_of, inputs_for, weight, x_input
 from tilewright.graph.ir import Node
 from tilewright.graph.op import apply
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.separable import separable_of
+from tilewright.measure.passes import run_calls
 from tilewright.rewrites.chain import gain
 from tilewright.rewrites.partition import partition
 
@@ -39,7 +40,7 @@ def labels(*outputs: Node) -> list[str]:
     graph = graph_of(*outputs)
     result = partition(graph)
     inputs = inputs_for(graph)
-    assert_close(run_partition(result, inputs), evaluate(graph, inputs), 1e-12)
+    assert_close(run_calls(result, inputs), evaluate(graph, inputs), 1e-12)
     for task, _ in result.tasks().values():
         if task.label.count("conv") > 1:
             assert separable_of(task) is not None

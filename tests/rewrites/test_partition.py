@@ -11,7 +11,6 @@ from tests.rewrites.helpers import (
     conv,
     graph_of,
     inputs_for,
-    run_partition,
     scalar,
     weight,
     x_input,
@@ -22,6 +21,7 @@ from tilewright.graph.lower import lower_graph
 from tilewright.graph.op import apply
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Partition
+from tilewright.measure.passes import run_calls
 from tilewright.rewrites.fuse import EXPENSIVE, MAX_NODES, OVERLAPPING
 from tilewright.rewrites.partition import partition
 
@@ -34,7 +34,7 @@ def cut(*nodes: Node, graph: Graph | None = None) -> Partition:
     graph = graph or graph_of(*nodes)
     result = partition(graph)
     inputs = inputs_for(graph)
-    assert_close(run_partition(result, inputs), evaluate(graph, inputs), 1e-12)
+    assert_close(run_calls(result, inputs), evaluate(graph, inputs), 1e-12)
     for task, _ in result.tasks().values():
         lower_graph(task.graph)
     return result

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 import pytest
 
 import tilewright.rewrites
-from tests.rewrites.helpers import batch_norm, conv, graph_of, weight, x_input
+from tests.rewrites.helpers import batch_norm, conv, graph_of, scalar, weight, x_input
 from tilewright.errors import VerificationError
 from tilewright.graph.ir import Graph
 from tilewright.graph.op import apply
 from tilewright.rewrites.base import Pass, run_passes
 from tilewright.rewrites.pipeline import Abilities, passes, rewrite, run_pipeline
+from tilewright.rewrites.simplify import rule_names
 from tilewright.support.trace import Trace
 
 IMAGE = x_input(1, 4, 8, 8)
@@ -56,7 +57,32 @@ def test_the_trace_has_every_pass_with_node_counts() -> None:
     for each in passes():
         notes = events[f"rewrites.{each.name}"]["notes"]
         assert notes["before"] > 0 and notes["after"] > 0
-    assert "rewrites.partition" in events
+        assert isinstance(notes["changed"], bool)
+    assert events["rewrites.fold-batch-norm"]["notes"]["changed"]
+    assert events["rewrites.decompose"]["notes"]["rules"] == {"conv": 1, "linear": 1}
+    assert events["rewrites.layout"]["notes"]["orders"]["conv, channels_last"] == 1
+    groups = {
+        "movement": 1,
+        "border + contraction + consumers": 1,
+        "reduction": 1,
+        "contraction + consumers": 1,
+    }
+    assert events["rewrites.partition"]["notes"]["groups"] == groups
+
+
+def test_the_trace_counts_the_rules_that_were_taken() -> None:
+    trace = Trace()
+    run_pipeline(graph_of(apply("relu", apply("relu", apply("add", IMAGE, scalar(0))))), trace)
+    first = next(event for event in trace.data() if event["name"] == "rewrites.simplify")
+    assert first["notes"]["rules"] == {"add_zero": 1, "twice_is_once": 1}
+    assert set(first["notes"]["rules"]) <= set(rule_names())
+
+
+def test_an_observer_sees_the_graph_after_every_pass() -> None:
+    seen: list[tuple[str, Graph]] = []
+    after = rewrite(network(), observe=lambda name, graph: seen.append((name, graph)))
+    assert [name for name, _ in seen] == [each.name for each in passes()]
+    assert seen[-1][1] is after
 
 
 def test_numerics_choose_the_rules() -> None:

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.rewrites.helpers import inputs_for, run_partition
+from tests.rewrites.helpers import inputs_for
 from tests.rewrites.random_graphs import EVERYTHING, graphs
 from tilewright.graph.ir import Graph
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.text import structurally_equal
 from tilewright.graph.verify import verify
+from tilewright.measure.passes import run_calls
 from tilewright.rewrites.base import Pass
 from tilewright.rewrites.common_subexpressions import CommonSubexpressions
 from tilewright.rewrites.decompose import Decompose
@@ -68,19 +69,19 @@ def test_rounding_passes(each: Pass) -> None:
 @given(graphs())
 def test_partition(graph: Graph) -> None:
     decomposed = Decompose().run(graph)
-    check(graph, run_partition(partition(decomposed), inputs_for(graph)), 1e-9)
+    check(graph, run_calls(partition(decomposed), inputs_for(graph)), 1e-9)
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(graphs(kinds=(*EVERYTHING, "batch_norm", "conv", "conv", "max_pool"), images=True, most=14))
 def test_pipeline_of_image_networks(graph: Graph) -> None:
-    check(graph, run_partition(run_pipeline(graph), inputs_for(graph)), 1e-5)
+    check(graph, run_calls(run_pipeline(graph), inputs_for(graph)), 1e-5)
 
 
 @QUICK
 @given(graphs(most=14))
 def test_pipeline(graph: Graph) -> None:
-    check(graph, run_partition(run_pipeline(graph, numerics="strict"), inputs_for(graph)), 1e-5)
+    check(graph, run_calls(run_pipeline(graph, numerics="strict"), inputs_for(graph)), 1e-5)
 
 
 @QUICK

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rewrites.helpers import assert_close, run_partition
+from tests.rewrites.helpers import assert_close
 from tilewright.graph.ir import Graph, Node
 from tilewright.graph.lower import lower_graph
 from tilewright.graph.op import flops_of
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Partition
+from tilewright.measure.passes import run_calls
 from tilewright.rewrites.pipeline import run_pipeline
 
 zoo = pytest.importorskip("tilewright.zoo")
@@ -56,7 +57,7 @@ def test_same_function(name: str) -> None:
     # Folded batch norms are rounded to f32 once more, and so is the scale of attention.
     exact = not any(node.op in ("batch_norm", "attention", "div") for node in graph.nodes())
     tolerance = 1e-9 if exact else 1e-6
-    assert_close(run_partition(partition(name), inputs), evaluate(graph, inputs), tolerance)
+    assert_close(run_calls(partition(name), inputs), evaluate(graph, inputs), tolerance)
 
 
 @pytest.mark.parametrize("name", MODELS)

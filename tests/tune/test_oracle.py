@@ -13,7 +13,6 @@ from tests.rewrites.helpers import (
     conv,
     graph_of,
     inputs_for,
-    run_partition,
     weight,
     x_input,
 )
@@ -22,6 +21,7 @@ from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, TensorType
 from tilewright.graph.op import apply
 from tilewright.graph.oracle import evaluate
+from tilewright.measure.passes import run_calls
 from tilewright.rewrites.layout import permuted_bytes
 from tilewright.rewrites.layout_assignment import assign, solve
 from tilewright.rewrites.pipeline import rewrite, run_pipeline
@@ -172,7 +172,7 @@ def test_models(name: str) -> None:
     inputs = zoo.example_inputs(name, small=True)
     graph: Graph = torch_export.import_torch(zoo.build(name, small=True), inputs).graph
     arrays = inputs_for(graph)
-    assert_close(run_partition(run_pipeline(graph, oracle=ORACLE), arrays), evaluate(graph, arrays), 1e-6)
+    assert_close(run_calls(run_pipeline(graph, oracle=ORACLE), arrays), evaluate(graph, arrays), 1e-6)
     graph = rewrite(graph)
     best, costs = assign(graph, ORACLE)
     for layout in ("channels_first", "channels_last"):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from tilewright.cli.models import Source, is_artifact, load_source, require_torc
 from tilewright.cli.output import compile_progress, console, print_json, print_table
 from tilewright.errors import OptionError, UnknownShapeError
 from tilewright.runtime.model import CompiledModel
+
+if TYPE_CHECKING:
+    from tilewright.measure.passes import PassReport
 
 
 def parse_seconds(text: str | float) -> float:
@@ -287,16 +290,36 @@ def check(
     small: SMALL = False,
     seed: SEED = 0,
     inputs: INPUTS = None,
+    passes: Annotated[
+        bool, typer.Option(help="also run the graph after every pass by the oracle, in float64")
+    ] = True,
     json: JSON = False,
 ) -> None:
-    """Compare a compiled model with PyTorch, or with onnx's reference, in float64; on a mismatch, name the first task
-    that deviates."""
+    """Compare a compiled model with PyTorch, or with onnx's reference, in float64, and its graph after every pass with
+    the graph as imported; on a mismatch, name the first task or pass that deviates."""
     source = load_source(model, batch=batch, small=small, seed=seed, inputs=inputs)
     compiled, _ = _compiled(source, numerics, threads, json)
     report = _checked(source, compiled, seed)
-    print_json({**asdict(report), "ok": report.ok}) if json else console.print(str(report), markup=False)
-    if not report.ok:
+    rewrites = _passes_checked(source, compiled, seed) if passes else None
+    ok = report.ok and (rewrites is None or rewrites.ok)
+    if json:
+        found = None if rewrites is None else asdict(rewrites)["passes"]
+        print_json({**asdict(report), "passes": found, "ok": ok})
+    else:
+        console.print(str(report), markup=False)
+        if rewrites is not None:
+            console.print(f"rewrites: {rewrites}", markup=False)
+    if not ok:
         raise typer.Exit(1)
+
+
+def _passes_checked(source: Source, compiled: CompiledModel, seed: int) -> PassReport:
+    from tilewright.driver import check_passes
+    from tilewright.runtime.explain import random_inputs
+
+    given = source.examples
+    arrays = random_inputs(compiled.plan, seed) if given is None else compiled._arrays(given)
+    return check_passes(source.model, given, arrays, numerics=compiled.plan.numerics)
 
 
 def _checked(source: Source, compiled: CompiledModel, seed: int) -> Any:

@@ -13,6 +13,7 @@ attention                   matmul(softmax(matmul(q * scale, permute(k)) + mask)
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,7 @@ from tilewright.graph.op import apply
 from tilewright.rewrites.base import Pass
 from tilewright.rewrites.fold_batch_norm import batch_norm_affine
 from tilewright.rewrites.shapes import reshape_to
+from tilewright.support.trace import Event, Trace
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,23 @@ class Decompose(Pass):
     keeps_attention: bool = False  # where it fits one kernel, which sums in an order of its own
 
     def run(self, graph: Graph) -> Graph:
+        with Trace.off().span(self.name) as span:
+            return self.traced(graph, span)
+
+    def traced(self, graph: Graph, span: Event) -> Graph:
+        expanded: Counter[str] = Counter()
+        span.note(rules=expanded)
+
         def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
-            expand = _EXPANSIONS.get(node.op)
+            expand = EXPANSIONS.get(node.op)
             if expand is None or (node.op == "attention" and self.keeps_attention and fits_one_kernel(node)):
                 return None
             node = replace(node, inputs=operands)
             result = expand(node)
-            return None if result is None else _named(result, node)
+            if result is None:
+                return None
+            expanded[node.op] += 1
+            return _named(result, node)
 
         return rebuild(graph, rule)
 
@@ -296,7 +308,7 @@ def lower_triangle(rows: int, columns: int) -> Node:
     return apply("le", column, row)
 
 
-_EXPANSIONS: Mapping[str, Callable[[Node], Node | None]] = {
+EXPANSIONS: Mapping[str, Callable[[Node], Node | None]] = {
     "linear": expand_linear,
     "matmul": expand_matmul,
     "conv": expand_conv,

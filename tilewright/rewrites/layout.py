@@ -13,6 +13,7 @@ Permutes of constants are folded behind this pass, so that each weight is kept o
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,9 +25,10 @@ from tilewright.rewrites.base import Pass
 from tilewright.rewrites.layout_assignment import Assignment, Costs, assign, solve
 from tilewright.rewrites.layout_ways import Way, folds, gives_channels_last, ways_of, written
 from tilewright.rewrites.oracle import CostOracle, FewestBytes
-from tilewright.rewrites.orders import Order, conversions, identity, stored
+from tilewright.rewrites.orders import Order, conversions, identity, named, stored
 from tilewright.rewrites.partition import partition
 from tilewright.rewrites.shapes import moves_nothing, reshape_to
+from tilewright.support.trace import Event, Trace
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,31 @@ class Layout(Pass):
     oracle: CostOracle = field(default_factory=FewestBytes)
 
     def run(self, graph: Graph) -> Graph:
+        with Trace.off().span(self.name) as span:
+            return self.traced(graph, span)
+
+    def traced(self, graph: Graph, span: Event) -> Graph:
         """What was found operator by operator, unless all channels-last is better with what is fused then: chains of
-        convolutions are."""
+        convolutions are. Notes say how often each operator went each way."""
         found, costs = assign(graph, self.oracle)
-        result = _Conversion(graph, found, costs).run()
-        if all(way.layout is None or gives_channels_last(node, way) for node, way in found.ways.items()):
-            return result
-        last = _Conversion(graph, solve(graph, costs, gives_channels_last), costs).run()
-        if not any(_is_chain(task) for task in _tasks(last)):
-            return result
-        return min(result, last, key=lambda each: sum(map(self.oracle.seconds, _tasks(each))))
+        best = _Conversion(graph, found, costs)
+        result = best.run()
+        if not all(way.layout is None or gives_channels_last(node, way) for node, way in found.ways.items()):
+            alike = _Conversion(graph, solve(graph, costs, gives_channels_last), costs)
+            last = alike.run()
+            if any(_is_chain(task) for task in _tasks(last)) and self._seconds(last) < self._seconds(result):
+                best, result = alike, last
+        orders = Counter(
+            f"{node.op}, {way.layout or named(way.order)}"
+            for node, way in best.assignment.ways.items()
+            if node.type.rank > 2 and not folds(node)
+        )
+        permutes = [node for node in result.nodes() if node.op == "permute" and not folds(node)]
+        span.note(orders=orders, permutes=len(permutes), detours=best.detours)
+        return result
+
+    def _seconds(self, graph: Graph) -> float:
+        return sum(map(self.oracle.seconds, _tasks(graph)))
 
 
 def _tasks(graph: Graph) -> list[Task]:
@@ -84,6 +101,7 @@ class _Conversion:
     assignment: Assignment
     costs: Costs
     there: dict[Node, dict[Order, Node]] = field(default_factory=dict)
+    detours: int = 0  # values whose blocks were put together before they were cut anew
 
     def run(self) -> Graph:
         for node in self.graph.nodes():
@@ -108,6 +126,7 @@ class _Conversion:
         if order not in there:
             nearest = min(there, key=lambda have: self.costs.moving(value, have, order))
             there[order] = permuted(there[nearest], nearest, order, value)
+            self.detours += len(conversions(value.shape, nearest, order)) > 1 and not folds(value)
         return there[order]
 
 

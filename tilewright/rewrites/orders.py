@@ -44,6 +44,16 @@ def channels_first(rank: int) -> Order:
     return (0, rank - 1, *range(1, rank - 1))
 
 
+def named(order: Order) -> str:
+    """The order in words, for traces."""
+    sizes = blocks_of(order)
+    if sizes:
+        return f"blocks of {' and '.join(map(str, sizes.values()))}"
+    if order == identity(len(order)):
+        return "as written"
+    return "channels last" if order == channels_last(len(order)) else "permuted"
+
+
 def axis_of(entry: Entry) -> int:
     return entry.axis if isinstance(entry, Block) else entry
 

@@ -14,11 +14,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tilewright.graph.ir import Graph, Node, input_node
-from tilewright.graph.op import apply
+from tilewright.graph.op import Fusion, apply, op_of
 from tilewright.graph.task import Partition, Task, TaskCall
 from tilewright.rewrites.chain import chained
 from tilewright.rewrites.defer import deferred
 from tilewright.rewrites.fuse import Group, fuse
+
+_ANCHORS = (Fusion.COMPLEX, Fusion.REDUCTION)
 
 
 def partition(graph: Graph, chains: bool = True, defers: bool = False, prologues: bool = False) -> Partition:
@@ -48,6 +50,36 @@ def partition(graph: Graph, chains: bool = True, defers: bool = False, prologues
     result = Partition(graph, tuple(calls), views)
     result.check()
     return result
+
+
+def kind_of(call: TaskCall) -> str:
+    """What shares the kernel of a call, in the words of `fuse`; for traces."""
+    nodes = [node for node in call.task.graph.nodes() if not node.is_input and not node.is_constant]
+    anchors = [n for n, node in enumerate(nodes) if op_of(node.op).fusion in _ANCHORS]
+    if not anchors:
+        elementwise = any(op_of(node.op).fusion is Fusion.ELEMENTWISE for node in nodes)
+        moving = any(op_of(node.op).fusion is not Fusion.ELEMENTWISE for node in nodes)
+        return (
+            "elementwise + movement"
+            if elementwise and moving
+            else "elementwise"
+            if elementwise
+            else "movement"
+        )
+    if len(anchors) > 1:
+        return "chain"
+    anchor = nodes[anchors[0]]
+    contracts = op_of(anchor.op).fusion is Fusion.COMPLEX
+    name = "attention" if anchor.op == "attention" else "contraction" if contracts else "reduction"
+    before, behind = nodes[: anchors[0]], nodes[anchors[0] + 1 :]
+    border = bool(before) and contracts and all(node.op == "pad" for node in before)
+    return " + ".join(
+        [
+            *(["border"] if border else ["producers"] if before else []),
+            name,
+            *(["consumers"] if behind else []),
+        ]
+    )
 
 
 def _unique(name: str, taken: set[str]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.graph.ir import Graph
 from tilewright.graph.task import Partition
-from tilewright.rewrites.base import Pass, run_passes
+from tilewright.rewrites.base import Observer, Pass, run_passes
 from tilewright.rewrites.common_subexpressions import CommonSubexpressions
 from tilewright.rewrites.decompose import Decompose
 from tilewright.rewrites.fold_batch_norm import FoldBatchNorm
@@ -16,7 +17,7 @@ from tilewright.rewrites.fold_permute import FoldPermute
 from tilewright.rewrites.layout import Layout
 from tilewright.rewrites.merge_products import MergeProducts
 from tilewright.rewrites.oracle import CostOracle, FewestBytes
-from tilewright.rewrites.partition import partition
+from tilewright.rewrites.partition import kind_of, partition
 from tilewright.rewrites.recognise_attention import RecogniseAttention
 from tilewright.rewrites.simplify import Simplify
 from tilewright.rewrites.split_sum import SplitSum
@@ -86,9 +87,10 @@ def rewrite(
     numerics: str = "fast",
     oracle: CostOracle | None = None,
     abilities: Abilities = _ALL,
+    observe: Observer | None = None,
 ) -> Graph:
     """The graph after all passes, before it is cut into tasks."""
-    return run_passes(graph, passes(numerics, oracle, abilities), trace or Trace.off())
+    return run_passes(graph, passes(numerics, oracle, abilities), trace or Trace.off(), observe=observe)
 
 
 def run_pipeline(
@@ -98,16 +100,18 @@ def run_pipeline(
     numerics: str = "fast",
     oracle: CostOracle | None = None,
     abilities: Abilities = _ALL,
+    observe: Observer | None = None,
 ) -> Partition:
     trace = trace or Trace.off()
     with trace.span("rewrites", nodes=len(graph.nodes())) as span:
-        graph = rewrite(graph, trace, numerics=numerics, oracle=oracle, abilities=abilities)
-        with trace.span("rewrites.partition"):
+        graph = rewrite(graph, trace, numerics=numerics, oracle=oracle, abilities=abilities, observe=observe)
+        with trace.span("rewrites.partition") as cut:
             result = partition(
                 graph,
                 chains=abilities.chains,
                 defers=abilities.libraries,
                 prologues=abilities.prologues,
             )
+            cut.note(groups=dict(Counter(map(kind_of, result.calls))))
         span.note(calls=len(result.calls), tasks=len(result.tasks()), views=len(result.views))
     return result

@@ -9,6 +9,7 @@ There is no rule for x * 0: it is NaN where x is.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,7 @@ from tilewright.graph.ir import Graph, Node, rebuild
 from tilewright.rewrites import simplify_elementwise, simplify_movement
 from tilewright.rewrites.base import Pass
 from tilewright.rewrites.simplify_rules import Builder, Rule
+from tilewright.support.trace import Event, Trace
 
 _ROUNDS = 20
 
@@ -25,6 +27,12 @@ def _rules() -> Mapping[str, Sequence[Rule]]:
     return {**simplify_elementwise.RULES, **simplify_movement.RULES}
 
 
+def rule_names() -> list[str]:
+    """Of all rules, as the trace counts them."""
+    listed = (*_rules().values(), simplify_elementwise.ANY_ELEMENTWISE)
+    return sorted({rule.__name__ for rules in listed for rule in rules})
+
+
 @dataclass(frozen=True)
 class Simplify(Pass):
     name = "simplify"
@@ -32,15 +40,21 @@ class Simplify(Pass):
     fast: bool = True  # also rules that may round differently: division by a constant as a multiplication
 
     def run(self, graph: Graph) -> Graph:
+        with Trace.off().span(self.name) as span:
+            return self.traced(graph, span)
+
+    def traced(self, graph: Graph, span: Event) -> Graph:
         rules = _rules()
+        taken: Counter[str] = Counter()
+        span.note(rules=taken)
         for _ in range(_ROUNDS):
-            new = self._round(graph, rules)
+            new = self._round(graph, rules, taken)
             if all(a is b for a, b in zip(new.outputs, graph.outputs, strict=True)):
-                return graph
+                break
             graph = new
         return graph
 
-    def _round(self, graph: Graph, rules: Mapping[str, Sequence[Rule]]) -> Graph:
+    def _round(self, graph: Graph, rules: Mapping[str, Sequence[Rule]], taken: Counter[str]) -> Graph:
         before = {node: len(users) for node, users in graph.users().items()}
         for node in graph.outputs:
             before[node] += 1
@@ -61,4 +75,6 @@ class Simplify(Pass):
 
         for node in graph.inputs:
             build.uses[node] = before[node]
-        return rebuild(graph, rule)
+        result = rebuild(graph, rule)
+        taken.update(build.taken)
+        return result

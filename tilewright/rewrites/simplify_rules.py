@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ class Builder:
         self._elementwise = elementwise
         self.fast = fast
         self.uses: dict[Node, int] = {}
+        self.taken: Counter[str] = Counter()  # how often each rule was, by name
 
     def __call__(self, op: str, *operands: Node, **attrs: Any) -> Node:
         return self.simplify(apply(op, *operands, **attrs))
@@ -42,17 +44,20 @@ class Builder:
         for rule in self._rules.get(node.op, ()):
             better = rule(node, self)
             if better is not None:
-                assert better.type == node.type, f"{rule.__name__}: {node!r} became {better!r}"
-                return better
+                return self._took(rule, node, better)
         record = op_of(node.op)
         # What has no lowering (batch_norm) is no elementwise operator in the sense of the rules: it does not broadcast.
         if record.fusion is Fusion.ELEMENTWISE and record.lower is not None:
             for rule in self._elementwise:
                 better = rule(node, self)
                 if better is not None:
-                    assert better.type == node.type, f"{rule.__name__}: {node!r} became {better!r}"
-                    return better
+                    return self._took(rule, node, better)
         return None
+
+    def _took(self, rule: Rule, node: Node, better: Node) -> Node:
+        assert better.type == node.type, f"{rule.__name__}: {node!r} became {better!r}"
+        self.taken[rule.__name__] += 1
+        return better
 
     def single_use(self, node: Node) -> bool:
         return self.uses.get(node, 1) == 1

@@ -14,6 +14,7 @@ from tilewright.graph.task import Partition
 from tilewright.hw import CpuMachine, host
 from tilewright.link import Boundary, Linkable, Linked, link
 from tilewright.measure.check import kernel_error
+from tilewright.rewrites.base import Observer
 from tilewright.rewrites.pipeline import run_pipeline
 from tilewright.runtime.model import CompiledModel
 from tilewright.space.template import Work
@@ -39,9 +40,11 @@ class CpuTarget:
     def default_numerics(self) -> str:
         return knobs.get("numerics")
 
-    def partitioned(self, imported: ImportedModel, numerics: str, trace: Trace) -> Partition:
+    def partitioned(
+        self, imported: ImportedModel, numerics: str, trace: Trace, observe: Observer | None = None
+    ) -> Partition:
         oracle = PredictedCosts(self.machine, numerics)
-        return run_pipeline(imported.graph, trace, numerics=numerics, oracle=oracle)
+        return run_pipeline(imported.graph, trace, numerics=numerics, oracle=oracle, observe=observe)
 
     def chosen(
         self,

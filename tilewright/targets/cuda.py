@@ -18,6 +18,7 @@ from tilewright.hw.gpu import PORTABLE, GpuMachine, detect
 from tilewright.link import Boundary, Linkable, Linked, link
 from tilewright.measure.check import kernel_error
 from tilewright.measure.gpu_calibration import rated
+from tilewright.rewrites.base import Observer
 from tilewright.rewrites.oracle import FewestBytes
 from tilewright.rewrites.pipeline import Abilities, run_pipeline
 from tilewright.runtime.cuda import device, vendor
@@ -71,19 +72,27 @@ class CudaTarget:
         chosen = knobs.get("numerics")
         return "tf32" if chosen == "fast" and _torch_rounds() else chosen
 
-    def partitioned(self, imported: ImportedModel, numerics: str, trace: Trace) -> Partition:
+    def partitioned(
+        self, imported: ImportedModel, numerics: str, trace: Trace, observe: Observer | None = None
+    ) -> Partition:
         abilities = Abilities(chains=False, libraries=bool(self.libraries), prologues=True)
-        found = run_pipeline(
-            imported.graph, trace, numerics=numerics, oracle=FewestBytes(), abilities=abilities
-        )
+
+        def pipeline(abilities: Abilities) -> Partition:
+            return run_pipeline(
+                imported.graph,
+                trace,
+                numerics=numerics,
+                oracle=FewestBytes(),
+                abilities=abilities,
+                observe=observe,
+            )
+
+        found = pipeline(abilities)
         if "torch" in self.libraries or all(
             has_kernel(task, self.machine, numerics) for task, _ in computed(found).values()
         ):
             return found
-        written_out = replace(abilities, attention=False)
-        return run_pipeline(
-            imported.graph, trace, numerics=numerics, oracle=FewestBytes(), abilities=written_out
-        )
+        return pipeline(replace(abilities, attention=False))
 
     def chosen(
         self,

@@ -11,6 +11,7 @@ import numpy as np
 from tilewright.frontend import ImportedModel
 from tilewright.graph.task import Partition, Task
 from tilewright.link import Boundary
+from tilewright.rewrites.base import Observer
 from tilewright.runtime.model import CompiledModel
 from tilewright.support.trace import Trace
 from tilewright.tune.allocate import Objective
@@ -44,8 +45,10 @@ class Target(Protocol):
     def default_numerics(self) -> str:
         """Where the caller says nothing."""
 
-    def partitioned(self, imported: ImportedModel, numerics: str, trace: Trace) -> Partition:
-        """Graph -> tasks."""
+    def partitioned(
+        self, imported: ImportedModel, numerics: str, trace: Trace, observe: Observer | None = None
+    ) -> Partition:
+        """Graph -> tasks. `observe` is told the graph after every pass."""
 
     def chosen(
         self,

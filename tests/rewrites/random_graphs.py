@@ -18,10 +18,12 @@ from tilewright.graph.op import apply
 
 UNARY = ("relu", "neg", "abs", "tanh", "sigmoid", "sin", "gelu", "square", "clamp", "leaky_relu", "floor")
 MOVEMENT = ("permute", "reshape", "slice", "pad", "concat", "broadcast_to", "flip", "take", "resize")
-REDUCTIONS = ("sum", "mean", "amax", "softmax", "layer_norm", "var", "argmax")
+REDUCTIONS = ("sum", "mean", "amax", "softmax", "layer_norm", "group_norm", "var", "argmax", "cumsum")
 CONTRACTIONS = ("matmul", "linear", "conv", "conv_transpose", "attention")
 ELEMENTWISE = ("unary", "binary", "constant", "select", "cast")
-WINDOWS = ("max_pool", "avg_pool", "adaptive_avg_pool")
+WINDOWS = ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool")
+# N C H W: channels that divide into blocks of several sizes, odd images and images of one row or one pixel.
+IMAGES = ((2, 4, 4, 6), (1, 12, 3, 5), (2, 24, 2, 3), (1, 6, 1, 4), (1, 16, 5, 1), (3, 8, 1, 1))
 EVERYTHING = (*ELEMENTWISE, *ELEMENTWISE, *MOVEMENT, *MOVEMENT, *REDUCTIONS, *CONTRACTIONS, *WINDOWS)
 
 
@@ -29,7 +31,7 @@ EVERYTHING = (*ELEMENTWISE, *ELEMENTWISE, *MOVEMENT, *MOVEMENT, *REDUCTIONS, *CO
 def graphs(draw: Any, kinds: tuple[str, ...] = EVERYTHING, images: bool = False, most: int = 10) -> Graph:
     """`images`: the first input is N C H W, and convolutions are likely."""
     shapes = (
-        [(2, 4, 4, 6)]
+        [draw(st.sampled_from(IMAGES))]
         if images
         else [tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=4)))]
     )
@@ -160,8 +162,13 @@ def _reduction(draw: Any, kind: str, x: Node, pool: list[Node], seed: int) -> No
         return None
     axis = draw(st.integers(0, rank - 1))
     keepdims = draw(st.booleans())
-    if kind == "softmax":
-        return apply("softmax", x, axis=axis)
+    if kind in ("softmax", "cumsum"):
+        return apply(kind, x, axis=axis)
+    if kind == "group_norm":
+        if rank < 3:
+            return None
+        groups = draw(st.sampled_from([n for n in (1, 2, 3, 4) if x.shape[1] % n == 0]))
+        return apply("group_norm", x, groups=groups, eps=0.1)
     if kind == "argmax":
         # Equal elements would make the place depend on roundings.
         return apply(
@@ -181,7 +188,7 @@ def _window(draw: Any, kind: str, x: Node, pool: list[Node], seed: int) -> Node 
     if kind not in WINDOWS or x.type.rank not in (3, 4):
         return None
     spatial = x.shape[2:]
-    if kind == "adaptive_avg_pool":
+    if kind in ("adaptive_avg_pool", "adaptive_max_pool"):
         return apply(kind, x, sizes=tuple(draw(st.integers(1, 3)) for _ in spatial), layout="channels_first")
     kernel = tuple(min(2, extent) for extent in spatial)
     common = {
@@ -220,13 +227,15 @@ def _convolution(draw: Any, kind: str, x: Node, bias: bool, seed: int) -> Node |
     groups = channels if draw(st.integers(0, 2)) == 0 else 1
     k = draw(st.integers(1, 3))
     rank = len(spatial)
-    biases = [weight(2 * groups, seed=seed + 1)] if bias else []
     if kind == "conv":
         if any(extent + 2 < k for extent in spatial):
             return None
-        w = weight(2 * groups, channels // groups, *[k] * rank, seed=seed)
+        width = groups * draw(st.sampled_from([1, 2, 3] if groups > 1 else [2, 3, 8, 12, 16, 24]))
+        biases = [weight(width, seed=seed + 1)] if bias else []
+        w = weight(width, channels // groups, *[k] * rank, seed=seed)
         stride = (draw(st.integers(1, 2)),) * rank
         return conv(x, w, *biases, stride=stride, padding=((1, 1),) * rank, groups=groups)
+    biases = [weight(2 * groups, seed=seed + 1)] if bias else []
     w = weight(channels, 2, *[k] * rank, seed=seed)
     separate = draw(st.booleans())
     if not separate and any(extent + k < 4 for extent in spatial):

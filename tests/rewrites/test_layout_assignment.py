@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.rewrites.helpers import assert_same_function, conv, graph_of, ops_of, scalar, weight, x_input
-from tests.rewrites.oracles import Priced, Whims
+from tests.rewrites.oracles import Dice, Priced, Whims
 from tests.rewrites.random_graphs import graphs
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, TensorType
@@ -29,6 +29,23 @@ from tilewright.tune.oracle import PredictedCosts
 LAYOUTS = ("channels_first", "channels_last")
 BLOCKED, TURNING = "channels_by_2", "turning"
 WIDTHS = (3, 4, 5, 6)
+# What stands between convolutions, and works on their results in blocks.
+IN_BLOCKS = (
+    *(
+        "conv",
+        "conv",
+        "conv",
+        "max_pool",
+        "avg_pool",
+        "adaptive_avg_pool",
+        "concat",
+        "concat",
+        "slice",
+        "pad",
+    ),
+    *("resize", "flip", "unary", "binary", "constant", "permute", "reshape", "mean", "amax", "group_norm"),
+    *("softmax", "broadcast_to", "cumsum"),
+)
 QUICK = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -191,6 +208,13 @@ def test_any_assignment_is_the_same_function(graph: Graph, seed: int) -> None:
     assert_same_function(graph, Layout(Whims(seed)).run(graph), tolerance=1e-6)
 
 
+@QUICK
+@given(graphs(kinds=IN_BLOCKS, images=True), st.integers(0, 99))
+def test_any_assignment_in_blocks_is_the_same_function(graph: Graph, seed: int) -> None:
+    graph = Decompose().run(graph)
+    assert_same_function(graph, Layout(Dice(seed)).run(graph), tolerance=1e-6)
+
+
 def test_blocks_that_do_not_divide_each_other() -> None:
     """Two images of 24 channels in one block each, and a pool that wants their 48 channels in blocks of 16."""
     x = conv(x_input(1, 3, 5, 15), weight(24, 3, 3, 3), padding=((1, 1), (1, 1)))
@@ -253,6 +277,15 @@ def test_a_border_is_in_the_order_of_the_convolution_that_reads_it() -> None:
     graph = graph_of(conv(padded, weight(64, 3, 7, 7), stride=(2, 2)))
     after = Layout(PredictedCosts(host(), "fast")).run(graph)
     assert len(partition(after).calls) == 1
+
+
+def test_a_pad_that_adds_channels_is_no_border() -> None:
+    """16 channels and 4 of zeros, in blocks of 4 or of 5: no kernel adds them to the blocks that it reads."""
+    ends = {"low": (0, 4, 0, 2), "high": (0, 0, 0, 1), "interior": (0, 0, 0, 0)}
+    padded = apply("pad", x_input(1, 16, 1, 9), value=0.0, **ends)
+    graph = graph_of(conv(padded, weight(12, 20, 1, 1)))
+    for oracle in (Dice(seed) for seed in range(20)):
+        assert_same_function(graph, Layout(oracle).run(graph))
 
 
 def test_a_permute_beside_elementwise_work_costs_what_it_adds() -> None:

@@ -29,8 +29,17 @@ import numpy as np
 
 from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.op import Fusion, op_of
+from tilewright.graph.ops.layouts import spatial_axes
 from tilewright.rewrites.fold_permute import absorbs
-from tilewright.rewrites.layout_ways import WITH_LAYOUT, Way, folds, gives_channels_last, ways_of, written
+from tilewright.rewrites.layout_ways import (
+    WITH_LAYOUT,
+    Way,
+    folds,
+    gives_channels_last,
+    touched,
+    ways_of,
+    written,
+)
 from tilewright.rewrites.oracle import CostOracle
 from tilewright.rewrites.orders import Order, conversions, identity, stored
 from tilewright.rewrites.partition import partition
@@ -156,8 +165,13 @@ def _kernel_key(value: Node, way: Way) -> object:
 
 
 def _border_of(value: Node) -> Node | None:
-    """What puts a border around the first operand of an operator with windows."""
-    return value.inputs[0] if value.op in WITH_LAYOUT and value.inputs[0].op == "pad" else None
+    """What puts a border around the image that an operator with windows reads. A pad that adds channels is none: it
+    cannot be done in blocks of them."""
+    if value.op not in WITH_LAYOUT or value.inputs[0].op != "pad":
+        return None
+    border = value.inputs[0]
+    image = spatial_axes(border.type.rank, value.attrs["layout"])
+    return border if all(axis in image for axis in touched(border)) else None
 
 
 def _in_epilogue(graph: Graph) -> set[Node]:

@@ -137,10 +137,10 @@ def _keeps_blocks(value: Node, way: Way) -> bool:
         # One channel fits any block by broadcasting; a part of the result it is not.
         axis = value.attrs["axis"]
         return not any(x.shape[axis] % blocks.get(axis, 1) for x in value.inputs)
-    return not any(axis in _touched(value) for axis in blocks)
+    return not any(axis in touched(value) for axis in blocks)
 
 
-def _touched(value: Node) -> Collection[int]:
+def touched(value: Node) -> Collection[int]:
     """The axes along which it does more than to take elements, or rows of whole blocks, one by one."""
     attrs = value.attrs
     if value.op == "pad":

@@ -1,0 +1,109 @@
+"""What the compiler did to random networks, counted from its own trace, and what it must have done at least once."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from tilewright.dtypes import DType
+from tilewright.graph.ops import layouts
+from tilewright.hw import host
+from tilewright.rewrites import decompose, simplify
+from tilewright.rewrites.pipeline import Abilities, passes
+from tilewright.support.trace import Trace
+
+ENOUGH = 1000  # networks after which everything must have been taken
+
+# What `partition` puts into one kernel.
+GROUPS = (
+    *("chain", "attention", "contraction", "contraction + consumers", "border + contraction"),
+    *("border + contraction + consumers", "reduction", "reduction + consumers", "producers + reduction"),
+    *("producers + reduction + consumers", "elementwise", "movement", "elementwise + movement"),
+)
+# Operators that the layout pass moves, and in which orders: with made-up times all must come.
+WINDOWS = ("conv", "max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool")
+IN_ANY_ORDER = (
+    "concat",
+    "pad",
+    "slice",
+    "resize",
+    "flip",
+    "relu",
+    "add",
+    "mul",
+    "mean",
+    "reshape",
+    "permute",
+    "softmax",
+)
+
+
+def counted(trace: Trace, source: str) -> Counter[str]:
+    """`source`: "compiled" for this machine, or with made-up times."""
+    taken: Counter[str] = Counter()
+    for event in trace.events:
+        if not event.name.startswith("rewrites."):
+            continue
+        name, notes = event.name.removeprefix("rewrites."), event.notes
+        taken[f"pass {name}, {source}"] += bool(notes.get("changed", name == "partition"))
+        for rule, times in notes.get("rules", {}).items():
+            taken[f"{name}: {rule}"] += times
+        for kind, times in notes.get("groups", {}).items():
+            taken[f"kernel: {kind}"] += times
+        for order, times in notes.get("orders", {}).items():
+            taken[f"order {order}, {source}"] += times
+        if notes.get("detours"):
+            taken["order: by way of whole channels"] += notes["detours"]
+    return +taken
+
+
+def expected(*, compiled: bool) -> Iterator[str]:
+    """The names of everything that must be taken."""
+    listed = [
+        each.name
+        for numerics in ("fast", "strict")
+        for abilities in (Abilities(), Abilities(libraries=True))
+        for each in passes(numerics, abilities=abilities)
+    ]
+    yield from (f"pass {name}, priced" for name in dict.fromkeys(listed))
+    yield from (f"simplify: {name}" for name in simplify.rule_names())
+    yield from (f"decompose: {name}" for name in sorted(decompose.EXPANSIONS))
+    yield from (f"kernel: {kind}" for kind in GROUPS)
+    yield "order: by way of whole channels"
+    for op in WINDOWS:
+        yield from (f"order {op}, {layout}, priced" for layout in (layouts.FIRST, layouts.LAST, "blocks"))
+    for op in IN_ANY_ORDER:
+        yield from (f"order {op}, {order}, priced" for order in ("as written", "channels last", "blocks"))
+    if compiled:
+        lanes = host().lanes(DType.F32)
+        for layout in (
+            layouts.FIRST,
+            layouts.LAST,
+            layouts.by(lanes),
+            layouts.by(lanes // 2),
+            "all in one block",
+        ):
+            yield f"order conv, {layout}, compiled"
+
+
+def missing(taken: Mapping[str, int], *, compiled: bool) -> list[str]:
+    known = _together(taken)
+    return [name for name in expected(compiled=compiled) if not known[name]]
+
+
+def _together(taken: Mapping[str, int]) -> Counter[str]:
+    """The same with blocks of any size counted together, and those that hold all channels of a convolution."""
+    lanes = host().lanes(DType.F32)
+    usual = (layouts.by(lanes), layouts.by(lanes // 2))
+    result = Counter(taken)
+    for name, times in taken.items():
+        result[re.sub(r"(blocks of [\d and]+|channels_by_\d+), ", "blocks, ", name)] += times
+        if name.startswith("order conv, channels_by_") and name.split(", ")[1] not in usual:
+            result[f"order conv, all in one block, {name.split(', ')[-1]}"] += times
+    return result
+
+
+def table(taken: Mapping[str, int]) -> str:
+    width = max(map(len, taken), default=0)
+    return "\n".join(f"{name:<{width}} {taken[name]:>8}" for name in sorted(taken))

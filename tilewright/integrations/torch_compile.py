@@ -58,9 +58,12 @@ from tilewright.errors import (
     UnsupportedOpsError,
 )
 from tilewright.frontend.torch import captured
+from tilewright.frontend.torch.plain_modules import teach_dynamo
 from tilewright.frontend.torch.types import to_torch
 from tilewright.runtime.dispatch import Policy, VariantTable
 from tilewright.runtime.model import CompiledModel
+
+teach_dynamo()
 
 NAME = "tilewright"
 _WEIGHT_SETS = 4  # modules sharing one graph whose weights become constants

@@ -32,6 +32,7 @@ from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.imported import ImportedModel
 from tilewright.frontend.torch.decompose import retraced
 from tilewright.frontend.torch.mutation import functionalised, writes
+from tilewright.frontend.torch.plain_modules import plain_modules
 from tilewright.frontend.torch.program import Literal, import_program, unsupported_nodes
 from tilewright.frontend.torch.types import tensor_type, to_numpy
 from tilewright.graph.ir import Graph, Node, constant, input_node
@@ -97,20 +98,20 @@ class Captured:
 
 def capture(body: fx.GraphModule, arguments: Sequence[Any]) -> Captured:
     """The graph for arguments like these. MutationError if it writes to an argument and returns a view of it."""
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            examples = _examples([a for a in arguments if isinstance(a, torch.Tensor)])
-            program = torch.export.export(_Flat(body, arguments), examples, strict=False)
-            before = _argument_views(program)
-            program = functionalised(program, outside=True)
-            autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
-            if autocast or any(writes(node) for node in program.graph.nodes):
-                program = retraced(program, {})  # also writes out the casts that autocast implies
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
+    with (
+        plain_modules(),
+        torch.inference_mode(False),
+        torch.no_grad(),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        examples = _examples([a for a in arguments if isinstance(a, torch.Tensor)])
+        program = torch.export.export(_Flat(body, arguments), examples, strict=False)
+        before = _argument_views(program)
+        program = functionalised(program, outside=True)
+        autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+        if autocast or any(writes(node) for node in program.graph.nodes):
+            program = retraced(program, {})  # also writes out the casts that autocast implies
     names = user_inputs(program)
     targets = list(program.graph_signature.user_inputs_to_mutate.values())
     shared = [name for name in targets if name in before]

@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 
 from tilewright.errors import ExportError, TrainingModeError, UnsupportedModelError
 from tilewright.frontend.torch.places import last_user_frame
+from tilewright.frontend.torch.plain_modules import plain_modules
 
 # Modules that compute something else in training mode.
 _MODAL = (
@@ -64,17 +65,12 @@ def call_arguments(
 
 
 def export(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> ExportedProgram:
-    # The fast paths of PyTorch's attention modules are kernels of their own, which say less than what they compute.
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with plain_modules(), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.export.export(model, arguments, keywords or None, strict=False)
     except Exception as error:  # tracing runs the user's code, which may raise anything
         raise ExportError(_explained(model, error)) from error
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
 def _explained(model: nn.Module, error: Exception) -> str:

@@ -60,6 +60,7 @@ def table() -> dict[str, Converter]:
         aten_einsum,
         aten_elementwise,
         aten_formula,
+        aten_fused_layers,
         aten_indexing,
         aten_movement,
         aten_normalisation,

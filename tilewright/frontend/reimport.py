@@ -66,15 +66,20 @@ class TorchSource:
         self.model = model
         self.names = export.argument_names(model)
         self._versions = self._found()
+        self._autocast = export.autocast_now()  # later shapes are computed as the first one was
 
     def import_for(self, arguments: Arguments) -> ImportedModel:
+        from tilewright.frontend.torch import export
+
         self._check_unchanged()
         args, kwargs = self._in_torch(arguments)
-        return import_torch(self.model, args, kwargs)
+        with export.autocast_as(self._autocast):
+            return import_torch(self.model, args, kwargs)
 
     def run(self, arguments: Arguments) -> Any:
         import torch
 
+        from tilewright.frontend.torch import export
         from tilewright.frontend.torch.types import to_numpy
 
         self._check_unchanged()
@@ -82,7 +87,7 @@ class TorchSource:
         inputs = [leaf for leaf in tree.flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
             raise GradientError("an input requires gradients, and a compiled model computes none")
-        with torch.no_grad():
+        with torch.no_grad(), export.autocast_as(self._autocast):
             result = self.model(*args, **kwargs)
         leaves, spec = tree.flatten(result)
         taken = {_memory(tensor) for tensor in (*inputs, *self._tensors())}

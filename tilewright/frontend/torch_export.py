@@ -50,6 +50,7 @@ def import_torch(
     else:
         raise UnsupportedModelError(f"cannot import a {type(model).__module__}.{type(model).__qualname__}")
 
+    program = export.autocast_written_out(program)
     imported = import_program(program)
     return ImportedModel(
         graph=imported.graph,

@@ -7,7 +7,8 @@ A spec is a dict with a `kind`:
     {"kind": "tuple", "items": [spec, ...]}        also "list"
     {"kind": "dict", "keys": ["a", 1], "items": [spec, ...]}            insertion order; keys are str, int, float, bool
     {"kind": "namedtuple", "name": "mod.Out", "fields": [...], "items": [...]}
-    {"kind": "record", "name": "mod.ModelOutput", "fields": [...], "items": [...]}    a dataclass
+    {"kind": "record", "name": "mod.ModelOutput", "fields": [...], "items": [...]}    a dataclass, or a class of which
+                                                                        `register_record` has been told
 
 Constants are kept as text because JSON has no infinities and no integers beyond 64 bits.
 
@@ -34,11 +35,22 @@ _SEQUENCES = {"tuple": tuple, "list": list}
 
 # Qualified name -> constructor taking the fields by keyword.
 _constructors: dict[str, Callable[..., Any]] = {}
+# Class -> what its objects hold, for classes that are no dataclasses.
+_fields: dict[type, Callable[[Any], Mapping[str, Any]]] = {}
 
 
 def register(cls: type, construct: Callable[..., Any] | None = None) -> None:
     """Have namedtuples or records of this name rebuilt by `construct(**fields)`; by the class itself if not given."""
     _constructors[_qualified_name(cls)] = construct or cls
+
+
+def register_record(
+    cls: type, fields: Callable[[Any], Mapping[str, Any]], construct: Callable[..., Any]
+) -> None:
+    """Have objects of exactly this class taken for records: `fields` says what they hold, by name, and
+    `construct(**fields)` makes one."""
+    _fields[cls] = fields
+    register(cls, construct)
 
 
 class Record(Mapping[str, Any]):
@@ -90,7 +102,8 @@ def _flatten(value: Any, leaves: list[Any]) -> Spec:
     if kind in _CONSTANTS:
         return _constant(value)
     if fields := _record_fields(value):
-        register(kind)
+        if kind not in _fields:
+            register(kind)
         name, items = fields
         return {
             "kind": name,
@@ -115,6 +128,8 @@ def _flatten(value: Any, leaves: list[Any]) -> Spec:
 
 def _record_fields(value: Any) -> tuple[str, dict[str, Any]] | None:
     """("namedtuple" or "record", its fields) for a value that is one."""
+    if type(value) in _fields:
+        return "record", dict(_fields[type(value)](value))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return "namedtuple", {name: getattr(value, name) for name in value._fields}
     if isinstance(value, type) or not dataclasses.is_dataclass(value):
@@ -232,7 +247,11 @@ def check_keys(keys: Sequence[Any], value: Mapping[Any, Any], path: str) -> None
 
 def _fields_of(spec: Spec, value: Any, path: str) -> Mapping[str, Any]:
     names = spec["fields"]
-    if isinstance(value, Mapping):
+    if type(value) in _fields:
+        held = _fields[type(value)](value)
+        if set(held) == set(names):
+            return held
+    elif isinstance(value, Mapping):
         if set(value) == set(names):
             return value
     elif spec["kind"] == "namedtuple" and isinstance(value, (tuple, list)):

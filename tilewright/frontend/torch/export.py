@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -13,8 +15,19 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from tilewright.errors import ExportError, TrainingModeError, UnsupportedModelError
+from tilewright.frontend.torch.containers import known_containers
+from tilewright.frontend.torch.decompose import retraced
 from tilewright.frontend.torch.places import last_user_frame
 from tilewright.frontend.torch.plain_modules import plain_modules
+
+_CACHE = re.compile(r"\w*Cache\b")  # Hugging Face's classes of them
+_USE_CACHE = (
+    "compile the model without its cache of keys and values: add use_cache=False to the example inputs, as in"
+    ' tilewright.compile(model, {"input_ids": ids, "use_cache": False})'
+)
+
+# What autocast computes in 16 bits, among what nearly every model has.
+_IN_16_BITS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "conv1d", "conv2d", "conv3d"})
 
 # Modules that compute something else in training mode.
 _MODAL = (
@@ -66,11 +79,67 @@ def call_arguments(
 
 def export(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> ExportedProgram:
     try:
-        with plain_modules(), torch.no_grad(), warnings.catch_warnings():
+        with (
+            plain_modules(),
+            known_containers(model, (arguments, keywords)),
+            torch.no_grad(),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             return torch.export.export(model, arguments, keywords or None, strict=False)
     except Exception as error:  # tracing runs the user's code, which may raise anything
-        raise ExportError(_explained(model, error)) from error
+        remedy = _USE_CACHE if _CACHE.search(str(error)) else None
+        raise ExportError(_explained(model, error), remedy=remedy) from error
+
+
+Autocast = tuple[tuple[str, bool, torch.dtype], ...]  # of each kind of device: whether it is on, and its type
+
+
+def autocast_now() -> Autocast:
+    kinds = ("cpu", "cuda")
+    return tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
+
+
+@contextmanager
+def autocast_as(then: Autocast) -> Iterator[None]:
+    """`torch.autocast` as it was when `then` was taken."""
+    with ExitStack() as stack:
+        for (kind, on, dtype), (_, on_now, dtype_now) in zip(then, autocast_now(), strict=True):
+            if (on, dtype) != (on_now, dtype_now):
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=on))
+        yield
+
+
+def autocast_written_out(program: ExportedProgram) -> ExportedProgram:
+    """The program with the casts that `torch.autocast` implies as operators: around it now or when it was exported,
+    and in the model."""
+    if any(on for _, on, _ in autocast_now()):
+        return retraced(program, {})
+    kind, dtype = next(filter(None, map(_cast_by, program.graph.nodes)), (None, None))
+    if kind is not None:
+        with torch.autocast(kind, dtype=dtype):
+            return retraced(program, {})
+    return retraced(program, {}) if any(map(_is_wrapped, program.graph.nodes)) else program
+
+
+def _cast_by(node: Any) -> tuple[str, torch.dtype] | None:
+    """The autocast under which this node was exported, if it multiplies float32 and gives 16 bits."""
+    name = str(getattr(node.target, "overloadpacket", "")).removeprefix("aten.")
+    value = node.meta.get("val")
+    if name not in _IN_16_BITS or not isinstance(value, torch.Tensor):
+        return None
+    if value.dtype not in (torch.bfloat16, torch.float16):
+        return None
+    operands = [operand.meta.get("val") for operand in node.all_input_nodes]
+    same = any(isinstance(x, torch.Tensor) and x.dtype is value.dtype for x in operands)
+    return None if same else (value.device.type, value.dtype)
+
+
+def _is_wrapped(node: Any) -> bool:
+    """Whether it is a part of the model under autocast, or under another gradient mode: a graph of its own."""
+    return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target.name().startswith(
+        "wrap_with_"
+    )
 
 
 def _explained(model: nn.Module, error: Exception) -> str:

@@ -21,17 +21,36 @@ def test_the_first_shapes_are_compiled_at_once() -> None:
 
 
 def test_later_ones_when_they_come_again() -> None:
-    table: VariantTable[str] = VariantTable(Policy(limit=16, eager=2, patience=2))
+    table: VariantTable[str] = VariantTable(Policy(limit=16, eager=2, patience=2, worth=0))
     assert compiled(table, [1, 2, 3, 4, 5, 4, 4, 1]) == [1, 2, 4]
     assert table.get(4, lambda: "never") == "variant 4"
     assert table.get(6, lambda: "never") is None
 
 
 def test_never_more_than_the_limit() -> None:
-    table: VariantTable[str] = VariantTable(Policy(limit=5, eager=3, patience=2))
+    table: VariantTable[str] = VariantTable(Policy(limit=5, eager=3, patience=2, worth=0))
     assert len(compiled(table, list(range(100)) * 4)) == 5
     assert len(table) == 5
     assert compiled(table, list(range(5))) == []  # what is there stays there
+
+
+def test_a_shape_is_compiled_when_its_calls_took_as_long_as_that_would() -> None:
+    table: VariantTable[str] = VariantTable(Policy(limit=9, eager=1, patience=2))
+
+    def make() -> str:
+        time.sleep(0.02)
+        return "made"
+
+    table.get("first", make)
+    for _ in range(10):
+        assert table.get("brief", make) is None
+        table.waited("brief", 1e-6)
+    assert table.get("long", make) is None
+    table.waited("long", 60.0)
+    assert table.get("long", make) == "made"
+    assert table.get("brief", make) is None
+    table.waited("nobody asked", 60.0)
+    assert table.get("nobody asked", make) is None  # its first time
 
 
 def test_the_list_of_waiting_shapes_is_bounded() -> None:

@@ -9,6 +9,7 @@ loaded from a file can compile nothing: it has the variants that were saved, and
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -85,11 +86,18 @@ class DynamicModel:
         if model is None:
             model = self.variant(args, kwargs)
             if model is None:
-                assert self._otherwise is not None
-                return self._otherwise((args, kwargs))
+                return self._by_other_means(args, kwargs)
             if key is not None:
                 self._plain[key] = model
         return model(*args, **kwargs)
+
+    def _by_other_means(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert self._otherwise is not None
+        began = time.perf_counter()
+        result = self._otherwise((args, kwargs))
+        if not self._table.is_full:
+            self._table.waited(_kind(bind(self._names, args, kwargs)), time.perf_counter() - began)
+        return result
 
     def variant(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CompiledModel | None:
         """The compiled model for such a call, made now if the policy allows it; None if it does not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,9 @@ from torch import nn
 
 from tilewright import driver
 from tilewright.errors import OptionError
+from tilewright.frontend.torch.left import Left
 from tilewright.integrations import torch_compile
+from tilewright.integrations.left_in_torch import share_left
 from tilewright.integrations.torch_compile import Outcome, TilewrightWarning, register
 
 ROOT = Path(__file__).parents[2]
@@ -159,9 +162,13 @@ def test_a_graph_is_cut_around_what_is_not_supported() -> None:
         return torch.softmax(y * 2, -1) + torch.linalg.det(x)[:, None, None]
 
     compiled = Compiled(function)
-    compiled.check(torch.randn(2, 4, 4))
+    with pytest.warns(TilewrightWarning, match="linalg_det") as caught:
+        compiled.check(torch.randn(2, 4, 4))
     (outcome,) = compiled.outcomes
-    assert outcome.kind == "split" and outcome.regions >= 2
+    assert outcome.kind == "split" and outcome.regions >= 2 and 0 < outcome.share < 1
+    (text,) = [str(warning.message) for warning in caught]
+    assert "2 of the " in text and f"estimated {outcome.share:.0%} of its time" in text
+    assert re.search(r"aten.linalg_inv.default \(no converter\) at test_torch_compile.py:\d+", text)
     assert {why.split(":")[0] for why in outcome.left.values()} == {
         "aten.linalg_inv.default",
         "aten.linalg_det.default",
@@ -170,14 +177,41 @@ def test_a_graph_is_cut_around_what_is_not_supported() -> None:
 
 def test_a_graph_of_nothing_supported() -> None:
     compiled = Compiled(lambda x: torch.linalg.inv(x))
-    compiled.check(torch.randn(3, 3))
-    assert compiled.kinds == ["torch"]
+    with pytest.warns(TilewrightWarning, match="1 of the 1 operators .* estimated 100%"):
+        compiled.check(torch.randn(3, 3))
+    assert [(outcome.kind, outcome.share) for outcome in compiled.outcomes] == [("torch", 1.0)]
 
 
 def test_complex_numbers_between_two_regions() -> None:
     compiled = Compiled(lambda x: torch.relu(torch.fft.rfft(torch.tanh(x)).abs() - 1))
-    compiled.check(torch.randn(3, 8))
+    with pytest.warns(TilewrightWarning, match="fft"):
+        compiled.check(torch.randn(3, 8))
     assert compiled.kinds == ["split"]
+
+
+def test_what_stays_in_torch_is_told_once_whatever_the_sizes() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.inv(torch.relu(x)) + 1
+
+    compiled = Compiled(function)
+    with pytest.warns(TilewrightWarning, match="linalg_inv") as caught:
+        for size in (3, 4, 3):
+            compiled.check(torch.randn(size, size) + 5 * torch.eye(size))
+    assert len(caught) == 1 and len(compiled.outcomes) >= 2
+
+
+def test_the_share_of_what_stays_grows_with_its_work() -> None:
+    plan = driver.compile(nn.Sequential(nn.Linear(64, 64), nn.ReLU()).eval(), (torch.randn(8, 64),)).plan
+    amounts = [(0, 0), (1e6, 1e3), (1e9, 1e3), (1e9, 1e9)]
+    shares = [share_left([Left("aten.inv", "", "", *each)], [plan], "cpu") for each in amounts]
+    assert shares == sorted(shares) and 0 < shares[0] < 0.9 < shares[-1] < 1
+    assert share_left([Left("aten.inv", "", "", 1, 1)], [], "cpu") == 1
+
+
+def test_views_that_stay_in_torch_cost_nothing_and_are_not_told() -> None:
+    compiled = Compiled(lambda x: (x.t(), torch.exp(x)))
+    compiled.check(torch.randn(2, 3))
+    assert [(outcome.kind, outcome.share) for outcome in compiled.outcomes] == [("split", 0.0)]
 
 
 def test_graph_breaks() -> None:
@@ -196,7 +230,7 @@ def test_random_numbers_stay_the_frameworks() -> None:
         return nn.functional.dropout(x * 2, 0.5, training=True) + 1
 
     x, compiled = torch.ones(100), Compiled(function)
-    with torch.no_grad():
+    with torch.no_grad(), pytest.warns(TilewrightWarning, match="dropout|bernoulli|rand"):
         torch.manual_seed(1)
         got = compiled.fast(x)
         torch.manual_seed(1)
@@ -230,9 +264,18 @@ def test_without_fallback_errors_are_errors(monkeypatch: pytest.MonkeyPatch) -> 
         Compiled(lambda x: x + 1, fallback=False).fast(torch.eye(3))
 
 
+class Doubled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
 def test_tensors_of_other_kinds() -> None:
     compiled = Compiled(lambda x: x * 2)
-    got = compiled.fast(torch.eye(3).to_sparse())
+    assert torch.equal(compiled.fast(torch.eye(3).to_sparse()).to_dense(), 2 * torch.eye(3))
+    assert compiled.kinds == []  # Dynamo itself leaves it
+    graph = torch_compile.backend(torch.fx.symbolic_trace(Doubled()), [])
+    with pytest.warns(TilewrightWarning, match="argument 0 is not a dense tensor"):
+        got = graph(torch.eye(3).to_sparse())
     assert torch.equal(got.to_dense(), 2 * torch.eye(3))
 
 
@@ -324,9 +367,26 @@ def test_a_view_of_what_was_written() -> None:
 
     compiled = Compiled(function)
     x = torch.zeros(2, 3)
-    view = compiled.check(x)
+    with pytest.warns(TilewrightWarning, match="returns a view of it"):
+        view = compiled.check(x)
     view[0] = 5
     assert x[0, 1] == 5 and compiled.kinds == ["torch"]
+
+
+def test_an_argument_that_is_written_to_and_returned() -> None:
+    """As the counter of a static cache is: the result is the argument, not a copy of it."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        same = x.to("cpu")
+        same.add_(y)
+        return y * 2, same
+
+    compiled = Compiled(function)
+    x = torch.zeros(3)
+    for _ in range(2):
+        _, same = compiled.check(x, torch.ones(3))
+        assert same.data_ptr() == x.data_ptr()
+    assert torch.equal(x, torch.full((3,), 2.0)) and compiled.kinds == ["compiled"]
 
 
 STRIDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -381,6 +441,17 @@ def test_modules_that_share_a_graph() -> None:
     assert {outcome.kind for outcome in outcomes} == {"compiled"}
 
 
+def test_weights_that_are_exchanged_are_seen() -> None:
+    """PyTorch counts no write where `.data` becomes another tensor, and it is another address."""
+    net = Net()
+    compiled = Compiled(net)
+    compiled.check(images())
+    compiled.check(images())
+    net.head.weight.data = torch.randn_like(net.head.weight)
+    compiled.check(images())
+    assert compiled.kinds == ["compiled", "compiled"]
+
+
 def test_without_freezing_uncounted_writes_are_seen() -> None:
     net = Net()
     compiled = Compiled(net, freeze=False)
@@ -421,14 +492,13 @@ class Attention(nn.Module):
 
 def test_a_growing_sequence_compiles_a_bounded_number_of_times() -> None:
     compiled = Compiled(Attention())
-    for length in range(1, 65):
-        compiled.check(torch.randn(1, length, 16))
+    with pytest.warns(TilewrightWarning, match=r'many sizes.*cache_implementation="static"') as caught:
+        for length in range(1, 65):
+            compiled.check(torch.randn(1, length, 16))
+    assert len(caught) == 1  # the lengths after the first ones run in PyTorch, and the user knows
     # Dynamo makes a graph each for the first sizes (1 is always one of its own), then one for all others.
     assert len(compiled.outcomes) <= 2 + 4
     assert set(compiled.kinds) == {"compiled"}
-    for length in range(1, 65):
-        compiled.check(torch.randn(1, length, 16))
-    assert len(compiled.outcomes) <= 2 + 16
     made = len(compiled.outcomes)
     for length in range(1, 65):
         compiled.check(torch.randn(1, length, 16))
@@ -438,8 +508,10 @@ def test_a_growing_sequence_compiles_a_bounded_number_of_times() -> None:
 @pytest.mark.parametrize("dynamic", [True, False, None])
 def test_sizes(dynamic: bool | None) -> None:
     compiled = Compiled(Net(), dynamic=dynamic, variants=3)
-    for batch in (2, 3, 2, 4, 5, 3):
-        compiled.check(images(batch))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(?s).*many sizes", category=TilewrightWarning)
+        for batch in (2, 3, 2, 4, 5, 3):
+            compiled.check(images(batch))
     assert set(compiled.kinds) == {"compiled"}
     if dynamic:
         assert len(compiled.outcomes) == 3

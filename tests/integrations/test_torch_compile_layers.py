@@ -57,7 +57,7 @@ def check(model: nn.Module, *arguments: Any, visible: Any = ..., **keywords: Any
 def encoder(**options: Any) -> nn.TransformerEncoder:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(WIDTH, 4, 24, batch_first=options.pop("batch_first", True), **options)
-    return nn.TransformerEncoder(layer, 2).eval()
+    return nn.TransformerEncoder(layer, 1).eval()
 
 
 @pytest.mark.parametrize(

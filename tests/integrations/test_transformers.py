@@ -3,11 +3,14 @@ the stated error bounds. The same models at their base sizes are in `benchmarks/
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
 import tilewright
 from benchmarks.hf_models import MODELS, error, in_float64, tensors
+from tilewright.errors import TilewrightWarning
 from tilewright.integrations.torch_compile import Outcome, register
 
 BOUND = 1e-4
@@ -38,24 +41,36 @@ def test_model(name: str) -> None:
     assert all(why.startswith("a view of memory") for o in outcomes for why in o.left.values())
 
 
-def test_generation_with_a_cache_that_grows() -> None:
-    """GPT-2 as users run it: the cache is the framework's object, and one token longer at each step."""
-    from transformers import DynamicCache
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generate_compiles_nothing_at_the_second_call(cache: str) -> None:
+    """`generate` as users call it. With a dynamic cache every step has a length of its own: most run in PyTorch. With a
+    static one there are two graphs, for the prompt and for a step, and both are compiled."""
+    from transformers import GPT2Config, GPT2LMHeadModel
 
-    model, _ = MODELS["gpt2"].build(True)
+    torch.manual_seed(0)
+    tokens = {"bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
+    config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=32, n_positions=32, **tokens)
+    model, ids = GPT2LMHeadModel(config).eval(), torch.tensor([[5, 17, 4]])
+    outcomes: list[Outcome] = []
+
+    def generated() -> torch.Tensor:
+        with torch.no_grad():
+            return model.generate(ids, max_new_tokens=8, do_sample=False, cache_implementation=cache)
+
+    expected = generated()
     register()
     torch._dynamo.reset()
-    outcomes: list[Outcome] = []
-    fast = torch.compile(model, backend="tilewright", options={"observe": outcomes.append})
-    ids = torch.tensor([[5, 17, 42]])
-    ours, theirs = DynamicCache(), DynamicCache()
-    with torch.no_grad():
-        token, expected = ids, ids
-        for _ in range(12):
-            got = fast(input_ids=token, past_key_values=ours, use_cache=True).logits[:, -1:]
-            want = model(input_ids=expected, past_key_values=theirs, use_cache=True).logits[:, -1:]
-            assert error(got, want) <= BOUND
-            token, expected = got.argmax(-1), want.argmax(-1)
-            assert torch.equal(token, expected)
-    assert outcomes and len(outcomes) <= 8
-    assert not [outcome for outcome in outcomes if outcome.kind == "failed"]
+    model.forward = torch.compile(model.forward, backend="tilewright", options={"observe": outcomes.append})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", TilewrightWarning)
+        assert torch.equal(generated(), expected)
+    told = [str(each.message) for each in caught if isinstance(each.message, TilewrightWarning)]
+    compilations = len(outcomes)
+    assert {outcome.kind for outcome in outcomes} == {"compiled"}
+    if cache == "static":
+        assert compilations == 2 and not told
+    else:
+        assert compilations <= 2 + 4 and len(told) == 1 and 'cache_implementation="static"' in told[0]
+    for _ in range(2):
+        assert torch.equal(generated(), expected)
+        assert len(outcomes) == compilations

@@ -8,8 +8,8 @@ Dynamo cuts Python into graphs; each graph is compiled here when it is first cal
 
 What runs where
     A graph that can be imported whole is one compiled model. Operators that cannot be imported stay with PyTorch, and
-    the rest of the graph is compiled around them. A failure of our own is a warning, once per graph, and that graph
-    runs in PyTorch.
+    the rest of the graph is compiled around them; one warning per graph names them, with their share of the predicted
+    time (`left_in_torch`). A failure of our own is a warning, once per graph, and that graph runs in PyTorch.
 
     Tensors of an NVIDIA GPU are computed on that GPU, in one CUDA graph for each compiled region.
 
@@ -22,7 +22,7 @@ Gradients
 
 Writes and shared memory
     A graph that writes to its arguments (a cache of keys and values) is compiled as a function, and the new values are
-    copied back. One that also returns a view of what it wrote, or whose written argument shares memory with another,
+    copied back. One that also returns a part of what it wrote, or whose written argument shares memory with another,
     runs in PyTorch. Results that are views of arguments, or of each other, are made by PyTorch from ours.
 
 Weights
@@ -40,7 +40,11 @@ Shapes that change
 
 from __future__ import annotations
 
+import operator
+import os
+import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +52,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.export import ExportedProgram
 
 from tilewright import driver
 from tilewright.errors import (
@@ -58,10 +63,13 @@ from tilewright.errors import (
     UnsupportedOpsError,
 )
 from tilewright.frontend.torch import captured
+from tilewright.frontend.torch.left import left_of
 from tilewright.frontend.torch.plain_modules import teach_dynamo
 from tilewright.frontend.torch.types import to_torch
+from tilewright.integrations.left_in_torch import left_message, share_left
 from tilewright.runtime.dispatch import Policy, VariantTable
 from tilewright.runtime.model import CompiledModel
+from tilewright.runtime.plan import Plan
 
 teach_dynamo()
 
@@ -104,6 +112,7 @@ class Outcome:
     regions: int = 0
     left: Mapping[str, str] = field(default_factory=dict)  # nodes that PyTorch runs -> why
     error: str = ""
+    share: float = 0.0  # of the graph's estimated time, what PyTorch runs
 
 
 def backend(
@@ -127,6 +136,8 @@ def register() -> None:
 
 
 Runner = Callable[[Sequence[Any]], Any]
+# What runs a call, what became of the graph, and what the user is told: (key, text); None: nothing.
+Made = tuple[Runner, Outcome, tuple[str, str] | None]
 
 
 class CompiledGraph:
@@ -144,9 +155,13 @@ class CompiledGraph:
         # Tensors that the graph holds itself, as those of tracing without inlined modules do.
         self._own = [t for t in (*module.parameters(), *module.buffers()) if not t.is_inference()]
         self._scalars = captured.scalar_positions(module)
+        # Dynamo calls a graph without symbolic sizes only with those that it was captured for.
+        self._one_size = not self._own and not self._scalars and _sizes_are_known(module)
+        self._last: Runner | None = None  # what ran the last call, if the next one must be like it
         self._tables: dict[Any, VariantTable[Runner]] = {}
         self._sets: dict[Any, tuple[list[torch.Tensor], list[int]]] = {}
         self._lock = threading.Lock()
+        self._told = False  # that some sizes run in PyTorch
 
     @property
     def variants(self) -> int:
@@ -163,12 +178,32 @@ class CompiledGraph:
                 " under torch.no_grad() or torch.inference_mode() to have it compiled",
             )
             return self._eager(*arguments)
+        if self._last is not None:
+            result = self._last(arguments)
+            if result is not None:
+                return result
         weights = self._weight_set(arguments)
         table = self._tables.get(weights)
         if table is None:
             table = self._tables.setdefault(weights, VariantTable(self._policy))
-        runner = table.get(self._key(arguments), lambda: self._make(arguments, weights is not None))
-        return self._eager(*arguments) if runner is None else runner(arguments)
+        key = self._key(arguments)
+        runner = table.get(key, lambda: self._make(arguments, weights is not None))
+        if runner is None:
+            return self._without_variant(table, key, arguments)
+        if self._one_size and (weights is not None or not self._weights):
+            self._last = _while_the_same(runner, arguments, self._weights)
+        return runner(arguments)
+
+    def _without_variant(self, table: VariantTable[Runner], key: Any, arguments: Sequence[Any]) -> Any:
+        """A call with sizes that are not compiled, or not yet."""
+        began = time.perf_counter()
+        result = self._eager(*arguments)
+        if not table.is_full:
+            table.waited(key, time.perf_counter() - began)
+        if not self._told:
+            self._told = True
+            _warn(_too_many_sizes(self._module, self._policy))
+        return result
 
     def _key(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         changing = self._changing
@@ -191,7 +226,7 @@ class CompiledGraph:
             if [t._version for t in tensors] == known[1]:
                 return key
             with self._lock:  # somebody trains the model: constants would have to be compiled again and again
-                self._weights, self._sets, self._changing = (), {}, None
+                self._weights, self._sets, self._changing, self._last = (), {}, None, None
                 self._tables.clear()
             return None
         with self._lock:
@@ -205,12 +240,15 @@ class CompiledGraph:
 
     def _make(self, arguments: Sequence[Any], frozen: bool) -> Runner:
         try:
-            runner, outcome = self._compile(arguments, frozen)
+            runner, outcome, news = self._compile(arguments, frozen)
         except Exception as error:  # whatever goes wrong in us or in the exporter, the user's model runs
             if not self._options.fallback:
                 raise
-            _warn_once(f"failed {type(error).__name__} {error}", _failure(self._module, error))
-            runner, outcome = self._in_torch, Outcome("failed", error=f"{type(error).__name__}: {error}")
+            what = f"{type(error).__name__}: {error}"
+            runner, outcome = self._in_torch, Outcome("failed", error=what, share=1.0)
+            news = (f"failed {what}", _failure(self._module, error))
+        if news is not None:
+            _warn_once(*news)
         if self._options.observe is not None:
             self._options.observe(outcome)
         return runner
@@ -218,7 +256,7 @@ class CompiledGraph:
     def _in_torch(self, arguments: Sequence[Any]) -> Any:
         return self._eager(*arguments)
 
-    def _compile(self, arguments: Sequence[Any], frozen: bool) -> tuple[Runner, Outcome]:
+    def _compile(self, arguments: Sequence[Any], frozen: bool) -> Made:
         tensors = [(i, a) for i, a in enumerate(arguments) if isinstance(a, torch.Tensor)]
         places = tuple(i for i, _ in tensors)
         odd = {
@@ -243,21 +281,24 @@ class CompiledGraph:
             try:
                 region = captured.import_region(program.program, program.writes, fixed)
                 if not any(result is None for result in region.results) and not region.writes:
-                    return self._left({"graph": "has no tensor to compute"})
+                    return self._in_torch, Outcome("torch", left={"graph": "has no tensor to compute"}), None
                 run = RegionCall(self._build(region, target), region)
-                return _whole(run, places, guard, self._eager), Outcome("compiled", regions=1)
+                runner = _returning(_whole(run, places, guard, self._eager), program, places)
+                return runner, Outcome("compiled", regions=1), None
             except UnsupportedOpsError:
                 pass
-        return self._split(program, places, guard, target)
+        runner, outcome, news = self._split(program, places, guard, target)
+        return _returning(runner, program, places), outcome, news
 
     def _split(
         self, program: captured.Captured, places: Sequence[int], guard: _Distinct | None, target: str
-    ) -> tuple[Runner, Outcome]:
+    ) -> Made:
+        operators = _operators(program.program)  # before cutting, which changes the graph
         pieces = captured.cut(program)
-        left = dict(pieces.left)
+        left, work = dict(pieces.left), list(pieces.work)
         if left and not self._options.fallback and set(left) - set(program.torch_side):
             raise UnsupportedOpsError([(why, name) for name, why in left.items()])
-        done = 0
+        plans: list[Plan] = []
         for name in pieces.regions:
             inner = pieces.module.get_submodule(name)
             assert isinstance(inner, fx.GraphModule)
@@ -265,19 +306,25 @@ class CompiledGraph:
                 region = captured.import_region(captured.export_region(inner))
                 run = RegionCall(self._build(region, target), region)
                 pieces.module.set_submodule(name, _RegionModule(run))
-                done += 1
+                plans.append(run.model.plan)
             except UnsupportedOpsError as error:
                 left[name] = str(error.message)
-        if not done:
-            return self._left(left or {"graph": "nothing to compute"})
-        return _split_runner(pieces.module, program, places, guard, self._eager), Outcome(
-            "split", regions=done, left=left
-        )
+                work += left_of(inner.graph.nodes, {n.name: error.message for n in inner.graph.nodes})
+        share = share_left(work, plans, target) if work else 0.0
+        key = str(sorted({(each.operator, each.place) for each in work}))
+        news = (key, left_message(work, operators, share)) if work else None
+        if not plans:
+            return self._in_torch, Outcome("torch", left=left, share=share), news
+        runner = _split_runner(pieces.module, program, places, guard, self._eager)
+        return runner, Outcome("split", regions=len(plans), left=left, share=share), news
 
-    def _left(self, reasons: Mapping[str, str]) -> tuple[Runner, Outcome]:
+    def _left(self, reasons: Mapping[str, str]) -> Made:
+        """The whole graph, for something that is not an operator of it."""
         if not self._options.fallback:
             raise UnsupportedOpsError([(why, name) for name, why in reasons.items()])
-        return self._in_torch, Outcome("torch", left=dict(reasons))
+        what = "; ".join(f"{name} {why}" for name, why in reasons.items())
+        text = f"a graph of {_operators(self._module)} operators runs in PyTorch: {what}"
+        return self._in_torch, Outcome("torch", left=dict(reasons), share=1.0), (text, text)
 
     def _build(self, region: captured.Region, target: str) -> CompiledModel:
         return driver.compile(
@@ -288,18 +335,54 @@ class CompiledGraph:
         )
 
 
+def _while_the_same(runner: Runner, arguments: Sequence[Any], weights: Sequence[int]) -> Runner:
+    """`runner` for calls with the weights that these arguments have; for others, None in the place of their results.
+
+    Every step here is counted: a small model takes tens of microseconds, and may have a hundred weights.
+    """
+    if not weights:
+        return runner
+    if len(weights) == 1:
+        weights = (*weights, weights[0])  # so that `itemgetter` gives a tuple
+    chosen, address, version = (
+        operator.itemgetter(*weights),
+        torch.Tensor.data_ptr,
+        operator.attrgetter("_version"),
+    )
+    tensors = chosen(arguments)
+    addresses = [*map(address, tensors)]
+    versions = sum(map(version, tensors))  # each only ever grows
+
+    def run(arguments: Sequence[Any]) -> Any:
+        tensors = chosen(arguments)
+        if [*map(address, tensors)] == addresses and sum(map(version, tensors)) == versions:
+            return runner(arguments)
+        return None
+
+    return run
+
+
 class RegionCall:
     """A compiled region, called with the tensors of its program."""
 
     def __init__(self, model: CompiledModel, region: captured.Region) -> None:
         self.model = model
-        self._inputs = region.inputs
+        self.inputs = region.inputs
         self._writes = region.writes
         self._results = region.results
         self._orders = region.orders
+        # The usual region, whose results are the model's as they are.
+        self.is_plain = (
+            not self._writes and not any(self._orders) and not any(self._results) and bool(self.inputs)
+        )
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
-        outputs = self.model(*[tensors[i] for i in self._inputs])
+        return self.finish(self.model.flat([tensors[i] for i in self.inputs]), tensors)
+
+    def finish(self, outputs: list[Any], tensors: Sequence[Any]) -> list[Any]:
+        """The results of the region from those of its model. What it writes to is among `tensors`."""
+        if self.is_plain:
+            return outputs
         count = len(self._writes)
         for position, value in zip(self._writes, outputs, strict=False):
             tensors[position].copy_(to_torch(value))
@@ -340,10 +423,14 @@ class _Distinct:
 def _whole(
     run: RegionCall, places: Sequence[int], guard: _Distinct | None, eager: Callable[..., Any]
 ) -> Runner:
+    positions, flat, finish = [places[i] for i in run.inputs], run.model.flat, run.finish
+    if run.is_plain:
+        return lambda arguments: flat([arguments[i] for i in positions])
+
     def runner(arguments: Sequence[Any]) -> Any:
         if guard is not None and not guard(arguments):
             return eager(*arguments)
-        return run([arguments[i] for i in places])
+        return finish(flat([arguments[i] for i in positions]), [arguments[i] for i in places])
 
     return runner
 
@@ -369,6 +456,20 @@ def _split_runner(
     return runner
 
 
+def _returning(runner: Runner, program: captured.Captured, places: Sequence[int]) -> Runner:
+    """`runner`, with arguments that the graph writes to and returns as results themselves, not copies of them."""
+    if not program.returned:
+        return runner
+
+    def run(arguments: Sequence[Any]) -> Any:
+        results = list(runner(arguments))
+        for number, position in program.returned.items():
+            results[number] = arguments[places[position]]
+        return results
+
+    return run
+
+
 def _weight_positions(module: fx.GraphModule) -> tuple[int, ...]:
     """The arguments that are parameters and buffers of the model."""
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
@@ -376,6 +477,17 @@ def _weight_positions(module: fx.GraphModule) -> tuple[int, ...]:
         i
         for i, node in enumerate(placeholders)
         if "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
+    )
+
+
+def _sizes_are_known(module: fx.GraphModule) -> bool:
+    """Whether the graph was captured for arguments of certain sizes, all of them tensors."""
+    values = [node.meta.get("example_value") for node in module.graph.nodes if node.op == "placeholder"]
+    return all(
+        isinstance(value, torch.Tensor)
+        and all(type(extent) is int for extent in value.shape)
+        and (value.layout is not torch.strided or all(type(step) is int for step in value.stride()))
+        for value in values
     )
 
 
@@ -395,15 +507,41 @@ _warned: set[str] = set()
 def _warn_once(key: str, message: str) -> None:
     if key not in _warned:
         _warned.add(key)
-        warnings.warn(f"tilewright: {message}", TilewrightWarning, stacklevel=4)
+        _warn(message)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"tilewright: {message}", TilewrightWarning, stacklevel=_user_level())
+
+
+def _user_level() -> int:
+    """The `stacklevel` of the caller's own line: beyond the frames of Tilewright, PyTorch and generated code."""
+    inside = (os.path.dirname(driver.__file__) + os.sep, os.path.dirname(torch.__file__) + os.sep, "<")
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _too_many_sizes(module: fx.GraphModule, policy: Policy) -> str:
+    return (
+        f"a graph of {_operators(module)} operators is called with many sizes. The first"
+        f" {min(policy.eager, policy.limit)} are compiled when they come, later ones (up to {policy.limit} in all) when"
+        " they have run in PyTorch for as long as compiling takes; until then they run in PyTorch. Keep sizes the same"
+        " where you can: pad inputs to a few lengths, and call generate() of a Hugging Face model with"
+        ' cache_implementation="static". options={"variants": n} changes the limit'
+    )
+
+
+def _operators(of: fx.GraphModule | ExportedProgram) -> int:
+    return sum(n.op.startswith("call") and n.target is not operator.getitem for n in of.graph.nodes)
 
 
 def _failure(module: fx.GraphModule, error: Exception) -> str:
     what = error.message if isinstance(error, TilewrightError) else str(error)
     first = "\n".join(what.splitlines()[:6])
-    operators = len([node for node in module.graph.nodes if node.op.startswith("call")])
     return (
-        f"a graph of {operators} operators runs in PyTorch because compiling it failed with"
+        f"a graph of {_operators(module)} operators runs in PyTorch because compiling it failed with"
         f" {type(error).__name__}: {first}\n"
         "To see the graph, run with TORCH_LOGS=graph_code; to get the error with its traceback, pass"
         ' options={"fallback": False}.'

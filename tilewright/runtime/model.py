@@ -69,7 +69,11 @@ class CompiledModel:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         plain = len(args) == self._plain_arity and not kwargs
-        leaves = args if plain else self._bind(args, kwargs)
+        results = self.flat(args if plain else self._bind(args, kwargs))
+        return results[0] if self._one_output else tree.unflatten(self.plan.output_tree, results)
+
+    def flat(self, leaves: Sequence[Any]) -> list[Any]:
+        """A call with the model's inputs in order, for its outputs in order: without the nesting of either."""
         keep: list[Any] = []
         addresses: list[int] = []
         any_torch = False
@@ -87,7 +91,7 @@ class CompiledModel:
             results.append(result)
             addresses.append(address)
         self.executor.run_addresses(addresses)
-        return results[0] if self._one_output else tree.unflatten(self.plan.output_tree, results)
+        return results
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to one file, to be loaded with `tilewright.load` without torch or a compiler."""

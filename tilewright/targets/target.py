@@ -10,6 +10,8 @@ import numpy as np
 
 from tilewright.frontend import ImportedModel
 from tilewright.graph.task import Partition, Task
+from tilewright.hw import CpuMachine
+from tilewright.hw.gpu import GpuMachine
 from tilewright.link import Boundary
 from tilewright.rewrites.base import Observer
 from tilewright.runtime.model import CompiledModel
@@ -38,6 +40,9 @@ def unshared(constants: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
 
 
 class Target(Protocol):
+    @property
+    def machine(self) -> CpuMachine | GpuMachine: ...
+
     @property
     def is_here(self) -> bool:
         """Whether this process can measure on it."""

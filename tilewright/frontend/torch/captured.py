@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import operator
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,6 +32,7 @@ from tilewright.errors import MutationError
 from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.imported import ImportedModel
 from tilewright.frontend.torch.decompose import retraced
+from tilewright.frontend.torch.left import Left, left_of
 from tilewright.frontend.torch.mutation import functionalised, writes
 from tilewright.frontend.torch.plain_modules import plain_modules
 from tilewright.frontend.torch.program import Literal, import_program, unsupported_nodes
@@ -83,9 +85,10 @@ class _Flat(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         waiting = iter(tensors)
-        return self.body(
-            *(self._numbers[i] if i in self._numbers else next(waiting) for i in range(self._count))
-        )
+        arguments = [self._numbers[i] if i in self._numbers else next(waiting) for i in range(self._count)]
+        # Node by node: what is traced then knows the lines of the user's code, which generated code would hide.
+        with fx.traceback.preserve_node_meta():
+            return fx.Interpreter(self.body, garbage_collect_values=False).run(*arguments)
 
 
 @dataclass(frozen=True)
@@ -94,10 +97,11 @@ class Captured:
     writes: tuple[int, ...]  # the first results are new values of these inputs
     torch_side: frozenset[str]  # nodes that must stay with PyTorch whatever converters there are
     returns_itself: bool  # whether an argument is a result, or one tensor is two: no copies will do
+    returned: Mapping[int, int]  # results that are arguments which the graph writes to -> which of its inputs
 
 
 def capture(body: fx.GraphModule, arguments: Sequence[Any]) -> Captured:
-    """The graph for arguments like these. MutationError if it writes to an argument and returns a view of it."""
+    """The graph for arguments like these. MutationError if it writes to an argument and returns a part of it."""
     with (
         plain_modules(),
         torch.inference_mode(False),
@@ -107,19 +111,21 @@ def capture(body: fx.GraphModule, arguments: Sequence[Any]) -> Captured:
         warnings.simplefilter("ignore")
         examples = _examples([a for a in arguments if isinstance(a, torch.Tensor)])
         program = torch.export.export(_Flat(body, arguments), examples, strict=False)
-        before = _argument_views(program)
+        before, itself_before = _argument_views(program), _returned_arguments(program)
         program = functionalised(program, outside=True)
         autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
         if autocast or any(writes(node) for node in program.graph.nodes):
             program = retraced(program, {})  # also writes out the casts that autocast implies
     names = user_inputs(program)
     targets = list(program.graph_signature.user_inputs_to_mutate.values())
-    shared = [name for name in targets if name in before]
+    returned = {i: names.index(name) for i, name in itself_before.items() if name in targets}
+    shared = [name for name in targets if before.get(name, 0) > list(itself_before.values()).count(name)]
     if shared:
         raise MutationError(f"the graph writes to {', '.join(shared)} and returns a view of it")
     results = _results(program)
     itself = len(set(results)) < len(results) or any(node.op == "placeholder" for node in results)
-    return Captured(program, tuple(names.index(name) for name in targets), _torch_side(program), itself)
+    written = tuple(names.index(name) for name in targets)
+    return Captured(program, written, _torch_side(program), itself, returned)
 
 
 def _examples(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -144,10 +150,29 @@ def lifted_tensors(program: ExportedProgram) -> list[Any]:
     return found
 
 
-def _argument_views(program: ExportedProgram) -> set[str]:
-    """The arguments that some result shares memory with."""
+def _argument_views(program: ExportedProgram) -> Counter[str]:
+    """The arguments that results share memory with, and how many do."""
     owners = {_storage(n): n.name for n in program.graph.nodes if n.op == "placeholder"}
-    return {owners[_storage(n)] for n in _results(program) if _storage(n) in owners and _storage(n)}
+    return Counter(owners[_storage(n)] for n in _results(program) if _storage(n) in owners and _storage(n))
+
+
+def _returned_arguments(program: ExportedProgram) -> dict[int, str]:
+    """The results, by their number, that are an argument whole: the same memory with the same sizes and strides."""
+    owners = {_storage(n): n for n in program.graph.nodes if n.op == "placeholder"}
+    output = next(node for node in program.graph.nodes if node.op == "output")
+    kinds = [spec.kind for spec in program.graph_signature.output_specs]
+    results = [n for kind, n in zip(kinds, output.args[0], strict=True) if kind is OutputKind.USER_OUTPUT]
+    found: dict[int, str] = {}
+    for i, node in enumerate(results):
+        owner = owners.get(_storage(node)) if isinstance(node, fx.Node) and _storage(node) else None
+        if owner is not None and _layout(owner) == _layout(node):
+            found[i] = owner.name
+    return found
+
+
+def _layout(node: fx.Node) -> Any:
+    value = node.meta["val"]
+    return tuple(value.shape), value.stride(), value.storage_offset(), value.dtype
 
 
 def _results(program: ExportedProgram) -> list[fx.Node]:
@@ -309,6 +334,7 @@ class Cut:
     module: fx.GraphModule
     regions: tuple[str, ...]
     left: Mapping[str, str]  # node that stays with PyTorch -> why
+    work: tuple[Left, ...]  # those of them that compute something
 
 
 def cut(captured: Captured) -> Cut:
@@ -340,10 +366,11 @@ def cut(captured: Captured) -> Cut:
         for node in module.graph.nodes
         if node.op == "call_function" and node.name not in inside and node.target is not operator.getitem
     }
+    work = left_of(module.graph.nodes, outside)
     before = {name for name, _ in module.named_children()}
     fused = partitioner.fuse_partitions(partitions, prefix="tilewright_")
     regions = tuple(name for name, _ in fused.named_children() if name not in before)
-    return Cut(fused, regions, outside)
+    return Cut(fused, regions, outside, work)
 
 
 class _Support(OperatorSupportBase):

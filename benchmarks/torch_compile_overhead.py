@@ -1,0 +1,107 @@
+"""The cost of torch.compile beside tilewright.compile: the same model through both, and Dynamo's own part apart.
+
+    python benchmarks/torch_compile_overhead.py [--seconds 3] [--threads 1] [--json FILE]
+
+The ways are timed interleaved: the model that `tilewright.compile` gives; `torch.compile(backend="tilewright")`;
+torch.compile with a backend that returns a result that is ready, which is what Dynamo's guards and frames cost; and
+PyTorch itself. `beyond guards` is (torch.compile - Dynamo) / tilewright.compile. Times are medians in microseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import tilewright
+from tilewright.integrations.torch_compile import register
+
+
+def mlp() -> tuple[nn.Module, torch.Tensor]:
+    layers = [nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)]
+    return nn.Sequential(*layers), torch.randn(8, 64)
+
+
+def cnn() -> tuple[nn.Module, torch.Tensor]:
+    def block(channels_in: int, channels_out: int) -> list[nn.Module]:
+        convolution = nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=False)
+        return [convolution, nn.BatchNorm2d(channels_out), nn.ReLU(), nn.MaxPool2d(2)]
+
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
+    return nn.Sequential(*block(3, 16), *block(16, 32), *block(32, 64), *head), torch.randn(1, 3, 32, 32)
+
+
+def transformer() -> tuple[nn.Module, torch.Tensor]:
+    layer = nn.TransformerEncoderLayer(128, 4, 256, batch_first=True)
+    return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.randn(1, 32, 128)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "transformer": transformer,
+}
+
+
+def measured(make: Callable[[], tuple[nn.Module, torch.Tensor]], seconds: float, threads: int | None) -> Any:
+    """Microseconds of a call, by way."""
+    torch.manual_seed(0)
+    model, x = make()
+    model.eval()
+    torch._dynamo.reset()
+    direct = tilewright.compile(model, (x,), threads=threads)
+    ready = [direct(x)]
+    ways: dict[str, Callable[[torch.Tensor], Any]] = {
+        "tilewright": direct,
+        "torch_compile": torch.compile(model, backend="tilewright", options={"threads": threads}),
+        "dynamo": torch.compile(model, backend=lambda graph, examples: lambda *arguments: ready),
+        "pytorch": model,
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    with torch.no_grad():
+        for way in ways.values():
+            for _ in range(20):
+                way(x)
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            for name, way in ways.items():
+                began = time.perf_counter()
+                way(x)
+                times[name].append(time.perf_counter() - began)
+    return {name: statistics.median(each) * 1e6 for name, each in times.items()}
+
+
+def beyond_guards(row: Mapping[str, float]) -> float:
+    return (row["torch_compile"] - row["dynamo"]) / row["tilewright"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each model")
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    register()
+    rows = {name: measured(make, options.seconds, options.threads) for name, make in MODELS.items()}
+    print("| model | tilewright.compile | torch.compile | Dynamo alone | beyond guards | PyTorch |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for name, row in rows.items():
+        print(
+            f"| {name} | {row['tilewright']:.1f} | {row['torch_compile']:.1f} | {row['dynamo']:.1f} |"
+            f" {beyond_guards(row):.2f}x | {row['pytorch']:.1f} |"
+        )
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

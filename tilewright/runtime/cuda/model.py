@@ -9,7 +9,6 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.errors import ArtifactError
-from tilewright.runtime import tree
 from tilewright.runtime.cuda.executor import GpuExecutor
 from tilewright.runtime.model import CompiledModel
 from tilewright.runtime.plan import Plan, TensorSpec
@@ -66,9 +65,7 @@ class GpuModel(CompiledModel):
     def _made_port(self, spec: TensorSpec, path: str) -> Port:
         return GpuPort(spec, path, self.ordinal)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        plain = len(args) == self._plain_arity and not kwargs
-        leaves = args if plain else self._bind(args, kwargs)
+    def flat(self, leaves: Sequence[Any]) -> list[Any]:
         keep: list[Any] = []
         inputs = []
         any_torch = False
@@ -78,7 +75,8 @@ class GpuModel(CompiledModel):
             any_torch = any_torch or is_torch
         if self._pinned:
             self._check_pinned(leaves)
-        stream, results, outputs = 0, [], []
+        stream, outputs = 0, []
+        results: list[Any] = []
         if any_torch:
             torch = torch_module()
             stream = torch.cuda.current_stream(self.ordinal).cuda_stream
@@ -90,7 +88,7 @@ class GpuModel(CompiledModel):
             results = self.executor.new_outputs()
             outputs = [(array.ctypes.data, True) for array in results]
         self.executor.run_addresses(inputs, outputs, stream)
-        return results[0] if self._one_output else tree.unflatten(self.plan.output_tree, results)
+        return results
 
     def saved(self) -> Sequence[CompiledModel]:
         """What a library of the framework computes is planned again without it. For other cards there is a plan of what

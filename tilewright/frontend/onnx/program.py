@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -479,18 +480,36 @@ def _is_function(proto: onnx.NodeProto, opset: int) -> bool:
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 
+@dataclass(frozen=True)
+class _Signature:
+    """What a converter takes."""
+
+    attributes: frozenset[str] | None  # None: any
+    required: int  # inputs
+    most: float
+
+
+@functools.cache
+def _signature(convert: Any) -> _Signature:
+    parameters = inspect.signature(convert).parameters.values()
+    free = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][1:]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return _Signature(
+        None if free else frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY),
+        sum(p.default is p.empty for p in positional),
+        math.inf if variadic else len(positional),
+    )
+
+
 def _check_signature(convert: Any, operands: int, keywords: Mapping[str, Any]) -> None:
     """Unsupported for an attribute or an input that the converter does not know."""
-    parameters = inspect.signature(convert).parameters.values()
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        known = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-        unknown = [name for name in keywords if name not in known]
+    signature = _signature(convert)
+    if signature.attributes is not None:
+        unknown = [name for name in keywords if name not in signature.attributes]
         if unknown:
             raise Unsupported(f"the attribute {', '.join(unknown)}")
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][1:]
-    required = sum(p.default is p.empty for p in positional)
-    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    if operands < required or (operands > len(positional) and not variadic):
+    if not signature.required <= operands <= signature.most:
         raise Unsupported(f"{operands} inputs")
 
 

@@ -11,6 +11,7 @@ operator has; an `Absent` stands for one that cannot be computed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -63,6 +64,7 @@ def find(domain: str, name: str, opset: int) -> Converter | None:
     return fitting[-1] if fitting else None
 
 
+@functools.cache
 def table() -> dict[tuple[str, str], list[tuple[int, Converter]]]:
     """Every converter by domain and operator, each with the opset from which it holds."""
     from tilewright.frontend.onnx import (  # noqa: F401  (fill the table)

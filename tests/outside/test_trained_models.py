@@ -1,0 +1,63 @@
+"""The command that compares trained models with ONNX Runtime, on models of a few numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.outside.trained_models import Input, batch_names, choices, deviation, main, run_model, values_of
+
+DENSE = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    graph (float[N, M] x) => (float[N, 3] y) <float[5, 3] w = {1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}>
+    { y = MatMul (x, w) }
+"""
+UNIQUE = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    graph (float[N] x) => (int64[1, M] y) { y = NonZero (x) }
+"""
+
+
+def test_open_dimensions_are_found_by_trying(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    path = tmp_path / "dense.onnx"
+    onnx.save(onnx.parser.parse_model(DENSE), path)
+    done = [
+        o for o in run_model(path, (1, 4), "strict", 1, 1e-5) if o.status not in ("reference", "compiling")
+    ]
+    assert [(outcome.batch, outcome.status) for outcome in done] == [(1, "right"), (4, "right")]
+    assert all(outcome.compile_s > 0 and outcome.call_ms > 0 for outcome in done)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnxruntime")
+    onnx.save(onnx.parser.parse_model(UNIQUE), tmp_path / "unique.onnx")
+    assert main([str(tmp_path), "--batch", "2", "--json", str(tmp_path / "out.json")]) == 0
+    table = capsys.readouterr().out
+    assert "refused" in table and "the shape of its result depends on data" in table
+    assert "1 models, 1 runs: 0 right, 1 refused" in table
+    assert '"status": "refused"' in (tmp_path / "out.json").read_text()
+
+
+def test_inputs() -> None:
+    inputs = [
+        Input("x", np.dtype(np.float32), ("N", "T")),
+        Input("lengths", np.dtype(np.int64), ("N",)),
+        Input("sr", np.dtype(np.int64), ()),
+    ]
+    assert batch_names(inputs) == {"N"}
+    sizes = list(choices(inputs, 2, [7]))
+    assert sizes[0] == {"T": 16} and {"T": 7} in sizes
+    made = values_of(inputs, {"T": 7}, 2, 0, 9)
+    assert made["x"].shape == (2, 7) and made["lengths"].tolist() == [7, 7] and made["sr"] == 16000
+
+
+def test_deviation() -> None:
+    right = np.array([1.0, -4.0, np.nan], np.float32)
+    assert deviation([right], [right]) == (0.0, "")
+    assert deviation([right + np.float32(0.5)], [right]) == (0.125, "")
+    assert deviation([np.nan_to_num(right)], [right])[0] == np.inf
+    assert "float64" in deviation([right.astype(np.float64)], [right])[1]

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import transformer
 
 from tests.frontend.checking import check, floats, functions, imported, ops_of
 from tests.frontend.test_normalisation import randomised
+from tilewright.frontend.torch.plain_modules import given_is_causal, plain_modules
 
 BATCH, LENGTH, WIDTH, HEADS = 2, 5, 8, 2
 
@@ -137,3 +139,15 @@ def test_a_mask_of_unknown_values_is_traced(kind: str) -> None:
         decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(WIDTH, HEADS, 12, batch_first=True), 1)
         result = check(decoder.eval(), x, floats(BATCH, 3, WIDTH), tgt_mask=mask)
     assert "attention" in ops_of(result)
+
+
+def test_exports_that_overlap_leave_the_modules_as_they_were() -> None:
+    detect, fast = transformer._detect_is_causal_mask, torch.backends.mha.get_fastpath_enabled()
+    plain_modules.__enter__()
+    plain_modules.__enter__()
+    plain_modules.__exit__()
+    assert transformer._detect_is_causal_mask is given_is_causal
+    assert not torch.backends.mha.get_fastpath_enabled()
+    plain_modules.__exit__()
+    assert transformer._detect_is_causal_mask is detect
+    assert torch.backends.mha.get_fastpath_enabled() is fast

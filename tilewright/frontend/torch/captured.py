@@ -103,7 +103,7 @@ class Captured:
 def capture(body: fx.GraphModule, arguments: Sequence[Any]) -> Captured:
     """The graph for arguments like these. MutationError if it writes to an argument and returns a part of it."""
     with (
-        plain_modules(),
+        plain_modules,
         torch.inference_mode(False),
         torch.no_grad(),
         warnings.catch_warnings(),

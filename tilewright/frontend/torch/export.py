@@ -80,7 +80,7 @@ def call_arguments(
 def export(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> ExportedProgram:
     try:
         with (
-            plain_modules(),
+            plain_modules,
             known_containers(model, (arguments, keywords)),
             torch.no_grad(),
             warnings.catch_warnings(),

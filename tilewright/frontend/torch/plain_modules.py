@@ -7,8 +7,8 @@ says it is, and the mask is applied as it was given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import threading
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,18 +20,31 @@ def given_is_causal(mask: Any, is_causal: Any = None, size: Any = None) -> bool:
     return is_causal is True
 
 
-@contextmanager
-def plain_modules() -> Iterator[None]:
-    """The modules so, for an export."""
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    detect = transformer._detect_is_causal_mask
-    torch.backends.mha.set_fastpath_enabled(False)
-    transformer._detect_is_causal_mask = given_is_causal
-    try:
-        yield
-    finally:
-        transformer._detect_is_causal_mask = detect
-        torch.backends.mha.set_fastpath_enabled(fast_path)
+class _Plain:
+    """Of the exports under way the first one changes the modules, and the last one changes them back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before: tuple[bool, Any] = (True, None)
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = torch.backends.mha.get_fastpath_enabled(), transformer._detect_is_causal_mask
+                torch.backends.mha.set_fastpath_enabled(False)
+                transformer._detect_is_causal_mask = given_is_causal
+            self._inside += 1
+
+    def __exit__(self, *raised: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                fast_path, transformer._detect_is_causal_mask = self._before
+                torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+plain_modules = _Plain()  # with plain_modules: the modules so, for an export
 
 
 def teach_dynamo() -> None:

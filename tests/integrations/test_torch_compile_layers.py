@@ -77,6 +77,19 @@ def test_encoder_with_masks(masks: dict[str, Any]) -> None:
     check(encoder(), floats(BATCH, LENGTH, WIDTH), visible=visible, **masks)
 
 
+def test_a_query_that_sees_nothing_is_nan() -> None:
+    """As PyTorch's operator has it, and in no other row of its sequence."""
+    mask = square()
+    mask[2] = True
+    model, x = encoder(), floats(BATCH, LENGTH, WIDTH)
+    with torch.no_grad():
+        assert model(x, mask=mask).isnan().any(-1).sum() == BATCH
+        fast = torch.compile(model, backend="tilewright")
+        torch.testing.assert_close(
+            fast(x, mask=mask), model(x, mask=mask), rtol=1e-4, atol=1e-5, equal_nan=True
+        )
+
+
 @pytest.mark.parametrize(
     "options",
     [

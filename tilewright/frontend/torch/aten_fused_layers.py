@@ -162,19 +162,28 @@ def _hidden(ctx: Context, mask: Node | None, mask_type: int | None) -> Node | No
     """The mask as one that broadcasts to [batch, heads, queries, keys], True at what is not seen."""
     if mask is None:
         return None
-    hidden = ctx.truth(mask)
     if mask_type == _PADDED_KEYS:
-        return ctx.reshape(hidden, (hidden.shape[0], 1, 1, hidden.shape[1]))
+        return ctx.reshape(ctx.truth(mask), (mask.shape[0], 1, 1, mask.shape[1]))
     if mask_type in (_QUERIES_BY_KEYS, _FULL):
-        return hidden
+        return ctx.truth(_narrow(ctx, mask))
     raise Unsupported(f"a mask of type {mask_type}")
 
 
+def _narrow(ctx: Context, x: Node) -> Node:
+    """`x` before it was broadcast, of the same rank: PyTorch's modules write a mask out for every head."""
+    if x.op == "broadcast_to":
+        source = x.inputs[0]
+        return ctx.reshape(source, (1,) * (x.type.rank - source.type.rank) + source.shape)
+    if x.op == "add" and all(operand.type.rank == x.type.rank for operand in x.inputs):
+        return ctx.emit("add", *(_narrow(ctx, operand) for operand in x.inputs))
+    return x
+
+
 def _attention(ctx: Context, query: Node, key: Node, value: Node, hidden: Node | None) -> Node:
-    scale = 1 / math.sqrt(query.shape[-1])
-    if hidden is None:
-        return ctx.emit("attention", query, key, value, causal=False, scale=scale)
-    seen = ctx.emit("logical_not", hidden)
-    result = ctx.emit("attention", query, key, value, seen, causal=False, scale=scale)
-    blind = ctx.emit("all", hidden, axes=(hidden.type.rank - 1,), keepdims=True)
-    return ctx.select(blind, math.nan, result, result.dtype)
+    operands = [query, key, value]
+    if hidden is not None:
+        # Added to the scores. A row of NaN, where nothing is seen, becomes one of the result.
+        blind = ctx.emit("all", hidden, axes=(hidden.type.rank - 1,), keepdims=True)
+        added = ctx.select(hidden, -math.inf, 0, query.dtype)
+        operands.append(ctx.select(blind, math.nan, added, query.dtype))
+    return ctx.emit("attention", *operands, causal=False, scale=1 / math.sqrt(query.shape[-1]))

@@ -16,8 +16,8 @@ Runtime with graph optimisation disabled: every operator by itself, as the stand
     crash     the process died, or ran out of time
     skipped   ONNX Runtime runs none of the inputs that were tried, or the batch size is fixed
 
-An error is the largest absolute one of an output, relative to the largest magnitude of that output. The exit status is
-0 if nothing is wrong, no error and no crash.
+An error is the largest absolute one of an output, relative to the largest magnitude of that output (to 1e-3 if that is
+more: probabilities of 1e-7 have no digits). The exit status is 0 if nothing is wrong, no error and no crash.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ import numpy as np
 
 BATCHES = (1, 2, 4)
 TOLERANCE = 1e-4
+LEAST = 1e-3  # magnitude that an output's error is related to
 OWN = 4  # an error of this many times ONNX Runtime's own deviation is none of ours
 BAD = ("wrong", "error", "crash")
 REFERENCE, COMPILING = "reference", "compiling"  # what a process is at, for the case that it dies
@@ -224,8 +225,8 @@ def deviation(got: Sequence[Any], wanted: Sequence[Any]) -> tuple[float, str]:
             same = (a == b) | (np.isnan(a) & np.isnan(b))
             apart = np.where(same, 0.0, np.abs(a - b))
         finite = np.abs(b[np.isfinite(b)])
-        scale = float(finite.max()) if finite.size else 1.0
-        worst = max(worst, float(np.where(np.isnan(apart), np.inf, apart).max()) / (scale or 1.0))
+        scale = max(float(finite.max()) if finite.size else 1.0, LEAST)
+        worst = max(worst, float(np.where(np.isnan(apart), np.inf, apart).max()) / scale)
     return worst, ""
 
 

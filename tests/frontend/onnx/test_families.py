@@ -337,6 +337,14 @@ def test_a_scatter_by_known_indices_is_a_gather() -> None:
     np.testing.assert_array_equal(got, expected)
 
 
+def test_a_scatter_into_a_huge_tensor_is_refused_before_it_costs_anything() -> None:
+    body = "s = Constant <value_ints: ints = [100000, 100000]> () x = ConstantOfShape (s) y = ScatterND (x, i, u)"
+    model = model_of(body, {"u": floats(1)})
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([[3, 1]]), "i"))
+    with pytest.raises(UnsupportedOpsError, match="a scatter of this size"):
+        import_onnx(model, max_bytes=1 << 40)
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_known_indices_may_be_shorter_than_the_data(axis: int) -> None:
     x, i, u = floats(4, 5, 6), ints(-2, 2, 3, 4, 5), floats(3, 4, 5, seed=1)

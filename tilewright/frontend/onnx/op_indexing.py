@@ -75,6 +75,7 @@ def scattered(
     if not indices.type.size:
         return data
     if reduction == "none" and ctx.statics.is_static(indices):
+        ctx.check_table(data.type.size + indices.type.size, "a scatter")
         return replaced(ctx, data, updates, last_updates(ctx.static(indices), data.shape, axis), axis)
     indices = ctx.cast(indices, DType.I64)
     indices = ctx.select(ctx.compare("lt", indices, 0), ctx.add(indices, extent), indices)
@@ -146,6 +147,7 @@ def scatter_nd(ctx: Context, data: Node, indices: Node, updates: Node, *, reduct
     flat = ctx.reshape(data, (rows, width))
     rows_of_updates = ctx.reshape(updates, (count, width))
     if reduction == "none" and ctx.statics.is_static(place):
+        ctx.check_table(rows + count, "a scatter")
         last = last_updates(ctx.static(place).reshape(-1), (rows,), 0)
         found = ctx.take(rows_of_updates, np.maximum(last, 0), 0)
         result = ctx.select(ctx.constant((last >= 0)[:, None]), found, flat)

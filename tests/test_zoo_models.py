@@ -89,3 +89,22 @@ def test_half_precision_is_no_worse_than_the_framework(name: str, dtype: torch.d
         (ours,) = leaves(tilewright.compile(model, inputs)(*inputs))
     assert ours.dtype == dtype
     assert error(ours, truth) <= 2 * error(theirs, truth)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["resnet18", "mobilenetv2", "bert-tiny", "gpt2"])
+def test_half_precision_runs_the_kernels_of_float32(name: str, dtype: torch.dtype) -> None:
+    """But for a few at inputs and outputs: so it is as fast. What the constants are stored as is in `explain`."""
+
+    def compiled(dtype: torch.dtype) -> tilewright.CompiledModel:
+        inputs = tuple(
+            x.to(dtype) if x.is_floating_point() else x for x in zoo.example_inputs(name, small=True)
+        )
+        return tilewright.compile(zoo.build(name, small=True).to(dtype), inputs)
+
+    half, single = (compiled(each) for each in (dtype, torch.float32))
+    boundary = [step for step in half.plan.steps if step.task not in single.plan.tasks]
+    assert len(boundary) <= 4 and len(half.plan.steps) <= len(single.plan.steps) + 2
+    explained = half.explain(repeats=1)
+    assert explained.constant_types["f32"] > sum(explained.constant_types.values()) / 2
+    assert not single.explain(repeats=1).constant_types

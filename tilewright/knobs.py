@@ -230,7 +230,7 @@ OPTIONS: tuple[Option, ...] = (
         "choice",
         _one_of(*NUMERICS),
         "fast",
-        "fast: fast-math flags, and 16-bit roundings left out between fused operators; strict: neither; tf32: as fast,"
+        "fast: fast-math flags, and 16-bit roundings left out between operators; strict: neither; tf32: as fast,"
         " and matrix products of float32 on a GPU round their operands",
     ),
     Option(

@@ -12,7 +12,7 @@ from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Partition
 from tilewright.rewrites.pipeline import Abilities, run_pipeline
 
-WITH_LIBRARIES = Abilities(chains=False, libraries=True)
+WITH_LIBRARIES = Abilities(chains=False, half=True, libraries=True)
 
 
 class Attends(nn.Module):

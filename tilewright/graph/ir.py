@@ -8,8 +8,8 @@ Semantics
 - Element types never convert by themselves: operands of arithmetic have equal types, `cast` converts. Shapes of
   elementwise operators broadcast as NumPy's do.
 - Floats follow IEEE 754 as the framework's do: NaN and infinities propagate. Integers wrap around.
-- 16-bit floats are computed in f32 and rounded when stored; within a fused kernel the rounding may be left out
-  unless numerics are strict.
+- 16-bit floats are computed in f32 and rounded when stored; between operators the rounding may be left out unless
+  numerics are strict.
 - Two operators are special: `input` (a value given at each call; attribute `index`, its position) and `constant`
   (`data` holds the array). Everything else is in `graph/ops`.
 

@@ -35,6 +35,9 @@ class Decompose(Pass):
     reaches = "decomposed"
 
     keeps_attention: bool = False  # where it fits one kernel, which sums in an order of its own
+    # With 16-bit types, queries up to which it is written out all the same: the one kernel converts all keys and values
+    # into scratch memory first, which takes longer than what a few queries do with them.
+    few_queries: int = 0
 
     def run(self, graph: Graph) -> Graph:
         with Trace.off().span(self.name) as span:
@@ -46,7 +49,7 @@ class Decompose(Pass):
 
         def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
             expand = EXPANSIONS.get(node.op)
-            if expand is None or (node.op == "attention" and self.keeps_attention and fits_one_kernel(node)):
+            if expand is None or (node.op == "attention" and self._keeps(node)):
                 return None
             node = replace(node, inputs=operands)
             result = expand(node)
@@ -56,6 +59,10 @@ class Decompose(Pass):
             return _named(result, node)
 
         return rebuild(graph, rule)
+
+    def _keeps(self, attention: Node) -> bool:
+        few = attention.dtype.is_half and attention.inputs[0].shape[-2] <= self.few_queries
+        return self.keeps_attention and fits_one_kernel(attention) and not few
 
 
 def _named(result: Node, node: Node) -> Node:

@@ -5,8 +5,8 @@
    with channels first one whose weight is known, and one of bytes any border. Where `prologues` says so, a product of
    16-bit floats takes elementwise nodes before its first operand too, and what is spread for them.
 2. A reduction takes elementwise nodes behind it in the same way, and cheap producers before it: it reads its operand up
-   to three times, so what is fused before it is computed three times. Windows that overlap take none, and a group norm
-   no permute of the contiguous axis.
+   to three times, so what is fused before it is computed three times. Windows that overlap take none but the conversion
+   of 16-bit floats (pooling), and a group norm no permute of the contiguous axis.
 3. Attention takes in the movement that splits its operands into heads, and the permute that joins them again: to its
    kernel they are strides.
 4. What is left is elementwise work and movement. A producer goes into its consumer where all its readers are there, and
@@ -23,6 +23,7 @@ import heapq
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from tilewright.dtypes import DType
 from tilewright.graph.attention import ABSORBED, merges_heads
 from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import Fusion, op_of
@@ -37,10 +38,10 @@ EXPENSIVE = frozenset(
         *("div", "reciprocal", "sqrt", "rsqrt", "floordiv", "mod", "fmod"),
     ]
 )
+POOLS = frozenset(["max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool"])
 # Reductions that read each element for several results: a fused producer would be computed as many times.
-OVERLAPPING = frozenset(
+OVERLAPPING = POOLS | frozenset(
     [
-        *("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool"),
         *("cumsum", "cumprod", "cummax", "cummin", "sort_places"),
     ]
 )
@@ -205,7 +206,7 @@ class _Fusion:
                 border = set(self.users[node]) == {group.anchor} and _pads(node, group.anchor)
                 return border or (self.prologues and self.is_before(node, group))
             if fusion_of(group.anchor) is not Fusion.REDUCTION or group.anchor.op in OVERLAPPING:
-                return False
+                return group.anchor.op in POOLS and set(self.users[node]) == {group.anchor} and _widens(node)
             if group.anchor.op == "group_norm" and _moves_last_axis(node):
                 return False
             for user in self.users[node]:
@@ -265,6 +266,11 @@ class _Fusion:
         group.evaluations[node] = evaluations
         group.recomputed += evaluations > TOLERANCE * node.type.size
         self.group_of[node] = group
+
+
+def _widens(node: Node) -> bool:
+    """Whether it converts 16-bit floats as they are read: an instruction, where f32 would be twice the bytes."""
+    return node.op == "cast" and node.dtype is DType.F32 and node.inputs[0].dtype.is_half
 
 
 def _takes_prologue(anchor: Node) -> bool:

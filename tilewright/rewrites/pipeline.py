@@ -21,18 +21,20 @@ from tilewright.rewrites.partition import kind_of, partition
 from tilewright.rewrites.recognise_attention import RecogniseAttention
 from tilewright.rewrites.simplify import Simplify
 from tilewright.rewrites.split_sum import SplitSum
+from tilewright.rewrites.widen_half import FEW_ROWS, WidenHalf
 from tilewright.support.trace import Trace
 
 
 @dataclass(frozen=True)
 class Abilities:
-    """What one kernel of the machine can compute together."""
+    """What the machine, or one kernel of it, can compute."""
 
     attention: bool = True
     chains: bool = True  # a depthwise convolution and the pointwise ones around it
     libraries: bool = (
         False  # matrix products and convolutions are a library's, which computes little beside them
     )
+    half: bool = False  # arithmetic of 16-bit floats: otherwise they are converted to f32 and computed so
     prologues: bool = False  # a matrix product or a convolution, and what computes its first operand
 
 
@@ -47,6 +49,8 @@ def passes(
     simplify = Simplify(fast=numerics != "strict")
     attention = numerics != "strict" and abilities.attention
     return (
+        # First, so that weights are folded in f32, and no other pass meets 16-bit arithmetic.
+        *(() if abilities.half else (WidenHalf(rounds=numerics == "strict"),)),
         # What the frontend left of the framework's own generality goes first: it hides what the next passes look for
         # (a dropout between convolution and batch norm, weights computed from parameters).
         FoldConstants(),
@@ -57,7 +61,7 @@ def passes(
         # simplify, which has made the transposed keys a plain permute and division by a number a product.
         *((RecogniseAttention(),) if attention else ()),
         # From here on only operators that have a lowering.
-        Decompose(keeps_attention=attention),
+        Decompose(keeps_attention=attention, few_queries=0 if abilities.half else FEW_ROWS),
         # Reshapes and attention's scaling move next to the matmuls before permutes are placed, so that a permute is
         # never written between a matmul and what it could compute in registers.
         simplify,

@@ -42,6 +42,8 @@ class Explanation(msgspec.Struct, frozen=True):
     target: dict[str, Any]
     numerics: str
     inputs: str  # where the inputs came from
+    # Bytes of constants by element type, of a model with 16-bit floats: on a CPU weights of theirs are stored as f32.
+    constant_types: dict[str, int] = {}
 
     def to_dict(self) -> dict[str, Any]:
         result: dict[str, Any] = msgspec.to_builtins(self)
@@ -75,6 +77,7 @@ class Explanation(msgspec.Struct, frozen=True):
         lines.append(
             f"memory   arena {memory.arena_bytes / 1e6:.2f} MB (at least {memory.lower_bound / 1e6:.2f},"
             f" without reuse {memory.no_reuse / 1e6:.2f}), constants {memory.constant_bytes / 1e6:.2f} MB"
+            + self._by_type()
         )
         library = f" ({self.threads['library']})" if self.threads["library"] else ""
         lines.append(
@@ -84,6 +87,10 @@ class Explanation(msgspec.Struct, frozen=True):
             f"target   {self.target.get('cpu', '')} {self.target['triple']}, numerics {self.numerics}"
         )
         return "\n".join(lines)
+
+    def _by_type(self) -> str:
+        sizes = sorted(self.constant_types.items(), key=lambda item: -item[1])
+        return f" ({', '.join(f'{name} {size / 1e6:.2f}' for name, size in sizes)})" if sizes else ""
 
 
 class BenchResult(msgspec.Struct, frozen=True):
@@ -164,7 +171,18 @@ def explain(
         target=plan.target,
         numerics=plan.numerics,
         inputs=origin,
+        constant_types=_constant_types(plan),
     )
+
+
+def _constant_types(plan: Plan) -> dict[str, int]:
+    """Bytes of the constants of each type; none where the model has no 16-bit floats."""
+    seen = {spec.dtype for spec in (*plan.inputs, *plan.outputs, *plan.constants)}
+    sizes: dict[str, int] = {}
+    if any(DType.parse(name).is_half for name in seen):
+        for spec in plan.constants:
+            sizes[spec.dtype] = sizes.get(spec.dtype, 0) + spec.bytes
+    return sizes
 
 
 def _worst(errors: list[float]) -> float | None:

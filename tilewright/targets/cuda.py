@@ -75,7 +75,7 @@ class CudaTarget:
     def partitioned(
         self, imported: ImportedModel, numerics: str, trace: Trace, observe: Observer | None = None
     ) -> Partition:
-        abilities = Abilities(chains=False, libraries=bool(self.libraries), prologues=True)
+        abilities = Abilities(chains=False, half=True, libraries=bool(self.libraries), prologues=True)
 
         def pipeline(abilities: Abilities) -> Partition:
             return run_pipeline(

@@ -233,7 +233,8 @@ class _Emitter(MemoryEmitter):
         if isinstance(expr, te.Load):
             return self.load(expr)
         if isinstance(expr, te.Cast):
-            return scalars.convert(self.builder, self.value(expr.value), expr.dtype, self.machine)
+            value, exact = self.value(expr.value), not self.flags
+            return scalars.convert(self.builder, value, expr.dtype, self.machine, exact=exact)
         if isinstance(expr, te.Select):
             return self.select(expr)
         if isinstance(expr, Across):

@@ -12,6 +12,16 @@ from tilewright.dtypes import DType
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 PTR = ir.PointerType()
 
+
+class _BFloat(ir.Type):
+    """LLVM's own bfloat16, which llvmlite has no class for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+BFLOAT = _BFloat()  # of conversions alone
+
 # bfloat16 travels as its 16 bits: it is only ever widened, narrowed, moved or selected.
 _IN_REGISTER = {
     DType.F64: ir.DoubleType(),

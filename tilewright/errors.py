@@ -53,12 +53,13 @@ class UnsupportedOpsError(TilewrightError):
 
     remedy = "replace these operators in the model, or compile the part of the model without them"
 
-    def __init__(self, uses: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, uses: Sequence[tuple[str, str]], *, remedy: str | None = None) -> None:
         """`uses`: (operator with the reason, place in the model) for every node that is not supported."""
         self.uses = tuple(uses)
         lines = "\n".join(f"  {op}: {place}" for op, place in self.uses)
         operators = len({op for op, _ in self.uses})
-        super().__init__(f"{operators} unsupported operator(s), {len(self.uses)} use(s):\n{lines}")
+        message = f"{operators} unsupported operator(s), {len(self.uses)} use(s):\n{lines}"
+        super().__init__(message, remedy=remedy)
 
 
 class TrainingModeError(TilewrightError):

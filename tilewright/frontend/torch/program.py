@@ -26,6 +26,10 @@ from tilewright.frontend.torch.types import tensor_type, to_numpy
 from tilewright.graph.ir import Graph, Node, constant, input_node
 
 NO_CONVERTER = "no converter"
+_REMEDY = (
+    'replace these operators in the model, or run it with torch.compile(model, backend="tilewright"), which leaves them'
+    " to PyTorch"
+)
 MAX_DECOMPOSITIONS = 8  # rounds: a decomposition may yield operators that are decomposed in turn
 
 
@@ -73,7 +77,7 @@ def import_program(program: ExportedProgram, *, outside: bool = False) -> Import
     With `outside` the program may write to its inputs: see `ImportedProgram.writes`."""
     result, first, last = _attempt(program, outside)
     if result is None:
-        raise UnsupportedOpsError(_uses(first, last))
+        raise UnsupportedOpsError(_uses(first, last), remedy=_REMEDY)
     return result
 
 

@@ -19,6 +19,7 @@ from tilewright.frontend import ImportedModel
 from tilewright.hw import CpuMachine
 from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.passes import PassChecks, PassReport
+from tilewright.numerics import NUMERICS
 from tilewright.runtime.dispatch import Policy
 from tilewright.runtime.dynamic import Arguments, ConstantPool, DynamicModel
 from tilewright.runtime.model import CompiledModel, as_arguments
@@ -30,7 +31,6 @@ from tilewright.tune.effort import EFFORTS as MEASURING
 from tilewright.tune.effort import Tuning, parse_duration
 
 EFFORTS = ("none", *MEASURING)
-NUMERICS = knobs.NUMERICS
 
 
 @overload

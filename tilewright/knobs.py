@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from tilewright.errors import OptionError
+from tilewright.numerics import NUMERICS
 
 MAX_THREADS = 1024
-NUMERICS = ("fast", "strict", "tf32")
 THREAD_RUNTIMES = ("auto", "openmp", "pool")
 DEPENDENT_LAUNCHES = ("off", "own", "all")
 

@@ -30,6 +30,7 @@ from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.check import relative_error
 from tilewright.measure.exam import L2_BOUNDS
 from tilewright.measure.process import Channel, Failed
+from tilewright.numerics import may_round_to_tf32
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.executor import TRIPLE, GpuExecutor
 from tilewright.runtime.cuda.vendor import as_tensor
@@ -426,7 +427,7 @@ Rows = slice | np.ndarray
 def error_bound(task: Task, numerics: str) -> float:
     """In the L2 norm, of the coarsest type that a task computes: between two operators it may be rounded to that."""
     computed = [node.dtype for node in task.graph.nodes() if not node.is_input and not node.is_constant]
-    if numerics == "tf32" and task.output.dtype is DType.F32 and is_contraction(task):
+    if may_round_to_tf32(numerics) and task.output.dtype is DType.F32 and is_contraction(task):
         computed.append(DType.F16)
     return max((L2_BOUNDS[dtype] for dtype in computed if dtype in L2_BOUNDS), default=0.0)
 

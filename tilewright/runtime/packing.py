@@ -26,8 +26,8 @@ class Packing(msgspec.Struct, frozen=True):
     many outputs (0: they are not). `tail`: (an axis, a number): so many of its last elements are no part of this; they
     come behind all else, one after the other, each with the other axes as they were. `taps`: the axes of a sum in which
     two products are computed by one multiplication, outermost first (none: there is no such sum); behind all else come,
-    for each place along the others, its correction, then for each its size, by which it is divided, and then the signs
-    of all pairs.
+    for each column, its correction, then for each its size, by which it is divided, then for each the ratio that a row
+    must have to be multiplied with it so, and then the signs of all pairs (`runtime/paired.py`).
     """
 
     shape: tuple[int, ...]
@@ -55,11 +55,11 @@ class Packing(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        return math.prod(self.packed_shape) + self._tail_size + 2 * self.columns + self.pairs
+        return math.prod(self.packed_shape) + self._tail_size + 3 * self.columns + self.pairs
 
     @property
     def columns(self) -> int:
-        """Places that have a correction and a size."""
+        """Columns that have a correction, a size and a ratio."""
         return math.prod(self._column_shape) if self.taps else 0
 
     @property
@@ -114,8 +114,8 @@ class Packing(msgspec.Struct, frozen=True):
         """The dense array, flat: the inverse of `pack` (of a transform to within rounding)."""
         dtype = packed.dtype
         back = np.argsort(self.order)
-        ends = np.cumsum([math.prod(self.packed_shape), self._tail_size, self.columns, self.columns])
-        packed, behind, _, sizes, _ = np.split(packed, ends)
+        ends = np.cumsum([math.prod(self.packed_shape), self._tail_size, *[self.columns] * 3])
+        packed, behind, _, sizes, _, _ = np.split(packed, ends)
         blocks = packed.reshape(self.packed_shape).transpose(back)
         padded = [outer * inner for outer, inner in self._pairs()]
         dense = blocks.reshape(padded)

@@ -1,24 +1,52 @@
-"""Sums of products, two products by one multiplication: Winograd's inner product of 1968.
+"""Winograd's inner-product trick of 1968 (two products by one multiplication), and the certificate for its accuracy.
 
     a1 b1 + a2 b2 = (a1 + b2) (a2 + b1) - a1 a2 - b1 b2
 
-What is subtracted depends on one operand alone: it is summed once for each row of the one and each column of the other.
-Of about half of the pairs a2 and b2 are negated, which leaves their product as it is: so of numbers with a mean neither
-sums nor corrections grow beyond the result. Which half has no period, as what the numbers stand for has: even and odd
-places, heads, the pixels of a window. Both operands have to be of about one size: what is added up is rounded at the
-size of the larger.
+The corrections a1 a2 and b1 b2 depend on one operand alone: they are summed once for each row of the data and once for
+each column of the weight. In about half of the pairs a2 and b2 are negated, which leaves their product as it is, so that
+neither sums nor corrections grow beyond the result where the numbers have a mean. Which half follows multiples of the
+golden ratio: numbers in a tensor are often periodic (even and odd channels, heads, pixels of a window), and these are not.
+
+**Error.** Rows and columns are divided by powers of two so that their root mean squares are in [1, 2). With K the number
+of products, A and B the norms of a scaled row and column, u = 2^-24, and sums of `CHUNK` pairs that are added up in turn,
+
+    |error| <= error_constant(K) u (A^2 + B^2) / 2,    and    (A^2 + B^2) / 2 <= 1.25 A B
+
+That is a bound by norms. A plain sum has one for each element, K u sum |a_k b_k|. They agree where
+
+    kappa = A B / sum |a_k b_k|
+
+is small. `certified_ratios` bounds kappa from below, rigorously and for nearly nothing: for any number t,
+
+    sum |a_k| |b_k| >= sum |a_k| (t - (t - |b_k|)+) >= t |a|_1 - |a|_2 * |(t - |b|)+|_2
+
+so kappa <= `largest_kappa(K)` holds for every row whose ratio |a|_1 / (sqrt(K) |a|_2) is at least
+
+    min over t of (|(t - |b|)+|_2 + |b|_2 / kappa) / (t sqrt(K))
+
+which depends on the column alone. A register tile runs in pairs where the least ratio of its rows is at least the largest
+that its columns demand; otherwise it runs the plain loop on the same packed weight.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-HALF = 8  # taps from one of a pair to the other
-GROUP = 2 * HALF  # taps whose pairs are within it
-_GOLDEN = 0x9E3779B9  # 2**32 times the golden ratio's fraction, whose multiples are spread most evenly
-_MOST_DOUBLINGS = (
-    60  # of a column's size: what is multiplied by it and by a row's is not beyond float32 thereby
+HALF = 8  # products from one of a pair to the other
+GROUP = 2 * HALF  # products whose pairs are within it
+CHUNK = 64  # pairs summed in registers before they are added to the total
+LARGEST_SIZE = (
+    24  # exponent of two of a row's or column's size that is scaled: products of scaled numbers do not vanish
 )
+BOUND_FACTOR = 32.0  # |error| <= BOUND_FACTOR K u sum |a b| for every certified tile
+_LARGEST_KAPPA = (
+    64.0  # beyond, errors exceed those of plain sums by more than they do from one order to another
+)
+_MISMATCH = 1.25  # (A^2 + B^2) / 2 beside A B, where neither is twice the other
+_MARGIN = 1.01  # for rounding in the sums of rows and columns that the certificate is made of
+_THRESHOLDS = (0.08, 0.15, 0.25, 0.4, 0.7, 1.1)  # t in root mean squares of the column
+_GOLDEN = 0x9E3779B9  # 2**32 times the golden ratio's fraction, whose multiples are spread most evenly
+_COLUMNS_AT_ONCE = 1 << 17  # elements of a weight that stay in a cache while all thresholds pass
 
 
 def pair_count(taps: int) -> int:
@@ -31,24 +59,84 @@ def pair_signs(taps: int) -> np.ndarray:
     return 1.0 - 2.0 * (turns >> np.uint64(31) & np.uint64(1)).astype(np.float32)
 
 
-def prepare_weights(taps_first: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(columns, corrections, sizes): each column divided by a power of two, its size, so that its elements are about 1,
-    with its pairs' signs; and what is to be subtracted for it."""
-    sizes = _sizes(taps_first)
-    columns = (taps_first / sizes * _signs(taps_first.shape)).astype(taps_first.dtype)
+def error_constant(taps: int) -> float:
+    """E of |error| <= E u (A^2 + B^2) / 2: rounding of the products, of the chunks' sum, of the row's correction (sums of
+    8 lanes, A^2 being at most 1.6 times the mean of both), and of the subtractions."""
+    pairs = pair_count(taps)
+    chunk = min(CHUNK, pairs)
+    products = chunk + 2 + -(-pairs // chunk)
+    correction = pairs / HALF + HALF - 1
+    return 2.0 * products + 0.8 * correction + 5.0
+
+
+def largest_kappa(taps: int) -> float:
+    """Up to which the error is at most BOUND_FACTOR K u sum |a b|."""
+    return min(_LARGEST_KAPPA, BOUND_FACTOR * taps / (_MISMATCH * error_constant(taps)))
+
+
+def prepare_weights(taps_first: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(columns, corrections, sizes, ratios): each column divided by a power of two, its size, with its pairs' signs; what
+    is to be subtracted for it; and the least ratio that a row must have to be multiplied with it in pairs. A column that
+    cannot be certified is stored as it is; of one of zeros the size is zero, so that its results are."""
+    sizes, usable = _sizes(taps_first)
+    ratios = np.where(usable, certified_ratios(taps_first), np.inf)
+    with np.errstate(all="ignore"):
+        columns = (taps_first / sizes * _signs(taps_first.shape)).astype(taps_first.dtype)
     taps, *others = columns.shape
-    whole = np.zeros((-(-taps // GROUP) * GROUP, *others))
+    whole = np.zeros((-(-taps // GROUP) * GROUP, *others), columns.dtype)
     whole[:taps] = columns
     first, second = np.moveaxis(whole.reshape(-1, 2, HALF, *others), 1, 0)
     with np.errstate(all="ignore"):
-        corrections = (first * second).sum(axis=(0, 1))
-    return columns, corrections.astype(columns.dtype), sizes.astype(columns.dtype)
+        corrections = np.einsum("gh...,gh...->...", first, second, dtype=np.float64)
+    zero = ~taps_first.any(axis=0)
+    sizes, ratios = np.where(zero, 0.0, sizes), np.where(zero, 0.0, ratios)
+    dtype = columns.dtype
+    return columns, corrections.astype(dtype), sizes.astype(dtype), ratios.astype(dtype)
 
 
 def restore_weights(columns: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """What `prepare_weights` was given."""
-    restored: np.ndarray = columns * sizes * _signs(columns.shape)
+    with np.errstate(all="ignore"):
+        restored: np.ndarray = columns * np.where(sizes == 0, 1, sizes) * _signs(columns.shape)
     return restored
+
+
+def certified_ratios(taps_first: np.ndarray) -> np.ndarray:
+    """Of each column the least |a|_1 / (sqrt(K) |a|_2) of a row that it may be multiplied with in pairs."""
+    taps = len(taps_first)
+    flat = taps_first.reshape(taps, -1)
+    found = np.empty(flat.shape[1], np.float32)
+    step = max(1, _COLUMNS_AT_ONCE // max(1, taps))
+    allowance = np.float32(1.0 / largest_kappa(taps))
+    for begin in range(0, flat.shape[1], step):
+        with np.errstate(all="ignore"):
+            sizes = np.abs(flat[:, begin : begin + step])
+            sizes /= _root_mean_square(sizes).astype(np.float32)
+            least = np.full(sizes.shape[1], np.inf, np.float32)
+            below = np.empty_like(sizes)
+            for threshold in map(np.float32, _THRESHOLDS):
+                np.maximum(np.subtract(threshold, sizes, out=below), 0, out=below)
+                np.fmin(least, (_root_mean_square(below) + allowance) / threshold, out=least)
+        found[begin : begin + step] = least * _MARGIN
+    return found.reshape(taps_first.shape[1:])
+
+
+def row_ratios(rows: np.ndarray) -> np.ndarray:
+    """The ratio |a|_1 / (sqrt(K) |a|_2) of rows along the last axis, as kernels compute it; of zeros it is 2."""
+    wide = np.abs(rows.astype(np.float64))
+    return ratios_of(wide.mean(axis=-1), np.square(wide).mean(axis=-1))
+
+
+def ratios_of(mean_size: np.ndarray, mean_square: np.ndarray) -> np.ndarray:
+    usable = (mean_square >= 4.0**-LARGEST_SIZE) & (mean_square <= 4.0**LARGEST_SIZE)
+    with np.errstate(all="ignore"):
+        ratios = np.where(usable, mean_size / np.sqrt(mean_square), -1.0)
+    return np.where(mean_size == 0, 2.0, ratios)
+
+
+def _root_mean_square(taps_first: np.ndarray) -> np.ndarray:
+    root: np.ndarray = np.sqrt(np.einsum("kn,kn->n", taps_first, taps_first) / len(taps_first))
+    return root
 
 
 def _signs(shape: tuple[int, ...]) -> np.ndarray:
@@ -57,9 +145,12 @@ def _signs(shape: tuple[int, ...]) -> np.ndarray:
     return signs.reshape(-1, *[1] * (len(shape) - 1))
 
 
-def _sizes(taps_first: np.ndarray) -> np.ndarray:
+def _sizes(taps_first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The power of two at or below each column's root mean square, and whether that is one to scale by."""
+    flat = taps_first.reshape(len(taps_first), -1)
     with np.errstate(all="ignore"):
-        typical = np.sqrt(np.mean(np.square(taps_first, dtype=np.float64), axis=0))
-        doublings = np.round(np.log2(typical))
-    usable = np.isfinite(doublings)
-    return np.exp2(np.where(usable, np.clip(doublings, -_MOST_DOUBLINGS, _MOST_DOUBLINGS), 0.0))
+        squares = np.einsum("kn,kn->n", flat, flat, dtype=np.float64) / len(flat)
+        exponents = np.floor(0.5 * np.log2(squares))
+        usable = np.abs(exponents) <= LARGEST_SIZE
+    sizes = np.exp2(np.where(usable, exponents, 0.0)).astype(taps_first.dtype)
+    return sizes.reshape(taps_first.shape[1:]), usable.reshape(taps_first.shape[1:])

@@ -39,6 +39,13 @@ def _exp2_weight(x: Any) -> Any:
         return np.where(x < exponent - 0.5, 0, np.exp2(x)).astype(np.asarray(x).dtype)
 
 
+def _floor_pow2(x: Any) -> Any:
+    mantissa, exponent = np.frexp(x)
+    return np.where(np.isfinite(x) & (mantissa != 0), np.ldexp(np.sign(mantissa), exponent - 1), x).astype(
+        np.asarray(x).dtype
+    )
+
+
 def _dot4(a: Any, b: Any, c: Any) -> Any:
     total = np.asarray(c, np.int64)
     for shift in (0, 8, 16, 24):
@@ -88,6 +95,7 @@ _TABLE = [
     Scalar("cos", 1, np.cos),
     Scalar("tanh", 1, np.tanh),
     Scalar("erf", 1, _erf_like),
+    Scalar("floor_pow2", 1, _floor_pow2),  # the power of two at or below a normal number, with its sign
     Scalar("floor", 1, np.floor),
     Scalar("ceil", 1, np.ceil),
     Scalar("trunc", 1, np.trunc),

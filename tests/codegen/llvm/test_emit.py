@@ -66,6 +66,7 @@ NOT_OF_ANY_FLOAT = {
     "rsqrt",
     "exp2_weight",
     "exp2_rough",
+    "floor_pow2",
     "dot4",
 }
 FLOAT_OPS = [n for n in SCALARS if n not in NOT_OF_ANY_FLOAT]

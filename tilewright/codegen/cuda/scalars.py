@@ -127,6 +127,12 @@ def _inverted(dtype: DType, args: list[str]) -> str:
     return f"(!{args[0]})" if dtype is DType.BOOL else f"{c_type(dtype)}(~{args[0]})"
 
 
+def _floor_pow2(dtype: DType, args: list[str]) -> str:
+    if dtype is DType.F64:
+        return f"__longlong_as_double(__double_as_longlong({args[0]}) & 0xfff0000000000000LL)"
+    return f"__int_as_float(__float_as_int({args[0]}) & 0xff800000)"
+
+
 _SPECIAL: dict[str, Callable[[DType, list[str]], str]] = {
     "min": _extreme("minimum"),
     "max": _extreme("maximum"),
@@ -137,5 +143,6 @@ _SPECIAL: dict[str, Callable[[DType, list[str]], str]] = {
     "not": _inverted,
     "exp2_weight": lambda dtype, args: f"{'power_of_two' if dtype is DType.F32 else 'exp2'}({args[0]})",
     "exp2_rough": lambda dtype, args: f"{'power_of_two' if dtype is DType.F32 else 'exp2'}({args[0]})",
+    "floor_pow2": _floor_pow2,
     "dot4": lambda dtype, args: f"dot4({', '.join(args)})",
 }

@@ -241,6 +241,15 @@ def _sqrt(context: Context, a: ir.Value) -> ir.Value:
     return _intrinsic(context.builder, "arithmetic.fence", root) if "arcp" in context.flags else root
 
 
+def _floor_pow2(context: Context, a: ir.Value) -> ir.Value:
+    """The sign and the exponent, without the fraction."""
+    builder, double = context.builder, context.dtype is DType.F64
+    word = like(a, ir.IntType(64) if double else I32)
+    kept = -(1 << 52) if double else -(1 << 23)
+    bits = builder.bitcast(a, word)
+    return builder.bitcast(builder.and_(bits, _number(bits, kept)), a.type)
+
+
 # -- comparisons and bits ---------------------------------------------------------------------------------------------
 
 
@@ -291,6 +300,7 @@ EMITTERS: dict[str, Emitter] = {
     "exp2_weight": _power_of_two(exp2_weight),
     "exp2_rough": _power_of_two(exp2_rough),
     "sqrt": _sqrt,
+    "floor_pow2": _floor_pow2,
     "floor": _rounding("floor"),
     "ceil": _rounding("ceil"),
     "trunc": _rounding("trunc"),

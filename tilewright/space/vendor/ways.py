@@ -21,6 +21,7 @@ from tilewright.graph.attention import attention_in
 from tilewright.graph.ir import Graph, Node, rebuild
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
+from tilewright.numerics import may_round_to_tf32
 from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import VendorCall, View
 from tilewright.space.space import Config
@@ -94,7 +95,7 @@ def _with(found: _Epilogue, anchor: Node, last: Node, node: Node, numerics: str)
 
 def _rounded(anchor: Node, numerics: str) -> dict[str, bool]:
     """The option of a library that may round float32 before it multiplies."""
-    return {"rounded": True} if numerics == "tf32" and anchor.dtype is DType.F32 else {}
+    return {"rounded": True} if may_round_to_tf32(numerics) and anchor.dtype is DType.F32 else {}
 
 
 def _anchor(graph: Graph, *ops: str) -> Node | None:

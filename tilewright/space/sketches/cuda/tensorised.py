@@ -21,6 +21,7 @@ from tilewright.dtypes import DType
 from tilewright.hw.gpu import WARP, GpuMachine
 from tilewright.loops.gpu.instructions import columns, multiply
 from tilewright.loops.ir import Await, Commit, Kind, Program, Stmt, block, nest
+from tilewright.numerics import may_round_to_tf32
 from tilewright.space.sketches.cuda.contraction import Contraction, contraction_of
 from tilewright.space.sketches.cuda.fetch import Operand
 from tilewright.space.sketches.cuda.mapping import Mapping, mappings
@@ -70,7 +71,7 @@ class Tensorised:
     def apply(self, work: GpuWork) -> GpuApplied | None:
         if work.formula is None or not work.machine.async_copy:
             return None
-        rounded = (DType.F32,) if work.numerics == "tf32" else ()
+        rounded = (DType.F32,) if may_round_to_tf32(work.numerics) else ()
         found = contraction_of(work.formula, (*DTYPES, *rounded))
         if found is None:
             return None

@@ -41,6 +41,7 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.loops.ir import SCRATCH_LIMIT, Program
 from tilewright.loops.tiling import Tiles, extent_of
+from tilewright.numerics import is_strict, may_lose_digits
 from tilewright.runtime.paired import GROUP, HALF
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
@@ -70,7 +71,7 @@ class Paired:
     name = NAME
 
     def apply(self, work: Work) -> Applied | None:
-        if work.numerics == "strict" or not work.machine.adds_beside:
+        if is_strict(work.numerics) or not work.machine.adds_beside:
             return None
         sums = row_product_of(product_of(work.formula))
         if sums is None:
@@ -83,7 +84,8 @@ class AppliedPaired:
     name = NAME
 
     def __init__(self, work: Work, sums: RowProduct) -> None:
-        self.machine, self.sums, self.product = work.machine, sums, sums.product
+        self.machine, self.numerics = work.machine, work.numerics
+        self.sums, self.product = sums, sums.product
         self.lanes = work.machine.lanes(DType.F32)
         self.row, self.taps = sums.row, sums.product.length
 
@@ -138,6 +140,7 @@ class AppliedPaired:
             last_pairs=min(HALF, self.taps % GROUP or GROUP),
             prefetch=int(values["prefetch"]),
             streamed=self._streams,
+            certified=not may_lose_digits(self.numerics),
         )
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,11 +34,14 @@ from tilewright.loops.tiling import (
     whole,
     with_values,
 )
-from tilewright.runtime.paired import GROUP, HALF
+from tilewright.runtime.paired import CHUNK, GROUP, HALF, LARGEST_SIZE
 from tilewright.space.space import Config
 from tilewright.space.templates.cpu.row_product import RowProduct
 
-_LEAST_SQUARE, _MOST_SQUARE = 1e-36, 1e36  # mean squares of a row that are its own: 1 / its size is a number
+# Mean squares of rows that are scaled. Others run the plain loop on their own numbers, those with NaN and infinity too.
+_LEAST_SQUARE, _MOST_SQUARE = 4.0**-LARGEST_SIZE, 4.0**LARGEST_SIZE
+_NEVER, _ALWAYS = -1.0, 2.0  # ratios of a row: no column's demand is met, or every one's
+_CORRECTION, _SIZE, _RATIO = range(3)  # of columns, as they are stored behind the weight
 _PER_LINE = 64 // DType.F32.bytes
 _SQUARES = 4  # vectors that squares are summed in at a time
 
@@ -57,6 +61,7 @@ class Shape:
     last_pairs: int  # of the last group, those that are not zeros alone
     prefetch: int  # level of the cache where the next panel is asked for; 0: it is not
     streamed: bool  # whether rows come from beyond the second cache, one after the other
+    certified: bool  # whether tiles run in pairs only where their error is bounded for each element
 
     @property
     def tiles(self) -> int:
@@ -78,6 +83,19 @@ class Shape:
         return -(-self.rows // self.per_chunk)
 
     @property
+    def whole_groups(self) -> int:
+        """Without the last one, where that holds pairs of zeros."""
+        return self.groups - (self.last_pairs < HALF)
+
+    @property
+    def chunk(self) -> int:
+        """Groups that are summed in registers before they are added to the totals: most of the rounding of a long sum is
+        that of its large partial sums."""
+        most = CHUNK // HALF
+        dividing = [count for count in range(most, most // 2, -1) if self.whole_groups % count == 0]
+        return min(self.whole_groups, dividing[0] if dividing else most)
+
+    @property
     def plain_rows(self) -> int:
         """Of a register tile, those that are summed product by product."""
         return sum(map(self.is_plain, range(self.rows)))
@@ -88,7 +106,10 @@ class Shape:
 
     @property
     def scratch_bytes(self) -> int:
-        return self.tiles * self.rows * (self.groups * GROUP + 2) * DType.F32.bytes
+        return (
+            self.tiles * self.rows * (self.groups * GROUP + 2) * DType.F32.bytes
+            + (self.rows * self.lanes + self.tiles) * DType.F32.bytes
+        )
 
 
 def packed_weight(sums: RowProduct, panels: Tiles, panel: te.Expr, lane: te.Var) -> PackedOperand | None:
@@ -142,9 +163,30 @@ class PairedNest:
     def sizes(self) -> Buffer:
         return self._of_rows("sizes")
 
+    @cached_property
+    def ratios(self) -> Buffer:
+        """Of each register tile the least |a|_1 / (sqrt(K) |a|_2) of its rows."""
+        return Buffer("ratios", DType.F32, self.shape.tiles, Scope.SCRATCH)
+
+    @cached_property
+    def demanded(self) -> Buffer:
+        """Of the current panel the largest ratio that a column wants of rows multiplied in pairs."""
+        return Buffer("demanded", DType.F32, 1, Scope.REGISTER)
+
+    @cached_property
+    def totals(self) -> Buffer:
+        """Of a register tile, the sums of all chunks so far."""
+        return Buffer("totals", DType.F32, self.shape.rows * self.shape.lanes, Scope.SCRATCH)
+
+    def _of_columns(self, number: int) -> te.Load:
+        """What is stored behind the weight for the current panel's columns: corrections, sizes, ratios."""
+        column = self.shape.panels.start_of(self.which_panel) + self.lane
+        begin = self._signs - (3 - number) * self.sums.product.vector.extent
+        return te.Load(self.packed.load.source, (column + begin,))
+
     @property
     def _signs(self) -> int:
-        """Where the pairs' signs begin in the weight, behind corrections and sizes."""
+        """Where the pairs' signs begin in the weight, behind all that is stored for columns."""
         return self.packed.packing.size - self.packed.packing.pairs
 
     def _of_rows(self, name: str) -> Buffer:
@@ -169,7 +211,10 @@ class PairedNest:
             *self._measured(data, place, scale),
             *self._scaled(data, row, place, te.Load(scale, (te.as_index(0),))),
         )
-        return nest([(self.tile, Kind.SERIAL), (row, Kind.SERIAL)], stmts)
+        rows = nest([(row, Kind.SERIAL)], stmts)
+        if self.shape.certified:
+            rows = block(Store(self.ratios, self.tile, te.const(_ALWAYS, DType.F32)), rows)
+        return nest([(self.tile, Kind.SERIAL)], rows)
 
     def _at(self, data: te.Expr, tap: te.Expr, *, whole: bool) -> te.Expr:
         value = te.substitute(data, {self.run: tap})
@@ -179,18 +224,20 @@ class PairedNest:
         return te.Select(inside, value, te.const(0.0, DType.F32))
 
     def _measured(self, data: te.Expr, place: te.Expr, scale: Buffer) -> list[Stmt]:
-        """Its size, the root of its mean square, and in `scale` the inverse of that. What is computed of a row of zeros
-        is multiplied by zero."""
+        """Its size, the power of two at or below the root of its mean square, and in `scale` the inverse of that. What is
+        computed of a row of zeros is multiplied by zero."""
         lanes, zero = self.shape.lanes, te.const(0.0, DType.F32)
         steps = self.run.extent // lanes
         several = min(_SQUARES, steps)
         squares = Buffer("squares", DType.F32, several * lanes, Scope.REGISTER)
+        absolutes = Buffer("absolutes", DType.F32, several * lanes, Scope.REGISTER)
         lane, number = te.Var("v", lanes), te.Var("n", several)
 
-        def add(into: te.Expr, first: te.Expr, *, whole: bool = True) -> Store:
-            value = self._at(data, first + lane, whole=whole)
-            kept = te.Load(squares, (into + lane,))
-            return Store(squares, into + lane, te.call("fma", value, value, kept))
+        def add(into: te.Expr, first: te.Expr, *, whole: bool = True) -> Stmt:
+            value, place = self._at(data, first + lane, whole=whole), into + lane
+            square = te.call("fma", value, value, te.Load(squares, (place,)))
+            absolute = te.Load(absolutes, (place,)) + te.call("abs", value)
+            return block(Store(squares, place, square), Store(absolutes, place, absolute))
 
         each = [(number, Kind.UNROLL), (lane, Kind.VECTOR)]
         counter, left = te.Var("c", steps // several), te.Var("l", steps % several)
@@ -208,25 +255,40 @@ class PairedNest:
             along.append(
                 nest([(lane, Kind.VECTOR)], add(te.as_index(0), te.as_index(steps * lanes), whole=False))
             )
-        stmts = [
-            nest(each, Store(squares, number * lanes + lane, zero)),
-            nest(self.outer, block(*along)),
-        ]
+        begin = [Store(buffer, number * lanes + lane, zero) for buffer in (squares, absolutes)]
+        stmts = [nest(each, block(*begin)), nest(self.outer, block(*along))]
         for other in range(1, several):
-            total = te.Load(squares, (lane,)) + te.Load(squares, (lane + other * lanes,))
-            stmts.append(nest([(lane, Kind.VECTOR)], Store(squares, lane, total)))
-        mean = Buffer("mean", DType.F32, 1, Scope.REGISTER)
+            stmts += [
+                nest(
+                    [(lane, Kind.VECTOR)],
+                    Store(b, lane, te.Load(b, (lane,)) + te.Load(b, (lane + other * lanes,))),
+                )
+                for b in (squares, absolutes)
+            ]
+        means = Buffer("means", DType.F32, 2, Scope.REGISTER)
         first, one = te.as_index(0), te.const(1.0, DType.F32)
-        square, size = te.Load(mean, (first,)), te.Load(scale, (first,))
-        within = te.call("max", te.call("min", square, _MOST_SQUARE), _LEAST_SQUARE)
-        total = Across("sum", squares, 0, lanes)
-        stmts += [
-            Store(mean, first, total * te.const(1.0 / self.sums.product.length, DType.F32)),
-            Store(scale, first, te.call("sqrt", within)),
-            Store(self.sizes, place, te.Select(te.call("eq", square, zero), zero, size)),
-            Store(scale, first, one / size),
+        share = te.const(1.0 / self.sums.product.length, DType.F32)
+        square, absolute, kept = (
+            te.Load(means, (first,)),
+            te.Load(means, (te.as_index(1),)),
+            te.Load(scale, (first,)),
+        )
+        usable = te.call("and", te.call("le", _LEAST_SQUARE, square), te.call("le", square, _MOST_SQUARE))
+        is_zero = te.call("eq", absolute, zero)
+        ratio = te.Select(usable, absolute / kept, te.const(_NEVER, DType.F32))
+        ratio = te.Select(is_zero, te.const(_ALWAYS, DType.F32), ratio)
+        size = te.Select(usable, te.call("floor_pow2", kept), one)
+        least = te.call("min", te.Load(self.ratios, (self.tile,)), ratio)
+        return [
+            *stmts,
+            Store(means, first, Across("sum", squares, 0, lanes) * share),
+            Store(means, te.as_index(1), Across("sum", absolutes, 0, lanes) * share),
+            Store(scale, first, te.call("sqrt", square)),
+            *([Store(self.ratios, self.tile, least)] if self.shape.certified else []),
+            Store(scale, first, size),
+            Store(self.sizes, place, te.Select(is_zero, zero, kept)),
+            Store(scale, first, one / kept),
         ]
-        return stmts
 
     def _scaled(self, data: te.Expr, row: te.Var, place: te.Expr, scale: te.Load) -> list[Stmt]:
         """Its lines, the second of each pair with the pair's sign, and what is to be subtracted for it."""
@@ -254,24 +316,77 @@ class PairedNest:
         stmts = [nest([(lane, Kind.VECTOR)], begin), nest(self.outer, block(*along))]
         return [*stmts, Store(self.corrections, place, Across("sum", pairs, 0, HALF))]
 
+    def _panel_begun(self) -> list[Stmt]:
+        """The largest ratio that one of its columns demands."""
+        if not self.shape.certified:
+            return []
+        ratios = Buffer("of_columns", DType.F32, self.shape.lanes, Scope.REGISTER)
+        return [
+            nest([(self.lane, Kind.VECTOR)], Store(ratios, self.lane, self._of_columns(_RATIO))),
+            Store(self.demanded, te.as_index(0), Across("max", ratios, 0, self.shape.lanes)),
+        ]
+
     # -- the register tile ----------------------------------------------------------------------------------------
 
     def _register_tile(self) -> Stmt:
-        shape, lane = self.shape, self.lane
-        row = te.Var("r", shape.rows)
-        begin = nest(
-            [(row, Kind.UNROLL), (lane, Kind.VECTOR)],
-            Store(self.accumulator, row * shape.lanes + lane, te.const(0.0, DType.F32)),
-        )
-        group = te.Var("g", shape.groups - (shape.last_pairs < HALF))
-        stmts = [begin, nest([(group, Kind.SERIAL)], self._group(group, HALF))]
-        if shape.last_pairs < HALF:
-            stmts.append(self._group(te.as_index(group.extent), shape.last_pairs))
-        return block(*stmts, *(self._finished(number) for number in range(shape.rows)))
+        """Sums in pairs where the certificate allows it, else product by product; then what is made of the totals."""
+        totals = self._summed(in_pairs=True)
+        if self.shape.certified:
+            first = te.as_index(0)
+            least, demanded = te.Load(self.ratios, (self.tile,)), te.Load(self.demanded, (first,))
+            totals = If(te.call("le", demanded, least), totals, self._summed(in_pairs=False))
+        row = te.Var("r", self.shape.rows)
+        return block(totals, nest([(row, Kind.UNROLL)], self._finished(row)))
 
-    def _group(self, group: te.Expr, pairs: int) -> Stmt:
+    def _summed(self, *, in_pairs: bool) -> Stmt:
+        """The totals of a register tile: chunks of groups are summed in registers, one after the other."""
+        shape = self.shape
+        chunk = te.Var("chunk_of_groups", shape.whole_groups // shape.chunk)
+        done = chunk.extent * shape.chunk
+
+        def groups(first: te.Expr | int, count: int) -> Stmt:
+            group = te.Var("g", count)
+            return nest([(group, Kind.SERIAL)], self._group(first + group, HALF, in_pairs))
+
+        tail = [groups(done, shape.whole_groups - done)] if shape.whole_groups > done else []
+        if shape.last_pairs < HALF:
+            tail.append(self._group(te.as_index(shape.whole_groups), shape.last_pairs, in_pairs))
+        stmts = [
+            self._begun(in_pairs),
+            For(chunk, Kind.SERIAL, self._chunk([groups(chunk * shape.chunk, shape.chunk)])),
+        ]
+        return block(*stmts, *([self._chunk(tail)] if tail else []))
+
+    def _begun(self, in_pairs: bool) -> Stmt:
+        """Totals of nothing: what is to be subtracted, where products are computed in pairs."""
+        stmts: list[Stmt] = []
+        for row in range(self.shape.rows):
+            value: te.Expr = te.const(0.0, DType.F32)
+            if in_pairs and not self.shape.is_plain(row):
+                own = te.Load(self.corrections, (self.tile * self.shape.rows + row,))
+                value = te.call("neg", own + self._of_columns(_CORRECTION))
+            stmts.append(
+                nest(
+                    [(self.lane, Kind.VECTOR)], Store(self.totals, self.lane + row * self.shape.lanes, value)
+                )
+            )
+        return block(*stmts)
+
+    def _chunk(self, groups: Sequence[Stmt]) -> Stmt:
+        """Sums of some groups, from zero, added to the totals."""
+        row, lanes = te.Var("r", self.shape.rows), self.shape.lanes
+        loops = [(row, Kind.UNROLL), (self.lane, Kind.VECTOR)]
+        place = row * lanes + self.lane
+        total = te.Load(self.totals, (place,)) + te.Load(self.accumulator, (place,))
+        return block(
+            nest(loops, Store(self.accumulator, place, te.const(0.0, DType.F32))),
+            *groups,
+            nest(loops, Store(self.totals, place, total)),
+        )
+
+    def _group(self, group: te.Expr, pairs: int, in_pairs: bool) -> Stmt:
         pair = te.Var("pair", pairs)
-        products = nest([(pair, Kind.UNROLL)], self._pair(group, pair))
+        products = nest([(pair, Kind.UNROLL)], self._pair(group, pair, in_pairs))
         return block(products, *self._next_panel(group), *self._next_block(group))
 
     def _next_panel(self, group: te.Expr) -> list[Stmt]:
@@ -297,7 +412,7 @@ class PairedNest:
         first = te.substitute(data.indices[0], row) + step * (shape.asked_lines * _PER_LINE)
         return [Prefetch(data.source, first + n * _PER_LINE, 2) for n in range(shape.asked_lines)]
 
-    def _pair(self, group: te.Expr, pair: te.Var) -> Stmt:
+    def _pair(self, group: te.Expr, pair: te.Var, in_pairs: bool) -> Stmt:
         """Products of two taps, for all rows of the tile."""
         b1, b2 = (self._weight(group * GROUP + pair + begin) for begin in (0, HALF))
         stmts: list[Stmt] = []
@@ -306,7 +421,8 @@ class PairedNest:
             a1, a2 = (te.Load(self.lines, (line + begin,)) for begin in (0, HALF))
             place = self.lane + row * self.shape.lanes
             total: te.Expr = te.Load(self.accumulator, (place,))
-            factors = [(a1, b1), (a2, b2)] if self.shape.is_plain(row) else [(a1 + b2, a2 + b1)]
+            plain = not in_pairs or self.shape.is_plain(row)
+            factors = [(a1, b1), (a2, b2)] if plain else [(a1 + b2, a2 + b1)]
             for left, right in factors:
                 total = te.call("fma", left, right, total)
             stmts.append(nest([(self.lane, Kind.VECTOR)], Store(self.accumulator, place, total)))
@@ -317,19 +433,14 @@ class PairedNest:
         place = (self.which_panel * (shape.groups * GROUP) + tap) * shape.lanes + self.lane
         return te.Load(self.packed.load.source, (place,))
 
-    def _finished(self, row: int) -> Stmt:
+    def _finished(self, row: te.Expr) -> Stmt:
         """A block that is moved back leaves the rows that the one before it has: in which rows products are computed
         in pairs differs between them, and so do the last bits."""
         shape, product = self.shape, self.sums.product
         column = shape.panels.start_of(self.which_panel) + self.lane
-        behind = self._signs - 2 * product.vector.extent
-        weight, place = self.packed.load.source, self.tile * shape.rows + row
-        total: te.Expr = te.Load(self.accumulator, (self.lane + row * shape.lanes,))
-        if not shape.is_plain(row):
-            own = te.Load(self.corrections, (place,))
-            total = total - (own + te.Load(weight, (column + behind,)))
-        size = te.Load(weight, (column + (behind + product.vector.extent),))
-        total = total * (te.Load(self.sizes, (place,)) * size)
+        total: te.Expr = te.Load(self.totals, (row * shape.lanes + self.lane,))
+        size = te.Load(self.sizes, (self.tile * shape.rows + row,)) * self._of_columns(_SIZE)
+        total = total * size
         values = {self.row: self.block_start + self.row_tiles.start() + row, product.vector: column}
         result = product.reduction.result
         value = te.rewrite(
@@ -347,7 +458,10 @@ class PairedNest:
     # -- all of it ------------------------------------------------------------------------------------------------
 
     def program(self, config: Config) -> Program:
-        tiles = nest([(self.panel, Kind.SERIAL), (self.tile, Kind.SERIAL)], self._register_tile())
+        tiles = nest(
+            [(self.panel, Kind.SERIAL)],
+            block(*self._panel_begun(), nest([(self.tile, Kind.SERIAL)], self._register_tile())),
+        )
         loops = [axis for axis in (self.chunk, self.block) if axis.extent > 1]
         parallel = te.Var("p", extent_of(loops))
         body = with_values(with_values(block(self._scale_rows(), tiles), {}), places_of(parallel, loops))

@@ -27,6 +27,7 @@ from tilewright.loops.gpu.tensor import (
 )
 from tilewright.loops.ir import Buffer, Kind, Scope, Store, nest
 from tilewright.loops.tiling import with_results, with_values
+from tilewright.numerics import may_round_to_tf32
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.templates.cuda.matrices import LANES, MatrixWork, matrix_work
 from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
@@ -54,7 +55,7 @@ class TensorCores:
     def apply(self, work: GpuWork) -> GpuApplied | None:
         if work.formula is None:
             return None
-        found = matrix_work(work.formula, work.numerics == "tf32", multiplied(work.task))
+        found = matrix_work(work.formula, may_round_to_tf32(work.numerics), multiplied(work.task))
         return None if found is None else Applied(found, work.machine)
 
 

@@ -23,6 +23,7 @@ from tilewright.loops.gpu.places import step_of
 from tilewright.loops.gpu.tensor import MatrixTiles, Reduced, TensorProduct
 from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, nest
 from tilewright.loops.tiling import with_values
+from tilewright.numerics import may_round_to_tf32
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import normal_form
 from tilewright.space.templates.cuda.matmul import (
@@ -103,7 +104,7 @@ class TensorSums:
         formula = normal_form(task, work.numerics)
         if formula is None:
             return None
-        matrices = matrix_work(formula, work.numerics == "tf32", multiplied(task))
+        matrices = matrix_work(formula, may_round_to_tf32(work.numerics), multiplied(task))
         if matrices is None or matrices.batch or not _is_by_rows(matrices, found):
             return None
         if not _is_aligned(matrices, found):

@@ -1,0 +1,29 @@
+"""The modes of `compile(numerics=...)`, and what each of them allows a kernel to do.
+
+| mode      | promise for float32 matmuls and convolutions                                                        |
+| --------- | --------------------------------------------------------------------------------------------------- |
+| `strict`  | no fast-math flags, no other algorithms, every rounding of the model's own types                    |
+| `fast`    | the default: per element, |error| <= c K u sum_k |a_k b_k| (docs/numerics.md says which c)          |
+| `relaxed` | as `fast`, and algorithms without such a bound: Strassen, paired products without a certificate;    |
+|           | on a GPU also TF32                                                                                  |
+| `tf32`    | as `fast`, and on a GPU float32 operands of matmuls may be rounded to 10 bits of fraction           |
+"""
+
+from __future__ import annotations
+
+NUMERICS = ("fast", "strict", "relaxed", "tf32")
+# Part of every key under which a trial or a decision is kept: what was measured under other promises is not reused.
+PROMISE = "2"
+
+
+def is_strict(numerics: str) -> bool:
+    return numerics == "strict"
+
+
+def may_lose_digits(numerics: str) -> bool:
+    """Whether algorithms may be used whose error has no bound for each element."""
+    return numerics == "relaxed"
+
+
+def may_round_to_tf32(numerics: str) -> bool:
+    return numerics in ("tf32", "relaxed")

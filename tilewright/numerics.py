@@ -12,8 +12,17 @@
 from __future__ import annotations
 
 NUMERICS = ("fast", "strict", "relaxed", "tf32")
-# Part of every key under which a trial or a decision is kept: what was measured under other promises is not reused.
-PROMISE = "2"
+# Records of another promise are not reused: the first `fast` had no bound for each element.
+_RECORDED = {"fast": "fast/2", "tf32": "tf32/2"}
+
+
+def recorded(numerics: str) -> str:
+    """The mode as part of the key of what was measured under it."""
+    return _RECORDED.get(numerics, numerics)
+
+
+def mode_of(recorded_name: str) -> str:
+    return recorded_name.partition("/")[0]
 
 
 def is_strict(numerics: str) -> bool:

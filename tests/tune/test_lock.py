@@ -107,8 +107,8 @@ def test_another_model_machine_or_numerics(works: dict[str, Work], lock: Lock) -
     [
         (b"\xff\xfe", "is no lock file"),
         (b"[]", "is no lock file"),
-        (b'{"format": 1}', "is no lock file"),
-        (b'{"format": 1, "numerics": "fast", "tasks": {"a": {"label": 3}}}', "is no lock file"),
+        (b'{"format": 2}', "is no lock file"),
+        (b'{"format": 2, "numerics": "fast", "tasks": {"a": {"label": 3}}}', "is no lock file"),
         (b'{"format": 99, "anything": 1}', "is of format 99, and this version of Tilewright writes 1"),
     ],
 )

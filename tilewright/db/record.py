@@ -16,6 +16,7 @@ from tilewright.graph.text import parse_graph
 from tilewright.hw import CpuMachine
 from tilewright.measure.calibration import machine_key
 from tilewright.measure.runner import typical
+from tilewright.numerics import mode_of, recorded
 from tilewright.space.space import Config
 from tilewright.space.template import Work
 
@@ -37,7 +38,7 @@ class Key(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, work: Work, threads: int) -> Key:
-        return cls(work.task.key, machine_key(work.machine), toolchain(), work.numerics, threads)
+        return cls(work.task.key, machine_key(work.machine), toolchain(), recorded(work.numerics), threads)
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +85,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
             task = Task(parse_graph(self.text, {}), frozenset(self.constants))
         except Exception:
             return None
-        return Work(task, machine, self.key.numerics) if task.key == self.key.task else None
+        return Work(task, machine, mode_of(self.key.numerics)) if task.key == self.key.task else None
 
 
 class Decision(msgspec.Struct, frozen=True):

@@ -23,7 +23,8 @@ class Packing(msgspec.Struct, frozen=True):
     n, the last block is moved back and repeats elements of its neighbour; for axes in `zero_filled` it is filled up
     with zeros instead. `order` is a permutation of (blocks of axis 0, places of axis 0, blocks of axis 1, ...), the
     outermost first. `winograd`: the two leading axes, a window of 3 x 3, are first replaced by their transform for so
-    many outputs (0: they are not). `tail`: (an axis, a number): so many of its last elements are no part of this; they
+    many outputs (0: they are not), and the weights themselves come behind all else, for tiles that must be computed
+    directly. `tail`: (an axis, a number): so many of its last elements are no part of this; they
     come behind all else, one after the other, each with the other axes as they were. `taps`: the axes of a sum in which
     two products are computed by one multiplication, outermost first (none: there is no such sum); behind all else come,
     for each column, its correction, then for each its size, by which it is divided, then for each the ratio that a row
@@ -55,7 +56,18 @@ class Packing(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        return math.prod(self.packed_shape) + self._tail_size + 3 * self.columns + self.pairs
+        return (
+            math.prod(self.packed_shape)
+            + self._tail_size
+            + 3 * self.columns
+            + self.pairs
+            + self.untransformed
+        )
+
+    @property
+    def untransformed(self) -> int:
+        """Elements of the weights as they were, behind their transform."""
+        return self.original_size if self.winograd else 0
 
     @property
     def columns(self) -> int:
@@ -88,9 +100,10 @@ class Packing(msgspec.Struct, frozen=True):
         """The elements of a dense array in packed order, flat."""
         dtype = array.dtype
         dense = np.ascontiguousarray(array).reshape(self.shape)
-        if self.winograd:
-            dense = winograd.transform_weights(dense, self.winograd)
         behind: list[np.ndarray] = []
+        if self.winograd:
+            behind.append(dense)
+            dense = winograd.transform_weights(dense, self.winograd)
         if self.taps:
             columns, *behind = paired.prepare_weights(self._taps_first(dense))
             behind.append(paired.pair_signs(self._tap_count).astype(dtype))
@@ -111,7 +124,9 @@ class Packing(msgspec.Struct, frozen=True):
         return np.concatenate([packed, *(array.reshape(-1) for array in behind)]) if behind else packed
 
     def unpack(self, packed: np.ndarray) -> np.ndarray:
-        """The dense array, flat: the inverse of `pack` (of a transform to within rounding)."""
+        """The dense array, flat: the inverse of `pack`."""
+        if self.winograd:
+            return packed[-self.untransformed :].copy()
         dtype = packed.dtype
         back = np.argsort(self.order)
         ends = np.cumsum([math.prod(self.packed_shape), self._tail_size, *[self.columns] * 3])
@@ -132,8 +147,6 @@ class Packing(msgspec.Struct, frozen=True):
         if self.taps:
             columns = paired.restore_weights(self._taps_first(dense), sizes.reshape(self._column_shape))
             dense = self._taps_in_place(columns)
-        if self.winograd:
-            dense = winograd.restore_weights(dense, self.winograd)
         return np.ascontiguousarray(dense, dtype).reshape(-1)
 
     def _taps_first(self, dense: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ from tilewright.errors import VerificationError
 from tilewright.runtime import tree
 from tilewright.runtime.packing import Packing
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 ALIGNMENT = 64
 _MOST_THREADS = 1024  # of a block, on every GPU
 

@@ -22,6 +22,11 @@ POINTS = {
     6: (0, 1, -1, 2, -2, Fraction(1, 2), Fraction(-1, 2)),
 }
 
+# c of |error| <= c u sum_c max_tile |d_c| sum |g_c| for each tile size, u = 2^-24: twice the most that random and
+# adversarial tiles came to (tests/space/templates/cpu/test_winograd.py). A bound for any rounding whatever would be that
+# of `amplification` times the number of operations.
+ERROR_FACTORS = {2: 8.0, 4: 96.0, 6: 192.0}
+
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 
@@ -52,6 +57,14 @@ def matrices(outputs: int) -> tuple[Matrix, Matrix, Matrix]:
     return rows_a, tuple(rows_g), tuple(rows_b)
 
 
+def amplification(outputs: int) -> float:
+    """By how much intermediate results exceed sum_c max |d_c| sum |g_c|: the most that a rounding error of one part can
+    grow until it reaches a result."""
+    at, g, bt = (np.abs(_array(matrix)) for matrix in matrices(outputs))
+    along_one_axis = (at * (g.max(axis=1) * bt.sum(axis=1))).sum(axis=1).max()
+    return float(along_one_axis**2)
+
+
 def _from_roots(roots: list[Fraction]) -> tuple[Fraction, ...]:
     """Coefficients of prod (x - root), the constant first."""
     coefficients = [Fraction(1)]
@@ -71,10 +84,3 @@ def transform_weights(weights: np.ndarray, outputs: int) -> np.ndarray:
     g = _array(matrices(outputs)[1])
     transformed: np.ndarray = np.einsum("ai,bj,ij...->ab...", g, g, weights.astype(np.float64))
     return transformed
-
-
-def restore_weights(transformed: np.ndarray, outputs: int) -> np.ndarray:
-    """The inverse of `transform_weights`, to within rounding."""
-    inverse = np.linalg.pinv(_array(matrices(outputs)[1]))
-    weights: np.ndarray = np.einsum("ia,jb,ab...->ij...", inverse, inverse, transformed.astype(np.float64))
-    return weights

@@ -25,6 +25,7 @@ from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.gpu_calibration import rated
 from tilewright.measure.gpu_ways import Answer, Finished, Question, Refused, Running, Tried, Trying
 from tilewright.measure.process import Child, Dead, Failed
+from tilewright.numerics import recorded
 from tilewright.runtime.ports import torch_module
 from tilewright.space.sketches.cuda import SKETCHES
 from tilewright.space.space import Config
@@ -415,7 +416,7 @@ class GpuTuner:
         torch = torch_module()
         libraries = [*sorted(self.libraries), getattr(torch, "__version__", "")]
         tools = f"{toolchain.version()} {fingerprint(libraries)[:12]}"
-        return Key(task.key, fingerprint(_description(self.machine)), tools, self.numerics, 0)
+        return Key(task.key, fingerprint(_description(self.machine)), tools, recorded(self.numerics), 0)
 
 
 def _description(machine: GpuMachine) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """A lock file: the config of every task of a build, as JSON for people to read, that makes the same build again.
 
-    {"format": 1, "numerics": "fast", "tasks": {
+    {"format": 2, "numerics": "fast", "tasks": {
        "5f1c...": {"label": "conv+add+relu", "kernel": "9b0e...", "template": "contraction", "values": {"rows": 6}}}}
 
 `kernel` is a fingerprint of everything that decides the machine code: the program, the machine, the numerics, the code
@@ -23,7 +23,7 @@ from tilewright.space.space import Config, Value
 from tilewright.space.template import Work
 from tilewright.tune.choose import Choice
 
-FORMAT = 1
+FORMAT = 2  # 1: "fast" had no bound for each element
 _NAMED = 5  # complaints that a message spells out
 
 T = TypeVar("T")

@@ -40,6 +40,7 @@ from functools import cached_property
 from tilewright.dtypes import DType
 from tilewright.graph.attention import attention_in
 from tilewright.loops.ir import Program
+from tilewright.numerics import is_strict, may_lose_digits
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.attention import Operands
@@ -67,7 +68,7 @@ class Attention:
 
     def apply(self, work: Work) -> Applied | None:
         node = attention_in(work.task.graph)
-        if node is None or work.numerics == "strict":
+        if node is None or is_strict(work.numerics):
             return None
         return _Applied(work, Operands(work.task.graph, node))
 
@@ -78,6 +79,7 @@ class Attention:
 class _Applied:
     def __init__(self, work: Work, operands: Operands) -> None:
         self.machine, self.operands = work.machine, operands
+        self.may_pair = may_lose_digits(work.numerics) and is_pairable(operands, work.machine)
         self.lanes = work.machine.lanes(DType.F32)
 
     @cached_property
@@ -92,7 +94,7 @@ class _Applied:
                 Knob("keys", (*keys, operands.keys)),
                 Knob("stage", (True,) if operands.half else (False, True)),
                 Knob("together", tuple(1 << n for n in range((most - 1).bit_length() + 1))),
-                Knob("paired", (False, True) if is_pairable(operands, self.machine) else (False,)),
+                Knob("paired", (False, True) if self.may_pair else (False,)),
             ),
             lambda values: self._is_legal(_shape(values)),
             together=(("vectors", "keys", "stage", "together", "paired"),),

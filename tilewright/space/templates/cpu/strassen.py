@@ -32,7 +32,8 @@ The first register tile of a product computes its t in registers, beside multipl
 puts it where the other tiles find it in the first cache. Nothing is stored twice: the weight is as in a contraction.
 
 What is added up is rounded at the size of what it is added to: the error is small beside the largest rows and taps
-that are paired, not beside each one. On random data it is that of a contraction. `strict` numerics do without.
+that are paired, not beside each one. On random data it is that of a contraction. No element's
+error is bounded by its own products, so it is for `relaxed` numerics alone.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.loops.ir import SCRATCH_LIMIT, Program
 from tilewright.loops.tiling import Tiles
+from tilewright.numerics import may_lose_digits
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.contraction import (
@@ -84,7 +86,7 @@ class Strassen:
     name = NAME
 
     def apply(self, work: Work) -> Applied | None:
-        if work.numerics == "strict":
+        if not may_lose_digits(work.numerics):
             return None
         product = product_of(work.formula)
         if product is None or not product.constant_weight or not is_large_matrix_product(product):

@@ -17,6 +17,7 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
 from tilewright.loops.ir import Buffer, Prefetch, Program, Scope, Stmt, Store
+from tilewright.numerics import may_lose_digits
 from tilewright.space.space import Config, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.contraction import AppliedContraction
@@ -37,7 +38,7 @@ class StrassenCopied:
     name = NAME
 
     def apply(self, work: Work) -> Applied | None:
-        if work.numerics == "strict":
+        if not may_lose_digits(work.numerics):
             return None
         product = product_of(work.formula)
         if product is None or product.constant_weight or not is_large_matrix_product(product):

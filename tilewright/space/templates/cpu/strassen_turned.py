@@ -23,6 +23,7 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.loops.ir import Buffer, If, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import Tiles, extent_of, power_of_two_below, with_values
+from tilewright.numerics import may_lose_digits
 from tilewright.space.space import Config, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.product import coordinates
@@ -57,7 +58,7 @@ class StrassenTurned:
     name = NAME
 
     def apply(self, work: Work) -> Applied | None:
-        if work.numerics == "strict":
+        if not may_lose_digits(work.numerics):
             return None
         product = turned_product_of(work.formula)
         if product is None or not _is_one_matrix_product(product):

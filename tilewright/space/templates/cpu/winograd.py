@@ -32,6 +32,7 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.loops.ir import SCRATCH_LIMIT, Buffer, Program
 from tilewright.loops.tiling import Tiles, extent_of, power_of_two_below
+from tilewright.numerics import is_strict
 from tilewright.runtime.winograd import POINTS, TAPS, matrices
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
@@ -57,7 +58,7 @@ class Winograd:
     name = NAME
 
     def apply(self, work: Work) -> Applied | None:
-        if work.numerics == "strict":
+        if is_strict(work.numerics):
             return None
         convolution = convolution_of(work.formula)
         if convolution is None:

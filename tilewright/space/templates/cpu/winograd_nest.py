@@ -9,7 +9,20 @@ from functools import cached_property
 
 from tilewright import te
 from tilewright.dtypes import DType
-from tilewright.loops.ir import Buffer, For, If, Kind, Prefetch, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.ir import (
+    Across,
+    Buffer,
+    For,
+    If,
+    Kind,
+    Prefetch,
+    Program,
+    Scope,
+    Stmt,
+    Store,
+    block,
+    nest,
+)
 from tilewright.loops.tiling import Tiles, with_values
 from tilewright.runtime.packing import Packing
 from tilewright.runtime.winograd import TAPS, matrices
@@ -185,6 +198,8 @@ class Nest:
             winograd=shape.outputs,
         )
         self.weight = Buffer(weight.name, weight.dtype, self.packing.size)
+        self.flag = Buffer("flag", DType.F32, 1, Scope.REGISTER)
+        self.watch = Buffer("watch", DType.F32, self.lanes, Scope.REGISTER)
         self.seen = Buffer("seen", DType.F32, shape.seen_size, Scope.SCRATCH)
         self.products = Buffer("products", DType.F32, shape.products_size, Scope.SCRATCH)
 
@@ -349,15 +364,19 @@ class Nest:
     # -- At m A -----------------------------------------------------------------------------------------------------
 
     def _finish(self) -> Stmt:
-        """The outputs of one tile for one panel."""
+        """The outputs of one tile for one panel; again, directly, where one of them is no finite number: the transforms
+        spread a NaN or an infinity over the whole tile, and may overflow where the convolution does not."""
         shape, conv = self.shape, self.convolution
         vec, lane = te.Var("u", shape.vectors), te.Var("v", self.lanes)
+        seen, zero = te.Load(self.watch, (lane,)), te.const(0.0, DType.F32)
 
         def place(i: te.Expr, j: te.Expr) -> te.Expr:
             return self._product_at(self._row_of_tile(), vec, i * shape.side + j) + lane
 
         def write(i: te.Expr, line: _Line, results: Sequence[te.Expr]) -> Stmt:
             kept = [line.keep(result) for result in results]
+            for value in kept:  # times zero, a finite number adds nothing
+                line.store(self.watch, lane, te.call("fma", value, zero, seen))
             stores = [self._write(i, j, vec, lane, value) for j, value in enumerate(kept)]
             row = block(line.vector(), *stores)
             if shape.tiles_y * shape.outputs == conv.y.extent:
@@ -366,7 +385,36 @@ class Nest:
 
         middle = self._middle(lane, self.products, place)
         both = _both_sides(self.at, lane, lambda i, j: te.Load(self.products, (place(i, j),)), middle, write)
-        return nest([(vec, Kind.SERIAL)], both)
+        spoilt = te.call("ne", te.Load(self.flag, (te.as_index(0),)), zero)
+        stmts = block(
+            nest([(lane, Kind.VECTOR)], Store(self.watch, lane, zero)),
+            both,
+            Store(self.flag, te.as_index(0), Across("sum", self.watch, 0, self.lanes)),
+            If(spoilt, self._directly(vec, lane)),
+        )
+        return nest([(vec, Kind.SERIAL)], stmts)
+
+    def _directly(self, vec: te.Var, lane: te.Var) -> Stmt:
+        """The outputs of one tile for one vector of channels, product by product, with the weights as they were."""
+        shape, conv = self.shape, self.convolution
+        i, j = te.Var("i", shape.outputs), te.Var("j", shape.outputs)
+        ky, kx, channel = te.Var("ky", TAPS), te.Var("kx", TAPS), te.Var("c", conv.channel.extent)
+        total = Buffer("directly", DType.F32, self.lanes, Scope.REGISTER)
+        places = self._places(self.here, i + ky, j + kx) | {conv.channel: channel}
+        data = conv.data if self._inside is None else te.select(self._inside, conv.data, 0.0)
+        column = shape.panels.start_of(self.which_panel) + vec * self.lanes + lane
+        tap = ((ky * TAPS + kx) * conv.channel.extent + channel) * conv.output.extent
+        weight = te.Load(self.weight, (tap + column + (self.packing.size - self.packing.untransformed),))
+        kept = te.Load(total, (lane,))
+        update = Store(total, lane, te.call("fma", te.substitute(data, places), weight, kept))
+        summed = block(
+            nest([(lane, Kind.VECTOR)], Store(total, lane, te.const(0.0, DType.F32))),
+            nest([*((axis, Kind.SERIAL) for axis in (ky, kx, channel)), (lane, Kind.VECTOR)], update),
+            self._write(i, j, vec, lane, kept),
+        )
+        if shape.tiles_y * shape.outputs != conv.y.extent:
+            summed = If(te.call("lt", self.here.top + i, te.as_index(conv.y.extent)), summed)
+        return nest([(i, Kind.SERIAL), (j, Kind.SERIAL)], summed)
 
     def _row_of_tile(self) -> te.Expr:
         """Where in `products` the current tile is: the last register tile was moved back, its products were not."""
@@ -377,7 +425,7 @@ class Nest:
             return self.tile
         return self.tile + self.tile // before_last * moved
 
-    def _write(self, i: te.Expr, j: int, vec: te.Var, lane: te.Var, result: te.Expr) -> Stmt:
+    def _write(self, i: te.Expr, j: te.Expr | int, vec: te.Var, lane: te.Var, result: te.Expr) -> Stmt:
         conv, formula = self.convolution, self.convolution.product.formula
         source = conv.product.reduction.result
         values = {

@@ -41,7 +41,8 @@ def rounded(case: Case, task: Task) -> np.ndarray:
 def test_the_answer_itself_passes_every_case(dtype: DType) -> None:
     task = matmul(dtype)
     exam = draw_exam(task, "fast", seed=1)
-    assert [case.name for case in exam.cases] == ["ordinary", "edges", "special"]
+    spread = [] if dtype is DType.F64 else ["magnitudes"]
+    assert [case.name for case in exam.cases] == ["ordinary", "edges", "special", *spread]
     for case in exam.cases:
         assert case.error(rounded(case, task)) < 5e-3
 
@@ -277,6 +278,7 @@ def test_what_is_linear_is_asked_no_more_than_it_needs() -> None:
         "ordinary",
         "edges",
         "special",
+        "magnitudes",
     ]
 
 
@@ -293,20 +295,48 @@ def test_nan_and_infinity_must_stand_where_the_oracle_has_them() -> None:
             case.error(wrong)
 
 
-def test_of_a_convolution_nan_may_spread_but_not_vanish() -> None:
+def convolution() -> Task:
     x = Inputs()
     plain = {"stride": (1, 1), "dilation": (1, 1), "groups": 1, "padding": ((0, 0), (0, 0))}
     node = apply("conv", x(1, 9, 9, 4), x(3, 3, 4, 8, constant=True), layout="channels_last", **plain)
-    task = x.task(node)
-    case = draw_exam(task, "fast", seed=4).cases[2]
+    return x.task(node)
+
+
+@pytest.mark.parametrize("numerics", ["fast", "relaxed"])
+def test_nan_of_a_convolution_may_spread_with_relaxed_numerics_alone(numerics: str) -> None:
+    task = convolution()
+    case = draw_exam(task, numerics, seed=4).cases[2]
     result = rounded(case, task)
     spread, vanished = result.copy(), result.copy()
     (numbers,), (others,) = np.nonzero(np.isfinite(result)), np.nonzero(~np.isfinite(result))
     spread[numbers[:3]] = np.nan
-    case.error(spread)
     vanished[others[0]] = 0.0
+    case.error(result)
     with pytest.raises(WrongResult):
         case.error(vanished)
+    if numerics == "relaxed":
+        case.error(spread)
+    else:
+        with pytest.raises(WrongResult):
+            case.error(spread)
+
+
+@pytest.mark.parametrize("task", [matmul(), convolution()])
+def test_each_element_is_held_to_the_bound_of_its_own_products(task: Task) -> None:
+    """An error that is small beside the whole tensor, and large beside the products of its element, is found."""
+    case = draw_exam(task, "fast", seed=6).cases[-1]
+    assert case.name == "magnitudes"
+    sizes = np.abs(case.reference)
+    small = int(np.argmin(np.where(sizes > 0, sizes, np.inf)))
+    result = rounded(case, task)
+    case.error(result)
+    result[small] += 1e-6 * sizes.max()
+    with pytest.raises(WrongResult, match=f"element {small} "):
+        case.error(result)
+    data, weight = case.inputs
+    for array in (data, weight):
+        nonzero = np.abs(array[array != 0])
+        assert nonzero.max() / nonzero.min() > 1e9 and (array == 0).any()
 
 
 def test_positive_numbers_where_others_have_no_result() -> None:

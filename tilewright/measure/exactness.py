@@ -40,9 +40,18 @@ def rounded_nodes(graph: Graph, numerics: str) -> frozenset[Node]:
     )
 
 
-def changed_answer(graph: Graph, inputs: Sequence[np.ndarray], rounded: Collection[Node] = ()) -> np.ndarray:
+Errors = Callable[[Node, Sequence[np.ndarray]], "np.ndarray | None"]
+
+
+def changed_answer(
+    graph: Graph,
+    inputs: Sequence[np.ndarray],
+    rounded: Collection[Node] = (),
+    errors: Errors | None = None,
+) -> np.ndarray:
     """The answer where every float, inputs and intermediate results alike, is a little larger or smaller, and held in
-    single precision as a kernel holds it."""
+    single precision as a kernel holds it. `errors`: of some nodes, given their operands, by how much in units of that
+    change; of others it says nothing."""
     rng = np.random.default_rng(len(inputs))
     factors = 1.0 + _CHANGE * (2.0 * rng.integers(0, 2, _SIGNS) - 1.0)
 
@@ -57,7 +66,7 @@ def changed_answer(graph: Graph, inputs: Sequence[np.ndarray], rounded: Collecti
     values: dict[Node, np.ndarray] = {
         node: changed(array, node) for node, array in zip(graph.inputs, inputs, strict=True)
     }
-    unchanged = _unchanged(graph, inputs, rounded)
+    unchanged = _unchanged(graph, inputs, rounded, errors is not None)
     for node in graph.nodes():
         if node.is_input:
             continue
@@ -73,6 +82,10 @@ def changed_answer(graph: Graph, inputs: Sequence[np.ndarray], rounded: Collecti
                     precise = [unchanged[operand].held for operand in node.inputs]
                     least = _CHANGE * _UNSTEADY[node.op](node, precise, operands, value)
                     result = np.where(np.abs(result - value) < least, value + least, result)
+                if errors is not None:
+                    exact = [unchanged[operand].held for operand in node.inputs]
+                    if (moved := errors(node, exact)) is not None:
+                        result = unchanged[node].exact + _CHANGE * moved
                 if node in rounded:
                     result = result + unchanged[node].added
             values[node] = changed(result, node)
@@ -90,9 +103,11 @@ class _Value(NamedTuple):
         return np.where(np.isfinite(self.exact), self.held.astype(np.float64) - self.exact, 0.0)
 
 
-def _unchanged(graph: Graph, inputs: Sequence[np.ndarray], rounded: Collection[Node]) -> dict[Node, _Value]:
+def _unchanged(
+    graph: Graph, inputs: Sequence[np.ndarray], rounded: Collection[Node], wanted: bool
+) -> dict[Node, _Value]:
     """The value of every node; of none where nobody asks."""
-    if not rounded and not any(node.op in _UNSTEADY for node in graph.nodes()):
+    if not wanted and not rounded and not any(node.op in _UNSTEADY for node in graph.nodes()):
         return {}
     found = {
         node: _Value(wide, wide)
@@ -169,8 +184,11 @@ def allowed_errors(
     typical: np.ndarray,
     bound: float,
     least_share: float,
+    *,
+    alone: bool = False,
 ) -> np.ndarray:
-    """How far each element may be off, as float32; 0 for one that is no number and must be the same."""
+    """How far each element may be off, as float32; 0 for one that is no number and must be the same. `alone`: the
+    change of each is that of its own bound, and says nothing of its neighbours."""
     if not dtype.is_float:
         moved = np.abs(answer.astype(np.float64) - changed)
         steps = 1 if dtype.is_integer else 0  # by which a rounding may turn out differently
@@ -191,7 +209,7 @@ def allowed_errors(
         jumps = shift > jump * (size + typical)
         shift[jumps] = 0.0
         limits = ml_dtypes.finfo(dtype.numpy)
-        scale = size + _largest_nearby(shift) + least_share * typical
+        scale = size + (shift if alone else _largest_nearby(shift)) + least_share * typical
         allowed = bound * scale + float(limits.tiny)
         allowed[jumps | (size > 0.5 * float(limits.max))] = np.inf
         same = (answer == changed) | (np.isnan(answer) & np.isnan(changed))

@@ -8,12 +8,14 @@
     far        of norms of few rows: every row farther from zero still, each elsewhere. How much of a variance is left
                there when its mean is wrong in the last digits is a matter of luck, so that one such row says little
     columns    the same along the last axis
+    magnitudes of sums of products: elements that differ in size by many orders of magnitude, of weights too; each
+               element of the result is held to the bound of its own products
     peaks      in every row one number far above all others, each time elsewhere: a maximum that misses one shows. In
                short rows every place has its turn in every row, since code for some of the rows may be wrong; in long
                ones the ends have, and some of every lane of a vector. Of different heights: where two products of
                peaks were nearly the same, the digits in which they differ would decide which counts
 
-The last four are for tasks that they can tell anything of.
+The last five are for tasks that they can tell anything of.
 """
 
 from __future__ import annotations
@@ -31,30 +33,33 @@ from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import Fusion, op_of
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
+from tilewright.measure.bounds import SUMS_OF_PRODUCTS, channel_axes, may_be_transformed, rounding_errors
 from tilewright.measure.exactness import (
     RELATIVE,
+    Errors,
     allowed_errors,
     changed_answer,
     rounded_nodes,
     typical_size,
 )
-from tilewright.space.templates.cpu.strassen import is_large_enough
+from tilewright.measure.magnitudes import spread_out
+from tilewright.numerics import may_lose_digits
 
 # Relative errors in the L2 norm that a kernel may have on ordinary inputs, by the type of its result.
 L2_BOUNDS = {DType.F64: 1e-5, DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16: 2e-2}
 # How far one element may be off, in units of its own size and of what the change of all values did to it. Kernels that
-# multiply and add as the task says come to a twentieth of these, Winograd's algorithm to a third of its own.
+# multiply and add as the task says come to a twentieth of these. For sums of products see `bounds.py`.
 ELEMENT_BOUNDS = {DType.F64: 1e-5, DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16: 1.2e-2}
-_TRANSFORMED_BOUND = 1e-4  # of a convolution that may be computed in another basis
+_RELAXED_BOUND = 1e-4  # of sums of products by algorithms whose error has no bound for each element
 # Times what rounding the answer itself comes to. A rounding between two operators that a kernel leaves out, or one that
 # it adds, makes it 1.4 times that; of few elements it might do so by accident. An answer that needs no rounding, as
 # that of a maximum, still depends on how what it is of was rounded. In a type finer than what lies between it is only
 # that: all of it where the rounding is left out, a little where the last digits of some sums decide it otherwise.
 _ROUNDED_ONCE, _ROUNDED_ELEMENTS, _TYPICAL_ROUNDING, _ROUNDED_OTHERWISE = 1.2, 256, 0.2, 0.1
 _LEAST_SHARE = 1e-2  # of the typical size of all elements, which each may count as its own
-# The same where an element's error is that of others as well, among which there may be very large ones: of its
-# neighbourhood, or of a row that its own is added to.
-_TRANSFORMED_SHARE, _MIXED_ODD_SHARE = 1.0, 5.0  # on inputs of one size, of several
+# The same with relaxed numerics, where an element's error may be that of a row that its own is added to.
+_RELAXED_SHARE, _RELAXED_ODD_SHARE = 1.0, 5.0  # on inputs of one size, of several
+_SPREAD_TYPES = (DType.F32, DType.F16, DType.BF16)
 _LARGE, _TINY = 1e3, 2.0**-120
 _TINY_HALF = 2.0**-14  # what 16 bits can hold
 
@@ -104,7 +109,7 @@ class WrongResult(Exception):
 @dataclass(frozen=True)
 class Case:
     """Inputs and the answer to them. `allowed`: for each element how far it may be off; infinite where nothing can be
-    said. Of a `spreading` task one number that is none makes others of its neighbourhood so."""
+    said. Of a `spreading` task a NaN or an infinity may make other elements so too."""
 
     name: str
     inputs: tuple[np.ndarray, ...]
@@ -155,7 +160,7 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Exam:
-    """The cases of one task. Constants are the same arrays in all of them."""
+    """The cases of one task. Constants are the same arrays in all of them but those of "magnitudes"."""
 
     cases: tuple[Case, ...]
 
@@ -166,7 +171,8 @@ class Exam:
 
 def draw_exam(task: Task, numerics: str, seed: int) -> Exam:
     draw = _Draw(task, numerics, np.random.default_rng(seed))
-    drawn = map(draw.case, ("ordinary", "edges", "special", *draw.treated_names(), *draw.peak_names()))
+    names = ("ordinary", "edges", "special", *draw.treated_names(), *draw.peak_names(), *draw.spread_names())
+    drawn = map(draw.case, names)
     return Exam(tuple(case for case in drawn if case is not None))
 
 
@@ -179,24 +185,18 @@ class _Draw:
         self.graph = task.graph
         dtype = task.output.dtype
         self.bound = ELEMENT_BOUNDS.get(dtype, 0.0)
-        transformed = numerics != "strict" and any(node.op == "conv" for node in self.graph.nodes())
-        if transformed:
-            self.bound = max(self.bound, _TRANSFORMED_BOUND)
-        self.transformed = transformed
-        self.mixed = transformed or (
-            numerics != "strict" and any(map(self._may_add_rows, self.graph.nodes()))
-        )
+        self.numerics = numerics
+        self.sums = [node for node in self.graph.nodes() if node.op in SUMS_OF_PRODUCTS]
+        self.relaxed = may_lose_digits(numerics) and any(node.dtype is DType.F32 for node in self.sums)
+        if self.relaxed:
+            self.bound = max(self.bound, _RELAXED_BOUND)
         self.rounded = rounded_nodes(self.graph, numerics)
         for node in self.rounded:  # a sum whose last digits decide may be off by a whole step of this type
             self.bound = max(self.bound, ELEMENT_BOUNDS[node.dtype])
         self.extents = _index_extents(self.graph)
         self.relative = any(node.op in RELATIVE for node in self.graph.nodes())
         self.treatments = (*_TREATMENTS, lambda x: x + _FARTHER) if self.relative else _TREATMENTS
-        self.spreading = any(
-            op_of(node.op).fusion is Fusion.COMPLEX or node.op == "attention"
-            for node in self.graph.nodes()
-            if not node.is_input and not node.is_constant
-        )
+        self.spreading = self.relaxed or any(node.op == "attention" for node in self.graph.nodes())
         # Both signs, unless most of the result is no number then: a logarithm's, say.
         self.positive = False
         self.inputs = self._ordinary()
@@ -208,22 +208,21 @@ class _Draw:
 
     def case(self, name: str) -> Case | None:
         inputs, answer = self.inputs, self.answer
-        if name != "ordinary":
+        if name == "magnitudes":
+            inputs = self._spread()
+        elif name != "ordinary":
             change = {"edges": self._edges, "special": self._special}.get(name) or self._treatment(name)
             inputs = [
                 array if number in self.task.constants else change(array, node.dtype)
                 for number, (array, node) in enumerate(zip(inputs, self.graph.inputs, strict=True))
             ]
+        if name != "ordinary":
             if all(new is old for new, old in zip(inputs, self.inputs, strict=True)):
                 return None  # nothing but constants and integers
             answer = self._answer(inputs)
         dtype = self.task.output.dtype
-        typical = typical_size(answer, None if self.mixed else _treated_axis(name, answer.shape))
-        changed = changed_answer(self.graph, inputs, self.rounded).reshape(-1)
+        allowed = self._allowed(name, inputs, answer)
         answer = answer.reshape(-1)
-        allowed = allowed_errors(
-            self.graph, answer, changed, dtype, typical.reshape(-1), self.bound, self._least_share(name)
-        )
         if dtype.is_float:
             with np.errstate(all="ignore"):  # what the type cannot hold is infinite
                 overflown = np.isinf(answer.astype(dtype.numpy)) & np.isfinite(answer)
@@ -231,6 +230,36 @@ class _Draw:
         spreading = self.spreading and name == "special"
         bound = self._l2_bound(answer) if name == "ordinary" else math.inf
         return Case(name, tuple(inputs), answer, allowed, spreading, bound)
+
+    def _allowed(self, name: str, inputs: Sequence[np.ndarray], answer: np.ndarray) -> np.ndarray:
+        dtype, flat = self.task.output.dtype, answer.reshape(-1)
+        typical = typical_size(answer, None if self.relaxed else _treated_axis(name, answer.shape)).reshape(
+            -1
+        )
+        alone = name == "magnitudes"
+        found = []
+        for direction in (1.0, -1.0) if alone else (1.0,):
+            changed = changed_answer(
+                self.graph, inputs, self.rounded, self._errors(alone, direction)
+            ).reshape(-1)
+            share = 0.0 if alone else self._least_share(name)
+            found.append(
+                allowed_errors(self.graph, flat, changed, dtype, typical, self.bound, share, alone=alone)
+            )
+        return np.maximum.reduce(found)
+
+    def _errors(self, every: bool, direction: float) -> Errors | None:
+        """By how much sums of products may be off, in units of the change that is tried: every one, or those that may
+        be computed in another basis, whose errors are not their own products' alone."""
+        summed = [n for n in self.graph.nodes() if every or may_be_transformed(n, self.numerics)]
+        if self.relaxed or not summed:
+            return None
+
+        def errors(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray | None:
+            found = rounding_errors(node, operands, self.numerics) if node in summed else None
+            return None if found is None else direction / self.bound * found
+
+        return errors
 
     def _answer(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
         (answer,) = evaluate(self.graph, inputs, precise=True, rounded=self.rounded)
@@ -292,18 +321,29 @@ class _Draw:
             return True
         return op_of(node.op).fusion is Fusion.INJECTIVE
 
-    def _may_add_rows(self, node: Node) -> bool:
-        """Whether it is a product that may be computed by seven products of quarters."""
-        if node.op != "matmul" or node.dtype is not DType.F32:
-            return False
-        data, weight = node.inputs
-        one = math.prod(weight.shape[:-2]) == 1
-        return one and is_large_enough(math.prod(data.shape[:-1]), data.shape[-1])
-
     def _least_share(self, name: str) -> float:
-        if self.mixed and name not in ("ordinary", "special"):
-            return _MIXED_ODD_SHARE
-        return _TRANSFORMED_SHARE if self.transformed else _LEAST_SHARE
+        if not self.relaxed:
+            return _LEAST_SHARE
+        return _RELAXED_SHARE if name in ("ordinary", "special") else _RELAXED_ODD_SHARE
+
+    def spread_names(self) -> list[str]:
+        floats = all(node.dtype in _SPREAD_TYPES for node in self.sums)
+        return ["magnitudes"] if self.sums and floats and not self.relaxed else []
+
+    def _spread(self) -> list[np.ndarray]:
+        """Inputs that sums of products are of, spread out along the axis that is summed over."""
+        inputs = list(self.inputs)
+        numbers = {node: number for number, node in enumerate(self.graph.inputs)}
+        for node in self.sums:
+            for operand, axis, weight in zip(node.inputs, channel_axes(node), (False, True), strict=False):
+                for source in set(_sources(operand)):
+                    alike = (
+                        source.is_input and source.type.rank == operand.type.rank and source.dtype.is_float
+                    )
+                    if alike and source.shape[axis] == operand.shape[axis]:
+                        number = numbers[source]
+                        inputs[number] = spread_out(inputs[number], source.dtype, (axis,), weight, self.rng)
+        return inputs
 
     def _treatment(self, name: str) -> Callable[[np.ndarray, DType], np.ndarray]:
         _, _, turn = name.partition("turn ")

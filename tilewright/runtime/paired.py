@@ -2,13 +2,14 @@
 
     a1 b1 + a2 b2 = (a1 + b2) (a2 + b1) - a1 a2 - b1 b2
 
-The corrections a1 a2 and b1 b2 depend on one operand alone: they are summed once for each row of the data and once for
-each column of the weight. In about half of the pairs a2 and b2 are negated, which leaves their product as it is, so that
-neither sums nor corrections grow beyond the result where the numbers have a mean. Which half follows multiples of the
-golden ratio: numbers in a tensor are often periodic (even and odd channels, heads, pixels of a window), and these are not.
+The corrections a1 a2 and b1 b2 depend on one operand alone: they are summed once for each row of the data and once
+for each column of the weight. In about half of the pairs a2 and b2 are negated, which leaves their product as it is, so
+that neither sums nor corrections grow beyond the result where the numbers have a mean. Which half follows multiples of
+the golden ratio: numbers in a tensor are often periodic (even and odd channels, heads, pixels), and these are not.
 
-**Error.** Rows and columns are divided by powers of two so that their root mean squares are in [1, 2). With K the number
-of products, A and B the norms of a scaled row and column, u = 2^-24, and sums of `CHUNK` pairs that are added up in turn,
+**Error.** Rows and columns are divided by powers of two so that their root mean squares are in [1, 2). With K the
+number of products, A and B the norms of a scaled row and column, u = 2^-24, and sums of `CHUNK` pairs that are added up
+one after the other,
 
     |error| <= error_constant(K) u (A^2 + B^2) / 2,    and    (A^2 + B^2) / 2 <= 1.25 A B
 
@@ -24,8 +25,8 @@ so kappa <= `largest_kappa(K)` holds for every row whose ratio |a|_1 / (sqrt(K) 
 
     min over t of (|(t - |b|)+|_2 + |b|_2 / kappa) / (t sqrt(K))
 
-which depends on the column alone. A register tile runs in pairs where the least ratio of its rows is at least the largest
-that its columns demand; otherwise it runs the plain loop on the same packed weight.
+which depends on the column alone. A register tile runs in pairs where the least ratio of its rows is at least the
+largest that its columns demand; otherwise it runs the plain loop on the same packed weight.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def pair_signs(taps: int) -> np.ndarray:
 
 
 def error_constant(taps: int) -> float:
-    """E of |error| <= E u (A^2 + B^2) / 2: rounding of the products, of the chunks' sum, of the row's correction (sums of
-    8 lanes, A^2 being at most 1.6 times the mean of both), and of the subtractions."""
+    """E of |error| <= E u (A^2 + B^2) / 2: rounding of the products, of the chunks' sum, of the row's correction (8
+    sums, A^2 being at most 1.6 times the mean of both), and of the subtractions."""
     pairs = pair_count(taps)
     chunk = min(CHUNK, pairs)
     products = chunk + 2 + -(-pairs // chunk)
@@ -75,9 +76,9 @@ def largest_kappa(taps: int) -> float:
 
 
 def prepare_weights(taps_first: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(columns, corrections, sizes, ratios): each column divided by a power of two, its size, with its pairs' signs; what
-    is to be subtracted for it; and the least ratio that a row must have to be multiplied with it in pairs. A column that
-    cannot be certified is stored as it is; of one of zeros the size is zero, so that its results are."""
+    """(columns, corrections, sizes, ratios): each column divided by a power of two, its size, with its pairs' signs;
+    what is to be subtracted for it; and the least ratio that a row must have to be multiplied with it in pairs. A
+    column that cannot be certified is stored as it is; of one of zeros the size is zero, so that its results are."""
     sizes, usable = _sizes(taps_first)
     ratios = np.where(usable, certified_ratios(taps_first), np.inf)
     with np.errstate(all="ignore"):

@@ -102,8 +102,8 @@ class Problem:
 SMALL_CACHES = replace(host(), caches=replace(host().caches, l1=3 << 10, l2=8 << 10, l2_cores=1))
 
 
-def applied(task: Task, machine: CpuMachine | None = None) -> Applied:
-    found = Attention().apply(Work(task, machine or host()))
+def applied(task: Task, machine: CpuMachine | None = None, numerics: str = "relaxed") -> Applied:
+    found = Attention().apply(Work(task, machine or host(), numerics))
     assert found is not None
     return found
 

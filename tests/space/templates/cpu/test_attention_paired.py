@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.machines import ZEN_4
 from tests.space.checked import same_on_two_threads
 from tests.space.templates.cpu.test_attention import MASKS, Problem, applied, error
 from tilewright.dtypes import DType
@@ -174,13 +175,14 @@ def test_it_passes_its_exam(problem: Problem) -> None:
     task = problem.task()
     kernel = SingleKernel(program_of(problem), host())
     for seed in range(2):
-        for case in draw_exam(task, "fast", seed).cases:
+        for case in draw_exam(task, "relaxed", seed).cases:
             case.error(kernel([array.reshape(-1) for array in case.inputs]))
 
 
-def test_only_where_adders_are_free_is_it_a_choice() -> None:
-    def choices(machine: CpuMachine) -> set[object]:
-        return {config["paired"] for config in applied(PROBLEM.task(), machine).space.configs()}
+def test_only_where_adders_are_free_and_digits_may_be_lost_is_it_a_choice() -> None:
+    def choices(machine: CpuMachine, numerics: str = "relaxed") -> set[object]:
+        return {config["paired"] for config in applied(PROBLEM.task(), machine, numerics).space.configs()}
 
     assert choices(replace(host(), cpu="nobody-knows")) == {False}
+    assert choices(ZEN_4, "fast") == {False}
     assert choices(host()) == ({False, True} if host().adds_beside else {False})

@@ -305,7 +305,7 @@ def test_it_declines_what_is_no_product(op: str) -> None:
 def test_a_choice_is_made_without_building_anything() -> None:
     task = matmul_task(128, 768, 768)
     choice = choose(Work(task, host()))
-    expected = "paired" if host().adds_beside else "strassen"
+    expected = "paired" if host().adds_beside else "contraction"
     assert choice.config is not None and choice.config.template == expected
     assert choice.predicted is not None and 1e-4 < choice.predicted < 1e-2
 

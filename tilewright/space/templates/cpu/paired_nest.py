@@ -89,8 +89,8 @@ class Shape:
 
     @property
     def chunk(self) -> int:
-        """Groups that are summed in registers before they are added to the totals: most of the rounding of a long sum is
-        that of its large partial sums."""
+        """Groups that are summed in registers before they are added to the totals: most of the rounding error of a
+        long sum is that of its large partial sums."""
         most = CHUNK // HALF
         dividing = [count for count in range(most, most // 2, -1) if self.whole_groups % count == 0]
         return min(self.whole_groups, dividing[0] if dividing else most)
@@ -224,8 +224,8 @@ class PairedNest:
         return te.Select(inside, value, te.const(0.0, DType.F32))
 
     def _measured(self, data: te.Expr, place: te.Expr, scale: Buffer) -> list[Stmt]:
-        """Its size, the power of two at or below the root of its mean square, and in `scale` the inverse of that. What is
-        computed of a row of zeros is multiplied by zero."""
+        """Its size, the power of two at or below the root of its mean square, and in `scale` the inverse of that. What
+        is computed of a row of zeros is multiplied by zero."""
         lanes, zero = self.shape.lanes, te.const(0.0, DType.F32)
         steps = self.run.extent // lanes
         several = min(_SQUARES, steps)

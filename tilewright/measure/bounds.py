@@ -1,0 +1,98 @@
+"""How far rounding may move each element of a sum of products, from the task and the numerics alone.
+
+u = 2^-24. A sum of K products of float32, in any order, has |error| <= K u sum_k |a_k b_k|. Kernels come to a small
+part of that, and validation asks for it: (16 + 8 sqrt(K)) u sum |a_k b_k|, where that is less. Certified paired products
+keep within it too, though only 32 K u sum |a_k b_k| is promised of them (`runtime/paired.py`).
+
+A convolution that may be computed by Winograd's algorithm has |error| <= c u sum_c max_tile |d_c| sum |g_c| beside
+that: c is that of the largest tile (`runtime/winograd.py`), and a tile may lie anywhere around a result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tilewright.dtypes import DType
+from tilewright.graph.ir import Node
+from tilewright.graph.op import flops_of, op_of
+from tilewright.graph.ops.layouts import block_of
+from tilewright.numerics import is_strict
+from tilewright.runtime import winograd
+
+UNIT = 2.0**-24
+SUMS_OF_PRODUCTS = ("matmul", "linear", "conv", "conv_transpose")
+_SUMS = ("sum", "mean")
+_FEW, _PER_ROOT = 16.0, 8.0  # of K, roundings that add up, and that partly cancel
+
+
+def summed_count(node: Node) -> int:
+    """K: how many terms one element of the result is the sum of."""
+    if node.op in _SUMS:
+        return max(1, math.prod(node.inputs[0].shape) // max(1, node.type.size))
+    return max(1, flops_of(node) // max(1, 2 * node.type.size))
+
+
+def rounding_errors(node: Node, operands: Sequence[np.ndarray], numerics: str) -> np.ndarray | None:
+    """How far each element of a sum may be off that is computed in float32; None for other operators."""
+    if node.op not in SUMS_OF_PRODUCTS + _SUMS:
+        return None
+    with np.errstate(all="ignore"):
+        sizes = op_of(node.op).oracle(node.attrs, *(np.abs(operand) for operand in operands))
+        count = summed_count(node)
+        errors = UNIT * min(count, _FEW + _PER_ROOT * math.sqrt(count)) * sizes
+        if may_be_transformed(node, numerics):
+            errors = errors + UNIT * max(winograd.ERROR_FACTORS.values()) * _of_tiles(node, *operands[:2])
+    return np.asarray(errors)
+
+
+def may_be_transformed(node: Node, numerics: str) -> bool:
+    """Whether it is a convolution that Winograd's algorithm may compute."""
+    if (
+        node.op != "conv"
+        or is_strict(numerics)
+        or node.dtype is not DType.F32
+        or block_of(node.attrs["layout"])
+    ):
+        return False
+    weight = node.inputs[1].shape
+    kernel = weight[:-2] if node.attrs["layout"] == "channels_last" else weight[2:]
+    steps = (node.attrs["stride"], node.attrs["dilation"])
+    return kernel == (winograd.TAPS,) * 2 and node.attrs["groups"] == 1 and steps == ((1, 1), (1, 1))
+
+
+def _of_tiles(node: Node, data: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """sum over channels of the largest element of any tile that a result may lie in, times the sum of its weights."""
+    last = node.attrs["layout"] == "channels_last"
+    image, window = (np.abs(data), np.abs(weight)) if last else (np.moveaxis(data, 1, -1), None)
+    if window is None:
+        image, window = np.abs(image), np.abs(weight).transpose(2, 3, 1, 0)
+    reach = max(winograd.ERROR_FACTORS)
+    edges = [(low + reach - 1, high + reach - 1) for low, high in node.attrs["padding"]]
+    image = np.pad(image, [(0, 0), *edges, (0, 0)])
+    for axis in (1, 2):
+        image = _largest_in_windows(image, axis, 2 * reach + 1)
+    result = np.nan_to_num(image, nan=0.0, posinf=0.0) @ window.sum(axis=(0, 1))
+    return result if last else np.moveaxis(result, -1, 1)
+
+
+def _largest_in_windows(values: np.ndarray, axis: int, width: int) -> np.ndarray:
+    """Of every `width` elements side by side the largest."""
+    moved, covered = np.moveaxis(values, axis, 0), 1
+    while covered < width:
+        step = min(covered, width - covered)
+        moved = np.maximum(moved[:-step], moved[step:])
+        covered += step
+    return np.moveaxis(moved, 0, axis)
+
+
+def channel_axes(node: Node) -> tuple[int, int]:
+    """The axes of a sum of products' data and weight along which products are summed."""
+    data, weight = (operand.type.rank for operand in node.inputs[:2])
+    if node.op == "conv":
+        return (1, 1) if node.attrs["layout"] == "channels_first" else (data - 1, weight - 2)
+    if node.op == "conv_transpose":
+        return 1, 0
+    return data - 1, 1 if node.op == "linear" else weight - 2

@@ -1,8 +1,8 @@
 """How far rounding may move each element of a sum of products, from the task and the numerics alone.
 
 u = 2^-24. A sum of K products of float32, in any order, has |error| <= K u sum_k |a_k b_k|. Kernels come to a small
-part of that, and validation asks for it: (16 + 8 sqrt(K)) u sum |a_k b_k|, where that is less. Certified paired products
-keep within it too, though only 32 K u sum |a_k b_k| is promised of them (`runtime/paired.py`).
+part of that, and validation asks for it: (16 + 8 sqrt(K)) u sum |a_k b_k|, where that is less. Certified paired
+products keep within it too, though only 32 K u sum |a_k b_k| is promised of them (`runtime/paired.py`).
 
 A convolution that may be computed by Winograd's algorithm has |error| <= c u sum_c max_tile |d_c| sum |g_c| beside
 that: c is that of the largest tile (`runtime/winograd.py`), and a tile may lie anywhere around a result.

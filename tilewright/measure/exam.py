@@ -59,6 +59,7 @@ _ROUNDED_ONCE, _ROUNDED_ELEMENTS, _TYPICAL_ROUNDING, _ROUNDED_OTHERWISE = 1.2, 2
 _LEAST_SHARE = 1e-2  # of the typical size of all elements, which each may count as its own
 # The same with relaxed numerics, where an element's error may be that of a row that its own is added to.
 _RELAXED_SHARE, _RELAXED_ODD_SHARE = 1.0, 5.0  # on inputs of one size, of several
+_EPILOGUE = 1e-6  # error of an activation, beside its operand
 _SPREAD_TYPES = (DType.F32, DType.F16, DType.BF16)
 _LARGE, _TINY = 1e3, 2.0**-120
 _TINY_HALF = 2.0**-14  # what 16 bits can hold
@@ -246,7 +247,19 @@ class _Draw:
             found.append(
                 allowed_errors(self.graph, flat, changed, dtype, typical, self.bound, share, alone=alone)
             )
-        return np.maximum.reduce(found)
+        allowed: np.ndarray = np.maximum.reduce(found)
+        return allowed + self._of_epilogue(inputs, allowed) if alone else allowed
+
+    def _of_epilogue(self, inputs: Sequence[np.ndarray], allowed: np.ndarray) -> np.ndarray:
+        """What an activation behind a sum adds: its own rounding is small beside the sum, not beside what is left of it
+        (of a GELU far below zero, say)."""
+        if all(map(self._is_size_blind, self.graph.nodes())):
+            return np.zeros_like(allowed)
+        (summed,) = evaluate(Graph(self.graph.inputs, (self.sums[-1],)), inputs, precise=True)
+        sizes = np.abs(summed).reshape(-1)
+        return _EPILOGUE * (sizes if sizes.size == allowed.size else sizes.max(initial=0.0)).astype(
+            np.float32
+        )
 
     def _errors(self, every: bool, direction: float) -> Errors | None:
         """By how much sums of products may be off, in units of the change that is tried: every one, or those that may

@@ -22,9 +22,9 @@ POINTS = {
     6: (0, 1, -1, 2, -2, Fraction(1, 2), Fraction(-1, 2)),
 }
 
-# c of |error| <= c u sum_c max_tile |d_c| sum |g_c| for each tile size, u = 2^-24: twice the most that random and
-# adversarial tiles came to (tests/space/templates/cpu/test_winograd.py). A bound for any rounding whatever would be that
-# of `amplification` times the number of operations.
+# c of |error| <= c u sum_c max_tile |d_c| sum |g_c| for each tile size, u = 2^-24: four times the most that random
+# tiles came to (tests/space/templates/cpu/test_winograd.py). What holds for any rounding whatever is `amplification`
+# times the number of operations.
 ERROR_FACTORS = {2: 8.0, 4: 96.0, 6: 192.0}
 
 Matrix = tuple[tuple[Fraction, ...], ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tilewright import te
@@ -41,6 +42,7 @@ from tilewright.te.index import simplify
 if TYPE_CHECKING:
     from tilewright.space.templates.cpu.contraction import AppliedContraction, Shape
 
+_CHAIN = 256  # products that are summed one after the other, at most
 _LINE = 64
 
 
@@ -324,27 +326,55 @@ class ContractionNest:
         kept = te.Load(self.accumulator, (self.element,))
         update = self._update(data, weight, kept)
         step = nest(self.in_tile, Store(self.accumulator, self.element, te.substitute(update, self.values)))
-        summing = self._tap_loops(step, short)
         zero = nest(self.in_tile, Store(self.accumulator, self.element, self._first_value()))
-
-        finish = nest(self.in_tile, self._finished(kept))
         ahead = self._asked_ahead()
         if extent_of(self.piece_loops) == 1 and not self.rest:
-            return block(*ahead, zero, summing, finish)
+            if not self._sums_in_chunks:
+                return block(
+                    *ahead, zero, self._tap_loops(step, short), nest(self.in_tile, self._finished(kept))
+                )
+            total = te.Load(self.totals, (self.element,))
+            begin = nest(self.in_tile, Store(self.totals, self.element, self._first_value()))
+            summing = self._tap_loops(
+                step, short, before=zero, behind=self._added_to(self.totals, self.element)
+            )
+            return block(*ahead, begin, summing, nest(self.in_tile, self._finished(total)))
 
+        summing = self._tap_loops(step, short)
         partial = Buffer("partial", self.accumulator.dtype, self.partial_size, Scope.SCRATCH)
         place = counted(self.row_loops) * self.accumulator.size + self.element
-        resume = nest(self.in_tile, Store(self.accumulator, self.element, te.Load(partial, (place,))))
+        before = te.Load(partial, (place,))
+        resume = nest(self.in_tile, Store(self.accumulator, self.element, before))
         suspend = nest(self.in_tile, Store(partial, place, kept))
+        whole = kept
+        again = suspend
+        if kept.dtype.is_float:  # sums of pieces are added up, not continued: shorter chains round less
+            resume, again, whole = zero, self._added_to(partial, place), before + kept
+        finish = nest(self.in_tile, self._finished(whole))
         if short:
             return block(*ahead, resume, summing, finish)
         piece = counted(self.piece_loops)
         first = te.call("eq", piece, te.as_index(0))
+        put = suspend if again is suspend else If(first, suspend, again)
         if self.rest:
-            return block(If(first, zero, resume), summing, suspend)
+            return block(zero if resume is zero else If(first, zero, resume), summing, put)
         last = te.call("eq", piece, te.as_index(extent_of(self.piece_loops) - 1))
         begin = If(first, zero, block(If(last, block(*ahead)), resume) if ahead else resume)
-        return block(begin, summing, If(last, finish, suspend))
+        return block(begin, summing, If(last, finish, put))
+
+    @property
+    def _sums_in_chunks(self) -> bool:
+        """Whether a sum is long enough for most of its rounding error to be that of large partial sums."""
+        return self.accumulator.dtype.is_float and self.product.length > _CHAIN
+
+    @cached_property
+    def totals(self) -> Buffer:
+        """Of a register tile, the sums of all chunks so far."""
+        return Buffer("totals", self.accumulator.dtype, self.accumulator.size, Scope.SCRATCH)
+
+    def _added_to(self, buffer: Buffer, place: te.Expr) -> Stmt:
+        total = te.Load(buffer, (place,)) + te.Load(self.accumulator, (self.element,))
+        return nest(self.in_tile, Store(buffer, place, total))
 
     def _asked_ahead(self) -> list[Stmt]:
         """The lines of a register tile's results: they are in the first cache once its sums are there."""
@@ -386,18 +416,21 @@ class ContractionNest:
         """What an accumulator begins at."""
         return te.const(0, self.accumulator.dtype)
 
-    def _tap_loops(self, step: Stmt, short: bool) -> Stmt:
-        """The loops over taps, the innermost `unroll` steps written out; a step is followed by a prefetch."""
+    def _tap_loops(
+        self, step: Stmt, short: bool, before: Stmt | None = None, behind: Stmt | None = None
+    ) -> Stmt:
+        """The loops over taps, the innermost `unroll` steps written out; a step is followed by a prefetch. `before` and
+        `behind` each chunk of steps that is summed by itself."""
         unroll, taps = self.shape.unroll, list(self.taps)
         if self.shape.prefetch and self.packed is None:
             step = block(step, self._next_panel())
         if self.shape.tap_block:
             cut, *whole_taps = taps[self.product.cut :]
             in_piece = te.Var(cut.name + "_i", self.rest if short else self.shape.tap_block)
-            before = (
+            start = (
                 te.as_index(cut.extent - self.rest) if short else self.piece_loops[-1] * self.shape.tap_block
             )
-            step = with_values(step, {cut: before + in_piece})
+            step = with_values(step, {cut: start + in_piece})
             taps = [in_piece, *whole_taps]
         written: list[te.Var] = []
         while len(taps) > 1 and taps[-1].extent <= unroll:
@@ -410,17 +443,34 @@ class ContractionNest:
         main = nest([(copy, Kind.UNROLL)], with_values(inner, {last: counter * unroll + copy}))
         if self.shape.prefetch and self.packed is not None:
             main = block(main, *self._prefetches([*outer, counter], short))
-        stmts: list[Stmt] = [
-            For(counter, Kind.SERIAL, main)
-            if counter.extent > 1
-            else with_values(main, {counter: te.as_index(0)})
-        ]
+        tail: list[Stmt] = []
         rest = last.extent - counter.extent * unroll
         if rest:
-            tail = te.Var(last.name + "_r", rest)
-            done = counter.extent * unroll
-            stmts.append(nest([(tail, Kind.UNROLL)], with_values(inner, {last: tail + done})))
-        return nest([(axis, Kind.SERIAL) for axis in outer], block(*stmts))
+            left = te.Var(last.name + "_r", rest)
+            tail = [nest([(left, Kind.UNROLL)], with_values(inner, {last: left + counter.extent * unroll}))]
+        if before is None or behind is None:
+            loop = For(counter, Kind.SERIAL, main)
+            whole = loop if counter.extent > 1 else with_values(main, {counter: te.as_index(0)})
+            return nest([(axis, Kind.SERIAL) for axis in outer], block(whole, *tail))
+        # As many of the outer loops belong to a chunk as it has room for; of one that is too long itself, a part.
+        inside, count = len(outer), last.extent * extent_of(written)
+        while inside and count * outer[inside - 1].extent <= _CHAIN:
+            inside -= 1
+            count *= outer[inside].extent
+        each = _chunk(counter.extent, max(1, _CHAIN // (unroll * extent_of(written))))
+        chunk, within = te.Var(counter.name + "_k", counter.extent // each), te.Var(counter.name + "_w", each)
+        done = chunk.extent * each
+        if done < counter.extent:  # what is left over is the last chunk, with the tail
+            some = te.Var(counter.name + "_l", counter.extent - done)
+            tail = [For(some, Kind.SERIAL, with_values(main, {counter: some + done})), *tail]
+        steps = For(within, Kind.SERIAL, with_values(main, {counter: chunk * each + within}))
+        if chunk.extent == 1:
+            whole = with_values(block(steps, *tail), {chunk: te.as_index(0)})
+            stmts = [before, nest([(axis, Kind.SERIAL) for axis in outer[inside:]], whole), behind]
+        else:
+            stmts = [For(chunk, Kind.SERIAL, block(before, steps, behind))]
+            stmts += [before, *tail, behind] if tail else []
+        return nest([(axis, Kind.SERIAL) for axis in outer[:inside]], block(*stmts))
 
     def _next_panel(self) -> Stmt:
         """A line of the next panel, where the weight lies, at the current tap: each register tile asks for another."""
@@ -447,6 +497,14 @@ class ContractionNest:
         following = self.which_panel * panel_size + behind
         first = following + counted(loops) * (each * _LINE // size)
         return [Prefetch(weight, first + n * (_LINE // size), self.shape.prefetch) for n in range(each)]
+
+
+def _chunk(steps: int, most: int) -> int:
+    """How many steps are summed at a time: a number that divides all, where there is one of about `most`."""
+    if steps <= most:
+        return steps
+    least = max(1, most // 2)
+    return next((count for count in range(most, least, -1) if steps % count == 0), most)
 
 
 def counted(loops: Sequence[te.Var]) -> te.Expr:

@@ -51,9 +51,9 @@ from tilewright.space.templates.cpu.product import product_of
 from tilewright.space.templates.cpu.row_product import RowProduct, row_product_of
 
 NAME = "paired"
-_ROWS = (6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 20, 21)
+_ROWS = (6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 20)
 _BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32)
-_BESIDE = 11  # registers beside the sums of a tile: LLVM adds for some rows before it multiplies for others
+_BESIDE = 12  # registers beside the sums of a tile: LLVM adds for some rows before it multiplies for others
 _LEAST_TAPS = 2 * GROUP  # fewer do not make up for what is done with a sum
 _LEAST_PANELS = 3  # fewer do not make up for scaling the rows
 _LINE = 64

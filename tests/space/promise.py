@@ -3,7 +3,8 @@
     python -m tests.space.promise --kernels 300 --draws 350 --jobs 2
 
 Against float64, u = 2^-24: |error| <= c K u sum |a b| with c = 32 for paired products and 1 for all others, Winograd's
-convolutions as `runtime/winograd.py` says, attention the same bound for both products, carried through the scores. Data and weights are drawn anew each time (`measure/magnitudes.py`). A violation is printed with its seed.
+convolutions as `runtime/winograd.py` says, attention the same bound for both products, carried through the scores.
+Data and weights are drawn anew each time (`measure/magnitudes.py`). A violation is printed with its seed.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ def product(m: int, n: int, k: int, constant: bool = True) -> Task:
     return x.task(apply("matmul", x(m, k), x(k, n, constant=constant)))
 
 
-def whole(task: Task) -> Candidates:
-    return Candidates.of(Work(task, host()), sketches=False)
+def whole(task: Task, numerics: str = "fast") -> Candidates:
+    return Candidates.of(Work(task, host(), numerics), sketches=False)
 
 
 def test_they_are_few_and_the_best_is_predicted_as_good_as_the_best_of_all() -> None:
@@ -98,7 +98,7 @@ def test_of_blocks_that_come_to_the_same_size_there_is_one() -> None:
 
 
 def test_of_seven_products_there_are_a_part_and_the_best() -> None:
-    candidates = whole(product(256, 128, 384))
+    candidates = whole(product(256, 128, 384), "relaxed")
     few, all_of_it = (
         {config for a in some.applied if a.space.template == "strassen" for config in a.space.configs()}
         for some in (promising(candidates), candidates)

@@ -7,18 +7,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.space.checked import Inputs, error
+from tests.space.checked import Inputs, error, same_on_two_threads, stored_for
 from tests.space.spills import spilled_vectors_in_loops
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Node
 from tilewright.graph.op import apply
+from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
 from tilewright.hw import host
 from tilewright.loops.ir import Buffer, Program
 from tilewright.loops.verify import verify_program
 from tilewright.measure.single import SingleKernel
-from tilewright.runtime.winograd import matrices
+from tilewright.runtime.winograd import ERROR_FACTORS, amplification, matrices
 from tilewright.space.space import Config
 from tilewright.space.template import Applied, Work
 from tilewright.space.templates.cpu.straight_line import operations, times_vector
@@ -255,3 +256,49 @@ def run(expr: te.Expr, values: np.ndarray) -> np.ndarray:
         return np.float32(expr.value)
     assert isinstance(expr, te.Call)
     return np.asarray(SCALARS[expr.op].numpy(*(run(arg, values) for arg in expr.args)))
+
+
+@pytest.mark.parametrize("outputs", [2, 4, 6])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e37])
+def test_what_is_not_finite_stays_where_the_convolution_has_it(outputs: int, value: float) -> None:
+    """A tile that a NaN or an infinity is in, or that the transforms overflow in, is computed directly."""
+    task = conv_task((17, 19), (20, 40), epilogue="")
+    applied = applied_to(task)
+    config = next(c for c in applied.space.configs() if c["outputs"] == outputs)
+    program = applied.program(config)
+    rng = np.random.default_rng(outputs)
+    image = rng.standard_normal((1, 17, 19, 20)).astype(np.float32)
+    weights = (rng.standard_normal((3, 3, 20, 40)) / 14).astype(np.float32)
+    image[0, [2, 9, 16], [0, 11, 18], [3, 19, 7]] = value
+    (expected,) = evaluate(task.graph, [image, weights], precise=True)
+    result = same_on_two_threads(program, stored_for(program, [image, weights])).reshape(expected.shape)
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(expected))
+    np.testing.assert_array_equal(np.isinf(result), np.isinf(expected))
+    if np.isfinite(value):  # beside it, errors are small beside the largest of a tile
+        return
+    finite = np.isfinite(expected)
+    assert 0 < (~finite).sum() < expected.size / 4
+    np.testing.assert_allclose(result[finite], expected[finite], atol=1e-4)
+
+
+@pytest.mark.parametrize("outputs", [2, 4, 6])
+@pytest.mark.parametrize("channels", [4, 16, 128])
+def test_errors_are_within_the_stated_factor(outputs: int, channels: int) -> None:
+    """Of a tile, whatever the sizes of its elements are; half of the factor is left for other data."""
+    task = conv_task((outputs * 3, outputs * 3), (channels, 32), ((0, 0), (0, 0)), epilogue="")
+    applied = applied_to(task)
+    config = next(c for c in applied.space.configs() if c["outputs"] == outputs)
+    program = applied.program(config)
+    kernel = SingleKernel(program, host())
+    worst = 0.0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        image, weights = (rng.standard_normal(node.shape).astype(np.float32) for node in task.graph.inputs)
+        if seed % 2:
+            image *= 10.0 ** rng.uniform(-3, 3, image.shape)
+        (expected,) = evaluate(task.graph, [image, weights], precise=True)
+        result = kernel(stored_for(program, [image, weights])).reshape(expected.shape)
+        largest = np.abs(image).max(axis=(0, 1, 2)) @ np.abs(weights).sum(axis=(0, 1))
+        worst = max(worst, float((np.abs(result - expected) / (2.0**-24 * largest)).max()))
+    assert 0 < worst < ERROR_FACTORS[outputs] / 2
+    assert ERROR_FACTORS[outputs] < 6 * amplification(outputs)

@@ -38,7 +38,7 @@ from tilewright.runtime.paired import CHUNK, GROUP, HALF, LARGEST_SIZE
 from tilewright.space.space import Config
 from tilewright.space.templates.cpu.row_product import RowProduct
 
-# Mean squares of rows that are scaled. Others run the plain loop on their own numbers, those with NaN and infinity too.
+# Mean squares of rows that are scaled. Others run the plain loop, those with NaN and infinity too.
 _LEAST_SQUARE, _MOST_SQUARE = 4.0**-LARGEST_SIZE, 4.0**LARGEST_SIZE
 _NEVER, _ALWAYS = -1.0, 2.0  # ratios of a row: no column's demand is met, or every one's
 _CORRECTION, _SIZE, _RATIO = range(3)  # of columns, as they are stored behind the weight
@@ -277,7 +277,9 @@ class PairedNest:
         is_zero = te.call("eq", absolute, zero)
         ratio = te.Select(usable, absolute / kept, te.const(_NEVER, DType.F32))
         ratio = te.Select(is_zero, te.const(_ALWAYS, DType.F32), ratio)
-        size = te.Select(usable, te.call("floor_pow2", kept), one)
+        # Columns are up to 2^24 times what they were: rows of large numbers are made as much smaller, or they overflow.
+        other = te.Select(te.call("le", absolute, one), one, te.const(2.0**LARGEST_SIZE, DType.F32))
+        size = te.Select(usable, te.call("floor_pow2", kept), other)
         least = te.call("min", te.Load(self.ratios, (self.tile,)), ratio)
         return [
             *stmts,

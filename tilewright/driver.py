@@ -13,7 +13,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from tilewright import frontend, knobs
+from tilewright import frontend
 from tilewright.errors import OptionError
 from tilewright.frontend import ImportedModel
 from tilewright.hw import CpuMachine

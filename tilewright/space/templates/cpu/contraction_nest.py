@@ -346,7 +346,7 @@ class ContractionNest:
         before = te.Load(partial, (place,))
         resume = nest(self.in_tile, Store(self.accumulator, self.element, before))
         suspend = nest(self.in_tile, Store(partial, place, kept))
-        whole = kept
+        whole: te.Expr = kept
         again = suspend
         if kept.dtype.is_float:  # sums of pieces are added up, not continued: shorter chains round less
             resume, again, whole = zero, self._added_to(partial, place), before + kept

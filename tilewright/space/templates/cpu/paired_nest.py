@@ -278,8 +278,8 @@ class PairedNest:
         ratio = te.Select(usable, absolute / kept, te.const(_NEVER, DType.F32))
         ratio = te.Select(is_zero, te.const(_ALWAYS, DType.F32), ratio)
         # Columns are up to 2^24 times what they were: rows of large numbers are made as much smaller, or they overflow.
-        other = te.Select(te.call("le", absolute, one), one, te.const(2.0**LARGEST_SIZE, DType.F32))
-        size = te.Select(usable, te.call("floor_pow2", kept), other)
+        unscaled = te.Select(te.call("le", absolute, one), one, te.const(2.0**LARGEST_SIZE, DType.F32))
+        size = te.Select(usable, te.call("floor_pow2", kept), unscaled)
         least = te.call("min", te.Load(self.ratios, (self.tile,)), ratio)
         return [
             *stmts,

@@ -50,6 +50,15 @@ def parse_threads(text: str) -> int:
     return count or default_threads()
 
 
+def parse_count(text: str) -> int:
+    """`"100000"` -> 100000; suffixes K, M, G, T are powers of 1000."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)", text.strip(), re.IGNORECASE)
+    count = 0 if match is None else int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
+    if count < 1:
+        raise ValueError("a number from 1 on with an optional suffix K, M, G or T, such as 200K")
+    return count
+
+
 def parse_cpu_features(text: str) -> tuple[str, ...]:
     """A list such as `-avx512f,-avx512vl`, or a level such as `avx2`; `runtime.host` says what it means."""
     items = tuple(item.strip().lower() for item in text.split(",") if item.strip())
@@ -162,6 +171,13 @@ def _quota_v1(group: Path) -> float | None:
         return None
 
 
+def _default_import_memory() -> int:
+    """Three quarters of what is free now: the rest is for copies that nobody counts."""
+    from tilewright.support.memory import available_memory
+
+    return available_memory() * 3 // 4
+
+
 # -- the table -----------------------------------------------------------------------------------------------------
 
 
@@ -250,6 +266,39 @@ OPTIONS: tuple[Option, ...] = (
         "own: of two kernels of ours on a GPU the second may start while the first ends, where the GPU can; all: after"
         " a library's too; off: one after another",
     ),
+    Option(
+        "import_memory",
+        "TILEWRIGHT_IMPORT_MEMORY",
+        "bytes",
+        parse_bytes,
+        _default_import_memory,
+        "memory that importing a model may take, and the largest tensor in it; the default is three quarters of what"
+        " this process may still allocate",
+    ),
+    Option(
+        "import_nodes",
+        "TILEWRIGHT_IMPORT_NODES",
+        "count",
+        parse_count,
+        100_000,
+        "nodes that a model may come to, with loops unrolled and functions expanded",
+    ),
+    Option(
+        "import_work",
+        "TILEWRIGHT_IMPORT_WORK",
+        "count",
+        parse_count,
+        4_000_000_000,
+        "operations on elements that may be computed while a model is imported, beside those on its own weights",
+    ),
+    Option(
+        "import_depth",
+        "TILEWRIGHT_IMPORT_DEPTH",
+        "count",
+        parse_count,
+        40,
+        "how deep subgraphs and functions of a model may be nested",
+    ),
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
@@ -258,7 +307,9 @@ _BY_NAME = {option.name: option for option in OPTIONS}
 @overload
 def get(name: Literal["cache_dir"]) -> Path: ...
 @overload
-def get(name: Literal["cache_limit", "threads"]) -> int: ...
+def get(
+    name: Literal["cache_limit", "threads", "import_memory", "import_nodes", "import_work", "import_depth"],
+) -> int: ...
 @overload
 def get(name: Literal["thread_runtime", "numerics", "dependent_launch"]) -> str: ...
 @overload
@@ -266,6 +317,11 @@ def get(name: Literal["cpu_features"]) -> tuple[str, ...]: ...
 def get(name: str) -> Any:
     """The value of an option now: its environment variable where set and not empty, otherwise its default."""
     return _read(_BY_NAME[name])[0]
+
+
+def variable(name: str) -> str:
+    """The environment variable of an option."""
+    return _BY_NAME[name].variable
 
 
 def table() -> tuple[OptionState, ...]:

@@ -7,6 +7,7 @@ at a time rounds it. Integers and bools are exact, of their own type, either way
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 
@@ -14,7 +15,9 @@ import numpy as np
 
 from tilewright.errors import InternalError
 from tilewright.graph.ir import Graph, Node
-from tilewright.graph.op import op_of
+from tilewright.graph.op import flops_of, op_of
+
+_COPIES = 3  # of operands and result in float64 that an oracle has at a time, about
 
 
 def evaluate(
@@ -54,6 +57,22 @@ def evaluate_node(node: Node, arrays: Sequence[np.ndarray], precise: bool = True
         result = np.asarray(op_of(node.op).oracle(node.attrs, *wide))
     _check_shape(node, result)
     return _held(result, node, precise)
+
+
+def evaluation_cost(node: Node) -> tuple[int, int]:
+    """What `evaluate_node` takes of `node`: (operations on elements, bytes beside its operands)."""
+    sizes = [operand.type.size for operand in node.inputs]
+    padding = node.attrs.get("padding", ())
+    if node.inputs and padding:  # a convolution or a pooling, which computes on a padded copy
+        widths = [sum(pair) if isinstance(pair, tuple) else 2 * pair for pair in padding]
+        last = node.attrs.get("layout") == "channels_last"
+        axes = range(1 if last else 2, node.inputs[0].type.rank)
+        extents = list(node.inputs[0].shape)
+        for axis, width in zip(axes, widths, strict=False):
+            extents[axis] += width
+        sizes[0] = math.prod(extents)
+    elements = sum(sizes) + node.type.size
+    return flops_of(node) + elements, _COPIES * 8 * elements
 
 
 def _held(array: np.ndarray, node: Node, precise: bool) -> np.ndarray:

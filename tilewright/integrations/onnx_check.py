@@ -25,7 +25,7 @@ from tilewright.errors import InputError
 from tilewright.frontend.imported import ImportedModel
 from tilewright.frontend.onnx import import_onnx
 from tilewright.frontend.onnx.external import ExternalData
-from tilewright.frontend.onnx.load import default_max_bytes, load
+from tilewright.frontend.onnx.load import load
 from tilewright.frontend.onnx.types import array_of
 from tilewright.graph.ir import Graph
 from tilewright.graph.oracle import evaluate
@@ -34,6 +34,7 @@ from tilewright.measure.check import relative_error
 from tilewright.runtime import tree
 from tilewright.runtime.explain import random_inputs
 from tilewright.runtime.model import CompiledModel
+from tilewright.support.budget import Budget
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _TYPE_ATTRIBUTES = ("to", "dtype")  # of Cast, EyeLike, SequenceEmpty and their like
@@ -142,9 +143,7 @@ class _Source:
 
     def __init__(self, model: Any) -> None:
         loaded = load(model)
-        limit = default_max_bytes()
-        self.external = ExternalData(loaded.folder, limit)
-        self.limit = limit
+        self.external = ExternalData(loaded.folder)
         self.model = loaded.model
         self.quantised = any(_rounds(node) for node in _nodes(loaded.model.graph))
 
@@ -175,7 +174,7 @@ class _Source:
         widen = wide and tensor.data_type in _FLOATS
         if not widen and tensor.data_location != TensorProto.EXTERNAL:
             return
-        array = array_of(tensor, self.external, self.limit)
+        array = array_of(tensor, self.external, Budget.of_options())
         tensor.CopyFrom(numpy_helper.from_array(array.astype(np.float64) if widen else array, tensor.name))
 
     def _attribute(self, attribute: AttributeProto, wide: bool) -> None:

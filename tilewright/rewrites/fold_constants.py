@@ -4,7 +4,8 @@
     %1 = permute(%w) {axes=(1, 0)}            ->      %1 = constant @weight : f32[3072,768]
 
 Values are those of the oracle in f64, rounded once to the node's type. What merely repeats data is left alone where it
-is large: a broadcast or a `full` costs nothing inside the kernel that reads it, and megabytes as a constant.
+is large: a broadcast or a `full` costs nothing inside the kernel that reads it, and megabytes as a constant. What would
+take more work or memory than importing a model may (`support/budget.py`) is left to the kernels.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import numpy as np
 
 from tilewright.graph.ir import Graph, Node, constant, rebuild
 from tilewright.graph.op import Fusion, op_of
-from tilewright.graph.oracle import evaluate_node
+from tilewright.graph.oracle import evaluate_node, evaluation_cost
 from tilewright.rewrites.base import Pass
 from tilewright.support.arrays import permuted
+from tilewright.support.budget import WORK_PER_ELEMENT, Budget
 
 MEBIBYTE = 1 << 20
 
@@ -31,10 +33,13 @@ class FoldConstants(Pass):
     repeated: int = 64 * 1024  # bytes up to which a repetition of data (broadcast_to, full) is folded
 
     def run(self, graph: Graph) -> Graph:
+        budget = Budget.of_options()
+        budget.allowed_work += WORK_PER_ELEMENT * sum(n.type.size for n in graph.nodes() if n.is_constant)
+
         def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
             if node.is_constant or not all(operand.is_constant for operand in operands):
                 return None
-            if not self._worthwhile(node, operands):
+            if not self._worthwhile(node, operands) or not _affordable(node, budget):
                 return None
             return folded(node, operands)
 
@@ -45,6 +50,18 @@ class FoldConstants(Pass):
         if node.op in ("broadcast_to", "full"):
             return size <= self.repeated
         return size <= self.large or size <= self.growth * sum(operand.type.bytes for operand in operands)
+
+
+def _affordable(node: Node, budget: Budget) -> bool:
+    """Whether the budget has the value of `node`, which is then paid for. What it has not is computed in every call."""
+    if node.op == "reshape":
+        return True
+    operations, peak = evaluation_cost(node)
+    if not budget.can_work(operations) or not budget.has_room(peak):
+        return False
+    budget.work(operations, node.source)
+    budget.hold(node.type.bytes, node.source)
+    return True
 
 
 def folded(node: Node, operands: tuple[Node, ...]) -> Node:

@@ -19,20 +19,27 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 import numpy as np
 
 from tilewright.dtypes import DType
-from tilewright.errors import VerificationError
+from tilewright.errors import ModelSizeError, VerificationError
 from tilewright.runtime import host, native, threads
 from tilewright.runtime.loader import load_objects
 from tilewright.runtime.plan import ALIGNMENT, Place, Plan, Step, TensorSpec
+from tilewright.support.memory import available_memory
 
 _KEPT_FRAMES = 16  # arenas kept for reuse; more concurrent calls than this allocate and free
+_SCARCE = 1 << 30  # from this size on, ask first: memory that is promised and not there ends the process
 _HUGE = 2 << 20  # from this size on, memory comes in huge pages where the system has them
 
 
 def aligned_empty(size: int) -> np.ndarray:
     """`size` uninitialised bytes, 64-byte aligned."""
+    if size >= _SCARCE and size > available_memory():
+        raise _no_memory(size)
     if size >= _HUGE:
         # Private: memory shared with forked children would let a parent and its child overwrite each other.
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError):
+            raise _no_memory(size) from None
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
@@ -40,6 +47,13 @@ def aligned_empty(size: int) -> np.ndarray:
     slack = np.empty(size + ALIGNMENT, dtype=np.uint8)
     start = -slack.ctypes.data % ALIGNMENT
     return slack[start : start + size]
+
+
+def _no_memory(size: int) -> ModelSizeError:
+    return ModelSizeError(
+        f"{size} bytes of memory for a model's values are more than this process may take",
+        remedy="free memory, or compile the model for a smaller batch",
+    )
 
 
 def aligned_copy(array: np.ndarray) -> np.ndarray:

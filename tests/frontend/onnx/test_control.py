@@ -11,9 +11,8 @@ import pytest
 
 import tilewright
 from tests.frontend.onnx.checking import check, check_model, floats, model_of
-from tilewright.errors import InputError, UnsupportedOpsError, VerificationError
+from tilewright.errors import InputError, ModelSizeError, UnsupportedOpsError, VerificationError
 from tilewright.frontend.onnx import import_onnx
-from tilewright.frontend.onnx.op_control import MAX_ITERATIONS
 from tilewright.graph.oracle import evaluate
 from tilewright.runtime.plan import Pinned
 
@@ -106,10 +105,16 @@ def test_a_loop_may_carry_a_growing_tensor() -> None:
     check(body, {"x": floats(2)})
 
 
-def test_loops_beyond_the_limit_are_refused() -> None:
-    body = f"n = Constant <value: tensor = int64 {{{MAX_ITERATIONS + 1}}}> () y, z = Loop (n, , x) {BODY}"
-    with pytest.raises(UnsupportedOpsError, match=f"more than {MAX_ITERATIONS} iterations"):
-        import_onnx(model_of(body, {"x": floats(3)}, "y z"))
+def counted(trips: int) -> onnx.ModelProto:
+    body = f"n = Constant <value: tensor = int64 {{{trips}}}> () y, z = Loop (n, , x) {BODY}"
+    return model_of(body, {"x": floats(3)}, "y z")
+
+
+def test_loops_run_as_long_as_the_budget_of_nodes_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    import_onnx(counted(1000))
+    monkeypatch.setenv("TILEWRIGHT_IMPORT_NODES", "1000")
+    with pytest.raises(ModelSizeError, match=r"more than 1000 nodes(.|\n)*TILEWRIGHT_IMPORT_NODES"):
+        import_onnx(counted(1000))
 
 
 def test_a_loop_whose_count_is_an_input_says_so() -> None:

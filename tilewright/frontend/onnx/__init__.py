@@ -39,7 +39,7 @@ def import_onnx(
     leaves open; without open dimensions they are not needed. With `pin`, an input whose value decides shapes (the
     target of a Reshape, the axes of a sum) is taken to have the example's value always: the result's `pinned` says
     which. With `pin_elements`, only inputs of at most so many elements are: a model for one image is of no use.
-    `max_bytes` is the size of the largest tensor allowed; half of the machine's memory by default.
+    `max_bytes` is the memory that the import may take; the option `import_memory` by default.
 
     Errors: ModelFileError (not a sound model; ExternalDataError, ModelSizeError), UnknownShapeError (dimensions that
     are only names), UnsupportedOpsError (naming every operator that cannot be converted).

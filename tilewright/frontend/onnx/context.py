@@ -14,12 +14,17 @@ from tilewright.dtypes import DType
 from tilewright.errors import InternalError
 from tilewright.frontend.builder import Builder, Ints, Number, Operand, Unsupported
 from tilewright.frontend.onnx.statics import Statics
-from tilewright.graph.ir import Node
+from tilewright.frontend.onnx.types import spanned
+from tilewright.graph.ir import Node, constant
+from tilewright.support.budget import MAX_RANK, Budget
 
 Value = Any  # a Node, a list of values (a sequence), or None (an empty optional)
 
 # Elements of the tables of comparisons that scatter, sort and their like are written with.
 MAX_TABLE = 1 << 26
+
+_FEW_OPERANDS = 16  # a node of more counts as several
+_PER_ELEMENT = 32  # bytes of a table while it is made: of 64 bits, with a few copies on the way
 
 
 class Context(Builder):
@@ -32,7 +37,7 @@ class Context(Builder):
         opset: int,
         statics: Statics,
         run_graph: Callable[[onnx.GraphProto, Sequence[Value]], list[Value]],
-        max_bytes: int,
+        budget: Budget,
         quantised: dict[Node, Any] | None = None,
         failures: list[tuple[str, str]] | None = None,
     ) -> None:
@@ -41,7 +46,7 @@ class Context(Builder):
         self.opset = opset
         self.statics = statics
         self.run_graph = run_graph
-        self.max_bytes = max_bytes
+        self.budget = budget
         self.quantised = {} if quantised is None else quantised  # see `products`
         self.failures = (
             [] if failures is None else failures
@@ -54,10 +59,24 @@ class Context(Builder):
     # -- nodes ---------------------------------------------------------------------------------------------------
 
     def made(self, node: Node) -> None:
-        if math.prod(node.shape) * node.dtype.bytes > self.max_bytes:
-            raise Unsupported(
-                f"a result of type {node.type!r} is larger than the limit of {self.max_bytes} bytes"
-            )
+        self.budget.count(1 + len(node.inputs) // _FEW_OPERANDS, self.source)
+        if node.type.rank > MAX_RANK:
+            raise Unsupported(f"a result of {node.type.rank} axes, and a tensor has at most {MAX_RANK}")
+        size = spanned(node.shape) * node.dtype.bytes
+        if node.is_constant:
+            self.budget.hold(size, f"{self.source}: a table")
+        elif not self.budget.has_room(size):
+            self.budget.fits(size, f"{self.source}: a result of type {node.type!r}")
+
+    def own(self, value: np.ndarray) -> Node:
+        """A constant of the model's own data, which was counted when it was read."""
+        self.budget.count(1, self.source)
+        return constant(value)
+
+    def reserve(self, elements: int, what: str) -> None:
+        """Before a table of so many elements is computed for what the model says."""
+        self.budget.fits(_PER_ELEMENT * elements, f"{self.source}: {what}")
+        self.budget.work(elements, f"{self.source}: {what}")
 
     def stray(self, op: str, operand: Any) -> Exception:
         return Unsupported(f"an operand that is no tensor but {_kind(operand)}")

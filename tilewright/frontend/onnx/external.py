@@ -15,17 +15,19 @@ from pathlib import Path, PureWindowsPath
 import numpy as np
 import onnx
 
-from tilewright.errors import ExternalDataError, ModelSizeError
+from tilewright.errors import ExternalDataError
+from tilewright.support.budget import Budget
 
 
 class ExternalData:
     """Reads the external tensors of a model that lies in `folder` (None: a model without a place on disk)."""
 
-    def __init__(self, folder: Path | None, max_bytes: int) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self.max_bytes = max_bytes
+        # Tensors that share bytes of a file (tied weights) share the array too.
+        self._known: dict[tuple[str, int, int], np.ndarray] = {}
 
-    def read(self, tensor: onnx.TensorProto, size: int) -> np.ndarray:
+    def read(self, tensor: onnx.TensorProto, size: int, budget: Budget) -> np.ndarray:
         """The `size` bytes of `tensor`: a copy, since what is mapped could still shrink under our hands."""
         entries = {entry.key: entry.value for entry in tensor.external_data}
         where = f"the data of {tensor.name!r}"
@@ -38,22 +40,26 @@ class ExternalData:
         length = _number(entries.get("length", str(size)), "length", where)
         if length != size:
             raise ExternalDataError(f"{where} has {length} bytes, and its shape and type need {size}")
-        if size > self.max_bytes:
-            raise ModelSizeError(f"{where} has {size} bytes, more than the limit of {self.max_bytes}")
         if size == 0:
             return np.empty(0, np.uint8)
-        descriptor = self._open(entries.get("location", ""), where)
+        key = (entries.get("location", ""), offset, length)
+        if key not in self._known:
+            self._known[key] = self._read(key, where, budget)
+        return self._known[key]
+
+    def _read(self, key: tuple[str, int, int], where: str, budget: Budget) -> np.ndarray:
+        location, offset, length = key
+        descriptor = self._open(location, where)
         with os.fdopen(descriptor, "rb") as file:
             available = os.fstat(descriptor).st_size
             if offset + length > available:
                 raise ExternalDataError(
-                    f"{where} is bytes {offset} to {offset + length} of {entries['location']!r}, which has {available}"
+                    f"{where} is bytes {offset} to {offset + length} of {location!r}, which has {available}"
                 )
+            budget.data(length, length, where)
             found = np.fromfile(file, np.uint8, count=length, offset=offset)
             if found.size != length:
-                raise ExternalDataError(
-                    f"{where} could not be read to its end: {entries['location']!r} was cut short"
-                )
+                raise ExternalDataError(f"{where} could not be read to its end: {location!r} was cut short")
             return found
 
     def _open(self, location: str, where: str) -> int:

@@ -16,11 +16,14 @@ import onnx
 import onnx.checker
 import onnx.inliner
 import onnx.shape_inference
-import psutil
 
 from tilewright.errors import ModelFileError, ModelSizeError, UnsupportedModelError
+from tilewright.frontend.onnx.expansion import check_expansion, subgraphs
+from tilewright.frontend.onnx.wire import check_wire
+from tilewright.support.budget import MAX_NAME, Budget
 
 MAX_FILE_BYTES = (1 << 31) - 1  # protobuf's own limit; larger models keep their tensors in other files
+_CHECKED_COPIES = 4  # of a model without its initialisers while the checker has it, ours included
 UNKNOWN_OPERATOR = "No Op registered for"  # the checker's words for an operator that we name ourselves
 
 
@@ -31,17 +34,14 @@ class Loaded:
     opsets: dict[str, int]
 
 
-def default_max_bytes() -> int:
-    return int(psutil.virtual_memory().total // 2)
-
-
-def load(source: Any) -> Loaded:
+def load(source: Any, budget: Budget | None = None) -> Loaded:
     """The model, from a file or as it is. ModelFileError if it is not sound."""
     if isinstance(source, Loaded):
         return source
+    budget = budget or Budget.of_options()
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
-        model, folder = _read(path), path.resolve().parent
+        model, folder = _read(path, budget), path.resolve().parent
     elif isinstance(source, onnx.ModelProto):
         model, folder = source, None
     else:
@@ -51,7 +51,7 @@ def load(source: Any) -> Loaded:
     opsets = {
         entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in model.opset_import
     }
-    _check(model)
+    _check(model, budget)
     newest = onnx.defs.onnx_opset_version()
     if opsets.get("", 1) > newest:
         raise ModelFileError(
@@ -63,7 +63,7 @@ def load(source: Any) -> Loaded:
     return Loaded(model, folder, opsets)
 
 
-def _read(path: Path) -> onnx.ModelProto:
+def _read(path: Path, budget: Budget) -> onnx.ModelProto:
     try:
         size = path.stat().st_size
         if not path.is_file():
@@ -73,9 +73,12 @@ def _read(path: Path) -> onnx.ModelProto:
                 f"{path} has {size} bytes, and an ONNX file at most {MAX_FILE_BYTES}",
                 remedy="keep its tensors in other files: onnx.save_model(..., save_as_external_data=True)",
             )
+        budget.fits(2 * size, f"{path}, with its contents as text and as a model,")
         content = path.read_bytes()
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror}", remedy="check the path") from None
+    check_wire(content, budget, str(path))
+    budget.hold(size, str(path))
     model = onnx.ModelProto()
     try:
         model.ParseFromString(content)
@@ -84,7 +87,7 @@ def _read(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _check(model: onnx.ModelProto) -> None:
+def _check(model: onnx.ModelProto, budget: Budget) -> None:
     """The rules of the format: one definition per name, definitions before uses, operators with the inputs and
     attributes that they have."""
     repeated = _repeated(tensor.name for tensor in model.graph.initializer)
@@ -92,10 +95,18 @@ def _check(model: onnx.ModelProto) -> None:
         raise ModelFileError(f"two initialisers are called {repeated!r}")
     if not model.opset_import:
         raise ModelFileError("the model does not say which opset it uses")
-    if not all(
-        isinstance(name, str) for name in _names(model.graph)
-    ):  # protobuf gives what is no text as bytes
-        raise ModelFileError("a name in the model is not text")
+    check_expansion(model, budget)
+    for graph in (model.graph, *model.functions):
+        for name in _names(graph):
+            if not isinstance(name, str):  # protobuf gives what is no text as bytes
+                raise ModelFileError("a name in the model is not text")
+            if len(name) > MAX_NAME:
+                raise ModelSizeError(
+                    f"a name in the model has {len(name)} characters: {name[:40]!r}...",
+                    remedy=f"give values, nodes and operators names of at most {MAX_NAME} characters",
+                )
+    data = sum(tensor.ByteSize() for tensor in model.graph.initializer)
+    budget.fits(_CHECKED_COPIES * (model.ByteSize() - data), "the checker's copy of the model")
     try:
         onnx.checker.check_model(_skeleton(model))
     except Exception as error:  # the checker raises its own class, and errors of protobuf for broken strings
@@ -126,16 +137,21 @@ def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _names(graph: onnx.GraphProto) -> Iterator[Any]:
+def _names(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[Any]:
     """Every name that the walk over the graph looks at."""
-    for value in (*graph.input, *graph.output, *graph.initializer):
-        yield value.name
-    for node in graph.node:
-        yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
-        for attribute in node.attribute:
-            yield from (attribute.name, attribute.ref_attr_name)
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _names(inner)
+    waiting = [graph]
+    while waiting:
+        current = waiting.pop()
+        if isinstance(current, onnx.FunctionProto):
+            yield from (current.name, current.domain, *current.input, *current.output)
+        else:
+            yield current.name
+            yield from (value.name for value in (*current.input, *current.output, *current.initializer))
+        for node in current.node:
+            yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
+            for attribute in node.attribute:
+                yield from (attribute.name, attribute.ref_attr_name)
+                waiting += subgraphs(attribute)
 
 
 def _repeated(names: Any) -> str | None:

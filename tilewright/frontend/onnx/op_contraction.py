@@ -211,6 +211,7 @@ def _diagonals(ctx: Context, x: Node, labels: Labels) -> tuple[Node, Labels]:
             extent = x.shape[first]
             x = ctx.move_axis(ctx.move_axis(x, second, x.type.rank - 1), first, x.type.rank - 2)
             flat = ctx.reshape(x, (*x.shape[:-2], extent * extent))
+            ctx.reserve(extent, "the positions of a diagonal")
             x = ctx.take(flat, np.arange(extent) * (extent + 1), flat.type.rank - 1)
             labels = [entry for place, entry in enumerate(labels) if place not in (first, second)] + [letter]
     return x, labels

@@ -3,9 +3,10 @@
 - `If` with a condition known when the model is compiled is one of its branches; otherwise both are computed and each
   result is selected, which needs equal types. Where a branch cannot be computed for these shapes (a model for two
   sampling rates has one of each), the condition must be known: the inputs that decide it are taken as fixed.
-- `Loop` and `Scan` run as often as they are known to when the model is compiled, up to `MAX_ITERATIONS`. A Loop whose
-  condition depends on the call runs its full trip count, with what it carries kept once the condition is false; what
-  it would collect per iteration then has no static shape and is unsupported.
+- `Loop` and `Scan` run as often as they are known to when the model is compiled, as long as the budget of nodes lasts:
+  every iteration counts, even of a body without nodes. A Loop whose condition depends on the call runs its full trip
+  count, with what it carries kept once the condition is false; what it would collect per iteration then has no static
+  shape and is unsupported.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from tilewright.frontend.builder import Ints, Unsupported
 from tilewright.frontend.onnx.context import Context, Value, axis_of
 from tilewright.frontend.onnx.registry import NotStatic, converter
 from tilewright.graph.ir import Node
-
-MAX_ITERATIONS = 512
 
 
 @converter("If")
@@ -61,13 +60,13 @@ def _selected(ctx: Context, condition: Node, a: Value, b: Value) -> Value:
 def loop(
     ctx: Context, trips: Node | None, condition: Node | None, *carried: Value, body: onnx.GraphProto
 ) -> Any:
-    most = MAX_ITERATIONS + 1 if trips is None else int(ctx.static(trips).reshape(-1)[0])
+    most = None if trips is None else int(ctx.static(trips).reshape(-1)[0])
     states = list(carried)
     scanned: list[list[Node]] = [[] for _ in range(len(body.output) - 1 - len(states))]
     going: Node = ctx.full(True, DType.BOOL) if condition is None else ctx.reshape(condition, ())
     dynamic = False
     done = 0
-    while done < most:
+    while most is None or done < most:
         if not dynamic:
             try:
                 if not bool(ctx.static(going).reshape(-1)[0]):
@@ -76,8 +75,6 @@ def loop(
                 if trips is None or scanned:
                     raise
                 dynamic = True
-        if done >= MAX_ITERATIONS:
-            raise Unsupported(f"more than {MAX_ITERATIONS} iterations to unroll")
         index = ctx.constant(_index(done))
         results = ctx.run_graph(body, (index, going, *states))
         after = ctx.reshape(results[0], ())
@@ -128,8 +125,7 @@ def scan(
     if len(lengths) != 1:
         raise Unsupported(f"sequences of the lengths {sorted(lengths)}")
     (length,) = lengths
-    if length > MAX_ITERATIONS:
-        raise Unsupported(f"more than {MAX_ITERATIONS} iterations to unroll")
+    ctx.budget.count(length, f"{ctx.source}: {length} iterations")
     outputs: list[list[Node]] = [[] for _ in range(len(body.output) - count)]
     for step in range(length):
         items = [
@@ -164,6 +160,7 @@ def scan8(
     if lengths is not None:
         raise Unsupported("sequences of different lengths")
     results = []
+    ctx.budget.count(operands[0].shape[0], f"{ctx.source}: {operands[0].shape[0]} sequences")
     for batch in range(operands[0].shape[0]):
         part = [ctx.index_axis(x, 0, batch) for x in operands]
         results.append(

@@ -11,7 +11,6 @@ from tilewright.dtypes import DType
 from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.onnx.context import Context
 from tilewright.frontend.onnx.registry import converter
-from tilewright.frontend.onnx.statics import MAX_ELEMENTS
 from tilewright.frontend.onnx.types import dtype_of
 from tilewright.graph.ir import Node
 
@@ -30,7 +29,7 @@ def constant(
     sparse_value: Any = None,
 ) -> Node:
     if value is not None:
-        return ctx.constant(value)
+        return ctx.own(value)
     if value_int is not None or value_ints is not None:
         return ctx.constant(np.array(value_int if value_int is not None else value_ints, np.int64))
     if value_float is not None or value_floats is not None:
@@ -63,9 +62,10 @@ def range_(ctx: Context, start: Node, limit: Node, delta: Node) -> Node:
     if step == 0:
         raise Unsupported("a step of 0")
     count = (float(last) - float(first)) / float(step)
-    if not count <= MAX_ELEMENTS:
+    if not math.isfinite(count):
         raise Unsupported(f"{count} elements")
     count = max(math.ceil(count), 0)
+    ctx.reserve(count, f"{count} elements")
     wide = np.float64 if start.dtype.is_float else np.int64
     values = wide(first) + np.arange(count).astype(wide) * wide(step)
     return ctx.constant(values.astype(start.dtype.numpy))
@@ -95,8 +95,9 @@ def _window(name: str, formula: Any) -> None:
     @converter(name)
     def convert(ctx: Context, size: Node, *, output_datatype: int = 1, periodic: int = 1) -> Node:
         count = ctx.static_int(size)
-        if not 0 <= count <= MAX_ELEMENTS:
+        if count < 0:
             raise Unsupported(f"a window of {count} elements")
+        ctx.reserve(count, f"a window of {count} elements")
         span = count if periodic else count - 1
         phase = 2 * np.pi * np.arange(count, dtype=np.float64) / max(span, 1)
         return ctx.constant(formula(phase).astype(dtype_of(output_datatype).numpy))
@@ -121,8 +122,12 @@ def mel_weights(
     count, length, rate = (ctx.static_int(x) for x in (bins, dft_length, sample_rate))
     low, high = (float(ctx.static(x).reshape(-1)[0]) for x in (lower_hertz, upper_hertz))
     spectrum = length // 2 + 1
-    if not (count > 0 and spectrum > 0 and count * spectrum <= MAX_ELEMENTS and rate > 0):
+    if not (count > 0 and spectrum > 0 and rate > 0):
         raise Unsupported(f"{count} bins of a spectrum of {spectrum}")
+    ctx.reserve(count * spectrum, f"{count} bins of a spectrum of {spectrum}")
+    ctx.budget.count(count // 16, f"{ctx.source}: {count} bins")
+    if not all(math.isfinite(hertz) and 0 <= hertz <= rate for hertz in (low, high)):
+        raise Unsupported(f"frequencies from {low} to {high} at a rate of {rate}")
     edges = 2595 * np.log10(1 + np.array([low, high]) / 700)
     mels = edges[0] + np.arange(count + 2) * ((edges[1] - edges[0]) / (count + 2))
     places = ((length + 1) * (700 * (10 ** (mels / 2595) - 1)) // rate).astype(np.int64)

@@ -17,8 +17,6 @@ from tilewright.frontend.onnx.context import Context, axis_of
 from tilewright.frontend.onnx.registry import converter
 from tilewright.graph.ir import Node
 
-MAX_WEIGHTS = 1 << 24
-
 
 @dataclass(frozen=True)
 class Sampling:
@@ -102,6 +100,12 @@ def weights(places: np.ndarray, extent: int, scale: float, sampling: Sampling) -
     return table
 
 
+def _widest(scale: float, sampling: Sampling) -> int:
+    """The number of elements that one place is computed from."""
+    support = 1 if sampling.mode == "linear" else 2
+    return 2 * math.ceil(support / (min(scale, 1.0) if sampling.antialias else 1.0)) + 2
+
+
 def resized(
     ctx: Context,
     x: Node,
@@ -146,13 +150,12 @@ def resized(
         part = (float(roi[position]), float(roi[position + len(axes)])) if roi is not None else (0.0, 1.0)
         if size == extent and scale == 1 and coordinates != "tf_crop_and_resize":
             continue
-        ctx.check_table(size, "a resize")
+        ctx.reserve(size, "the positions of a resize")
         places = positions(extent, size, scale, coordinates, part)
         if mode == "nearest":
             result = ctx.take(result, nearest(places, extent, nearest_mode), axis)
         else:
-            if size * extent > MAX_WEIGHTS:
-                raise Unsupported(f"resampling an axis of {extent} elements to {size} with these coordinates")
+            ctx.reserve(size * (extent + _widest(scale, sampling)), "the weights of a resize")
             table = weights(places, extent, scale, sampling).astype(result.dtype.numpy)
             last = ctx.move_axis(result, axis, x.type.rank - 1)
             result = ctx.move_axis(ctx.emit("linear", last, ctx.constant(table)), x.type.rank - 1, axis)

@@ -40,6 +40,7 @@ def gather_nd(ctx: Context, x: Node, indices: Node, *, batch_dims: int = 0) -> N
     place = flat_places(ctx, indices, x.shape[batch_dims : batch_dims + depth])
     span = math.prod(x.shape[batch_dims : batch_dims + depth])
     if batch:
+        ctx.reserve(math.prod(batch), "the first position of each batch")
         first = np.arange(math.prod(batch)).reshape(*batch, *[1] * (place.type.rank - batch_dims)) * span
         place = ctx.add(place, ctx.constant(first))
     rest = x.shape[batch_dims + depth :]
@@ -210,6 +211,7 @@ def ordered(ctx: Context, x: Node, axis: int, count: int, *, largest: bool) -> t
         same = ctx.emit("logical_or", ctx.compare("eq", other, here), ctx.both(nan_here, nan_other))
     else:
         same = ctx.compare("eq", other, here)
+    ctx.reserve(extent * extent, "an ordering's table of positions")
     earlier = ctx.constant(np.tri(extent, k=-1, dtype=np.bool_))  # j < i
     before = ctx.emit("logical_or", before, ctx.both(same, earlier))
     place = ctx.reduce("sum", ctx.cast(before, DType.I64), (rank,), False)  # of element i in the result

@@ -111,6 +111,9 @@ def split(
     extent = x.shape[axis]
     if widths is None:
         count = num_outputs or len(ctx.proto.output)
+        if count < 1:
+            raise Unsupported(f"{count} parts")
+        ctx.budget.count(count, f"{ctx.source}: {count} parts")
         step = -(-extent // count)
         widths = tuple(max(0, min(step, extent - step * part)) for part in range(count))
     if sum(widths) != extent or any(width < 0 for width in widths):
@@ -210,7 +213,7 @@ def pad(
         if before or behind:
             if x.shape[axis] == 0:
                 raise Unsupported(f"{mode} of an axis without elements")
-            ctx.check_table(before + behind + x.shape[axis], "a padding")
+            ctx.reserve(before + behind + x.shape[axis], "the positions of a padding")
             places = np.pad(np.arange(x.shape[axis]), (before, behind), mode=mode)  # type: ignore[call-overload]
             x = ctx.take(x, places, axis)
     return x

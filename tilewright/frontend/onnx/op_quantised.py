@@ -38,6 +38,7 @@ def _per_axis(ctx: Context, parameter: Node, x: Node, axis: int, block_size: int
         return ctx.reshape(parameter, (*parameter.shape, *[1] * (x.type.rank - 1 - axis)))
     if not block_size or parameter.type.rank != x.type.rank:
         raise Unsupported(f"parameters {parameter.type!r} for {x.type!r}")
+    ctx.reserve(x.shape[axis], "the blocks of an axis")
     places = np.arange(x.shape[axis]) // block_size
     return ctx.take(parameter, places, axis)
 

@@ -13,7 +13,6 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.onnx.context import Context
-from tilewright.frontend.onnx.op_control import MAX_ITERATIONS
 from tilewright.frontend.onnx.op_movement import pieces
 from tilewright.frontend.onnx.registry import converter
 from tilewright.graph.ir import Node
@@ -62,8 +61,7 @@ def run(
 ) -> tuple[Node, State]:
     """(outputs [time, batch, hidden], last state) over x [time, batch, inputs]."""
     steps = x.shape[0]
-    if steps > MAX_ITERATIONS:
-        raise Unsupported(f"more than {MAX_ITERATIONS} steps to unroll")
+    ctx.budget.count(steps, f"{ctx.source}: {steps} steps")
     fed = cell.feed(x)
     outputs: list[Node] = [x] * steps
     for time in reversed(range(steps)) if backward else range(steps):

@@ -127,6 +127,7 @@ def cumprod(ctx: Context, x: Node, axis: Node, *, exclusive: int = 0, reverse: i
         count = part.shape[d]
         ctx.check_table(part.type.size * count, "a running product")
         last = ctx.unsqueeze(ctx.move_axis(part, d, part.type.rank - 1), part.type.rank - 1)
+        ctx.reserve(count * count, "a running product's table of positions")
         upto = np.tri(count, dtype=np.bool_)
         product = ctx.reduce("prod", ctx.select(ctx.constant(upto), last, 1), (part.type.rank,), False)
         return ctx.move_axis(product, part.type.rank - 1, d)

@@ -192,6 +192,7 @@ def roi_align(
         if not half:
             length = ctx.arithmetic("maximum", length, 1)
         step = ctx.div(length, size)
+        ctx.reserve(size * samples, "the positions of samples")
         offsets = np.arange(size)[:, None] + (np.arange(samples)[None] + 0.5) / samples
         offset = ctx.constant(offsets.reshape(1, -1).astype(step.dtype.numpy))
         axes.append(ctx.add(begin, ctx.mul(offset, step)))  # [rois, size * samples]
@@ -270,6 +271,7 @@ def deform_conv(
     shape = (batch, offset_group, taps, *sizes)
     places = []
     for axis in range(2):
+        ctx.reserve(taps * sizes[axis], "the positions of taps")
         kernel_step = np.arange(kernel[axis]) * dilation[axis]
         across = np.repeat(kernel_step, kernel[1]) if axis == 0 else np.tile(kernel_step, kernel[0])
         line = np.arange(sizes[axis]) * stride[axis] - low[axis]
@@ -323,6 +325,7 @@ def col2im(
     ]
     if math.prod(blocks) != count or channels * math.prod(block) != packed:
         raise Unsupported(f"blocks {block} of an image {extents} from {x.type!r}")
+    ctx.budget.count(math.prod(block), f"{ctx.source}: blocks of {math.prod(block)} elements")
     parts = ctx.reshape(x, (batch, channels, *block, *blocks))
     total: Node | None = None
     for offset in itertools.product(*(range(k) for k in block)):

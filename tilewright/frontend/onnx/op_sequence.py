@@ -86,6 +86,7 @@ def split_to_sequence(
     axis = axis_of(axis, x.type.rank)
     extent = x.shape[axis]
     if split is None:
+        ctx.budget.count(extent, f"{ctx.source}: {extent} parts")
         parts = pieces(ctx, x, axis, (1,) * extent)
         return parts if keepdims else [ctx.squeeze(part, axis) for part in parts]
     widths = ctx.static_ints(split)
@@ -93,6 +94,7 @@ def split_to_sequence(
         step = widths[0]
         if step < 1:
             raise Unsupported(f"parts of {step}")
+        ctx.budget.count(-(-extent // step), f"{ctx.source}: parts of {step} of an axis of {extent}")
         widths = tuple(min(step, extent - begin) for begin in range(0, extent, step))
     if sum(widths) != extent or any(width < 0 for width in widths):
         raise Unsupported(f"parts {widths} of an axis of {extent}")
@@ -104,6 +106,7 @@ def sequence_map(
     ctx: Context, sequence: Value, *others: Value, body: onnx.GraphProto
 ) -> tuple[Sequence, ...]:
     results: list[Sequence] = [[] for _ in body.output]
+    ctx.budget.count(len(_list(sequence)), f"{ctx.source}: {len(_list(sequence))} elements")
     for position, item in enumerate(_list(sequence)):
         rest = [other[position] if isinstance(other, list) else other for other in others]
         for collected, value in zip(results, ctx.run_graph(body, (item, *rest)), strict=True):

@@ -44,6 +44,7 @@ def transformed(
     """The transform of x [..., 1 or 2] along `axis`, as [..., 2]; of one half of it and back, [..., 1]."""
     if not 1 <= length <= MAX_LENGTH:
         raise Unsupported(f"a transform of length {length}: 1 to {MAX_LENGTH}")
+    ctx.reserve(4 * length * length, f"the matrices of a transform of length {length}")
     dtype = x.dtype
     real, imaginary = _parts(ctx, ctx.widen(x))
     if inverse and onesided:
@@ -131,6 +132,7 @@ def stft(
     frames = 1 + (signal.shape[1] - length) // step if step > 0 else 0
     if frames < 1 or length < 1:
         raise Unsupported(f"frames of {length} every {step} in a signal of {signal.shape[1]}")
+    ctx.reserve(frames * length, f"{frames} frames of {length}")
     places = np.arange(frames)[:, None] * step + np.arange(length)[None]
     framed = ctx.take(signal, places, 1)  # [batch, frames, length, 1 or 2]
     if window is not None:

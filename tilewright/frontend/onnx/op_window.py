@@ -116,6 +116,9 @@ def _places_of_maxima(ctx: Context, x: Node, pool: Pool, by_column: bool) -> Nod
     else:
         steps = [math.prod(extents[axis + 1 :]) for axis in range(len(extents))]
     seen, tables = [], []
+    taps = math.prod(pool.kernel)
+    ctx.budget.count(taps, f"{ctx.source}: a window of {taps} elements")
+    ctx.reserve(taps * math.prod(sizes) + x.shape[0] * x.shape[1], "the positions of maxima")
     for offset in itertools.product(*(range(k) for k in pool.kernel)):
         part = wide
         table = np.zeros(sizes, np.int64)
@@ -141,6 +144,8 @@ def _places_of_maxima(ctx: Context, x: Node, pool: Pool, by_column: bool) -> Nod
 def average_pool(ctx: Context, x: Node, *, count_include_pad: int = 0, **attributes: Any) -> Node:
     pool = Pool.of(x, **attributes)
     total = window_sum(ctx, ctx.widen(x), pool)
+    ctx.reserve(sum(size * k for size, k in zip(pool.sizes, pool.kernel, strict=True)), "counts of elements")
+    ctx.reserve(math.prod(pool.sizes), "counts of elements")
     counts = _counts(x.shape[2:], pool, bool(count_include_pad))
     divisor = counts.reshape(1, 1, *counts.shape)
     if counts.min() == counts.max():

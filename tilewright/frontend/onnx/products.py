@@ -12,6 +12,7 @@ bytes times the product of their scales: what the QDQ form of a quantised model 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -268,6 +269,7 @@ def with_border(ctx: Context, x: Node, value: Node, padding: Pairs) -> Node:
         return x
     if ctx.statics.is_static(value):
         return ctx.pad(x, low, high, int(ctx.static(value)))
+    ctx.reserve(math.prod(n + a + b for n, a, b in zip(x.shape, low, high, strict=True)), "a border's mask")
     inside = np.pad(np.ones((1, 1, *x.shape[2:]), np.bool_), list(zip(low, high, strict=True)))
     return ctx.select(ctx.constant(inside), ctx.pad(x, low, high, 0), value)
 

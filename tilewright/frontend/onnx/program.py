@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto
 
+from tilewright import knobs
 from tilewright.dtypes import DType
 from tilewright.errors import (
     InternalError,
@@ -28,16 +29,16 @@ from tilewright.frontend.imported import ImportedModel
 from tilewright.frontend.onnx.context import Context, Value
 from tilewright.frontend.onnx.external import ExternalData
 from tilewright.frontend.onnx.functions import bound, function_of
-from tilewright.frontend.onnx.load import Loaded, default_max_bytes, load
+from tilewright.frontend.onnx.load import Loaded, load
 from tilewright.frontend.onnx.registry import STANDARD, FallBack, find
 from tilewright.frontend.onnx.statics import Statics
 from tilewright.frontend.onnx.types import array_of, checked_shape, dtype_of
 from tilewright.graph.ir import Graph, Node, TensorType, constant, input_node
 from tilewright.runtime import tree
+from tilewright.support.budget import Budget
 
 NO_CONVERTER = "no converter"
-MAX_CONVERTED = 200_000  # nodes converted, loops unrolled: a model of more is not what unrolling is for
-MAX_DEPTH = 40  # of functions and subgraphs in each other
+_PER_INTEGER = 64  # bytes of an attribute's number while it is read: protobuf's, and Python's in a tuple
 
 
 class _Poison:
@@ -45,6 +46,22 @@ class _Poison:
 
 
 _POISON = _Poison()
+
+
+@dataclass(frozen=True)
+class _Body:
+    """What of a graph its results need: asked in every iteration of a loop, and found once."""
+
+    graph: onnx.GraphProto
+    names: set[str]
+    nodes: list[onnx.NodeProto]
+    initialisers: list[onnx.TensorProto]
+
+    @staticmethod
+    def of(graph: onnx.GraphProto) -> _Body:
+        names = _needed(graph.node, [value.name for value in graph.output])
+        nodes = [node for node in graph.node if any(name in names for name in node.output)]
+        return _Body(graph, names, nodes, [tensor for tensor in graph.initializer if tensor.name in names])
 
 
 class Scope:
@@ -71,24 +88,36 @@ def import_program(
     pin_elements: int | None = None,
     max_bytes: int | None = None,
 ) -> ImportedModel:
-    loaded = load(source)
+    budget = Budget.of_options(max_bytes)
+    loaded = load(source, budget)
     most = (math.inf if pin_elements is None else pin_elements) if pin else -1
-    return _Walk(loaded, max_bytes or default_max_bytes()).run(example_inputs, most)
+    try:
+        return _Walk(loaded, budget).run(example_inputs, most)
+    except RecursionError:  # a limit on nesting that was raised beyond what Python's stack holds
+        raise ModelSizeError(
+            "subgraphs and functions are nested deeper than Python's stack",
+            remedy=f"set {knobs.variable('import_depth')} to a lower limit, or sys.setrecursionlimit to a higher one",
+        ) from None
+    except MemoryError:
+        raise ModelSizeError(
+            "there is not enough memory to import the model",
+            remedy=f"free memory, or set {knobs.variable('import_memory')} to what the process may take",
+        ) from None
 
 
 class _Walk:
     """One pass over a model."""
 
-    def __init__(self, loaded: Loaded, max_bytes: int) -> None:
+    def __init__(self, loaded: Loaded, budget: Budget) -> None:
         self.model = loaded.model
         self.opsets = loaded.opsets
-        self.max_bytes = max_bytes
-        self.external = ExternalData(loaded.folder, max_bytes)
-        self.statics = Statics()
+        self.budget = budget
+        self.external = ExternalData(loaded.folder)
+        self.statics = Statics(budget)
         self.failures: list[tuple[str, str]] = []
         self.quantised: dict[Node, Any] = {}
-        self.converted = 0
-        self.depth = 0
+        self._arrays: dict[int, tuple[onnx.TensorProto, np.ndarray]] = {}
+        self._bodies: dict[int, _Body] = {}
 
     def run(self, example_inputs: Any, pin_elements: float) -> ImportedModel:
         """`pin_elements`: of the inputs that may be pinned, the largest number of elements; -1: none may."""
@@ -98,7 +127,7 @@ class _Walk:
                 [("sparse initialiser", tensor.values.name) for tensor in graph.sparse_initializer]
             )
         scope = Scope()
-        needed = _needed(graph.node, [value.name for value in graph.output])
+        body = _Body.of(graph)
         initialised = {tensor.name for tensor in graph.initializer}
         declared = [value for value in graph.input if value.name not in initialised]
         examples = named_examples([value.name for value in declared], example_inputs)
@@ -108,8 +137,8 @@ class _Walk:
             for node, leaf in zip(inputs, leaves, strict=True)
             if leaf is not None and leaf.size <= pin_elements
         )
-        self._initialisers(graph, needed, scope)
-        self._nodes(graph.node, scope, self.opsets, needed)
+        self._initialisers(body, scope)
+        self._nodes(body.nodes, scope, self.opsets)
         outputs = [scope[value.name] for value in graph.output]
         for value, result in zip(graph.output, outputs, strict=True):
             if isinstance(result, Absent):
@@ -168,7 +197,7 @@ class _Walk:
         if named:
             unknown.append(f"{value.name}: {', '.join(named)}")
             return TensorType((), dtype)
-        shape = checked_shape([int(dim) for dim in dims], dtype, self.max_bytes, f"input {value.name!r}")
+        shape = checked_shape([int(dim) for dim in dims], dtype, self.budget, f"input {value.name!r}")
         return TensorType(shape, dtype)
 
     def _structured(self, name: str, type: onnx.TypeProto, example: Any, tensor: Any) -> Value:
@@ -192,17 +221,21 @@ class _Walk:
             for position, item in enumerate(example)
         ]
 
-    def _initialisers(self, graph: onnx.GraphProto, needed: set[str], scope: Scope) -> None:
-        for tensor in graph.initializer:
-            if tensor.name not in needed:
-                continue
+    def _initialisers(self, body: _Body, scope: Scope) -> None:
+        for tensor in body.initialisers:
+            self.budget.count(1, f"initialiser {tensor.name!r}")
             try:
-                scope.values[tensor.name] = constant(
-                    array_of(tensor, self.external, self.max_bytes), name=tensor.name
-                )
+                scope.values[tensor.name] = constant(self._array(tensor), name=tensor.name)
             except Unsupported as error:
                 self._fail(f"initialiser {tensor.name}", tensor.name, str(error))
                 scope.values[tensor.name] = _POISON
+
+    def _array(self, tensor: onnx.TensorProto) -> np.ndarray:
+        """The values of a tensor of the model; those in the body of a loop are read once."""
+        # What protobuf hands out for a message is one object as long as it lives, and it lives here.
+        if id(tensor) not in self._arrays:
+            self._arrays[id(tensor)] = (tensor, array_of(tensor, self.external, self.budget))
+        return self._arrays[id(tensor)][1]
 
     def _finish(
         self, scope: Scope, declared: Sequence[onnx.ValueInfoProto], inputs: list[Node], outputs: list[Value]
@@ -226,15 +259,9 @@ class _Walk:
 
     # -- nodes ---------------------------------------------------------------------------------------------------
 
-    def _nodes(
-        self, protos: Sequence[onnx.NodeProto], scope: Scope, opsets: Mapping[str, int], needed: set[str]
-    ) -> None:
+    def _nodes(self, protos: Sequence[onnx.NodeProto], scope: Scope, opsets: Mapping[str, int]) -> None:
         for proto in protos:
-            if not any(name in needed for name in proto.output):
-                continue
-            self.converted += 1
-            if self.converted > MAX_CONVERTED:
-                raise ModelSizeError(f"the model has more than {MAX_CONVERTED} nodes, with loops unrolled")
+            self.budget.count(1 + (len(proto.input) + len(proto.output)) // 16, _place(proto))
             try:
                 results = self._node(proto, scope, opsets)
             except Unsupported as error:
@@ -287,7 +314,7 @@ class _Walk:
             opset,
             self.statics,
             run_graph,
-            self.max_bytes,
+            self.budget,
             self.quantised,
             self.failures,
         )
@@ -300,7 +327,7 @@ class _Walk:
         if attribute.type == AttributeProto.GRAPH:
             return attribute.g
         if attribute.type == AttributeProto.TENSOR:
-            return array_of(attribute.t, self.external, self.max_bytes)
+            return self._array(attribute.t)
         if attribute.type == AttributeProto.STRING:
             return attribute.s.decode("utf-8", "replace")
         if attribute.type == AttributeProto.STRINGS:
@@ -308,7 +335,9 @@ class _Walk:
         if attribute.type in (AttributeProto.INT, AttributeProto.FLOAT):
             return attribute.i if attribute.type == AttributeProto.INT else attribute.f
         if attribute.type in (AttributeProto.INTS, AttributeProto.FLOATS):
-            return tuple(attribute.ints if attribute.type == AttributeProto.INTS else attribute.floats)
+            numbers = attribute.ints if attribute.type == AttributeProto.INTS else attribute.floats
+            self.budget.fits(_PER_INTEGER * len(numbers), f"the attribute {attribute.name!r}")
+            return tuple(numbers)
         if attribute.type == AttributeProto.TYPE_PROTO:
             return attribute.tp
         raise Unsupported(
@@ -323,22 +352,20 @@ class _Walk:
         if found is None:
             raise Unsupported(NO_CONVERTER)
         body, opsets = found[0], {**outer, **found[1]}
-        self._enter()
-        try:
+        with self.budget.nested("functions and subgraphs are"):
             scope = Scope()
             for position, name in enumerate(body.input):
                 scope.values[name] = operands[position] if position < len(operands) else None
             nodes = bound(body, proto, opset)
             wanted = [body.output[i] for i, name in enumerate(proto.output) if name]
             before = len(self.failures)
-            self._nodes(nodes, scope, opsets, _needed(nodes, wanted))
+            names = _needed(nodes, wanted)
+            self._nodes([n for n in nodes if any(name in names for name in n.output)], scope, opsets)
             if len(self.failures) > before:
                 inner = "; ".join(dict.fromkeys(operator for operator, _ in self.failures[before:]))
                 del self.failures[before:]
                 raise Unsupported(f"is defined by operators of which some are not supported: {inner}")
             return tuple(scope[body.output[i]] if name else None for i, name in enumerate(proto.output))
-        finally:
-            self.depth -= 1
 
     def _subgraph(
         self,
@@ -348,8 +375,9 @@ class _Walk:
         opsets: Mapping[str, int],
     ) -> list[Value]:
         """The results of a body for these arguments. Poison among them is raised as the failure of the node around."""
-        self._enter()
-        try:
+        crossing = len(graph.input) + len(graph.output)
+        self.budget.count(1 + crossing // 16, f"the subgraph {graph.name!r}")
+        with self.budget.nested("functions and subgraphs are"):
             scope = Scope(outer)
             if len(arguments) != len(graph.input):
                 raise ModelFileError(
@@ -357,20 +385,14 @@ class _Walk:
                 )
             for value, argument in zip(graph.input, arguments, strict=True):
                 scope.values[value.name] = argument
-            needed = _needed(graph.node, [value.name for value in graph.output])
-            self._initialisers(graph, needed, scope)
-            self._nodes(graph.node, scope, opsets, needed)
+            if id(graph) not in self._bodies:
+                self._bodies[id(graph)] = _Body.of(graph)
+            self._initialisers(self._bodies[id(graph)], scope)
+            self._nodes(self._bodies[id(graph)].nodes, scope, opsets)
             results = [scope[value.name] for value in graph.output]
             if any(isinstance(result, _Poison) for result in results):
                 raise Unsupported(f"nodes of its subgraph {graph.name!r} are not supported")
             return results
-        finally:
-            self.depth -= 1
-
-    def _enter(self) -> None:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise ModelSizeError(f"functions and subgraphs are nested more than {MAX_DEPTH} deep")
 
     def _fail(self, operator: str, place: str, reason: str) -> None:
         self.failures.append((f"{operator} ({reason})", place))

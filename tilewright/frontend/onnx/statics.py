@@ -10,33 +10,42 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.onnx.registry import NotStatic
 from tilewright.graph.ir import Node
-from tilewright.graph.oracle import evaluate_node
-
-# Of any value on the way. Shapes have a handful of elements; this leaves room for masks and tables of positions.
-MAX_ELEMENTS = 1 << 22
+from tilewright.graph.oracle import evaluate_node, evaluation_cost
+from tilewright.support.budget import Budget
 
 
 class Statics:
     """Evaluates nodes whose value does not depend on a call; what was found is kept."""
 
-    def __init__(self, examples: Mapping[Node, np.ndarray] | None = None) -> None:
+    def __init__(self, budget: Budget, examples: Mapping[Node, np.ndarray] | None = None) -> None:
+        self.budget = budget
         self.examples = dict(examples or {})
         self.pinned: set[Node] = set()
         self._known: dict[Node, np.ndarray] = {}
-        self._needs: dict[Node, frozenset[Node]] = {}
+        self._static: dict[Node, bool] = {}  # whether a value depends on no input
 
-    def inputs_of(self, node: Node) -> frozenset[Node]:
+    def inputs_of(self, node: Node) -> set[Node]:
         """The model's inputs that the value of `node` depends on."""
-        for current in self._unvisited(node, self._needs):
-            parts = [self._needs[operand] for operand in current.inputs]
-            self._needs[current] = frozenset([current]) if current.is_input else frozenset().union(*parts)
-        return self._needs[node]
+        if self.is_static(node):
+            return set()
+        found: set[Node] = set()
+        seen, waiting = {node}, [node]
+        while waiting:
+            current = waiting.pop()
+            if current.is_input:
+                found.add(current)
+            fresh = {operand for operand in current.inputs if not self._static[operand]} - seen
+            seen |= fresh
+            waiting += fresh
+        self.budget.work(len(seen), "finding the inputs that decide a shape")
+        return found
 
     def is_static(self, node: Node) -> bool:
-        return not self.inputs_of(node)
+        for current in self._unvisited(node, self._static):
+            self._static[current] = not current.is_input and all(self._static[o] for o in current.inputs)
+        return self._static[node]
 
     def can_know(self, node: Node) -> bool:
         """Whether `value` gives one: every input that it depends on may be pinned."""
@@ -55,14 +64,15 @@ class Statics:
         return self._known[node]
 
     def _evaluated(self, node: Node) -> np.ndarray:
-        if node.type.size > MAX_ELEMENTS and not node.is_constant:
-            raise Unsupported(
-                f"a value of {node.type.size} elements would have to be computed when the model is compiled"
-            )
         if node.is_input:
             return self.examples[node]
         if node.data is not None:
             return node.data
+        what = f"{node.source or node.op}: a value that decides shapes, of type {node.type!r},"
+        operations, peak = evaluation_cost(node)
+        self.budget.fits(peak, what)
+        self.budget.work(operations, what)
+        self.budget.hold(node.type.bytes, what)
         return evaluate_node(node, [self._known[operand] for operand in node.inputs], precise=False)
 
     def _unvisited(self, root: Node, done: Mapping[Node, object]) -> list[Node]:

@@ -10,9 +10,10 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from tilewright.dtypes import DType
-from tilewright.errors import ModelFileError, ModelSizeError
+from tilewright.errors import ModelFileError
 from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.onnx.external import ExternalData
+from tilewright.support.budget import MAX_RANK, Budget
 
 _DTYPES: dict[int, DType] = {
     TensorProto.DOUBLE: DType.F64,
@@ -26,6 +27,8 @@ _DTYPES: dict[int, DType] = {
     TensorProto.UINT8: DType.U8,
     TensorProto.BOOL: DType.BOOL,
 }
+# Bytes that a number in a list of Python's takes, and the list's copy of it: protobuf has lists of numbers as such.
+_PER_NUMBER = 64
 _ELEMENTS = {dtype: element for element, dtype in _DTYPES.items()}
 
 
@@ -47,34 +50,38 @@ def element_of(dtype: DType) -> int:
     return _ELEMENTS[dtype]
 
 
-def checked_shape(dims: Sequence[int], dtype: DType, max_bytes: int, what: str) -> tuple[int, ...]:
+def checked_shape(dims: Sequence[int], dtype: DType, budget: Budget, what: str) -> tuple[int, ...]:
     """The shape, if it is one and its bytes are within the limit. No dimension is multiplied before it is looked at."""
+    if len(dims) > MAX_RANK:
+        raise Unsupported(f"{what} has {len(dims)} axes, and a tensor at most {MAX_RANK}")
     shape = tuple(int(extent) for extent in dims)
     if any(extent < 0 for extent in shape):
         raise ModelFileError(f"{what} has the shape {list(shape)}")
-    if math.prod(shape) * dtype.bytes > max_bytes:
-        raise ModelSizeError(
-            f"{what} of shape {list(shape)} has {math.prod(shape) * dtype.bytes} bytes, more than the limit of"
-            f" {max_bytes} (max_bytes)"
-        )
+    budget.fits(spanned(shape) * dtype.bytes, f"{what} of shape {list(shape)}")
     return shape
 
 
-def array_of(tensor: TensorProto, external: ExternalData, max_bytes: int) -> np.ndarray:
+def spanned(shape: Sequence[int]) -> int:
+    """The number of elements with empty axes left out: an axis of 0 does not make one of 2^60 harmless."""
+    return math.prod(extent for extent in shape if extent)
+
+
+def array_of(tensor: TensorProto, external: ExternalData, budget: Budget) -> np.ndarray:
     """The values of a tensor, without a copy where its bytes lie as they are."""
     what = f"tensor {tensor.name!r}"
     dtype = dtype_of(tensor.data_type)
-    shape = checked_shape(tensor.dims, dtype, max_bytes, what)
+    shape = checked_shape(tensor.dims, dtype, budget, what)
     size = math.prod(shape) * dtype.bytes
     if tensor.HasField("segment"):
         raise Unsupported("tensors in segments")
     if tensor.data_location == TensorProto.EXTERNAL:
-        return external.read(tensor, size).view(dtype.numpy).reshape(shape)
+        return external.read(tensor, size, budget).view(dtype.numpy).reshape(shape)
     if tensor.HasField("raw_data"):
         if len(tensor.raw_data) != size:
             raise ModelFileError(
                 f"{what} has {len(tensor.raw_data)} bytes of data, and its shape {list(shape)} and type need {size}"
             )
+        budget.data(size, math.prod(shape), what)
         return (
             np.frombuffer(tensor.raw_data, dtype.numpy.newbyteorder("<"))
             .astype(dtype.numpy, copy=False)
@@ -86,4 +93,6 @@ def array_of(tensor: TensorProto, external: ExternalData, max_bytes: int) -> np.
             f"{what} has {len(getattr(tensor, field))} elements of data, and its shape {list(shape)} needs"
             f" {math.prod(shape)}"
         )
+    budget.fits(_PER_NUMBER * math.prod(shape), what)
+    budget.data(size, math.prod(shape), what)
     return np.asarray(numpy_helper.to_array(tensor)).astype(dtype.numpy, copy=False)

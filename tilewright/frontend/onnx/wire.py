@@ -1,0 +1,99 @@
+"""A model file before it is parsed: how many messages its bytes would become.
+
+An empty node is two bytes in a file and a hundred in memory, so a file that fits need not be a model that does. This
+walks over the encoding (https://protobuf.dev/programming-guides/encoding) without building anything: the data of
+tensors is stepped over, everything else is counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+
+from tilewright.errors import ModelFileError, ModelSizeError
+from tilewright.support import budget as budgets
+from tilewright.support.budget import Budget
+
+_SMALL = 4 << 20  # bytes: a file of fewer cannot become more than some hundred megabytes
+_PER_MESSAGE = 256  # bytes in memory of a message: the largest, an attribute, and Python's handle of it
+_PER_BYTE = 8  # of packed integers, the smallest of which are a byte in the file and eight in memory
+_MESSAGES_PER_NODE = 32  # a node, its attributes, and the declared types of its results
+_DEPTH = 100  # protobuf's own limit
+
+_Fields = dict[int, Any]  # by number: the fields of a message, True for packed integers
+
+
+def check_wire(content: bytes, budget: Budget, what: str) -> None:
+    """ModelSizeError for a file of more messages than a model within the limits has; ModelFileError for one whose
+    encoding is broken."""
+    if len(content) <= _SMALL:
+        return
+    most = _MESSAGES_PER_NODE * budget.limits.nodes
+    fields = _fields_of(onnx.ModelProto.DESCRIPTOR, {})
+    messages = cost = 0
+    stack: list[tuple[int, int, _Fields]] = [(0, len(content), fields)]
+    while stack:
+        place, end, known = stack.pop()
+        if place >= end:
+            continue
+        tag, place = _varint(content, place, end)
+        kind = tag & 7
+        if kind == 0:
+            _, place = _varint(content, place, end)
+        elif kind == 1:
+            place += 8
+        elif kind == 5:
+            place += 4
+        elif kind == 2:
+            length, place = _varint(content, place, end)
+            inner = known.get(tag >> 3)
+            messages += 1
+            if messages > most:
+                raise _too_many(what, budget)
+            cost += _PER_MESSAGE + (_PER_BYTE * length if inner is True else 0)
+            if place + length > end:
+                raise ModelFileError(f"{what} is no ONNX model, or a truncated one")
+            if isinstance(inner, dict) and length:
+                if len(stack) >= _DEPTH:
+                    raise ModelFileError(f"{what} has messages nested more than {_DEPTH} deep")
+                stack.append((place + length, end, known))
+                stack.append((place, place + length, inner))
+                continue
+            place += length
+        else:
+            raise ModelFileError(f"{what} is no ONNX model, or a truncated one")
+        stack.append((place, end, known))
+    budget.fits(cost, f"{what}, with {messages} messages and texts,")
+
+
+def _too_many(what: str, budget: Budget) -> ModelSizeError:
+    return budgets.over(
+        f"{what} has more than {_MESSAGES_PER_NODE} messages and texts for each of {budget.limits.nodes} nodes",
+        "import_nodes",
+    )
+
+
+def _varint(content: bytes, place: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while place < end and shift < 70:
+        byte = content[place]
+        place += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, place
+        shift += 7
+    raise ModelFileError("the file is no ONNX model, or a truncated one")
+
+
+def _fields_of(descriptor: Any, made: dict[str, _Fields]) -> _Fields:
+    """The fields of a message that hold messages, and those of packed integers."""
+    if descriptor.full_name in made:
+        return made[descriptor.full_name]
+    fields = made[descriptor.full_name] = {}
+    for field in descriptor.fields:
+        if field.message_type is not None:
+            fields[field.number] = _fields_of(field.message_type, made)
+        elif field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_INT32, field.CPPTYPE_UINT64):
+            fields[field.number] = True
+    return fields

@@ -1,0 +1,137 @@
+"""What importing a model may spend, counted before it is spent: memory, nodes, work and nesting.
+
+A model file of a few bytes can ask for terabytes (a window of a billion elements), for years (a loop of empty loops) or
+for more stack than there is. Whoever is about to allocate, compute or descend on a model's word says so here first, and
+a `ModelSizeError` that names the limit and the option that raises it ends the import instead.
+
+    budget = Budget.of_options()
+    budget.hold(array_bytes, "the weight 'w'")       # kept until the import ends
+    budget.fits(table_bytes, "an index table")       # needed for a moment
+    budget.count(1, "loop iterations")               # nodes that are built, iterations, calls of functions
+    budget.work(flops, "a value that a shape needs") # operations computed while the model is imported
+    with budget.nested("If"): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tilewright import knobs
+from tilewright.errors import ModelSizeError
+
+# Work that each element of the model's own data allows in addition: folding and converting weights is in proportion
+# to them, whatever their size.
+WORK_PER_ELEMENT = 16
+MAX_NAME = 1 << 16  # characters of a name, an operator's or a value's
+MAX_RANK = 64  # axes of a tensor; as many as NumPy has
+
+
+@dataclass(frozen=True)
+class Limits:
+    memory: int  # bytes
+    nodes: int  # nodes of the model and of the graph made of it, loops unrolled and functions expanded
+    work: int  # elementary operations computed while the model is imported
+    depth: int  # of subgraphs and functions in each other
+
+    @staticmethod
+    def of_options(memory: int | None = None) -> Limits:
+        """The limits that the options set; `memory`: a limit of the caller's own."""
+        return Limits(
+            memory=knobs.get("import_memory") if memory is None else memory,
+            nodes=knobs.get("import_nodes"),
+            work=knobs.get("import_work"),
+            depth=knobs.get("import_depth"),
+        )
+
+
+class Budget:
+    """The spending of one import against its limits. ModelSizeError where one would be passed."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.held = 0
+        self.nodes = 0
+        self.worked = 0
+        self.allowed_work = limits.work
+        self.depth = 0
+
+    @staticmethod
+    def of_options(memory: int | None = None) -> Budget:
+        return Budget(Limits.of_options(memory))
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    def has_room(self, size: int) -> bool:
+        return self.held + size <= self.limits.memory
+
+    def fits(self, size: int, what: str) -> None:
+        """Before `size` bytes are needed for a moment."""
+        if not self.has_room(size):
+            kept = f" beside the {self.held} already in use" if self.held else ""
+            raise over(
+                f"{what} needs {size} bytes{kept}, more than the limit of {self.limits.memory}",
+                "import_memory",
+            )
+
+    def hold(self, size: int, what: str) -> None:
+        """Before `size` bytes are allocated that stay."""
+        self.fits(size, what)
+        self.held += size
+
+    def release(self, size: int) -> None:
+        self.held -= size
+
+    def data(self, size: int, elements: int, what: str) -> None:
+        """Before `elements` of the model's own data, `size` bytes, are read. Work on them is allowed for."""
+        self.hold(size, what)
+        self.allowed_work += WORK_PER_ELEMENT * elements
+
+    # -- nodes, work, nesting ------------------------------------------------------------------------------------
+
+    def count(self, number: int, what: str) -> None:
+        """Before `number` nodes are made or iterations run."""
+        self.nodes += number
+        if self.nodes > self.limits.nodes:
+            raise over(
+                f"{what}: the model comes to more than {self.limits.nodes} nodes, with loops unrolled and functions"
+                " expanded",
+                "import_nodes",
+            )
+
+    def can_work(self, operations: int) -> bool:
+        return self.worked + operations <= self.allowed_work
+
+    def work(self, operations: int, what: str) -> None:
+        """Before `operations` on elements are computed."""
+        if not self.can_work(operations):
+            raise over(
+                f"{what} would take {operations} operations while the model is imported, more than is left of"
+                f" {self.allowed_work}",
+                "import_work",
+            )
+        self.worked += operations
+
+    @contextmanager
+    def nested(self, what: str) -> Iterator[None]:
+        """Around the inside of a subgraph or a function."""
+        self.depth += 1
+        try:
+            self.check_depth(self.depth, what)
+            yield
+        finally:
+            self.depth -= 1
+
+    def check_depth(self, depth: int, what: str) -> None:
+        if depth > self.limits.depth:
+            raise over(f"{what} nested more than {self.limits.depth} deep", "import_depth")
+
+
+def over(message: str, option: str) -> ModelSizeError:
+    """The error for a limit that is passed, with the option that raises it."""
+    variable = knobs.variable(option)
+    return ModelSizeError(
+        message,
+        remedy=f"check the sizes in the model; where they are meant, set {variable} to a higher limit",
+    )

@@ -14,6 +14,7 @@ from tests.runtime import toys
 from tilewright.dtypes import DType
 from tilewright.errors import GradientError, InputError
 from tilewright.runtime import tree
+from tilewright.runtime.explain import Checked
 from tilewright.runtime.model import CompiledModel
 from tilewright.runtime.ports import _TORCH_NAMES
 
@@ -315,9 +316,9 @@ def test_explain_with_a_checker() -> None:
     model = toys.chain(3)
     seen = []
 
-    def checker(info: Any, inputs: Any, output: np.ndarray) -> float:
+    def checker(info: Any, inputs: Any, output: np.ndarray) -> Checked:
         seen.append((info.label, len(inputs), output.shape))
-        return float("nan") if len(seen) == 2 else 0.5
+        return Checked(float("nan") if len(seen) == 2 else 0.5)
 
     model.checker = checker
     explanation = model.explain(X.repeat(4, 0)[:, :1].repeat(32, 1).copy(), repeats=1)

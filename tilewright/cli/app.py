@@ -265,12 +265,12 @@ def explain(
     json: JSON = False,
 ) -> None:
     """Show a compiled model's kernels: task, schedule, operations, bytes, measured time, error against the oracle."""
-    from tilewright.measure.check import kernel_error
+    from tilewright.measure.check import checked_kernel
 
     given: Any = None
     if is_artifact(model):
         compiled = tilewright.load(model, threads=threads)
-        compiled.checker = kernel_error
+        compiled.checker = checked_kernel
     else:
         source = load_source(model, batch=batch, small=small, seed=seed, inputs=inputs)
         compiled, _ = _compiled(source, numerics, threads, json)

@@ -70,12 +70,12 @@ def _model(
     quiet: bool,
 ) -> tuple[CompiledModel, Any, str, list[dict[str, Any]]]:
     """The model, inputs for it, its name, and what happened while it was compiled."""
-    from tilewright.measure.check import kernel_error
+    from tilewright.measure.check import checked_kernel
 
     if is_artifact(model):
         loaded = tilewright.load(model, threads=threads)
         found = loaded if isinstance(loaded, CompiledModel) else loaded.variants[0]
-        found.checker = kernel_error
+        found.checker = checked_kernel
         return found, None, Path(model).stem, []
     source = load_source(model, batch=batch, small=small)
     with compile_progress(quiet) as trace:

@@ -10,6 +10,8 @@ import numpy as np
 from tilewright.graph.ir import Graph
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.text import parse_graph
+from tilewright.measure.certified import certified_share
+from tilewright.runtime.explain import Checked
 from tilewright.runtime.plan import TaskInfo
 
 
@@ -42,6 +44,11 @@ def _parsed(text: str) -> Graph:
 
 def kernel_error(info: TaskInfo, inputs: Sequence[np.ndarray], output: np.ndarray) -> float:
     """The relative error of a task's result on the inputs that it was given, packed ones included."""
+    return checked_kernel(info, inputs, output).error
+
+
+def checked_kernel(info: TaskInfo, inputs: Sequence[np.ndarray], output: np.ndarray) -> Checked:
+    """What `explain` shows of a kernel: its error, and of a paired product how much was certified."""
     graph = _parsed(info.text)
     packings = (*info.packings, *[None] * (len(inputs) - len(info.packings)))
     arrays = [
@@ -49,4 +56,4 @@ def kernel_error(info: TaskInfo, inputs: Sequence[np.ndarray], output: np.ndarra
         for node, array, packing in zip(graph.inputs, inputs, packings, strict=True)
     ]
     (reference,) = evaluate(graph, arrays, precise=True)
-    return relative_error(output, reference)
+    return Checked(relative_error(output, reference), certified_share(info, graph, arrays, inputs))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,8 +13,17 @@ from tilewright.runtime import threads
 from tilewright.runtime.executor import Executor
 from tilewright.runtime.plan import MemoryReport, Plan, TaskInfo
 
-# (task, its inputs, its output) -> relative error of the output. The compiler attaches one; it knows the oracle.
-Checker = Callable[[TaskInfo, Sequence[np.ndarray], np.ndarray], float]
+
+class Checked(NamedTuple):
+    """What a kernel made of its inputs: its relative error against the oracle, and of a paired product the share of
+    register tiles that were certified (None: it is no such kernel)."""
+
+    error: float
+    certified: float | None = None
+
+
+# (task, its inputs, its output) -> Checked. The compiler attaches one; it knows the oracle.
+Checker = Callable[[TaskInfo, Sequence[np.ndarray], np.ndarray], Checked]
 
 
 class StepRow(msgspec.Struct, frozen=True):
@@ -29,6 +38,9 @@ class StepRow(msgspec.Struct, frozen=True):
     seconds: float
     share: float  # of the sum over all steps
     error: float | None  # relative error against the oracle, where there is a checker
+    certified: float | None = (
+        None  # of a paired product's register tiles, those not computed product by product
+    )
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -73,6 +85,14 @@ class Explanation(msgspec.Struct, frozen=True):
         )
         if self.worst_error is not None:
             lines.append(f"error    at most {self.worst_error:.1e} in any kernel, relative to the oracle")
+        paired = [row for row in self.rows if row.certified is not None]
+        if paired:
+            seconds = sum(row.seconds for row in paired)
+            share = sum(row.seconds * (row.certified or 0.0) for row in paired) / (seconds or 1.0)
+            lines.append(
+                f"paired   {len(paired)} kernels; {share:.1%} of their register tiles are certified, the rest are"
+                " computed product by product"
+            )
         memory = self.memory
         lines.append(
             f"memory   arena {memory.arena_bytes / 1e6:.2f} MB (at least {memory.lower_bound / 1e6:.2f},"
@@ -137,9 +157,10 @@ def explain(
     plan = executor.plan
     seconds = executor.time_steps(inputs, repeats)
     errors: list[float | None] = [None] * len(plan.steps)
+    certified: list[float | None] = [None] * len(plan.steps)
     if checker is not None:
         for index, (step, arguments, output) in enumerate(executor.trace(inputs)):
-            errors[index] = float(checker(plan.tasks[step.task], arguments, output))
+            errors[index], certified[index] = checker(plan.tasks[step.task], arguments, output)
     total = sum(seconds)
     rows = []
     for index, step in enumerate(plan.steps):
@@ -157,6 +178,7 @@ def explain(
                 seconds=seconds[index],
                 share=seconds[index] / total if total else 0.0,
                 error=errors[index],
+                certified=certified[index],
             )
         )
     return Explanation(

@@ -13,7 +13,7 @@ from tilewright.frontend import ImportedModel
 from tilewright.graph.task import Partition
 from tilewright.hw import CpuMachine, host
 from tilewright.link import Boundary, Linkable, Linked, link
-from tilewright.measure.check import kernel_error
+from tilewright.measure.check import checked_kernel
 from tilewright.rewrites.base import Observer
 from tilewright.rewrites.pipeline import run_pipeline
 from tilewright.runtime.model import CompiledModel
@@ -110,7 +110,7 @@ class CpuTarget:
         linked = self._linked(partition, choices, boundary(imported), numerics, trace)
         with trace.span("load"):
             return CompiledModel(
-                linked.plan, share(linked.constants), linked.objects, threads=threads, checker=kernel_error
+                linked.plan, share(linked.constants), linked.objects, threads=threads, checker=checked_kernel
             )
 
     def _linked(

@@ -16,7 +16,7 @@ from tilewright.frontend import ImportedModel
 from tilewright.graph.task import Partition, Task
 from tilewright.hw.gpu import PORTABLE, GpuMachine, detect
 from tilewright.link import Boundary, Linkable, Linked, link
-from tilewright.measure.check import kernel_error
+from tilewright.measure.check import checked_kernel
 from tilewright.measure.gpu_calibration import rated
 from tilewright.rewrites.base import Observer
 from tilewright.rewrites.oracle import FewestBytes
@@ -207,7 +207,7 @@ class CudaTarget:
                 share(linked.constants),
                 linked.objects,
                 ordinal=self.ordinal or 0,
-                checker=kernel_error,
+                checker=checked_kernel,
                 to_save=to_save,
             )
         return model

@@ -14,6 +14,7 @@ run. The exit status is 1 where a 16-bit type takes more than `--limit` times as
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import random
 import statistics
@@ -202,39 +203,45 @@ class Row:
         return self.seconds[f"tilewright {dtype}"] / self.seconds["tilewright float32"]
 
 
-def timed(
-    case: Case, rounds: int, turn: float, with_torch: bool, threads: int, clock: Callable[[], float]
-) -> Row:
+@dataclass(frozen=True)
+class Prepared:
+    """A case with all of its implementations ready to be called."""
+
+    name: str
+    calls: dict[str, Callable[[], Any]]
+    errors: dict[str, float]
+    megabytes: dict[str, float]
+
+    def timed(self, rounds: int, turn: float, clock: Callable[[], float]) -> Row:
+        samples: dict[str, list[float]] = {name: [] for name in self.calls}
+        order = list(self.calls)
+        for number in range(rounds):
+            random.Random(number).shuffle(order)
+            for name in order:
+                samples[name] += _turn(self.calls[name], turn, clock)
+        medians = {name: statistics.median(taken) for name, taken in samples.items()}
+        return Row(self.name, medians, self.errors, self.megabytes)
+
+
+def prepared(case: Case, with_torch: bool, threads: int) -> Prepared:
     torch.manual_seed(0)
     model, inputs = case.make()
     calls: dict[str, Callable[[], Any]] = {}
     errors: dict[str, float] = {}
     megabytes: dict[str, float] = {}
     for label, dtype in DTYPES.items():
-        half_inputs = tuple(converted(x, dtype) for x in inputs)
-        half = _copy(model).to(dtype)
-        truth = _copy(half).double()(*(converted(x, torch.float64) for x in half_inputs))
-        compiled = tilewright.compile(half, half_inputs)
+        own_inputs = tuple(converted(x, dtype) for x in inputs)
+        own = copy.deepcopy(model).to(dtype)
+        truth = copy.deepcopy(own).double()(*(converted(x, torch.float64) for x in own_inputs))
+        compiled = tilewright.compile(own, own_inputs)
         compiled.threads = threads
         megabytes[label] = compiled.plan.memory.constant_bytes / 1e6
-        calls[f"tilewright {label}"] = _call(compiled, half_inputs)
+        calls[f"tilewright {label}"] = _call(compiled, own_inputs)
         if with_torch:
-            calls[f"torch {label}"] = _call(half, half_inputs)
+            calls[f"torch {label}"] = _call(own, own_inputs)
         for name in [name for name in calls if name.endswith(" " + label)]:
             errors[name] = error(calls[name](), truth)
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    order = list(calls)
-    for number in range(rounds):
-        random.Random(number).shuffle(order)
-        for name in order:
-            samples[name] += _turn(calls[name], turn, clock)
-    return Row(case.name, {name: statistics.median(all) for name, all in samples.items()}, errors, megabytes)
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    import copy
-
-    return copy.deepcopy(model)
+    return Prepared(case.name, calls, errors, megabytes)
 
 
 def _call(model: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
@@ -316,9 +323,8 @@ def main() -> int:
     slow = []
     with torch.inference_mode():
         for case in cases:
-            row = timed(
-                case, options.rounds, options.turn, not options.no_torch, torch.get_num_threads(), clock
-            )
+            ready = prepared(case, not options.no_torch, torch.get_num_threads())
+            row = ready.timed(options.rounds, options.turn, clock)
             text.append(line(row, not options.no_torch))
             print(text[-1], flush=True)
             slow += [

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, constant, rebuild
 from tilewright.graph.op import Fusion, op_of
 from tilewright.graph.oracle import evaluate_node, evaluation_cost
@@ -76,6 +77,8 @@ def _value(node: Node, arrays: list[np.ndarray]) -> np.ndarray:
         return permuted(arrays[0], node.attrs["axes"])
     if node.op == "reshape":
         return arrays[0].reshape(node.shape)  # shares the bytes
+    if node.op == "cast" and node.dtype is DType.F32 and node.inputs[0].dtype.is_half:
+        return arrays[0].astype(np.float32)  # exact: the weights of a 16-bit model need no f64 in between
     # Movement computes nothing, so it needs no f64; on the weights of a model the conversion would be the whole cost.
     moves = op_of(node.op).fusion is Fusion.INJECTIVE and node.op != "resize" and arrays
     if moves:

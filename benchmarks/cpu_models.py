@@ -29,7 +29,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
-from peers import CONTENDERS, EAGER, OURS
+from peers import CONTENDERS, EAGER, OURS, RELAXED
 from peers.job import Job, load_arrays
 from peers.machine import describe
 from peers.turns import ContenderError, Seat, fix_threads, prepare_apart, take_turns
@@ -68,7 +68,7 @@ class ModelResult:
 
     @property
     def best_peer(self) -> str | None:
-        peers = [name for name in self.timings if name != OURS]
+        peers = [name for name in self.timings if name not in (OURS, RELAXED)]
         return min(peers, key=lambda name: self.timings[name].median_ms, default=None)
 
     def speedup_over(self, peer: str | None) -> float | None:

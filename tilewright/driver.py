@@ -101,9 +101,11 @@ def compile(
     - `lock`: a file of choices. Where it exists they are taken as they are, and nothing is measured; otherwise the
       choices of this build are written there.
     - `db`: the database of what was measured; None: the one in the cache folder.
-    - `numerics`: "fast", or "strict": no fast-math flags, every rounding of the model's own types kept; or "tf32": as
-      "fast", and on a GPU float32 may be rounded to 10 bits of fraction where matrices are multiplied. That is the
-      default on a GPU where PyTorch may do so too (`torch.backends.cuda.matmul.allow_tf32`).
+    - `numerics`: "fast", the default, bounds the error of each element of a float32 matmul or convolution by that of a
+      plain sum of products, up to a stated factor; "strict" has no fast-math flags and no other algorithms, and keeps
+      every rounding of the model's own types; "relaxed" may lose digits for speed; "tf32" is "fast", and on a GPU
+      float32 may be rounded to 10 bits of fraction where matrices are multiplied. That is the default on a GPU where
+      PyTorch may do so too (`torch.backends.cuda.matmul.allow_tf32`). docs/numerics.md has the details.
     - `threads`: how many threads a call uses; None: `TILEWRIGHT_THREADS`, or as many as this process may use.
     - `trace`: collects what happened, for progress and reports.
 

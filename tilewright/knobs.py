@@ -246,8 +246,9 @@ OPTIONS: tuple[Option, ...] = (
         "choice",
         _one_of(*NUMERICS),
         "fast",
-        "fast: fast-math flags, and 16-bit roundings left out between operators; strict: neither; tf32: as fast,"
-        " and matrix products of float32 on a GPU round their operands",
+        "fast: fast-math flags, each element of a float32 matmul or convolution within its bound, 16-bit roundings left"
+        " out between operators; strict: no flags, all roundings; relaxed: as fast, without bounds for single elements;"
+        " tf32: as fast, and float32 matmuls on a GPU round their operands",
     ),
     Option(
         "cpu_features",

@@ -26,7 +26,9 @@ CONTENDERS: dict[str, Contender] = {
         Contender("onnxruntime", "ONNX Runtime", "peers.onnx_runtime:load", needs_onnx=True),
         Contender("openvino", "OpenVINO", "peers.openvino_cpu:load", needs_onnx=True),
         Contender("ours", "Tilewright", "peers.ours:load"),
+        Contender("ours-relaxed", "Tilewright relaxed", "peers.ours:load_relaxed"),
     )
 }
 OURS = "ours"
+RELAXED = "ours-relaxed"
 EAGER = "torch-eager"

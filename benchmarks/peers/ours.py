@@ -8,11 +8,26 @@ from .job import Job, Run, torch_model
 
 
 def load(job: Job) -> Run:
+    return _loaded(job, "fast")
+
+
+def load_relaxed(job: Job) -> Run:
+    """With algorithms that have no bound for each element: Strassen, paired products without a certificate."""
+    return _loaded(job, "relaxed")
+
+
+def _loaded(job: Job, numerics: str) -> Run:
     import tilewright
 
     model, inputs = torch_model(job)
     compiled: Any = tilewright.compile(
-        model, inputs, target="cpu", effort=job.effort, budget=job.budget, threads=job.threads
+        model,
+        inputs,
+        target="cpu",
+        effort=job.effort,
+        budget=job.budget,
+        threads=job.threads,
+        numerics=numerics,
     )
 
     def run() -> Any:

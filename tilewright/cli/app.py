@@ -56,7 +56,7 @@ JSON = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
 THREADS = Annotated[
     int | None, typer.Option(help="threads of a call; default: as many as this process may use")
 ]
-NUMERICS = Annotated[str | None, typer.Option(help="fast, strict or tf32")]
+NUMERICS = Annotated[str | None, typer.Option(help="fast, strict, relaxed or tf32")]
 EFFORT = Annotated[
     str,
     typer.Option(

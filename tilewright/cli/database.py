@@ -144,7 +144,7 @@ def _take_in(files: list[Path], db: Path | None, json: bool) -> None:
 def explain(
     model: Annotated[str, typer.Argument(help="a .tw artifact, or any model that `compile` takes")],
     threads: Annotated[int | None, typer.Option(help="threads of a call")] = None,
-    numerics: Annotated[str | None, typer.Option(help="fast, strict or tf32")] = None,
+    numerics: Annotated[str | None, typer.Option(help="fast, strict, relaxed or tf32")] = None,
     batch: Annotated[int, typer.Option(help="batch size of a zoo model")] = 1,
     small: Annotated[bool, typer.Option("--small", help="the zoo model's small version")] = False,
     db: DATABASE = None,

@@ -28,7 +28,7 @@ def report(
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="the HTML file")] = Path("report.html"),
     threads: Annotated[int | None, typer.Option(help="threads of a call")] = None,
-    numerics: Annotated[str | None, typer.Option(help="fast, strict or tf32")] = None,
+    numerics: Annotated[str | None, typer.Option(help="fast, strict, relaxed or tf32")] = None,
     effort: Annotated[str, typer.Option(help="of compiling, where MODEL is no artifact")] = "none",
     batch: Annotated[int, typer.Option(help="batch size of a zoo model")] = 1,
     small: Annotated[bool, typer.Option("--small", help="the zoo model's small version")] = False,

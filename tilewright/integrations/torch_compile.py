@@ -81,7 +81,7 @@ _WEIGHT_SETS = 4  # modules sharing one graph whose weights become constants
 class Options:
     """What `torch.compile(..., options={...})` takes."""
 
-    numerics: str | None = None  # "fast", "strict" or "tf32"
+    numerics: str | None = None  # "fast", "strict", "relaxed" or "tf32"
     threads: int | None = None
     freeze: bool = True  # parameters and buffers are constants
     variants: int = 16  # sizes of one graph that are compiled at most

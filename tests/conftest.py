@@ -15,6 +15,9 @@ import pytest
 # them from the others.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# A pass that fails is skipped with a warning in the hands of a user. Here it must not hide.
+os.environ.setdefault("TILEWRIGHT_STRICT_PASSES", "on")
+
 # A shell starts background jobs with Ctrl-C ignored; tests of interrupts want it as it is in the foreground.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -25,6 +25,7 @@ def test_defaults() -> None:
     assert knobs.get("thread_runtime") == "auto"
     assert knobs.get("cpu_features") == ()
     assert knobs.get("dependent_launch") == "own"
+    assert knobs.get("strict_passes") is False
     assert 1 <= knobs.get("threads") <= (os.cpu_count() or 1)
 
 
@@ -55,6 +56,12 @@ def test_bytes(monkeypatch: pytest.MonkeyPatch, text: str, value: int) -> None:
     assert knobs.get("cache_limit") == value
 
 
+@pytest.mark.parametrize(("text", "value"), [("on", True), ("1", True), ("Off", False), ("no", False)])
+def test_switches(monkeypatch: pytest.MonkeyPatch, text: str, value: bool) -> None:
+    monkeypatch.setenv("TILEWRIGHT_STRICT_PASSES", text)
+    assert knobs.get("strict_passes") is value
+
+
 @pytest.mark.parametrize(
     ("variable", "name", "text", "allowed"),
     [
@@ -64,6 +71,7 @@ def test_bytes(monkeypatch: pytest.MonkeyPatch, text: str, value: int) -> None:
         ("TILEWRIGHT_NUMERICS", "numerics", "sloppy", "fast, strict, tf32"),
         ("TILEWRIGHT_THREAD_RUNTIME", "thread_runtime", "tbb", "auto, openmp, pool"),
         ("TILEWRIGHT_CPU_FEATURES", "cpu_features", "avx9000", "baseline, avx2, avx512"),
+        ("TILEWRIGHT_STRICT_PASSES", "strict_passes", "perhaps", "on or off"),
     ],
 )
 def test_bad_values_are_named(

@@ -25,6 +25,7 @@ DEPENDENT_LAUNCHES = ("off", "own", "all")
 # Values of TILEWRIGHT_CPU_FEATURES that stand for a whole level of x86-64 instead of one feature.
 CPU_LEVELS = ("baseline", "avx2", "avx512")
 
+_SWITCH = {"on": True, "1": True, "yes": True, "off": False, "0": False, "no": False}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -69,6 +70,13 @@ def parse_cpu_features(text: str) -> tuple[str, ...]:
                 f"features to leave out, such as -avx512f,-avx512vl, or one of the levels {levels}"
             )
     return items
+
+
+def parse_switch(text: str) -> bool:
+    value = text.strip().lower()
+    if value not in _SWITCH:
+        raise ValueError("on or off")
+    return _SWITCH[value]
 
 
 def _parse_folder(text: str) -> Path:
@@ -300,6 +308,15 @@ OPTIONS: tuple[Option, ...] = (
         40,
         "how deep subgraphs and functions of a model may be nested",
     ),
+    Option(
+        "strict_passes",
+        "TILEWRIGHT_STRICT_PASSES",
+        "switch",
+        parse_switch,
+        False,
+        "on: an optimising pass that fails also fails the compilation, for those who work on Tilewright; off: it is"
+        " skipped with a warning",
+    ),
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
@@ -315,6 +332,8 @@ def get(
 def get(name: Literal["thread_runtime", "numerics", "dependent_launch"]) -> str: ...
 @overload
 def get(name: Literal["cpu_features"]) -> tuple[str, ...]: ...
+@overload
+def get(name: Literal["strict_passes"]) -> bool: ...
 def get(name: str) -> Any:
     """The value of an option now: its environment variable where set and not empty, otherwise its default."""
     return _read(_BY_NAME[name])[0]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from tilewright.rewrites.decompose import Decompose
 from tilewright.rewrites.layout import Layout
 from tilewright.rewrites.layout_assignment import Costs, assign, solve
 from tilewright.rewrites.layout_ways import WITH_LAYOUT, Way, folds
+from tilewright.rewrites.oracle import FewestBytes
 from tilewright.rewrites.partition import partition
 from tilewright.tune.oracle import PredictedCosts
 
@@ -195,6 +198,43 @@ def test_a_narrow_beam_is_not_worse_than_one_layout_everywhere(
         assert_same_function(graph, Layout(oracle).run(graph))
     assert brute_force(graph, oracle) <= found.total + 1e-9
     assert found.total <= min(everywhere) + 1e-9
+
+
+@dataclass(frozen=True)
+class Kernelless(Whims):
+    """Knows no kernel for most ways, and for some operators none at all."""
+
+    def seconds(self, task: Task) -> float:
+        return math.inf if int(task.key[self.seed + 4], 16) < 12 else super().seconds(task)
+
+
+@settings(QUICK, max_examples=30)
+@given(graphs(images=True, most=14), st.integers(0, 5), st.sampled_from([1, 2, 256]))
+def test_there_is_an_assignment_whatever_kernels_are_missing(graph: Graph, seed: int, beam: int) -> None:
+    graph = Decompose().run(graph)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout_assignment, "BEAM", beam)
+        for oracle in (Kernelless(seed), FewestBytes()):
+            found, costs = assign(graph, oracle)
+            assert set(found.ways) == {n for n in graph.nodes() if not n.is_input and not folds(n)}
+            assert math.isfinite(found.total)
+            nothing = solve(graph, costs, lambda node, way: False)  # nothing allowed: a preference, not a law
+            assert set(nothing.ways) == set(found.ways)
+            assert_same_function(graph, Layout(oracle).run(graph), tolerance=1e-6)
+
+
+def test_a_way_without_a_kernel_is_taken_only_where_there_is_no_other() -> None:
+    x = x_input(1, 4, 8, 8)
+    prices = {
+        ("conv", 8, LAYOUTS[0]): math.inf,
+        ("conv", 8, LAYOUTS[1]): 5.0,
+        ("conv", 4, LAYOUTS[0]): math.inf,
+    }
+    oracle = Priced({**prices, ("conv", 4, LAYOUTS[1]): math.inf}, per_byte=1.0)
+    first = conv(x, weight(8, 4, 1, 1))
+    best, _ = assign(graph_of(conv(first, weight(4, 8, 1, 1))), oracle)
+    assert best.unknown == 1
+    assert best.ways[first].layout == LAYOUTS[1]
 
 
 def _only(layout: str) -> Callable[[Node, Way], bool]:

@@ -8,7 +8,7 @@ import pytest
 
 import tilewright.rewrites
 from tests.rewrites.helpers import batch_norm, conv, graph_of, scalar, weight, x_input
-from tilewright.errors import VerificationError
+from tilewright.errors import InternalError, OptionError, TilewrightWarning, VerificationError
 from tilewright.graph.ir import Graph
 from tilewright.graph.op import apply
 from tilewright.rewrites.base import Pass, run_passes
@@ -117,8 +117,30 @@ class Unwritten(Pass):
     name = "unwritten"
 
 
+@dataclass(frozen=True)
+class Failing(Pass):
+    name = "failing"
+
+    def run(self, graph: Graph) -> Graph:
+        return min([], key=len)
+
+
+@dataclass(frozen=True)
+class Needed(Failing):
+    name = "needed"
+    reaches = "decomposed"
+
+
+@dataclass(frozen=True)
+class Refusing(Pass):
+    name = "refusing"
+
+    def run(self, graph: Graph) -> Graph:
+        raise OptionError("something that the user decides")
+
+
 # Not passes of the pipeline: the test above would miss them otherwise.
-for _cls in (Broken, Backwards, Unwritten):
+for _cls in (Broken, Backwards, Unwritten, Failing, Needed, Refusing):
     assert not _cls.__module__.startswith("tilewright.rewrites")
 
 
@@ -128,7 +150,7 @@ def test_a_broken_pass_is_named() -> None:
 
 
 def test_a_pass_may_not_change_the_types_of_outputs() -> None:
-    with pytest.raises(AssertionError, match="changed the outputs"):
+    with pytest.raises(InternalError, match="changed the types of the outputs"):
         run_passes(network(), [Backwards()], Trace.off())
 
 
@@ -140,6 +162,36 @@ def test_a_later_pass_may_not_undo_a_stage() -> None:
 def test_an_illegal_model_is_the_imports_fault() -> None:
     with pytest.raises(VerificationError, match="after import"):
         run_passes(Broken().run(network()), [], Trace.off())
+
+
+@pytest.fixture
+def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_STRICT_PASSES", "off")
+
+
+@pytest.mark.usefixtures("lenient")
+@pytest.mark.parametrize("broken", [Failing(), Broken(), Backwards(), Unwritten()])
+def test_an_optional_pass_that_fails_is_skipped_with_one_warning(broken: Pass) -> None:
+    graph, trace = network(), Trace()
+    with pytest.warns(TilewrightWarning, match=f"pass '{broken.name}' failed") as caught:
+        after = run_passes(graph, [broken, *passes(), broken], trace)
+    assert len(caught) == 1
+    assert [n.op for n in after.nodes()] == [n.op for n in rewrite(graph).nodes()]
+    skipped = [event for event in trace.events if event.name == f"rewrites.{broken.name}.skipped"]
+    assert len(skipped) == 2 and skipped[0].notes["error"]
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_required_pass_and_a_users_error_still_fail_the_compilation() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        run_passes(network(), [Needed()], Trace.off())
+    with pytest.raises(OptionError, match="the user decides"):
+        run_passes(network(), [Refusing()], Trace.off())
+
+
+def test_tests_are_strict() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        run_passes(network(), [Failing()], Trace.off())
 
 
 def test_the_base_does_nothing_by_itself() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.machines import ICE_LAKE
+from tests.machines import ICE_LAKE, ZEN_4
 from tests.rewrites.helpers import (
     assert_close,
     assert_same_function,
@@ -18,12 +20,13 @@ from tests.rewrites.helpers import (
 )
 from tests.space.checked import Inputs
 from tilewright.dtypes import DType
-from tilewright.graph.ir import Graph, Node, TensorType
+from tilewright.graph.ir import Graph, Node, TensorType, constant, input_node
 from tilewright.graph.op import apply
 from tilewright.graph.oracle import evaluate
 from tilewright.measure.passes import run_calls
 from tilewright.rewrites.layout import permuted_bytes
 from tilewright.rewrites.layout_assignment import assign, solve
+from tilewright.rewrites.partition import partition
 from tilewright.rewrites.pipeline import rewrite, run_pipeline
 from tilewright.space.template import Work
 from tilewright.tune import oracle as predictions
@@ -77,6 +80,22 @@ def test_what_has_no_template_is_counted(op: str) -> None:
     small, large = Inputs(), Inputs()
     times = [ORACLE.seconds(x.task(apply(op, x(n, 64)))) for x, n in ((small, 64), (large, 1024))]
     assert 8 * times[0] < times[1] < 32 * times[0]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_a_template_without_a_legal_config_leaves_the_default_program(batch: int) -> None:
+    """Of an image of 1072 channels in blocks no template has a config once the batch is larger than 1."""
+    x, shape = input_node(0, TensorType((batch, 67, 14, 9, 16), DType.F32)), (3, 3, 1072, 24)
+    border = {"low": (0, 0, 1, 1, 0), "high": (0, 0, 1, 1, 0), "interior": (0,) * 5, "value": 0.0}
+    window = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
+    weights = constant(np.broadcast_to(np.float32(0), shape))
+    convolved = apply("conv", apply("pad", x, **border), weights, **window, layout="channels_by_8")
+    (call,) = partition(Graph((x,), (convolved,))).calls
+    for machine in (MACHINE, ZEN_4):
+        costs = PredictedCosts(machine)
+        assert math.isfinite(costs.seconds(call.task))
+        assert math.isfinite(costs.quickly(call.task)[0])
+        assert choose(Work(call.task, machine)).program
 
 
 def test_predictions_are_made_once() -> None:

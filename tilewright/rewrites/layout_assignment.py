@@ -9,6 +9,9 @@ state says in which orders each of them is there, and of all ways to come to a s
 A permute is paid for by the first reader that needs it; the value is then there in both orders for all others. A state
 is dropped, too, if another one comes to the same orders for less by permutes alone.
 
+There is always a state. An operator for which the oracle knows no kernel in any of its ways (an infinite time) makes no
+way impossible: states are compared by how many such operators they hold, then by their cost.
+
 This is exact as long as no frontier has more than `BEAM` states: on chains, where it is the usual recurrence of costs
 per layout, on residual blocks and on trees of moderate width. Where it has more only the cheapest go on, a heuristic;
 then the assignments with all layouts channels-last, and with all as they came, are solved too, and the best is taken.
@@ -22,8 +25,9 @@ will be fused behind it, and a permute next to elementwise work costs what it ad
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -65,6 +69,7 @@ class Assignment:
     rivals: Sequence[tuple[Node, Way]]  # what was not chosen
     total: float
     exact: bool
+    unknown: int = 0  # operators without a known kernel; their times are not in `total`
 
 
 def assign(graph: Graph, oracle: CostOracle) -> tuple[Assignment, Costs]:
@@ -82,7 +87,7 @@ def assign(graph: Graph, oracle: CostOracle) -> tuple[Assignment, Costs]:
         best = solve(graph, costs)
         last = solve(graph, costs, gives_channels_last)
         kept = solve(graph, costs, lambda node, way: way.layout == node.attrs["layout"])
-        best = min(best, last, kept, key=lambda each: each.total)
+        best = min(best, last, kept, key=lambda each: (each.unknown, each.total))
     return best, costs
 
 
@@ -218,8 +223,16 @@ Orders = tuple[Order, ...]  # in which a value is there, sorted
 class _State:
     there: tuple[Orders, ...]  # for each value of the frontier
     cost: float
+    unknown: int = (
+        0  # operators on the way here for whose way no kernel is known; their time is not in `cost`
+    )
     choice: tuple[Node, Way] | None = None
     before: _State | None = field(default=None, repr=False)
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Smaller is better."""
+        return self.unknown, self.cost
 
 
 def solve(
@@ -237,44 +250,40 @@ def solve(
             if node in last_reader:
                 frontier.append(node)
                 start: Orders = (identity(node.type.rank),)
-                states = [_State((*s.there, start), s.cost, s.choice, s.before) for s in states]
+                states = [replace(state, there=(*state.there, start)) for state in states]
             continue
         kept = [n for n, value in enumerate(frontier) if last_reader[value] is not node]
         stays = node in last_reader
         reached: dict[tuple[Orders, ...], _State] = {}
         for state in states:
             for way in candidates[node]:
-                moved = _moved(node, way, state, frontier, costs)
-                if moved is None:
-                    continue
-                there, cost = moved
+                there, cost = _moved(node, way, state, frontier, costs)
+                seconds = costs.kernel(node, way)
+                known = math.isfinite(seconds)
+                cost, unknown = cost + (seconds if known else 0.0), state.unknown + (not known)
                 own: Orders = (way.order,)
                 if node in costs.outputs:
                     plain = identity(node.type.rank)
                     cost += costs.moving(node, way.order, plain)
                     own = _with(own, plain)
                 behind = (*(there[n] for n in kept), *([own] if stays else []))
-                if behind not in reached or cost < reached[behind].cost:
-                    reached[behind] = _State(behind, cost, (node, way), state)
+                if behind not in reached or (unknown, cost) < reached[behind].rank:
+                    reached[behind] = _State(behind, cost, unknown, (node, way), state)
         frontier = [*(frontier[n] for n in kept), *([node] if stays else [])]
         states = _undominated(reached.values(), frontier, costs)
         exact = exact and len(states) <= BEAM
         states = states[:BEAM]
-    best = min(states, key=lambda state: state.cost)
+    best = min(states, key=lambda state: state.rank)
     ways = _choices(best)
     rivals = [(node, way) for node in ways for way in candidates[node] if way != ways[node]]
-    return Assignment(ways, rivals, best.cost, exact)
+    return Assignment(ways, rivals, best.cost, exact, best.unknown)
 
 
 def _moved(
     node: Node, way: Way, state: _State, frontier: Sequence[Node], costs: Costs
-) -> tuple[list[Orders], float] | None:
-    """(what is there, what it has cost) once the operands of `node` are in the orders of `way` and it is computed;
-    None where no kernel does."""
-    cost = state.cost + costs.kernel(node, way)
-    if cost == float("inf"):
-        return None
-    there = list(state.there)
+) -> tuple[list[Orders], float]:
+    """(what is there, what it has cost) once the operands of `node` are in the orders of `way`."""
+    cost, there = state.cost, list(state.there)
     for operand, order in zip(node.inputs, way.operands, strict=True):
         if folds(operand):
             continue
@@ -290,9 +299,13 @@ def _with(orders: Orders, order: Order) -> Orders:
 
 
 def _undominated(states: Iterable[_State], frontier: Sequence[Node], costs: Costs) -> list[_State]:
-    """Cheapest first, without those that a cheaper one becomes by permutes for no more."""
+    """Cheapest first, without those that a cheaper one becomes by permutes for no more. Of those with the fewest
+    operators without a kernel at least one is kept, and of the others none."""
     kept: list[_State] = []
-    for state in sorted(states, key=lambda each: each.cost):
+    found = sorted(states, key=lambda each: each.rank)
+    for state in found:
+        if state.unknown > found[0].unknown:
+            break
         for cheaper in kept[:_COMPARED]:
             missing = state.cost - cheaper.cost
             for value, here, there in zip(frontier, cheaper.there, state.there, strict=True):
@@ -324,7 +337,7 @@ def _candidates(
 
     def ways(node: Node, offered: Sequence[Collection[Order]]) -> list[Way]:
         found = ways_of(node, offered, wanted[node], lambda channels: oracle.block(channels, node.dtype))
-        return [way for way in found if way.layout is None or allowed(node, way)]
+        return [way for way in found if way.layout is None or allowed(node, way)] or found
 
     for node in reversed(nodes):
         if node in outputs:

@@ -72,14 +72,17 @@ class _Prediction:
 
     @cached_property
     def seconds(self) -> float:
-        return self._least(self.applied) if self.applied else self._default
+        """As `choose` chooses: the default program where no template has a legal config."""
+        least = self._least(self.applied)
+        return least if math.isfinite(least) else self._default
 
     @cached_property
     def quickly(self) -> tuple[float, bool]:
         quick = [applied for applied in self.applied if _searched(applied.space) <= _QUICK]
-        if not quick or len(quick) == len(self.applied):
+        least = self._least(quick)
+        if len(quick) == len(self.applied) or not math.isfinite(least):
             return self.seconds, True
-        return self._least(quick), False
+        return least, False
 
     def _least(self, templates: Sequence[Applied]) -> float:
         found = (descend(applied, self.work) for applied in templates)

@@ -237,6 +237,7 @@ def concatenation(draw: Random, values: Values) -> nn.Module | None:
             ),
             ("cat([x])", lambda x: torch.cat([x], axis)),
             ("cat([x, ones, x])", lambda x: torch.cat([x, torch.ones_like(x), x], axis)),
+            ("cat of 34", lambda x: torch.cat([x.narrow(axis, 0, 1), -x.narrow(axis, 0, 1)] * 17, axis)),
             ("cat of single slices", lambda x: torch.cat([torch.sin(y) for y in x.split(1, axis)][:8], axis)),
         ]
     )

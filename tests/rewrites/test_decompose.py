@@ -22,7 +22,7 @@ from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, constant
 from tilewright.graph.op import apply, flops_of
 from tilewright.graph.oracle import evaluate
-from tilewright.graph.verify import verify
+from tilewright.graph.verify import MOST_CONCATENATED, verify
 from tilewright.rewrites.decompose import Decompose
 from tilewright.rewrites.fold_constants import FoldConstants
 from tilewright.rewrites.simplify import Simplify
@@ -227,3 +227,22 @@ def test_attention_of_halves_has_its_scores_in_f32() -> None:
     types = {n.op: n.dtype for n in after.nodes() if n.op in ("softmax", "matmul")}
     assert types == {"softmax": DType.F32, "matmul": DType.BF16}
     assert after.outputs[0].dtype is DType.BF16
+
+
+# -- concatenations ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 32, 33, 40, 63, 64, 500, 1024, 1025, 3000])
+def test_wide_concatenations_become_several(count: int) -> None:
+    inputs = [x_input(1 + k % 2, 2, index=k) for k in range(count)]
+    before = graph_of(apply("concat", *inputs, axis=0))
+    after = Decompose().run(before)
+    for graph in (after, Simplify().run(after)):  # which does not join them again
+        found = [len(node.inputs) for node in graph.nodes() if node.op == "concat"]
+        assert max(found, default=0) <= MOST_CONCATENATED
+        assert_same_function(before, graph)
+    inner = [node for node in after.nodes() if node.op == "concat" and node is not after.outputs[0]]
+    assert len(inner) == -(-max(count - 32, 0) // 31)
+    if count <= 32 * 32:  # what is copied twice is no more than must be
+        copied = sum(len(node.inputs) for node in inner)
+        assert copied == max(count - 32, 0) + len(inner)

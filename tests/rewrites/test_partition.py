@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -15,13 +17,16 @@ from tests.rewrites.helpers import (
     weight,
     x_input,
 )
+from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, constant
 from tilewright.graph.lower import lower_graph
 from tilewright.graph.op import apply
 from tilewright.graph.oracle import evaluate
-from tilewright.graph.task import Partition
+from tilewright.graph.task import Partition, Task
+from tilewright.loops.formula import formula_of
 from tilewright.measure.passes import run_calls
+from tilewright.rewrites.expansion import MOST_PARTS
 from tilewright.rewrites.fuse import EXPENSIVE, MAX_NODES, OVERLAPPING
 from tilewright.rewrites.partition import partition
 
@@ -153,6 +158,46 @@ def test_long_epilogues_are_cut() -> None:
     result = cut(node)
     assert len(result.calls) == 2
     assert max(len(call.task.graph.nodes()) for call in result.calls) <= MAX_NODES + 2
+
+
+def written_out(task: Task) -> int:
+    """The size of the largest expression of a task's formula."""
+    output, inputs = lower_graph(task.graph)
+    formula = formula_of(output, inputs)
+    return max(sum(1 for _ in te.walk(expr)) for expr in formula.expressions())
+
+
+def gated(x: Node) -> Node:
+    return apply("mul", x, apply("sigmoid", x))
+
+
+def shuffled(x: Node) -> Node:
+    return apply("abs", reshape(permute(reshape(x, 2, 4, 4), 2, 1, 0), 4, 8))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        gated,
+        shuffled,
+        lambda x: apply("add", x, permute(reshape(x, 8, 4), 1, 0)),
+        lambda x: apply("select", apply("gt", x, scalar(0)), apply("neg", x), apply("mul", x, scalar(0.5))),
+    ],
+)
+@pytest.mark.parametrize("start", [X, matmul(), softmax(X)])
+def test_formulas_stay_small_however_often_a_value_is_read(start: Node, step: Callable[[Node], Node]) -> None:
+    node = start
+    for _ in range(30):
+        node = step(node)
+    result = cut(node)
+    assert 2 <= len(result.calls) <= 60
+    assert max(written_out(task) for task, _ in result.tasks().values()) <= 2 * MOST_PARTS
+
+
+def test_a_few_activations_in_a_row_are_one_kernel() -> None:
+    assert len(cut(gated(gated(gated(X)))).calls) == 1
+    assert len(cut(gated(gated(matmul()))).calls) == 1
+    assert len(cut(shuffled(shuffled(X))).calls) == 1
 
 
 # -- reductions ---------------------------------------------------------------------------------------------------

@@ -34,6 +34,9 @@ def _padded(node: Node) -> bool:
     return any(low or high for low, high in node.attrs["padding"])
 
 
+# A concat becomes a loop for each operand, and each is decided against all others. Wider ones become several.
+MOST_CONCATENATED = 32
+
 _DECOMPOSED = (
     Forbidden("batch_norm", "it is folded into weights or becomes a multiplication and an addition"),
     Forbidden(
@@ -45,6 +48,11 @@ _DECOMPOSED = (
     Forbidden("conv_transpose", "it becomes a pad and a conv, or a matmul"),
     Forbidden("conv", "its padding becomes a pad", _padded),
     Forbidden("conv", "its bias becomes an addition", lambda node: len(node.inputs) > 2),
+    Forbidden(
+        "concat",
+        f"one of more than {MOST_CONCATENATED} operands becomes several",
+        lambda node: len(node.inputs) > MOST_CONCATENATED,
+    ),
 )
 
 

@@ -108,7 +108,8 @@ def formula_of(
 
 
 def _inline(stage: te.Compute, bodies: dict[te.Source, te.Expr]) -> te.Expr:
-    """The stage's body with every read of a plain computed tensor replaced by its formula."""
+    """The stage's body with every read of a plain computed tensor replaced by its formula. One that is read several
+    times is in it several times, but as one object: time and code go by objects."""
 
     def rule(node: te.Expr) -> te.Expr | None:
         if not (isinstance(node, te.Load) and node.source in bodies):
@@ -117,7 +118,7 @@ def _inline(stage: te.Compute, bodies: dict[te.Source, te.Expr]) -> te.Expr:
         assert isinstance(source, te.Compute)
         return te.substitute(bodies[source], dict(zip(source.axes, node.indices, strict=True)))
 
-    return te.rewrite(stage.body, rule)
+    return te.shared(te.rewrite(stage.body, rule))
 
 
 def _flat_formula(output: te.Compute, inputs: Sequence[te.Tensor], name: str) -> Formula:
@@ -364,13 +365,17 @@ def _join_in(expr: te.Expr, outer: te.Var, inner: te.Var, both: te.Var) -> te.Ex
 
 def _variables_outside_offsets(expr: te.Expr) -> set[te.Var]:
     """Variables used as values or in conditions, or inside an offset in a way that is not linear."""
-    if isinstance(expr, te.Load):
-        found: set[te.Var] = set()
-        for index in expr.indices:
-            for atom in linear(index).terms:
-                if not isinstance(atom, te.Var):
-                    found |= te.variables(atom)
-        return found
-    if isinstance(expr, te.Var):
-        return {expr}
-    return {var for child in te.children(expr) for var in _variables_outside_offsets(child)}
+    found: set[te.Var] = set()
+    waiting = [expr]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, te.Load):
+            for index in node.indices:
+                for atom in linear(index).terms:
+                    if not isinstance(atom, te.Var):
+                        found |= te.variables(atom)
+        elif isinstance(node, te.Var):
+            found.add(node)
+        else:
+            waiting.extend(te.children(node))
+    return found

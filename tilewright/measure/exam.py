@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
 
 from tilewright.dtypes import DType
-from tilewright.graph.ir import Graph, Node
+from tilewright.graph.ir import Graph, Node, toposort
 from tilewright.graph.op import Fusion, op_of
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
@@ -349,7 +349,7 @@ class _Draw:
         numbers = {node: number for number, node in enumerate(self.graph.inputs)}
         for node in self.sums:
             for operand, axis, weight in zip(node.inputs, channel_axes(node), (False, True), strict=False):
-                for source in set(_sources(operand)):
+                for source in toposort([operand]):
                     alike = (
                         source.is_input and source.type.rank == operand.type.rank and source.dtype.is_float
                     )
@@ -483,16 +483,10 @@ def _index_extents(graph: Graph) -> dict[Node, int]:
         if node.op not in ("take", "take_along"):
             continue
         extent = node.inputs[0].shape[node.attrs["axis"]]
-        for source in _sources(node.inputs[1]):
+        for source in toposort([node.inputs[1]]):
             if source.is_input and source.dtype.is_integer:
                 found[source] = min(extent, found.get(source, extent))
     return found
-
-
-def _sources(node: Node) -> Iterator[Node]:
-    yield node
-    for operand in node.inputs:
-        yield from _sources(operand)
 
 
 def _turns(name: str, count: int) -> list[str]:

@@ -8,6 +8,8 @@ conv_transpose(x, w, b)     conv(pad(x) with zeros between its elements, flipped
 batch_norm                  x * scale + shift
 attention                   matmul(softmax(matmul(q * scale, permute(k)) + mask), v); it stays whole where one kernel
                             computes it all
+concat(a, b, ...) of many   concat(concat(a, b, ...), ...): of no more operands than one kernel takes, as few of them
+                            twice as possible
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.graph.attention import fits_one_kernel
-from tilewright.graph.ir import Graph, Node, constant, rebuild
+from tilewright.graph.ir import Graph, Node, constant, rebuild, toposort
 from tilewright.graph.op import apply
+from tilewright.graph.verify import MOST_CONCATENATED
 from tilewright.rewrites.base import Pass
 from tilewright.rewrites.fold_batch_norm import batch_norm_affine
 from tilewright.rewrites.shapes import reshape_to
@@ -69,15 +72,14 @@ def _named(result: Node, node: Node) -> Node:
     """What replaces `node` bears its name; what it is made of comes from the same place in the model."""
     named: dict[Node, Node] = {operand: operand for operand in node.inputs}
 
-    def visit(new: Node) -> Node:
-        if new not in named:
-            operands = tuple(visit(operand) for operand in new.inputs)
-            named[new] = (
-                new if new.is_constant else replace(new, inputs=operands, source=new.source or node.source)
-            )
-        return named[new]
-
-    found = visit(result)
+    for new in toposort([result], first=node.inputs):
+        if new in named:
+            continue
+        operands = tuple(named[operand] for operand in new.inputs)
+        named[new] = (
+            new if new.is_constant else replace(new, inputs=operands, source=new.source or node.source)
+        )
+    found = named[result]
     return found if found in node.inputs else replace(found, name=node.name)
 
 
@@ -315,6 +317,19 @@ def lower_triangle(rows: int, columns: int) -> Node:
     return apply("le", column, row)
 
 
+def expand_concat(node: Node) -> Node | None:
+    axis, parts = node.attrs["axis"], list(node.inputs)
+    while len(parts) > MOST_CONCATENATED:
+        surplus = len(parts) - MOST_CONCATENATED
+        joined: list[Node] = []
+        while surplus and parts:
+            count = min(MOST_CONCATENATED, surplus + 1, len(parts))
+            joined.append(apply("concat", *parts[:count], axis=axis) if count > 1 else parts[0])
+            surplus, parts = surplus - (count - 1), parts[count:]
+        parts = joined + parts
+    return None if len(parts) == len(node.inputs) else apply("concat", *parts, axis=axis)
+
+
 EXPANSIONS: Mapping[str, Callable[[Node], Node | None]] = {
     "linear": expand_linear,
     "matmul": expand_matmul,
@@ -322,4 +337,5 @@ EXPANSIONS: Mapping[str, Callable[[Node], Node | None]] = {
     "conv_transpose": expand_conv_transpose,
     "batch_norm": expand_batch_norm,
     "attention": expand_attention,
+    "concat": expand_concat,
 }

@@ -12,6 +12,8 @@
 4. What is left is elementwise work and movement. A producer goes into its consumer where all its readers are there, and
    where that does not compute it more often than it has elements, or it is cheap. A concat stands alone.
 5. A reshape is a view of its operand, no kernel at all, unless the operand is fused through it.
+6. No group grows beyond what `expansion.py` allows: where its formula would be too large or too deep, the value that
+   would have made it so is computed by a kernel of its own.
 
 Groups with one output, whose other members are read only inside, cannot wait for each other: a path from one group's
 output back into it would be a cycle of nodes.
@@ -20,7 +22,7 @@ output back into it would be a cycle of nodes.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from tilewright.dtypes import DType
@@ -29,6 +31,7 @@ from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import Fusion, op_of
 from tilewright.graph.ops.contractions import BYTES
 from tilewright.graph.ops.layouts import spatial_axes
+from tilewright.rewrites.expansion import MOST_DEPTH, MOST_PARTS, NOWHERE, Written, expansion_of
 
 # Elementwise operators that cost many times an addition. Everything else elementwise is cheap.
 EXPENSIVE = frozenset(
@@ -64,6 +67,13 @@ class Group:
         default_factory=dict
     )  # how often each member that is no anchor is computed
     recomputed: int = 0
+    # How each member is written in the formula of the output, and the size of that formula.
+    written: dict[Node, Written] = field(default_factory=dict)
+    parts: int = 0
+
+    def expand(self, node: Node, written: Written) -> None:
+        self.written[node] = written
+        self.parts += written.times * written.indices * expansion_of(node).parts
 
 
 @dataclass(frozen=True)
@@ -120,7 +130,8 @@ class _Fusion:
     def start_anchored(self, anchor: Node) -> None:
         members = self.epilogue(anchor)
         group = Group(members[-1], anchor, members)
-        for node in members:
+        for node in reversed(members):
+            group.expand(node, self.written(node, group) if node is not group.output else Written(1, 0))
             self.group_of[node] = group
 
     def epilogue(self, anchor: Node) -> list[Node]:
@@ -131,6 +142,7 @@ class _Fusion:
             return [anchor, *readers] if len(readers) == 1 and merges_heads(readers[0]) else [anchor]
         taken, best = [anchor], 1
         inside = {anchor}
+        sizes = {anchor: (expansion_of(anchor).parts, expansion_of(anchor).depth)}
         waiting = [self.position[user] for user in set(self.users[anchor])]
         heapq.heapify(waiting)
         while waiting and len(taken) < MAX_NODES:
@@ -144,6 +156,9 @@ class _Fusion:
             )
             if not joins:
                 break  # whatever it reads is read outside: nothing behind that can be taken
+            sizes[node] = parts, depth = _size_behind(node, sizes)
+            if parts > MOST_PARTS or depth > MOST_DEPTH:
+                break
             taken.append(node)
             inside.add(node)
             for user in self.users[node]:
@@ -170,7 +185,8 @@ class _Fusion:
         if group is not None and self.may_join(node, group):
             self.join(node, group)
             return
-        self.group_of[node] = Group(node, None, [node], {node: float(node.type.size)})
+        self.group_of[node] = group = Group(node, None, [node], {node: float(node.type.size)})
+        group.expand(node, Written(1, 0))
 
     def group_of_readers(self, node: Node) -> Group | None:
         """The one group that has all readers of `node`."""
@@ -241,6 +257,10 @@ class _Fusion:
             return False
         if len(group.members) >= MAX_NODES:
             return False
+        here, own = self.written(node, group), expansion_of(node)
+        parts = group.parts + here.times * here.indices * own.parts
+        if parts > MOST_PARTS or here.depth + own.depth > MOST_DEPTH:
+            return False
         if evaluations <= TOLERANCE * node.type.size:
             return True
         return node.op not in EXPENSIVE and not _interpolates(node) and group.recomputed < MAX_RECOMPUTED
@@ -260,8 +280,20 @@ class _Fusion:
                 total += group.evaluations[user]
         return total
 
+    def written(self, node: Node, group: Group) -> Written:
+        """How `node` would be written in the formula of `group`."""
+        found = NOWHERE
+        for user in dict.fromkeys(self.users[node]):
+            # A reader that is not in the group yet is a reshape that would join it together with `node`.
+            reader = group.written.get(user) or self.written(user, group)
+            for operand, read in zip(user.inputs, expansion_of(user).reads, strict=True):
+                if operand is node:
+                    found = found.beside(read.within(reader))
+        return found
+
     def join(self, node: Node, group: Group) -> None:
         evaluations = self.evaluations(node, group)
+        group.expand(node, self.written(node, group))
         group.members.append(node)
         group.evaluations[node] = evaluations
         group.recomputed += evaluations > TOLERANCE * node.type.size
@@ -271,6 +303,16 @@ class _Fusion:
 def _widens(node: Node) -> bool:
     """Whether it converts 16-bit floats as they are read: an instruction, where f32 would be twice the bytes."""
     return node.op == "cast" and node.dtype is DType.F32 and node.inputs[0].dtype.is_half
+
+
+def _size_behind(node: Node, sizes: Mapping[Node, tuple[int, int]]) -> tuple[int, int]:
+    """(parts, depth) of the formula of a node, of which those that it reads in its group have `sizes`."""
+    own = expansion_of(node)
+    parts, depth = own.parts, own.depth
+    for operand, read in zip(node.inputs, own.reads, strict=True):
+        if operand in sizes:
+            parts, depth = parts + read.times * sizes[operand][0], max(depth, read.depth + sizes[operand][1])
+    return parts, depth
 
 
 def _takes_prologue(anchor: Node) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tilewright.graph.ir import Node
 from tilewright.graph.ops.layouts import spatial_axes
+from tilewright.graph.verify import MOST_CONCATENATED
 from tilewright.rewrites.shapes import is_identity, moves_nothing, reordered
 from tilewright.rewrites.simplify_rules import Builder, Rule
 
@@ -140,7 +141,7 @@ def concat_few(node: Node, build: Builder) -> Node | None:
 
 
 def concat_concat(node: Node, build: Builder) -> Node | None:
-    """concat(concat(a, b), c) -> concat(a, b, c), where nobody else reads the inner one"""
+    """concat(concat(a, b), c) -> concat(a, b, c), where nobody else reads the inner one and one kernel takes all"""
     axis = node.attrs["axis"]
 
     def inner(part: Node) -> bool:
@@ -149,7 +150,7 @@ def concat_concat(node: Node, build: Builder) -> Node | None:
     if not any(inner(part) for part in node.inputs):
         return None
     parts = [piece for part in node.inputs for piece in (part.inputs if inner(part) else (part,))]
-    return build("concat", *parts, axis=axis)
+    return build("concat", *parts, axis=axis) if len(parts) <= MOST_CONCATENATED else None
 
 
 def concat_slices(node: Node, build: Builder) -> Node | None:

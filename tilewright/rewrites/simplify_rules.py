@@ -68,13 +68,11 @@ class Builder:
 
 def scalar_array(node: Node) -> np.ndarray | None:
     """The one value that all elements of `node` have, as an array of rank 0; None where that is not plain to see."""
+    while node.op in ("broadcast_to", "reshape", "permute", "slice"):
+        node = node.inputs[0]
     if node.is_constant and node.data is not None:
         return node.data.reshape(()) if node.type.size == 1 else None
-    if node.op == "full":
-        return np.array(node.attrs["value"], node.dtype.numpy)
-    if node.op in ("broadcast_to", "reshape", "permute", "slice"):
-        return scalar_array(node.inputs[0])
-    return None
+    return np.array(node.attrs["value"], node.dtype.numpy) if node.op == "full" else None
 
 
 def scalar_value(node: Node) -> int | float | bool | None:

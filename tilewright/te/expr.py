@@ -31,22 +31,81 @@ C = TypeVar("C", bound=type)
 
 
 def _hashed_once(cls: C) -> C:
-    """Expressions are the keys of many tables, and the hash of one goes through everything below it."""
+    """Expressions are the keys of many tables, and the hash of one goes through everything below it: it is kept.
+    Neither hashing nor comparing recurses, and what two expressions share is compared once."""
     made: Any = cls
-    of_all_parts: Callable[[Any], int] = made.__hash__
+    of_parts: Callable[[Any], int] = made.__hash__
 
     def hashed(self: Any) -> int:
-        known: dict[str, Any] = self.__dict__
-        if "_hash" not in known:
-            known["_hash"] = of_all_parts(self)
-        return int(known["_hash"])
+        known: int | None = self.__dict__.get("_hash")
+        return _hash_below(self) if known is None else known
+
+    def equal(self: Any, other: Any) -> Any:
+        if self is other:
+            return True
+        if other.__class__ is not self.__class__:
+            return NotImplemented
+        return hash(self) == hash(other) and _same(self, other)
 
     def state(self: Any) -> dict[str, Any]:
         """Strings have other hashes in another process."""
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
-    made.__hash__, made.__getstate__ = hashed, state
+    _HASH_OF_PARTS[cls] = of_parts
+    made.__hash__, made.__eq__, made.__getstate__ = hashed, equal, state
     return cls
+
+
+# Of each class of expressions with parts: the hash of one from the hashes of its parts.
+_HASH_OF_PARTS: dict[type, Callable[[Any], int]] = {}
+
+
+def _hash_below(expr: Expr) -> int:
+    """The hash of `expr`; those of everything below it are known afterwards."""
+    waiting = [expr]
+    while waiting:
+        node = waiting[-1]
+        below = [part for part in children(node) if part.__class__ in _HASH_OF_PARTS and not _is_hashed(part)]
+        if below and not _is_hashed(node):
+            waiting.extend(below)
+            continue
+        node.__dict__["_hash"] = _HASH_OF_PARTS[node.__class__](node)
+        waiting.pop()
+    return int(expr.__dict__["_hash"])
+
+
+def _is_hashed(expr: Expr) -> bool:
+    return "_hash" in expr.__dict__
+
+
+def _same(one: Expr, other: Expr) -> bool:
+    """Whether two expressions are equal in structure."""
+    waiting = [(one, other)]
+    seen: set[tuple[int, int]] = set()
+    while waiting:
+        a, b = waiting.pop()
+        if a is b or (id(a), id(b)) in seen:
+            continue
+        seen.add((id(a), id(b)))
+        if a.__class__ not in _HASH_OF_PARTS:
+            if a != b:
+                return False
+            continue
+        if a.__class__ is not b.__class__ or hash(a) != hash(b) or _own_parts(a) != _own_parts(b):
+            return False
+        waiting.extend(zip(children(a), children(b), strict=True))
+    return True
+
+
+def _own_parts(expr: Expr) -> tuple[Any, ...]:
+    """What an expression is beside its children."""
+    if isinstance(expr, Load):
+        return expr.source, len(expr.indices)
+    if isinstance(expr, Call):
+        return expr.op, expr.dtype, len(expr.args)
+    if isinstance(expr, Reduce):
+        return expr.kind, expr.axes
+    return (expr.dtype,)
 
 
 class Expr:
@@ -89,10 +148,24 @@ class Expr:
         return call("neg", self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Const(Expr):
+    """A number. 0.0 and -0.0 are two, and NaN equals itself: equal constants may stand for each other."""
+
     value: Number
     dtype: DType
+
+    def _key(self) -> tuple[Any, ...]:
+        value = self.value
+        if isinstance(value, float) and (value != value or value == 0.0):
+            return str(value), self.dtype
+        return value, self.dtype
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, Const) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
 
 
 @dataclass(frozen=True)
@@ -349,10 +422,31 @@ def walk(expr: Expr) -> Iterator[Expr]:
 
 
 def rewrite(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
-    """`expr` rebuilt bottom-up; `rule` sees each rebuilt node and may replace it (None keeps it)."""
-    rebuilt = with_children(expr, tuple(rewrite(child, rule) for child in children(expr)))
-    replacement = rule(rebuilt)
-    return rebuilt if replacement is None else replacement
+    """`expr` rebuilt bottom-up; `rule` sees each rebuilt node and may replace it (None keeps it). A node that is shared
+    is rewritten once, and what replaces it is shared as it was."""
+    done: dict[int, Expr] = {}
+    waiting = [expr]
+    while waiting:
+        node = waiting[-1]
+        if id(node) in done:
+            waiting.pop()
+            continue
+        parts = children(node)
+        missing = [part for part in reversed(parts) if id(part) not in done]
+        if missing:
+            waiting.extend(missing)
+            continue
+        rebuilt = with_children(node, tuple(done[id(part)] for part in parts))
+        replacement = rule(rebuilt)
+        done[id(node)] = rebuilt if replacement is None else replacement
+        waiting.pop()
+    return done[id(expr)]
+
+
+def shared(expr: Expr) -> Expr:
+    """`expr` with equal parts as one object each: what is done once for every object is then done once for them."""
+    known: dict[Expr, Expr] = {}
+    return rewrite(expr, lambda node: known.setdefault(node, node))
 
 
 def substitute(expr: Expr, values: Mapping[Var, Expr]) -> Expr:
@@ -366,10 +460,14 @@ def loads(expr: Expr) -> list[Load]:
 
 def unguarded_loads(expr: Expr) -> list[Load]:
     """Loads that are performed whatever the data: those in the arms of a `Select` are not."""
-    if isinstance(expr, Select):
-        return unguarded_loads(expr.cond)
-    below = [load for child in children(expr) for load in unguarded_loads(child)]
-    return [expr, *below] if isinstance(expr, Load) else below
+    found: list[Load] = []
+    waiting = [expr]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Load):
+            found.append(node)
+        waiting.extend((node.cond,) if isinstance(node, Select) else reversed(children(node)))
+    return found
 
 
 def variables(expr: Expr) -> set[Var]:
@@ -383,16 +481,21 @@ def _variables(expr: Expr) -> frozenset[Var]:
 
 def stages(output: Tensor) -> list[Compute]:
     """The computed tensors that `output` needs, producers first, `output` last."""
-    order: list[Compute] = []
-    seen: set[int] = set()
+    order: dict[Source, None] = {}
+    waiting: list[tuple[Source, Iterator[Source]]] = [(output, _sources(output))]
+    entered: set[Source] = {output}
+    while waiting:
+        tensor, sources = waiting[-1]
+        following = next((source for source in sources if source not in entered), None)
+        if following is None:
+            waiting.pop()
+            order[tensor] = None
+        else:
+            entered.add(following)
+            waiting.append((following, _sources(following)))
+    return [tensor for tensor in order if isinstance(tensor, Compute)]
 
-    def visit(tensor: Source) -> None:
-        if id(tensor) in seen or not isinstance(tensor, Compute):
-            return
-        seen.add(id(tensor))
-        for load in loads(tensor.body):
-            visit(load.source)
-        order.append(tensor)
 
-    visit(output)
-    return order
+def _sources(tensor: Source) -> Iterator[Source]:
+    """The tensors that it is computed from, in the order in which they are read."""
+    return (load.source for load in loads(tensor.body)) if isinstance(tensor, Compute) else iter(())

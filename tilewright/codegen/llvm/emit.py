@@ -26,11 +26,13 @@ from tilewright.hw import CpuMachine
 from tilewright.loops.ir import (
     Across,
     Block,
+    Buffer,
     For,
     If,
     Kind,
     Prefetch,
     Program,
+    Scope,
     Slide,
     Stmt,
     Store,
@@ -94,6 +96,11 @@ class _Emitter(MemoryEmitter):
         self.math = vector_math.MathContext(has_fma=machine.has_fma)
         # Of written-out loops, by identity: whether their copies share elements.
         self.apart: dict[int, bool] = {}
+        # Of expressions, by identity: whether they may read outside of a buffer.
+        self.unsafe: dict[int, tuple[te.Expr, bool]] = {}
+        # What the statement being written has computed, by the identity of the expression: the outermost first, then
+        # under one mask after another.
+        self.computed: list[dict[int, tuple[te.Expr, Typed]]] = [{}]
 
     # -- structure ------------------------------------------------------------------------------------------------
 
@@ -119,6 +126,7 @@ class _Emitter(MemoryEmitter):
         return function
 
     def statement(self, stmt: Stmt) -> None:
+        self.computed = [{}]
         if isinstance(stmt, Block):
             for child in stmt.stmts:
                 self.statement(child)
@@ -232,13 +240,21 @@ class _Emitter(MemoryEmitter):
             return self.index_value(expr)
         if isinstance(expr, te.Load):
             return self.load(expr)
+        if isinstance(expr, Across):
+            return self.across(expr)
+        for computed in reversed(self.computed):
+            if id(expr) in computed:
+                return computed[id(expr)][1]
+        result = self._computed(expr)
+        self.computed[-1][id(expr)] = expr, result  # the expression too: its identity must stay its own
+        return result
+
+    def _computed(self, expr: te.Expr) -> Typed:
         if isinstance(expr, te.Cast):
             value, exact = self.value(expr.value), not self.flags
             return scalars.convert(self.builder, value, expr.dtype, self.machine, exact=exact)
         if isinstance(expr, te.Select):
             return self.select(expr)
-        if isinstance(expr, Across):
-            return self.across(expr)
         assert isinstance(expr, te.Call)
         return self.call(expr.op, [self.value(arg) for arg in expr.args], expr.dtype)
 
@@ -259,10 +275,13 @@ class _Emitter(MemoryEmitter):
         if decided is not None:
             return self.value(expr.then if decided else expr.other)
         cond = self.value(expr.cond)
-        with self.masked(cond):
-            then = self.value(expr.then)
-        with self.masked(Typed(self.builder.not_(cond.value), DType.BOOL, cond.lanes)):
-            other = self.value(expr.other)
+        if self.needs_mask(expr.then) or self.needs_mask(expr.other):
+            with self.masked(cond):
+                then = self.value(expr.then)
+            with self.masked(Typed(self.builder.not_(cond.value), DType.BOOL, cond.lanes)):
+                other = self.value(expr.other)
+        else:  # what both arms share is computed once
+            then, other = self.value(expr.then), self.value(expr.other)
         lanes = max(cond.lanes, then.lanes, other.lanes)
         chosen = self.builder.select(
             splat(self.builder, cond, lanes).value if cond.lanes > 1 else cond.value,
@@ -270,6 +289,20 @@ class _Emitter(MemoryEmitter):
             splat(self.builder, other, lanes).value,
         )
         return Typed(chosen, expr.dtype, lanes)
+
+    def needs_mask(self, expr: te.Expr) -> bool:
+        """Whether it has a load that may be outside of its buffer where the condition around it does not hold."""
+        known = self.unsafe.get(id(expr))
+        if known is None:
+            leaves = (
+                isinstance(expr, te.Load)
+                and isinstance(expr.source, Buffer)
+                and expr.source.scope is not Scope.REGISTER
+                and self._may_leave(expr.indices[0], expr.source)
+            )
+            known = expr, leaves or any(map(self.needs_mask, te.children(expr)))
+            self.unsafe[id(expr)] = known
+        return known[1]
 
     def decided(self, cond: te.Expr) -> bool | None:
         """What a condition on indices is in this copy of an unrolled loop; None where it is not known."""
@@ -285,7 +318,9 @@ class _Emitter(MemoryEmitter):
         # Values computed under a mask hold only there, so they go into a region of their own.
         self.masks.append(cond)
         self.regions.append(Region())
+        self.computed.append({})
         yield
+        self.computed.pop()
         self.regions.pop()
         self.masks.pop()
 

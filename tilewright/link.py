@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tilewright.graph.ir import Node, TensorType
 from tilewright.graph.task import Partition, TaskCall
+from tilewright.runtime.contract import Argument, Contract, plan_digest, sealed
 from tilewright.runtime.loader import object_digest
 from tilewright.runtime.memory import Buffer, plan_memory
 from tilewright.runtime.packing import Packing
@@ -52,6 +54,12 @@ class Linkable:
     packings: tuple[Packing | None, ...]
     launch: Launch | None = None
     vendor: VendorCall | None = None
+    arguments: tuple[Argument, ...] = ()  # what the code was made for
+
+    def sealed(self, target: dict[str, Any], plan: str) -> bytes:
+        """The code, with its contract behind it. `plan`: the plan's digest."""
+        contract = Contract(self.symbol, self.extent, self.arguments, target, plan, self.launch)
+        return sealed(self.code, contract)
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,6 @@ def link(
     calls = [call for call in partition.calls if call.output.type.size]
     constants = _constants(partition, calls, kernels)
     places, memory = _places(partition, calls, constants)
-    digests = {key: object_digest(kernel.code) for key, kernel in kernels.items() if kernel.code}
     graph = partition.graph
     plan = Plan(
         inputs=tuple(
@@ -84,7 +91,7 @@ def link(
         outputs=tuple(_spec(node.name or f"output{n}", node.type) for n, node in enumerate(graph.outputs)),
         constants=tuple(stored.spec for stored in constants),
         steps=tuple(_step(partition, call, kernels[call.key], places) for call in calls),
-        kernels={kernels[key].symbol: digest for key, digest in digests.items()},
+        kernels={},
         tasks={call.key: _info(call, kernels[call.key]) for call in calls},
         memory=memory,
         input_tree=boundary.input_tree,
@@ -99,8 +106,12 @@ def link(
             if name in boundary.pinned
         ),
     )
+    plan_is = plan_digest(plan)
+    code = {kernel.symbol: kernel.sealed(target, plan_is) for kernel in kernels.values() if kernel.code}
+    digests = {symbol: object_digest(data) for symbol, data in code.items()}
+    plan = msgspec.structs.replace(plan, kernels=digests)
     plan.validate()
-    objects = {digest: kernels[key].code for key, digest in digests.items()}
+    objects = {digest: code[symbol] for symbol, digest in digests.items()}
     return Linked(plan, tuple(stored.array() for stored in constants), objects)
 
 

@@ -308,7 +308,7 @@ def test_explain() -> None:
     widths = {len(line) for line in text.splitlines()[:5]}
     assert len(widths) == 1, text
     data = explanation.to_dict()
-    assert data["rows"][0]["kernel"] == "toy_add_f32_32"
+    assert data["rows"][0]["kernel"] == "toy_add_f32_32_16"
     assert data["memory"]["arena_bytes"] > 0
 
 

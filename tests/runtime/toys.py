@@ -6,16 +6,18 @@ A toy kernel works on rows: iteration i of its parallel loop computes row i, ele
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import llvmlite.binding as llvm
+import msgspec
 import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.runtime import host, tree
+from tilewright.runtime.contract import Argument, Contract, plan_digest, sealed
 from tilewright.runtime.loader import object_digest
 from tilewright.runtime.memory import Buffer, plan_memory
 from tilewright.runtime.model import CompiledModel
@@ -35,7 +37,7 @@ LLVM_TYPES = {
 }
 
 KERNEL = """
-define void @{symbol}(ptr %arguments, i64 %begin, i64 %end) {{
+define void @{symbol}(ptr %arguments, i64 %begin, i64 %end) nounwind {{
 entry:
 {pointers}
   %first = mul i64 %begin, {width}
@@ -64,8 +66,8 @@ LOAD = """  %x{n}.at = getelementptr {type}, ptr %p{n}, i64 %i
   %x{n} = load {type}, ptr %x{n}.at"""
 
 
-def kernel_ir(op: str, dtype: str, arity: int, width: int) -> tuple[str, str]:
-    """(symbol, IR) of a kernel with `arity` inputs."""
+def kernel_ir(op: str, dtype: str, arity: int, width: int, extent: int = 1) -> tuple[str, str]:
+    """(symbol, IR) of a kernel with `arity` inputs, of which each iteration computes `width` elements."""
     kind = LLVM_TYPES[dtype]
     is_float = kind in ("float", "double")
     compute = {
@@ -74,7 +76,7 @@ def kernel_ir(op: str, dtype: str, arity: int, width: int) -> tuple[str, str]:
         "add": f"  %r = {'fadd' if is_float else 'add'} {kind} %x0, %x1",
         "mul": f"  %r = {'fmul' if is_float else 'mul'} {kind} %x0, %x1",
     }[op]
-    symbol = f"toy_{op}_{dtype}_{width}"
+    symbol = f"toy_{op}_{dtype}_{width}" + (f"_{extent}" if extent != 1 else "")
     text = KERNEL.format(
         symbol=symbol,
         type=kind,
@@ -91,7 +93,9 @@ def kernel_ir(op: str, dtype: str, arity: int, width: int) -> tuple[str, str]:
 def _machine() -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    return llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(opt=2, reloc="pic")
+    return llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(
+        opt=2, reloc="pic", codemodel="small"
+    )
 
 
 @cache
@@ -102,6 +106,19 @@ def compile_ir(text: str) -> bytes:
 
 
 ARITY = {"copy": 1, "neg": 1, "add": 2, "mul": 2}
+
+
+def resealed(plan: Plan, made: Mapping[str, tuple[bytes, Contract]]) -> tuple[Plan, dict[str, bytes]]:
+    """The plan with its kernels, given as (code, contract) by symbol, sealed for it; and these by digest."""
+    digest = plan_digest(plan)
+    code = {
+        symbol: sealed(data, msgspec.structs.replace(contract, plan=digest))
+        for symbol, (data, contract) in made.items()
+    }
+    kernels = {symbol: object_digest(data) for symbol, data in code.items()}
+    return msgspec.structs.replace(plan, kernels=kernels), {
+        object_digest(data): data for data in code.values()
+    }
 
 
 @dataclass
@@ -123,8 +140,7 @@ class Toy:
     temporaries: list[Value] = field(default_factory=list)
     steps: list[tuple[str, list[Value], str, int]] = field(default_factory=list)
     tasks: dict[str, TaskInfo] = field(default_factory=dict)
-    objects: dict[str, bytes] = field(default_factory=dict)
-    kernels: dict[str, str] = field(default_factory=dict)
+    made: dict[str, tuple[bytes, Contract]] = field(default_factory=dict)
 
     def input(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Value:
         value = Value(TensorSpec(name, dtype, tuple(shape)), Place("input", len(self.inputs)))
@@ -142,11 +158,9 @@ class Toy:
         spec = operands[0].spec
         extent = (spec.shape[0] if spec.shape else 1) if extent is None else extent
         width = math.prod(spec.shape) // extent if extent else 1
-        symbol, text = kernel_ir(op, spec.dtype, ARITY[op], width)
-        code = compile_ir(text)
-        digest = object_digest(code)
-        self.objects[digest] = code
-        self.kernels[symbol] = digest
+        symbol, text = kernel_ir(op, spec.dtype, ARITY[op], width, extent)
+        arguments = tuple(Argument.of(operand.spec) for operand in (*operands, operands[0]))
+        self.made[symbol] = compile_ir(text), Contract(symbol, extent, arguments, {}, "")
         task = f"{op}:{spec}:{extent}"
         specs = tuple(operand.spec for operand in operands)
         self.tasks[task] = TaskInfo(
@@ -181,6 +195,7 @@ class Toy:
             _, input_tree = tree.flatten((tuple(object() for _ in self.inputs), {}))
         if output_tree is None:
             _, output_tree = tree.flatten(object() if len(outputs) == 1 else tuple(object() for _ in outputs))
+        target = {"triple": host.triple(), "cpu": "generic", "features": list(features)}
         steps = tuple(
             Step(symbol, tuple(v.place for v in values if v.place is not None), extent, task, f"step{n}")
             for n, (symbol, values, task, extent) in enumerate(self.steps)
@@ -190,16 +205,21 @@ class Toy:
             outputs=tuple(value.spec for value in outputs),
             constants=tuple(value.spec for value in self.constants),
             steps=steps,
-            kernels=self.kernels,
+            kernels={},
             tasks=self.tasks,
             memory=memory,
             input_tree=input_tree,
             output_tree=output_tree,
-            target={"triple": host.triple(), "cpu": "generic", "features": list(features)},
+            target=target,
             producer="toys",
             input_names=input_names,
         )
-        return plan, self.data, self.objects
+        contracts = {
+            symbol: (code, msgspec.structs.replace(contract, target=target))
+            for symbol, (code, contract) in self.made.items()
+        }
+        plan, objects = resealed(plan, contracts)
+        return plan, self.data, objects
 
     def model(self, outputs: Sequence[Value], *, threads: int | None = None, **options: Any) -> CompiledModel:
         return CompiledModel(*self.finish(outputs, **options), threads=threads)

@@ -135,6 +135,7 @@ def _write(models: Sequence[CompiledModel], stream: BinaryIO) -> None:
         }
         variants = []
         for model, constants in zip(models, keys, strict=True):
+            kinds.check_contracts(model.plan, model.executor.objects)
             objects = {}
             for digest, data in model.executor.objects.items():
                 objects[digest] = name = f"objects/{hashlib.sha256(data).hexdigest()}.o"
@@ -250,6 +251,7 @@ def load(path: str | os.PathLike[str], threads: int | None = None) -> CompiledMo
                 digest: memory[parts[name].offset :][: parts[name].bytes].tobytes()
                 for digest, name in variant.objects.items()
             }
+            kinds.check_contracts(variant.plan, objects)
             models.append(kinds.model(variant.plan, constants, objects, threads))
     except (VerificationError, CodegenError, KeyError) as error:
         message = (
@@ -346,7 +348,9 @@ def _choose(place: str, manifest: Manifest) -> list[Variant]:
     chosen: dict[bytes, Variant] = {}
     for variant in manifest.variants:
         target = variant.plan.target
-        if not isinstance(target.get("triple"), str) or not isinstance(target.get("features"), list):
+        features = target.get("features")
+        named = isinstance(features, list) and all(isinstance(feature, str) for feature in features)
+        if not isinstance(target.get("triple"), str) or not named:
             raise ArtifactError(f"{place} has a variant without a target")
         try:
             kinds.check(target)

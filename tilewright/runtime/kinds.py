@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.runtime import host
+from tilewright.errors import CodegenError
+from tilewright.runtime import contract, elf, host
 from tilewright.runtime.plan import Plan
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ _Make = Callable[[Plan, Sequence[np.ndarray], Mapping[str, bytes], "int | None"]
 class Kind:
     check: Callable[[dict[str, Any]], None]  # ArtifactMachineError where this machine cannot run it
     model: _Make
+    well_formed: Callable[[bytes, str], None]  # CodegenError unless code can be given to the loader
 
 
 def _processor_model(
@@ -45,8 +47,14 @@ def _gpu_model(
     return GpuModel(plan, constants, objects)
 
 
-_PROCESSOR = Kind(host.check, _processor_model)
-_KINDS = {"nvptx64": Kind(_check_gpu, _gpu_model)}
+def _check_gpu_code(code: bytes, symbol: str) -> None:
+    """The driver reads both forms itself, and says what it does not like."""
+    if not code.startswith((b"\x7fELF", b"//", b".version")) or symbol.encode() not in code:
+        raise CodegenError(f"no machine code for a GPU that has the kernel {symbol[:80]!r}")
+
+
+_PROCESSOR = Kind(host.check, _processor_model, elf.check)
+_KINDS = {"nvptx64": Kind(_check_gpu, _gpu_model, _check_gpu_code)}
 
 
 def _kind(target: dict[str, Any]) -> Kind:
@@ -55,6 +63,11 @@ def _kind(target: dict[str, Any]) -> Kind:
 
 def check(target: dict[str, Any]) -> None:
     _kind(target).check(target)
+
+
+def check_contracts(plan: Plan, objects: Mapping[str, bytes]) -> None:
+    """VerificationError or CodegenError unless the plan fits its kernels, and these can be loaded."""
+    contract.check_contracts(plan, objects, _kind(plan.target).well_formed)
 
 
 def model(

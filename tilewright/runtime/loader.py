@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any
 
 from tilewright.errors import CodegenError
+from tilewright.runtime.contract import code_of
 
 _MATH = """
     exp exp2 expm1 log log2 log10 log1p pow sqrt cbrt hypot sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh
@@ -57,7 +58,7 @@ def load_objects(objects: Mapping[str, bytes], kernels: Mapping[str, str]) -> Li
     for digest in sorted(set(kernels.values())):
         if digest not in objects:
             raise CodegenError(f"the plan needs object code {digest[:16]} and it was not given")
-        data = bytes(objects[digest])
+        data = code_of(bytes(objects[digest]))
         undefined |= check_symbols(data, digest[:16])
         builder.add_object_img(data)
     for symbol in sorted(undefined):

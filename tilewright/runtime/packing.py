@@ -40,6 +40,25 @@ class Packing(msgspec.Struct, frozen=True):
     taps: tuple[int, ...] = ()
 
     @property
+    def is_sound(self) -> bool:
+        """Whether the numbers fit each other: one from a file may hold anything."""
+        axes = range(len(self.shape))
+        axis, last = self.tail
+        return (
+            len(self.blocks) == len(axes)
+            and sorted(self.order) == list(range(2 * len(axes)))
+            and {*self.zero_filled, *self.taps} <= set(axes)
+            and len(set(self.taps)) == len(self.taps)
+            and min((*self.shape, *self.blocks, 1)) >= 1
+            and (not last or (axis in axes and 0 <= last < self.shape[axis]))
+            and (not self.winograd or (len(axes) > 2 and self.shape[:2] == (3, 3) and 1 < self.winograd <= 8))
+            and all(
+                block <= max(extent, 1) or n in self.zero_filled
+                for n, (block, extent) in enumerate(zip(self.blocks, self.walked, strict=True))
+            )
+        )
+
+    @property
     def walked(self) -> tuple[int, ...]:
         """The shape that is cut into blocks."""
         if not self.winograd:

@@ -25,6 +25,7 @@ from tilewright.runtime.packing import Packing
 FORMAT_VERSION = 3
 ALIGNMENT = 64
 _MOST_THREADS = 1024  # of a block, on every GPU
+_MOST_AXES = 32  # of a NumPy array
 
 SPACES = ("input", "output", "constant", "arena")
 _DTYPES = {dtype.short: dtype for dtype in DType}
@@ -165,10 +166,12 @@ def _check_boundary(plan: Plan) -> None:
     specs = [*plan.inputs, *plan.outputs, *plan.constants]
     for info in plan.tasks.values():
         specs += [*info.inputs, info.output]
+        _check_packings(info)
     for spec in specs:
         if spec.dtype not in _DTYPES:
             _fail(f"{spec.name or 'a tensor'} has the unknown element type {spec.dtype!r}")
-        if any(extent < 0 for extent in spec.shape) or math.prod(spec.shape) >= 1 << 56:
+        sizes = [max(extent, 1) for extent in spec.shape]
+        if len(sizes) > _MOST_AXES or min((*spec.shape, 0)) < 0 or math.prod(sizes) >= 1 << 56:
             _fail(f"{spec.name or 'a tensor'} has the impossible shape {spec.shape}")
     if plan.memory.arena_bytes < 0:
         _fail("the arena has a negative size")
@@ -191,6 +194,18 @@ def _check_boundary(plan: Plan) -> None:
     kinds = [item.get("kind") for item in plan.input_tree.get("items", ())]
     if plan.input_tree["kind"] != "tuple" or kinds != ["tuple", "dict"]:
         _fail("the input tree is not a tuple of positional and a dict of keyword arguments")
+
+
+def _check_packings(info: TaskInfo) -> None:
+    for packing, spec in zip(info.packings, info.inputs, strict=False):
+        if packing is None:
+            continue
+        try:
+            sound = packing.size == math.prod(spec.shape) and packing.is_sound
+        except (ArithmeticError, LookupError, ValueError):
+            sound = False
+        if not sound:
+            _fail(f"a constant of {info.label!r} is stored in an order that is not possible")
 
 
 def _check_step(plan: Plan, number: int, step: Step, sizes: dict[str, list[int]]) -> None:

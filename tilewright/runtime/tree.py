@@ -303,6 +303,8 @@ def check(spec: Any, depth: int = 0) -> list[int]:
     if not isinstance(spec, dict) or depth > 200:
         raise ValueError("a tree that is not a dict, or too deep")
     kind = spec.get("kind")
+    if not isinstance(kind, str):
+        raise ValueError(f"a tree of kind {kind!r}")
     if kind == "leaf":
         index = spec.get("index")
         if type(index) is not int or index < 0:

@@ -145,4 +145,11 @@ def build_kernels(
 
 
 def _linkable(kernel: Kernel) -> Linkable:
-    return Linkable(kernel.symbol, kernel.object_code, kernel.extent, kernel.decisions, kernel.packings)
+    return Linkable(
+        kernel.symbol,
+        kernel.object_code,
+        kernel.extent,
+        kernel.decisions,
+        kernel.packings,
+        arguments=kernel.arguments,
+    )

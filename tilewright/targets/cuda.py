@@ -248,4 +248,5 @@ def linkable(kernel: GpuKernel, inputs: int) -> Linkable:
         kernel.decisions,
         (*kernel.packings, *[None] * (inputs - len(kernel.packings))),
         launch=Launch(kernel.threads, kernel.shared_bytes, kernel.awaits),
+        arguments=kernel.arguments,
     )

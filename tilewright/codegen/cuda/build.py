@@ -17,6 +17,7 @@ from tilewright.codegen.cuda.toolchain import Compiled, Resources
 from tilewright.errors import CodegenError
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.ir import Buffer, Program, thread_count
+from tilewright.runtime.contract import Argument
 from tilewright.runtime.packing import Packing
 from tilewright.support.fingerprint import fingerprint
 
@@ -33,6 +34,7 @@ class GpuKernel:
     cached: bool
     packings: tuple[Packing | None, ...] = ()  # how each input is stored; beyond the end: as it is
     awaits: bool = False  # it waits itself for the end of the kernel before it
+    arguments: tuple[Argument, ...] = ()  # the inputs, then the output
 
 
 @lru_cache(maxsize=1)
@@ -89,6 +91,7 @@ def build(
         cached=found is not None,
         packings=source.packings,
         awaits=AWAIT_TURN in source.text,
+        arguments=tuple(Argument(buffer.dtype.short, buffer.size) for buffer in source.params),
     )
 
 

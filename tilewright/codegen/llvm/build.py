@@ -15,6 +15,7 @@ from tilewright.hw import CpuMachine
 from tilewright.loops import tiling
 from tilewright.loops.ir import Program
 from tilewright.loops.text import print_program
+from tilewright.runtime.contract import Argument
 from tilewright.runtime.packing import Packing
 from tilewright.support.fingerprint import fingerprint
 
@@ -27,6 +28,7 @@ class Kernel:
     decisions: str
     packings: tuple[Packing | None, ...]  # how each input is expected
     cached: bool
+    arguments: tuple[Argument, ...] = ()  # the inputs, then the output
 
 
 @lru_cache(maxsize=1)
@@ -60,7 +62,8 @@ def build(program: Program, machine: CpuMachine, numerics: str, cache: ObjectCac
 def _kernel(program: Program, symbol: str, code: bytes, *, cached: bool) -> Kernel:
     inputs = len(program.params) - 1
     packings = (*program.packings, *[None] * (inputs - len(program.packings)))
-    return Kernel(symbol, code, program.parallel_extent, program.decisions, packings, cached)
+    arguments = tuple(Argument(buffer.dtype.short, buffer.size) for buffer in program.params)
+    return Kernel(symbol, code, program.parallel_extent, program.decisions, packings, cached, arguments)
 
 
 def llvm_ir(program: Program, machine: CpuMachine, numerics: str, symbol: str) -> str:

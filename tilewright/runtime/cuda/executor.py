@@ -18,6 +18,7 @@ import numpy as np
 from tilewright import knobs
 from tilewright.dtypes import DType
 from tilewright.errors import ArtifactMachineError
+from tilewright.runtime.contract import code_of
 from tilewright.runtime.cuda import cublaslt
 from tilewright.runtime.cuda.device import Device, Function, count
 from tilewright.runtime.cuda.vendor import VendorStep, loaded_torch, needs_torch
@@ -191,7 +192,7 @@ class _Loaded:
             step.kernel: step.launch.shared_bytes for step in self.plan.steps if step.launch is not None
         }
         return {
-            symbol: self.device.load(objects[digest], symbol, shared.get(symbol, 0))
+            symbol: self.device.load(code_of(objects[digest]), symbol, shared.get(symbol, 0))
             for symbol, digest in self.plan.kernels.items()
         }
 

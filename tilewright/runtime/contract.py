@@ -1,0 +1,177 @@
+"""What each kernel may be given, bound to its machine code.
+
+    object code | contract as JSON | length of the contract, SHA-256 of both, magic
+
+The contract says with which symbol, how many iterations and how large arguments the code was made, and for which plan;
+it is written behind the code when a model is linked. A plan that was changed afterwards, its checksums too, no longer
+fits its kernels and is refused before anything is loaded. The code itself, its contract included, is only protected by a
+signature (`signing.py`); where both were exchanged, the plan still has to fit what the contract says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import msgspec
+
+from tilewright.errors import CodegenError, VerificationError
+from tilewright.runtime.plan import Launch, Plan, Step, TensorSpec, aligned
+
+_MAGIC = b"TWKERNEL"
+_DOMAIN = b"tilewright kernel 1\0"
+_TRAILER = struct.Struct("<Q32s8s")
+
+
+class Argument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A buffer that a kernel reads, or, the last one, writes."""
+
+    dtype: str
+    elements: int
+
+    @staticmethod
+    def of(spec: TensorSpec) -> Argument:
+        return Argument(spec.dtype, math.prod(spec.shape))
+
+
+class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    symbol: str
+    extent: int
+    arguments: tuple[Argument, ...]
+    target: dict[str, Any]  # as the plan has it: what the code needs of a machine
+    plan: str  # digest of the plan without its kernels
+    launch: Launch | None = None
+
+
+def plan_digest(plan: Plan) -> str:
+    """Of everything in a plan but the digests of its kernels, which have this one inside."""
+    text = msgspec.json.encode(msgspec.structs.replace(plan, kernels={}), order="deterministic")
+    return hashlib.sha256(text).hexdigest()
+
+
+def sealed(code: bytes, contract: Contract) -> bytes:
+    """Object code with its contract behind it."""
+    text = msgspec.json.encode(contract)
+    return code + text + _TRAILER.pack(len(text), _digest(code, text), _MAGIC)
+
+
+def code_of(data: bytes) -> bytes:
+    """Object code without its contract, where it has one."""
+    return unsealed(data)[0] if data.endswith(_MAGIC) else data
+
+
+def unsealed(data: bytes) -> tuple[bytes, Contract]:
+    """(The code, its contract.) CodegenError unless they are as they were sealed."""
+    if len(data) < _TRAILER.size or not data.endswith(_MAGIC):
+        raise CodegenError("object code without a contract")
+    size, digest, _ = _TRAILER.unpack_from(data, len(data) - _TRAILER.size)
+    begin = len(data) - _TRAILER.size - size
+    if begin < 0:
+        raise CodegenError("object code with a contract that is longer than itself")
+    code, text = data[:begin], data[begin : begin + size]
+    if _digest(code, text) != digest:
+        raise CodegenError("object code that is not what its contract was made for")
+    try:
+        return code, msgspec.json.decode(text, type=Contract)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CodegenError(f"object code with a contract that cannot be read: {error}") from None
+
+
+def _digest(code: bytes, text: bytes) -> bytes:
+    digest = hashlib.sha256(_DOMAIN)
+    for piece in (len(code).to_bytes(8, "little"), code, text):
+        digest.update(piece)
+    return digest.digest()
+
+
+def check_contracts(
+    plan: Plan, objects: Mapping[str, bytes], well_formed: Callable[[bytes, str], None]
+) -> None:
+    """VerificationError or CodegenError unless every step gives its kernel what the kernel was made for, every value is
+    written before it is read, and all object code is `well_formed`. `plan` is valid by itself."""
+    contracts = {}
+    target, digest_of_plan = _plain(plan.target), plan_digest(plan)
+    for symbol, digest in plan.kernels.items():
+        if digest not in objects:
+            _fail(f"no object code {digest[:16]!r} for the kernel {symbol[:80]!r}")
+        if hashlib.sha256(objects[digest]).hexdigest() != digest:
+            _fail(f"the object code of the kernel {symbol[:80]!r} is not the one that the plan names")
+        code, contract = unsealed(objects[digest])
+        if contract.symbol != symbol:
+            _fail(f"the kernel {symbol[:80]!r} has the object code of another")
+        if _plain(contract.target) != target:
+            _fail(f"the kernel {symbol[:80]!r} was made for another machine than the plan")
+        if contract.plan != digest_of_plan:
+            _fail(f"the kernel {symbol[:80]!r} was made for another plan")
+        well_formed(code, symbol)
+        contracts[symbol] = contract
+    for number, step in enumerate(plan.steps):
+        if step.vendor is not None:
+            _fail(f"step {number} is computed by a library, which no saved model has")
+        _check_step(plan, number, step, contracts[step.kernel])
+    _check_values(plan)
+
+
+def _plain(target: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(target, order="deterministic")
+
+
+def _check_step(plan: Plan, number: int, step: Step, contract: Contract) -> None:
+    where = f"step {number} ({step.name[:80] or step.kernel[:80]})"
+    info = plan.tasks[step.task]
+    given = tuple(map(Argument.of, (*info.inputs, info.output)))
+    if given != contract.arguments:
+        _fail(f"{where}: its kernel takes other arguments than the plan gives")
+    if step.extent != contract.extent or step.launch != contract.launch:
+        _fail(f"{where}: its kernel is made for another number of iterations or threads")
+
+
+def _check_values(plan: Plan) -> None:
+    """Every argument is a whole input, constant, output or intermediate value, of its type; the last two after a step
+    that wrote it, and before anything else was written there."""
+    whole = {
+        "input": tuple(map(Argument.of, plan.inputs)),
+        "output": tuple(map(Argument.of, plan.outputs)),
+        "constant": tuple(map(Argument.of, plan.constants)),
+    }
+    values: dict[
+        tuple[str, int, int], tuple[int, Argument]
+    ] = {}  # in the arena and in outputs: the end, and what
+    most = 0
+    for number, step in enumerate(plan.steps):
+        info = plan.tasks[step.task]
+        specs = (*info.inputs, info.output)
+        for place, spec in zip(step.arguments, specs, strict=True):
+            argument, key = Argument.of(spec), (place.space, place.index, place.offset)
+            if place.space in whole and (place.offset or whole[place.space][place.index] != argument):
+                _fail(f"step {number}: {place.space} {place.index} is not what its kernel takes")
+            if place.space == "arena":
+                most = max(most, place.offset + spec.bytes)
+            if place is step.arguments[-1]:
+                end = place.offset + spec.bytes
+                values = {
+                    other: value
+                    for other, value in values.items()
+                    if other[:2] != key[:2] or other[2] >= end or value[0] <= place.offset
+                }
+                values[key] = end, argument
+            elif (
+                place.space in ("arena", "output")
+                and spec.bytes
+                and values.get(key, (0, None))[1] != argument
+            ):
+                _fail(f"step {number} reads what no step before it has written")
+    memory = plan.memory
+    if memory.arena_bytes > aligned(most) or memory.constant_bytes != sum(
+        spec.bytes for spec in plan.constants
+    ):
+        _fail("its memory is not what its steps use")
+    if min(memory.lower_bound, memory.no_reuse) < 0:
+        _fail("its memory has a negative size")
+
+
+def _fail(problem: str) -> NoReturn:
+    raise VerificationError(f"a plan that does not fit its kernels: {problem}")

@@ -496,6 +496,7 @@ def run_all(folder: Path, count: int) -> list[str]:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
         begun = False
+        assert process.stdout is not None
         for line in _lines(process, SECONDS):
             number, _, outcome = line.partition(" ")
             begun = outcome == "begins"
@@ -505,6 +506,7 @@ def run_all(folder: Path, count: int) -> list[str]:
         hung = process.poll() is None
         process.kill()
         code = process.wait()
+        process.stdout.close()
         if len(outcomes) < count:
             if not begun:
                 raise RuntimeError(f"the process that loads artifacts ended with {code}")

@@ -4,8 +4,8 @@
 
 The contract says with which symbol, how many iterations and how large arguments the code was made, and for which plan;
 it is written behind the code when a model is linked. A plan that was changed afterwards, its checksums too, no longer
-fits its kernels and is refused before anything is loaded. The code itself, its contract included, is only protected by a
-signature (`signing.py`); where both were exchanged, the plan still has to fit what the contract says.
+fits its kernels and is refused before anything is loaded. The code itself, its contract included, is only protected by
+a signature (`signing.py`); where both were exchanged, the plan still has to fit what the contract says.
 """
 
 from __future__ import annotations

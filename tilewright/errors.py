@@ -193,6 +193,18 @@ class ArtifactMachineError(ArtifactError):
     remedy = "compile and save the model on a machine like this one"
 
 
+class SignatureError(ArtifactError):
+    """An artifact that is not signed with a key that the caller trusts."""
+
+    remedy = "get the file from whoever signs it, or pass the key that it was signed with; do not load it otherwise"
+
+
+class SigningKeyError(TilewrightError):
+    """A key that can neither sign nor verify."""
+
+    remedy = "pass 32 random bytes, a file that holds them, or an Ed25519 key as PEM text"
+
+
 class CacheError(TilewrightError):
     """The cache folder cannot be used."""
 

@@ -136,9 +136,11 @@ def resealed(data: bytes, at: int, size: int, header: dict[str, int] | None = No
         header.get("at", at) & (2**64 - 1),
         header.get("bytes", size) & (2**64 - 1),
     ]
-    head = artifact._HEADER.pack(*fields, bytes(32))[: artifact._DIGEST_AT]
-    digest = hashlib.sha256(head + data[artifact.HEADER_SIZE :]).digest()
-    return artifact._HEADER.pack(*fields, digest) + data[artifact.HEADER_SIZE :]
+    signed = header.get("signed", 0) & 0xFFFFFFFF
+    head = artifact._HEADER.pack(*fields, bytes(32), signed)[: artifact._DIGEST_AT]
+    body = data[artifact.HEADER_SIZE :]
+    digest = hashlib.sha256(head + body[: max(0, len(body) - signed)]).digest()
+    return artifact._HEADER.pack(*fields, digest, signed) + body
 
 
 # -- changes ----------------------------------------------------------------------------------------------------------
@@ -256,8 +258,8 @@ def change_constants(rng: random.Random, content: Content) -> str:
 
 
 def change_header(rng: random.Random, content: Content) -> str:
-    name = rng.choice(("version", "header", "length", "at", "bytes"))
-    content.header[name] = rng.choice((*NUMBERS[:18], rng.randrange(1 << 20)))
+    name = rng.choice(("version", "header", "length", "at", "bytes", "signed"))
+    content.header[name] = rng.choice((*NUMBERS[:18], rng.randrange(1 << 20), 33, 65))
     return f"header {name} {content.header[name]}"
 
 
@@ -331,7 +333,7 @@ def changed(rng: random.Random, original: bytes) -> tuple[bytes, str, bool]:
 def _broken_zip(rng: random.Random, content: Content) -> tuple[bytes, str]:
     """The structure of the zip behind the manifest changed: `load` does not need it."""
     data = bytearray(content.written())
-    _, _, _, _, at, size, _ = artifact._HEADER.unpack(data[: artifact.HEADER_SIZE])
+    _, _, _, _, at, size, *_ = artifact._HEADER.unpack(data[: artifact.HEADER_SIZE])
     for _ in range(4):
         data[rng.randrange(at + size, len(data))] ^= 1 << rng.randrange(8)
     return resealed(bytes(data), at, size), "zip"

@@ -51,7 +51,7 @@ def resealed(data: bytes, manifest: bytes | None = None) -> bytes:
 
 
 def manifest_of(data: bytes) -> dict[str, Any]:
-    _, _, _, _, at, size, _ = artifact._HEADER.unpack(data[:HEADER_SIZE])
+    _, _, _, _, at, size, *_ = artifact._HEADER.unpack(data[:HEADER_SIZE])
     decoded: dict[str, Any] = json.loads(data[at : at + size])
     return decoded
 

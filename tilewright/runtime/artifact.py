@@ -2,11 +2,14 @@
 
     bytes 0-127   magic, format version, length of the file, where the manifest is, SHA-256 of everything else
     then a zip    constants.safetensors, objects/<digest>.o, manifest.json; stored, not compressed
+    at the end    the signature, if there is one: as the zip's comment
 
 Any zip tool lists and unpacks it (a zip may have something before it). The digest covers every byte of the file, so
 that truncation and corruption are found before anything is parsed, let alone run; the manifest has a digest for each
-part as well, from which a damaged file can be told which part it was. It holds native code and is to be trusted like a
-shared library: the digest guards against accidents, not against an attacker. Nothing in it is unpickled or evaluated.
+part as well, from which a damaged file can be told which part it was. Every plan is checked against its kernels, every
+object file before it is loaded (`contract.py`, `elf.py`). It holds native code and is to be trusted like a shared
+library: against changed code or constants only a signature protects (`signing.py`), which covers every byte. Nothing in
+it is unpickled or evaluated.
 
 The manifest is a list of variants, each a plan with its object code and its constants: for one instruction set and one
 kind of call (the shapes and types of its inputs). Of each kind of call, the first that this machine can run is taken.
@@ -37,7 +40,7 @@ from tilewright.errors import (
     CodegenError,
     VerificationError,
 )
-from tilewright.runtime import kinds
+from tilewright.runtime import kinds, signing
 from tilewright.runtime.executor import aligned_empty, content_key
 from tilewright.runtime.plan import ALIGNMENT, FORMAT_VERSION, Plan, TensorSpec, aligned
 
@@ -47,10 +50,9 @@ if TYPE_CHECKING:
 
 # As PNG's: not text, with the line ends that a transfer in text mode would change.
 MAGIC = b"\x89TWM\r\n\x1a\n"
-_HEADER = struct.Struct(
-    "<8sIIQQQ32s56x"
-)  # magic, version, header size, file length, manifest at, its length, digest
-_DIGEST_AT = 40
+# Magic, version, header size, file length, manifest at, its length, digest, bytes of the signature.
+_HEADER = struct.Struct("<8sIIQQQ32sI52x")
+_DIGEST_AT, _SIGNED_AT = 40, 72
 HEADER_SIZE = 128
 assert _HEADER.size == HEADER_SIZE
 
@@ -83,11 +85,14 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-def save(model: CompiledModel | DynamicModel, path: str | os.PathLike[str]) -> None:
-    """Write a model; the file appears whole or not at all."""
+def save(
+    model: CompiledModel | DynamicModel, path: str | os.PathLike[str], *, sign: signing.Key | None = None
+) -> None:
+    """Write a model; the file appears whole or not at all. `sign`: the key to sign it with."""
     from tilewright.runtime.dynamic import DynamicModel
 
     target = Path(path)
+    key = None if sign is None else signing.signer(sign)
     models = model.variants if isinstance(model, DynamicModel) else (model,)
     if not models:
         raise ArtifactError(
@@ -97,7 +102,7 @@ def save(model: CompiledModel | DynamicModel, path: str | os.PathLike[str]) -> N
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         with open(temporary, "x+b") as stream:
-            _write([variant for each in models for variant in each.saved()], stream)
+            _write([variant for each in models for variant in each.saved()], stream, key)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, target)
@@ -124,8 +129,9 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _write(models: Sequence[CompiledModel], stream: BinaryIO) -> None:
+def _write(models: Sequence[CompiledModel], stream: BinaryIO, key: signing.Signer | None = None) -> None:
     stream.write(bytes(HEADER_SIZE))
+    signature_bytes = 0 if key is None else key.size
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
         keys, arrays = _all_constants(models)
         parts = {
@@ -144,14 +150,21 @@ def _write(models: Sequence[CompiledModel], stream: BinaryIO) -> None:
             variants.append(Variant(model.plan, objects, constants))
         manifest = msgspec.json.encode(Manifest(FORMAT_VERSION, tuple(parts.values()), tuple(variants)))
         last = _write_part(archive, stream, _MANIFEST, [manifest])
+        archive.comment = bytes(signature_bytes)  # room for it
     length = stream.seek(0, os.SEEK_END)
     fields = (MAGIC, FORMAT_VERSION, HEADER_SIZE, length, last.offset, last.bytes)
-    digest_so_far = hashlib.sha256(_HEADER.pack(*fields, bytes(32))[:_DIGEST_AT])
+    digest_so_far = hashlib.sha256(_HEADER.pack(*fields, bytes(32), signature_bytes)[:_DIGEST_AT])
     stream.seek(HEADER_SIZE)
-    while chunk := stream.read(_CHUNK):
+    left = length - HEADER_SIZE - signature_bytes
+    while chunk := stream.read(min(_CHUNK, left)):
         digest_so_far.update(chunk)
+        left -= len(chunk)
+    header = _HEADER.pack(*fields, digest_so_far.digest(), signature_bytes)
+    if key is not None:
+        stream.seek(length - signature_bytes)
+        stream.write(key.sign(header))
     stream.seek(0)
-    stream.write(_HEADER.pack(*fields, digest_so_far.digest()))
+    stream.write(header)
 
 
 def _write_part(archive: zipfile.ZipFile, stream: BinaryIO, name: str, pieces: Sequence[Any]) -> Part:
@@ -233,13 +246,20 @@ def _safetensors(keys: Sequence[str], arrays: Sequence[np.ndarray]) -> list[Any]
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def load(path: str | os.PathLike[str], threads: int | None = None) -> CompiledModel | DynamicModel:
+def load(
+    path: str | os.PathLike[str],
+    threads: int | None = None,
+    *,
+    trusted: signing.Key | Sequence[signing.Key] | None = None,
+) -> CompiledModel | DynamicModel:
     """A model from its file: for one kind of call, or for as many as it was saved for. Everything is verified before
-    anything runs; ArtifactError says what is wrong."""
+    anything runs; ArtifactError says what is wrong. `trusted`: a key or several; SignatureError unless the file is
+    signed with one of them."""
     from tilewright.runtime.dynamic import DynamicModel
 
     place = str(path)
-    memory, manifest_at, manifest_bytes = _read_verified(place)
+    keys = None if trusted is None else signing.signers(trusted)
+    memory, manifest_at, manifest_bytes = _read_verified(place, keys)
     manifest = _decode_manifest(place, memory, manifest_at, manifest_bytes)
     parts = {part.name: part for part in manifest.parts}
     models = []
@@ -261,14 +281,14 @@ def load(path: str | os.PathLike[str], threads: int | None = None) -> CompiledMo
     return models[0] if len(models) == 1 else DynamicModel(models[0].plan.input_names, models)
 
 
-def _read_verified(place: str) -> tuple[np.ndarray, int, int]:
+def _read_verified(place: str, keys: Sequence[signing.Signer] | None) -> tuple[np.ndarray, int, int]:
     """The whole file, read once into aligned memory and verified; where its manifest is."""
     try:
         if not stat.S_ISREG(os.stat(place).st_mode):
             raise ArtifactError(f"{place} is not a file")
         with open(place, "rb", buffering=0) as stream:
             size = os.fstat(stream.fileno()).st_size
-            return _read_stream(place, stream, size)
+            return _read_stream(place, stream, size, keys)
     except FileNotFoundError:
         raise ArtifactError(f"there is no file {place}", remedy="check the path") from None
     except OSError as error:
@@ -277,7 +297,9 @@ def _read_verified(place: str) -> tuple[np.ndarray, int, int]:
         ) from error
 
 
-def _read_stream(place: str, stream: Any, size: int) -> tuple[np.ndarray, int, int]:
+def _read_stream(
+    place: str, stream: Any, size: int, keys: Sequence[signing.Signer] | None
+) -> tuple[np.ndarray, int, int]:
     if size == 0:
         raise ArtifactError(f"{place} is empty")
     head = stream.read(HEADER_SIZE)
@@ -287,17 +309,23 @@ def _read_stream(place: str, stream: Any, size: int) -> tuple[np.ndarray, int, i
         )
     if len(head) < HEADER_SIZE:
         raise ArtifactError(f"{place} is truncated: {size} bytes, less than its header")
-    _, version, header_size, length, manifest_at, manifest_bytes, digest = _HEADER.unpack(head)
+    _, version, header_size, length, manifest_at, manifest_bytes, digest, signed = _HEADER.unpack(head)
     if version != FORMAT_VERSION:
         age = "newer" if version > FORMAT_VERSION else "older"
         raise ArtifactVersionError(
             f"{place} has the format {version}, which is {age} than the format {FORMAT_VERSION} of this version"
         )
-    if header_size != HEADER_SIZE or any(head[_DIGEST_AT + 32 :]):
+    if (
+        header_size != HEADER_SIZE
+        or any(head[_SIGNED_AT + 4 :])
+        or signed not in (0, *signing.SIZES.values())
+    ):
         raise ArtifactError(f"{place} is damaged: its header is not sound")
     if length != size:
         what = "truncated" if size < length else "damaged"
         raise ArtifactError(f"{place} is {what}: it has {size} bytes and should have {length}")
+    if HEADER_SIZE + signed > size:
+        raise ArtifactError(f"{place} is damaged: its signature is not within it")
     memory = aligned_empty(size)
     memory[:HEADER_SIZE] = np.frombuffer(head, np.uint8)
     view = memory.data
@@ -307,11 +335,13 @@ def _read_stream(place: str, stream: Any, size: int) -> tuple[np.ndarray, int, i
         count = stream.readinto(view[position : position + _CHUNK])
         if not count:
             raise ArtifactError(f"{place} became shorter while it was read")
-        found.update(view[position : position + count])
+        found.update(view[position : min(position + count, size - signed)])
         position += count
     if found.digest() != digest:
         where = _damaged_parts(memory, manifest_at, manifest_bytes)
         raise ArtifactError(f"{place} is damaged: its contents do not match its checksum{where}")
+    if keys is not None:
+        signing.verify(place, head, memory[size - signed :].tobytes(), keys)
     return memory, manifest_at, manifest_bytes
 
 

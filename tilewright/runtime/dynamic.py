@@ -17,7 +17,7 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.errors import InputError
-from tilewright.runtime import tree
+from tilewright.runtime import signing, tree
 from tilewright.runtime.dispatch import Policy, VariantTable
 from tilewright.runtime.executor import aligned_copy, content_key
 from tilewright.runtime.explain import BenchResult, Checker, Explanation
@@ -121,11 +121,12 @@ class DynamicModel:
             model.threads = self._threads
         return model
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all variants compiled so far to one file; `tilewright.load` gives a model for their shapes."""
+    def save(self, path: str | os.PathLike[str], *, sign: signing.Key | None = None) -> None:
+        """Write all variants compiled so far to one file; `tilewright.load` gives a model for their shapes.
+        `sign`: as of `CompiledModel.save`."""
         from tilewright.runtime.artifact import save
 
-        save(self, path)
+        save(self, path, sign=sign)
 
     def explain(self, inputs: Any = None, *, repeats: int = 10) -> Explanation:
         """As of a `CompiledModel`: the variant for `inputs`, or the first one."""

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tilewright.errors import InputError
-from tilewright.runtime import tree
+from tilewright.runtime import signing, tree
 from tilewright.runtime.executor import Executor
 from tilewright.runtime.explain import BenchResult, Checker, Explanation, explain, random_inputs
 from tilewright.runtime.plan import Plan, TensorSpec
@@ -93,11 +93,12 @@ class CompiledModel:
         self.executor.run_addresses(addresses)
         return results
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to one file, to be loaded with `tilewright.load` without torch or a compiler."""
+    def save(self, path: str | os.PathLike[str], *, sign: signing.Key | None = None) -> None:
+        """Write the model to one file, to be loaded with `tilewright.load` without torch or a compiler.
+        `sign`: the key to sign it with, so that `load(path, trusted=key)` takes no other file."""
         from tilewright.runtime.artifact import save
 
-        save(self, path)
+        save(self, path, sign=sign)
 
     def saved(self) -> Sequence[CompiledModel]:
         """The variants that a file shall have of it, for one machine each; the first that can run is taken."""

@@ -270,6 +270,21 @@ def test_nothing_is_imported_from_the_current_folder(tmp_path: Path) -> None:
     assert done.returncode == 0 and "tuned (" in done.stderr
 
 
+def test_signed_artifacts(tmp_path: Path) -> None:
+    product_model(tmp_path / "product.onnx")
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    (tmp_path / "other").write_bytes(b"o" * 32)
+    done = run("compile", "product.onnx", "-o", "p.tw", "--sign", "key", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert run("bench", "p.tw", "--trusted", "other", "--trusted", "key", folder=tmp_path).returncode == 0
+    refused = run("explain", "p.tw", "--trusted", "other", folder=tmp_path)
+    assert refused.returncode == 1 and "not signed with a key that is trusted" in refused.stderr
+    ignored = run("explain", "product.onnx", "--trusted", "key", folder=tmp_path)
+    assert ignored.returncode == 1 and "--trusted is for .tw files" in ignored.stderr
+    missing = run("compile", "product.onnx", "--sign", "nothere", folder=tmp_path)
+    assert missing.returncode == 1 and "cannot read the key" in missing.stderr
+
+
 def test_tune_with_a_lock(tmp_path: Path) -> None:
     product_model(tmp_path / "product.onnx")
     cache = {"TILEWRIGHT_CACHE_DIR": str(tmp_path / "cache"), "TILEWRIGHT_THREADS": "1"}

@@ -16,10 +16,19 @@ import tilewright
 from tilewright.cli import database as database_commands
 from tilewright.cli import doctor as doctor_command
 from tilewright.cli import report as report_command
-from tilewright.cli.models import Source, is_artifact, load_source, require_torch
+from tilewright.cli.models import (
+    TRUSTED,
+    Source,
+    is_artifact,
+    load_artifact,
+    load_source,
+    refuse_trusted,
+    require_torch,
+)
 from tilewright.cli.output import compile_progress, console, print_json, print_table
 from tilewright.errors import OptionError, UnknownShapeError
 from tilewright.runtime.model import CompiledModel
+from tilewright.runtime.signing import signer
 
 if TYPE_CHECKING:
     from tilewright.measure.passes import PassReport
@@ -112,6 +121,12 @@ def compile(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="where to save; default: MODEL.tw")
     ] = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option(
+            "--sign", metavar="KEYFILE", help="sign the artifact: 32 random bytes, or an Ed25519 PEM key"
+        ),
+    ] = None,
     effort: EFFORT = "none",
     budget: BUDGET = None,
     lock: LOCK = None,
@@ -125,12 +140,14 @@ def compile(
     json: JSON = False,
 ) -> None:
     """Compile a model and save it as an artifact."""
+    if sign is not None:
+        signer(sign)  # a key that cannot be read is found before the work
     source = load_source(model, batch=batch, small=small, seed=seed, inputs=inputs)
     compiled, seconds = _compiled(
         source, numerics, threads, json, effort=effort, budget=budget, lock=lock, db=db, seed=seed
     )
     path = output or Path(f"{source.name}.tw")
-    compiled.save(path)
+    compiled.save(path, sign=sign)
     plan, memory = compiled.plan, compiled.plan.memory
     result = {
         "model": source.name,
@@ -236,11 +253,13 @@ def bench(
     batch: BATCH = 1,
     small: SMALL = False,
     seed: SEED = 0,
+    trusted: TRUSTED = None,
     json: JSON = False,
 ) -> None:
     """Time a model against PyTorch eager, taking turns; an artifact is timed alone."""
+    refuse_trusted(model, trusted)
     if is_artifact(model):
-        result = tilewright.load(model, threads=threads).bench()
+        result = load_artifact(model, threads, trusted).bench()
         print_json(_plain(result)) if json else console.print(str(result))
         return
     source = load_source(model, batch=batch, small=small, seed=seed)
@@ -262,14 +281,16 @@ def explain(
     small: SMALL = False,
     seed: SEED = 0,
     inputs: INPUTS = None,
+    trusted: TRUSTED = None,
     json: JSON = False,
 ) -> None:
     """Show a compiled model's kernels: task, schedule, operations, bytes, measured time, error against the oracle."""
     from tilewright.measure.check import checked_kernel
 
     given: Any = None
+    refuse_trusted(model, trusted)
     if is_artifact(model):
-        compiled = tilewright.load(model, threads=threads)
+        compiled = load_artifact(model, threads, trusted)
         compiled.checker = checked_kernel
     else:
         source = load_source(model, batch=batch, small=small, seed=seed, inputs=inputs)

@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from tilewright import knobs
+from tilewright.cli.models import TRUSTED, is_artifact, load_artifact, load_source, refuse_trusted
 from tilewright.cli.output import console, print_json, print_table
 from tilewright.db.database import Database
 from tilewright.db.exchange import Imported, export_lines, import_file
@@ -148,10 +149,12 @@ def explain(
     batch: Annotated[int, typer.Option(help="batch size of a zoo model")] = 1,
     small: Annotated[bool, typer.Option("--small", help="the zoo model's small version")] = False,
     db: DATABASE = None,
+    trusted: TRUSTED = None,
     json: JSON = False,
 ) -> None:
     """Say for each task of a model what the database knows of it, or how the nearest records differ."""
-    plans = _plans(model, threads, numerics, batch, small)
+    refuse_trusted(model, trusted)
+    plans = _plans(model, threads, numerics, batch, small, trusted)
     machine = host()
     count = threads or knobs.get("threads")
     with Database.open(db) as database:
@@ -167,12 +170,18 @@ def explain(
         console.print(str(one), markup=False, soft_wrap=True)
 
 
-def _plans(model: str, threads: int | None, numerics: str | None, batch: int, small: bool) -> list[Plan]:
+def _plans(
+    model: str,
+    threads: int | None,
+    numerics: str | None,
+    batch: int,
+    small: bool,
+    trusted: list[Path] | None,
+) -> list[Plan]:
     import tilewright
-    from tilewright.cli.models import is_artifact, load_source
 
     if is_artifact(model):
-        loaded = tilewright.load(model)
+        loaded = load_artifact(model, trusted=trusted)
         variants = (loaded,) if isinstance(loaded, tilewright.CompiledModel) else loaded.variants
         return [variant.plan for variant in variants]
     source = load_source(model, batch=batch, small=small)

@@ -14,9 +14,10 @@ import zipfile
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
 from tilewright.errors import MissingDependencyError, TilewrightError
 
@@ -57,6 +58,29 @@ class Source:
 
 def is_artifact(argument: str) -> bool:
     return argument.endswith(".tw")
+
+
+TRUSTED = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--trusted", metavar="KEYFILE", help="load a .tw file only if it is signed with this key; repeatable"
+    ),
+]
+
+
+def load_artifact(argument: str, threads: int | None = None, trusted: list[Path] | None = None) -> Any:
+    import tilewright
+
+    return tilewright.load(argument, threads=threads, trusted=trusted or None)
+
+
+def refuse_trusted(argument: str | None, trusted: list[Path] | None) -> None:
+    """A key that would be ignored is a mistake."""
+    if trusted and not (argument and is_artifact(argument)):
+        raise ModelArgumentError(
+            f"--trusted is for .tw files, and {argument or 'the database'} is none",
+            remedy="leave --trusted out",
+        )
 
 
 def require_torch() -> Any:

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 import tilewright
-from tilewright.cli.models import is_artifact, load_source
+from tilewright.cli.models import TRUSTED, is_artifact, load_artifact, load_source, refuse_trusted
 from tilewright.cli.output import compile_progress, console, print_json
 from tilewright.db.database import Database
 from tilewright.errors import TilewrightError
@@ -33,17 +33,21 @@ def report(
     batch: Annotated[int, typer.Option(help="batch size of a zoo model")] = 1,
     small: Annotated[bool, typer.Option("--small", help="the zoo model's small version")] = False,
     db: Annotated[Path | None, typer.Option("--db", help="the tuning database")] = None,
+    trusted: TRUSTED = None,
     json: Annotated[bool, typer.Option("--json", help="print the data of the report, write no file")] = False,
 ) -> None:
     """Write one HTML file, which needs no network: time and schedule of each task, its code, how tuning went."""
     from tilewright.report.gather import report_on_database, report_on_model
     from tilewright.report.html import render
 
+    refuse_trusted(model, trusted)
     if model is None:
         with Database.open(db) as database:
             data = report_on_database(database)
     else:
-        found, inputs, name, events = _model(model, threads, numerics, effort, db, batch, small, json)
+        found, inputs, name, events = _model(
+            model, threads, numerics, effort, db, batch, small, json, trusted
+        )
         with Database.open(db) as database:
             data = report_on_model(found, name, database, inputs=inputs, events=events)
     if json:
@@ -68,12 +72,13 @@ def _model(
     batch: int,
     small: bool,
     quiet: bool,
+    trusted: list[Path] | None,
 ) -> tuple[CompiledModel, Any, str, list[dict[str, Any]]]:
     """The model, inputs for it, its name, and what happened while it was compiled."""
     from tilewright.measure.check import checked_kernel
 
     if is_artifact(model):
-        loaded = tilewright.load(model, threads=threads)
+        loaded = load_artifact(model, threads, trusted)
         found = loaded if isinstance(loaded, CompiledModel) else loaded.variants[0]
         found.checker = checked_kernel
         return found, None, Path(model).stem, []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import weakref
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from tests.runtime import toys
 from tilewright.dtypes import DType
+from tilewright.errors import InputError
 from tilewright.runtime.plan import TensorSpec
 from tilewright.runtime.ports import OutPort, array_address
 
@@ -60,3 +62,53 @@ def test_a_kept_frame_follows_the_number_of_threads() -> None:
         (frame,) = model.executor._free
         assert frame.call.threads == count
         assert (frame.call.launcher is not None) == (count > 1)
+
+
+# -- memory that is shorter than the shape says -----------------------------------------------------------------------
+
+
+def test_views_within_their_memory_are_taken() -> None:
+    whole = np.arange(64, dtype=np.float32)
+    views = [whole[8:40], whole[::-1][:32], whole[::2], np.frombuffer(whole.tobytes(), np.float32)[:32]]
+    views += [np.broadcast_to(np.float32(3), (32,)), np.lib.stride_tricks.as_strided(whole, (32,), (8,))]
+    views += [np.frombuffer(mmap.mmap(-1, 4096), np.float32)[-32:], whole.reshape(8, 8).T.reshape(-1)[:32]]
+    model = toys.identity((32,))
+    for view in views:
+        np.testing.assert_array_equal(model(view), view)
+
+
+def test_arrays_beyond_their_memory_are_refused() -> None:
+    short = np.zeros(8, np.float32)
+    strided = np.lib.stride_tricks.as_strided
+    frozen = np.frombuffer(bytes(32), np.float32)
+    model = toys.identity((32,))
+    for view in (
+        strided(short, (32,), (4,)),
+        strided(short, (32,), (1 << 20,)),
+        strided(short[4:], (32,), (-4,)),
+        strided(short, (64,), (4,))[16:48],
+        strided(frozen, (32,), (4,)),
+        strided(short, (4, 8), (32, 4)).reshape(32),
+    ):
+        with pytest.raises(
+            InputError, match=r"f32\[32\] whose memory is shorter than that\n  try: pass a tensor that owns"
+        ):
+            model(view)
+
+
+def test_tensors_beyond_their_storage_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    model = toys.identity((32,))
+    whole = torch.arange(64.0)
+    for view in (
+        whole[:32],
+        whole[32:],
+        whole[::2],
+        torch.tensor(3.0).expand(32),
+        whole.view(8, 8).T.reshape(-1)[:32],
+    ):
+        assert torch.equal(model(view), view)
+    for keep, view in ((8, torch.zeros(32)), (100, torch.zeros(64)[32:]), (64, torch.zeros(64)[::2])):
+        view.untyped_storage().resize_(keep)
+        with pytest.raises(InputError, match="whose memory is shorter"):
+            model(view)

@@ -54,8 +54,60 @@ def array_address(array: np.ndarray) -> int:
         return int(array.ctypes.data)
 
 
+def overruns(array: np.ndarray) -> bool:
+    """Whether an array reaches beyond the memory that it is a view of, as `numpy.lib.stride_tricks.as_strided` makes
+    them without a check."""
+    first, last = _bounds(array)
+    if first == last:
+        return False
+    owner = array.base
+    while owner is not None:
+        if not isinstance(owner, np.ndarray):
+            inner = getattr(owner, "base", None)  # what as_strided puts in between
+            if not isinstance(inner, np.ndarray):
+                return _overruns_buffer(owner, first, last)
+            owner = inner
+        begin, end = _bounds(owner)
+        if first < begin or last > end:
+            return True
+        owner = owner.base
+    return False
+
+
+def _overruns_buffer(owner: Any, first: int, last: int) -> bool:
+    """Of bytes, memory maps and other buffers; who has memory that cannot be asked for its size is believed."""
+    try:
+        whole = np.frombuffer(owner, np.uint8)
+    except (TypeError, ValueError, BufferError, AttributeError):
+        return False
+    begin = int(whole.ctypes.data)
+    return first < begin or last > begin + whole.size
+
+
+def _bounds(array: np.ndarray) -> tuple[int, int]:
+    """The addresses of the first byte of an array, and of the one behind its last."""
+    first = last = int(array.__array_interface__["data"][0])
+    if array.size == 0:
+        return first, first
+    for extent, stride in zip(array.shape, array.strides, strict=True):
+        if stride < 0:
+            first += (extent - 1) * stride
+        else:
+            last += (extent - 1) * stride
+    return first, last + array.itemsize
+
+
+def _torch_overruns(value: Any, held: int) -> bool:
+    """Whether elements of a tensor lie beyond the bytes that its storage holds."""
+    last = sum((extent - 1) * stride for extent, stride in zip(value.shape, value.stride(), strict=True))
+    return bool(value.numel()) and (value.storage_offset() + last + 1) * value.itemsize > held
+
+
 class Port:
-    __slots__ = ("_grad_enabled", "_strided", "_tensor", "dtype", "numpy", "path", "shape", "spec", "torch")
+    __slots__ = (
+        *("_bytes", "_grad_enabled", "_strided", "_tensor"),
+        *("dtype", "numpy", "path", "shape", "spec", "torch"),
+    )
 
     def __init__(self, spec: TensorSpec, path: str) -> None:
         self.spec = spec
@@ -63,6 +115,7 @@ class Port:
         self.shape = tuple(spec.shape)
         self.dtype = DType.parse(spec.dtype)
         self.numpy = self.dtype.numpy
+        self._bytes = spec.bytes
         self._tensor: Any = None  # torch.Tensor, once torch is loaded
         self.torch: Any = None  # the torch dtype
         self._strided: Any = None
@@ -73,6 +126,17 @@ class Port:
         if type(value) is np.ndarray:
             if value.dtype != self.numpy or value.shape != self.shape:
                 raise self._misfit(value)
+            if value.flags.c_contiguous:
+                address = array_address(value)
+                owner = value.base
+                if owner is None:
+                    return address, False
+                if type(owner) is np.ndarray and owner.base is None:  # the view of an ordinary array
+                    begin = array_address(owner)
+                    if begin <= address and address + self._bytes <= begin + owner.nbytes:
+                        return address, False
+            if value.base is not None and overruns(value):
+                raise self._short(type(value))
             if not value.flags.c_contiguous:
                 value = np.ascontiguousarray(value)
                 keep.append(value)
@@ -113,6 +177,14 @@ class Port:
             )
         if value.requires_grad and self._grad_enabled():
             raise GradientError(f"{self.path} requires gradients, and a compiled model computes none")
+        try:
+            held = value.untyped_storage().nbytes()
+        except (RuntimeError, NotImplementedError):  # without a storage, and so without data: noticed below
+            held = self._bytes
+        # Torch keeps views within their storage, which may have been made smaller since.
+        if held != self._bytes and held < self._bytes + value.storage_offset() * self.numpy.itemsize:
+            if _torch_overruns(value, held):
+                raise self._short(type(value))
         if value.is_neg():  # a lazy negation: the memory holds the other sign
             value = value.resolve_neg()
             keep.append(value)
@@ -127,6 +199,12 @@ class Port:
         if address == 0 and value.numel():
             raise InputError(f"{self.path}: a {type(value).__name__} without data")
         return address
+
+    def _short(self, kind: type) -> InputError:
+        return InputError(
+            f"{self.path}: a {kind.__name__} of {self.spec} whose memory is shorter than that",
+            remedy="pass a tensor that owns all of its elements, such as a copy made before its storage was changed",
+        )
 
     def _unusual(self, value: Any, keep: list[Any]) -> int:
         """NumPy scalars and subclasses; an error for everything else."""

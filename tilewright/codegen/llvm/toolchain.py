@@ -7,6 +7,7 @@ from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
+from llvmlite.binding.newpassmanagers import NewPassManager
 
 from tilewright.errors import CodegenError
 from tilewright.hw import CpuMachine
@@ -38,7 +39,8 @@ def optimise(ir_text: str, machine: CpuMachine) -> Any:
     vectorisers and unroller stay off: they cost time and second-guess the schedule."""
     _initialised()
     try:
-        module = llvm.parse_assembly(ir_text)
+        # In a context of its own, which goes with the module: constants and types of the global one stay for ever.
+        module = llvm.parse_assembly(ir_text, llvm.create_context())
         module.verify()
     except RuntimeError as error:
         raise CodegenError(f"LLVM rejected generated code: {error}") from None
@@ -48,7 +50,11 @@ def optimise(ir_text: str, machine: CpuMachine) -> Any:
     options.loop_interleaving = False
     options.loop_unrolling = False
     builder = llvm.create_pass_builder(_target_machine(machine), options)
-    builder.getModulePassManager().run(module, builder)
+    manager = builder.getModulePassManager()
+    manager.run(module, builder)
+    # llvmlite's own finaliser of these frees nothing, for another base class comes first: 90 KB for each kernel.
+    if type(manager)._dispose is not NewPassManager._dispose:
+        NewPassManager._dispose(manager)
     return module
 
 

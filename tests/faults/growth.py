@@ -91,12 +91,16 @@ def main() -> int:
     found: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TILEWRIGHT_CACHE_DIR"] = folder
-        for number, size in enumerate(sizes(given.models, through_torch=given.torch, seed=given.seed), start=1):
+        for number, size in enumerate(
+            sizes(given.models, through_torch=given.torch, seed=given.seed), start=1
+        ):
             found.append(size)
             if number % max(1, given.models // 20) == 0:
                 print(f"{number:6} models: {size:8.1f} MB", flush=True)
     grown = growth(found)
-    print(f"grown by {grown:.1f} MB after the first {int(WARM_UP * given.models)} models; allowed {given.limit:.0f}")
+    print(
+        f"grown by {grown:.1f} MB after the first {int(WARM_UP * given.models)} models; allowed {given.limit:.0f}"
+    )
     return int(grown > given.limit)
 
 

@@ -474,7 +474,7 @@ def variables(expr: Expr) -> set[Var]:
     return set(_variables(expr))
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=16384)
 def _variables(expr: Expr) -> frozenset[Var]:
     return frozenset(node for node in walk(expr) if isinstance(node, Var))
 

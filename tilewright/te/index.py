@@ -86,7 +86,7 @@ def _linear_bounds(form: Linear) -> Bounds:
     return total
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=16384)
 def bounds(expr: Expr) -> Bounds:
     """Inclusive bounds of an integer expression, as far as they can be known."""
     if isinstance(expr, Const):
@@ -137,7 +137,7 @@ def _arithmetic_bounds(expr: Call) -> Bounds:
     return _linear_bounds(linear(expr))
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=16384)
 def linear(expr: Expr) -> Linear:
     """The linear form of an integer expression, its parts simplified."""
     if isinstance(expr, Const):
@@ -209,7 +209,7 @@ def _simplify_parts(expr: Expr) -> Expr:
     return with_children(expr, tuple(simplify(child) for child in children(expr)))
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=16384)
 def simplify(expr: Expr) -> Expr:
     """`expr` with its integer arithmetic in canonical form and its decidable conditions decided."""
     if expr.dtype is DType.I64 and not isinstance(expr, (Load, Cast, Select)):

@@ -21,9 +21,11 @@ from tilewright.errors import LockError, TilewrightError
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config, Value
 from tilewright.space.template import Work
+from tilewright.support.files import read_regular
 from tilewright.tune.choose import Choice
 
 FORMAT = 2  # 1: "fast" had no bound for each element
+_MOST_BYTES = 256 << 20  # of a file; a task takes a few hundred
 _NAMED = 5  # complaints that a message spells out
 
 T = TypeVar("T")
@@ -120,7 +122,7 @@ def _locked_choice(locked: LockedTask, work: Work, numerics: str) -> Choice:
 def read_lock(path: Path) -> Lock | None:
     """None where there is no such file."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path, _MOST_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -133,7 +135,7 @@ def read_lock(path: Path) -> Lock | None:
                 remedy="build with the version that wrote it, or remove it and choose anew",
             )
         return msgspec.json.decode(data, type=Lock)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LockError(f"{path} is no lock file: {error}") from None
 
 

@@ -68,7 +68,7 @@ class _Pair:
             raise SigningKeyError(f"a PEM text that holds no key: {error}") from None
         if not isinstance(key, (ed25519.Ed25519PrivateKey, ed25519.Ed25519PublicKey)):
             raise SigningKeyError(f"a {type(key).__name__}; it must be an Ed25519 key")
-        self._private = key if is_private else None
+        self._private: Any = key if is_private else None
         self._public: Any = key.public_key() if isinstance(key, ed25519.Ed25519PrivateKey) else key
 
     def sign(self, message: bytes) -> bytes:
@@ -104,8 +104,8 @@ def signer(key: Key) -> Signer:
 
 
 def signers(keys: Key | Iterable[Key]) -> Sequence[Signer]:
-    single = isinstance(keys, (bytes, str, os.PathLike))
-    found = [signer(key) for key in ([keys] if single else keys)]  # type: ignore[union-attr,list-item]
+    several: Iterable[Key] = [keys] if isinstance(keys, (bytes, str, os.PathLike)) else keys
+    found = [signer(key) for key in several]
     if not found:
         raise SigningKeyError("no key is trusted", remedy="pass at least one, or leave `trusted` out")
     return found

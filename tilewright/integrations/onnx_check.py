@@ -194,6 +194,11 @@ class _Source:
             attribute.t.CopyFrom(numpy_helper.from_array(np.array(value, np.float64)))
 
 
+def in_float64(model: Any) -> onnx.ModelProto:
+    """The model with all floats widened to float64 and its external data read."""
+    return _Source(model)._prepared(wide=True)
+
+
 def _widen_type(type: onnx.TypeProto) -> None:
     kind = type.WhichOneof("value")
     if kind == "tensor_type" and type.tensor_type.elem_type in _FLOATS:

@@ -23,6 +23,7 @@ from tilewright.numerics import NUMERICS
 from tilewright.runtime.dispatch import Policy
 from tilewright.runtime.dynamic import Arguments, ConstantPool, DynamicModel
 from tilewright.runtime.model import CompiledModel, as_arguments
+from tilewright.support.budget import exhaustion
 from tilewright.support.trace import Trace
 from tilewright.targets.resolve import resolve_target
 from tilewright.targets.target import Share, Target, computed, unshared
@@ -220,10 +221,11 @@ def compile_imported(
     """The road from a graph on, whatever frontend it came from. `tuning`: how much to measure; None: nothing."""
     trace = trace or Trace.off()
     target = resolve_target(machine)
-    with trace.span("rewrite"):
-        partition = target.partitioned(imported, numerics, trace)
-    choices = target.chosen([partition], numerics, threads, trace, tuning=tuning, lock=lock)
-    return target.finished(imported, partition, numerics, threads, trace, choices, share)
+    with exhaustion("compiling the model"):
+        with trace.span("rewrite"):
+            partition = target.partitioned(imported, numerics, trace)
+        choices = target.chosen([partition], numerics, threads, trace, tuning=tuning, lock=lock)
+        return target.finished(imported, partition, numerics, threads, trace, choices, share)
 
 
 def check_passes(

@@ -61,6 +61,7 @@ _SLOW = (
     "ScatterND", "unknown field",
 )  # fmt: skip
 _ORACLE_WORK = 200_000_000
+_CALL_BYTES = 256 << 20  # of inputs and outputs: likewise
 _CALL_WORK = 20_000_000_000  # operations: a model of more is compiled and not called
 
 
@@ -96,9 +97,10 @@ def _compiled(path: Path) -> tuple[str, str, Callable[[], tuple[str, str]] | Non
         imported = import_onnx(path)
         fast = tilewright.compile(imported, numerics="strict", threads=1)
         rng = np.random.default_rng(0)
-        inputs = {node.name: _drawn(rng, node.shape, node.dtype.numpy) for node in imported.graph.inputs}
-        if _work(imported.graph) > _CALL_WORK:
+        given = sum(node.type.bytes for node in (*imported.graph.inputs, *imported.graph.outputs))
+        if _work(imported.graph) > _CALL_WORK or given > _CALL_BYTES:
             return "unchecked", "compiled, and too large to be called here", None
+        inputs = {node.name: _drawn(rng, node.shape, node.dtype.numpy) for node in imported.graph.inputs}
         got = tree.flatten(fast(*inputs.values()))[0]
     except InternalError as error:
         return "bad", f"{type(error).__name__}: {error.message}", None
@@ -121,6 +123,7 @@ def _work(graph: Graph) -> int:
 def _compared(
     path: Path, graph: Graph, inputs: dict[str, np.ndarray], got: list[np.ndarray]
 ) -> tuple[str, str]:
+    model = onnx.load(path, load_external_data=False)
     signal.signal(signal.SIGALRM, _late)
     signal.alarm(_REFERENCE_SECONDS)
     try:
@@ -132,10 +135,17 @@ def _compared(
         wanted, by = evaluate(graph, list(inputs.values()), precise=False), f"oracle ({type(error).__name__})"
     finally:
         signal.alarm(0)
+    declared = [value.name for value in model.graph.output]
+    singles = {v.name for v in model.graph.output if v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
     if len(got) != len(wanted):
         return "bad", f"{len(got)} results, and by the {by} {len(wanted)}"
-    for mine, right in zip(got, wanted, strict=True):
+    names = [*declared, *[""] * (len(got) - len(declared))]
+    for name, mine, right in zip(names, got, wanted, strict=False):
         right = np.asarray(right)
+        if (
+            right.dtype == np.float64 and name in singles
+        ):  # some of the reference's formulas are wider than their type
+            right = right.astype(np.float32)
         if mine.shape != right.shape or mine.dtype != right.dtype:
             return "bad", f"{mine.dtype}{list(mine.shape)}, by the {by} {right.dtype}{list(right.shape)}"
         with np.errstate(all="ignore"):

@@ -8,7 +8,7 @@ import pytest
 
 from tilewright import knobs
 from tilewright.errors import ModelFileError, ModelSizeError
-from tilewright.support.budget import WORK_PER_ELEMENT, Budget, Limits
+from tilewright.support.budget import WORK_PER_ELEMENT, Budget, Limits, exhaustion
 from tilewright.support.memory import available_memory, cgroup_memory
 
 
@@ -91,3 +91,17 @@ def test_a_cgroup_counts_what_it_can_drop_as_free(tmp_path: Path) -> None:
     (old / "memory.usage_in_bytes").write_text("100\n")
     (old / "memory.stat").write_text("total_inactive_file 20\n")
     assert cgroup_memory(tmp_path / "v1", membership) == 420
+
+
+def test_ends_that_no_limit_foresaw_are_the_same_error() -> None:
+    def deeper(level: int) -> int:
+        return 1 + deeper(level + 1)
+
+    with pytest.raises(ModelSizeError, match=r"compiling it needs a deeper stack(.|\n)*setrecursionlimit"):
+        with exhaustion("compiling it"):
+            deeper(0)
+    with pytest.raises(
+        ModelSizeError, match=r"compiling it needs more memory(.|\n)*TILEWRIGHT_IMPORT_MEMORY"
+    ):
+        with exhaustion("compiling it"):
+            raise MemoryError

@@ -14,6 +14,7 @@ a `ModelSizeError` that names the limit and the option that raises it ends the i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,3 +136,20 @@ def over(message: str, option: str) -> ModelSizeError:
         message,
         remedy=f"check the sizes in the model; where they are meant, set {variable} to a higher limit",
     )
+
+
+@contextmanager
+def exhaustion(what: str) -> Iterator[None]:
+    """Around what a model makes large: the ends of memory and of Python's stack that no limit foresaw, as one error."""
+    try:
+        yield
+    except MemoryError:
+        raise ModelSizeError(
+            f"{what} needs more memory than this process may take",
+            remedy=f"free memory, or set {knobs.variable('import_memory')} to a lower limit to be told earlier and where",
+        ) from None
+    except RecursionError:
+        raise ModelSizeError(
+            f"{what} needs a deeper stack than Python's {sys.getrecursionlimit()} calls",
+            remedy="compile the model in parts, or raise sys.setrecursionlimit",
+        ) from None

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 from tests.faults.hostile.building import function, graph_model, numbers, scalar
 from tests.faults.hostile.structures import chain, chained, doubling, empty_loops, nested_ifs
 from tests.frontend.onnx.checking import floats, model_of
-from tilewright.errors import ModelFileError, ModelSizeError
+from tilewright.errors import ModelFileError, ModelSizeError, UnsupportedOpsError
 from tilewright.frontend.onnx import import_onnx
 from tilewright.frontend.onnx.expansion import check_expansion
 from tilewright.frontend.onnx.wire import check_wire
@@ -101,6 +101,14 @@ def test_what_is_too_large_is_refused_before_it_is_made(name: str) -> None:
 def test_axes_that_are_empty_hide_nothing() -> None:
     with pytest.raises(ModelSizeError, match="a result of type f32\\[0,"):
         import_onnx(weighted("y = Expand (x, n)", (0, 1), n=numbers(0, 1 << 60)))
+
+
+@pytest.mark.parametrize("operator", ["Gather", "GatherElements"])
+def test_indices_that_the_model_fixes_are_of_its_axis(operator: str) -> None:
+    import_onnx(weighted(f"y = {operator} (x, i)", (3, 2), i=numbers(-3, 2).reshape(1, 2)))
+    for index in (3, -4):
+        with pytest.raises(UnsupportedOpsError, match="of an axis of 3"):
+            import_onnx(weighted(f"y = {operator} (x, i)", (3, 2), i=numbers(index, 0).reshape(1, 2)))
 
 
 def test_names_have_a_length() -> None:

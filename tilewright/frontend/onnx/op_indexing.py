@@ -21,14 +21,26 @@ from tilewright.graph.ir import Node
 # -- gathering --------------------------------------------------------------------------------------------------------
 
 
+def _check_range(indices: Node, extent: int) -> None:
+    """Unsupported for indices that the model fixes and that its own axis does not have."""
+    if indices.data is not None and indices.data.size:
+        least, most = int(indices.data.min()), int(indices.data.max())
+        if least < -extent or most >= extent:
+            raise Unsupported(f"indices from {least} to {most} of an axis of {extent}")
+
+
 @converter("Gather")
 def gather(ctx: Context, x: Node, indices: Node, *, axis: int = 0) -> Node:
-    return ctx.take(x, indices, axis_of(axis, x.type.rank))
+    axis = axis_of(axis, x.type.rank)
+    _check_range(indices, x.shape[axis])
+    return ctx.take(x, indices, axis)
 
 
 @converter("GatherElements")
 def gather_elements(ctx: Context, x: Node, indices: Node, *, axis: int = 0) -> Node:
-    return ctx.emit("take_along", x, indices, axis=axis_of(axis, x.type.rank))
+    axis = axis_of(axis, x.type.rank)
+    _check_range(indices, x.shape[axis])
+    return ctx.emit("take_along", x, indices, axis=axis)
 
 
 @converter("GatherND")

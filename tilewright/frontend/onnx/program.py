@@ -13,12 +13,10 @@ import numpy as np
 import onnx
 from onnx import AttributeProto
 
-from tilewright import knobs
 from tilewright.dtypes import DType
 from tilewright.errors import (
     InternalError,
     ModelFileError,
-    ModelSizeError,
     TilewrightError,
     TypeRuleError,
     UnknownShapeError,
@@ -35,7 +33,7 @@ from tilewright.frontend.onnx.statics import Statics
 from tilewright.frontend.onnx.types import array_of, checked_shape, dtype_of
 from tilewright.graph.ir import Graph, Node, TensorType, constant, input_node
 from tilewright.runtime import tree
-from tilewright.support.budget import Budget
+from tilewright.support.budget import Budget, exhaustion
 
 NO_CONVERTER = "no converter"
 _PER_INTEGER = 64  # bytes of an attribute's number while it is read: protobuf's, and Python's in a tuple
@@ -91,18 +89,8 @@ def import_program(
     budget = Budget.of_options(max_bytes)
     loaded = load(source, budget)
     most = (math.inf if pin_elements is None else pin_elements) if pin else -1
-    try:
+    with exhaustion("importing the model"):
         return _Walk(loaded, budget).run(example_inputs, most)
-    except RecursionError:  # a limit on nesting that was raised beyond what Python's stack holds
-        raise ModelSizeError(
-            "subgraphs and functions are nested deeper than Python's stack",
-            remedy=f"set {knobs.variable('import_depth')} to a lower limit, or sys.setrecursionlimit to a higher one",
-        ) from None
-    except MemoryError:
-        raise ModelSizeError(
-            "there is not enough memory to import the model",
-            remedy=f"free memory, or set {knobs.variable('import_memory')} to what the process may take",
-        ) from None
 
 
 class _Walk:

@@ -146,7 +146,7 @@ def exhaustion(what: str) -> Iterator[None]:
     except MemoryError:
         raise ModelSizeError(
             f"{what} needs more memory than this process may take",
-            remedy=f"free memory, or set {knobs.variable('import_memory')} to a lower limit to be told earlier and where",
+            remedy=f"free memory, or set {knobs.variable('import_memory')} to a lower limit to be told where",
         ) from None
     except RecursionError:
         raise ModelSizeError(

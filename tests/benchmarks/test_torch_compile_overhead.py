@@ -12,7 +12,7 @@ def test_the_smallest_model() -> None:
     register()
     row = measured(MODELS["mlp"], 0.02, threads=1)
     assert set(row) == {"tilewright", "torch_compile", "dynamo", "pytorch"}
-    assert all(time > 0 for time in row.values()) and row["torch_compile"] > row["dynamo"]
+    assert all(time > 0 for time in row.values()) and row["torch_compile"] > row["tilewright"]
 
 
 def test_the_ratio() -> None:

@@ -294,7 +294,9 @@ def test_gradients_are_autograds_own() -> None:
         torch.testing.assert_close(a, b)
     assert compiled.kinds == []
     compiled.check(x)
+    compiled.check(x)
     assert compiled.kinds == ["compiled"]
+    assert compiled.fast(x).requires_grad  # and back again
 
 
 # -- memory ---------------------------------------------------------------------------------------------------------

@@ -169,6 +169,10 @@ class CompiledGraph:
         return sum(map(len, self._tables.values()))
 
     def __call__(self, *arguments: Any) -> Any:
+        if self._last is not None:  # Dynamo guards the mode of gradients too
+            result = self._last(arguments)
+            if result is not None:
+                return result
         if torch.is_grad_enabled() and any(
             isinstance(a, torch.Tensor) and a.requires_grad for a in arguments
         ):
@@ -178,10 +182,6 @@ class CompiledGraph:
                 " under torch.no_grad() or torch.inference_mode() to have it compiled",
             )
             return self._eager(*arguments)
-        if self._last is not None:
-            result = self._last(arguments)
-            if result is not None:
-                return result
         weights = self._weight_set(arguments)
         table = self._tables.get(weights)
         if table is None:
@@ -283,7 +283,7 @@ class CompiledGraph:
                 if not any(result is None for result in region.results) and not region.writes:
                     return self._in_torch, Outcome("torch", left={"graph": "has no tensor to compute"}), None
                 run = RegionCall(self._build(region, target), region)
-                runner = _returning(_whole(run, places, guard, self._eager), program, places)
+                runner = _returning(_Whole(run, places, guard, self._eager), program, places)
                 return runner, Outcome("compiled", regions=1), None
             except UnsupportedOpsError:
                 pass
@@ -338,28 +338,33 @@ class CompiledGraph:
 def _while_the_same(runner: Runner, arguments: Sequence[Any], weights: Sequence[int]) -> Runner:
     """`runner` for calls with the weights that these arguments have; for others, None in the place of their results.
 
-    Every step here is counted: a small model takes tens of microseconds, and may have a hundred weights.
+    Every step here is counted: a small model takes some microseconds, and may have a hundred weights.
     """
+    run = runner.trusted(arguments) if isinstance(runner, _Whole) else runner
     if not weights:
-        return runner
-    if len(weights) == 1:
-        weights = (*weights, weights[0])  # so that `itemgetter` gives a tuple
-    chosen, address, version = (
-        operator.itemgetter(*weights),
-        torch.Tensor.data_ptr,
-        operator.attrgetter("_version"),
-    )
+        return run
+    chosen = _getter(weights)
     tensors = chosen(arguments)
-    addresses = [*map(address, tensors)]
-    versions = sum(map(version, tensors))  # each only ever grows
+    addresses = [*map(_address, tensors)]
+    versions = sum(map(_version, tensors))  # each only ever grows
 
-    def run(arguments: Sequence[Any]) -> Any:
+    def checked(arguments: Sequence[Any]) -> Any:
         tensors = chosen(arguments)
-        if [*map(address, tensors)] == addresses and sum(map(version, tensors)) == versions:
-            return runner(arguments)
+        if [*map(_address, tensors)] == addresses and sum(map(_version, tensors)) == versions:
+            return run(arguments)
         return None
 
-    return run
+    return checked
+
+
+_address, _version = torch.Tensor.data_ptr, operator.attrgetter("_version")
+
+
+def _getter(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """The arguments at these positions, as a tuple."""
+    if len(positions) > 1:
+        return operator.itemgetter(*positions)
+    return lambda arguments: tuple(arguments[i] for i in positions)
 
 
 class RegionCall:
@@ -420,19 +425,39 @@ class _Distinct:
         return all(owners.count(arguments[i].untyped_storage().data_ptr()) == 1 for i in self.written)
 
 
-def _whole(
-    run: RegionCall, places: Sequence[int], guard: _Distinct | None, eager: Callable[..., Any]
-) -> Runner:
-    positions, flat, finish = [places[i] for i in run.inputs], run.model.flat, run.finish
-    if run.is_plain:
-        return lambda arguments: flat([arguments[i] for i in positions])
+class _Whole:
+    """Runs a graph that is one compiled region."""
 
-    def runner(arguments: Sequence[Any]) -> Any:
-        if guard is not None and not guard(arguments):
-            return eager(*arguments)
-        return finish(flat([arguments[i] for i in positions]), [arguments[i] for i in places])
+    def __init__(
+        self, run: RegionCall, places: Sequence[int], guard: _Distinct | None, eager: Callable[..., Any]
+    ) -> None:
+        self._region = run
+        self._places = places
+        self._guard = guard
+        self._eager = eager
+        self._positions = [places[i] for i in run.inputs]
+        self._inputs = _getter(self._positions)
+        self._flat = run.model.flat
 
-    return runner
+    def __call__(self, arguments: Sequence[Any]) -> Any:
+        if self._guard is not None and not self._guard(arguments):
+            return self._eager(*arguments)
+        outputs = self._flat(self._inputs(arguments))
+        return self._region.finish(outputs, [arguments[i] for i in self._places])
+
+    def trusted(self, arguments: Sequence[Any]) -> Runner:
+        """The same for calls with tensors of the types, sizes and strides of these, by the word of Dynamo's guards."""
+        model, inputs = self._region.model, self._inputs
+        dense = all(tensor.is_contiguous() and not tensor.is_neg() for tensor in inputs(arguments))
+        if not (self._region.is_plain and dense and type(model) is CompiledModel):
+            return self
+
+        def run(arguments: Sequence[Any]) -> Any:
+            addresses = [*map(_address, inputs(arguments))]
+            # Without memory, or empty: the checks of an ordinary call say what it is.
+            return model.at(addresses) if all(addresses) else model.flat(inputs(arguments))
+
+        return run
 
 
 def _split_runner(

@@ -35,7 +35,8 @@ Weights
 Shapes that change
     Symbolic sizes are accepted, and so are numbers that Dynamo passes as tensors. Every size is compiled by itself,
     into a bounded table; `runtime.dispatch` has the policy. `variants` is its limit. Calls that have no variant run in
-    PyTorch, as fast as PyTorch runs them.
+    PyTorch, as fast as PyTorch runs them; a warning says so, once per graph. A graph without symbolic sizes is called
+    only with what Dynamo's guards let through, and its inputs are not checked again.
 """
 
 from __future__ import annotations

@@ -23,13 +23,14 @@ from tilewright.numerics import NUMERICS
 from tilewright.runtime.dispatch import Policy
 from tilewright.runtime.dynamic import Arguments, ConstantPool, DynamicModel
 from tilewright.runtime.model import CompiledModel, as_arguments
+from tilewright.runtime.threads import resolve as resolve_threads
 from tilewright.support.budget import exhaustion
 from tilewright.support.trace import Trace
 from tilewright.targets.resolve import resolve_target
 from tilewright.targets.target import Share, Target, computed, unshared
 from tilewright.tune.allocate import Goal, Objective
 from tilewright.tune.effort import EFFORTS as MEASURING
-from tilewright.tune.effort import Tuning, parse_duration
+from tilewright.tune.effort import KNOWN, Tuning, parse_duration
 
 EFFORTS = ("none", *MEASURING)
 
@@ -95,8 +96,9 @@ def compile(
       table with the policy of `runtime.dispatch`, which may be given instead of True.
     - `target`: None: where the model's tensors are; "cpu" for this machine's processor, "cuda" for its NVIDIA GPU; or
       the description of a machine.
-    - `effort`: "none": no measurement, an analytical model chooses; "quick" (about a minute) and "full" (until no more
-      than 1% is expected): candidates are built, checked and timed here, and what is found is kept for the next time.
+    - `effort`: "none": no measurement; kernels that were tuned before are taken from the database, the others are
+      chosen by an analytical model. "quick" (about a minute) and "full" (until no more than 1% is expected): candidates
+      are built, checked and timed here, and what is found is kept for the next time.
       Ctrl-C and SIGTERM end the measuring, and the best so far is used.
     - `budget`: seconds that measuring may take at most, or a text such as "5m". `seed`: of the search.
     - `lock`: a file of choices. Where it exists they are taken as they are, and nothing is measured; otherwise the
@@ -113,6 +115,7 @@ def compile(
     The result is called like the model, with torch tensors (of the target's device) or NumPy arrays.
     """
     trace = trace or Trace.off()
+    check_options(effort=effort, budget=budget, seed=seed, numerics=numerics, threads=threads)
     machine = resolve_target(target, model, example_inputs)
     numerics = resolve_option("numerics", numerics or machine.default_numerics(), NUMERICS)
     tuning = resolve_tuning(effort, budget, machine, seed=seed, db=db)
@@ -153,6 +156,7 @@ def compile_all(
     other options are those of `compile`.
     """
     trace = trace or Trace.off()
+    check_options(effort=effort, budget=budget, seed=seed, numerics=numerics, threads=threads)
     machine = resolve_target(target, *models)
     numerics = resolve_option("numerics", numerics or machine.default_numerics(), NUMERICS)
     tuning = resolve_tuning(effort, budget, machine, seed=seed, db=db)
@@ -182,7 +186,7 @@ def compile_dynamic(
     threads: int | None,
     policy: Policy | None,
     trace: Trace,
-    tuning: Tuning | None = None,
+    tuning: Tuning = KNOWN,
 ) -> DynamicModel:
     """The road for each kind of call, when it comes; for that of the examples, if there are any, now."""
     source = frontend.source_of(model)
@@ -215,10 +219,10 @@ def compile_imported(
     threads: int | None = None,
     trace: Trace | None = None,
     share: Share = unshared,
-    tuning: Tuning | None = None,
+    tuning: Tuning = KNOWN,
     lock: str | Path | None = None,
 ) -> CompiledModel:
-    """The road from a graph on, whatever frontend it came from. `tuning`: how much to measure; None: nothing."""
+    """The road from a graph on, whatever frontend it came from. `tuning`: how much to measure."""
     trace = trace or Trace.off()
     target = resolve_target(machine)
     with exhaustion("compiling the model"):
@@ -247,6 +251,30 @@ def check_passes(
     return checks.report
 
 
+def check_options(
+    *,
+    effort: str = "none",
+    budget: float | str | None = None,
+    seed: int = 0,
+    numerics: str | None = None,
+    threads: int | None = None,
+) -> None:
+    """OptionError for a value that `compile` could not use: what a caller may ask before it begins."""
+    resolve_option("effort", effort, EFFORTS)
+    if numerics is not None:
+        resolve_option("numerics", numerics, NUMERICS)
+    if budget is not None:
+        parse_duration(budget)
+        if effort == "none":
+            raise OptionError(
+                'effort="none" measures nothing and needs no budget; say effort="quick" or "full"'
+            )
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise OptionError(f"seed={seed!r} must be a whole number", remedy="pass an int, such as seed=0")
+    if threads is not None:
+        resolve_threads(threads)
+
+
 def resolve_tuning(
     effort: str,
     budget: float | str | None,
@@ -254,20 +282,14 @@ def resolve_tuning(
     *,
     seed: int = 0,
     db: str | Path | None = None,
-) -> Tuning | None:
-    resolve_option("effort", effort, EFFORTS)
-    seconds = None if budget is None else parse_duration(budget)
-    if effort == "none":
-        if budget is not None:
-            raise OptionError(
-                'effort="none" measures nothing and needs no budget; say effort="quick" or "full"'
-            )
-        return None
-    if not machine.is_here:
+) -> Tuning:
+    check_options(effort=effort, budget=budget, seed=seed)
+    path = None if db is None else Path(db)
+    if effort != "none" and not machine.is_here:
         raise OptionError(
             f'effort={effort!r} measures on this machine, and the target is another; say effort="none"'
         )
-    return Tuning(effort, seconds, seed, db=None if db is None else Path(db))
+    return Tuning(effort, None if budget is None else parse_duration(budget), seed, db=path)
 
 
 def resolve_latency(latency: Sequence[float | str | None] | None, models: int) -> list[float | None]:

@@ -20,8 +20,10 @@ from tilewright.runtime.loader import object_digest
 from tilewright.runtime.memory import Buffer, plan_memory
 from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import (
+    PREDICTED,
     Launch,
     MemoryReport,
+    Origin,
     Pinned,
     Place,
     Plan,
@@ -55,6 +57,7 @@ class Linkable:
     launch: Launch | None = None
     vendor: VendorCall | None = None
     arguments: tuple[Argument, ...] = ()  # what the code was made for
+    origin: Origin = PREDICTED  # where the choice of it came from
 
     def sealed(self, target: dict[str, Any], plan: str) -> bytes:
         """The code, with its contract behind it. `plan`: the plan's digest."""
@@ -203,4 +206,5 @@ def _info(call: TaskCall, kernel: Linkable) -> TaskInfo:
         output=_spec("out", task.output.type),
         program=kernel.decisions,
         packings=kernel.packings,
+        origin=kernel.origin,
     )

@@ -14,10 +14,11 @@ from torch import nn
 
 from tilewright import frontend
 from tilewright.db.database import Database
+from tilewright.driver import compile_imported
 from tilewright.graph.ir import Graph, input_node
 from tilewright.graph.op import apply
 from tilewright.graph.task import Partition, Task
-from tilewright.hw.gpu import H200, GpuMachine
+from tilewright.hw.gpu import A100, H200, GpuMachine
 from tilewright.space.vendor.pieces import Way
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
@@ -25,6 +26,7 @@ from tilewright.targets.target import together
 from tilewright.tune import gpu, gpu_sums
 from tilewright.tune.effort import Tuning
 from tilewright.tune.gpu import GpuTuner, Pairs
+from tilewright.tune.gpu_known import known_ways
 from tilewright.tune.gpu_rule import choose
 from tilewright.tune.gpu_sums import Pair, joined, pairs_of
 
@@ -63,6 +65,28 @@ def test_each_failure_costs_one_candidate_and_what_is_known_is_not_measured_agai
     again = GpuTuner(H200, 0, "fast", BOTH, tuner.tuning, Trace.off(), "no:where")
     assert [way.config for way in again.tune(tasks()).values()] == [winner.config]
     assert again.trials == 0
+
+
+def test_a_plain_compilation_takes_what_was_raced(tuner: GpuTuner, tmp_path: Path) -> None:
+    """Without a GPU: the decisions are there, and nothing is asked of a card."""
+    (winner,) = tuner.tune(tasks()).values()
+    assert winner.origin.kind == "tuned"
+    imported = frontend.import_model(nn.Linear(256, 64).half().eval(), (torch.randn(512, 256).half(),))
+    target = CudaTarget(H200, None, BOTH)
+    with Database.open(tmp_path / "tuning.db") as database:
+        before = len(database.records()) + len(database.decisions())
+    known = compile_imported(imported, target, tuning=Tuning("none", db=tmp_path / "tuning.db"))
+    plain = compile_imported(imported, target, tuning=Tuning("none", db=tmp_path / "other.db"))
+    (step,) = (step for step in known.plan.steps if step.vendor is not None)
+    assert step.vendor is not None and step.vendor.options["algorithm"] == 4
+    assert known.plan.tasks[step.task].origin == winner.origin
+    assert {info.origin.kind for info in plain.plan.tasks.values()} == {"predicted"}
+    with Database.open(tmp_path / "tuning.db") as database:
+        assert len(database.records()) + len(database.decisions()) == before
+    # On another card, or without these libraries, nothing of it holds.
+    for other in (CudaTarget(A100, None, BOTH), CudaTarget(H200)):
+        model = compile_imported(imported, other, tuning=Tuning("none", db=tmp_path / "tuning.db"))
+        assert {info.origin.kind for info in model.plan.tasks.values()} == {"predicted"}
 
 
 def test_a_winner_that_slows_the_model_down_is_taken_back_for_good(tuner: GpuTuner, tmp_path: Path) -> None:
@@ -127,6 +151,9 @@ def test_whether_a_pair_is_joined_is_measured_in_the_models_and_remembered(
     kept = again.tune(tasks)
     assert {key: way.config for key, way in kept.items()} == {key: way.config for key, way in found.items()}
     assert again.trials == 0
+    plain = {key: task for key, (task, _) in tasks.items()}
+    known = known_ways(plain, again.memory, pairs(partition, rates), tuner.tuning.db)
+    assert {key: way.config for key, way in known.items()} == {key: way.config for key, way in found.items()}
 
     # It holds for the kernels that were timed.
     with Database.open(tuner.tuning.db) as database:

@@ -102,10 +102,10 @@ def require_files(path: Path) -> None:
             require_regular(f"{path}{suffix}")
 
 
-def guarded_connection(place: str) -> sqlite3.Connection:
+def guarded_connection(place: str, seconds: float = _BUSY_SECONDS) -> sqlite3.Connection:
     """A connection that nothing in the file has been read by. May be used by several threads, one at a time."""
     connection = sqlite3.connect(
-        place, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        place, uri=True, timeout=seconds, isolation_level=None, check_same_thread=False
     )
     try:
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
@@ -165,20 +165,28 @@ def _plain(*columns: object) -> tuple[str, str, str, str]:
     return kind, name, table, re.sub(r"\s*([(),])\s*", r"\1", " ".join(sql.split()))
 
 
-def connect(path: Path | None, mode: str = "rwc", *, network: bool = False) -> sqlite3.Connection:
+def connect(
+    path: Path | None,
+    mode: str = "rwc",
+    *,
+    network: bool = False,
+    seconds: float = _BUSY_SECONDS,
+    check: bool = True,
+) -> sqlite3.Connection:
     """A connection to a database of the current version; `path` None: in memory. `mode`: "rwc", "ro", or, of a file
-    that nobody writes, "ro&immutable=1"."""
+    that nobody writes, "ro&immutable=1". `seconds`: to wait for other processes. `check`: whether the whole file is
+    looked at first."""
     place = "file:tuning?mode=memory" if path is None else f"{path.absolute().as_uri()}?mode={mode}"
     if path is not None:
         require_files(path)
-    connection = guarded_connection(place)
+    connection = guarded_connection(place, seconds)
     try:
         connection.text_factory = lambda text: text.decode(errors="replace")
         if path is not None:
             check_schema(connection)  # first: most pragmas read all of the schema
             Deadline(connection, path)
         connection.execute("PRAGMA synchronous = FULL")
-        if path is not None and path.stat().st_size <= _CHECKED_BYTES:
+        if check and path is not None and path.stat().st_size <= _CHECKED_BYTES:
             problem = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
             if problem != "ok":
                 raise Inconsistent(" ".join(problem.split()))

@@ -51,6 +51,7 @@ class TaskReport:
     limit: float | None  # seconds: what the machine could do it in
     trials: tuple[Trial, ...]
     code: Code | None
+    origin: str = ""  # where the choice of the kernel came from: "tuned 2026-11-18"; "": not known
 
     @property
     def typical(self) -> float | None:

@@ -27,7 +27,7 @@ from tilewright.report.data import (
     trial_of,
 )
 from tilewright.runtime.model import CompiledModel
-from tilewright.runtime.plan import Plan
+from tilewright.runtime.plan import Origin, Plan
 from tilewright.space.template import Work
 
 _WITH_ASSEMBLY = 12  # tasks, those that take most time: LLVM needs a while for each
@@ -74,6 +74,7 @@ def report_on_model(
                 limit=limit(info.flops, info.bytes, machine),
                 trials=tuple(map(trial_of, records)),
                 code=code,
+                origin=str(info.origin),
                 **decided(decision),
             )
         )
@@ -131,6 +132,7 @@ def _known(
         limit=None if work is None else limit(flops, size, machine),
         trials=tuple(map(trial_of, records)),
         code=code,
+        origin="" if decision is None else str(Origin("tuned", decision.when)),
         **decided(decision),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.runtime import threads
 from tilewright.runtime.executor import Executor
-from tilewright.runtime.plan import MemoryReport, Plan, TaskInfo
+from tilewright.runtime.plan import PREDICTED, MemoryReport, Origin, Plan, TaskInfo
 
 
 class Checked(NamedTuple):
@@ -41,6 +42,7 @@ class StepRow(msgspec.Struct, frozen=True):
     certified: float | None = (
         None  # of a paired product's register tiles, those not computed product by product
     )
+    origin: Origin = PREDICTED  # where the choice of the kernel came from
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -63,7 +65,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         checked = any(row.error is not None for row in self.rows)
-        header = ["step", "task", "kernel", "program", "Mflop", "MB", "us", "%", "Gflop/s", "GB/s"]
+        header = ["step", "task", "kernel", "program", "chosen", "Mflop", "MB", "us", "%", "Gflop/s", "GB/s"]
         table = [header + (["error"] if checked else [])]
         for row in self.rows:
             cells = [
@@ -71,13 +73,14 @@ class Explanation(msgspec.Struct, frozen=True):
                 _clip(row.label or row.name, 40),
                 _clip(row.kernel, 28),
                 _clip(row.program, 44),
+                str(row.origin),
             ]
             cells += [f"{row.flops / 1e6:.2f}", f"{row.bytes / 1e6:.2f}", f"{row.seconds * 1e6:.1f}"]
             cells += [f"{row.share * 100:.1f}", _rate(row.flops, row.seconds), _rate(row.bytes, row.seconds)]
             if checked:
                 cells.append("-" if row.error is None else f"{row.error:.1e}")
             table.append(cells)
-        lines = _align(table, left=4)
+        lines = _align(table, left=5)
         lines.append("")
         lines.append(
             f"total    {self.seconds * 1e6:.1f} us in {len(self.rows)} kernels, {self.flops / 1e6:.2f} Mflop"
@@ -93,6 +96,9 @@ class Explanation(msgspec.Struct, frozen=True):
                 f"paired   {len(paired)} kernels; {share:.1%} of their register tiles are certified, the rest are"
                 " computed product by product"
             )
+        kinds = Counter(row.origin.kind for row in self.rows)
+        if kinds:
+            lines.append("chosen   " + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()))
         memory = self.memory
         lines.append(
             f"memory   arena {memory.arena_bytes / 1e6:.2f} MB (at least {memory.lower_bound / 1e6:.2f},"
@@ -179,6 +185,7 @@ def explain(
                 share=seconds[index] / total if total else 0.0,
                 error=errors[index],
                 certified=certified[index],
+                origin=info.origin,
             )
         )
     return Explanation(

@@ -13,6 +13,7 @@ and row-major in the shape that the task's `TensorSpec` gives.
 from __future__ import annotations
 
 import math
+import time
 from typing import Any, NoReturn
 
 import msgspec
@@ -91,6 +92,35 @@ class Step(msgspec.Struct, frozen=True):
     vendor: VendorCall | None = None
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """Where the choice of a task's kernel came from.
+
+    - "predicted": the analytical model expects it to be the fastest
+    - "default": no template applies, and the default schedule needs no choice
+    - "tuned": it won a measurement; `when` says on which day
+    - "lock": a lock file names it
+    - "only": there is no other candidate
+    """
+
+    kind: str = "predicted"
+    when: float | None = None  # seconds since 1970, of a measurement
+
+    def __str__(self) -> str:
+        if self.kind == "only":
+            return "only candidate"
+        return self.kind if self.when is None else f"{self.kind} {_day(self.when)}"
+
+
+def _day(when: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d", time.gmtime(when))
+    except (OverflowError, ValueError, OSError):  # a file may hold any number
+        return "?"
+
+
+PREDICTED = Origin()
+
+
 class TaskInfo(msgspec.Struct, frozen=True):
     """What `explain` needs to know of a task."""
 
@@ -102,6 +132,7 @@ class TaskInfo(msgspec.Struct, frozen=True):
     output: TensorSpec  # the step's last argument
     program: str = ""  # name of the schedule that made the kernel, with its decisions
     packings: tuple[Packing | None, ...] = ()  # how each input is stored; beyond the end: as it is
+    origin: Origin = PREDICTED  # where the choice of this kernel came from
 
 
 class Pinned(msgspec.Struct, frozen=True):

@@ -17,13 +17,15 @@ from tilewright.measure.check import checked_kernel
 from tilewright.rewrites.base import Observer
 from tilewright.rewrites.pipeline import run_pipeline
 from tilewright.runtime.model import CompiledModel
+from tilewright.runtime.plan import Origin
 from tilewright.space.template import Work
 from tilewright.support.trace import Trace
 from tilewright.support.version import VERSION
 from tilewright.targets.target import Choices, Share, boundary, computed, together, unshared
 from tilewright.tune.allocate import Objective
 from tilewright.tune.choose import Choice, choose
-from tilewright.tune.effort import Tuning
+from tilewright.tune.effort import KNOWN, Tuning
+from tilewright.tune.known import known_choices
 from tilewright.tune.lock import check_lockable, lock_of, locked_choices, read_lock, write_lock
 from tilewright.tune.oracle import PredictedCosts
 from tilewright.tune.rehearse import Models
@@ -53,7 +55,7 @@ class CpuTarget:
         threads: int | None,
         trace: Trace,
         *,
-        tuning: Tuning | None = None,
+        tuning: Tuning = KNOWN,
         lock: str | Path | None = None,
         objective: Objective | None = None,
     ) -> dict[str, Choice]:
@@ -64,15 +66,17 @@ class CpuTarget:
             if (found := read_lock(path)) is not None:
                 return locked_choices(found, works, numerics, path)
             check_lockable(path)
-        if tuning is None:
-            with trace.span("choose", tasks=len(works)):
-                choices = {key: choose(work) for key, work in works.items()}
+        threads = threads or knobs.get("threads")
+        if not tuning.measures:
+            with trace.span("choose", tasks=len(works)) as span:
+                known = known_choices(works, threads, tuning.db)
+                choices = {key: known.get(key) or choose(work) for key, work in works.items()}
+                span.note(known=len(known))
         else:
             from tilewright.tune.tuner import (
                 tune,  # with the database and the searches: only for those who measure
             )
 
-            threads = threads or knobs.get("threads")
             with trace.span("tune", tasks=len(works)):
                 choices = tune(
                     tasks,
@@ -125,7 +129,7 @@ class CpuTarget:
             kernels = build_kernels(partition, self.machine, numerics, trace, choices)
         with trace.span("link"):
             producer = f"tilewright {VERSION}"
-            ready = {key: _linkable(kernel) for key, kernel in kernels.items()}
+            ready = {key: _linkable(kernel, choices[key].origin) for key, kernel in kernels.items()}
             machine = self.machine
             target = {"triple": machine.triple, "cpu": machine.cpu, "features": list(machine.features)}
             return link(partition, ready, boundary, target, numerics=numerics, producer=producer)
@@ -144,7 +148,7 @@ def build_kernels(
     return kernels
 
 
-def _linkable(kernel: Kernel) -> Linkable:
+def _linkable(kernel: Kernel, origin: Origin) -> Linkable:
     return Linkable(
         kernel.symbol,
         kernel.object_code,
@@ -152,4 +156,5 @@ def _linkable(kernel: Kernel) -> Linkable:
         kernel.decisions,
         kernel.packings,
         arguments=kernel.arguments,
+        origin=origin,
     )

@@ -33,10 +33,11 @@ from tilewright.support.trace import Trace
 from tilewright.support.version import VERSION
 from tilewright.targets.target import Choices, Share, Target, boundary, computed, together, unshared
 from tilewright.tune.allocate import Objective
-from tilewright.tune.effort import Tuning
+from tilewright.tune.effort import KNOWN, Tuning
 from tilewright.tune.gpu import GpuTuner
+from tilewright.tune.gpu_known import GpuMemory, known_ways
 from tilewright.tune.gpu_lock import lock_of, locked_ways
-from tilewright.tune.gpu_rule import choose, has_kernel
+from tilewright.tune.gpu_rule import has_kernel
 from tilewright.tune.gpu_sums import Pair, joined, joined_tasks, pairs_of
 from tilewright.tune.lock import check_lockable, read_lock, write_lock
 
@@ -101,7 +102,7 @@ class CudaTarget:
         threads: int | None,
         trace: Trace,
         *,
-        tuning: Tuning | None = None,
+        tuning: Tuning = KNOWN,
         lock: str | Path | None = None,
         objective: Objective | None = None,
     ) -> dict[str, Way]:
@@ -126,20 +127,20 @@ class CudaTarget:
         tasks: Mapping[str, tuple[Task, int]],
         numerics: str,
         trace: Trace,
-        tuning: Tuning | None,
+        tuning: Tuning,
     ) -> dict[str, Way]:
         """As raced, or by the rule; of each task, and of each pair of them that is better joined."""
 
         def pairs(ways: Mapping[str, Way]) -> dict[str, Pair]:
             return pairs_of(partitions, ways, rated(self.machine), numerics)
 
-        if tuning is None:
-            with trace.span("choose", tasks=len(tasks)):
-                ways = {
-                    key: choose(task, self.machine, numerics, self.libraries)
-                    for key, (task, _) in tasks.items()
-                }
-                return ways | {key: pair.ways[0] for key, pair in pairs(ways).items() if pair.pays}
+        if not tuning.measures:
+            with trace.span("choose", tasks=len(tasks)) as span:
+                memory = GpuMemory(self.machine, numerics, self.libraries)
+                plain = {key: task for key, (task, _) in tasks.items()}
+                ways = known_ways(plain, memory, pairs, tuning.db)
+                span.note(known=sum(way.origin.kind == "tuned" for way in ways.values()))
+                return ways
         assert self.ordinal is not None
         from tilewright.targets.staged import boundary_of  # with what measures: only for those who do
 
@@ -233,8 +234,10 @@ def build_pieces(pieces: Mapping[str, Piece], machine: GpuMachine, numerics: str
         if piece.call is not None:
             missing = len(piece.operands) - len(piece.packings)
             packings = (*piece.packings, *[None] * missing)
-            return Linkable("", b"", 1, f"{piece.call.function} of a library", packings, vendor=piece.call)
-        return linkable(build_piece(piece, machine, numerics, cache), len(piece.operands))
+            called = f"{piece.call.function} of a library"
+            return Linkable("", b"", 1, called, packings, vendor=piece.call, origin=piece.origin)
+        kernel = build_piece(piece, machine, numerics, cache)
+        return replace(linkable(kernel, len(piece.operands)), origin=piece.origin)
 
     with ThreadPoolExecutor(min(_BUILDERS, os.cpu_count() or 1)) as pool:
         return dict(zip(pieces, pool.map(made, pieces.values()), strict=True))

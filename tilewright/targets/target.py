@@ -17,7 +17,7 @@ from tilewright.rewrites.base import Observer
 from tilewright.runtime.model import CompiledModel
 from tilewright.support.trace import Trace
 from tilewright.tune.allocate import Objective
-from tilewright.tune.effort import Tuning
+from tilewright.tune.effort import KNOWN, Tuning
 
 # Puts equal constants of other models in the place of a model's own.
 Share = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
@@ -62,11 +62,11 @@ class Target(Protocol):
         threads: int | None,
         trace: Trace,
         *,
-        tuning: Tuning | None = None,
+        tuning: Tuning = KNOWN,
         lock: str | Path | None = None,
         objective: Objective | None = None,
     ) -> Choices:
-        """Tasks -> how each is computed: as the lock file says, or as measured, or as predicted."""
+        """Tasks -> how each is computed: as the lock file says, or as measured now or before, or as predicted."""
 
     def finished(
         self,

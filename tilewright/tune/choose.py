@@ -16,6 +16,7 @@ from tilewright.errors import SpaceError
 from tilewright.loops.default import default_program
 from tilewright.loops.ir import Program
 from tilewright.loops.verify import verify_program
+from tilewright.runtime.plan import PREDICTED, Origin
 from tilewright.space.space import Config
 from tilewright.space.template import Applied, Work
 from tilewright.space.templates.cpu import TEMPLATES
@@ -27,6 +28,7 @@ class Choice:
     program: Program
     config: Config
     predicted: float | None  # seconds
+    origin: Origin = PREDICTED  # where it came from
 
 
 def choose(work: Work) -> Choice:
@@ -36,11 +38,13 @@ def choose(work: Work) -> Choice:
         if work.formula is None:
             raise SpaceError(f"no template computes {work.task.label}, and it has no default program")
         program, config, predicted = default_program(work.formula, work.machine), DEFAULT, None
+        origin = Origin("default")
     else:
         predicted, config, applied = best
         program = applied.program(config)
+        origin = PREDICTED
     verify_program(program)
-    return Choice(program, config, predicted)
+    return Choice(program, config, predicted, origin)
 
 
 def best_of(work: Work) -> tuple[float, Config, Applied] | None:

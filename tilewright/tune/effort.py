@@ -26,7 +26,8 @@ EFFORTS = {"quick": Effort(60.0, 4, 48), "full": Effort(math.inf, 8, 512)}
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a caller asks for. `db`: the database's file, None for the one in the cache folder."""
+    """What a caller asks for. `effort` "none": measure nothing, and take what the database knows. `db`: the database's
+    file, None for the one in the cache folder."""
 
     effort: str = "quick"
     budget: float | None = None
@@ -35,12 +36,19 @@ class Tuning:
     db: Path | None = None
 
     @property
+    def measures(self) -> bool:
+        return self.effort != "none"
+
+    @property
     def seconds(self) -> float:
         return self.preset.seconds if self.budget is None else self.budget
 
     @property
     def preset(self) -> Effort:
         return EFFORTS[self.effort]
+
+
+KNOWN = Tuning("none")  # nothing is measured
 
 
 def parse_duration(value: float | str, name: str = "budget") -> float:

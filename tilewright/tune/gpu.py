@@ -8,13 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from tilewright.codegen.cache import ObjectCache
-from tilewright.codegen.cuda import toolchain
 from tilewright.codegen.cuda.pieces import build_piece, code_of
 from tilewright.cost import gpu as cost
 from tilewright.db.database import Database
@@ -25,18 +24,17 @@ from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.gpu_calibration import rated
 from tilewright.measure.gpu_ways import Answer, Finished, Question, Refused, Running, Tried, Trying
 from tilewright.measure.process import Child, Dead, Failed
-from tilewright.numerics import recorded
-from tilewright.runtime.ports import torch_module
+from tilewright.runtime.plan import Origin
 from tilewright.space.sketches.cuda import SKETCHES
 from tilewright.space.space import Config
 from tilewright.space.templates.cuda.template import GpuWork
-from tilewright.space.vendor.candidates import candidate_ways, way_of
+from tilewright.space.vendor.candidates import candidate_ways
 from tilewright.space.vendor.pieces import Way, ours
-from tilewright.support.fingerprint import fingerprint
 from tilewright.support.trace import Trace
 from tilewright.tune.effort import Tuning
-from tilewright.tune.gpu_rule import choose, cut_ways
-from tilewright.tune.gpu_sums import Pair, best_joined, parted
+from tilewright.tune.gpu_known import GpuMemory, Pairs, by_rule, description
+from tilewright.tune.gpu_rule import cut_ways
+from tilewright.tune.gpu_sums import Pair, parted
 
 _MOST = 16  # candidates of one task
 _FROM_TEMPLATES = 4  # of them, those of our own templates
@@ -55,8 +53,6 @@ _GAIN = 0.99  # of the rule's choice, that another must take at most to replace 
 
 # The models with these ways, ready: the seconds of one run of all of them. DeviceError where they find no room.
 Models = Callable[[Mapping[str, Way]], Callable[[], float]]
-# What could be joined where tasks are computed in these ways, by key of the task that it would be.
-Pairs = Callable[[Mapping[str, Way]], Mapping[str, Pair]]
 
 
 def _share(one: Callable[[], float], other: Callable[[], float]) -> float:
@@ -91,9 +87,7 @@ class GpuTuner:
     def tune(self, tasks: Mapping[str, tuple[Task, int]]) -> dict[str, Way]:
         """The heaviest first; what the budget does not reach is chosen by the rule. So is what Ctrl-C cuts short."""
         end = self.clock() + self.tuning.seconds
-        chosen = {
-            key: choose(task, self.machine, self.numerics, self.libraries) for key, (task, _) in tasks.items()
-        }
+        chosen = by_rule({key: task for key, (task, _) in tasks.items()}, self.memory)
         path: Path | None = self.tuning.db
         with Database.open(path) as database, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             unknown = []
@@ -116,7 +110,9 @@ class GpuTuner:
                         ways = self._candidates(tasks[key][0], chosen[key])
                         ready.append((key, ways, [pool.submit(self._built, way) for way in ways]))
                     key, ways, builds = ready.popleft()
-                    if self._are_built(builds, end) and len(ways) > 1:
+                    if len(ways) == 1:
+                        chosen[key] = replace(chosen[key], origin=Origin("only"))
+                    elif self._are_built(builds, end):
                         chosen[key] = self._raced(database, tasks[key][0], ways, end) or chosen[key]
                 pairs = self._pairs_of(chosen)
                 raced = self._raced_pairs(database, pairs, pool, end)
@@ -163,11 +159,13 @@ class GpuTuner:
                     for each in joint:
                         del chosen[each]
                         self._part(database, pairs[each])
-                    standing, chosen[key], taken_back = before, rule[key], taken_back + 1
+                    now = time.time()
+                    standing, taken_back = before, taken_back + 1
+                    chosen[key] = replace(rule[key], origin=Origin("tuned", now))
                     decision = database.decision(self._key(tasks[key][0]))
                     if decision is not None:
                         code = code_of(rule[key], self.machine, self.numerics)
-                        changes = {"config": rule[key].config, "code": code, "when": time.time()}
+                        changes = {"config": rule[key].config, "code": code, "when": now}
                         database.decide(msgspec.structs.replace(decision, **changes))
             except DeviceError:  # no memory for two of them: then what won alone stays
                 span.note(stopped=True)
@@ -198,10 +196,7 @@ class GpuTuner:
 
     def _is_settled(self, database: Database, pair: Pair) -> bool:
         """Whether it is remembered that its tasks are better apart, or how they are joined."""
-        decision = database.decision(self._key(pair.task))
-        if decision is None:
-            return False
-        return self._as_timed(pair.task, best_joined(decision.config), decision.code) is not None
+        return self.memory.is_settled(pair, database.decision(self._key(pair.task)))
 
     def _part(self, database: Database, pair: Pair) -> None:
         """Remember that its tasks are better apart."""
@@ -306,7 +301,7 @@ class GpuTuner:
                     label=task.label,
                     text=task.text,
                     constants=tuple(sorted(task.constants)),
-                    machine=_description(self.machine),
+                    machine=description(self.machine),
                     config=way.config,
                     times=result.times if isinstance(result, Tried) else (),
                     error=result.error if isinstance(result, Tried) else None,
@@ -330,19 +325,18 @@ class GpuTuner:
         default = times.get(first.config)
         if default is not None and times[best.config] > _GAIN * default:
             best = first
-        database.decide(
-            Decision(
-                key=key,
-                config=best.config,
-                seconds=times[best.config],
-                effort=self.tuning.effort,
-                budget=self.tuning.seconds,
-                trials=len(ways),
-                default_seconds=default,
-                code=code_of(best, self.machine, self.numerics),
-            )
+        decision = Decision(
+            key=key,
+            config=best.config,
+            seconds=times[best.config],
+            effort=self.tuning.effort,
+            budget=self.tuning.seconds,
+            trials=len(ways),
+            default_seconds=default,
+            code=code_of(best, self.machine, self.numerics),
         )
-        return best
+        database.decide(decision)
+        return replace(best, origin=Origin("tuned", decision.when))
 
     def _race(self, task: Task, configs: list[Config], end: float) -> dict[Config, Tried | Refused]:
         """A time or a failure of each; of some, where the budget ends. After a death, the rest are asked for again, of
@@ -400,28 +394,16 @@ class GpuTuner:
 
     # -- what is remembered -------------------------------------------------------------------------------------------
 
+    @property
+    def memory(self) -> GpuMemory:
+        return GpuMemory(self.machine, self.numerics, self.libraries)
+
     def _remembered(self, database: Database, task: Task) -> Way | None:
         """The decision for a task, where it still holds."""
-        decision = database.decision(self._key(task))
-        return None if decision is None else self._as_timed(task, decision.config, decision.code)
-
-    def _as_timed(self, task: Task, config: Config, code: str) -> Way | None:
-        """The way that a config stands for, where it still leads to the code that was timed."""
-        way = way_of(task, self.machine, self.numerics, self.libraries, config)
-        if way is None or code_of(way, self.machine, self.numerics) != code:
-            return None
-        return way
+        return self.memory.way(task, database.decision(self._key(task)))
 
     def _key(self, task: Task) -> Key:
-        torch = torch_module()
-        libraries = [*sorted(self.libraries), getattr(torch, "__version__", "")]
-        tools = f"{toolchain.version()} {fingerprint(libraries)[:12]}"
-        return Key(task.key, fingerprint(_description(self.machine)), tools, recorded(self.numerics), 0)
-
-
-def _description(machine: GpuMachine) -> dict[str, object]:
-    found: dict[str, object] = msgspec.json.decode(msgspec.json.encode(machine))
-    return found
+        return self.memory.key(task)
 
 
 def _failed(result: Tried | Refused) -> Failed:

@@ -8,12 +8,14 @@ the versions of NVRTC and PyTorch.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from tilewright.codegen.cuda import toolchain
 from tilewright.codegen.cuda.pieces import code_of
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
+from tilewright.runtime.plan import Origin
 from tilewright.runtime.ports import torch_module
 from tilewright.space.vendor.candidates import way_of
 from tilewright.space.vendor.pieces import Way
@@ -50,7 +52,7 @@ def locked_ways(
             raise Misfit(
                 "its config gives another kernel here: the card, NVRTC, PyTorch or this program differ"
             )
-        return way
+        return replace(way, origin=Origin("lock"))
 
     labels = {key: task.label for key, task in tasks.items()}
     return fitted(lock, labels, numerics, path, one)

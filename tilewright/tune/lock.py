@@ -18,6 +18,7 @@ import msgspec
 
 from tilewright.codegen.llvm.build import kernel_key
 from tilewright.errors import LockError, TilewrightError
+from tilewright.runtime.plan import Origin
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config, Value
 from tilewright.space.template import Work
@@ -113,7 +114,7 @@ def _locked_choice(locked: LockedTask, work: Work, numerics: str) -> Choice:
         raise Misfit(
             "its config gives another kernel here: the machine, LLVM or this program's version differ"
         )
-    return Choice(program, locked.config, None)
+    return Choice(program, locked.config, None, Origin("lock"))
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------

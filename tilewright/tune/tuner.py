@@ -18,19 +18,19 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
 
 from tilewright.db.database import Database
 from tilewright.db.record import Decision, Key
-from tilewright.db.versions import code_of, holds
+from tilewright.db.versions import code_of
 from tilewright.graph.task import Task
 from tilewright.hw import CpuMachine
 from tilewright.measure.runner import Measurement, Runner
 from tilewright.measure.trial import TaskJob
-from tilewright.space.candidates import Candidates
+from tilewright.runtime.plan import Origin
 from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.support.fingerprint import fingerprint
@@ -40,6 +40,7 @@ from tilewright.tune.choose import Choice
 from tilewright.tune.effort import CONVERGED, Tuning
 from tilewright.tune.experience import Past
 from tilewright.tune.interrupt import Shield, interruptible
+from tilewright.tune.known import COMPLETE, origin_of, recalled
 from tilewright.tune.rehearse import Models, comparison_seconds, rehearse
 from tilewright.tune.subject import Subject
 
@@ -150,7 +151,10 @@ class _Run:
             for key, subject in self.subjects.items():
                 if key not in self.chosen:
                     best = self._unconfirmed(subject)
-                    self.chosen[key] = subject.choice(best, subject.times.get(best))
+                    choice = subject.choice(best, subject.times.get(best))
+                    if best in subject.times:
+                        choice = replace(choice, origin=Origin("tuned", time.time()))
+                    self.chosen[key] = choice
             return {key: self.chosen[key] for key in self.works}
 
     # -- what is known ------------------------------------------------------------------------------------------------
@@ -176,13 +180,9 @@ class _Run:
             decision = self.database.decision(Key.of(work, self.threads))
             if decision is None:
                 continue
-            candidates = Candidates.of(work)
-            config = candidates.recalled(decision.config)
-            if config is None:
-                continue
-            program = candidates.program(config)
-            if holds(decision.code, decision.versions, program, work.machine, work.numerics):
-                found[key] = _Known(decision, Choice(program, config, decision.seconds))
+            choice = recalled(work, decision)
+            if choice is not None:
+                found[key] = _Known(decision, choice)
         return found
 
     def _begin(self, known: Mapping[str, _Known]) -> None:
@@ -390,25 +390,24 @@ class _Run:
     def _decide(self, key: str, config: Config, seconds: float, before: float, why: str) -> None:
         subject = self.subjects[key]
         choice = subject.choice(config, seconds)
-        self.chosen[key] = choice
         effort = self.tuning.effort if subject.trials else self.unmeasured
         if subject.complete or why == "converged":
             effort = COMPLETE
         spent = time.monotonic() - self.begun
-        self.database.decide(
-            Decision(
-                key=subject.key,
-                config=config,
-                seconds=seconds,
-                effort=effort,
-                budget=self.tuning.seconds if math.isfinite(self.tuning.seconds) else spent,
-                trials=subject.trials,
-                default_seconds=before,
-                code=code_of(choice.program, subject.work.machine, subject.work.numerics)
-                if subject.trials
-                else "",
-            )
+        decision = Decision(
+            key=subject.key,
+            config=config,
+            seconds=seconds,
+            effort=effort,
+            budget=self.tuning.seconds if math.isfinite(self.tuning.seconds) else spent,
+            trials=subject.trials,
+            default_seconds=before,
+            code=code_of(choice.program, subject.work.machine, subject.work.numerics)
+            if subject.trials
+            else "",
         )
+        self.chosen[key] = replace(choice, origin=origin_of(decision))
+        self.database.decide(decision)
 
     def _unconfirmed(self, subject: Subject) -> Config:
         """What is best as far as was measured, if it is clearly so."""
@@ -439,9 +438,6 @@ def taking_turns(subject: Subject, measured: list[Measurement], runner: Measurin
         else one
         for one in measured
     ]
-
-
-COMPLETE = "complete"  # effort of a decision after which no more was to be expected
 
 
 def serves(decision: Decision, tuning: Tuning, unmeasured: str) -> bool:

@@ -9,7 +9,7 @@ from tilewright.graph.ir import Graph, Node, input_node
 from tilewright.graph.op import apply
 from tilewright.graph.task import Partition, Task, TaskCall
 from tilewright.runtime.packing import Packing
-from tilewright.runtime.plan import VendorCall
+from tilewright.runtime.plan import PREDICTED, Origin, VendorCall
 from tilewright.space.space import Config
 
 
@@ -25,6 +25,7 @@ class Piece:
     packings: tuple[
         Packing | None, ...
     ] = ()  # of a call: how its operands are stored; beyond the end: as they are
+    origin: Origin = PREDICTED  # of the choice of the way that it is a part of
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +35,7 @@ class Way:
     config: Config
     inputs: tuple[Node, ...]  # the task's, in the graph that was cut
     pieces: tuple[Piece, ...]  # the last gives the task's result
+    origin: Origin = PREDICTED  # where the choice of it came from
 
     @property
     def is_ours(self) -> bool:
@@ -105,7 +107,7 @@ def refined(partition: Partition, ways: dict[str, Way]) -> tuple[Partition, dict
             name = call.name if last else f"{call.name}.{number}"
             inputs = tuple(values[node] for node in piece.operands)
             made = TaskCall(piece.task, inputs, output, name, way.name)
-            pieces.setdefault(made.key, piece)
+            pieces.setdefault(made.key, replace(piece, origin=way.origin))
             calls.append(made)
     result = _joined(Partition(partition.graph, tuple(calls), partition.views), pieces)
     result.check()
@@ -135,7 +137,9 @@ def _joined(partition: Partition, pieces: dict[str, Piece]) -> Partition:
                     made = with_producer(made, node, before)
                     calls.remove(before)
             if made is not call:
-                pieces[made.key] = Piece(made.task, made.task.graph.inputs, made.task.output)
+                pieces[made.key] = Piece(
+                    made.task, made.task.graph.inputs, made.task.output, origin=Origin("default")
+                )
         calls.append(made)
         writer[made.output] = made
     return Partition(partition.graph, tuple(calls), partition.views)

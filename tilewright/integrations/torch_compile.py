@@ -13,6 +13,9 @@ What runs where
 
     Tensors of an NVIDIA GPU are computed on that GPU, in one CUDA graph for each compiled region.
 
+    What was tuned before, by `tilewright tune` or with `options={"effort": "quick"}`, is used: see `options.py` for all
+    options.
+
     `torch.autocast` is followed, inside the model and around it. The `mode` of torch.compile says nothing here.
 
 Gradients
@@ -58,7 +61,6 @@ from torch.export import ExportedProgram
 from tilewright import driver
 from tilewright.errors import (
     MutationError,
-    OptionError,
     TilewrightError,
     TilewrightWarning,
     UnsupportedOpsError,
@@ -68,6 +70,7 @@ from tilewright.frontend.torch.left import left_of
 from tilewright.frontend.torch.plain_modules import teach_dynamo
 from tilewright.frontend.torch.types import to_torch
 from tilewright.integrations.left_in_torch import left_message, share_left
+from tilewright.integrations.options import BackendOptionError, Options
 from tilewright.runtime.dispatch import Policy, VariantTable
 from tilewright.runtime.model import CompiledModel
 from tilewright.runtime.plan import Plan
@@ -76,33 +79,6 @@ teach_dynamo()
 
 NAME = "tilewright"
 _WEIGHT_SETS = 4  # modules sharing one graph whose weights become constants
-
-
-@dataclass(frozen=True)
-class Options:
-    """What `torch.compile(..., options={...})` takes."""
-
-    numerics: str | None = None  # "fast", "strict", "relaxed" or "tf32"
-    threads: int | None = None
-    freeze: bool = True  # parameters and buffers are constants
-    variants: int = 16  # sizes of one graph that are compiled at most
-    fallback: bool = True  # False: our own failures, and unsupported operators, are errors
-    observe: Callable[[Outcome], None] | None = None  # told what became of each graph
-
-    @staticmethod
-    def of(given: Mapping[str, Any] | None) -> Options:
-        unknown = set(given or {}) - set(Options.__dataclass_fields__)
-        if unknown:
-            known = ", ".join(Options.__dataclass_fields__)
-            raise OptionError(
-                f"no option of the torch.compile backend is called {', '.join(sorted(unknown))}; it has {known}"
-            )
-        options = Options(**(given or {}))
-        if options.variants < 1:
-            raise OptionError(f"variants={options.variants!r}: at least 1")
-        if options.numerics is not None:
-            driver.resolve_option("numerics", options.numerics, driver.NUMERICS)
-        return options
 
 
 @dataclass(frozen=True)
@@ -242,6 +218,8 @@ class CompiledGraph:
     def _make(self, arguments: Sequence[Any], frozen: bool) -> Runner:
         try:
             runner, outcome, news = self._compile(arguments, frozen)
+        except BackendOptionError:  # the caller's to correct, not a failure to go on from
+            raise
         except Exception as error:  # whatever goes wrong in us or in the exporter, the user's model runs
             if not self._options.fallback:
                 raise
@@ -328,12 +306,7 @@ class CompiledGraph:
         return self._in_torch, Outcome("torch", left=dict(reasons), share=1.0), (text, text)
 
     def _build(self, region: captured.Region, target: str) -> CompiledModel:
-        return driver.compile(
-            region.model,
-            target=target,
-            numerics=self._options.numerics,
-            threads=self._options.threads,
-        )
+        return self._options.compiled(region.model, target)
 
 
 def _while_the_same(runner: Runner, arguments: Sequence[Any], weights: Sequence[int]) -> Runner:

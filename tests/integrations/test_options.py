@@ -1,0 +1,125 @@
+"""The options of the torch.compile backend: what was tuned is used, locks of several graphs, and wrong values."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tilewright
+from tests.tune.test_known import INPUTS, THREADS, database, kinds, model, rows
+from tilewright.errors import OptionError
+from tilewright.hw import host
+from tilewright.hw.gpu import H200
+from tilewright.integrations import torch_compile
+from tilewright.integrations.options import Options
+from tilewright.runtime.model import CompiledModel
+
+torch_compile.register()
+__all__ = ["database"]  # a fixture
+
+
+def run(module: nn.Module, *inputs: torch.Tensor, **options: Any) -> list[CompiledModel]:
+    """The models that a call through torch.compile made."""
+    made: list[CompiledModel] = []
+
+    class Watched(Options):
+        def compiled(self, *arguments: Any) -> CompiledModel:
+            made.append(super().compiled(*arguments))
+            return made[-1]
+
+    torch._dynamo.reset()
+    checked = Options.of({"threads": THREADS, "fallback": False, **options})
+    watched = Watched(**{name: getattr(checked, name) for name in Options.__dataclass_fields__})
+
+    def backend(graph: Any, examples: Any) -> Any:
+        return torch_compile.CompiledGraph(graph, watched)
+
+    with torch.no_grad():
+        got = torch.compile(module, backend=backend)(*inputs)
+        assert torch.allclose(got, module(*inputs), atol=1e-4)
+    return made
+
+
+def test_what_was_tuned_is_used(database: Path) -> None:
+    kept = rows(database)
+    (made,) = run(model(), *INPUTS)
+    assert kinds(made) == {"tuned": 2} and rows(database) == kept
+    (plain,) = run(model(), *INPUTS, db=str(database.parent / "no.sqlite"))
+    assert kinds(plain) == {"predicted": 2}
+    assert made.plan.kernels == tilewright.compile(model(), INPUTS, threads=THREADS).plan.kernels
+
+
+def test_it_can_tune_itself(tmp_path: Path) -> None:
+    path = tmp_path / "own.sqlite"
+    (made,) = run(nn.Linear(24, 40).eval(), torch.ones(8, 24), effort="quick", budget="1.5s", db=path, seed=3)
+    assert rows(path) and set(kinds(made)) <= {"tuned", "predicted"}
+
+
+class Broken(nn.Module):
+    """Two graphs, with one of PyTorch's breaks between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 12), nn.Linear(12, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return torch.sigmoid(self.second(x))
+
+
+def test_one_lock_file_is_of_all_graphs(tmp_path: Path) -> None:
+    path = tmp_path / "model.lock"
+    torch.manual_seed(0)
+    made = run(Broken().eval(), torch.ones(3, 8), lock=path)
+    assert len(made) == 2
+    locked = json.loads(path.read_text())["tasks"]
+    assert set(locked) == {task for one in made for task in one.plan.tasks}
+    code = (
+        "import sys, torch; from pathlib import Path; import tests.integrations.test_options as t\n"
+        "made = t.run(t.Broken().eval(), torch.ones(3, 8), lock=Path(sys.argv[1]))\n"
+        "print([t.kinds(one) for one in made])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True, cwd=_ROOT
+    )
+    assert done.stdout.strip() == "[Counter({'lock': 1}), Counter({'lock': 1})]"
+
+
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"thread": 1}, "no option 'thread'(?s:.*)use one of numerics, threads, target, effort, budget"),
+        ({"variants": 0}, "1 at least"),
+        ({"numerics": "no"}, "numerics"),
+        ({"effort": "some"}, "effort='some'"),
+        ({"budget": "5s"}, "needs no budget"),
+        ({"effort": "quick", "budget": "soon"}, "budget='soon'"),
+        ({"threads": -1}, "threads=-1"),
+        ({"seed": "x"}, "seed='x'"),
+        ({"freeze": "yes"}, "freeze='yes' must be True or False"),
+        ({"target": "cuda"}, "target='cuda', and the tensors of the graph are on cpu"),
+        ({"target": H200}, "a described GPU is not here"),
+        ({"lock": "/nowhere/at/all.lock"}, "there is no folder"),
+    ],
+)
+def test_wrong_options_reach_the_caller_as_they_are(options: dict[str, Any], message: str) -> None:
+    torch._dynamo.reset()
+    with torch.no_grad(), pytest.raises(OptionError, match=message) as caught:
+        torch.compile(nn.Linear(2, 2), backend="tilewright", options=options)(torch.ones(1, 2))
+    assert "try:" in str(caught.value)
+
+
+def test_a_processor_may_be_described(database: Path) -> None:
+    (made,) = run(model(), *INPUTS, target=host())
+    assert kinds(made) == {"tuned": 2}

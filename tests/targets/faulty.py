@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import zlib
 
 import msgspec
 
@@ -22,6 +23,17 @@ def serve_well(channel: Channel) -> None:
 def serve_second(channel: Channel) -> None:
     """Of all candidates the second is the fastest."""
     _serve(channel, faults=False, fastest=1)
+
+
+def serve_by_config(channel: Channel) -> None:
+    """Each config takes a time of its own, the same whenever it is asked for."""
+    while True:
+        message, _ = channel.receive()
+        question = msgspec.msgpack.decode(message, type=Question)
+        for number, config in enumerate(question.configs):
+            seconds = 1e-5 * (1 + zlib.crc32(str(config).encode()) % 997 / 997)
+            _say(channel, Tried(number, (seconds,) * 3, 1e-4))
+        _say(channel, Finished())
 
 
 def serve_never(channel: Channel) -> None:

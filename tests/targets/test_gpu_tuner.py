@@ -19,16 +19,19 @@ from tilewright.graph.ir import Graph, input_node
 from tilewright.graph.op import apply
 from tilewright.graph.task import Partition, Task
 from tilewright.hw.gpu import A100, H200, GpuMachine
+from tilewright.runtime.plan import Origin
 from tilewright.space.vendor.pieces import Way
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
 from tilewright.targets.target import together
 from tilewright.tune import gpu, gpu_sums
+from tilewright.tune.allocate import Goal, Objective
 from tilewright.tune.effort import Tuning
 from tilewright.tune.gpu import GpuTuner, Pairs
 from tilewright.tune.gpu_known import known_ways
 from tilewright.tune.gpu_rule import choose
 from tilewright.tune.gpu_sums import Pair, joined, pairs_of
+from tilewright.tune.progress import Progress
 
 BOTH = frozenset({"cublaslt", "torch"})
 
@@ -274,3 +277,86 @@ def test_a_product_that_is_taken_back_is_joined_no_more(
     assert found[key].config == rule and not is_joined(partition, found)
     again = replace(other, serve="no:where", models=None, trials=0)
     assert not is_joined(partition, again.tune(tasks)) and not again.trials
+
+
+def full(tuner: GpuTuner, **changes: object) -> GpuTuner:
+    """Kernels of one's own alone, of which there are many."""
+    tuning = replace(tuner.tuning, effort="full", **changes)
+    return replace(tuner, serve="tests.targets.faulty:serve_by_config", libraries=frozenset(), tuning=tuning)
+
+
+def test_full_effort_goes_on_until_nothing_is_gained_and_the_seed_says_what_is_drawn(
+    tuner: GpuTuner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "_RANKED", 2)
+    monkeypatch.setattr(GpuTuner, "_built", lambda self, way: None)  # nobody runs them
+    tried: dict[int, list[str]] = {}
+    for seed in (0, 1):
+        database = tmp_path / f"{seed}.db"
+        one = full(tuner, seed=seed, db=database)
+        (winner,) = one.tune(tasks()).values()
+        with Database.open(database) as opened:
+            tried[seed] = [str(record.config) for record in opened.records()]
+            decision = opened.decision(one._key(next(iter(tasks().values()))[0]))
+        assert decision is not None and decision.effort == "complete" and decision.config == winner.config
+        assert decision.trials > 4 and winner.origin == Origin("tuned", decision.when)
+        again = replace(one, serve="no:where", trials=0)
+        assert [way.config for way in again.tune(tasks()).values()] == [winner.config] and not again.trials
+    assert tried[0] != tried[1]
+    assert len(set(tried[0])) > len(set(quick_tried(tuner, tmp_path / "quick.db")))
+
+
+def quick_tried(tuner: GpuTuner, database: Path) -> list[str]:
+    quick = full(tuner, db=database)
+    quick = replace(quick, tuning=replace(quick.tuning, effort="quick"))
+    quick.tune(tasks())
+    with Database.open(database) as opened:
+        return [str(record.config) for record in opened.records()]
+
+
+def test_what_was_decided_in_haste_is_tuned_further_with_full_effort(
+    tuner: GpuTuner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "_RANKED", 2)
+    monkeypatch.setattr(gpu, "_FROM_TEMPLATES", 2)
+    monkeypatch.setattr(GpuTuner, "_built", lambda self, way: None)
+    hasty = full(tuner)
+    hasty = replace(hasty, tuning=replace(hasty.tuning, effort="quick"))
+    hasty.tune(tasks())
+    assert hasty.trials
+    further = full(tuner)
+    further.tune(tasks())
+    assert further.trials
+
+
+@pytest.mark.parametrize(("latency", "raced"), [(1.0, False), (1e-9, True), (None, True)])
+def test_models_that_are_fast_enough_get_no_more_of_the_budget(
+    tuner: GpuTuner, latency: float | None, raced: bool
+) -> None:
+    calls = {key: count for key, (_, count) in tasks().items()}
+    asked = []
+
+    def each_model(ways: Mapping[str, Way]) -> list[float]:
+        asked.append(ways)
+        return [1e-3]
+
+    progress = Progress()
+    goal = Objective((Goal(calls, latency),))
+    tuner = replace(tuner, objective=goal, each_model=each_model, trace=Trace(listener=progress))
+    found = tuner.tune(tasks())
+    assert bool(tuner.trials) == raced and bool(asked) == (latency is not None)
+    assert progress.ended == ("exhausted" if raced else "met") and progress.trials == tuner.trials
+    if not raced:
+        assert {way.origin.kind for way in found.values()} == {"predicted"}
+
+
+def test_a_tuning_run_on_a_gpu_can_be_followed(tuner: GpuTuner) -> None:
+    progress = Progress()
+    tuner = replace(tuner, trace=Trace(listener=progress))
+    tuner.tune(tasks())
+    (task,) = progress.tasks.values()
+    assert task.state == "done" and task.trials == tuner.trials and 0 < task.best <= task.before
+    assert progress.failures == {"crash": 1, "timeout": 1, "wrong": 1}
+    again = Progress()
+    replace(tuner, trace=Trace(listener=again), serve="no:where").tune(tasks())
+    assert again.ended == "known" and [task.state for task in again.tasks.values()] == ["known"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -42,6 +43,7 @@ from tilewright.tune.gpu_sums import Pair, joined, joined_tasks, pairs_of
 from tilewright.tune.lock import check_lockable, read_lock, write_lock
 
 _BUILDERS = 8  # threads that compile at once
+_RUNS = 5  # of a model, to see how long a call takes
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class CudaTarget:
                 plain |= joined_tasks(partitions, sums)
                 return locked_ways(found, plain, self.machine, numerics, self.libraries, path)
             check_lockable(path)
-        ways = self._ways(partitions, tasks, numerics, trace, tuning)
+        ways = self._ways(partitions, tasks, numerics, trace, tuning, objective)
         if path is not None:
             plain |= joined_tasks(partitions, ways.keys())
             write_lock(path, lock_of(ways, plain, self.machine, numerics))
@@ -128,6 +130,7 @@ class CudaTarget:
         numerics: str,
         trace: Trace,
         tuning: Tuning,
+        objective: Objective | None,
     ) -> dict[str, Way]:
         """As raced, or by the rule; of each task, and of each pair of them that is better joined."""
 
@@ -144,17 +147,36 @@ class CudaTarget:
         assert self.ordinal is not None
         from tilewright.targets.staged import boundary_of  # with what measures: only for those who do
 
-        def models(ways: Mapping[str, Way]) -> Callable[[], float]:
-            ready = []
+        def ready(ways: Mapping[str, Way]) -> list[GpuExecutor]:
+            found = []
             for partition in partitions:
                 linked = self._linked(partition, ways, boundary_of(partition), numerics)
                 executor = GpuExecutor(linked.plan, linked.constants, linked.objects, self.ordinal or 0)
                 executor.run(random_inputs(linked.plan), executor.new_outputs())
-                ready.append(executor)
-            return lambda: sum(executor.seconds_of_graph() for executor in ready)
+                found.append(executor)
+            return found
+
+        def models(ways: Mapping[str, Way]) -> Callable[[], float]:
+            executors = ready(ways)
+            return lambda: sum(executor.seconds_of_graph() for executor in executors)
+
+        def each_model(ways: Mapping[str, Way]) -> list[float]:
+            return [
+                statistics.median(executor.seconds_of_graph() for _ in range(_RUNS))
+                for executor in ready(ways)
+            ]
 
         tuner = GpuTuner(
-            self.machine, self.ordinal, numerics, self.libraries, tuning, trace, models=models, pairs=pairs
+            self.machine,
+            self.ordinal,
+            numerics,
+            self.libraries,
+            tuning,
+            trace,
+            models=models,
+            pairs=pairs,
+            objective=objective,
+            each_model=each_model,
         )
         with trace.span("tune", tasks=len(tasks)) as span:
             found = tuner.tune(tasks)

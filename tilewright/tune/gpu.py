@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 
 import msgspec
 
@@ -27,14 +28,18 @@ from tilewright.measure.process import Child, Dead, Failed
 from tilewright.runtime.plan import Origin
 from tilewright.space.sketches.cuda import SKETCHES
 from tilewright.space.space import Config
+from tilewright.space.templates.cuda import TEMPLATES
 from tilewright.space.templates.cuda.template import GpuWork
 from tilewright.space.vendor.candidates import candidate_ways
 from tilewright.space.vendor.pieces import Way, ours
 from tilewright.support.trace import Trace
+from tilewright.tune.allocate import Objective
 from tilewright.tune.effort import Tuning
 from tilewright.tune.gpu_known import GpuMemory, Pairs, by_rule, description
 from tilewright.tune.gpu_rule import cut_ways
 from tilewright.tune.gpu_sums import Pair, parted
+from tilewright.tune.interrupt import interruptible
+from tilewright.tune.known import COMPLETE
 
 _MOST = 16  # candidates of one task
 _FROM_TEMPLATES = 4  # of them, those of our own templates
@@ -49,6 +54,8 @@ _HOPELESS = 1.6  # times that, at which one config of a template is enough
 _MOST_REHEARSED = 12  # winners that are held against the rule's choice inside the models
 _TURNS = 9
 _GAIN = 0.99  # of the rule's choice, that another must take at most to replace it
+_RANKED, _DRAWN = 6, 2  # candidates of a further round: the best expected, and some at random
+_PATIENCE = 2  # further rounds in a row that gain nothing
 
 
 # The models with these ways, ready: the seconds of one run of all of them. DeviceError where they find no room.
@@ -65,7 +72,8 @@ class GpuTuner:
     """Races the ways of tasks in a process of its own; another one is ready to take its place. What is known already is
     not measured again. `gpu_seconds`: for how long the card was asked to race; `replaced`: of each process that was
     lost, the seconds until another one went on. `models`: all that is tuned, as it would run; None: nobody runs it.
-    `pairs`: of its tasks. `clock`: by which the budget ends."""
+    `pairs`: of its tasks. `objective`: a model that is fast enough gets no more of the budget; `each_model`: the
+    seconds of each with these ways. `clock`: by which the budget ends."""
 
     machine: GpuMachine
     ordinal: int
@@ -76,10 +84,13 @@ class GpuTuner:
     serve: str = "tilewright.measure.gpu_ways:serve"
     models: Models | None = None
     pairs: Pairs | None = None
+    objective: Objective | None = None
+    each_model: Callable[[Mapping[str, Way]], Sequence[float]] | None = None
     clock: Callable[[], float] = time.monotonic
     trials: int = 0
     gpu_seconds: float = 0.0
     replaced: list[float] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._child, self._spare = (Child(self.serve, _MEMORY) for _ in range(2))
@@ -87,44 +98,172 @@ class GpuTuner:
     def tune(self, tasks: Mapping[str, tuple[Task, int]]) -> dict[str, Way]:
         """The heaviest first; what the budget does not reach is chosen by the rule. So is what Ctrl-C cuts short."""
         end = self.clock() + self.tuning.seconds
-        chosen = by_rule({key: task for key, (task, _) in tasks.items()}, self.memory)
+        rule = by_rule({key: task for key, (task, _) in tasks.items()}, self.memory)
+        chosen = dict(rule)
         path: Path | None = self.tuning.db
-        with Database.open(path) as database, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            unknown = []
-            for key, (task, _) in tasks.items():
-                known = self._remembered(database, task)
-                if known is None:
-                    unknown.append(key)
-                else:
-                    chosen[key] = known
-            unknown.sort(key=lambda key: -_weight(*tasks[key]))
-            rule = {key: chosen[key] for key in unknown}
+        with (
+            Database.open(path) as database,
+            ThreadPoolExecutor(os.cpu_count() or 1) as pool,
+            interruptible(),
+        ):
+            unknown = self._begin(database, tasks, chosen)
+            why = "exhausted" if unknown else "known"
             if unknown:  # they import what they need while kernels are compiled
                 self._child.start()
                 self._spare.start()
-            ready: deque[tuple[str, list[Way], list[Future[None]]]] = deque()
+            tried = {key: rule[key] for key in unknown}
             try:
-                while (unknown or ready) and self.clock() < end:
-                    while unknown and len(ready) < _AHEAD:
-                        key = unknown.pop(0)
-                        ways = self._candidates(tasks[key][0], chosen[key])
-                        ready.append((key, ways, [pool.submit(self._built, way) for way in ways]))
-                    key, ways, builds = ready.popleft()
-                    if len(ways) == 1:
-                        chosen[key] = replace(chosen[key], origin=Origin("only"))
-                    elif self._are_built(builds, end):
-                        chosen[key] = self._raced(database, tasks[key][0], ways, end) or chosen[key]
+                why = self._race_all(database, tasks, unknown, rule, chosen, pool, end) or why
                 pairs = self._pairs_of(chosen)
-                raced = self._raced_pairs(database, pairs, pool, end)
+                raced = {} if why == "met" else self._raced_pairs(database, pairs, pool, end)
                 self._close()
                 self._join(database, pairs, raced, chosen, end)
-                self._take_back(database, tasks, rule, chosen, pairs, end)
+                self._take_back(database, tasks, tried, chosen, pairs, end)
             except KeyboardInterrupt:
+                why = "interrupted"
                 self._join(database, self._pairs_of(chosen), {}, chosen, end)
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
                 self._close()
+                self.trace.mark("tune.end", why=why)
         return chosen
+
+    def _begin(
+        self, database: Database, tasks: Mapping[str, tuple[Task, int]], chosen: dict[str, Way]
+    ) -> list[str]:
+        """Takes what is known; the tasks that are left, the heaviest first."""
+        unknown, told = [], []
+        for key, (task, count) in tasks.items():
+            decision = database.decision(self._key(task))
+            known = self.memory.way(task, decision)
+            if known is not None:
+                chosen[key] = known
+            enough = self.tuning.effort != "full" or (decision is not None and decision.effort == COMPLETE)
+            is_known = known is not None and enough
+            if not is_known:
+                unknown.append(key)
+            seconds = _weight(task, 1) if known is None or decision is None else decision.seconds
+            told.append(
+                {"key": key, "label": task.label, "calls": count, "seconds": seconds, "known": is_known}
+            )
+        self.trace.mark("tune.begin", budget=self.tuning.seconds, effort=self.tuning.effort, tasks=told)
+        return sorted(unknown, key=lambda key: -_weight(*tasks[key]))
+
+    def _race_all(
+        self,
+        database: Database,
+        tasks: Mapping[str, tuple[Task, int]],
+        unknown: Sequence[str],
+        rule: Mapping[str, Way],
+        chosen: dict[str, Way],
+        pool: ThreadPoolExecutor,
+        end: float,
+    ) -> str:
+        """Why it ended, if not because all of them were raced."""
+        left = deque(unknown)
+        ready: deque[tuple[str, list[Way], list[Future[None]]]] = deque()
+        wanted = self._wanted(tasks, chosen) if left else set()
+        while left or ready:
+            if self.clock() >= end:
+                return "budget"
+            while left and len(ready) < _AHEAD:
+                key = left.popleft()
+                if key in wanted:
+                    ways = self._candidates(tasks[key][0], chosen[key], rule[key])
+                    ready.append((key, ways, [pool.submit(self._built, way) for way in ways]))
+            if not ready:
+                break
+            key, ways, builds = ready.popleft()
+            if key not in wanted:
+                for build in builds:
+                    build.cancel()
+            elif len(ways) == 1:
+                chosen[key] = replace(chosen[key], origin=Origin("only"))
+            elif self._are_built(builds, end):
+                before = chosen[key].config
+                chosen[key] = self._round(database, key, tasks[key][0], ways, pool, end) or chosen[key]
+                if chosen[key].config != before:
+                    wanted = self._wanted(tasks, chosen)
+        return "" if wanted or not unknown else "met"
+
+    def _wanted(self, tasks: Mapping[str, tuple[Task, int]], chosen: Mapping[str, Way]) -> set[str]:
+        """The tasks of the models that are not fast enough yet: these are run to see."""
+        goals = () if self.objective is None else self.objective.goals
+        if self.each_model is None or all(goal.latency is None for goal in goals):
+            return set(tasks)
+        try:
+            taken = self.each_model(chosen)
+        except DeviceError:  # no memory for them
+            return set(tasks)
+        late = [
+            goal
+            for goal, seconds in zip(goals, taken, strict=True)
+            if goal.latency is None or seconds > goal.latency
+        ]
+        return {key for goal in late for key in goal.calls}
+
+    def _round(
+        self,
+        database: Database,
+        key: str,
+        task: Task,
+        ways: Sequence[Way],
+        pool: ThreadPoolExecutor,
+        end: float,
+    ) -> Way | None:
+        """The fastest of these, with effort "full" of others too; None where all failed."""
+        with self.trace.span("tune.round", task=key, label=task.label) as span:
+            trials, failures = self.trials, self.failures.copy()
+            found = self._raced(database, task, ways, end)
+            if found is not None and self.tuning.effort == "full":
+                found = self._further(database, task, found, {way.config for way in ways}, pool, end)
+            decision = database.decision(self._key(task))
+            if decision is not None:
+                span.note(
+                    best=decision.seconds,
+                    before=decision.default_seconds or decision.seconds,
+                    trials=self.trials - trials,
+                    gain=0.0,
+                    done=True,
+                    failures=dict(self.failures - failures),
+                )
+        return found
+
+    def _further(
+        self,
+        database: Database,
+        task: Task,
+        best: Way,
+        tried: set[Config],
+        pool: ThreadPoolExecutor,
+        end: float,
+    ) -> Way:
+        """More configs of templates and sketches: those that are expected to be the fastest, and some that the seed
+        draws, until two rounds in a row have gained less than 1%."""
+        work = GpuWork(task, rated(self.machine), self.numerics)
+        left = [
+            each.config
+            for each in cost.rank(work, templates=(*TEMPLATES, *SKETCHES))
+            if each.config not in tried
+        ]
+        rng = Random(f"{self.tuning.seed} {task.key}")
+        limit, idle = self.tuning.preset.trials - len(tried), 0
+        while left and limit > 0 and idle < _PATIENCE:
+            drawn = [left.pop(0) for _ in range(min(len(left), _RANKED))]
+            drawn += [left.pop(rng.randrange(len(left))) for _ in range(min(len(left), _DRAWN))]
+            ways = [best, *(ours(task, config) for config in drawn)]
+            since = database.decision(self._key(task))
+            if not self._are_built([pool.submit(self._built, way) for way in ways[1:]], end):
+                return best
+            found = self._raced(database, task, ways, end, since)
+            if self.clock() >= end or found is None:
+                return best
+            idle = idle + 1 if found.config == best.config else 0
+            best, limit = found, limit - len(drawn)
+        decision = database.decision(self._key(task))
+        if decision is not None:
+            database.decide(msgspec.structs.replace(decision, effort=COMPLETE, when=time.time()))
+        return best
 
     def _close(self) -> None:
         self._child.close()
@@ -247,9 +386,10 @@ class GpuTuner:
 
     # -- one task -----------------------------------------------------------------------------------------------------
 
-    def _candidates(self, task: Task, first: Way) -> list[Way]:
-        """The rule's choice first, then those of templates and sketches, then the libraries' others."""
-        found = {first.config: first}
+    def _candidates(self, task: Task, first: Way, rule: Way) -> list[Way]:
+        """What is chosen so far and the rule's choice, then those of templates and sketches, then the libraries'
+        others."""
+        found = {first.config: first, rule.config: rule}
         rates = rated(self.machine)
         work = GpuWork(task, rates, self.numerics)
         ranked = cost.rank(work, most=_FROM_TEMPLATES)
@@ -284,8 +424,16 @@ class GpuTuner:
             build.result()
         return True
 
-    def _raced(self, database: Database, task: Task, ways: Sequence[Way], end: float) -> Way | None:
-        """The fastest, None where all failed; where the budget ends before that is known, the first that did not."""
+    def _raced(
+        self,
+        database: Database,
+        task: Task,
+        ways: Sequence[Way],
+        end: float,
+        since: Decision | None = None,
+    ) -> Way | None:
+        """The fastest, None where all failed; where the budget ends before that is known, the first that did not.
+        `since`: the decision for the first of them, which others have lost against before."""
         with self.trace.span("race", label=task.label, ways=len(ways)):
             results = self._race(task, [way.config for way in ways], end)
         key = self._key(task)
@@ -311,6 +459,7 @@ class GpuTuner:
             )
         database.add(records)
         self.trials += len(records)
+        self.failures.update(record.failure for record in records if record.failure)
         if len(records) < len(ways):
             return next(way for way in ways if not isinstance(results.get(way.config), Refused))
         times = {
@@ -331,8 +480,8 @@ class GpuTuner:
             seconds=times[best.config],
             effort=self.tuning.effort,
             budget=self.tuning.seconds,
-            trials=len(ways),
-            default_seconds=default,
+            trials=len(ways) if since is None else since.trials + len(ways) - 1,
+            default_seconds=default if since is None else since.default_seconds,
             code=code_of(best, self.machine, self.numerics),
         )
         database.decide(decision)

@@ -89,7 +89,7 @@ def compile(
     """Compile `model` for inputs like `example_inputs`.
 
     - `model`: an `nn.Module` in eval mode, a `torch.export.ExportedProgram`, an `onnx.ModelProto`, or the path of an
-      `.onnx` file.
+      `.onnx` file or of a `.pt2` file that `torch.export.save` wrote.
     - `example_inputs`: a tuple of positional arguments, a dict of keyword arguments, or a single tensor. An exported
       program has its own; an ONNX model needs them only where it leaves dimensions open.
     - `dynamic`: True for a model that is called with other shapes too: each is compiled when it comes, into a bounded
@@ -116,6 +116,7 @@ def compile(
     """
     trace = trace or Trace.off()
     check_options(effort=effort, budget=budget, seed=seed, numerics=numerics, threads=threads)
+    model = frontend.opened(model)
     machine = resolve_target(target, model, example_inputs)
     numerics = resolve_option("numerics", numerics or machine.default_numerics(), NUMERICS)
     tuning = resolve_tuning(effort, budget, machine, seed=seed, db=db)
@@ -157,6 +158,7 @@ def compile_all(
     """
     trace = trace or Trace.off()
     check_options(effort=effort, budget=budget, seed=seed, numerics=numerics, threads=threads)
+    models = [(frontend.opened(model), inputs) for model, inputs in models]
     machine = resolve_target(target, *models)
     numerics = resolve_option("numerics", numerics or machine.default_numerics(), NUMERICS)
     tuning = resolve_tuning(effort, budget, machine, seed=seed, db=db)
@@ -243,6 +245,7 @@ def check_passes(
 ) -> PassReport:
     """Whether the graph of a model, run by the oracle, computes the same after every pass: the road up to its
     tasks, with the decisions of `compile` with these options. `inputs`: arrays for the graph's inputs, in order."""
+    model = frontend.opened(model)
     machine = resolve_target(target, model, example_inputs)
     numerics = resolve_option("numerics", numerics or machine.default_numerics(), NUMERICS)
     imported = frontend.import_model(model, example_inputs)

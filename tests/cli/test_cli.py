@@ -233,7 +233,7 @@ def test_mistakes_have_messages_and_exit_codes(arguments, code: int, complaint: 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("1.5m", 90.0), ("2h", 7200.0)])
 def test_budgets(text: str, seconds: float) -> None:
-    from tilewright.cli.app import parse_seconds
+    from tilewright.cli.options import parse_seconds
 
     assert parse_seconds(text) == seconds
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tests.db.samples import record
 from tilewright.cli.app import app
-from tilewright.cli.report import ReportFileError
+from tilewright.cli.options import OutputFileError
 from tilewright.db.database import Database
 
 
@@ -26,7 +26,7 @@ def test_the_file_and_the_data(database: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     done = CliRunner().invoke(app, ["report", "--db", str(database), "-o", str(page)])
     assert done.exit_code == 0, done.output
-    assert "1 tasks, 10 trials" in done.output.replace("\n", " ")
+    assert "1 tasks, 10 trials" in " ".join(done.output.split())
     text = page.read_text()
     assert "matmul+relu" in text and "timeout" in text and len(text) < 2_000_000
     done = CliRunner().invoke(app, ["report", "--db", str(database), "--json"])
@@ -36,5 +36,5 @@ def test_the_file_and_the_data(database: Path, tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written(database: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", "--db", str(database), "-o", str(tmp_path / "no" / "r.html")])
-    assert isinstance(done.exception, ReportFileError)
+    assert isinstance(done.exception, OutputFileError)
     assert "cannot write" in str(done.exception) and "try: name a file" in str(done.exception)

@@ -51,11 +51,14 @@ def works() -> dict[str, Work]:
     return {key: Work(task, host(), "fast") for key, (task, _) in tasks.items()}
 
 
-def winner_of(work: Work) -> Decision:
-    """A decision for a config that is not the one which would be chosen without it."""
+def winner_of(work: Work) -> Decision | None:
+    """A decision for a config that is not the one which would be chosen without it; None where there is none near."""
     usual = choose(work)
     candidates = Candidates.of(work)
-    other = next(c for c in candidates.neighbours(usual.config) if candidates.program(c) != usual.program)
+    near = candidates.neighbours(usual.config)
+    other = next((config for config in near if candidates.program(config) != usual.program), None)
+    if other is None:
+        return None
     code = code_of(candidates.program(other), work.machine, work.numerics)
     return Decision(Key.of(work, THREADS), other, 1e-6, "quick", 60.0, 12, code=code, default_seconds=2e-6)
 
@@ -68,7 +71,9 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "tuning.sqlite"
     with Database.open(path) as opened:
         for work in works().values():
-            opened.decide(winner_of(work))
+            decision = winner_of(work)
+            assert decision is not None
+            opened.decide(decision)
     return path
 
 
@@ -91,8 +96,9 @@ def test_a_plain_compilation_takes_the_winners_and_leaves_the_database_alone(dat
     fast = compiled(trace=trace)
     assert kinds(fast) == {"tuned": 2}
     for key, work in works().items():
-        wanted = winner_of(work).config
-        assert fast.plan.tasks[key].program == Candidates.of(work).program(wanted).decisions
+        wanted = winner_of(work)
+        assert wanted is not None
+        assert fast.plan.tasks[key].program == Candidates.of(work).program(wanted.config).decisions
     names = {event["name"] for event in trace.chrome()["traceEvents"]}
     assert "choose" in names and not {name for name in names if name.startswith("tune")}
     assert database.read_bytes() == before[0]

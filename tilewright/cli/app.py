@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,25 +23,15 @@ from tilewright.cli.models import (
     load_source,
     refuse_trusted,
     require_torch,
+    sizes_wanted,
 )
+from tilewright.cli.options import JSON, MODEL, Build, check_output, compiling, parse_seconds
 from tilewright.cli.output import compile_progress, console, print_json, print_table
-from tilewright.errors import OptionError, UnknownShapeError
 from tilewright.runtime.model import CompiledModel
 from tilewright.runtime.signing import signer
 
 if TYPE_CHECKING:
     from tilewright.measure.passes import PassReport
-
-
-def parse_seconds(text: str | float) -> float:
-    """`"90"`, `"90s"`, `"1.5m"` -> 90.0"""
-    from tilewright.tune.effort import parse_duration
-
-    try:
-        return parse_duration(text)
-    except OptionError:
-        raise typer.BadParameter("a time above 0, such as 120, 120s, 5m or 1h") from None
-
 
 app = typer.Typer(
     name="tilewright",
@@ -55,69 +44,19 @@ app = typer.Typer(
 app.add_typer(database_commands.app, name="db")
 app.command()(report_command.report)
 
-MODEL = Annotated[
-    str,
-    typer.Argument(
-        help="a zoo model, a .pt2 or .onnx file, a .tw artifact (bench, explain), or package.module:function"
-    ),
-]
-JSON = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
-THREADS = Annotated[
-    int | None, typer.Option(help="threads of a call; default: as many as this process may use")
-]
-NUMERICS = Annotated[str | None, typer.Option(help="fast, strict, relaxed or tf32")]
-EFFORT = Annotated[
-    str,
-    typer.Option(
-        help="none: measure nothing; quick: candidates, for a minute; full: until no more than 1% is expected"
-    ),
-]
-BUDGET = Annotated[
-    float | None,
-    typer.Option(parser=parse_seconds, metavar="SECONDS", help="of measuring, such as 120s or 5m"),
-]
-BATCH = Annotated[int, typer.Option(help="batch size of a zoo model")]
-SMALL = Annotated[bool, typer.Option("--small", help="the zoo model's small version")]
-SEED = Annotated[int, typer.Option(help="seed of a zoo model's weights and inputs, and of the search")]
-LOCK = Annotated[
-    Path | None,
-    typer.Option("--lock", help="a file of choices: obeyed where it exists, otherwise written"),
-]
-DATABASE = Annotated[
-    Path | None, typer.Option("--db", help="the database of measurements; default: in the cache folder")
-]
-INPUTS = Annotated[
-    Path | None, typer.Option("--inputs", help="an .npz file: example inputs of an ONNX model, by name")
-]
 
-
-def _compiled(
-    source: Source,
-    numerics: str | None,
-    threads: int | None,
-    quiet: bool,
-    **tuning: Any,
-) -> tuple[CompiledModel, float]:
+def _compiled(source: Source, build: Build, quiet: bool) -> tuple[CompiledModel, float]:
     begin = time.perf_counter()
-    with compile_progress(quiet) as trace, _sizes_wanted():
-        model = tilewright.compile(
-            source.model, source.examples, numerics=numerics, threads=threads, trace=trace, **tuning
-        )
+    with compile_progress(quiet) as trace, sizes_wanted():
+        model = tilewright.compile(source.model, source.examples, trace=trace, **build.compiling)
     return model, time.perf_counter() - begin
 
 
-@contextmanager
-def _sizes_wanted() -> Iterator[None]:
-    try:
-        yield
-    except UnknownShapeError as error:
-        remedy = "pass example inputs of these sizes: --inputs FILE, written by numpy.savez(FILE, name=array)"
-        raise UnknownShapeError(error.message, remedy=remedy) from None
-
-
 @app.command()
+@compiling
 def compile(
     model: MODEL,
+    build: Build,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="where to save; default: MODEL.tw")
     ] = None,
@@ -127,26 +66,17 @@ def compile(
             "--sign", metavar="KEYFILE", help="sign the artifact: 32 random bytes, or an Ed25519 PEM key"
         ),
     ] = None,
-    effort: EFFORT = "none",
-    budget: BUDGET = None,
-    lock: LOCK = None,
-    db: DATABASE = None,
-    numerics: NUMERICS = None,
-    threads: THREADS = None,
-    batch: BATCH = 1,
-    small: SMALL = False,
-    seed: SEED = 0,
-    inputs: INPUTS = None,
     json: JSON = False,
 ) -> None:
     """Compile a model and save it as an artifact."""
     if sign is not None:
         signer(sign)  # a key that cannot be read is found before the work
-    source = load_source(model, batch=batch, small=small, seed=seed, inputs=inputs)
-    compiled, seconds = _compiled(
-        source, numerics, threads, json, effort=effort, budget=budget, lock=lock, db=db, seed=seed
-    )
+    if output is not None:
+        check_output(output)
+    source = load_source(model, build)
     path = output or Path(f"{source.name}.tw")
+    check_output(path)
+    compiled, seconds = _compiled(source, build, json)
     compiled.save(path, sign=sign)
     plan, memory = compiled.plan, compiled.plan.memory
     result = {
@@ -172,47 +102,41 @@ def compile(
 
 
 @app.command()
+@compiling(effort="quick")
 def tune(
     models: Annotated[
         list[str], typer.Argument(metavar="MODEL...", help="what compile takes; several are tuned together")
     ],
-    effort: EFFORT = "quick",
-    budget: BUDGET = None,
+    build: Build,
     latency: Annotated[
         float | None,
         typer.Option(
             parser=parse_seconds,
             metavar="SECONDS",
-            help="that a call of each model may take, such as 10ms: no more is done than that needs",
+            help="stop tuning a model once a call of it takes at most this long, such as 10ms",
         ),
     ] = None,
-    lock: LOCK = None,
-    db: DATABASE = None,
-    numerics: NUMERICS = None,
-    threads: THREADS = None,
-    batch: BATCH = 1,
-    small: SMALL = False,
-    seed: SEED = 0,
     json: JSON = False,
 ) -> None:
-    """Measure candidates for the kernels of one or more models, and keep the winners for the next compilation."""
+    """Measure candidates for the kernels of one or more models, and keep the winners: every later compilation uses
+    them."""
     from tilewright.tune.progress import Progress
 
-    sources = [load_source(model, batch=batch, small=small, seed=seed) for model in models]
+    sources = [load_source(model, build) for model in models]
     progress = Progress()
-    with compile_progress(json, progress) as trace, _sizes_wanted():
+    with compile_progress(json, progress) as trace, sizes_wanted():
         tilewright.compile_all(
             [(source.model, source.examples) for source in sources],
             latency=None if latency is None else [latency] * len(sources),
-            effort=effort,
-            budget=budget,
-            seed=seed,
-            lock=lock,
-            db=db,
-            numerics=numerics,
-            threads=threads,
             trace=trace,
+            **build.compiling,
         )
+    _show_tuned(sources, progress, json)
+    if progress.ended == "interrupted":  # all that was measured is kept
+        raise typer.Exit(130)
+
+
+def _show_tuned(sources: Sequence[Source], progress: Any, json: bool) -> None:
     if json:
         print_json({"models": [source.name for source in sources], **tuned(progress)})
         return
@@ -245,25 +169,25 @@ def tuned(progress: Any) -> dict[str, Any]:
 
 
 @app.command()
+@compiling
 def bench(
     model: MODEL,
-    rounds: Annotated[int, typer.Option(help="turns of each contender")] = 5,
-    numerics: NUMERICS = None,
-    threads: THREADS = None,
-    batch: BATCH = 1,
-    small: SMALL = False,
-    seed: SEED = 0,
+    build: Build,
+    rounds: Annotated[int, typer.Option(min=1, help="turns of each contender")] = 5,
     trusted: TRUSTED = None,
     json: JSON = False,
 ) -> None:
-    """Time a model against PyTorch eager, taking turns; an artifact is timed alone."""
+    """Time a model against PyTorch eager, interleaved; an artifact or an ONNX model is timed alone."""
     refuse_trusted(model, trusted)
     if is_artifact(model):
-        result = load_artifact(model, threads, trusted).bench()
-        print_json(_plain(result)) if json else console.print(str(result))
+        build.check_loaded(model)
+        _print_bench(load_artifact(model, build.threads, trusted).bench(), json)
         return
-    source = load_source(model, batch=batch, small=small, seed=seed)
-    compiled, seconds = _compiled(source, numerics, threads, json)
+    source = load_source(model, build)
+    compiled, seconds = _compiled(source, build, json)
+    if source.is_onnx:
+        _print_bench(compiled.bench(source.examples), json)
+        return
     figures = compare_with_eager(source, compiled, rounds)
     figures["compile_seconds"] = seconds
     if json:
@@ -272,29 +196,26 @@ def bench(
     print_comparison(figures)
 
 
+def _print_bench(result: Any, json: bool) -> None:
+    print_json(_plain(result)) if json else console.print(str(result))
+
+
 @app.command()
-def explain(
-    model: MODEL,
-    numerics: NUMERICS = None,
-    threads: THREADS = None,
-    batch: BATCH = 1,
-    small: SMALL = False,
-    seed: SEED = 0,
-    inputs: INPUTS = None,
-    trusted: TRUSTED = None,
-    json: JSON = False,
-) -> None:
-    """Show a compiled model's kernels: task, schedule, operations, bytes, measured time, error against the oracle."""
+@compiling
+def explain(model: MODEL, build: Build, trusted: TRUSTED = None, json: JSON = False) -> None:
+    """Show a compiled model's kernels: task, schedule, where the choice came from, operations, bytes, measured time,
+    error against the oracle."""
     from tilewright.measure.check import checked_kernel
 
     given: Any = None
     refuse_trusted(model, trusted)
     if is_artifact(model):
-        compiled = load_artifact(model, threads, trusted)
+        build.check_loaded(model)
+        compiled = load_artifact(model, build.threads, trusted)
         compiled.checker = checked_kernel
     else:
-        source = load_source(model, batch=batch, small=small, seed=seed, inputs=inputs)
-        compiled, _ = _compiled(source, numerics, threads, json)
+        source = load_source(model, build)
+        compiled, _ = _compiled(source, build, json)
         given = source.examples
     explanation = compiled.explain(given)
     print_json(explanation.to_dict()) if json else console.print(
@@ -303,14 +224,10 @@ def explain(
 
 
 @app.command()
+@compiling
 def check(
     model: MODEL,
-    numerics: NUMERICS = None,
-    threads: THREADS = None,
-    batch: BATCH = 1,
-    small: SMALL = False,
-    seed: SEED = 0,
-    inputs: INPUTS = None,
+    build: Build,
     passes: Annotated[
         bool, typer.Option(help="also run the graph after every pass by the oracle, in float64")
     ] = True,
@@ -318,10 +235,10 @@ def check(
 ) -> None:
     """Compare a compiled model with PyTorch, or with onnx's reference, in float64, and its graph after every pass with
     the graph as imported; on a mismatch, name the first task or pass that deviates."""
-    source = load_source(model, batch=batch, small=small, seed=seed, inputs=inputs)
-    compiled, _ = _compiled(source, numerics, threads, json)
-    report = _checked(source, compiled, seed)
-    rewrites = _passes_checked(source, compiled, seed) if passes else None
+    source = load_source(model, build)
+    compiled, _ = _compiled(source, build, json)
+    report = _checked(source, compiled, build.seed)
+    rewrites = _passes_checked(source, compiled, build) if passes else None
     ok = report.ok and (rewrites is None or rewrites.ok)
     if json:
         found = None if rewrites is None else asdict(rewrites)["passes"]
@@ -334,13 +251,13 @@ def check(
         raise typer.Exit(1)
 
 
-def _passes_checked(source: Source, compiled: CompiledModel, seed: int) -> PassReport:
+def _passes_checked(source: Source, compiled: CompiledModel, build: Build) -> PassReport:
     from tilewright.driver import check_passes
     from tilewright.runtime.explain import random_inputs
 
     given = source.examples
-    arrays = random_inputs(compiled.plan, seed) if given is None else compiled._arrays(given)
-    return check_passes(source.model, given, arrays, numerics=compiled.plan.numerics)
+    arrays = random_inputs(compiled.plan, build.seed) if given is None else compiled._arrays(given)
+    return check_passes(source.model, given, arrays, target=build.target, numerics=compiled.plan.numerics)
 
 
 def _checked(source: Source, compiled: CompiledModel, seed: int) -> Any:
@@ -376,10 +293,16 @@ def zoo(json: JSON = False) -> None:
 
 
 @app.command()
-def demo(model: Annotated[str, typer.Argument(help="a zoo model")] = "resnet50", json: JSON = False) -> None:
-    """Compile a real network for this CPU, run it, check it against PyTorch, and say what to try next."""
-    source = load_source(model)
-    compiled, seconds = _compiled(source, None, None, json)
+@compiling
+def demo(
+    build: Build,
+    model: Annotated[str, typer.Argument(help="a zoo model")] = "resnet50",
+    json: JSON = False,
+) -> None:
+    """Compile a real network for this machine, run it, check it against PyTorch, and say what to try next."""
+    source = load_source(model, build)
+    source.eager()  # refuses what PyTorch cannot run, before compiling
+    compiled, seconds = _compiled(source, build, json)
     figures = compare_with_eager(source, compiled, rounds=4)
     figures["compile_seconds"] = seconds
     if json:
@@ -406,7 +329,9 @@ def compare_with_eager(source: Source, compiled: CompiledModel, rounds: int) -> 
 
     torch = require_torch()
     eager = source.eager()
-    torch.set_num_threads(compiled.threads)
+    if compiled.threads:  # a GPU's model has none
+        torch.set_num_threads(compiled.threads)
+    wait = torch.cuda.synchronize if source.is_on_gpu else lambda: None
     contenders = {"PyTorch eager": eager, "Tilewright": compiled}
     times: dict[str, list[float]] = {name: [] for name in contenders}
     with torch.no_grad():
@@ -415,13 +340,17 @@ def compare_with_eager(source: Source, compiled: CompiledModel, rounds: int) -> 
             for name, run in contenders.items():
                 time.sleep(0.1)  # let the other one's threads fall asleep
                 run(*source.inputs, **source.kwargs)
+                wait()
                 for _ in range(3):
                     begin = time.perf_counter()
                     run(*source.inputs, **source.kwargs)
+                    wait()
                     times[name].append(time.perf_counter() - begin)
     flat = torch.utils._pytree.tree_leaves
     pairs = zip(flat(got), flat(expected), strict=True)
-    error = max(relative_error(a.numpy(), b.numpy()) for a, b in pairs if isinstance(b, torch.Tensor))
+    error = max(
+        relative_error(a.cpu().numpy(), b.cpu().numpy()) for a, b in pairs if isinstance(b, torch.Tensor)
+    )
     medians = {name: statistics.median(values) for name, values in times.items()}
     return {
         "model": source.name,

@@ -11,7 +11,15 @@ import msgspec
 import typer
 
 from tilewright import knobs
-from tilewright.cli.models import TRUSTED, is_artifact, load_artifact, load_source, refuse_trusted
+from tilewright.cli.models import (
+    TRUSTED,
+    is_artifact,
+    load_artifact,
+    load_source,
+    refuse_trusted,
+    sizes_wanted,
+)
+from tilewright.cli.options import JSON, MODEL, Build, compiling
 from tilewright.cli.output import console, print_json, print_table
 from tilewright.db.database import Database
 from tilewright.db.exchange import Imported, export_lines, import_file
@@ -20,7 +28,7 @@ from tilewright.db.maintain import collect
 from tilewright.db.maintain import verify as verify_database
 from tilewright.db.record import Key, Record, description
 from tilewright.db.versions import toolchain
-from tilewright.errors import DatabaseFileError
+from tilewright.errors import DatabaseFileError, OptionError
 from tilewright.hw import host
 from tilewright.measure.calibration import machine_key
 from tilewright.runtime.plan import Plan
@@ -29,7 +37,6 @@ app = typer.Typer(
     help="The tuning database: list, export, import, merge, explain, verify, gc.", no_args_is_help=True
 )
 
-JSON = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
 DATABASE = Annotated[
     Path | None, typer.Option("--db", help="the database; default: tuning.sqlite in the cache folder")
 ]
@@ -142,22 +149,14 @@ def _take_in(files: list[Path], db: Path | None, json: bool) -> None:
 
 
 @app.command()
-def explain(
-    model: Annotated[str, typer.Argument(help="a .tw artifact, or any model that `compile` takes")],
-    threads: Annotated[int | None, typer.Option(help="threads of a call")] = None,
-    numerics: Annotated[str | None, typer.Option(help="fast, strict, relaxed or tf32")] = None,
-    batch: Annotated[int, typer.Option(help="batch size of a zoo model")] = 1,
-    small: Annotated[bool, typer.Option("--small", help="the zoo model's small version")] = False,
-    db: DATABASE = None,
-    trusted: TRUSTED = None,
-    json: JSON = False,
-) -> None:
+@compiling
+def explain(model: MODEL, build: Build, trusted: TRUSTED = None, json: JSON = False) -> None:
     """Say for each task of a model what the database knows of it, or how the nearest records differ."""
     refuse_trusted(model, trusted)
-    plans = _plans(model, threads, numerics, batch, small, trusted)
+    plans = _plans(model, build, trusted)
     machine = host()
-    count = threads or knobs.get("threads")
-    with Database.open(db) as database:
+    count = build.threads or knobs.get("threads")
+    with Database.open(build.db) as database:
         found = []
         for plan in plans:
             for task, info in plan.tasks.items():
@@ -170,23 +169,24 @@ def explain(
         console.print(str(one), markup=False, soft_wrap=True)
 
 
-def _plans(
-    model: str,
-    threads: int | None,
-    numerics: str | None,
-    batch: int,
-    small: bool,
-    trusted: list[Path] | None,
-) -> list[Plan]:
+def _plans(model: str, build: Build, trusted: list[Path] | None) -> list[Plan]:
     import tilewright
 
     if is_artifact(model):
+        build.check_loaded(model, also=("db",))
         loaded = load_artifact(model, trusted=trusted)
         variants = (loaded,) if isinstance(loaded, tilewright.CompiledModel) else loaded.variants
-        return [variant.plan for variant in variants]
-    source = load_source(model, batch=batch, small=small)
-    inputs: Any = source.inputs or source.kwargs or None
-    return [tilewright.compile(source.model, inputs, numerics=numerics, threads=threads).plan]
+        plans = [variant.plan for variant in variants]
+    else:
+        source = load_source(model, build)
+        with sizes_wanted():
+            plans = [tilewright.compile(source.model, source.examples, **build.compiling).plan]
+    if any(step.launch is not None or step.vendor is not None for plan in plans for step in plan.steps):
+        raise OptionError(
+            f"{model} is compiled for a GPU, and `db explain` compares the records of processors",
+            remedy="use `tilewright explain`, which says of each kernel where its choice came from",
+        )
+    return plans
 
 
 @app.command()

@@ -10,8 +10,12 @@ package.module:name   a function without arguments that returns (nn.Module, exam
 from __future__ import annotations
 
 import sys
+import traceback
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,13 +23,20 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from tilewright.errors import MissingDependencyError, TilewrightError
+from tilewright.cli.options import Build
+from tilewright.errors import MissingDependencyError, TilewrightError, UnknownShapeError
 
 
 class ModelArgumentError(TilewrightError):
     """A MODEL argument that names nothing."""
 
     remedy = "give a zoo model (see `tilewright zoo`), a .pt2, .onnx or .tw file, or package.module:function"
+
+
+class ModelFunctionError(TilewrightError):
+    """The user's function, or the module that it is in, raised an error."""
+
+    remedy = "correct it, and try it by itself: python -c 'import MODULE; MODULE.FUNCTION()'"
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,23 @@ class Source:
     def is_onnx(self) -> bool:
         return isinstance(self.model, Path)
 
+    @property
+    def is_on_gpu(self) -> bool:
+        torch = sys.modules.get("torch")
+        leaves = [] if torch is None else torch.utils._pytree.tree_leaves((self.inputs, self.kwargs))
+        return any(getattr(leaf, "is_cuda", False) for leaf in leaves)
+
+    def on(self, device: str) -> Source:
+        """A model of PyTorch's, and its inputs, on that device."""
+        torch = require_torch()
+        if isinstance(self.model, torch.nn.Module):
+            model = self.model.to(device)
+        else:
+            model = torch.export.passes.move_to_device_pass(self.model, device)
+        move = partial(_moved, device=device)
+        inputs, kwargs = torch.utils._pytree.tree_map(move, (self.inputs, self.kwargs))
+        return Source(self.name, model, tuple(inputs), dict(kwargs))
+
     def eager(self) -> Any:
         """The model as PyTorch runs it."""
         if self.is_onnx:
@@ -54,6 +82,10 @@ class Source:
                 remedy="use `tilewright compile`, and then `bench` or `explain` on the artifact",
             )
         return self.model.module() if hasattr(self.model, "graph_signature") else self.model
+
+
+def _moved(value: Any, device: str) -> Any:
+    return value.to(device) if hasattr(value, "is_cuda") else value
 
 
 def is_artifact(argument: str) -> bool:
@@ -93,33 +125,61 @@ def require_torch() -> Any:
     return torch
 
 
-def load_source(
-    argument: str, *, batch: int = 1, small: bool = False, seed: int = 0, inputs: Path | None = None
-) -> Source:
-    """`inputs`: an .npz file with the example inputs of an ONNX model, by name."""
-    if inputs is not None and not argument.endswith(".onnx"):
+def load_source(argument: str, build: Build) -> Source:
+    """The model that an argument names. PyTorch's are moved to the GPU that they are compiled for, if it is here."""
+    if build.inputs is not None and not argument.endswith(".onnx"):
         raise ModelArgumentError(
             f"--inputs is for ONNX models, and {argument} is none", remedy="leave --inputs out"
+        )
+    if is_artifact(argument):
+        raise ModelArgumentError(
+            f"{argument} is compiled already, and this command compiles",
+            remedy="use `tilewright explain`, `bench` or `report` on it, or give the model that it was compiled from",
         )
     if argument.endswith((".pt2", ".onnx")) and not Path(argument).is_file():
         raise ModelArgumentError(f"there is no file {argument}")
     if argument.endswith(".onnx"):
-        return Source(Path(argument).stem, Path(argument), (), {} if inputs is None else _arrays(inputs))
-    torch = require_torch()
+        given = {} if build.inputs is None else _arrays(build.inputs)
+        return Source(Path(argument).stem, Path(argument), (), given)
+    require_torch()
     if argument.endswith(".pt2"):
-        program = torch.export.load(argument)
-        args, kwargs = program.example_inputs or ((), {})
-        return Source(Path(argument).stem, program, tuple(args), dict(kwargs))
-    if ":" in argument:
-        return _from_function(argument)
+        source = _from_program(argument)
+    elif ":" in argument:
+        source = _from_function(argument)
+    else:
+        source = _from_zoo(argument, build)
+    kind = (build.target or "").partition(":")[0]
+    return source.on(build.target) if build.target is not None and kind in ("cpu", "cuda") else source
+
+
+def _from_program(argument: str) -> Source:
+    from tilewright.frontend.torch.export import load_program
+
+    program = load_program(argument)
+    args, kwargs = program.example_inputs or ((), {})
+    return Source(Path(argument).stem, program, tuple(args), dict(kwargs))
+
+
+def _from_zoo(argument: str, build: Build) -> Source:
     from tilewright import zoo
 
     if argument not in zoo.names():
         raise ModelArgumentError(
             f"{argument!r} is no model of the zoo, no .pt2 or .onnx file and no package.module:function"
         )
-    model = zoo.build(argument, seed=seed, small=small)
-    return Source(argument, model, zoo.example_inputs(argument, batch=batch, seed=seed + 1, small=small), {})
+    model = zoo.build(argument, seed=build.seed, small=build.small)
+    inputs = zoo.example_inputs(argument, batch=build.batch, seed=build.seed + 1, small=build.small)
+    return Source(argument, model, inputs, {})
+
+
+@contextmanager
+def sizes_wanted() -> Iterator[None]:
+    """What to do about an ONNX model that leaves dimensions open, on the command line."""
+    try:
+        yield
+    except UnknownShapeError as error:
+        remedy = "pass example inputs of these sizes: --inputs FILE, written by numpy.savez(FILE, name=array)"
+        raise UnknownShapeError(error.message, remedy=remedy) from None
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
@@ -136,17 +196,48 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         ) from None
 
 
+class _Absent(Exception):
+    """There is no such module, or nothing of that name in it."""
+
+
+def _function(module_name: str, name: str) -> Any:
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise _Absent(str(error)) from None
+        raise  # the module is there, and what it imports is not
+    except (TypeError, ValueError) as error:  # ":make", "a..b:make"
+        if module_name.strip(".") and ".." not in module_name:
+            raise
+        raise _Absent(str(error)) from None
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise _Absent(f"{module_name} has no function {name!r}")
+    return found
+
+
+def _raised(argument: str, error: Exception) -> str:
+    """The error, and the line of the user's code that it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
+    where = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    return f"{argument} raised {type(error).__name__}: {error}{where}"
+
+
 def _from_function(argument: str) -> Source:
     module_name, _, function_name = argument.partition(":")
     # The user's module is usually here. Last, so that no file here is taken for an installed module.
     sys.path.append("")
     try:
-        function = getattr(import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
+        function = _function(module_name, function_name)
+        made = function()
+    except _Absent as error:
         raise ModelArgumentError(f"cannot get {argument}: {error}") from None
+    except Exception as error:  # the user's code may raise anything
+        raise ModelFunctionError(_raised(argument, error)) from error
     finally:
         sys.path.remove("")
-    made = function()
     if not (isinstance(made, tuple) and len(made) == 2):
         raise ModelArgumentError(f"{argument} returned a {type(made).__name__}, not (model, example inputs)")
     model, inputs = made

@@ -6,13 +6,27 @@ import os
 import sys
 from typing import Any
 
-from tilewright.errors import UnsupportedModelError
+from tilewright.errors import MissingDependencyError, UnsupportedModelError
 from tilewright.frontend.imported import ImportedModel
 from tilewright.frontend.onnx import import_onnx
 from tilewright.frontend.reimport import Source, source_of
 from tilewright.frontend.torch_export import import_torch
 
-__all__ = ["ImportedModel", "Source", "import_model", "import_onnx", "import_torch", "source_of"]
+__all__ = ["ImportedModel", "Source", "import_model", "import_onnx", "import_torch", "opened", "source_of"]
+
+
+def opened(model: Any) -> Any:
+    """The program in a file of torch.export.save (`.pt2`); anything else as it is."""
+    if not isinstance(model, (str, os.PathLike)) or not os.fspath(model).endswith(".pt2"):
+        return model
+    try:
+        from tilewright.frontend.torch.export import load_program
+    except ImportError:
+        raise MissingDependencyError(
+            f"PyTorch is not installed, and {model} is a program of it",
+            remedy="pip install 'tilewright[torch]'",
+        ) from None
+    return load_program(model)
 
 
 # Elements of an input whose value may be fixed by `compile`: a shape, a sampling rate, a number of steps.

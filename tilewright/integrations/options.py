@@ -89,15 +89,13 @@ class Options:
         """What tensors of `device` ("cpu", "cuda:1") are compiled for."""
         if self.target is None:
             return device
-        kind = self.target.partition(":")[0] if isinstance(self.target, str) else "cpu"
-        if kind != device.partition(":")[0] or (
-            str(self.target).startswith("cuda:") and device != self.target
-        ):
+        described = isinstance(self.target, CpuMachine)
+        if device != "cpu" if described else self.target not in (device, device.partition(":")[0]):
             raise BackendOptionError(
                 f"target={self.target!r}, and the tensors of the graph are on {device}",
                 remedy="move the model and its inputs there, or leave `target` out",
             )
-        return self.target
+        return self.target if described else device
 
     def compiled(self, model: ImportedModel, device: str) -> CompiledModel:
         def build(lock: Path | None) -> CompiledModel:

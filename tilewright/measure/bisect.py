@@ -191,5 +191,5 @@ def _array(leaf: Any) -> np.ndarray:
     if leaf.dtype is torch.bfloat16:
         import ml_dtypes
 
-        return np.asarray(leaf.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
-    return np.asarray(leaf.numpy())
+        return np.asarray(leaf.cpu().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+    return np.asarray(leaf.cpu().numpy())

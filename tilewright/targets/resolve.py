@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tilewright.errors import MixedDevicesError, TargetError
 from tilewright.hw import CpuMachine, host
-from tilewright.hw.gpu import GpuMachine
+from tilewright.hw.gpu import GpuMachine, of_capability
 from tilewright.targets.cpu import CpuTarget
 from tilewright.targets.cuda import CudaTarget
 from tilewright.targets.target import Target
@@ -35,8 +36,14 @@ def resolve_target(target: str | CpuMachine | GpuMachine | Target | None, *model
             )
         target = next(iter(devices), ("cpu", 0))[0]
     kind, _, number = target.partition(":")
+    if described := re.fullmatch(r"sm_(\d+)(\d)a?", target):
+        major, minor = int(described[1]), int(described[2])
+        return CudaTarget.described(of_capability(f"a GPU called {target}", major, minor))
     if kind not in _NAMED or (number and not number.isdigit()):
-        raise TargetError(f"no target is called {target!r}; there are {', '.join(map(repr, _NAMED))}")
+        raise TargetError(
+            f"no target is called {target!r}; there are {', '.join(map(repr, _NAMED))}"
+            " and GPUs by their compute capability, such as 'sm_90'"
+        )
     numbers = {number for device, number in devices if device == kind}
     return _NAMED[kind](int(number) if number else min(numbers, default=0))
 

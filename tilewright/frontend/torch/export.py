@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import traceback
 import warnings
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from tilewright.errors import ExportError, TrainingModeError, UnsupportedModelError
+from tilewright.errors import ExportError, ModelFileError, TrainingModeError, UnsupportedModelError
 from tilewright.frontend.torch.containers import known_containers
 from tilewright.frontend.torch.decompose import retraced
 from tilewright.frontend.torch.places import last_user_frame
@@ -75,6 +76,20 @@ def call_arguments(
         " of keyword arguments",
         remedy="wrap them in a tuple: (inputs,)",
     )
+
+
+def load_program(path: str | os.PathLike[str]) -> ExportedProgram:
+    """A program that torch.export.save wrote. ModelFileError where there is none that PyTorch can read."""
+    try:
+        return torch.export.load(os.fspath(path))
+    except OSError as error:
+        raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from None
+    except Exception as error:  # of zip, JSON, pickle or PyTorch: a file may hold anything
+        first = next(iter(str(error).splitlines()), "")
+        raise ModelFileError(
+            f"{path} is no exported program, or a damaged one: {type(error).__name__}: {first}",
+            remedy="write it again with torch.export.save, with the version of PyTorch that is installed here",
+        ) from None
 
 
 def export(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> ExportedProgram:

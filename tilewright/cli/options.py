@@ -1,0 +1,166 @@
+"""The options of every command that compiles: declared once, checked before anything is loaded or compiled.
+
+@app.command()
+@compiling
+def explain(model: MODEL, build: Build, json: JSON = False) -> None: ...
+
+`compiling` puts the fields of `Build` in the place of the parameter `build`, as options of the command.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from tilewright import knobs
+from tilewright.errors import OptionError, TilewrightError
+
+
+class OutputFileError(TilewrightError):
+    """What a command makes could not be written there."""
+
+    remedy = "name a file in a folder that exists and that you can write: -o FILE"
+
+
+def parse_seconds(text: str | float) -> float:
+    """`"90"`, `"90s"`, `"1.5m"` -> 90.0"""
+    from tilewright.tune.effort import parse_duration
+
+    try:
+        return parse_duration(text)
+    except OptionError:
+        raise typer.BadParameter("a time above 0, such as 120, 120s, 5m or 1h") from None
+
+
+MODEL = Annotated[
+    str,
+    typer.Argument(
+        help="a zoo model, a .pt2 or .onnx file, a .tw artifact (bench, explain, report), or package.module:function"
+    ),
+]
+JSON = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
+
+
+@dataclass(frozen=True)
+class Build:
+    """How a model is loaded and compiled."""
+
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="cpu; cuda or cuda:1, a GPU here; sm_90, a GPU elsewhere (to save). Default: where the model is"
+        ),
+    ] = None
+    effort: Annotated[
+        str,
+        typer.Option(
+            help="none: measure nothing, use what was tuned; quick: measure, for a minute; full: until no more than 1% "
+            "is expected"
+        ),
+    ] = "none"
+    budget: Annotated[
+        float | None,
+        typer.Option(parser=parse_seconds, metavar="SECONDS", help="of measuring, such as 120s or 5m"),
+    ] = None
+    lock: Annotated[
+        Path | None,
+        typer.Option("--lock", help="a file of choices: obeyed where it exists, otherwise written"),
+    ] = None
+    db: Annotated[
+        Path | None, typer.Option("--db", help="the tuning database; default: in the cache folder")
+    ] = None
+    inputs: Annotated[
+        Path | None, typer.Option("--inputs", help="an .npz file: example inputs of an ONNX model, by name")
+    ] = None
+    numerics: Annotated[str | None, typer.Option(help=", ".join(knobs.NUMERICS))] = None
+    threads: Annotated[
+        int | None, typer.Option(help="threads of a call; default: as many as this process may use")
+    ] = None
+    batch: Annotated[int, typer.Option(min=1, help="batch size of a zoo model")] = 1
+    small: Annotated[bool, typer.Option("--small", help="the zoo model's small version")] = False
+    seed: Annotated[int, typer.Option(help="seed of a zoo model's weights and inputs, and of the search")] = 0
+
+    def check(self) -> None:
+        """TilewrightError for what would fail later."""
+        from tilewright import driver  # with the whole compiler: not for --help
+        from tilewright.targets.resolve import resolve_target
+        from tilewright.tune.lock import check_lockable, read_lock
+
+        knobs.table()  # the options of the environment
+        driver.check_options(
+            effort=self.effort,
+            budget=self.budget,
+            seed=self.seed,
+            numerics=self.numerics,
+            threads=self.threads,
+        )
+        if self.target is not None:
+            resolve_target(self.target)
+        if self.lock is not None and read_lock(self.lock) is None:
+            check_lockable(self.lock)
+
+    def check_loaded(self, artifact: str, also: Sequence[str] = ()) -> None:
+        """For an artifact, which is compiled already. OptionError for options that would change nothing; `also`: those
+        that the command itself reads."""
+        loading = ("threads", *also)
+        idle = [
+            f"--{field.name}"
+            for field in fields(self)
+            if field.name not in loading and getattr(self, field.name) != field.default
+        ]
+        if idle:
+            raise OptionError(
+                f"{artifact} is compiled already, and {', '.join(idle)} would change nothing",
+                remedy="leave them out, or give the model that it was compiled from",
+            )
+
+    @property
+    def compiling(self) -> dict[str, Any]:
+        """The arguments of `tilewright.compile`."""
+        names = ("target", "effort", "budget", "seed", "lock", "db", "numerics", "threads")
+        return {name: getattr(self, name) for name in names}
+
+
+def compiling(command: Callable[..., None] | None = None, *, effort: str = "none") -> Any:
+    """A command with a parameter `build`, as typer is to see it. `effort`: where none is given."""
+    if command is None:
+        return functools.partial(compiling, effort=effort)
+    own = get_type_hints(command, include_extras=True)
+    shared = get_type_hints(Build, include_extras=True)
+    usual = {field.name: field.default for field in fields(Build)} | {"effort": effort}
+    parameters = [
+        parameter.replace(annotation=own[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(command).parameters.items()
+        if name != "build"
+    ]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=usual[name], annotation=shared[name])
+        for name in usual
+    ]
+
+    def run(**given: Any) -> None:
+        build = Build(**{name: given.pop(name) for name in usual})
+        build.check()
+        command(build=build, **given)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def check_output(path: Path) -> None:
+    """OutputFileError where nothing could be written: better before compiling than after."""
+    if path.is_dir():
+        raise OutputFileError(f"cannot write {path}: it is a folder")
+    if not path.parent.is_dir():
+        raise OutputFileError(f"cannot write {path}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise OutputFileError(f"cannot write {path}: no permission")

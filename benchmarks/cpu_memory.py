@@ -27,7 +27,7 @@ import psutil
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
 from cpu_models import DEFAULT_MODELS, aligned, names_list, say
-from peers.job import Job, NotAvailable, load_arrays, onnx_model, torch_model
+from peers.job import Job, NotAvailable, load_arrays, onnx_model, torch_model, untuned
 from peers.machine import describe
 from peers.turns import ContenderError, fix_threads, prepare_apart, spawn
 
@@ -82,7 +82,9 @@ def save_ours(job: Job) -> dict[str, int]:
     import tilewright
 
     model, inputs = torch_model(job)
-    compiled: Any = tilewright.compile(model, inputs, target="cpu", effort="none", threads=job.threads)
+    compiled: Any = tilewright.compile(
+        model, inputs, target="cpu", effort="none", threads=job.threads, db=untuned(job.folder)
+    )
     compiled.save(_artifact(job))
     memory = compiled.plan.memory
     return {

@@ -33,6 +33,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
 import tilewright
+from peers.job import untuned
 from peers.machine import describe
 from tilewright import zoo
 from tilewright.runtime.model import CompiledModel
@@ -96,7 +97,8 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> Result:
     folder.mkdir(parents=True, exist_ok=True)
     model = zoo.build(name, seed=0, small=options.small)
     inputs = zoo.example_inputs(name, batch=options.batch, seed=1, small=options.small)
-    compiled = {name: tilewright.compile(model, inputs, threads=options.threads) for name in (NONE, AGAIN)}
+    plain = {"threads": options.threads, "db": untuned(folder)}
+    compiled = {name: tilewright.compile(model, inputs, **plain) for name in (NONE, AGAIN)}
     runs = []
     for number in range(options.tunings):
         tuning = {"effort": "quick", "budget": options.budget, "seed": number}

@@ -10,7 +10,7 @@ import numpy as np
 from operators.cases import OperatorJob
 from operators.prepare import integer_operands, torch_module, torch_operands
 from peers import onnx_runtime
-from peers.job import Arrays, NotAvailable, Run, onnx_model
+from peers.job import Arrays, NotAvailable, Run, onnx_model, untuned
 
 
 def load_numpy(job: OperatorJob) -> Run:
@@ -64,7 +64,13 @@ def _compiled(job: OperatorJob, model: Any, inputs: tuple[Any, ...]) -> Run:
     import tilewright
 
     compiled: Any = tilewright.compile(
-        model, inputs, target="cpu", effort=job.effort, budget=job.budget, threads=job.threads
+        model,
+        inputs,
+        target="cpu",
+        effort=job.effort,
+        budget=job.budget,
+        threads=job.threads,
+        db=untuned(job.folder, job.effort),
     )
     return lambda: compiled(*inputs)
 

@@ -43,6 +43,17 @@ class Files:
         return self.folder / f"outputs-{contender}.npz"
 
 
+def untuned(folder: Path, effort: str = "none") -> Path | None:
+    """With effort "none" an empty tuning database, so that nothing which was tuned on this machine takes part."""
+    from tilewright.db.database import Database
+
+    if effort != "none":
+        return None
+    path = folder / "untuned.sqlite"
+    with Database.open(path):
+        return path
+
+
 @dataclass(frozen=True)
 class Job(Files):
     model: str

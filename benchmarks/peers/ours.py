@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .job import Job, Run, torch_model
+from .job import Job, Run, torch_model, untuned
 
 
 def load(job: Job) -> Run:
@@ -28,6 +28,7 @@ def _loaded(job: Job, numerics: str) -> Run:
         budget=job.budget,
         threads=job.threads,
         numerics=numerics,
+        db=untuned(job.folder, job.effort),
     )
 
     def run() -> Any:

@@ -342,7 +342,8 @@ def test_models_that_are_fast_enough_get_no_more_of_the_budget(
 
     progress = Progress()
     goal = Objective((Goal(calls, latency),))
-    tuner = replace(tuner, objective=goal, each_model=each_model, trace=Trace(listener=progress))
+    serve = "tests.targets.faulty:serve_well"
+    tuner = replace(tuner, objective=goal, each_model=each_model, trace=Trace(listener=progress), serve=serve)
     found = tuner.tune(tasks())
     assert bool(tuner.trials) == raced and bool(asked) == (latency is not None)
     assert progress.ended == ("exhausted" if raced else "met") and progress.trials == tuner.trials
@@ -352,11 +353,10 @@ def test_models_that_are_fast_enough_get_no_more_of_the_budget(
 
 def test_a_tuning_run_on_a_gpu_can_be_followed(tuner: GpuTuner) -> None:
     progress = Progress()
-    tuner = replace(tuner, trace=Trace(listener=progress))
+    tuner = replace(tuner, trace=Trace(listener=progress), serve="tests.targets.faulty:serve_well")
     tuner.tune(tasks())
     (task,) = progress.tasks.values()
     assert task.state == "done" and task.trials == tuner.trials and 0 < task.best <= task.before
-    assert progress.failures == {"crash": 1, "timeout": 1, "wrong": 1}
     again = Progress()
     replace(tuner, trace=Trace(listener=again), serve="no:where").tune(tasks())
     assert again.ended == "known" and [task.state for task in again.tasks.values()] == ["known"]

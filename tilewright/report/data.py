@@ -17,6 +17,7 @@ from typing import Any
 from tilewright.db.record import Decision, Key, Record
 from tilewright.db.versions import toolchain
 from tilewright.hw import CpuMachine
+from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.calibration import Calibration, Speeds
 from tilewright.report.code import Code
 from tilewright.support.version import VERSION
@@ -181,6 +182,19 @@ def machine_report(machine: CpuMachine, calibration: Calibration, threads: int) 
         speeds.flops,
         bandwidths,
         machine.caches.last,
+    )
+
+
+def gpu_machine_report(machine: GpuMachine, measured: bool) -> Machine:
+    """`machine`: with the rates that were measured of it, if `measured`."""
+    clock = machine.clock_mhz * 1e6
+    return Machine(
+        f"{machine.name} ({machine.capability})",
+        measured,
+        0,
+        machine.tensor_flops_clock * clock * machine.sms,
+        {"L2": machine.l2_bytes_clock * clock, "memory": machine.memory_bytes_per_second},
+        machine.l2,
     )
 
 

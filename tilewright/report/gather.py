@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.db.database import Database
@@ -12,7 +12,9 @@ from tilewright.db.versions import toolchain
 from tilewright.graph.task import Task
 from tilewright.graph.text import parse_graph
 from tilewright.hw import CpuMachine, host
+from tilewright.hw.gpu import detect
 from tilewright.measure.calibration import calibration_for, machine_key
+from tilewright.measure.gpu_calibration import rated, stored
 from tilewright.report.code import Code, code_of
 from tilewright.report.data import (
     Machine,
@@ -21,14 +23,18 @@ from tilewright.report.data import (
     TaskReport,
     by_key,
     decided,
+    gpu_machine_report,
     limit,
     machine_report,
     report,
     trial_of,
 )
+from tilewright.runtime.cuda import vendor
+from tilewright.runtime.cuda.model import GpuModel
 from tilewright.runtime.model import CompiledModel
 from tilewright.runtime.plan import Origin, Plan
 from tilewright.space.template import Work
+from tilewright.tune.gpu_known import GpuMemory
 
 _WITH_ASSEMBLY = 12  # tasks, those that take most time: LLVM needs a while for each
 _WITH_CODE = 60
@@ -43,9 +49,14 @@ def report_on_model(
     events: Sequence[dict[str, Any]] = (),
 ) -> Report:
     """Runs the model: what each of its tasks takes now, and what the database knows of each on this machine."""
-    host_machine = host()
-    machine = machine_report(host_machine, calibration_for(host_machine), model.threads)
     plan = model.plan
+    host_machine = host()
+    if isinstance(model, GpuModel):
+        machine, key_of = _on_gpu(model)
+    else:
+        machine = machine_report(host_machine, calibration_for(host_machine), model.threads)
+        here = (machine_key(host_machine), toolchain())
+        key_of = lambda task: Key(task, *here, plan.numerics, model.threads)  # noqa: E731
     explanation = model.explain(inputs)
     seconds: dict[str, list[float]] = defaultdict(list)
     errors: dict[str, list[float]] = defaultdict(list)
@@ -56,9 +67,10 @@ def report_on_model(
     tasks = []
     for rank, key in enumerate(sorted(seconds, key=lambda key: -sum(seconds[key]))):
         info = plan.tasks[key]
-        full = Key(key, machine_key(host_machine), toolchain(), plan.numerics, model.threads)
+        full = key_of(key)
         records, decision = database.records(full), database.decision(full)
-        code = _code_in(plan, key, host_machine, decision, rank) if rank < _WITH_CODE else None
+        shown = rank < _WITH_CODE and not isinstance(model, GpuModel)
+        code = _code_in(plan, key, host_machine, decision, rank) if shown else None
         tasks.append(
             TaskReport(
                 key=key,
@@ -89,6 +101,15 @@ def report_on_model(
         constant_bytes=plan.memory.constant_bytes,
     )
     return report(name, machine, tasks, about, events)
+
+
+def _on_gpu(model: GpuModel) -> tuple[Machine, Callable[[str], Key]]:
+    """What the card can do, and the keys under which the database has its tasks. Those of a way of several kernels are
+    kept as one, and have no trials here."""
+    card = detect(model.ordinal)
+    libraries = frozenset(name for name, found in vendor.is_available().items() if found)
+    memory = GpuMemory(card, model.plan.numerics, libraries)
+    return gpu_machine_report(rated(card), stored(card) is not None), memory.key_of
 
 
 def report_on_database(

@@ -217,6 +217,8 @@ class CudaTarget:
             alone = replace(self, machine=machine, libraries=frozenset())
             parts = alone.partitioned(imported, numerics, trace)
             own = alone.chosen([parts], numerics, threads, trace)
+            if machine == self.machine:  # what was tuned, or locked, as far as it needs no library
+                own |= {key: way for key, way in choices.items() if key in own and way.is_ours}
             return alone.finished(imported, parts, numerics, threads, trace, own)
 
         def to_save() -> list[GpuModel]:

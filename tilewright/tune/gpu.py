@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -94,10 +95,12 @@ class GpuTuner:
 
     def __post_init__(self) -> None:
         self._child, self._spare = (Child(self.serve, _MEMORY) for _ in range(2))
+        self._begun = self.clock()
 
     def tune(self, tasks: Mapping[str, tuple[Task, int]]) -> dict[str, Way]:
         """The heaviest first; what the budget does not reach is chosen by the rule. So is what Ctrl-C cuts short."""
-        end = self.clock() + self.tuning.seconds
+        self._begun = self.clock()
+        end = self._begun + self.tuning.seconds
         rule = by_rule({key: task for key, (task, _) in tasks.items()}, self.memory)
         chosen = dict(rule)
         path: Path | None = self.tuning.db
@@ -260,10 +263,10 @@ class GpuTuner:
                 return best
             idle = idle + 1 if found.config == best.config else 0
             best, limit = found, limit - len(drawn)
-        decision = database.decision(self._key(task))
+        decision, now = database.decision(self._key(task)), time.time()
         if decision is not None:
-            database.decide(msgspec.structs.replace(decision, effort=COMPLETE, when=time.time()))
-        return best
+            database.decide(msgspec.structs.replace(decision, effort=COMPLETE, when=now))
+        return replace(best, origin=Origin("tuned", now))
 
     def _close(self) -> None:
         self._child.close()
@@ -417,7 +420,8 @@ class GpuTuner:
 
     def _are_built(self, builds: Sequence[Future[None]], end: float) -> bool:
         """Whether all of them are before the budget ends."""
-        wait(builds, timeout=max(0.0, end - self.clock()))
+        left = end - self.clock()
+        wait(builds, timeout=None if math.isinf(left) else max(0.0, left))
         if self.clock() >= end:
             return False
         for build in builds:
@@ -479,7 +483,7 @@ class GpuTuner:
             config=best.config,
             seconds=times[best.config],
             effort=self.tuning.effort,
-            budget=self.tuning.seconds,
+            budget=self.tuning.seconds if math.isfinite(self.tuning.seconds) else self.clock() - self._begun,
             trials=len(ways) if since is None else since.trials + len(ways) - 1,
             default_seconds=default if since is None else since.default_seconds,
             code=code_of(best, self.machine, self.numerics),

@@ -38,10 +38,14 @@ class GpuMemory:
     libraries: frozenset[str]
 
     def key(self, task: Task) -> Key:
+        return self.key_of(task.key)
+
+    def key_of(self, task: str) -> Key:
+        """Of a task by its key."""
         torch = torch_module()
         libraries = [*sorted(self.libraries), getattr(torch, "__version__", "")]
         tools = f"{toolchain.version()} {fingerprint(libraries)[:12]}"
-        return Key(task.key, fingerprint(description(self.machine)), tools, recorded(self.numerics), 0)
+        return Key(task, fingerprint(description(self.machine)), tools, recorded(self.numerics), 0)
 
     def way(self, task: Task, decision: Decision | None) -> Way | None:
         """What won, where it still is the code that was timed."""

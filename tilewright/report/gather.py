@@ -15,6 +15,7 @@ from tilewright.hw import CpuMachine, host
 from tilewright.hw.gpu import detect
 from tilewright.measure.calibration import calibration_for, machine_key
 from tilewright.measure.gpu_calibration import rated, stored
+from tilewright.numerics import recorded
 from tilewright.report.code import Code, code_of
 from tilewright.report.data import (
     Machine,
@@ -56,7 +57,7 @@ def report_on_model(
     else:
         machine = machine_report(host_machine, calibration_for(host_machine), model.threads)
         here = (machine_key(host_machine), toolchain())
-        key_of = lambda task: Key(task, *here, plan.numerics, model.threads)  # noqa: E731
+        key_of = lambda task: Key(task, *here, recorded(plan.numerics), model.threads)  # noqa: E731
     explanation = model.explain(inputs)
     seconds: dict[str, list[float]] = defaultdict(list)
     errors: dict[str, list[float]] = defaultdict(list)

@@ -26,7 +26,10 @@ def known_choices(works: Mapping[str, Work], threads: int, db: Path | None) -> d
         return {}
     machine = next(iter(works.values())).machine
     described, tools = machine_key(machine), toolchain()
-    keys = {key: Key(work.task.key, described, tools, recorded(work.numerics), threads) for key, work in works.items()}
+    keys = {
+        key: Key(work.task.key, described, tools, recorded(work.numerics), threads)
+        for key, work in works.items()
+    }
     decisions = read_decisions(keys.values(), db)
     found = {}
     for key, work in works.items():

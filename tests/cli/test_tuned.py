@@ -37,6 +37,7 @@ from tilewright.support.trace import Trace
 from tilewright.targets.cpu import CpuTarget
 from tilewright.targets.target import together
 from tilewright.tune.choose import choose
+from tilewright.tune.effort import EFFORTS, Effort
 
 SHARED = (
     "--target",
@@ -121,7 +122,9 @@ def onnx_model(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     np.savez(folder / "inputs.npz", x=np.ones((9, 32), np.float32))
     model = (str(folder / "product.onnx"), "--inputs", str(folder / "inputs.npz"))
     database, lock = folder / "tuning.sqlite", folder / "tuned.lock"
-    said = json.loads(invoke("tune", *model, "--db", str(database), "--lock", str(lock), "--budget", "20s"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(EFFORTS, "quick", Effort(60.0, 4, 8))
+        said = json.loads(invoke("tune", *model, "--db", str(database), "--lock", str(lock)))
     assert said["trials"]
     return Tuned(model, database, choices_in(lock))
 

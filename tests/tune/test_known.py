@@ -33,7 +33,7 @@ from tilewright.support.trace import Trace
 from tilewright.targets.cpu import CpuTarget
 from tilewright.targets.target import together
 from tilewright.tune.choose import choose
-from tilewright.tune.effort import Tuning
+from tilewright.tune.effort import EFFORTS, Effort, Tuning
 
 THREADS = 1
 INPUTS = (torch.ones(16, 48),)
@@ -273,11 +273,12 @@ def test_where_each_choice_came_from_is_said_and_kept_in_the_file(database: Path
     assert kinds(pooling) == {"default": 1}
 
 
-def test_a_tuning_run_says_so_too(tmp_path: Path) -> None:
+def test_a_tuning_run_says_so_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On this machine, without anything in the place of what measures."""
+    monkeypatch.setitem(EFFORTS, "quick", Effort(60.0, 4, 8))
     path = tmp_path / "own.sqlite"
     imported = import_model(model(), INPUTS)
-    tuned = compile_imported(imported, host(), threads=THREADS, tuning=Tuning("quick", 4.0, db=path))
+    tuned = compile_imported(imported, host(), threads=THREADS, tuning=Tuning("quick", db=path))
     kept = rows(path)
     assert set(kinds(tuned)) <= {"tuned", "predicted"} and kinds(tuned)["tuned"]
     again = compile_imported(imported, host(), threads=THREADS, tuning=Tuning("none", db=path))

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from tilewright.errors import CodegenError, VerificationError
-from tilewright.runtime.plan import Launch, Plan, Step, TensorSpec, aligned
+from tilewright.runtime.plan import PREDICTED, Launch, Plan, Step, TensorSpec, aligned
 
 _MAGIC = b"TWKERNEL"
 _DOMAIN = b"tilewright kernel 1\0"
@@ -47,8 +47,11 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def plan_digest(plan: Plan) -> str:
-    """Of everything in a plan but the digests of its kernels, which have this one inside."""
-    text = msgspec.json.encode(msgspec.structs.replace(plan, kernels={}), order="deterministic")
+    """Of everything in a plan but the digests of its kernels, which have this one inside, and where choices came from:
+    the same choice makes the same code, whether it was tuned, locked or predicted."""
+    tasks = {key: msgspec.structs.replace(info, origin=PREDICTED) for key, info in plan.tasks.items()}
+    plain = msgspec.structs.replace(plan, kernels={}, tasks=tasks)
+    text = msgspec.json.encode(plain, order="deterministic")
     return hashlib.sha256(text).hexdigest()
 
 

@@ -53,7 +53,8 @@ def test_what_was_tuned_is_used(database: Path) -> None:
     assert kinds(made) == {"tuned": 2} and rows(database) == kept
     (plain,) = run(model(), *INPUTS, db=str(database.parent / "no.sqlite"))
     assert kinds(plain) == {"predicted": 2}
-    assert made.plan.kernels == tilewright.compile(model(), INPUTS, threads=THREADS).plan.kernels
+    whole = tilewright.compile(model(), INPUTS, threads=THREADS)
+    assert set(made.plan.kernels) == set(whole.plan.kernels)
 
 
 def test_it_can_tune_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from tests.rewrites.helpers import (
     x_input,
 )
 from tilewright.dtypes import DType
-from tilewright.graph.ir import Graph, Node, TensorType, rebuild
+from tilewright.graph.ir import Graph, Node, TensorType, input_node, rebuild
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.graph.verify import verify
@@ -303,3 +303,13 @@ def test_the_choice_is_that_of_least_time_with_what_is_fused() -> None:
         after = Layout(ChainsCost(chain)).run(graph)
         last = any(node.attrs.get("layout") == "channels_last" for node in after.nodes())
         assert last == (chain < 3.0)
+
+
+def test_a_graph_too_wide_to_be_assigned_keeps_its_orders() -> None:
+    """The time of an assignment is that of the values alive at each step: here of 7,000 inputs, summed one by one."""
+    inputs = tuple(input_node(n, TensorType((2,), DType.F32)) for n in range(7000))
+    total = inputs[0]
+    for each in inputs[1:]:
+        total = apply("add", total, each)
+    graph = Graph(inputs, (total,))
+    assert Layout().run(graph) is graph

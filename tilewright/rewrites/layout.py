@@ -30,6 +30,16 @@ from tilewright.rewrites.partition import partition
 from tilewright.rewrites.shapes import moves_nothing, reshape_to
 from tilewright.support.trace import Event, Trace
 
+# Values alive at a step, over all steps: what an assignment takes time in proportion to. Networks have thousands of
+# steps with some tens; thousands with thousands (a sum of 20,000 inputs) keep the orders that they came in.
+_MOST_LIVE = 20_000_000
+
+
+def _live_values(graph: Graph) -> int:
+    nodes = [node for node in graph.nodes() if not node.is_constant]
+    last = {operand: step for step, node in enumerate(nodes) for operand in node.inputs}
+    return sum(last[node] - step for step, node in enumerate(nodes) if node in last)
+
 
 @dataclass(frozen=True)
 class Layout(Pass):
@@ -44,6 +54,8 @@ class Layout(Pass):
     def traced(self, graph: Graph, span: Event) -> Graph:
         """What was found operator by operator, unless all channels-last is better with what is fused then: chains of
         convolutions are. Notes say how often each operator went each way."""
+        if _live_values(graph) > _MOST_LIVE:
+            return graph
         found, costs = assign(graph, self.oracle)
         best = _Conversion(graph, found, costs)
         result = best.run()

@@ -45,7 +45,7 @@ def check_expansion(model: onnx.ModelProto, budget: Budget) -> None:
         _measure(key, functions, known, budget)
     total = _total(model.graph, known, budget)
     if total.nodes > budget.limits.nodes:
-        budget.count(total.nodes, "the model's functions")
+        budget.count(total.nodes, "the functions" if model.functions else "the graph")
     budget.check_depth(total.depth, "functions and subgraphs are")
     if model.functions:
         budget.fits(_EXPANDED_COPIES * total.bytes, "the model with its functions expanded")

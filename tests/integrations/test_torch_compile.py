@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tilewright import driver
+from tilewright.errors import InputError
 from tilewright.frontend.torch.left import Left
 from tilewright.integrations import torch_compile
 from tilewright.integrations.left_in_torch import share_left
@@ -331,6 +332,17 @@ def test_arguments_that_overlap() -> None:
         got = Compiled(function).fast(ours[:4], ours[2:])
         expected = function(theirs[:4], theirs[2:])
     assert torch.equal(got, expected) and torch.equal(ours, theirs)
+
+
+def test_a_storage_that_was_made_smaller_is_refused() -> None:
+    compiled = Compiled(lambda x: x * 2 + 1, dynamic=False)
+    x = torch.ones(1000)
+    compiled.check(x)
+    compiled.check(torch.ones(2000)[1000:])
+    for bytes in (400, 0):
+        x.untyped_storage().resize_(bytes)
+        with torch.no_grad(), pytest.raises(InputError):
+            compiled.fast(x)
 
 
 def test_a_view_of_an_argument_is_a_view_of_it() -> None:

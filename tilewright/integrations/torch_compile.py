@@ -334,6 +334,12 @@ def _while_the_same(runner: Runner, arguments: Sequence[Any], weights: Sequence[
 _address, _version = torch.Tensor.data_ptr, operator.attrgetter("_version")
 
 
+def _holds(tensor: torch.Tensor, size: int) -> bool:
+    """Whether its storage has so many bytes from its first element on."""
+    held = tensor.untyped_storage().nbytes()
+    return held == size or held >= size + tensor.storage_offset() * tensor.itemsize
+
+
 def _getter(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """The arguments at these positions, as a tuple."""
     if len(positions) > 1:
@@ -426,10 +432,15 @@ class _Whole:
         if not (self._region.is_plain and dense and type(model) is CompiledModel):
             return self
 
+        sizes = [spec.bytes for spec in model.plan.inputs]
+
         def run(arguments: Sequence[Any]) -> Any:
-            addresses = [*map(_address, inputs(arguments))]
-            # Without memory, or empty: the checks of an ordinary call say what it is.
-            return model.at(addresses) if all(addresses) else model.flat(inputs(arguments))
+            tensors = inputs(arguments)
+            addresses = [*map(_address, tensors)]
+            # No guard knows whether a storage was made smaller, or is gone: an ordinary call says what is wrong then.
+            if not all(map(_holds, tensors, sizes)) or not all(addresses):
+                return model.flat(tensors)
+            return model.at(addresses)
 
         return run
 

@@ -197,15 +197,15 @@ def normalisation(draw: Random, values: Values) -> nn.Module | None:
     )
 
 
-ACTIVATIONS: Sequence[nn.Module] = (
-    *(nn.ReLU(), nn.ReLU(), nn.SiLU(), nn.GELU(), nn.Hardswish(), nn.LeakyReLU(0.1), nn.Tanh(), nn.ELU()),
-    *(nn.ReLU6(), nn.Sigmoid(), nn.Mish(), nn.Hardsigmoid(), nn.Softplus(), nn.PReLU()),
+ACTIVATIONS: Sequence[Callable[[], nn.Module]] = (
+    *(nn.ReLU, nn.ReLU, nn.SiLU, nn.GELU, nn.Hardswish, lambda: nn.LeakyReLU(0.1), nn.Tanh, nn.ELU),
+    *(nn.ReLU6, nn.Sigmoid, nn.Mish, nn.Hardsigmoid, nn.Softplus, nn.PReLU),
 )
 
 
 @layer(4)
 def activation(draw: Random, values: Values) -> nn.Module | None:
-    return wrapped(draw.choice(ACTIVATIONS))
+    return wrapped(draw.choice(ACTIVATIONS)())
 
 
 # -- joining and cutting ----------------------------------------------------------------------------------------------

@@ -30,19 +30,14 @@ import torch
 from torch import Tensor, nn
 
 from tests.fuzz import coverage
+from tests.fuzz.judge import Judge, after_passes, with_dice
 from tests.fuzz.layers import LAYERS, TAILS, Layer
-from tests.fuzz.whole_road import deviation, largest_value
-from tests.rewrites.oracles import Dice
 from tilewright import frontend
 from tilewright.driver import compile_imported
 from tilewright.frontend import ImportedModel
-from tilewright.graph.ir import Graph
-from tilewright.graph.oracle import evaluate
 from tilewright.graph.text import print_graph
 from tilewright.hw import host
-from tilewright.measure.passes import PassChecks
-from tilewright.rewrites.oracle import CostOracle
-from tilewright.rewrites.pipeline import Abilities, run_pipeline
+from tilewright.rewrites.pipeline import Abilities
 from tilewright.support.trace import Trace
 from tilewright.tune.oracle import PredictedCosts
 
@@ -52,7 +47,6 @@ LARGE = (1, 16, 128, 128)  # enough for a reduction to be cut into several
 MOST_ELEMENTS = 30_000
 MOST_LAYERS = 5
 BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 4 * 2.0**-11, torch.bfloat16: 4 * 2.0**-8}
-LIBRARIES = Abilities(chains=False, libraries=True, prologues=True)
 
 
 class Network(nn.Module):
@@ -162,36 +156,10 @@ def check(drawn: Drawn, *, compiled: bool = True) -> Found:
     if not found.wrong and compiled:
         found.wrong = _compiled(drawn, imported, judge, found.taken)
     if not found.wrong:
-        found.wrong = _rewritten(drawn, judge, found.taken)
+        trace = Trace()
+        found.wrong = with_dice(judge, drawn.numerics, drawn.number, trace)
+        found.taken.update(coverage.counted(trace, "priced"))
     return found
-
-
-@dataclass
-class Judge:
-    """Compares results with the oracle's. Where large values cancel, what is left is rounding: a result that is small
-    beside the largest value inside counts as a hundredth of that."""
-
-    graph: Graph
-    inputs: Sequence[np.ndarray]
-    bound: float
-
-    def __post_init__(self) -> None:
-        self.floor = largest_value(self.graph, self.inputs)
-        self.exact = evaluate(self.graph, self.inputs, precise=True)
-        rounded = evaluate(self.graph, self.inputs, precise=False)
-        self.usual = [self.error(a, b) for a, b in zip(rounded, self.exact, strict=True)]
-
-    def error(self, result: np.ndarray, truth: np.ndarray) -> float:
-        return deviation(np.asarray(result), truth, self.floor)
-
-    def of(self, results: Sequence[np.ndarray], what: str) -> str:
-        for position, (ours, truth, usual) in enumerate(zip(results, self.exact, self.usual, strict=True)):
-            if ours.shape != truth.shape:
-                return f"{what} {position} has the shape {ours.shape}, not {truth.shape}"
-            error = self.error(ours, truth)
-            if not error <= max(self.bound, 4 * usual) and not math.isinf(usual):
-                return f"{what} {position} is off by {error:.1e}; one rounding per node is off by {usual:.1e}"
-        return ""
 
 
 def _compiled(drawn: Drawn, imported: ImportedModel, judge: Judge, taken: Counter[str]) -> str:
@@ -208,27 +176,6 @@ def _compiled(drawn: Drawn, imported: ImportedModel, judge: Judge, taken: Counte
     from tilewright.measure.bisect import first_deviation
 
     return f"{wrong}\nevery pass is right; the first kernel that is not: {first_deviation(model, tuple(judge.inputs))}"
-
-
-def _rewritten(drawn: Drawn, judge: Judge, taken: Counter[str]) -> str:
-    """With times that are dice, for a processor or for a machine with libraries."""
-    dice, abilities = Dice(drawn.number), LIBRARIES if drawn.number % 4 == 1 else Abilities()
-    trace = Trace()
-    wrong = after_passes(judge, drawn.numerics, dice, abilities, trace)
-    taken.update(coverage.counted(trace, "priced"))
-    return f"{wrong}\nwith made-up times {dice} and {abilities}" if wrong else ""
-
-
-def after_passes(
-    judge: Judge, numerics: str, oracle: CostOracle, abilities: Abilities, trace: Trace | None = None
-) -> str:
-    """Which pass is wrong, or nothing."""
-    checks = PassChecks(judge.graph, judge.inputs, error=judge.error)
-    partition = run_pipeline(
-        judge.graph, trace, numerics=numerics, oracle=oracle, abilities=abilities, observe=checks
-    )
-    checks.cut(partition)
-    return "" if checks.report.ok else str(checks.report)
 
 
 def _numpy(dtype: torch.dtype) -> np.dtype:

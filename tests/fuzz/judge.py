@@ -1,0 +1,86 @@
+"""Is what came of a graph what the oracle says? Results of machine code, and the graph after every pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tests.rewrites.oracles import Dice
+from tilewright.graph.ir import Graph
+from tilewright.graph.oracle import evaluate
+from tilewright.measure.check import relative_error
+from tilewright.measure.passes import PassChecks
+from tilewright.rewrites.oracle import CostOracle
+from tilewright.rewrites.pipeline import Abilities, run_pipeline
+from tilewright.support.trace import Trace
+
+LIBRARIES = Abilities(chains=False, libraries=True, prologues=True)
+
+
+def largest_value(graph: Graph, arrays: Sequence[np.ndarray]) -> float:
+    """The largest finite magnitude among intermediate floats: where such values cancel, what is left is rounding."""
+    floats = tuple(node for node in graph.nodes() if node.dtype.is_float and node.type.size)
+    values = evaluate(Graph(graph.inputs, floats), arrays, precise=True)
+    return max(
+        (float(np.abs(v, where=np.isfinite(v), out=np.zeros_like(v)).max()) for v in values), default=0.0
+    )
+
+
+def deviation(result: np.ndarray, truth: np.ndarray, floor: float) -> float:
+    """The relative error, where a truth that is small beside `floor` counts as a hundredth of it."""
+    error = relative_error(result, truth)
+    if math.isinf(error) or result.dtype.kind in "iub" or not result.size:
+        return error
+    with np.errstate(all="ignore"):
+        size = np.linalg.norm(truth[np.isfinite(truth)].astype(np.float64))
+    return float(error * size / max(size, 0.01 * floor * math.sqrt(result.size))) if size else error
+
+
+@dataclass
+class Judge:
+    """Compares results with the oracle's. Where large values cancel, what is left is rounding: a result that is small
+    beside the largest value inside counts as a hundredth of that."""
+
+    graph: Graph
+    inputs: Sequence[np.ndarray]
+    bound: float
+
+    def __post_init__(self) -> None:
+        self.floor = largest_value(self.graph, self.inputs)
+        self.exact = evaluate(self.graph, self.inputs, precise=True)
+        rounded = evaluate(self.graph, self.inputs, precise=False)
+        self.usual = [self.error(a, b) for a, b in zip(rounded, self.exact, strict=True)]
+
+    def error(self, result: np.ndarray, truth: np.ndarray) -> float:
+        return deviation(np.asarray(result), truth, self.floor)
+
+    def of(self, results: Sequence[np.ndarray], what: str) -> str:
+        for position, (ours, truth, usual) in enumerate(zip(results, self.exact, self.usual, strict=True)):
+            if ours.shape != truth.shape:
+                return f"{what} {position} has the shape {ours.shape}, not {truth.shape}"
+            error = self.error(ours, truth)
+            if not error <= max(self.bound, 4 * usual) and not math.isinf(usual):
+                return f"{what} {position} is off by {error:.1e}; one rounding per node is off by {usual:.1e}"
+        return ""
+
+
+def after_passes(
+    judge: Judge, numerics: str, oracle: CostOracle, abilities: Abilities, trace: Trace | None = None
+) -> str:
+    """Which pass is wrong, or nothing."""
+    checks = PassChecks(judge.graph, judge.inputs, error=judge.error)
+    partition = run_pipeline(
+        judge.graph, trace, numerics=numerics, oracle=oracle, abilities=abilities, observe=checks
+    )
+    checks.cut(partition)
+    return "" if checks.report.ok else str(checks.report)
+
+
+def with_dice(judge: Judge, numerics: str, number: int, trace: Trace | None = None) -> str:
+    """The same with times that are dice, for a processor or for a machine with libraries."""
+    dice, abilities = Dice(number), LIBRARIES if number % 4 == 1 else Abilities()
+    wrong = after_passes(judge, numerics, dice, abilities, trace)
+    return f"{wrong}\nwith made-up times {dice} and {abilities}" if wrong else ""

@@ -147,6 +147,25 @@ def separable_convolution(draw: Random, values: Values) -> nn.Module | None:
     return wrapped(used)
 
 
+@layer(1.5)
+def joined_convolutions(draw: Random, values: Values) -> nn.Module | None:
+    """What a convolution gives, twice side by side, and a window over that: blocks of one size may meet another."""
+    x = values[-1]
+    if not is_image(x):
+        return None
+    width = draw.choice((8, 12, 16, 24))
+    conv = nn.Conv2d(x.shape[1], width, 3, padding=1, bias=draw.random() < 0.5)
+    after = draw.choice(
+        [nn.AvgPool2d(3, 1, 1), nn.MaxPool2d(3, 1, 1), nn.Conv2d(2 * width, draw.choice((16, 24)), 1)]
+    )
+
+    def joined(x: Tensor, conv: nn.Module, after: nn.Module) -> Tensor:
+        x = conv(x)
+        return after(torch.cat([x, 0.5 * x], 1))
+
+    return Of(f"{after} of cat([y, 0.5 * y]), y = {conv}", joined, conv, after)
+
+
 @layer(1)
 def squeeze_and_excitation(draw: Random, values: Values) -> nn.Module | None:
     x = values[-1]
@@ -465,6 +484,9 @@ def arithmetic(draw: Random, values: Values) -> nn.Module | None:
         ("x + p", lambda x, p: x + p.value),
         ("x * p + p, p expanded", lambda x, p: x * p.value.expand(x.shape) + p.value),
         ("x * zeros.expand + x", lambda x, p: torch.zeros(1, dtype=x.dtype).expand(x.shape) + x),
+        ("x + mean of a large full", lambda x, p: x + torch.full((160, 160), 0.25, dtype=x.dtype).flip(0).mean()),
+        ("(x ** 2 + 1) ** tensor", lambda x, p: (x**2 + 1) ** torch.tensor(0.5, dtype=x.dtype)),
+        ("expanded twice", lambda x, p: x + x.mean(-1, keepdim=True).expand(x.shape).expand(3, *x.shape).sum(0)),
         ("x + full", lambda x, p: x + torch.full(x.shape[-1:], 0.25, dtype=x.dtype).view(1, -1)[0]),
         ("x + full, permuted", lambda x, p: x + torch.full(x.shape[::-1], 2.0, dtype=x.dtype).mT.reshape(x.shape)),
         ("x + iota", lambda x, p: x + torch.arange(x.shape[-1], dtype=x.dtype)),

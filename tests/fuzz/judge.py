@@ -17,7 +17,7 @@ from tilewright.rewrites.oracle import CostOracle
 from tilewright.rewrites.pipeline import Abilities, run_pipeline
 from tilewright.support.trace import Trace
 
-LIBRARIES = Abilities(chains=False, libraries=True, prologues=True)
+LIBRARIES = Abilities(chains=False, libraries=True, half=True, prologues=True)
 
 
 def largest_value(graph: Graph, arrays: Sequence[np.ndarray]) -> float:

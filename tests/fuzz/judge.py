@@ -36,7 +36,9 @@ def deviation(result: np.ndarray, truth: np.ndarray, floor: float) -> float:
         return error
     with np.errstate(all="ignore"):
         size = np.linalg.norm(truth[np.isfinite(truth)].astype(np.float64))
-    return float(error * size / max(size, 0.01 * floor * math.sqrt(result.size))) if size else error
+    if not size or math.isinf(size):
+        return error
+    return float(error * size / max(size, 0.01 * floor * math.sqrt(result.size)))
 
 
 @dataclass

@@ -73,12 +73,20 @@ def after_passes(
     judge: Judge, numerics: str, oracle: CostOracle, abilities: Abilities, trace: Trace | None = None
 ) -> str:
     """Which pass is wrong, or nothing."""
-    checks = PassChecks(judge.graph, judge.inputs, error=judge.error)
+    checks, trace = PassChecks(judge.graph, judge.inputs, error=judge.error), trace or Trace()
     partition = run_pipeline(
         judge.graph, trace, numerics=numerics, oracle=oracle, abilities=abilities, observe=checks
     )
     checks.cut(partition)
-    return "" if checks.report.ok else str(checks.report)
+    return skipped(trace) or ("" if checks.report.ok else str(checks.report))
+
+
+def skipped(trace: Trace) -> str:
+    """The first pass that failed and was left out, or nothing: the model is right without it, the pass is not."""
+    for event in trace.events:
+        if event.name.endswith(".skipped"):
+            return f"{event.name.removesuffix('.skipped')} failed: {event.notes['error']}"
+    return ""
 
 
 def with_dice(judge: Judge, numerics: str, number: int, trace: Trace | None = None) -> str:

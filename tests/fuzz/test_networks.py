@@ -18,6 +18,9 @@ from torch import Tensor, nn
 
 import tilewright
 from tests.fuzz import coverage, networks, workers
+from tests.fuzz.judge import Judge, with_dice
+from tests.rewrites.helpers import graph_of, inputs_for, x_input
+from tilewright.errors import TilewrightWarning
 from tilewright.graph.ir import Graph, Node, rebuild
 from tilewright.graph.op import apply
 from tilewright.measure.bisect import check_model
@@ -75,6 +78,14 @@ class Broken(Pass):
         return rebuild(graph, rule)
 
 
+@dataclass(frozen=True)
+class Failing(Pass):
+    name = "failing"
+
+    def run(self, graph: Graph) -> Graph:
+        raise ZeroDivisionError(self.name)
+
+
 def test_a_wrong_pass_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     right = pipeline.passes
     monkeypatch.setattr(pipeline, "passes", lambda *options: (Broken(), *right(*options)))
@@ -82,6 +93,15 @@ def test_a_wrong_pass_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> Non
         AssertionError, match=r"WRONG after pass 1 of \d+, broken: .*(?s:.*)network \d+, float32"
     ):
         networks.run(range(60), compiled=False)
+
+
+def test_a_pass_that_fails_and_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_STRICT_PASSES", "off")
+    monkeypatch.setattr(pipeline, "passes", lambda *options: (Failing(),))
+    graph = graph_of(apply("relu", x_input(2, 3)))
+    with pytest.warns(TilewrightWarning, match="failing"):
+        found = with_dice(Judge(graph, inputs_for(graph), 1e-4), "fast", 0)
+    assert found.startswith("rewrites.failing failed: ZeroDivisionError")
 
 
 def test_a_failure_is_shrunk_to_the_layers_that_it_needs() -> None:

@@ -141,7 +141,9 @@ def test_an_onnx_model(tmp_path: Path) -> None:
     save(model, tmp_path / "relu.onnx")
     assert run("compile", "relu.onnx", folder=tmp_path).returncode == 0
     assert run("explain", "relu.onnx", folder=tmp_path).returncode == 0
-    refused = run("bench", "relu.onnx", folder=tmp_path)
+    alone = json.loads(run("bench", "relu.onnx", "--json", folder=tmp_path).stdout)
+    assert alone["median"] > 0
+    refused = run("demo", "relu.onnx", folder=tmp_path)
     assert refused.returncode == 1 and "PyTorch" in refused.stderr
 
 

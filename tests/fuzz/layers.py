@@ -210,6 +210,8 @@ def normalisation(draw: Random, values: Values) -> nn.Module | None:
         return wrapped(nn.InstanceNorm2d(channels, affine=draw.random() < 0.5))
     if kind == "layer":
         return wrapped(nn.LayerNorm(list(x.shape[draw.choice([1, 2, 3]) :])))
+    if channels < 4:  # of so few the difference may be all rounding
+        return None
     norm = nn.LayerNorm(channels)
     return Of(
         f"{norm} over the channels", lambda x, used: used(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), norm

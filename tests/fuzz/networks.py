@@ -17,6 +17,7 @@ command fails if one never was.
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import sys
 import time
@@ -151,7 +152,7 @@ def check(drawn: Drawn, *, compiled: bool = True) -> Found:
     judge = Judge(graph, arrays, BOUNDS[drawn.dtype])
 
     with torch.no_grad():
-        theirs = [y.double().numpy() for y in network(x)]
+        theirs = [y.numpy() for y in copy.deepcopy(network).double()(x.double())]
     found.wrong = judge.of(theirs, "as imported: PyTorch's result")
     if not found.wrong and compiled:
         found.wrong = _compiled(drawn, imported, judge, found.taken)

@@ -68,7 +68,7 @@ def test_switches(monkeypatch: pytest.MonkeyPatch, text: str, value: bool) -> No
         ("TILEWRIGHT_CACHE_LIMIT", "cache_limit", "lots", "512M"),
         ("TILEWRIGHT_THREADS", "threads", "-1", "1 to 1024"),
         ("TILEWRIGHT_THREADS", "threads", "many", "1 to 1024"),
-        ("TILEWRIGHT_NUMERICS", "numerics", "sloppy", "fast, strict, tf32"),
+        ("TILEWRIGHT_NUMERICS", "numerics", "sloppy", "fast, strict, relaxed, tf32"),
         ("TILEWRIGHT_THREAD_RUNTIME", "thread_runtime", "tbb", "auto, openmp, pool"),
         ("TILEWRIGHT_CPU_FEATURES", "cpu_features", "avx9000", "baseline, avx2, avx512"),
         ("TILEWRIGHT_STRICT_PASSES", "strict_passes", "perhaps", "on or off"),

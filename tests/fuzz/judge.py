@@ -36,6 +36,10 @@ def deviation(result: np.ndarray, truth: np.ndarray, floor: float) -> float:
         return error
     with np.errstate(all="ignore"):
         size = np.linalg.norm(truth[np.isfinite(truth)].astype(np.float64))
+    if (
+        not size and floor
+    ):  # zeros that values of this size cancel to: a norm of equal values multiplies what is left
+        return error / (floor * math.sqrt(result.size))
     if not size or math.isinf(size):
         return error
     return float(error * size / max(size, 0.01 * floor * math.sqrt(result.size)))

@@ -23,7 +23,7 @@ from random import Random
 import msgspec
 import numpy as np
 
-from tilewright.errors import TilewrightError
+from tilewright.errors import ModelSizeError, TilewrightError
 from tilewright.hw import CpuMachine
 from tilewright.measure.exam import Exam, WrongResult
 from tilewright.measure.kernels import Beating, Kernel, Layout, Rounds
@@ -168,10 +168,10 @@ def _answer(timer: Timer, request: Check | Time | Race | Heats | Glance) -> Timi
         return Raced(timer.race(request.numbers, request.seconds))
     except WrongResult as error:
         return Failed("wrong", str(error), astray=isinstance(error, StrayWrite))
+    except (MemoryError, ModelSizeError):
+        return Failed("memory", "its buffers do not fit into memory")
     except TilewrightError as error:  # the object code cannot be loaded
         return Failed("build", str(error))
-    except MemoryError:
-        return Failed("memory", "its buffers do not fit into memory")
     except OSError as error:
         if error.errno != errno.ENOMEM:
             raise

@@ -362,3 +362,19 @@ def test_an_input_that_wants_gradients(model: nn.Module, x: torch.Tensor) -> Non
 def test_wrong_options(model: nn.Module, x: torch.Tensor, options, error, complaint: str) -> None:
     with pytest.raises(error, match=complaint):
         tilewright.compile(model, (x,), **options)
+
+
+def test_a_mean_of_doubled_values() -> None:
+    """A sum of products whose data is one number: nothing of it is left to be staged."""
+
+    class Doubled(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x.permute(0, 2, 3, 1) * 2).permute(0, 3, 1, 2).mean((2, 3))
+
+    x = torch.randn(1, 96, 4, 9).contiguous(memory_format=torch.channels_last)
+    model = torch.nn.Sequential(torch.nn.Conv2d(96, 96, 1, bias=False), Doubled()).eval()
+    with torch.no_grad():
+        expected = model(x)
+    torch.testing.assert_close(
+        tilewright.compile(model, (x,), target="cpu")(x), expected, atol=1e-5, rtol=1e-5
+    )

@@ -265,6 +265,8 @@ class ContractionNest:
         """The block's data, dimension by dimension; trailing ones that lie together in memory are copied as one run."""
         places = [te.Var(f"s{n}", extent) for n, extent in enumerate(staged.extents)]
         value = self._at_places(data, staged, places)
+        if not places:  # one element that every result reads
+            return Store(staged.buffer, te.as_index(0), self._as_staged(value))
         run = run_of(value, places)
         if run is None:
             return self._fill_vectors(staged, places, value)

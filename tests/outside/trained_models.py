@@ -43,7 +43,7 @@ import numpy as np
 BATCHES = (1, 2, 4)
 TOLERANCE = 1e-4
 LEAST = 1e-3  # magnitude that an output's error is related to
-OWN = 4  # an error of this many times ONNX Runtime's own deviation is none of ours
+OWN = 4  # an error of this many times ONNX Runtime's own deviation is not counted
 BAD = ("wrong", "error", "crash")
 REFERENCE, COMPILING = "reference", "compiling"  # what a process is at, for the case that it dies
 SIZES = {  # of open dimensions after the first, by rank: the first that ONNX Runtime runs

@@ -161,7 +161,7 @@ def test_generated_code_is_well_formed() -> None:
 
 
 def test_every_length_and_every_byte_of_the_headers() -> None:
-    """Whatever it says, it says it with an error of ours; most changes of a header are refused."""
+    """Whatever it says, it says it with an error class of the package; most changes of a header are refused."""
     refused = 0
     for length in range(0, len(CODE), 7):
         with pytest.raises(CodegenError, match="well-formed"):

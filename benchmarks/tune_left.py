@@ -43,7 +43,7 @@ from tilewright.hw import host
 from tilewright.measure.building import Made
 from tilewright.measure.process import Failed
 from tilewright.measure.runner import Runner
-from tilewright.measure.timing import undisturbed
+from tilewright.measure.cpu_timer import undisturbed
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.promising import promising

@@ -1,13 +1,17 @@
-"""The road as code: what happens to a model, top to bottom.
+"""The road as code: what happens to a model, top to bottom, on every target.
 
-model -> Graph -> Partition (Tasks) -> Programs -> Kernels -> Plan -> CompiledModel
+    import      model -> Graph                                frontend/
+    partition   Graph -> Partition (Tasks)                    rewrites/, with the target's cost oracle
+    choose      Tasks -> Choices                              tune/: as locked, tuned before, tuned now, or predicted
+    build       Choices -> kernels -> Plan                    codegen/, link.py
+    load        Plan -> CompiledModel                         runtime/
 
-What differs between kinds of machines is in `targets/`.
+`compile_imported` is that list as code. What differs between kinds of machines is a `Target` (`targets/`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -16,6 +20,7 @@ import numpy as np
 from tilewright import frontend
 from tilewright.errors import OptionError
 from tilewright.frontend import ImportedModel
+from tilewright.graph.task import Partition, Task
 from tilewright.hw import CpuMachine
 from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.passes import PassChecks, PassReport
@@ -24,13 +29,17 @@ from tilewright.runtime.dispatch import Policy
 from tilewright.runtime.dynamic import Arguments, ConstantPool, DynamicModel
 from tilewright.runtime.model import CompiledModel, as_arguments
 from tilewright.runtime.threads import resolve as resolve_threads
+from tilewright.space.candidates import Candidates
+from tilewright.space.template import Work
 from tilewright.support.budget import exhaustion
 from tilewright.support.trace import Trace
 from tilewright.targets.resolve import resolve_target
-from tilewright.targets.target import Share, Target, computed, unshared
-from tilewright.tune.allocate import Goal, Objective
+from tilewright.targets.stages import build_plan, choose_implementations
+from tilewright.targets.target import Choices, Share, Target, boundary, computed, together, unshared
+from tilewright.tune.allocate import OBJECTIVES, Combine, Goal, Objective
+from tilewright.tune.choose import Choice
+from tilewright.tune.effort import BUILT_IN_SEARCHES, KNOWN, Tuning, parse_duration
 from tilewright.tune.effort import EFFORTS as MEASURING
-from tilewright.tune.effort import KNOWN, Tuning, parse_duration
 
 EFFORTS = ("none", *MEASURING)
 
@@ -45,6 +54,7 @@ def compile(
     effort: str = ...,
     budget: float | str | None = ...,
     seed: int = ...,
+    search: str = ...,
     lock: str | Path | None = ...,
     db: str | Path | None = ...,
     numerics: str | None = ...,
@@ -63,6 +73,7 @@ def compile(
     effort: str = ...,
     budget: float | str | None = ...,
     seed: int = ...,
+    search: str = ...,
     lock: str | Path | None = ...,
     db: str | Path | None = ...,
     numerics: str | None = ...,
@@ -80,6 +91,7 @@ def compile(
     effort: str = "none",
     budget: float | str | None = None,
     seed: int = 0,
+    search: str = "guided",
     lock: str | Path | None = None,
     db: str | Path | None = None,
     numerics: str | None = None,
@@ -101,6 +113,8 @@ def compile(
       are built, checked and timed here, and what is found is kept for the next time.
       Ctrl-C and SIGTERM end the measuring, and the best so far is used.
     - `budget`: seconds that measuring may take at most, or a text such as "5m". `seed`: of the search.
+    - `search`: which search proposes candidates: "guided" (the default), "evolution", "annealing", "random",
+      "exhaustive", or one that was registered with `tilewright.search.register`.
     - `lock`: a file of choices. Where it exists they are taken as they are, and nothing is measured; otherwise the
       choices of this build are written there.
     - `db`: the database of what was measured; None: the one in the cache folder.
@@ -115,35 +129,38 @@ def compile(
     The result is called like the model, with torch tensors (of the target's device) or NumPy arrays.
     """
     trace = trace or Trace.off()
-    check_options(effort=effort, budget=budget, seed=seed, numerics=numerics, threads=threads)
+    check_options(effort=effort, budget=budget, seed=seed, numerics=numerics, threads=threads, search=search)
     model = frontend.opened(model)
-    machine = resolve_target(target, model, example_inputs)
-    numerics = resolve_option("numerics", numerics or machine.default_numerics(), NUMERICS)
-    tuning = resolve_tuning(effort, budget, machine, seed=seed, db=db)
+    resolved = resolve_target(target, model, example_inputs)
+    numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)
+    tuning = resolve_tuning(effort, budget, resolved, seed=seed, db=db, search=search)
 
     if dynamic and lock is not None:
         raise OptionError(
-            "a lock file is of one kind of call, and a model with dynamic=True has many",
-            remedy="compile each kind of call with a lock file of its own, or leave `lock` out",
+            "a lock file covers a single input signature, and dynamic=True compiles several",
+            remedy="compile each input signature with a lock file of its own, or leave `lock` out",
         )
     if dynamic:
         policy = dynamic if isinstance(dynamic, Policy) else None
-        return compile_dynamic(model, example_inputs, machine, numerics, threads, policy, trace, tuning)
+        return compile_dynamic(model, example_inputs, resolved, numerics, threads, policy, trace, tuning)
     with trace.span("import"):
         imported = frontend.import_model(model, example_inputs)
     return compile_imported(
-        imported, machine, numerics=numerics, threads=threads, trace=trace, tuning=tuning, lock=lock
+        imported, resolved, numerics=numerics, threads=threads, trace=trace, tuning=tuning, lock=lock
     )
 
 
 def compile_all(
     models: Sequence[tuple[Any, Any]],
     *,
+    objective: str | Combine = "sum",
     latency: Sequence[float | str | None] | None = None,
+    task_latency: Mapping[str, float | str] | None = None,
     target: str | CpuMachine | GpuMachine | None = None,
     effort: str = "quick",
     budget: float | str | None = None,
     seed: int = 0,
+    search: str = "guided",
     lock: str | Path | None = None,
     db: str | Path | None = None,
     numerics: str | None = None,
@@ -153,37 +170,50 @@ def compile_all(
     """Compile several models, each with its example inputs, in one tuning run: tasks that they share are measured once,
     and the budget goes to where the time of all of them together falls most.
 
-    `latency`: of each model, the time that a call may take. One that is fast enough gets no more of the budget. The
-    other options are those of `compile`.
+    - `objective`: what is to become small: "sum", the time of all models together; "geomean", the geometric mean of
+      their times, so that a slow model does not take the whole budget; or a function of the list of their times.
+    - `latency`: of each model, the time that a call may take. One that is fast enough gets no more of the budget.
+    - `task_latency`: the same of single tasks, by the label that `explain` shows.
+
+    The other options are those of `compile`.
     """
     trace = trace or Trace.off()
-    check_options(effort=effort, budget=budget, seed=seed, numerics=numerics, threads=threads)
+    check_options(effort=effort, budget=budget, seed=seed, numerics=numerics, threads=threads, search=search)
     models = [(frontend.opened(model), inputs) for model, inputs in models]
-    machine = resolve_target(target, *models)
-    numerics = resolve_option("numerics", numerics or machine.default_numerics(), NUMERICS)
-    tuning = resolve_tuning(effort, budget, machine, seed=seed, db=db)
+    resolved = resolve_target(target, *models)
+    numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)
+    tuning = resolve_tuning(effort, budget, resolved, seed=seed, db=db, search=search)
     latencies = resolve_latency(latency, len(models))
     with trace.span("import"):
         imported = [frontend.import_model(model, inputs) for model, inputs in models]
     with trace.span("rewrite"):
-        partitions = [machine.partitioned(one, numerics, trace) for one in imported]
+        partitions = [resolved.partition(one, numerics, trace) for one in imported]
     goals = tuple(
         Goal({key: count for key, (_, count) in computed(partition).items()}, seconds)
         for partition, seconds in zip(partitions, latencies, strict=True)
     )
-    choices = machine.chosen(
-        partitions, numerics, threads, trace, tuning=tuning, lock=lock, objective=Objective(goals)
+    chosen = choose_implementations(
+        resolved,
+        partitions,
+        numerics,
+        threads,
+        trace,
+        tuning=tuning,
+        lock=lock,
+        objective=Objective(
+            goals, resolve_task_latency(task_latency, together(partitions)), resolve_objective(objective)
+        ),
     )
     return [
-        machine.finished(one, partition, numerics, threads, trace, choices)
-        for one, partition in zip(imported, partitions, strict=True)
+        _build_and_load(one, partition, resolved, chosen.choices, numerics, threads, trace)
+        for one, partition in zip(imported, chosen.partitions, strict=True)
     ]
 
 
 def compile_dynamic(
     model: Any,
     example_inputs: Any,
-    machine: Target,
+    target: Target,
     numerics: str,
     threads: int | None,
     policy: Policy | None,
@@ -199,7 +229,7 @@ def compile_dynamic(
             imported = source.import_for(arguments)
         return compile_imported(
             imported,
-            machine,
+            target,
             numerics=numerics,
             threads=threads,
             trace=trace,
@@ -215,7 +245,7 @@ def compile_dynamic(
 
 def compile_imported(
     imported: ImportedModel,
-    machine: CpuMachine | GpuMachine | Target,
+    target: CpuMachine | GpuMachine | Target,
     *,
     numerics: str = "fast",
     threads: int | None = None,
@@ -226,12 +256,55 @@ def compile_imported(
 ) -> CompiledModel:
     """The road from a graph on, whatever frontend it came from. `tuning`: how much to measure."""
     trace = trace or Trace.off()
-    target = resolve_target(machine)
+    resolved = resolve_target(target)
     with exhaustion("compiling the model"):
         with trace.span("rewrite"):
-            partition = target.partitioned(imported, numerics, trace)
-        choices = target.chosen([partition], numerics, threads, trace, tuning=tuning, lock=lock)
-        return target.finished(imported, partition, numerics, threads, trace, choices, share)
+            partition = resolved.partition(imported, numerics, trace)
+        chosen = choose_implementations(
+            resolved, [partition], numerics, threads, trace, tuning=tuning, lock=lock
+        )
+        (partition,) = chosen.partitions
+        return _build_and_load(imported, partition, resolved, chosen.choices, numerics, threads, trace, share)
+
+
+def _build_and_load(
+    imported: ImportedModel,
+    partition: Partition,
+    target: Target,
+    choices: Choices,
+    numerics: str,
+    threads: int | None,
+    trace: Trace,
+    share: Share = unshared,
+) -> CompiledModel:
+    linked, _ = build_plan(target, partition, choices, boundary(imported), numerics, trace)
+
+    def again(other: Target) -> CompiledModel:
+        """For another machine of the kind: what was chosen here, as far as it is a choice there too."""
+        with trace.span("rewrite"):
+            cut = other.partition(imported, numerics, trace)
+        chosen = choose_implementations(other, [cut], numerics, threads, trace)
+        kept = {
+            key: _as_chosen(choices.get(key), choice, key, other, numerics, cut)
+            for key, choice in chosen.choices.items()
+        }
+        return _build_and_load(imported, chosen.partitions[0], other, kept, numerics, threads, trace)
+
+    with trace.span("load"):
+        return target.load(linked, share(linked.constants), threads, again)
+
+
+def _as_chosen(
+    here: Choice | None, there: Choice, key: str, target: Target, numerics: str, cut: Partition
+) -> Choice:
+    """The choice of this machine, where it was tuned or locked and is legal on the other; else that of the other."""
+    task = computed(cut).get(key)
+    if here is None or task is None or here.origin.kind not in ("tuned", "lock"):
+        return there
+    candidates = Candidates.of(Work(task[0], target.machine, numerics))
+    if not candidates.is_legal(here.config):
+        return there
+    return Choice(candidates.implementation(here.config), here.config, here.seconds, here.origin)
 
 
 def check_passes(
@@ -246,11 +319,11 @@ def check_passes(
     """Whether the graph of a model, run by the oracle, computes the same after every pass: the road up to its
     tasks, with the decisions of `compile` with these options. `inputs`: arrays for the graph's inputs, in order."""
     model = frontend.opened(model)
-    machine = resolve_target(target, model, example_inputs)
-    numerics = resolve_option("numerics", numerics or machine.default_numerics(), NUMERICS)
+    resolved = resolve_target(target, model, example_inputs)
+    numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)
     imported = frontend.import_model(model, example_inputs)
     checks = PassChecks(imported.graph, inputs)
-    checks.cut(machine.partitioned(imported, numerics, trace or Trace.off(), checks))
+    checks.cut(resolved.partition(imported, numerics, trace or Trace.off(), checks))
     return checks.report
 
 
@@ -261,6 +334,7 @@ def check_options(
     seed: int = 0,
     numerics: str | None = None,
     threads: int | None = None,
+    search: str = "guided",
 ) -> None:
     """OptionError for a value that `compile` could not use: what a caller may ask before it begins."""
     resolve_option("effort", effort, EFFORTS)
@@ -276,23 +350,28 @@ def check_options(
         raise OptionError(f"seed={seed!r} must be a whole number", remedy="pass an int, such as seed=0")
     if threads is not None:
         resolve_threads(threads)
+    if search not in BUILT_IN_SEARCHES:
+        from tilewright.search import search_named  # a user's own, which is registered there
+
+        search_named(search)
 
 
 def resolve_tuning(
     effort: str,
     budget: float | str | None,
-    machine: Target,
+    target: Target,
     *,
     seed: int = 0,
     db: str | Path | None = None,
+    search: str = "guided",
 ) -> Tuning:
     check_options(effort=effort, budget=budget, seed=seed)
     path = None if db is None else Path(db)
-    if effort != "none" and not machine.is_here:
+    if effort != "none" and not target.is_here:
         raise OptionError(
             f'effort={effort!r} measures on this machine, and the target is another; say effort="none"'
         )
-    return Tuning(effort, None if budget is None else parse_duration(budget), seed, db=path)
+    return Tuning(effort, None if budget is None else parse_duration(budget), seed, search, path)
 
 
 def resolve_latency(latency: Sequence[float | str | None] | None, models: int) -> list[float | None]:
@@ -306,7 +385,32 @@ def resolve_latency(latency: Sequence[float | str | None] | None, models: int) -
     return [None if each is None else parse_duration(each, "latency") for each in latency]
 
 
+def resolve_objective(objective: str | Combine) -> str | Combine:
+    if not callable(objective) and objective not in OBJECTIVES:
+        known = ", ".join(map(repr, OBJECTIVES))
+        raise OptionError(
+            f"objective must be one of {known} or a function of the models' times, got {objective!r}"
+        )
+    return objective
+
+
+def resolve_task_latency(
+    latency: Mapping[str, float | str] | None, tasks: Mapping[str, tuple[Task, int]]
+) -> dict[str, float]:
+    """Seconds by the key of a task; tasks are named by label, or by key."""
+    found: dict[str, float] = {}
+    for name, value in (latency or {}).items():
+        keys = [key for key, (task, _) in tasks.items() if name in (key, task.label)]
+        if not keys:
+            labels = sorted({task.label for task, _ in tasks.values()})
+            raise OptionError(
+                f"no task is called {name!r}", remedy=f"name one of these: {', '.join(labels[:8])}"
+            )
+        found |= dict.fromkeys(keys, parse_duration(value, "task_latency"))
+    return found
+
+
 def resolve_option(name: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
-        raise OptionError(f"{name}={value!r} is not possible; it is one of {', '.join(map(repr, allowed))}")
+        raise OptionError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return value

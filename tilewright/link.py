@@ -1,12 +1,13 @@
-"""Partition + Kernels -> Plan: where every value lives, and which kernel runs when.
+"""Calls of kernels -> Plan: where every value lives, and which kernel runs when.
 
-Graph inputs and outputs live in the caller's memory, constants in the model's, everything else in one arena whose
-offsets are planned by liveness. A view has no place of its own: it is the place of what it views.
+Inputs and outputs live in the caller's memory, constants in the model's, everything else in one arena whose offsets are
+planned by liveness. `link` makes the calls of a model's partition, in which a view has no place of its own: it is the
+place of what it views. `link_calls` is for those who have calls and no graph, as trials do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ import msgspec
 import numpy as np
 
 from tilewright.graph.ir import Node, TensorType
-from tilewright.graph.task import Partition, TaskCall
+from tilewright.graph.task import Partition, Task, TaskCall
 from tilewright.runtime.contract import Argument, Contract, plan_digest, sealed
 from tilewright.runtime.loader import object_digest
 from tilewright.runtime.memory import Buffer, plan_memory
@@ -44,6 +45,17 @@ class Boundary:
     argument_names: tuple[str, ...]
     pinned: Mapping[str, np.ndarray] = field(default_factory=dict)  # inputs of one value only, by name
 
+    @classmethod
+    def anonymous(cls, inputs: int, outputs: int) -> Boundary:
+        """Of a plan that nobody calls by name: flat tuples."""
+
+        def leaves(count: int) -> dict[str, Any]:
+            return {"kind": "tuple", "items": [{"kind": "leaf", "index": index} for index in range(count)]}
+
+        names = tuple(f"x{number}" for number in range(inputs))
+        keywords = {"kind": "dict", "keys": [], "items": []}
+        return cls(names, {"kind": "tuple", "items": [leaves(inputs), keywords]}, leaves(outputs), names)
+
 
 @dataclass(frozen=True)
 class Linkable:
@@ -72,6 +84,27 @@ class Linked:
     objects: Mapping[str, bytes]  # digest -> object code
 
 
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A kernel applied to values. Values are told apart by any hashable key."""
+
+    kernel: Linkable
+    key: str  # of its task in the plan
+    info: TaskInfo
+    arguments: tuple[Hashable, ...]
+    result: Hashable
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values that have a place outside of the arena, in order."""
+
+    inputs: Mapping[Hashable, TensorSpec]
+    outputs: Mapping[Hashable, TensorSpec]
+    constants: Mapping[Hashable, TensorSpec] = field(default_factory=dict)
+
+
 def link(
     partition: Partition,
     kernels: Mapping[str, Linkable],
@@ -83,19 +116,37 @@ def link(
 ) -> Linked:
     """The plan that runs `partition` with `kernels` (by the key of a call) on what `target` describes."""
     # A tensor without elements needs no kernel.
-    calls = [call for call in partition.calls if call.output.type.size]
-    constants = _constants(partition, calls, kernels)
-    places, memory = _places(partition, calls, constants)
+    calls = [_call(partition, call, kernels[call.key]) for call in partition.calls if call.output.type.size]
+    stored = dict.fromkeys(x for call in calls for x in call.arguments if isinstance(x, _Stored))
     graph = partition.graph
+    named = zip(boundary.input_names, graph.inputs, strict=True)
+    values = Values(
+        inputs={node: _spec(name, node.type) for name, node in named},
+        outputs={node: _spec(node.name or f"output{n}", node.type) for n, node in enumerate(graph.outputs)},
+        constants={constant: constant.spec for constant in stored},
+    )
+    plan, objects = link_calls(calls, values, boundary, target, numerics=numerics, producer=producer)
+    return Linked(plan, tuple(constant.array() for constant in stored), objects)
+
+
+def link_calls(
+    calls: Sequence[Call],
+    values: Values,
+    boundary: Boundary,
+    target: dict[str, Any],
+    *,
+    numerics: str = "fast",
+    producer: str = "",
+) -> tuple[Plan, dict[str, bytes]]:
+    """The plan that runs these calls in order, and the object code of its kernels by digest."""
+    places, memory = _places(calls, values)
     plan = Plan(
-        inputs=tuple(
-            _spec(name, node.type) for name, node in zip(boundary.input_names, graph.inputs, strict=True)
-        ),
-        outputs=tuple(_spec(node.name or f"output{n}", node.type) for n, node in enumerate(graph.outputs)),
-        constants=tuple(stored.spec for stored in constants),
-        steps=tuple(_step(partition, call, kernels[call.key], places) for call in calls),
+        inputs=tuple(values.inputs.values()),
+        outputs=tuple(values.outputs.values()),
+        constants=tuple(values.constants.values()),
+        steps=tuple(_step(call, places) for call in calls),
         kernels={},
-        tasks={call.key: _info(call, kernels[call.key]) for call in calls},
+        tasks={call.key: call.info for call in calls},
         memory=memory,
         input_tree=boundary.input_tree,
         output_tree=boundary.output_tree,
@@ -110,12 +161,12 @@ def link(
         ),
     )
     plan_is = plan_digest(plan)
-    code = {kernel.symbol: kernel.sealed(target, plan_is) for kernel in kernels.values() if kernel.code}
+    kernels = {call.kernel.symbol: call.kernel for call in calls if call.kernel.code}
+    code = {symbol: kernel.sealed(target, plan_is) for symbol, kernel in kernels.items()}
     digests = {symbol: object_digest(data) for symbol, data in code.items()}
     plan = msgspec.structs.replace(plan, kernels=digests)
     plan.validate()
-    objects = {digest: code[symbol] for symbol, digest in digests.items()}
-    return Linked(plan, tuple(stored.array() for stored in constants), objects)
+    return plan, {digest: code[symbol] for symbol, digest in digests.items()}
 
 
 def _spec(name: str, type: TensorType) -> TensorSpec:
@@ -139,59 +190,56 @@ class _Stored:
         return self.node.data if self.packing is None else self.packing.pack(self.node.data)
 
 
-def _arguments(partition: Partition, call: TaskCall, kernel: Linkable) -> list[Node | _Stored]:
+def _call(partition: Partition, call: TaskCall, kernel: Linkable) -> Call:
+    info, result = task_info(call.task, kernel), partition.buffer_of(call.output)
+    return Call(kernel, call.key, info, _arguments(partition, call, kernel), result, call.name)
+
+
+def _arguments(partition: Partition, call: TaskCall, kernel: Linkable) -> tuple[Node | _Stored, ...]:
     """What the call's kernel is given: buffers by the node that stands for them, constants as they are stored."""
     arguments: list[Node | _Stored] = []
     for node, packing in zip(call.inputs, kernel.packings, strict=True):
         buffer = partition.buffer_of(node)
         arguments.append(_Stored(buffer, packing) if buffer.is_constant else buffer)
-    return [*arguments, partition.buffer_of(call.output)]
+    return tuple(arguments)
 
 
-def _constants(partition: Partition, calls: list[TaskCall], kernels: Mapping[str, Linkable]) -> list[_Stored]:
-    """The constants that some call reads, each once in every order it is read in, by first use."""
-    used: dict[_Stored, None] = {}
-    for call in calls:
-        arguments = _arguments(partition, call, kernels[call.key])
-        used |= {argument: None for argument in arguments if isinstance(argument, _Stored)}
-    return list(used)
-
-
-def _places(
-    partition: Partition, calls: list[TaskCall], constants: list[_Stored]
-) -> tuple[dict[Node | _Stored, Place], MemoryReport]:
-    """A place for every buffer, and how good the arena is."""
-    places: dict[Node | _Stored, Place] = {
-        node: Place("input", index) for index, node in enumerate(partition.graph.inputs)
+def _places(calls: Sequence[Call], values: Values) -> tuple[dict[Hashable, Place], MemoryReport]:
+    """A place for every value, and how good the arena is."""
+    places: dict[Hashable, Place] = {
+        value: Place(space, index)
+        for space, some in (
+            ("input", values.inputs),
+            ("constant", values.constants),
+            ("output", values.outputs),
+        )
+        for index, value in enumerate(some)
     }
-    places |= {stored: Place("constant", index) for index, stored in enumerate(constants)}
-    places |= {node: Place("output", index) for index, node in enumerate(partition.graph.outputs)}
-    first: dict[Node, int] = {}
-    last: dict[Node, int] = {}
-    for step, call in enumerate(calls):
-        for node in (*call.inputs, call.output):
-            buffer = partition.buffer_of(node)
-            if buffer not in places and not buffer.is_constant:
-                first.setdefault(buffer, step)
-                last[buffer] = step
-    kept = [node for node in first if node.type.size]
-    constant_bytes = sum(stored.spec.bytes for stored in constants)
-    offsets, memory = plan_memory([Buffer(n.type.bytes, first[n], last[n]) for n in kept], constant_bytes)
-    places |= {node: Place("arena", 0, offset) for node, offset in zip(kept, offsets, strict=True)}
-    # An input without elements has no memory: any place does.
-    places |= {node: Place("arena") for node in first if not node.type.size}
+    first: dict[Hashable, int] = {}
+    last: dict[Hashable, int] = {}
+    for number, call in enumerate(calls):
+        for value in (*call.arguments, call.result):
+            if value not in places:
+                first.setdefault(value, number)
+                last[value] = number
+    sizes = {call.result: call.info.output.bytes for call in calls}
+    kept = [value for value in first if value in sizes]
+    constant_bytes = sum(spec.bytes for spec in values.constants.values())
+    buffers = [Buffer(sizes[value], first[value], last[value]) for value in kept]
+    offsets, memory = plan_memory(buffers, constant_bytes)
+    places |= {value: Place("arena", 0, offset) for value, offset in zip(kept, offsets, strict=True)}
+    # What is read and never written has no elements: any place does.
+    places |= {value: Place("arena") for value in first if value not in sizes}
     return places, memory
 
 
-def _step(
-    partition: Partition, call: TaskCall, kernel: Linkable, places: Mapping[Node | _Stored, Place]
-) -> Step:
-    arguments = tuple(places[argument] for argument in _arguments(partition, call, kernel))
+def _step(call: Call, places: Mapping[Hashable, Place]) -> Step:
+    kernel = call.kernel
+    arguments = tuple(places[value] for value in (*call.arguments, call.result))
     return Step(kernel.symbol, arguments, kernel.extent, call.key, call.name, kernel.launch, kernel.vendor)
 
 
-def _info(call: TaskCall, kernel: Linkable) -> TaskInfo:
-    task = call.task
+def task_info(task: Task, kernel: Linkable) -> TaskInfo:
     return TaskInfo(
         label=task.label,
         text=task.text,

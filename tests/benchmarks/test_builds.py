@@ -16,7 +16,7 @@ from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
 from tilewright.space.space import Config
 from tilewright.space.template import Work
-from tilewright.space.templates.cpu.default import DEFAULT
+from tilewright.space.templates.default import DEFAULT
 
 NOBODY = Config("nobody", ())
 

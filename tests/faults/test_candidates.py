@@ -25,7 +25,7 @@ from tilewright.hw import host
 from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
 from tilewright.space.template import Work
-from tilewright.space.templates.cpu.default import DEFAULT
+from tilewright.space.templates.default import DEFAULT
 from tilewright.tune.choose import choose
 
 

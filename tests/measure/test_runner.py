@@ -34,7 +34,7 @@ from tilewright.space.outcome import FAILURES, Outcome
 from tilewright.space.sketches import register, unregister
 from tilewright.space.space import Config
 from tilewright.space.template import Work
-from tilewright.space.templates.cpu.default import DEFAULT
+from tilewright.space.templates.default import DEFAULT
 
 NOBODY = Config("nobody", ())
 

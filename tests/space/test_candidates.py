@@ -14,7 +14,7 @@ from tilewright.space.candidates import Candidates
 from tilewright.space.realise import is_legal, program_for
 from tilewright.space.space import Config
 from tilewright.space.template import Work
-from tilewright.space.templates.cpu.default import DEFAULT
+from tilewright.space.templates.default import DEFAULT
 
 
 def product() -> Candidates:

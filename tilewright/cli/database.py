@@ -27,11 +27,8 @@ from tilewright.db.explain import explain as explain_key
 from tilewright.db.maintain import collect
 from tilewright.db.maintain import verify as verify_database
 from tilewright.db.record import Key, Record, description
-from tilewright.db.versions import toolchain
 from tilewright.errors import DatabaseFileError, OptionError
 from tilewright.hw import host
-from tilewright.measure.calibration import machine_key
-from tilewright.numerics import recorded
 from tilewright.runtime.plan import Plan
 
 app = typer.Typer(
@@ -161,7 +158,7 @@ def explain(model: MODEL, build: Build, trusted: TRUSTED = None, json: JSON = Fa
         found = []
         for plan in plans:
             for task, info in plan.tasks.items():
-                key = Key(task, machine_key(machine), toolchain(), recorded(plan.numerics), count)
+                key = Key.of_task(task, machine, plan.numerics, count)
                 found.append(explain_key(database, key, info.label, info.text, description(machine)))
     if json:
         print_json(msgspec.to_builtins(found))

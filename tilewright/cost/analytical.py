@@ -7,18 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.cost import cpu
 from tilewright.cost.model import Prediction
-from tilewright.cost.program import terms_of
+from tilewright.cost.predictor import calibrated, counted
 from tilewright.errors import TilewrightError
 from tilewright.space.candidates import Candidates
 from tilewright.space.outcome import Outcome
 from tilewright.space.space import Config
-from tilewright.space.template import Terms
+from tilewright.space.terms import Counted
 
 # Of the logarithm of measured over predicted time, within one task: what the studies of its constants left over.
 SPREAD = 0.15
-CALL_SECONDS = 1.5e-6  # that a call takes when it is timed, whatever the kernel does
 VALID = 0.98  # configs are legal by construction: most that fail do so for a reason that nobody foresaw
 
 
@@ -29,9 +27,9 @@ class Analytical:
 
     def __init__(self, candidates: Candidates, threads: int) -> None:
         self.candidates, self.threads = candidates, threads
-        self.rates = cpu.rates_of(candidates.work.machine)
+        self._predictor = calibrated(candidates.work.machine, threads)
         self.counted: set[Config] = set()  # those whose terms were counted in a program
-        self._terms: dict[Config, Terms | None] = {}
+        self._terms: dict[Config, Counted | None] = {}
 
     def predict(self, configs: Sequence[Config]) -> Prediction:
         seconds = np.array([self.seconds(config) for config in configs], dtype=float)
@@ -45,22 +43,19 @@ class Analytical:
         terms = self.terms(config)
         if terms is None:
             return math.inf
-        return CALL_SECONDS + cpu.seconds(terms, self.candidates.work.machine, self.threads, self.rates)
+        return self._predictor(terms)
 
-    def terms(self, config: Config) -> Terms | None:
+    def terms(self, config: Config) -> Counted | None:
         """None where the config has no program: its space should not have called it legal, but a search goes on."""
         if config not in self._terms:
             self._terms[config] = self._counted(config)
         return self._terms[config]
 
-    def _counted(self, config: Config) -> Terms | None:
-        applied = self.candidates.of_config(config)
+    def _counted(self, config: Config) -> Counted | None:
         try:
-            terms = applied.terms(config)
-            if terms is not None:
-                return terms
-            work = self.candidates.work
-            self.counted.add(config)
-            return terms_of(applied.program(config), work.machine, work.task.constants)
+            found, in_program = counted(self.candidates.of_config(config), config, self.candidates.work)
         except TilewrightError:
             return None
+        if in_program:
+            self.counted.add(config)
+        return found

@@ -15,7 +15,7 @@ import numpy as np
 from tilewright.cost.analytical import Analytical
 from tilewright.cost.features import PROGRAM_FEATURES, program_features
 from tilewright.space.space import Config
-from tilewright.space.template import Terms
+from tilewright.space.terms import Counted, GpuTerms, Roofline, Terms
 
 _RATIOS = ("loads", "stores", "branches", "scalar", "from_l2", "from_l3", "from_memory", "prefetched")
 TERMS_FEATURES: tuple[str, ...] = (
@@ -25,6 +25,42 @@ TERMS_FEATURES: tuple[str, ...] = (
     "rounds",
     "idle",
 )
+
+
+def features_of(terms: Counted, threads: int) -> dict[str, float]:
+    """What a model sees of counted terms, by name: each kind of terms has its own."""
+    if isinstance(terms, Terms):
+        return dict(zip(TERMS_FEATURES, terms_features(terms, threads), strict=True))
+    if isinstance(terms, GpuTerms):
+        return gpu_features(terms)
+    if isinstance(terms, Roofline):
+        return {"busy": terms.busy, "intensity": math.log2(1 + terms.flops / max(1.0, terms.bytes))}
+    found: dict[str, float] = {"kernels": float(len(terms))}
+    for each in terms:
+        if isinstance(each, GpuTerms):
+            found |= gpu_features(each)
+    return found
+
+
+def gpu_features(terms: GpuTerms) -> dict[str, float]:
+    """How the work is cut, and what each step of the main loop does per operation, in logarithms."""
+    work = max(1.0, terms.flops, 64 * (terms.scalar + terms.ordinary))
+    return {
+        "blocks": math.log2(terms.blocks),
+        "threads": math.log2(terms.threads),
+        "registers": terms.registers / 64,
+        "shared": math.log2(1 + terms.shared_bytes),
+        "steps": math.log2(1 + terms.steps),
+        "stages": float(terms.stages),
+        "cluster": math.log2(terms.cluster),
+        "persistent": float(terms.persistent),
+        "work_per_step": math.log2(work),
+        "shared_per_work": math.log2(1 + 1024 * terms.shared_traffic / work),
+        "loaded_per_work": math.log2(1 + 1024 * terms.loaded / work),
+        "copies_per_work": math.log2(1 + 65536 * terms.copies / work),
+        "scalar_per_work": math.log2(1 + 1024 * (terms.scalar + terms.ordinary) / work),
+        "written": math.log2(1 + terms.written + terms.write_loaded),
+    }
 
 
 def terms_features(terms: Terms, threads: int) -> list[float]:
@@ -86,11 +122,13 @@ class Encoder:
         if terms is None:
             return {}
         applied, values = model.candidates.of_config(config), dict(config.values)
-        row = dict(zip(TERMS_FEATURES, terms_features(terms, self.threads), strict=True))
+        row = features_of(terms, self.threads)
         row[f"is {config.template}"] = 1.0
         for knob in applied.space.knobs:
             for place, number in enumerate(knob.encode(values[knob.name])):
                 row[f"{config.template}.{knob.name}.{place}"] = number
         if self.programs or config in model.counted:
-            row |= zip(PROGRAM_FEATURES, program_features(applied.program(config)).tolist(), strict=True)
+            row |= zip(
+                PROGRAM_FEATURES, program_features(model.candidates.program(config)).tolist(), strict=True
+            )
         return row

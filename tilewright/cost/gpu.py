@@ -13,14 +13,10 @@ the card; unless too few steps are under way to hide how long a load takes (ALCO
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
+from tilewright.errors import InternalError
 from tilewright.hw.gpu import GpuMachine
-from tilewright.space.sketches.cuda import SKETCHES
-from tilewright.space.space import Config
-from tilewright.space.templates.cuda import TEMPLATES
-from tilewright.space.templates.cuda.template import GpuApplied, GpuTemplate, GpuTerms, GpuWork
+from tilewright.space.terms import Counted, GpuTerms, Roofline
 
 # What the vendor does not publish is fitted to the times of 1,700 kernels on one H200: the tasks of
 # `benchmarks/gpu_gemm.py`, for each the first of this model's ranking and as many random ones.
@@ -39,58 +35,27 @@ _WRITE_CLOCKS = 4100.0  # before the first result is written
 _OVERLAPPED = 1.1  # how much less they count where a block begins the next tile before it ends one
 _HIDDEN = 0.18  # power of the number of blocks beside a block that hide its beginning and end
 
-_ALIKE = 0.001  # relative difference of times that says nothing
+# A library's call is known by its totals alone. Shares of what the data sheet promises, as large calls of cuBLASLt and
+# cuDNN reached them on an H200 (benchmarks/results/gpu_gemm.md); its start is that of a kernel that reads descriptors.
+_CALL_START = 3e-6
+_CALL_TENSOR, _CALL_MEMORY = 0.6, 0.73
+_SCALAR_SHARE = 0.5  # of the ordinary units' multiply-adds, by a library
+_LOOP_SHARE = 0.1  # of them, by a loop that loads both operands of every multiply-add
+_LOOP_CLOCKS = 20.0  # of one of its steps, where one thread's must follow each other
+_STREAM_SHARE = 0.8  # of the bandwidth, by a kernel that computes each element by itself
+_FMA_CLOCK = 256.0  # operations of the ordinary units of a multiprocessor in a clock
+_WGMMA_CLOCK = 4096.0  # of its tensor cores, 16-bit operands, by the data sheet of Hopper
+_OLDER_SHARE = 0.5  # of that, before
 
 
-@dataclass(frozen=True)
-class Ranked:
-    """A config with the seconds that it is expected to take; `applied` makes its kernel."""
-
-    seconds: float
-    config: Config
-    applied: GpuApplied
-
-
-def rank(
-    work: GpuWork, most: int | None = None, templates: Sequence[GpuTemplate] = TEMPLATES
-) -> list[Ranked]:
-    """The configs of all these templates for a task, fastest first; none where no template applies. Of those that
-    differ in one knob and are expected to take as long, a ranking of so many at most has the first alone: to measure
-    both would tell little."""
-    found: list[Ranked] = []
-    for template in templates:
-        applied = template.apply(work)
-        if applied is not None:
-            found += [
-                Ranked(seconds(applied.terms(config), work.machine), config, applied)
-                for config in applied.space.configs()
-            ]
-    found.sort(key=lambda ranked: (ranked.seconds, str(ranked.config)))
-    if most is None:
-        return found
-    chosen: list[Ranked] = []
-    for each in found:
-        if len(chosen) == most:
-            break
-        if not any(_are_alike(each, other) for other in chosen):
-            chosen.append(each)
-    return chosen
-
-
-def _are_alike(a: Ranked, b: Ranked) -> bool:
-    if a.config.template != b.config.template or a.seconds > (1 + _ALIKE) * b.seconds:
-        return False
-    return sum(x != y for x, y in zip(a.config.values, b.config.values, strict=True)) <= 1
-
-
-def best_of(work: GpuWork) -> Ranked | None:
-    """The config of least predicted time: the choice without measurement. Sketches are asked where no template
-    applies."""
-    return next((best for makers in (TEMPLATES, SKETCHES) for best in rank(work, 1, makers)), None)
-
-
-def seconds(terms: GpuTerms, machine: GpuMachine) -> float:
+def seconds(terms: Counted, machine: GpuMachine) -> float:
     """Infinite where not one block fits."""
+    if isinstance(terms, tuple):
+        return sum(seconds(each, machine) for each in terms)
+    if isinstance(terms, Roofline):
+        return _roofline(terms, machine)
+    if not isinstance(terms, GpuTerms):
+        raise InternalError("terms of a processor for a GPU")
     most = machine.resident_blocks(terms.threads, terms.registers, terms.shared_bytes)
     if not most:
         return math.inf
@@ -102,6 +67,23 @@ def seconds(terms: GpuTerms, machine: GpuMachine) -> float:
     start = _START + (_TOGETHER if terms.cluster > 1 else 0.0)
     least = terms.memory / (_MEMORY_SHARE * machine.memory_bytes_per_second)
     return start + max(clocks / _clock(machine), least)
+
+
+def _roofline(terms: Roofline, machine: GpuMachine) -> float:
+    clocks = machine.sms * _clock(machine)
+    busy = max(terms.busy, 1e-3)
+    if terms.unit == "scalar":
+        share = _LOOP_SHARE if terms.chain else _SCALAR_SHARE
+        rate = share * _FMA_CLOCK * clocks
+    else:
+        tensor = _WGMMA_CLOCK * (1.0 if machine.warpgroup_mma else _OLDER_SHARE) * clocks
+        rate = _CALL_TENSOR * tensor * (1.0 if terms.unit == "tensor16" else 0.5)
+    share = _CALL_MEMORY if terms.is_call else _STREAM_SHARE
+    # Memory is kept busy by fewer blocks than the multipliers need.
+    moved = terms.bytes / (share * machine.memory_bytes_per_second * min(1.0, 2 * busy))
+    start = _CALL_START if terms.is_call else _START
+    chained = terms.chain * _LOOP_CLOCKS / _clock(machine)
+    return start + max(terms.flops / (rate * busy), moved, chained)
 
 
 def _wave(terms: GpuTerms, machine: GpuMachine, resident: int, blocks: int, more: bool) -> float:

@@ -10,21 +10,17 @@ from typing import Any
 
 import msgspec
 
-from tilewright.db.versions import Versions, toolchain
+from tilewright.codegen.generator import generator
+from tilewright.db.versions import Versions
 from tilewright.graph.task import Task
 from tilewright.graph.text import parse_graph
-from tilewright.hw import CpuMachine
+from tilewright.hw import Machine
+from tilewright.hw.machine import description, machine_of
 from tilewright.measure.calibration import machine_key
 from tilewright.measure.runner import typical
 from tilewright.numerics import mode_of, recorded
 from tilewright.space.space import Config
 from tilewright.space.template import Work
-
-
-def description(machine: CpuMachine) -> dict[str, Any]:
-    """A machine as it is written down."""
-    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(machine))
-    return found
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -34,11 +30,17 @@ class Key(msgspec.Struct, frozen=True):
     machine: str  # fingerprint of the machine's description
     toolchain: str
     numerics: str
-    threads: int
+    threads: int  # 0 on a GPU
 
     @classmethod
     def of(cls, work: Work, threads: int) -> Key:
-        return cls(work.task.key, machine_key(work.machine), toolchain(), recorded(work.numerics), threads)
+        return cls.of_task(work.task.key, work.machine, work.numerics, threads)
+
+    @classmethod
+    def of_task(cls, task: str, machine: Machine, numerics: str, threads: int) -> Key:
+        """`task`: the key of a task."""
+        tools = generator(machine.kind).toolchain(machine)
+        return cls(task, machine_key(machine), tools, recorded(numerics), threads)
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +83,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         """The task and the machine again; None where this version knows no such operator or machine."""
         # Text and description may be of another version: whatever is wrong with them, they are no use then.
         try:
-            machine = msgspec.convert(self.machine, CpuMachine)
+            machine = machine_of(self.machine)
             task = Task(parse_graph(self.text, {}), frozenset(self.constants))
         except Exception:
             return None

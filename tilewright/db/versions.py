@@ -2,12 +2,12 @@
 
 A record says how long the machine code of a config took. Three things make that code:
 
-    Config --(templates, loops, our emitter)--> LLVM IR --(LLVM)--> machine code --(machine, threads)--> time
+    Config --(templates, loops, emitters)--> LLVM IR or CUDA C++ --(LLVM, NVRTC)--> machine code --(machine)--> time
 
-- LLVM's version is in the key. There is no way to tell what another version makes of the same IR.
+- The version of LLVM or NVRTC is in the key. There is no way to tell what another makes of the same text.
 - Our own sources are not. They change with every release, and mostly not for the config at hand. A decision carries the
-  fingerprint of the IR that won, its `code`, and holds as long as its config still leads to that IR. To save making
-  it, a fingerprint of the sources goes with it: where that is unchanged, so is the IR.
+  fingerprint of the text that won, its `code`, and holds as long as its config still leads to that text. To save making
+  it, a fingerprint of the sources goes with it: where that is unchanged, so is the text.
 - A trial carries the fingerprint of the sources alone: of trials there are many. Where the sources have changed it
   counts as experience, as the trials of other tasks do, and its config may be measured again.
 
@@ -25,46 +25,48 @@ from pathlib import Path
 
 import msgspec
 
-from tilewright.codegen.llvm import toolchain as llvm
-from tilewright.codegen.llvm.build import llvm_ir
-from tilewright.hw import CpuMachine
-from tilewright.loops.ir import Program
+from tilewright.codegen.generator import code_of
+from tilewright.hw import Machine
+from tilewright.space.implementation import Implementation
 from tilewright.support.version import VERSION
 
 _PACKAGE = Path(__file__).parents[1]
-_ROOMS = ("codegen", "graph", "hw", "loops", "space", "te")  # from a task and a config to LLVM IR
-_SYMBOL = "kernel"  # the same in all fingerprints; a real kernel's name depends on more than its code
+_ROOMS = (
+    "codegen",
+    "graph",
+    "hw",
+    "loops",
+    "space",
+    "te",
+)  # from a task and a config to the text that is compiled
 
 
 class Versions(msgspec.Struct, frozen=True):
     tilewright: str
     python: str
-    sources: str  # fingerprint of the rooms that make IR of a config
+    sources: str  # fingerprint of the rooms that make that text of a config
 
     @staticmethod
     def now() -> Versions:
         return Versions(VERSION, platform.python_version(), sources())
 
 
-def toolchain() -> str:
-    return llvm.version()
-
-
 @lru_cache(maxsize=1)
 def sources() -> str:
     digest = hashlib.sha256()
     for room in _ROOMS:
-        for path in sorted((_PACKAGE / room).rglob("*.py")):
+        for path in sorted((_PACKAGE / room).rglob("*")):
+            if path.suffix not in (".py", ".cuh"):
+                continue
             digest.update(path.relative_to(_PACKAGE).as_posix().encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()[:32]
 
 
-def code_of(program: Program, machine: CpuMachine, numerics: str) -> str:
-    """The fingerprint of what LLVM is given for a program."""
-    return hashlib.sha256(llvm_ir(program, machine, numerics, _SYMBOL).encode()).hexdigest()[:32]
-
-
-def holds(code: str, versions: Versions, program: Program, machine: CpuMachine, numerics: str) -> bool:
-    """Whether what was timed under these versions is what `program` is compiled to today."""
-    return versions.sources == sources() or (code != "" and code == code_of(program, machine, numerics))
+def holds(
+    code: str, versions: Versions, implementation: Implementation, machine: Machine, numerics: str
+) -> bool:
+    """Whether what was timed under these versions is what `implementation` is compiled to today."""
+    return versions.sources == sources() or (
+        code != "" and code == code_of(implementation, machine, numerics)
+    )

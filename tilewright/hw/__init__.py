@@ -2,5 +2,6 @@
 
 from tilewright.hw.caches import Caches
 from tilewright.hw.cpu import CpuMachine, Throughput, host
+from tilewright.hw.machine import Machine
 
-__all__ = ["Caches", "CpuMachine", "Throughput", "host"]
+__all__ = ["Caches", "CpuMachine", "Machine", "Throughput", "host"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import ClassVar
 
 from tilewright import knobs
 from tilewright.dtypes import DType
@@ -52,6 +53,8 @@ _CORES = {  # by LLVM's names
 
 @dataclass(frozen=True)
 class CpuMachine:
+    kind: ClassVar[str] = "cpu"
+
     triple: str  # LLVM's name of the platform
     cpu: str  # LLVM's name of the processor
     features: tuple[str, ...]  # what generated code may use, sorted: ("avx", "avx2", ...)
@@ -65,6 +68,11 @@ class CpuMachine:
     def lanes(self, dtype: DType) -> int:
         """Elements of a type in a vector register; nothing is computed in less than 32 bits."""
         return self.vector_bytes // max(4, dtype.compute.bytes)
+
+    def channel_block(self, channels: int, dtype: DType) -> int:
+        """Of so many channels, how many are best stored together: the lanes of a vector, or half of them; 0: none."""
+        lanes = self.lanes(dtype) if dtype.is_float else 1
+        return next((size for size in (lanes, lanes // 2) if size > 1 and channels % size == 0), 0)
 
     @cached_property
     def throughput(self) -> Throughput:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
+from tilewright.dtypes import DType
 from tilewright.errors import TargetError
 from tilewright.runtime.cuda import device
 
@@ -18,6 +20,8 @@ WARP = 32
 @dataclass(frozen=True)
 class GpuMachine:
     """A card; sizes are in bytes. `shared_block` is what a block may ask for, `shared_sm` what a multiprocessor has."""
+
+    kind: ClassVar[str] = "cuda"
 
     name: str
     capability: str  # as the compiler names it: "sm_90a"
@@ -38,15 +42,16 @@ class GpuMachine:
     warpgroup_mma: bool = False  # wgmma, sm_90a alone
     dependent_launch: bool = False  # a kernel may begin before the one before it has ended, from sm_90 on
     clusters: bool = False  # blocks that see each other's shared memory, from sm_90 on
-
-    @property
-    def threads_block(self) -> int:
-        return 1_024
+    libraries: tuple[str, ...] = ()  # that may compute parts of a model: "cublaslt", "torch"
 
     @property
     def arch(self) -> int:
         """80, 86, 89, 90."""
         return int("".join(filter(str.isdigit, self.capability)))
+
+    def channel_block(self, channels: int, dtype: DType) -> int:
+        """No kernel reads channels in blocks: channels are last."""
+        return 0
 
     def resident_blocks(self, threads: int, registers: int, shared: int) -> int:
         """How many blocks of so many threads, registers a thread and bytes of shared memory a multiprocessor holds."""

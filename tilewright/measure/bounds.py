@@ -19,12 +19,13 @@ from tilewright.dtypes import DType
 from tilewright.graph.ir import Node
 from tilewright.graph.op import flops_of, op_of
 from tilewright.graph.ops.layouts import block_of
-from tilewright.numerics import is_strict
+from tilewright.numerics import is_strict, may_round_to_tf32
 from tilewright.runtime import winograd
 
 UNIT = 2.0**-24
 SUMS_OF_PRODUCTS = ("matmul", "linear", "conv", "conv_transpose")
 _SUMS = ("sum", "mean")
+_TF32 = 2.0**-9  # of a product of two operands that are each rounded, or cut off, at 10 bits of fraction
 _FEW, _PER_ROOT = 16.0, 8.0  # of K, roundings that add up, and that partly cancel
 
 
@@ -45,7 +46,14 @@ def rounding_errors(node: Node, operands: Sequence[np.ndarray], numerics: str) -
         errors = UNIT * min(count, _FEW + _PER_ROOT * math.sqrt(count)) * sizes
         if may_be_transformed(node, numerics):
             errors = errors + UNIT * max(winograd.ERROR_FACTORS.values()) * _of_tiles(node, *operands[:2])
+        if may_be_rounded(node, numerics):
+            errors = errors + _TF32 * sizes
     return np.asarray(errors)
+
+
+def may_be_rounded(node: Node, numerics: str) -> bool:
+    """Whether its operands may be rounded to 10 bits of fraction before they are multiplied."""
+    return node.op in SUMS_OF_PRODUCTS and node.dtype is DType.F32 and may_round_to_tf32(numerics)
 
 
 def may_be_transformed(node: Node, numerics: str) -> bool:

@@ -14,6 +14,8 @@ from collections import OrderedDict
 
 import msgspec
 
+from tilewright.codegen.cache import ObjectCache
+from tilewright.codegen.generator import generator
 from tilewright.errors import ScheduleError, SpaceError, VerificationError
 from tilewright.measure.exam import draw_exam
 from tilewright.measure.process import Channel, Failed
@@ -101,8 +103,10 @@ class Builder:
         candidates = self._of(request.job)
         if not candidates.is_legal(request.config):
             raise SpaceError(f"{request.config} is no config of {candidates.work.task.label}")
-        program = candidates.program(request.config)
-        built = Built.of(program, request.job.machine, request.job.numerics)
+        implementation = candidates.implementation(request.config)
+        machine = request.job.machine
+        cache = ObjectCache.default() if generator(machine.kind).KEEPS_TRIALS else None
+        built = Built.of(implementation, machine, request.job.numerics, cache)
         return Made(built, time.perf_counter() - begin)
 
     def _of(self, job: TaskJob) -> Candidates:

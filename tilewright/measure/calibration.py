@@ -18,7 +18,7 @@ import msgspec
 
 from tilewright import knobs
 from tilewright.dtypes import DType
-from tilewright.hw import CpuMachine
+from tilewright.hw import CpuMachine, Machine
 from tilewright.support.fingerprint import fingerprint
 
 VERSION = 3  # of the record, and of the way in which it is measured
@@ -96,8 +96,9 @@ def nominal(machine: CpuMachine) -> Calibration:
     return Calibration(VERSION, machine_key(machine), False, capacities, on(1), on(machine.cores))
 
 
-def machine_key(machine: CpuMachine) -> str:
-    return fingerprint("machine", asdict(machine))
+def machine_key(machine: Machine) -> str:
+    """Of a machine of any kind, calibrated or not."""
+    return fingerprint("machine", asdict(machine))  # type: ignore[call-overload]
 
 
 # -- on disk ----------------------------------------------------------------------------------------------------------

@@ -23,17 +23,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
 
 from tilewright.dtypes import DType
-from tilewright.graph.ir import Graph, Node, toposort
-from tilewright.graph.op import Fusion, op_of
+from tilewright.graph.ir import Graph, Node, rebuild, toposort
+from tilewright.graph.op import Fusion, apply, op_of
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
-from tilewright.measure.bounds import SUMS_OF_PRODUCTS, channel_axes, may_be_transformed, rounding_errors
+from tilewright.measure.bounds import (
+    SUMS_OF_PRODUCTS,
+    channel_axes,
+    may_be_rounded,
+    may_be_transformed,
+    rounding_errors,
+)
 from tilewright.measure.exactness import (
     RELATIVE,
     Errors,
@@ -43,7 +49,8 @@ from tilewright.measure.exactness import (
     typical_size,
 )
 from tilewright.measure.magnitudes import spread_out
-from tilewright.numerics import may_lose_digits
+from tilewright.measure.rows import few_rows
+from tilewright.numerics import is_strict, may_lose_digits, may_round_to_tf32
 
 # Relative errors in the L2 norm that a kernel may have on ordinary inputs, by the type of its result.
 L2_BOUNDS = {DType.F64: 1e-5, DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16: 2e-2}
@@ -51,6 +58,7 @@ L2_BOUNDS = {DType.F64: 1e-5, DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16: 2e-2
 # multiply and add as the task says come to a twentieth of these. For sums of products see `bounds.py`.
 ELEMENT_BOUNDS = {DType.F64: 1e-5, DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16: 1.2e-2}
 _RELAXED_BOUND = 1e-4  # of sums of products by algorithms whose error has no bound for each element
+_TF32_BOUND = 1e-3  # the same where operands may be rounded to 10 bits of fraction too
 # Times what rounding the answer itself comes to. A rounding between two operators that a kernel leaves out, or one that
 # it adds, makes it 1.4 times that; of few elements it might do so by accident. An answer that needs no rounding, as
 # that of a maximum, still depends on how what it is of was rounded. In a type finer than what lies between it is only
@@ -60,6 +68,9 @@ _LEAST_SHARE = 1e-2  # of the typical size of all elements, which each may count
 # The same with relaxed numerics, where an element's error may be that of a row that its own is added to.
 _RELAXED_SHARE, _RELAXED_ODD_SHARE = 1.0, 5.0  # on inputs of one size, of several
 _EPILOGUE = 1e-6  # error of an activation, beside its operand
+_OTHER_GELU = (
+    1.25  # times what the approximate GELU differs by: its own hyperbolic tangent is approximate too
+)
 _SPREAD_TYPES = (DType.F32, DType.F16, DType.BF16)
 _LARGE, _TINY = 1e3, 2.0**-120
 _TINY_HALF = 2.0**-14  # what 16 bits can hold
@@ -107,39 +118,80 @@ class WrongResult(Exception):
     """A kernel ran and computed something else than the oracle."""
 
 
+class StrayWrite(WrongResult):
+    """A kernel wrote where it must not: nothing in its process can be trusted any more."""
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Which row of few each row of a task repeats, and the shapes of the inputs that have rows (None: others)."""
+
+    rows: np.ndarray
+    shapes: tuple[tuple[int, ...] | None, ...]
+
+    def input(self, number: int, few: np.ndarray) -> np.ndarray:
+        shape = self.shapes[number]
+        return few if shape is None else few.reshape(len(few), -1)[self.rows].reshape(shape)
+
+    def output(self, flat: np.ndarray) -> np.ndarray:
+        """Flat values of the few rows, as those of all."""
+        count = int(self.rows.max()) + 1
+        return flat.reshape(count, -1)[self.rows].reshape(-1)
+
+
 @dataclass(frozen=True)
 class Case:
     """Inputs and the answer to them. `allowed`: for each element how far it may be off; infinite where nothing can be
-    said. Of a `spreading` task a NaN or an infinity may make other elements so too."""
+    said. Of a `spreading` task a NaN or an infinity may make other elements so too.
+
+    `repeats`: where a task has many rows, these arrays have few, and each row of the task is one of them (`rows.py`).
+    """
 
     name: str
-    inputs: tuple[np.ndarray, ...]
+    stored: tuple[np.ndarray, ...]  # the inputs, those of many rows on few
     reference: np.ndarray
     allowed: np.ndarray
     spreading: bool = False
     l2_bound: float = math.inf
+    repeats: Repeats | None = None
+
+    @property
+    def inputs(self) -> tuple[np.ndarray, ...]:
+        """As the task takes them."""
+        return tuple(map(self.input, range(len(self.stored))))
+
+    def input(self, number: int) -> np.ndarray:
+        stored = self.stored[number]
+        return stored if self.repeats is None else self.repeats.input(number, stored)
 
     def error(self, result: np.ndarray) -> float:
         """The relative L2 error of a flat result. Raises WrongResult where it, or any one element, is too large."""
+        reference, limits = self.reference, self.allowed
+        if self.repeats is not None:
+            reference, limits = self.repeats.output(reference), self.repeats.output(limits)
         with np.errstate(all="ignore"):
-            off = np.abs(result.astype(np.float64) - self.reference)
-            wrong = ~(off <= self.allowed)
+            off = np.abs(result.astype(np.float64) - reference)
+            wrong = ~(off <= limits)
             if wrong.any():
-                self._check_odd_ones(result, wrong)
+                self._check_odd_ones(result, wrong, reference, limits)
         if self.l2_bound == math.inf:
             return 0.0
-        off[wrong | np.isinf(self.allowed)] = 0.0
-        size = float(np.linalg.norm(_finite(self.reference)))
-        error = float(np.linalg.norm(off)) / (size or 1.0)
+        off[wrong | np.isinf(limits)] = 0.0
+        size = float(np.linalg.norm(_finite(reference)))
+        return self.checked_l2(float(np.linalg.norm(off)) / (size or 1.0))
+
+    def checked_l2(self, error: float) -> float:
         if not error <= self.l2_bound:
             raise WrongResult(f"its relative error is {error:.1e} on {self.name} inputs")
         return error
 
-    def _check_odd_ones(self, result: np.ndarray, wrong: np.ndarray) -> None:
+    def _check_odd_ones(
+        self, result: np.ndarray, wrong: np.ndarray, reference: np.ndarray, limits: np.ndarray
+    ) -> None:
         """Elements that are not near the answer: both may be the same infinity, or no number."""
         (places,) = np.nonzero(wrong)
-        got, expected = result[places].astype(np.float64), self.reference[places].astype(np.float64)
-        allowed = self.allowed[places]
+        got, expected = result[places].astype(np.float64), reference[places].astype(np.float64)
+        allowed = limits[places]
         same = (got == expected) | (np.isnan(got) & np.isnan(expected)) | np.isinf(allowed)
         if self.spreading:
             same |= ~np.isfinite(got)
@@ -171,10 +223,18 @@ class Exam:
 
 
 def draw_exam(task: Task, numerics: str, seed: int) -> Exam:
-    draw = _Draw(task, numerics, np.random.default_rng(seed))
+    rng = np.random.default_rng(seed)
+    few = few_rows(task)
+    draw = _Draw(task if few is None else few.task, numerics, rng)
     names = ("ordinary", "edges", "special", *draw.treated_names(), *draw.peak_names(), *draw.spread_names())
-    drawn = map(draw.case, names)
-    return Exam(tuple(case for case in drawn if case is not None))
+    cases = [case for case in map(draw.case, names) if case is not None]
+    if few is None:
+        return Exam(tuple(cases))
+    shapes = tuple(
+        node.shape if repeated else None
+        for node, repeated in zip(task.graph.inputs, few.repeated, strict=True)
+    )
+    return Exam(tuple(replace(case, repeats=Repeats(few.repeats(rng), shapes)) for case in cases))
 
 
 # -- inputs -----------------------------------------------------------------------------------------------------------
@@ -190,7 +250,7 @@ class _Draw:
         self.sums = [node for node in self.graph.nodes() if node.op in SUMS_OF_PRODUCTS]
         self.relaxed = may_lose_digits(numerics) and any(node.dtype is DType.F32 for node in self.sums)
         if self.relaxed:
-            self.bound = max(self.bound, _RELAXED_BOUND)
+            self.bound = max(self.bound, _TF32_BOUND if may_round_to_tf32(numerics) else _RELAXED_BOUND)
         self.rounded = rounded_nodes(self.graph, numerics)
         for node in self.rounded:  # a sum whose last digits decide may be off by a whole step of this type
             self.bound = max(self.bound, ELEMENT_BOUNDS[node.dtype])
@@ -248,6 +308,7 @@ class _Draw:
                 allowed_errors(self.graph, flat, changed, dtype, typical, self.bound, share, alone=alone)
             )
         allowed: np.ndarray = np.maximum.reduce(found)
+        allowed = allowed + self._of_gelu(inputs, flat)
         return allowed + self._of_epilogue(inputs, allowed) if alone else allowed
 
     def _of_epilogue(self, inputs: Sequence[np.ndarray], allowed: np.ndarray) -> np.ndarray:
@@ -261,10 +322,30 @@ class _Draw:
             np.float32
         )
 
+    def _of_gelu(self, inputs: Sequence[np.ndarray], answer: np.ndarray) -> np.ndarray | float:
+        """What the approximation by a hyperbolic tangent adds, where an exact GELU of 16 bits may be computed so."""
+        exact = [n for n in self.graph.nodes() if n.op == "gelu" and n.attrs["approximate"] == "none"]
+        if is_strict(self.numerics) or not any(node.dtype.is_half for node in exact):
+            return 0.0
+
+        def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
+            if node not in exact or not node.dtype.is_half:
+                return None
+            return apply("gelu", *operands, approximate="tanh")
+
+        (other,) = evaluate(rebuild(self.graph, rule), inputs, precise=True)
+        with np.errstate(all="ignore"):
+            moved = np.abs(other.reshape(-1).astype(np.float64) - answer)
+        return np.asarray(_OTHER_GELU * np.nan_to_num(moved, nan=0.0, posinf=0.0), np.float32)
+
     def _errors(self, every: bool, direction: float) -> Errors | None:
         """By how much sums of products may be off, in units of the change that is tried: every one, or those that may
         be computed in another basis, whose errors are not their own products' alone."""
-        summed = [n for n in self.graph.nodes() if every or may_be_transformed(n, self.numerics)]
+        summed = [
+            n
+            for n in self.graph.nodes()
+            if every or may_be_transformed(n, self.numerics) or may_be_rounded(n, self.numerics)
+        ]
         if self.relaxed or not summed:
             return None
 
@@ -281,6 +362,8 @@ class _Draw:
     def _l2_bound(self, answer: np.ndarray) -> float:
         dtype = self.task.output.dtype
         bound = L2_BOUNDS.get(dtype, 0.0)
+        if any(may_be_rounded(node, self.numerics) for node in self.sums):
+            bound = max(bound, _TF32_BOUND)
         if not self.rounded or not dtype.is_float:
             return bound
         bound = max(bound, *(L2_BOUNDS[node.dtype] for node in self.rounded))

@@ -22,14 +22,14 @@ from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.gpu.default import default_program
+from tilewright.loops.gpu.tensor import TensorProduct
 from tilewright.loops.ir import Program
 from tilewright.measure.calibration import keep_at, kept_at
 from tilewright.measure.gpu import GpuProgram
 from tilewright.runtime.cuda.device import Device
 from tilewright.space.space import Config
-from tilewright.space.template import normal_form
+from tilewright.space.template import GpuWork, normal_form
 from tilewright.space.templates.cuda.matmul import NAME, TensorCores
-from tilewright.space.templates.cuda.template import GpuWork
 from tilewright.support.fingerprint import fingerprint
 
 VERSION = 1
@@ -53,7 +53,7 @@ class GpuCalibration(msgspec.Struct, frozen=True):
 
 
 def _key(machine: GpuMachine) -> str:
-    return fingerprint("card", asdict(machine))
+    return fingerprint("card", asdict(replace(machine, libraries=())))
 
 
 def stored(machine: GpuMachine) -> GpuCalibration | None:
@@ -102,7 +102,9 @@ def _product(machine: GpuMachine) -> GpuSource:
     applied = TensorCores().apply(GpuWork(Task(Graph((a, b), (apply("matmul", a, b),))), machine))
     if applied is None:
         raise InternalError("a product of matrices has no template")
-    return tensor_source(applied.kernel(Config.of(NAME, {**_TILES, "split": 1, "persistent": False})))
+    kernel = applied.program(Config.of(NAME, {**_TILES, "split": 1, "persistent": False}))
+    assert isinstance(kernel, TensorProduct)
+    return tensor_source(kernel)
 
 
 def _seconds(program: Program | GpuSource, machine: GpuMachine, device: Device) -> float:

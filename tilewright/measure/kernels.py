@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import Protocol
 
@@ -18,8 +18,10 @@ import numpy as np
 from tilewright.hw import CpuMachine
 from tilewright.measure.exam import Case, WrongResult
 from tilewright.measure.pace import Pace, poison
-from tilewright.measure.single import Built, Call, executor_of
+from tilewright.measure.single import Built, Run, executor_of
+from tilewright.measure.timing import Beating
 from tilewright.measure.watched import Blocks, Fences, Watched
+from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import aligned
 
 _SLOW_CHECK = 0.25  # seconds of one run, from which on no second opinion is asked for
@@ -34,7 +36,6 @@ _ENTRY_SECONDS = 0.003  # of calls that follow each other in native code
 _ENTRY_CALLS = 16  # of a kernel that has nothing that goes round
 
 Layout = tuple[tuple[int, ...], tuple[bool, ...]]  # sizes of buffers, and which of them go round
-Beating = Callable[[bool], None]  # told before a call of a kernel (True) or something else
 
 
 class Circumstances(Protocol):
@@ -63,7 +64,7 @@ class Kernel:
     def __init__(self, built: Built, task: Circumstances, ordinary: Case, blocks: Blocks, pace: Pace) -> None:
         self._task, self._blocks, self._built = task, blocks, built
         self._ordinary = ordinary
-        self._constants = frozenset(task.constants)
+        self._constants = frozenset(n for n, source in enumerate(built.sources) if source in task.constants)
         sizes = [aligned(spec.bytes) for spec in built.parameters]
         self._goes_round = [
             task.cold or (number in self._constants and number < len(sizes) - 1)
@@ -74,10 +75,10 @@ class Kernel:
         self._calls = self._copies if self._copies > 1 else _ENTRY_CALLS
 
         width = len(sizes) - 1
-        reference = Call(pace.built, range(self._calls * width, self._calls * width + 2), self._calls)
+        reference = Run(pace.built, range(self._calls * width, self._calls * width + 2), self._calls)
         steps = [reference, reference]
         for number in range(self._calls):
-            steps.append(Call(built, range(number * width, (number + 1) * width), number))
+            steps.append(Run(built, range(number * width, (number + 1) * width), number))
             steps += [reference, reference]
         self._pace = pace
         self._executor = executor_of(
@@ -94,19 +95,17 @@ class Kernel:
 
     @cached_property
     def _packed(self) -> dict[int, np.ndarray]:
-        return {number: self._as_wanted(number, self._ordinary) for number in self._constants}
+        return {number: self._as_wanted(number, self._ordinary) for number in sorted(self._constants)}
 
     def _as_wanted(self, number: int, case: Case) -> np.ndarray:
-        packing = self._built.packings[number]
-        values = case.inputs[number]
-        return values.reshape(-1) if packing is None else packing.pack(values)
+        return packed(case.input(self._built.sources[number]), self._built.packings[number])
 
     def _inputs(self, case: Case) -> list[np.ndarray]:
         return [
             self._packed[number]
-            if number in self._packed and _is_same(case.inputs[number], self._ordinary.inputs[number])
+            if number in self._packed and _is_same(case.stored[source], self._ordinary.stored[source])
             else self._as_wanted(number, case)
-            for number in range(len(case.inputs))
+            for number, source in enumerate(self._built.sources)
         ]
 
     def check(self, cases: Sequence[Case], beat: Beating) -> float:
@@ -252,6 +251,11 @@ class Rounds:
         self.release()
         self._block, self._layout = self._blocks.take(size), layout
         return self._block, False
+
+
+def packed(values: np.ndarray, packing: Packing | None) -> np.ndarray:
+    """As a kernel wants it: flat."""
+    return values.reshape(-1) if packing is None else packing.pack(values)
 
 
 def _is_same(array: np.ndarray, other: np.ndarray) -> bool:

@@ -15,7 +15,7 @@ from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
 from tilewright.loops.ir import SCRATCH_LIMIT, Buffer, For, Kind, Program, Scope, Store, block, nest
 from tilewright.measure.calibrate import multiply_add_program
-from tilewright.measure.single import Built, Call, executor_of
+from tilewright.measure.single import Built, Run, executor_of
 
 _REFERENCE_STEPS = 20_000  # some tens of microseconds
 _STEADY = 1.12  # by which factor the reference kernel may be slower than it typically is
@@ -30,8 +30,8 @@ class Helper:
         self, program: Program, machine: CpuMachine, threads: int, inputs: Sequence[np.ndarray]
     ) -> None:
         self.built = Built.of(program, machine, "fast")
-        call = Call(self.built, range(len(inputs)), 0)
-        self._executor = executor_of([call], machine, threads, inputs=len(inputs), outputs=1)
+        run = Run(self.built, range(len(inputs)), 0)
+        self._executor = executor_of([run], machine, threads, inputs=len(inputs), outputs=1)
         self._arrays = [*inputs, np.zeros(program.params[-1].size, program.params[-1].dtype.numpy)]
         self.addresses = [array.ctypes.data for array in self._arrays]
 

@@ -7,6 +7,9 @@
 
 What fails has a kind and a message, and costs its own trial. A reference kernel is timed between the calls of each
 candidate; if it was hardly ever as fast as it used to be, the candidate is timed again, a few times at most.
+
+On a GPU builders do not disturb what is timed: there the next rounds are built meanwhile (`ahead`), and a second
+process stands by to take over from one that a candidate has spoiled.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ from tilewright.measure.timing import (
 )
 from tilewright.measure.trial import TaskJob
 from tilewright.space.outcome import Outcome
-from tilewright.space.sketches.rules import registering_modules
+from tilewright.space.registration import registering_modules
 from tilewright.space.space import Config
 
 _BUILDING, _TIMING = "tilewright.measure.building:serve", "tilewright.measure.timing:serve"
@@ -67,6 +70,8 @@ _PAUSES = (
 _LEAST_BATCH = 16  # built together: the more, the shorter one builder waits for the others
 _KEPT_BUILDS, _KEPT_EXAMS = 128, 16
 _LEAST_MEMORY = 2 << 30
+_DEVICE_MEMORY = 1 << 46  # bytes of address space, of which a card's driver takes much
+_AHEAD = 6
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -122,8 +127,9 @@ class Runner:
     """Measures configs on `threads` threads. Its processes start with the first measurement and stay warm.
 
     `builders`: how many processes build at once (all cores). `cold`: nothing that a kernel reads is in a cache.
-    `modules`: names of modules that builders import first, beside those that register sketch rules in this process.
-    `memory`: bytes that each builder may have. `seed`: of the inputs; fresh ones are drawn where it is None.
+    `modules`: names of modules that builders import first, beside those that register templates or rules in this
+    process. `memory`: bytes that each builder may have. `seed`: of the inputs; fresh ones are drawn where it is None.
+    `device`: the number of the GPU that candidates run on; None: on the processor.
     """
 
     def __init__(
@@ -136,19 +142,28 @@ class Runner:
         memory: int | None = None,
         build_seconds: float = _BUILD_SECONDS,
         seed: int | None = None,
+        device: int | None = None,
+        timing: str = _TIMING,
     ) -> None:
-        self.threads, self.cold = threads, cold
+        self.threads, self.cold, self.device = threads, cold, device
         self.seed = secrets.randbits(32) if seed is None else seed
         count = builders or knobs.usable_cores()
         total = psutil.virtual_memory().total
         self._modules, self._build_seconds = tuple(modules), build_seconds
         limit = memory or max(_LEAST_MEMORY, total // 2 // count)
         self._builders = [Child(_BUILDING, limit, _ONE_THREAD) for _ in range(count)]
-        self._timer = Child(_TIMING, max(_LEAST_MEMORY, total * 3 // 4), _ONE_THREAD)
+        # A card's driver takes much address space, and a process that it is in starts slowly.
+        own = max(_LEAST_MEMORY, total * 3 // 4) if device is None else _DEVICE_MEMORY
+        self._timer = Child(timing, own, _ONE_THREAD)
+        self._spare = None if device is None else Child(timing, own, _ONE_THREAD)
         self._seated: TaskJob | None = None
         self._numbers = 0
         self._exams: OrderedDict[TaskJob, _Exam | Failed] = OrderedDict()
-        self._expected: dict[Child, tuple[TaskJob, _Order]] = {}  # exams that are being drawn
+        self._drawing: set[TaskJob] = set()  # whose exams are ordered
+        self._queue: deque[_Order] = deque()
+        self._busy: dict[Child, _Order] = {}
+        self._building: set[tuple[TaskJob, Config]] = set()  # that are ordered
+        self._replies: dict[tuple[TaskJob, Config], Made | Failed] = {}  # to who ordered them
         self._kept: OrderedDict[tuple[TaskJob, Config], Made] = OrderedDict()
         self._first_reference: float | None = None
         self._reference = 0.0
@@ -161,14 +176,18 @@ class Runner:
 
     def close(self) -> None:
         """End the processes. Measuring again starts others."""
-        for child in (*self._builders, self._timer):
-            child.close()
-        for _, order in self._expected.values():
-            _close_all(order.descriptors)
-        self._expected = {}
+        self._abandon()
+        for child in (*self._builders, self._timer, self._spare):
+            if child is not None:
+                child.close()
         self._seated = None
         while self._exams:
             self._drop_exam()
+
+    @property
+    def ahead(self) -> int:
+        """How many rounds may be built while another is timed."""
+        return 0 if self.device is None else _AHEAD
 
     @property
     def drift(self) -> float:
@@ -179,11 +198,17 @@ class Runner:
 
     def expect(self, job: TaskJob) -> None:
         """This task is measured next: its exam is drawn while the caller thinks about which configs."""
-        idle = next((child for child in self._builders if child not in self._expected), None)
-        if idle is not None and not self._has_exam(job):
-            order = self._exam_order(job)
-            self._expected[idle] = job, order
-            idle.send(msgspec.msgpack.encode(order.request), order.descriptors)
+        if not self._has_exam(job):
+            self._queue.appendleft(self._exam_order(job))
+            self._dispatch()
+
+    def prepare(self, job: TaskJob, configs: Sequence[Config]) -> None:
+        """These configs are measured soon: they are built meanwhile."""
+        self._start_timer()
+        if not self._has_exam(job):
+            self._queue.append(self._exam_order(job))
+        self._order_builds(job, configs)
+        self._dispatch()
 
     def measure(
         self,
@@ -276,24 +301,33 @@ class Runner:
         self, job: TaskJob, configs: Sequence[Config], deadline: float | None = None
     ) -> list[Made | Failed]:
         """The object code of every config. Raises OutOfTime if the deadline comes before all are there."""
-        self._timer.start()  # it needs a moment, and nobody waits for it yet
-        orders: deque[_Order] = deque()
-        replies: dict[Config, Any] = {}
-
-        def done(_: TaskJob, config: Config, reply: Made | Failed) -> None:
-            replies[config] = reply
-
+        self._start_timer()  # it needs a moment, and nobody waits for it yet
         if not self._has_exam(job):
-            orders.append(self._exam_order(job))
-        for config in dict.fromkeys(configs):
-            if (job, config) in self._kept:
-                replies[config] = self._kept[job, config]
-        orders += self._build_orders(((job, config) for config in configs if config not in replies), done)
-        self._work_off(orders, deadline)
-        for config, reply in replies.items():
+            self._queue.append(self._exam_order(job))
+        self._order_builds(job, configs)
+
+        def is_done() -> bool:
+            return job in self._exams and not any((job, config) in self._building for config in configs)
+
+        self._work_off(is_done, deadline)
+        found: dict[Config, Made | Failed] = {}
+        for config in configs:
+            reply = self._replies.pop((job, config), None) or found.get(config) or self._kept[job, config]
+            found[config] = reply
             if isinstance(reply, Made):
                 _keep(self._kept, (job, config), reply, _KEPT_BUILDS)
-        return [replies[config] for config in configs]
+        return [found[config] for config in configs]
+
+    def _order_builds(self, job: TaskJob, configs: Sequence[Config]) -> None:
+        known = {*self._building, *self._replies, *self._kept}
+
+        def done(job: TaskJob, config: Config, reply: Made | Failed) -> None:
+            self._building.discard((job, config))
+            self._replies[job, config] = reply
+
+        fresh = [(job, config) for config in dict.fromkeys(configs) if (job, config) not in known]
+        self._building.update(fresh)
+        self._queue.extend(self._build_orders(fresh, done))
 
     def trial(
         self,
@@ -329,7 +363,9 @@ class Runner:
 
     def build_all(self, wanted: Iterable[tuple[TaskJob, Config]], done: WhenBuilt) -> None:
         """The object code of configs of any tasks, in about this order, each given to `done` as soon as it is there."""
-        self._work_off(deque(self._build_orders(wanted, done)), None)
+        orders = list(self._build_orders(wanted, done))
+        self._queue.extend(orders)
+        self._work_off(lambda: not self._queue and not self._busy, None)
 
     def _build_orders(self, wanted: Iterable[tuple[TaskJob, Config]], done: WhenBuilt) -> Iterator[_Order]:
         modules = (*self._modules, *registering_modules())
@@ -342,13 +378,15 @@ class Runner:
             yield _Order(Build(job, config, modules), built, self._build_seconds)
 
     def _has_exam(self, job: TaskJob) -> bool:
-        """Or will have, once what was asked for is done."""
-        return job in self._exams or any(job == expected for expected, _ in self._expected.values())
+        """Or will have, once what was ordered is done."""
+        return job in self._exams or job in self._drawing
 
     def _exam_order(self, job: TaskJob) -> _Order:
         descriptor = _memory_file()
+        self._drawing.add(job)
 
         def done(reply: BuildReply) -> None:
+            self._drawing.discard(job)
             if isinstance(reply, Failed) and reply.kind == "disk":
                 os.close(descriptor)
                 raise MeasurementError(f"there is no room for the inputs of a task: {reply.message}")
@@ -368,35 +406,49 @@ class Runner:
         if isinstance(oldest, _Exam):
             os.close(oldest.descriptor)
 
-    def _work_off(self, orders: deque[_Order], deadline: float | None) -> None:
-        """All orders, as many at a time as there are builders."""
-        busy = {child: order for child, (_, order) in self._expected.items()}
-        self._expected = {}
+    def _work_off(self, is_done: Callable[[], bool], deadline: float | None) -> None:
+        """What is ordered, as many at a time as there are builders, until enough of it is done."""
         try:
-            while orders or busy:
-                for child in self._builders:
-                    if orders and child not in busy:
-                        order = busy[child] = orders.popleft()
-                        child.send(msgspec.msgpack.encode(order.request), order.descriptors)
-                ready, waited = wait(*busy)
-                for child in ready:
-                    if child.greeted:
-                        busy.pop(child).done(_reply(child, BuildReply))
-                    else:
-                        child.greet()
-                for child, order in list(busy.items()):
-                    order.seconds -= waited if child.greeted else 0.0
-                    if order.seconds <= 0:
-                        child.close()
-                        busy.pop(child).done(Failed("timeout", "it took too long to build, and was ended"))
-                if busy and deadline is not None and time.monotonic() > deadline + _GRACE_SECONDS:
+            while not is_done():
+                self._dispatch()
+                ready, waited = wait(*self._busy)
+                self._attend(ready, waited)
+                if self._busy and deadline is not None and time.monotonic() > deadline + _GRACE_SECONDS:
                     raise OutOfTime
         except BaseException:  # an answer may still come, and would be taken for the next one's
-            for child in busy:
-                child.close()
-            for order in (*busy.values(), *orders):
-                _close_all(order.descriptors)
+            self._abandon()
             raise
+
+    def _dispatch(self) -> None:
+        for child in self._builders:
+            if self._queue and child not in self._busy:
+                order = self._busy[child] = self._queue.popleft()
+                child.send(msgspec.msgpack.encode(order.request), order.descriptors)
+
+    def _attend(self, ready: Iterable[Child], waited: float) -> None:
+        """What builders have to say, and an end for those that take too long."""
+        for child in ready:
+            if child not in self._busy:
+                continue
+            if child.greeted:
+                self._busy.pop(child).done(_reply(child, BuildReply))
+            else:
+                child.greet()
+        for child, order in list(self._busy.items()):
+            order.seconds -= waited if child.greeted else 0.0
+            if order.seconds <= 0:
+                child.close()
+                self._busy.pop(child).done(Failed("timeout", "it took too long to build, and was ended"))
+
+    def _abandon(self) -> None:
+        """Everything that is ordered and not done."""
+        for child in self._busy:
+            child.close()
+        for order in (*self._busy.values(), *self._queue):
+            _close_all(order.descriptors)
+        self._busy, self._queue = {}, deque()
+        self._building.clear()
+        self._drawing.clear()
 
     # -- timing ---------------------------------------------------------------------------------------------------
 
@@ -424,7 +476,9 @@ class Runner:
         return reply
 
     def _sit(self, job: TaskJob, exam: _Exam) -> None:
-        request = Sit(exam.stored, job.machine, job.numerics, job.threads, job.constants, self.cold)
+        request = Sit(
+            exam.stored, job.described, job.numerics, job.threads, job.constants, self.cold, self.device or 0
+        )
         for _ in range(2):  # one that an earlier candidate has harmed may die only now
             try:
                 reply = self._ask(request, None, None, (exam.descriptor,))
@@ -465,7 +519,7 @@ class Runner:
             while True:
                 if deadline is not None:
                     patience = min(patience, max(TICK, deadline + _GRACE_SECONDS - time.monotonic()))
-                reply = msgspec.msgpack.decode(self._timer.receive(patience), type=TimingReply)
+                reply = msgspec.msgpack.decode(self._from_timer(patience), type=TimingReply)
                 if not isinstance(reply, Beat):
                     return reply
                 patience = call_seconds if reply.native else _PREPARE_SECONDS
@@ -473,9 +527,31 @@ class Runner:
             self._end_timer()
             raise
 
+    def _from_timer(self, patience: float) -> bytes:
+        """Its next message; builders are attended to meanwhile."""
+        while self._busy and patience > 0:
+            ready, waited = wait(self._timer, *self._busy)
+            self._attend([child for child in ready if child is not self._timer], waited)
+            self._dispatch()
+            if self._timer in ready:
+                if self._timer.greeted:
+                    break
+                self._timer.greet()
+            elif self._timer.greeted:
+                patience -= waited
+        return self._timer.receive(max(0.0, patience))
+
+    def _start_timer(self) -> None:
+        self._timer.start()
+        if self._spare is not None:
+            self._spare.start()
+
     def _end_timer(self) -> None:
         self._timer.close()
         self._seated = None
+        if self._spare is not None:
+            self._timer, self._spare = self._spare, self._timer
+            self._spare.start()
 
 
 def _reply(child: Child, kind: Any) -> Any:

@@ -1,87 +1,175 @@
-"""One program as a model of its own: built, loaded and run by the same executor as any plan."""
+"""What computes one task as a model of its own: built, linked and run by the same executor as any plan."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from tilewright.codegen.llvm.build import build
-from tilewright.hw import CpuMachine
+from tilewright import link
+from tilewright.codegen.cache import ObjectCache
+from tilewright.codegen.generator import build_part, generator
+from tilewright.hw import CpuMachine, Machine
+from tilewright.link import Linkable
 from tilewright.loops.ir import Buffer, Program
+from tilewright.runtime.contract import Argument
 from tilewright.runtime.executor import Executor, aligned_empty
-from tilewright.runtime.loader import object_digest
 from tilewright.runtime.packing import Packing
-from tilewright.runtime.plan import ALIGNMENT, MemoryReport, Place, Plan, Step, TaskInfo, TensorSpec
+from tilewright.runtime.plan import ALIGNMENT, Launch, Plan, TaskInfo, TensorSpec, VendorCall
+from tilewright.space.implementation import Implementation
 
 
-class Built(msgspec.Struct, frozen=True):
-    """A program's object code, and what is needed to call it: plain data, which one process makes and another runs."""
+class BuiltPart(msgspec.Struct, frozen=True):
+    """One kernel's machine code, or a library call, and what is needed to run it."""
 
     name: str
-    symbol: str
-    object_code: bytes
+    symbol: str  # "": a library computes it
+    code: bytes
     extent: int
+    operands: tuple[
+        int, ...
+    ]  # numbers of values: the parameters of the whole, then the results of earlier parts
     parameters: tuple[TensorSpec, ...]  # flat; the inputs, then the output
-    packings: tuple[Packing | None, ...]  # how each input is expected
     decisions: str = ""
+    launch: Launch | None = None
+    vendor: VendorCall | None = None
 
-    @classmethod
-    def of(cls, program: Program, machine: CpuMachine, numerics: str) -> Built:
-        kernel = build(program, machine, numerics, cache=None)
-        specs = tuple(_spec(buffer) for buffer in program.params)
-        return cls(
-            program.name,
-            kernel.symbol,
-            kernel.object_code,
-            kernel.extent,
-            specs,
-            kernel.packings,
-            kernel.decisions,
+    def linkable(self) -> Linkable:
+        arguments = tuple(Argument(spec.dtype, math.prod(spec.shape)) for spec in self.parameters)
+        packings = (None,) * len(self.operands)  # what is given is packed already
+        return Linkable(
+            self.symbol, self.code, self.extent, self.decisions, packings, self.launch, self.vendor, arguments
         )
 
 
-class Call(NamedTuple):
-    """One call of a kernel in a plan: the numbers of the plan's inputs that it reads, and of the output it writes."""
+class Built(msgspec.Struct, frozen=True):
+    """What computes a task, built: plain data, which one process makes and another runs.
+
+    `parameters`: flat; the inputs as they are stored for the kernels, then the output. `sources`: of each of these
+    inputs, the number of the task's input; `packings`: the order in which it is expected."""
+
+    parts: tuple[BuiltPart, ...]
+    parameters: tuple[TensorSpec, ...]
+    sources: tuple[int, ...]
+    packings: tuple[Packing | None, ...]
+
+    @classmethod
+    def of(
+        cls,
+        made: Program | Implementation,
+        machine: Machine,
+        numerics: str,
+        cache: ObjectCache | None = None,
+    ) -> Built:
+        if isinstance(made, Program):
+            kernel, _ = generator(machine.kind).build(made, machine, numerics, cache)
+            specs = tuple(map(_spec, made.params))
+            count = len(specs) - 1
+            part = _part(made.name, kernel, tuple(range(count)), specs)
+            packings = (*kernel.packings, *[None] * (count - len(kernel.packings)))
+            return cls((part,), specs, tuple(range(count)), packings)
+        return cls._of_parts(made, machine, numerics, cache)
+
+    @classmethod
+    def _of_parts(
+        cls, made: Implementation, machine: Machine, numerics: str, cache: ObjectCache | None
+    ) -> Built:
+        kernels = [build_part(part, machine, numerics, cache)[0] for part in made.parts]
+        given = {node: number for number, node in enumerate(made.inputs)}
+        # An input that two parts read in different orders is given twice.
+        wanted: dict[tuple[int, Packing | None], TensorSpec] = {}
+        for part, kernel in zip(made.parts, kernels, strict=True):
+            for node, packing in zip(part.operands, kernel.packings, strict=True):
+                if node in given:
+                    size = node.type.size if packing is None else packing.size
+                    wanted[given[node], packing] = TensorSpec(f"x{given[node]}", node.dtype.short, (size,))
+        numbers = {key: number for number, key in enumerate(wanted)}
+        results = {part.result: len(wanted) + number for number, part in enumerate(made.parts)}
+        parts = []
+        for part, kernel in zip(made.parts, kernels, strict=True):
+            operands = tuple(
+                numbers[given[node], packing] if node in given else results[node]
+                for node, packing in zip(part.operands, kernel.packings, strict=True)
+            )
+            specs = [
+                TensorSpec(f"x{n}", node.dtype.short, (node.type.size if packing is None else packing.size,))
+                for n, (node, packing) in enumerate(zip(part.operands, kernel.packings, strict=True))
+            ]
+            output = part.task.output
+            specs.append(TensorSpec("out", output.dtype.short, (output.type.size,)))
+            parts.append(_part(part.task.label, kernel, operands, tuple(specs)))
+        return cls(
+            tuple(parts),
+            (*wanted.values(), parts[-1].parameters[-1]),
+            tuple(number for number, _ in wanted),
+            tuple(packing for _, packing in wanted),
+        )
+
+    @property
+    def uses_library(self) -> bool:
+        return any(part.vendor is not None for part in self.parts)
+
+
+def _part(name: str, kernel: Linkable, operands: tuple[int, ...], specs: tuple[TensorSpec, ...]) -> BuiltPart:
+    return BuiltPart(
+        name,
+        kernel.symbol,
+        kernel.code,
+        kernel.extent,
+        operands,
+        specs,
+        kernel.decisions,
+        kernel.launch,
+        kernel.vendor,
+    )
+
+
+class Run(NamedTuple):
+    """One run of what was built in a plan: the numbers of the plan's inputs that it reads, and of the output."""
 
     built: Built
     inputs: Sequence[int]
     output: int
 
 
-def executor_of(
-    calls: Sequence[Call], machine: CpuMachine, threads: int | None, *, inputs: int, outputs: int
-) -> Executor:
-    """A plan of these calls in order, loaded: so many flat inputs and outputs, in places of the caller's."""
+def plan_of(
+    runs: Sequence[Run], machine: Machine, *, inputs: int, outputs: int, numerics: str = "fast"
+) -> tuple[Plan, dict[str, bytes]]:
+    """The plan of these runs in order, and its object code: so many flat inputs and outputs, of the caller's."""
     specs: dict[tuple[str, int], TensorSpec] = {}
-    steps, objects, kernels, tasks = [], {}, {}, {}
-    for built, reads, writes in calls:
-        places = [*(Place("input", number) for number in reads), Place("output", writes)]
-        for place, spec in zip(places, built.parameters, strict=True):
-            specs[place.space, place.index] = spec
-        digest = object_digest(built.object_code)
-        objects[digest], kernels[built.symbol] = built.object_code, digest
-        *taken, given = built.parameters
-        tasks[built.symbol] = TaskInfo(built.name, "", 0, 0, tuple(taken), given, built.decisions)
-        steps.append(Step(built.symbol, tuple(places), built.extent, built.symbol, built.name))
-    leaves = [{"kind": "leaf", "index": index} for index in range(inputs)]
-    empty = {"kind": "dict", "keys": [], "items": []}
-    plan = Plan(
-        inputs=tuple(specs["input", number] for number in range(inputs)),
-        outputs=tuple(specs["output", number] for number in range(outputs)),
-        constants=(),
-        steps=tuple(steps),
-        kernels=kernels,
-        tasks=tasks,
-        memory=MemoryReport(0, 0, 0, 0),
-        input_tree={"kind": "tuple", "items": [{"kind": "tuple", "items": leaves}, empty]},
-        output_tree={"kind": "leaf", "index": 0},
-        target={"triple": machine.triple, "cpu": machine.cpu, "features": list(machine.features)},
+    calls = []
+    for number, (built, reads, writes) in enumerate(runs):
+        values: list[Hashable] = [("input", read) for read in reads]
+        output = ("output", writes)
+        specs |= zip((*values, output), built.parameters, strict=True)  # type: ignore[arg-type]
+        last = len(built.parts) - 1
+        for position, part in enumerate(built.parts):
+            result: Hashable = output if position == last else ("between", number, position)
+            values.append(result)
+            *taken, given = part.parameters
+            info = TaskInfo(part.name, "", 0, 0, tuple(taken), given, part.decisions)
+            key = part.symbol or f"{part.name} {position}"
+            operands = tuple(values[operand] for operand in part.operands)
+            calls.append(link.Call(part.linkable(), key, info, operands, result, part.name))
+    places = link.Values(
+        {("input", n): specs["input", n] for n in range(inputs)},
+        {("output", n): specs["output", n] for n in range(outputs)},
     )
+    boundary = link.Boundary.anonymous(inputs, outputs)
+    target = generator(machine.kind).plan_target(machine)
+    return link.link_calls(calls, places, boundary, target, numerics=numerics)
+
+
+def executor_of(
+    runs: Sequence[Run], machine: CpuMachine, threads: int | None, *, inputs: int, outputs: int
+) -> Executor:
+    """These runs on a processor, loaded."""
+    plan, objects = plan_of(runs, machine, inputs=inputs, outputs=outputs)
     return Executor(plan, [], objects, threads)
 
 
@@ -98,8 +186,8 @@ class SingleKernel:
         self.output = program.params[-1]
         self.built = Built.of(program, machine, numerics)
         inputs = len(program.params) - 1
-        call = Call(self.built, range(inputs), 0)
-        self.executor = executor_of([call], machine, threads, inputs=inputs, outputs=1)
+        run = Run(self.built, range(inputs), 0)
+        self.executor = executor_of([run], machine, threads, inputs=inputs, outputs=1)
         self._copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def __call__(self, inputs: Sequence[np.ndarray], output: np.ndarray | None = None) -> np.ndarray:

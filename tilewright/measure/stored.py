@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from tilewright.dtypes import DType
-from tilewright.measure.exam import Case, Exam
+from tilewright.measure.exam import Case, Exam, Repeats
 from tilewright.runtime.plan import ALIGNMENT, aligned
 
 
@@ -30,6 +30,8 @@ class StoredCase(msgspec.Struct, frozen=True):
     allowed: Stored
     spreading: bool
     l2_bound: float | None
+    repeats: Stored | None = None
+    shapes: tuple[tuple[int, ...] | None, ...] = ()
 
 
 class StoredExam(msgspec.Struct, frozen=True):
@@ -56,11 +58,13 @@ def store_exam(exam: Exam, descriptor: int) -> StoredExam:
     cases = tuple(
         StoredCase(
             case.name,
-            tuple(map(stored, case.inputs)),
+            tuple(map(stored, case.stored)),
             stored(case.reference),
             stored(case.allowed),
             case.spreading,
             None if case.l2_bound == math.inf else case.l2_bound,
+            None if case.repeats is None else stored(case.repeats.rows),
+            () if case.repeats is None else case.repeats.shapes,
         )
         for case in exam.cases
     )
@@ -88,6 +92,7 @@ def _loaded(case: StoredCase, view: Callable[[Stored], np.ndarray]) -> Case:
         view(case.allowed),
         case.spreading,
         math.inf if case.l2_bound is None else case.l2_bound,
+        None if case.repeats is None else Repeats(view(case.repeats), case.shapes),
     )
 
 

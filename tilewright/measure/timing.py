@@ -1,37 +1,29 @@
-"""The process that checks and times: object code is loaded, examined, and run alone.
+"""The process that checks and times: what is built is loaded, examined, and run alone.
 
-A kernel runs first on memory that is watched: every buffer lies between canaries, inputs must be what they were
-afterwards, the output is filled with NaN before, and so are the stacks that hold scratch memory. It runs on the number
-of threads that it is timed with, and on another, from addresses that are not aligned, and between pages that nobody may
-touch: all must give the same bits.
-Only then it is timed, on the ordinary inputs of the exam.
-
-A reference kernel, always the same, is timed between stretches of calls: where it has become slower, the machine has,
-and the stretch does not count. How a kernel is called, `kernels.py` says.
+What it is told and what it answers is the same for all machines; how a candidate is run on one is a Timer's own:
+`cpu_timer.py` and `gpu_timer.py`.
 """
 
 from __future__ import annotations
 
 import errno
+import importlib
 import math
 import os
 import statistics
-import time
-from collections.abc import Mapping, Sequence
-from random import Random
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import msgspec
-import numpy as np
 
 from tilewright.errors import ModelSizeError, TilewrightError
-from tilewright.hw import CpuMachine
-from tilewright.measure.exam import Exam, WrongResult
-from tilewright.measure.kernels import Beating, Kernel, Layout, Rounds
-from tilewright.measure.pace import pace
+from tilewright.hw.machine import from_text
+from tilewright.measure.exam import Exam, StrayWrite, WrongResult
 from tilewright.measure.process import Channel, Failed
 from tilewright.measure.single import Built
 from tilewright.measure.stored import StoredExam, load_exam
-from tilewright.measure.watched import Blocks, StrayWrite
+
+Beating = Callable[[bool], None]  # told before a call of a kernel (True) or something else
 
 _TIGHT = 0.02  # of the median: the width of its confidence interval at which it is known well enough
 _INTERVAL = 0.98  # ranks to each side of the median, over the root of their number: 95% confidence
@@ -40,25 +32,24 @@ _MOST_CALLS, _MOST_SECONDS = 400, 0.015
 _UNSTEADY_SECONDS = 0.04  # as long as this it is tried to find the machine at rest
 _SLACK = 0.2  # of the share by which a kernel is slower than the best: by so much wider its interval may be
 _HOPELESS, _HOPELESS_CALLS = 3.0, 3  # times the best so far: how slow exactly is of no interest
-_RACE_TURNS = 5  # at least
-# Heats of a race of many: until which share of the time those run that take at most so many times the best's time.
-_HEATS = ((0.25, math.inf), (0.55, 1.6), (0.8, 1.3), (1.0, 1.12))
-_LEAST_IN_HEAT = 30
-_HEAT_CALLS = 8  # in a turn; the first, which does not count, finds nothing in the first cache
-_GLANCE_TURNS, _GLANCE_CALLS = 4, 5  # at most; in a turn
-_CLOSE, _FAR = 1.1, 1.6  # times as slow as the kernel beside it: what is between these is looked at again
-_BEAT_SECONDS = 0.05
+RACE_TURNS = 5  # at least
+BEAT_SECONDS = 0.05
 
 
 class Sit(msgspec.Struct, frozen=True, tag=True):
     """Take up a task: its exam lies in the file whose descriptor comes with this."""
 
     exam: StoredExam
-    machine: CpuMachine
+    described: str  # the machine
     numerics: str
     threads: int
     constants: tuple[int, ...]
     cold: bool
+    device: int = 0  # the number of the GPU
+
+    @property
+    def machine(self) -> Any:
+        return from_text(self.described)
 
 
 class Check(msgspec.Struct, frozen=True, tag=True):
@@ -133,9 +124,30 @@ class Glanced(msgspec.Struct, frozen=True, tag=True):
 TimingReply = Ready | Beat | Checked | Timed | Raced | Glanced | Failed
 
 
+class Timer(Protocol):
+    """A task, and the candidates for it that were checked, on one kind of machine."""
+
+    def __init__(self, task: Sit, exam: Exam, beat: Beating) -> None: ...
+
+    def check(self, number: int, built: Built, keep: Sequence[int]) -> float:
+        """Run a candidate on every case of the exam: its error on the first. Raises WrongResult."""
+
+    def time(self, number: int, best: float | None) -> Timed: ...
+
+    def race(self, numbers: Sequence[int], seconds: float) -> tuple[tuple[float, ...], ...]: ...
+
+
+_TIMERS = {"cpu": "tilewright.measure.cpu_timer:CpuTimer", "cuda": "tilewright.measure.gpu_timer:GpuTimer"}
+
+
+def _timer_of(kind: str) -> type[Timer]:
+    module, _, name = _TIMERS[kind].partition(":")
+    found: type[Timer] = getattr(importlib.import_module(module), name)
+    return found
+
+
 def serve(channel: Channel) -> None:
     timer: Timer | None = None
-    blocks = Blocks()
     decoder = msgspec.msgpack.Decoder(Sit | Check | Time | Race | Heats | Glance)
 
     def beat(native: bool) -> None:
@@ -146,7 +158,8 @@ def serve(channel: Channel) -> None:
         request = decoder.decode(message)
         reply: TimingReply
         if isinstance(request, Sit):
-            timer = Timer(request, load_exam(request.exam, descriptors[0]), blocks, beat)
+            exam = load_exam(request.exam, descriptors[0])
+            timer = _timer_of(request.machine.kind)(request, exam, beat)
             os.close(descriptors[0])
             reply = Ready()
         else:
@@ -161,11 +174,11 @@ def _answer(timer: Timer, request: Check | Time | Race | Heats | Glance) -> Timi
             return Checked(timer.check(request.number, request.built, request.keep))
         if isinstance(request, Time):
             return timer.time(request.number, request.best)
-        if isinstance(request, Heats):
-            return Raced(timer.heats(request.numbers, request.seconds))
-        if isinstance(request, Glance):
-            return Glanced(timer.glance(request.built, request.beside))
+        if isinstance(request, Heats | Glance):
+            return _many(timer, request)
         return Raced(timer.race(request.numbers, request.seconds))
+    except CandidateFailed as error:
+        return Failed(error.kind, str(error), astray=error.astray)
     except WrongResult as error:
         return Failed("wrong", str(error), astray=isinstance(error, StrayWrite))
     except (MemoryError, ModelSizeError):
@@ -178,125 +191,25 @@ def _answer(timer: Timer, request: Check | Time | Race | Heats | Glance) -> Timi
         return Failed("memory", "its buffers do not fit into memory")
 
 
-class Timer:
-    """A task, and the kernels for it that were checked."""
+def _many(timer: Timer, request: Heats | Glance) -> TimingReply:
+    """Quick looks at many candidates: on processors alone."""
+    from tilewright.measure.cpu_timer import CpuTimer
 
-    def __init__(self, task: Sit, exam: Exam, blocks: Blocks, beat: Beating) -> None:
-        self._task, self._exam, self._blocks, self._beat = task, exam, blocks, beat
-        self._pace = pace(task.machine, task.threads)
-        self._kernels: dict[int, Kernel] = {}
-        self._rounds = Rounds(blocks)
-        self._shared: dict[Layout, Rounds] = {}  # of kernels that take turns
-
-    def check(self, number: int, built: Built, keep: Sequence[int]) -> float:
-        for other in [other for other in self._kernels if other not in keep]:
-            self._kernels.pop(other).release()
-        self._beat(False)
-        kernel = Kernel(built, self._task, self._exam.ordinary, self._blocks, self._pace)
-        error = kernel.check(self._exam.cases, self._beat)
-        self._kernels[number] = kernel
-        return error
-
-    def time(self, number: int, best: float | None) -> Timed:
-        kernel = self._kernels[number]
-        self._beat(False)
-        kernel.prepare(self._rounds)
-        self._beat(True)
-        kernel.warm_up()
-        times = _Times(best)
-        begin = beaten = time.perf_counter()
-        while not times.suffice(time.perf_counter() - begin):
-            for seconds, before, after in kernel.calls():
-                times.add(seconds, after, self._pace.is_steady(before, after))
-            if time.perf_counter() - beaten > _BEAT_SECONDS:
-                self._beat(True)
-                beaten = time.perf_counter()
-        self._pace.note(times.references)
-        return times.result()
-
-    def race(self, numbers: Sequence[int], seconds: float) -> tuple[tuple[float, ...], ...]:
-        kernels = [self._kernels[number] for number in numbers]
-        self._beat(False)
-        for kernel in kernels:  # each has its own: what one has just read is in a cache
-            kernel.prepare(None)
-        every: list[list[float]] = [[] for _ in kernels]
-        steady: list[list[float]] = [[] for _ in kernels]
-        begin = time.perf_counter()
-        beaten = 0.0
-        while len(every[0]) < _RACE_TURNS or time.perf_counter() - begin < seconds:
-            for number, kernel in enumerate(kernels):
-                if time.perf_counter() - beaten > _BEAT_SECONDS:
-                    self._beat(True)
-                    beaten = time.perf_counter()
-                ((taken, before, after),) = kernel.calls(1)
-                every[number].append(taken)
-                if self._pace.is_steady(before, after):
-                    steady[number].append(taken)
-        at_rest = min(map(len, steady)) >= _RACE_TURNS
-        return tuple(map(tuple, steady if at_rest else every))
-
-    def heats(self, numbers: Sequence[int], seconds: float) -> tuple[tuple[float, ...], ...]:
-        """Each kernel takes the turn of a round that the one before it, of the same layout, has left: what goes round
-        is in no cache, and there is memory for one round of each layout."""
-        self._beat(False)
-        for number in numbers:
-            self._prepare_shared(self._kernels[number])
-        times: dict[int, list[float]] = {number: [] for number in numbers}
-        running, begin, beaten = list(numbers), time.perf_counter(), 0.0
-        order = Random(0)
-        for share, near in _HEATS:
-            running = _near(times, running, near)
-            turns = 0
-            while not turns or time.perf_counter() - begin < share * seconds:
-                order.shuffle(running)
-                for number in running:
-                    if time.perf_counter() - beaten > _BEAT_SECONDS:
-                        self._beat(True)
-                        beaten = time.perf_counter()
-                    kernel = self._kernels[number]
-                    times[number] += kernel.turn(self._shared[kernel.layout], _HEAT_CALLS)
-                turns += 1
-        return tuple(tuple(times[number]) for number in numbers)
-
-    def glance(self, built: Built, beside: int) -> float:
-        """In units of the time of the kernel `beside`, by the fastest calls of both."""
-        self._beat(False)
-        checked = self._kernels[beside]
-        kernel = Kernel(built, self._task, self._exam.ordinary, self._blocks, self._pace)
-        for each in (checked, kernel):
-            self._prepare_shared(each)
-        times: dict[Kernel, list[float]] = {checked: [], kernel: []}
-        for _ in range(_GLANCE_TURNS):
-            for each in times:
-                self._beat(True)
-                times[each] += each.turn(self._shared[each.layout], _GLANCE_CALLS)
-            if not _CLOSE < min(times[kernel]) / min(times[checked]) < _FAR:
-                break
-        self._beat(False)
-        return min(times[kernel]) / min(times[checked])
-
-    def _prepare_shared(self, kernel: Kernel) -> None:
-        kernel.prepare(self._shared.setdefault(kernel.layout, Rounds(self._blocks)))
+    assert isinstance(timer, CpuTimer)
+    if isinstance(request, Heats):
+        return Raced(timer.heats(request.numbers, request.seconds))
+    return Glanced(timer.glance(request.built, request.beside))
 
 
-def _near(times: Mapping[int, Sequence[float]], running: Sequence[int], near: float) -> list[int]:
-    """Of those running the ones that take at most `near` times the best's time, and not too few."""
-    if not all(times[number] for number in running):
-        return list(running)
-    seconds = {number: undisturbed(times[number]) for number in running}
-    ranked = sorted(running, key=lambda number: seconds[number])
-    limit = near * seconds[ranked[0]]
-    return [
-        number for place, number in enumerate(ranked) if place < _LEAST_IN_HEAT or seconds[number] <= limit
-    ]
+class CandidateFailed(Exception):
+    """A candidate failed in a way that has a kind. After one that went `astray` its process cannot be trusted."""
+
+    def __init__(self, kind: str, message: str, astray: bool = False) -> None:
+        self.kind, self.astray = kind, astray
+        super().__init__(message)
 
 
-def undisturbed(times: Sequence[float]) -> float:
-    """What a call takes while nobody else is on the machine, of which only some calls can be sure."""
-    return float(np.quantile(times, 0.1))
-
-
-class _Times:
+class Times:
     """The times of a kernel so far, those of steady stretches apart."""
 
     def __init__(self, best: float | None) -> None:

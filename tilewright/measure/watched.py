@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tilewright.dtypes import DType
-from tilewright.measure.exam import WrongResult
+from tilewright.measure.exam import StrayWrite
 from tilewright.runtime.executor import aligned_empty
 from tilewright.runtime.plan import ALIGNMENT, TensorSpec, aligned
 
@@ -22,10 +22,6 @@ _POISON = 0xFF  # NaN in every type of float
 _MOST_KEPT = 12  # blocks
 _MOST_WASTED = 4  # times the size that is wanted: a larger block is left for one who needs it
 _NO_ACCESS, _READ_AND_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
-
-
-class StrayWrite(WrongResult):
-    """A kernel wrote where it must not: nothing in its process can be trusted any more."""
 
 
 class Blocks:

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilewright.codegen.llvm import toolchain
 from tilewright.db.record import Decision, Key, Record
-from tilewright.db.versions import toolchain
 from tilewright.hw import CpuMachine
 from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.calibration import Calibration, Speeds
@@ -162,7 +162,7 @@ def report(
         title,
         made,
         VERSION,
-        toolchain(),
+        toolchain.version(),
         machine,
         model,
         ordered,

@@ -8,14 +8,11 @@ from typing import Any
 
 from tilewright.db.database import Database
 from tilewright.db.record import Decision, Key, Record
-from tilewright.db.versions import toolchain
 from tilewright.graph.task import Task
 from tilewright.graph.text import parse_graph
 from tilewright.hw import CpuMachine, host
-from tilewright.hw.gpu import detect
 from tilewright.measure.calibration import calibration_for, machine_key
 from tilewright.measure.gpu_calibration import rated, stored
-from tilewright.numerics import recorded
 from tilewright.report.code import Code, code_of
 from tilewright.report.data import (
     Machine,
@@ -30,12 +27,11 @@ from tilewright.report.data import (
     report,
     trial_of,
 )
-from tilewright.runtime.cuda import vendor
 from tilewright.runtime.cuda.model import GpuModel
 from tilewright.runtime.model import CompiledModel
 from tilewright.runtime.plan import Origin, Plan
 from tilewright.space.template import Work
-from tilewright.tune.gpu_known import GpuMemory
+from tilewright.targets.cuda import CudaTarget
 
 _WITH_ASSEMBLY = 12  # tasks, those that take most time: LLVM needs a while for each
 _WITH_CODE = 60
@@ -56,8 +52,7 @@ def report_on_model(
         machine, key_of = _on_gpu(model)
     else:
         machine = machine_report(host_machine, calibration_for(host_machine), model.threads)
-        here = (machine_key(host_machine), toolchain())
-        key_of = lambda task: Key(task, *here, recorded(plan.numerics), model.threads)  # noqa: E731
+        key_of = lambda task: Key.of_task(task, host_machine, plan.numerics, model.threads)  # noqa: E731
     explanation = model.explain(inputs)
     seconds: dict[str, list[float]] = defaultdict(list)
     errors: dict[str, list[float]] = defaultdict(list)
@@ -105,12 +100,15 @@ def report_on_model(
 
 
 def _on_gpu(model: GpuModel) -> tuple[Machine, Callable[[str], Key]]:
-    """What the card can do, and the keys under which the database has its tasks. Those of a way of several kernels are
-    kept as one, and have no trials here."""
-    card = detect(model.ordinal)
-    libraries = frozenset(name for name, found in vendor.is_available().items() if found)
-    memory = GpuMemory(card, model.plan.numerics, libraries)
-    return gpu_machine_report(rated(card), stored(card) is not None), memory.key_of
+    """What the card can do, and the keys under which the database has its tasks. What several kernels compute is kept
+    as one, and has no trials here."""
+    target = CudaTarget.of_card(model.ordinal)
+    card, numerics = target.machine, model.plan.numerics
+
+    def key_of(task: str) -> Key:
+        return Key.of_task(task, card, numerics, target.threads(None))
+
+    return gpu_machine_report(rated(card), stored(card) is not None), key_of
 
 
 def report_on_database(

@@ -36,6 +36,7 @@ class Abilities:
     )
     half: bool = False  # arithmetic of 16-bit floats: otherwise they are converted to f32 and computed so
     prologues: bool = False  # a matrix product or a convolution, and what computes its first operand
+    splits_sums: bool = True  # long sums are cut here; otherwise that is for candidates to offer
 
 
 _ALL = Abilities()
@@ -77,7 +78,7 @@ def passes(
         # Merging equal nodes can leave a select of one value, or a concat of neighbours.
         simplify,
         # When shapes are final, and before weights are: they are cut along with the data.
-        *(() if abilities.libraries else (SplitSum(oracle or FewestBytes()),)),
+        *((SplitSum(oracle or FewestBytes()),) if abilities.splits_sums else ()),
         FoldConstants(),
         # Last, when weights are constants as their products read them.
         *((MergeProducts(),) if attention and abilities.libraries else ()),

@@ -1,11 +1,17 @@
-"""The searches by name. One of your own: a class with `propose`, or anything with the methods of a Searcher, in a file
-of its own, and its name here."""
+"""The searches by name, those of users among them.
+
+One of your own is a class with `propose` (see `searcher.py`), or anything with the methods of a Searcher: register it
+here, or name it as an entry point of the group `tilewright.searches`, and ask for it with `compile(search=...)`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+from importlib import metadata
 
 from tilewright.cost.model import CostModel
+from tilewright.errors import OptionError
 from tilewright.search.annealing import Annealing
 from tilewright.search.evolution import Evolution
 from tilewright.search.exhaustive import Exhaustive
@@ -13,6 +19,8 @@ from tilewright.search.guided import Guided
 from tilewright.search.random import RandomSearch
 from tilewright.search.searcher import Searcher
 from tilewright.space.candidates import Candidates
+
+ENTRY_POINTS = "tilewright.searches"
 
 Factory = Callable[[Candidates, CostModel, int], Searcher]
 
@@ -23,3 +31,41 @@ SEARCHES: dict[str, Factory] = {
     "random": RandomSearch,
     "exhaustive": Exhaustive,
 }
+
+
+def register(name: str, factory: Factory) -> None:
+    """A search of your own, under a name that `compile(search=...)` and `tilewright tune --search` take."""
+    if not name or not callable(factory):
+        raise OptionError(
+            f"{factory!r} is no search",
+            remedy="give a class, or a function, of (candidates, model, seed) that returns a Searcher",
+        )
+    if name in SEARCHES:
+        raise OptionError(f"there is a search {name!r} already", remedy="choose another name")
+    SEARCHES[name] = factory
+
+
+def unregister(name: str) -> None:
+    SEARCHES.pop(name, None)
+
+
+def search_named(name: str) -> Factory:
+    """OptionError where there is none of that name."""
+    found = SEARCHES.get(name) or _from_entry_points().get(name)
+    if found is None:
+        known = ", ".join(map(repr, (*SEARCHES, *_from_entry_points())))
+        raise OptionError(f"search must be one of {known}, got {name!r}")
+    return found
+
+
+@lru_cache(maxsize=1)
+def _from_entry_points() -> dict[str, Factory]:
+    return {entry.name: _loading(entry) for entry in metadata.entry_points(group=ENTRY_POINTS)}
+
+
+def _loading(entry: metadata.EntryPoint) -> Factory:
+    def make(candidates: Candidates, model: CostModel, seed: int) -> Searcher:
+        found: Searcher = entry.load()(candidates, model, seed)
+        return found
+
+    return make

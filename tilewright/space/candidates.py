@@ -13,22 +13,19 @@ from random import Random
 
 from tilewright.errors import InternalError, SpaceError
 from tilewright.loops.ir import Program
-from tilewright.loops.verify import verify_program
-from tilewright.space.sketches import derive
+from tilewright.space.catalog import SKETCHED, Catalog, catalog
+from tilewright.space.implementation import Implementation
 from tilewright.space.space import Config, Space
 from tilewright.space.template import Applied, Work
-from tilewright.space.templates.cpu import TEMPLATES
-from tilewright.space.templates.cpu.default import NAME as DEFAULT_NAME
-from tilewright.space.templates.cpu.default import Default
 
-_SKETCH = "sketch:"  # what the names of derived structures begin with
 _ENUMERATED = 4096  # combinations of a space up to which all of its configs are listed to sample from
 _PATIENCE = 8  # draws for each config that is wanted, before a sample is left short
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The configs for one piece of work. The default program is among them wherever there is one.
+    """The configs for one piece of work. The default program is among them wherever there is one, unless another
+    candidate is sure to be faster.
 
     `only`: these, instead of what templates and rules have to offer."""
 
@@ -44,12 +41,10 @@ class Candidates:
     @cached_property
     def applied(self) -> tuple[Applied, ...]:
         """Those that have a legal config. SpaceError where nothing computes this work."""
-        found: Sequence[Applied] = self.only or (
-            *self._from_templates(),
-            *self._from_sketches(),
-            *self._from_default(),
-        )
+        found: Sequence[Applied] = self.only or (*self._from_templates(), *self._from_sketches())
         usable = tuple(applied for applied in found if applied.space.sample(Random(0)) is not None)
+        if not self.only and not (usable and self._catalog.is_hopeless(self.work.task)):
+            usable = (*usable, *self._from_default())
         if not usable:
             raise SpaceError(
                 f"no template and no sketch computes {self.work.task.label}, and it has no default program"
@@ -74,11 +69,16 @@ class Candidates:
         found = self._named(config.template)
         return None if found is None else found.space.recalled(config)
 
+    def implementation(self, config: Config) -> Implementation:
+        """What a config builds, its loop programs verified."""
+        made = self.of_config(config).program(config)
+        found = made if isinstance(made, Implementation) else Implementation.single(self.work.task, made)
+        found.verify()
+        return found
+
     def program(self, config: Config) -> Program:
-        """The verified program of a config."""
-        program = self.of_config(config).program(config)
-        verify_program(program)
-        return program
+        """The verified program of a config that is one loop program."""
+        return self.implementation(config).program
 
     # -- what a search asks ---------------------------------------------------------------------------------------
 
@@ -135,14 +135,18 @@ class Candidates:
     def _space(self, config: Config) -> Space:
         return self.of_config(config).space
 
+    @property
+    def _catalog(self) -> Catalog:
+        return catalog(self.work.machine.kind)
+
     def _named(self, name: str) -> Applied | None:
-        """To make a program of one config, the other templates are not asked."""
+        """To build one config, the other templates are not asked."""
         if name not in self._looked_up:
             if self.only or "applied" in self.__dict__:
                 found = list(self.applied)
-            elif name == DEFAULT_NAME:
+            elif name == self._catalog.default.name:
                 found = self._from_default()
-            elif name.startswith(_SKETCH):
+            elif name.startswith(SKETCHED):
                 found = self._from_sketches()
             else:
                 found = self._from_templates(name)
@@ -154,12 +158,14 @@ class Candidates:
         return {}
 
     def _from_templates(self, name: str | None = None) -> list[Applied]:
-        wanted = [t for t in TEMPLATES if self.templates and name in (None, t.name)]
+        if not self.templates:
+            return []
+        wanted = [t for t in self._catalog.all_templates if name in (None, t.name)]
         return [applied for template in wanted if (applied := template.apply(self.work)) is not None]
 
     def _from_sketches(self) -> list[Applied]:
-        return list(derive(self.work)) if self.sketches else []
+        return list(self._catalog.sketches(self.work)) if self.sketches else []
 
     def _from_default(self) -> list[Applied]:
-        applied = Default().apply(self.work)
+        applied = self._catalog.default.apply(self.work)
         return [] if applied is None else [applied]

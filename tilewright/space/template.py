@@ -1,36 +1,46 @@
-"""What a template is: a way to compute a class of tasks, structured by hand, with knobs.
+"""What a template is: a way to compute a class of tasks, structured by hand or by rules, with knobs.
 
 A template looks at a piece of Work and either declines or answers with an `Applied`: the space of its configs for that
-task, what each would cost in counted terms, and the program of each. Configs are legal by construction: every one of
-the space makes a program that is right.
+task, what each would cost in counted terms, and what each builds. Configs are legal by construction: every one of the
+space computes the task. Library calls and decompositions into several kernels are templates too, on every target.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from tilewright.graph.lower import lower_graph
 from tilewright.graph.task import Task
-from tilewright.hw import CpuMachine
+from tilewright.hw import CpuMachine, Machine
+from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.formula import Formula, NestedReduction, formula_of
-from tilewright.loops.ir import Program
 from tilewright.loops.weights import with_weights
+from tilewright.space.implementation import Implementation, Kernel
 from tilewright.space.space import Config, Space
+from tilewright.space.terms import Counted, GpuTerms, Terms
+
+__all__ = ["Applied", "CpuWork", "GpuTerms", "GpuWork", "Template", "Terms", "Work", "normal_form"]
+
+M_co = TypeVar("M_co", bound=Machine, covariant=True)
 
 
 @dataclass(frozen=True)
-class Work:
+class Work(Generic[M_co]):
     """A task on a machine."""
 
     task: Task
-    machine: CpuMachine
+    machine: M_co
     numerics: str = "fast"
 
     @cached_property
     def formula(self) -> Formula | None:
         return normal_form(self.task, self.numerics)
+
+
+CpuWork = Work[CpuMachine]
+GpuWork = Work[GpuMachine]
 
 
 def normal_form(task: Task, numerics: str) -> Formula | None:
@@ -44,38 +54,17 @@ def normal_form(task: Task, numerics: str) -> Formula | None:
     return formula if strict else with_weights(formula)
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What a program does, counted over all threads: what an analytical model turns into time.
-
-    Instructions are whole vectors. Traffic is bytes that come from each level of memory into the one before it; stores
-    count as twice their bytes where they miss (the line is read first).
-    """
-
-    arithmetic: float  # instructions of the multiply-add ports
-    loads: float = 0.0  # loads and broadcasts issued
-    stores: float = 0.0
-    branches: float = (
-        0.0  # iterations of innermost loops: each costs about a mispredicted or taken branch's share
-    )
-    from_l2: float = 0.0
-    from_l3: float = 0.0
-    from_memory: float = 0.0
-    prefetched: float = 0.0  # of `from_memory`, bytes asked for early enough by the program itself
-    iterations: int = 1  # of the parallel loop
-    scalar: float = 0.0  # cycles that none of the above covers, over all threads
-
-
 class Applied(Protocol):
     """A template applied to one task."""
 
     @property
     def space(self) -> Space: ...
 
-    def terms(self, config: Config) -> Terms | None:
+    def terms(self, config: Config) -> Counted | None:
         """None where they are to be counted in the program itself."""
 
-    def program(self, config: Config) -> Program: ...
+    def program(self, config: Config) -> Kernel | Implementation:
+        """What computes the task with this config: one kernel, or several parts."""
 
 
 class Template(Protocol):

@@ -1,27 +1,27 @@
-"""What a target is: the part of the road that depends on the kind of machine."""
+"""What a target is: the part of the road that depends on the kind of machine.
+
+Everything else is the same for all of them and stands in `driver.py`: the tasks are chosen by one tuner, built by one
+code generation per kind (`codegen/generator.py`) and linked by one linker.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from tilewright.frontend import ImportedModel
 from tilewright.graph.task import Partition, Task
-from tilewright.hw import CpuMachine
-from tilewright.hw.gpu import GpuMachine
-from tilewright.link import Boundary
+from tilewright.link import Boundary, Linked
 from tilewright.rewrites.base import Observer
 from tilewright.runtime.model import CompiledModel
 from tilewright.support.trace import Trace
-from tilewright.tune.allocate import Objective
-from tilewright.tune.effort import KNOWN, Tuning
+from tilewright.tune.choose import Choice
 
 # Puts equal constants of other models in the place of a model's own.
 Share = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
-Choices = Mapping[str, Any]  # by the key of a task; what a target's own `chosen` gave
+Choices = Mapping[str, Choice]  # by the key of a task
 
 
 def boundary(imported: ImportedModel) -> Boundary:
@@ -41,7 +41,8 @@ def unshared(constants: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
 
 class Target(Protocol):
     @property
-    def machine(self) -> CpuMachine | GpuMachine: ...
+    def machine(self) -> Any:
+        """Of `hw/`: what candidates, code generation and cost models ask."""
 
     @property
     def is_here(self) -> bool:
@@ -50,35 +51,35 @@ class Target(Protocol):
     def default_numerics(self) -> str:
         """Where the caller says nothing."""
 
-    def partitioned(
+    def threads(self, wanted: int | None) -> int:
+        """That a call uses; 0 where that is not for the caller to say."""
+
+    def partition(
         self, imported: ImportedModel, numerics: str, trace: Trace, observe: Observer | None = None
     ) -> Partition:
         """Graph -> tasks. `observe` is told the graph after every pass."""
 
-    def chosen(
-        self,
-        partitions: Sequence[Partition],
-        numerics: str,
-        threads: int | None,
-        trace: Trace,
-        *,
-        tuning: Tuning = KNOWN,
-        lock: str | Path | None = None,
-        objective: Objective | None = None,
-    ) -> Choices:
-        """Tasks -> how each is computed: as the lock file says, or as measured now or before, or as predicted."""
+    def joins_reductions(self) -> bool:
+        """Whether there are kernels that compute a GEMM together with the reduction of its results."""
 
-    def finished(
+    @property
+    def times_steps(self) -> bool:
+        """Whether the steps of a running model have times of their own: on a GPU they overlap."""
+
+    def runner(self, threads: int) -> Any:
+        """What builds, checks and times candidates (`tune.tuner.Measuring`)."""
+
+    def executor(self, linked: Linked, threads: int) -> Any:
+        """What runs a plan step by step, for those who time its tasks inside a model (`targets/staged.py`)."""
+
+    def load(
         self,
-        imported: ImportedModel,
-        partition: Partition,
-        numerics: str,
+        linked: Linked,
+        constants: Sequence[np.ndarray],
         threads: int | None,
-        trace: Trace,
-        choices: Choices,
-        share: Share = unshared,
+        again: Callable[[Target], CompiledModel],
     ) -> CompiledModel:
-        """Choices -> kernels -> a model that runs."""
+        """Plan -> a model that runs. `again`: the same model for another target, with these choices where they hold."""
 
 
 def computed(partition: Partition) -> dict[str, tuple[Task, int]]:

@@ -13,7 +13,8 @@ and for at least half of the speed that a similar task has.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 ALPHA = 0.2
@@ -43,10 +44,12 @@ class Standing:
 
 @dataclass(frozen=True)
 class Goal:
-    """A model: how often it calls each task, and the seconds a call of it may take; None: as few as can be."""
+    """A model: how often it calls each task, and the seconds a call of it may take; None: as few as can be. `beside`:
+    the same of tasks that could take the place of others."""
 
     calls: Mapping[str, int]
     latency: float | None = None
+    beside: Mapping[str, int] = field(default_factory=dict)
 
     def seconds(self, best: Mapping[str, float]) -> float:
         return sum(count * best[task] for task, count in self.calls.items())
@@ -55,19 +58,48 @@ class Goal:
         return self.latency is not None and self.seconds(best) <= self.latency
 
 
+OBJECTIVES = ("sum", "geomean")
+Combine = Callable[[Sequence[float]], float]  # of the seconds of each model
+
+_STEP = 1e-3  # by which a model's time is changed to see what a function of the user's makes of it
+
+
 @dataclass(frozen=True)
 class Objective:
-    """The time of all models together, each counted down to its latency. `enough`: seconds at which a task is fast
-    enough, whatever the model needs."""
+    """What is to become small: the time of all models together, each counted down to its latency.
+
+    `enough`: seconds at which a task is fast enough, whatever the model needs. `combine`: how the models' times make
+    one number: their sum, their geometric mean, or a function of them."""
 
     goals: tuple[Goal, ...]
     enough: Mapping[str, float] = field(default_factory=dict)
+    combine: str | Combine = "sum"
 
-    def weight(self, task: str, best: Mapping[str, float]) -> int:
+    def weight(self, task: str, best: Mapping[str, float]) -> float:
         """By how much the objective falls if the task takes a second less."""
         if best[task] <= self.enough.get(task, 0.0):
-            return 0
-        return sum(goal.calls.get(task, 0) for goal in self.goals if not goal.is_met(best))
+            return 0.0
+        return sum(
+            slope * (goal.calls.get(task) or goal.beside.get(task, 0))
+            for goal, slope in zip(self.goals, self._slopes(best), strict=True)
+            if not goal.is_met(best)
+        )
+
+    def _slopes(self, best: Mapping[str, float]) -> list[float]:
+        """By how much the objective falls with the time of each model."""
+        if self.combine == "sum":
+            return [1.0] * len(self.goals)
+        seconds = [max(goal.seconds(best), 1e-12) for goal in self.goals]
+        if self.combine == "geomean":
+            mean = math.exp(sum(map(math.log, seconds)) / len(seconds))
+            return [mean / (len(seconds) * each) for each in seconds]
+        assert callable(self.combine)
+        now = self.combine(seconds)
+        return [
+            max(0.0, now - self.combine([*seconds[:n], (1 - _STEP) * each, *seconds[n + 1 :]]))
+            / (_STEP * each)
+            for n, each in enumerate(seconds)
+        ]
 
 
 def gradient(task: str, standings: Mapping[str, Standing], weight: float) -> float:

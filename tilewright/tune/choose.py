@@ -1,73 +1,111 @@
-"""The config of a task without any measurement: the least predicted time over all templates that apply.
+"""The config of a task without any measurement: the least predicted time over all candidates that are trusted.
 
-Sketches take no part, nor does the default program where there is a template. Of ten tasks the model would have taken a
-sketch of three (a depthwise convolution, a layer norm, a sum over rows) and been wrong each time, by 7 to 20%; nowhere
-was one faster than what is chosen here. What they are good for, measuring finds.
+On processors sketches take no part, nor does the default program where there is a template. Of ten tasks the model
+would have taken a sketch of three (a depthwise convolution, a layer norm, a sum over rows) and been wrong each time, by
+7 to 20%; nowhere was one faster than what is chosen here. What they are good for, measuring finds. Which candidates are
+trusted on other machines, `space/catalog.py` says.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tilewright.cost import cpu
-from tilewright.cost.program import terms_of
-from tilewright.errors import SpaceError
-from tilewright.loops.default import default_program
+from tilewright.cost.predictor import Predictor, counted, nominal
+from tilewright.errors import SpaceError, TilewrightError
 from tilewright.loops.ir import Program
-from tilewright.loops.verify import verify_program
 from tilewright.runtime.plan import PREDICTED, Origin
+from tilewright.space.candidates import Candidates
+from tilewright.space.catalog import catalog
+from tilewright.space.implementation import Implementation
 from tilewright.space.space import Config
 from tilewright.space.template import Applied, Work
-from tilewright.space.templates.cpu import TEMPLATES
-from tilewright.space.templates.cpu.default import DEFAULT
+from tilewright.space.templates.default import DEFAULT
 
 
 @dataclass(frozen=True)
 class Choice:
-    program: Program
+    """What is built for a task. `seconds`: measured where it was tuned, predicted otherwise; None: nobody knows."""
+
+    implementation: Implementation
     config: Config
-    predicted: float | None  # seconds
+    seconds: float | None
     origin: Origin = PREDICTED  # where it came from
+
+    @property
+    def program(self) -> Program:
+        """Of a choice that is one loop program."""
+        return self.implementation.program
 
 
 def choose(work: Work) -> Choice:
-    """The program that the analytical model expects to be fastest."""
+    """What the analytical model expects to be fastest."""
     best = best_of(work)
     if best is None:
         if work.formula is None:
             raise SpaceError(f"no template computes {work.task.label}, and it has no default program")
-        program, config, predicted = default_program(work.formula, work.machine), DEFAULT, None
-        origin = Origin("default")
-    else:
-        predicted, config, applied = best
-        program = applied.program(config)
-        origin = PREDICTED
-    verify_program(program)
-    return Choice(program, config, predicted, origin)
+        return Choice(implementation_of(work, DEFAULT), DEFAULT, None, Origin("default"))
+    seconds, config, applied = best
+    origin = Origin("default") if config == DEFAULT else PREDICTED
+    return Choice(Candidates(work, only=(applied,)).implementation(config), config, seconds, origin)
 
 
-def best_of(work: Work) -> tuple[float, Config, Applied] | None:
-    """(predicted seconds, config, template): the least over all templates; None where none applies."""
-    best: tuple[float, Config, Applied] | None = None
-    for template in TEMPLATES:
-        applied = template.apply(work)
-        if applied is None:
-            continue
-        found = descend(applied, work)
-        if found is not None and (best is None or found[0] < best[0]):
+def implementation_of(work: Work, config: Config) -> Implementation:
+    return Candidates.of(work).implementation(config)
+
+
+Best = tuple[float, Config, Applied]  # predicted seconds, config, template
+
+
+def best_of(work: Work) -> Best | None:
+    """The least over all that are trusted; None where none applies."""
+    return best_among(work, catalog(work.machine.kind).trusted(work))
+
+
+def best_among(work: Work, some: Iterable[Applied]) -> Best | None:
+    best: Best | None = None
+    predictor = nominal(work.machine)
+    for applied in some:
+        found = _descended(applied, work, predictor)
+        if found is not None and math.isfinite(found[0]) and (best is None or found[0] < best[0]):
             best = (*found, applied)
     return best
 
 
-def descend(applied: Applied, work: Work) -> tuple[float, Config] | None:
+def _descended(applied: Applied, work: Work, predictor: Predictor) -> tuple[float, Config] | None:
+    """The same once for each task: rewrites, choices and searches all begin with it."""
+    key = work.task, work.machine, work.numerics, applied.space.template
+    if key not in _known:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = descend(applied, work, predictor)
+    found = _known[key]
+    # Rates may have been measured since, and a template registered anew under its name.
+    return found if found is None or found[1] in applied.space else descend(applied, work, predictor)
+
+
+_MOST_KNOWN = 4096
+_known: dict[object, tuple[float, Config] | None] = {}
+
+
+def ranked(applied: Applied, work: Work) -> list[tuple[float, Config]]:
+    """Every config of a template with its predicted seconds, the fastest first."""
+    predictor = nominal(work.machine)
+    found = [(_predicted(applied, config, work, predictor), config) for config in applied.space.configs()]
+    return sorted(found, key=lambda each: (each[0], str(each[1])))
+
+
+def descend(applied: Applied, work: Work, predictor: Predictor | None = None) -> tuple[float, Config] | None:
     """(predicted seconds, config): from the first legal config on, each group of knobs in turn set to its best until
     none moves."""
+    predictor = predictor or nominal(work.machine)
     space = applied.space
     start = next(iter(space.configs()), None)
     if start is None:
         return None
-    best = (_predicted(applied, start, work), start)
+    best = (_predicted(applied, start, work, predictor), start)
     groups = space.groups()
     settled = 0  # groups that nothing has moved since they were last set
     for group in itertools.cycle(groups):
@@ -81,12 +119,15 @@ def descend(applied: Applied, work: Work) -> tuple[float, Config] | None:
             if not space.legal(values):
                 continue
             config = Config.of(space.template, values)
-            seconds = _predicted(applied, config, work)
+            seconds = _predicted(applied, config, work, predictor)
             if seconds < best[0]:
                 best, settled = (seconds, config), 1
     return best
 
 
-def _predicted(applied: Applied, config: Config, work: Work) -> float:
-    terms = applied.terms(config) or terms_of(applied.program(config), work.machine)
-    return cpu.seconds(terms, work.machine)
+def _predicted(applied: Applied, config: Config, work: Work, predictor: Predictor) -> float:
+    """Infinite where a user's template cannot say."""
+    try:
+        return predictor(counted(applied, config, work, constants=False)[0])
+    except TilewrightError:
+        return math.inf

@@ -1,4 +1,4 @@
-"""What earlier runs have decided, for a processor: the winners that a compilation takes without measuring."""
+"""What earlier runs have decided: the winners that a compilation takes without measuring."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from pathlib import Path
 
 from tilewright.db.known import read_decisions
 from tilewright.db.record import Decision, Key
-from tilewright.db.versions import holds, toolchain
+from tilewright.db.versions import holds
 from tilewright.errors import TilewrightError
-from tilewright.measure.calibration import machine_key
-from tilewright.numerics import recorded
 from tilewright.runtime.plan import Origin
 from tilewright.space.candidates import Candidates
 from tilewright.space.template import Work
@@ -24,12 +22,7 @@ def known_choices(works: Mapping[str, Work], threads: int, db: Path | None) -> d
     folder."""
     if not works:
         return {}
-    machine = next(iter(works.values())).machine
-    described, tools = machine_key(machine), toolchain()
-    keys = {
-        key: Key(work.task.key, described, tools, recorded(work.numerics), threads)
-        for key, work in works.items()
-    }
+    keys = {key: Key.of(work, threads) for key, work in works.items()}
     decisions = read_decisions(keys.values(), db)
     found = {}
     for key, work in works.items():
@@ -49,12 +42,12 @@ def recalled(work: Work, decision: Decision) -> Choice | None:
         config = candidates.recalled(decision.config)
         if config is None:
             return None
-        program = candidates.program(config)
-        if not holds(decision.code, decision.versions, program, work.machine, work.numerics):
+        implementation = candidates.implementation(config)
+        if not holds(decision.code, decision.versions, implementation, work.machine, work.numerics):
             return None
     except TilewrightError:  # the config is of another version, whose structures may make no program today
         return None
-    return Choice(program, config, decision.seconds, origin_of(decision))
+    return Choice(implementation, config, decision.seconds, origin_of(decision))
 
 
 def origin_of(decision: Decision) -> Origin:

@@ -4,19 +4,18 @@
        "5f1c...": {"label": "conv+add+relu", "kernel": "9b0e...", "template": "contraction", "values": {"rows": 6}}}}
 
 `kernel` is a fingerprint of everything that decides the machine code: the program, the machine, the numerics, the code
-generator and LLVM. A build with a lock either has exactly these kernels or says which it cannot have.
+generator and the compiler behind it. A build with a lock either has exactly these kernels or says which it cannot have.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
-from tilewright.codegen.llvm.build import kernel_key
+from tilewright.codegen.generator import locked_code_of
 from tilewright.errors import LockError, TilewrightError
 from tilewright.runtime.plan import Origin
 from tilewright.space.candidates import Candidates
@@ -28,8 +27,6 @@ from tilewright.tune.choose import Choice
 FORMAT = 2  # 1: "fast" had no bound for each element
 _MOST_BYTES = 256 << 20  # of a file; a task takes a few hundred
 _NAMED = 5  # complaints that a message spells out
-
-T = TypeVar("T")
 
 
 class LockedTask(msgspec.Struct, frozen=True):
@@ -47,53 +44,46 @@ class Lock(msgspec.Struct, frozen=True):
     format: int
     numerics: str
     tasks: dict[str, LockedTask]  # by key of the task
+    target: str = ""  # the kind of machine; "": written before it was noted
 
 
 def lock_of(choices: Mapping[str, Choice], works: Mapping[str, Work], numerics: str) -> Lock:
     tasks = {}
     for key, choice in choices.items():
-        kernel = kernel_key(choice.program, works[key].machine, numerics)
+        kernel = locked_code_of(choice.implementation, works[key].machine, numerics)
         config = choice.config
         tasks[key] = LockedTask(works[key].task.label, kernel, config.template, dict(config.values))
-    return Lock(FORMAT, numerics, tasks)
+    kinds = {work.machine.kind for work in works.values()}
+    return Lock(FORMAT, numerics, tasks, target=kinds.pop() if len(kinds) == 1 else "")
 
 
 def locked_choices(lock: Lock, works: Mapping[str, Work], numerics: str, path: Path) -> dict[str, Choice]:
-    """What the lock says for every one of `works`."""
-    labels = {key: work.task.label for key, work in works.items()}
-    return fitted(
-        lock, labels, numerics, path, lambda key, locked: _locked_choice(locked, works[key], numerics)
-    )
-
-
-def fitted(
-    lock: Lock,
-    labels: Mapping[str, str],
-    numerics: str,
-    path: Path,
-    one: Callable[[str, LockedTask], T],
-) -> dict[str, T]:
-    """Of each task, by key and label, what `one` makes of its part of the lock. Other tasks of the lock are of other
-    models, and are left alone."""
+    """What the lock says for every one of `works`. Other tasks of the lock are of other models, and are left alone."""
     if lock.numerics != numerics:
         raise LockError(
             f"{path} is of a build with numerics={lock.numerics!r}, and this one has {numerics!r}"
         )
-    choices: dict[str, T] = {}
+    kinds = {work.machine.kind for work in works.values()}
+    if lock.target and kinds and kinds != {lock.target}:
+        raise LockError(
+            f"{path} is of a build for target={lock.target!r}, and this one is for {', '.join(map(repr, kinds))}",
+            remedy="compile for the target of the lock file, or write another for this one",
+        )
+    choices: dict[str, Choice] = {}
     complaints: list[str] = []
-    for key, label in labels.items():
+    for key, work in works.items():
         locked = lock.tasks.get(key)
         try:
             if locked is None:
                 raise Misfit("the lock has no such task")
-            choices[key] = one(key, locked)
+            choices[key] = _locked_choice(locked, work, numerics)
         except Misfit as misfit:
-            complaints.append(f"{label} ({key[:8]}): {misfit}")
+            complaints.append(f"{work.task.label} ({key[:8]}): {misfit}")
     if complaints:
         named = [f"  {complaint}" for complaint in complaints[:_NAMED]]
         if len(complaints) > _NAMED:
             named.append(f"  and {len(complaints) - _NAMED} more")
-        count = f"{len(complaints)} of {len(labels)} tasks"
+        count = f"{len(complaints)} of {len(works)} tasks"
         raise LockError("\n".join((f"{path} does not fit this build, for {count}:", *named)))
     return choices
 
@@ -105,16 +95,18 @@ class Misfit(Exception):
 def _locked_choice(locked: LockedTask, work: Work, numerics: str) -> Choice:
     candidates = Candidates.of(work)
     if not candidates.is_legal(locked.config):
-        raise Misfit(f"its config is none of this version's: {locked.config}")
-    try:
-        program = candidates.program(locked.config)
-    except TilewrightError as error:
-        raise Misfit(f"its config makes no program any more: {error.message}") from None
-    if kernel_key(program, work.machine, numerics) != locked.kernel:
         raise Misfit(
-            "its config gives another kernel here: the machine, LLVM or this program's version differ"
+            f"its config is none of this version's, or needs a library that is not here: {locked.config}"
         )
-    return Choice(program, locked.config, None, Origin("lock"))
+    try:
+        implementation = candidates.implementation(locked.config)
+    except TilewrightError as error:
+        raise Misfit(f"its config builds nothing any more: {error.message}") from None
+    if locked_code_of(implementation, work.machine, numerics) != locked.kernel:
+        raise Misfit(
+            "its config gives another kernel here: the machine, the compiler behind it or this version differ"
+        )
+    return Choice(implementation, locked.config, None, Origin("lock"))
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------
@@ -147,7 +139,7 @@ class _Head(msgspec.Struct):
 def write_lock(path: Path, lock: Lock) -> None:
     """Aside first, then in its place: a reader sees all of it or none. Its tasks are in order, for those who compare
     two."""
-    ordered = Lock(lock.format, lock.numerics, dict(sorted(lock.tasks.items())))
+    ordered = msgspec.structs.replace(lock, tasks=dict(sorted(lock.tasks.items())))
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         aside.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=2) + b"\n")

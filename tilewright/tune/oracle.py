@@ -7,18 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from tilewright.cost import cpu
-from tilewright.cost.program import terms_of
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
-from tilewright.hw import CpuMachine
-from tilewright.loops.default import default_program
+from tilewright.hw import Machine
+from tilewright.space.catalog import catalog
 from tilewright.space.space import Space
 from tilewright.space.template import Applied, Work
-from tilewright.space.templates.cpu import TEMPLATES
-from tilewright.tune.choose import descend
+from tilewright.tune.choose import best_among
 
 _QUICK = (
     1000  # configs that a space may have to be among the quick ones, knobs that go together counted together
@@ -29,7 +26,7 @@ _QUICK = (
 class PredictedCosts:
     """A `CostOracle` for one machine."""
 
-    machine: CpuMachine
+    machine: Machine
     numerics: str = "fast"
 
     def seconds(self, task: Task) -> float:
@@ -47,9 +44,7 @@ class PredictedCosts:
         return max(0.0, permuting - self.seconds(_task(apply("reshape", x, shape=type.shape))))
 
     def block(self, channels: int, dtype: DType) -> int:
-        """The lanes of a vector, or half of them."""
-        lanes = self.machine.lanes(dtype) if dtype.is_float else 1
-        return next((size for size in (lanes, lanes // 2) if size > 1 and channels % size == 0), 0)
+        return self.machine.channel_block(channels, dtype)
 
 
 def _task(output: Node) -> Task:
@@ -57,7 +52,7 @@ def _task(output: Node) -> Task:
 
 
 @lru_cache(maxsize=1024)
-def _prediction(task: Task, machine: CpuMachine, numerics: str) -> _Prediction:
+def _prediction(task: Task, machine: Machine, numerics: str) -> _Prediction:
     """Models repeat their layers, and a model that is compiled for many shapes asks again for most."""
     return _Prediction(Work(task, machine, numerics))
 
@@ -68,7 +63,9 @@ class _Prediction:
 
     @cached_property
     def applied(self) -> list[Applied]:
-        return [applied for t in TEMPLATES if (applied := t.apply(self.work)) is not None]
+        """Without sketches, which take long to ask and are seldom the best: a layout is weighed by what templates
+        make of it."""
+        return catalog(self.work.machine.kind).trusted(self.work, sketches=False)
 
     @cached_property
     def seconds(self) -> float:
@@ -85,15 +82,13 @@ class _Prediction:
         return least, False
 
     def _least(self, templates: Sequence[Applied]) -> float:
-        found = (descend(applied, self.work) for applied in templates)
-        return min((seconds for seconds, _ in filter(None, found)), default=math.inf)
+        best = best_among(self.work, templates)
+        return math.inf if best is None else best[0]
 
     @property
     def _default(self) -> float:
-        machine, formula = self.work.machine, self.work.formula
-        if formula is None:
-            return math.inf
-        return cpu.seconds(terms_of(default_program(formula, machine), machine), machine)
+        applied = catalog(self.work.machine.kind).default.apply(self.work)
+        return math.inf if applied is None else self._least([applied])
 
 
 def _searched(space: Space) -> int:

@@ -5,6 +5,9 @@ other threads, and what it writes is read by the next. So those that are fastest
 turn the models are run with every contender of each task, all tasks at once, and the steps are timed. Then the models
 with all winners run against those with what would have been chosen without measuring, and a winner that does not gain
 there is dropped; all of them are, where the models as a whole do not gain.
+
+On a GPU kernels of one model overlap, and a step has no time of its own. There whole models run: all winners against
+all choices to beat, and then, the heaviest first, with one winner taken back at a time.
 """
 
 from __future__ import annotations
@@ -24,12 +27,20 @@ _TURNS, _LEAST_TURNS = 60, 8
 _LEAST_SECONDS, _MOST_SECONDS = 0.5, 20.0  # of the turns of one comparison
 
 Cast = Mapping[str, Choice]  # a choice for every task
-Run = Callable[[], Mapping[str, float]]  # the models once: the seconds of each task, all its calls together
+# The models once: the seconds of each task, all its calls together; under WHOLE alone where steps overlap.
+Run = Callable[[], Mapping[str, float]]
 Turn = Sequence[Mapping[str, float]]  # the same for each of several casts, taking turns
 
 
+WHOLE = ""  # instead of a task's key: all of them
+_MOST_TAKEN_BACK = 12  # winners that are tried so
+_TAKEN_BACK = 0.99  # of the time with a winner, that the models must take without it
+
+
 class Models(Protocol):
-    """The models that are tuned, with any cast."""
+    """The models that are tuned, with any cast. `by_task`: whether a run has a time for each task."""
+
+    by_task: bool
 
     def __call__(self, cast: Cast) -> Run | None:
         """None where there is no memory for them."""
@@ -37,11 +48,12 @@ class Models(Protocol):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a task is computed by, its seconds in the models, and those of the choice to beat."""
+    """What a task is computed by, the seconds of all its calls in the models, and those of the choice to beat; None
+    where they have no time of their own."""
 
     choice: Choice
-    seconds: float
-    before: float
+    seconds: float | None
+    before: float | None
 
 
 def rehearse(
@@ -55,6 +67,8 @@ def rehearse(
     """A verdict for each task that has contenders, of which the first is the one to beat; `known`: of all others. None
     where the models cannot be run."""
     stage = _Stage(models, Random(seed), deadline)
+    if not models.by_task:
+        return _rehearse_whole(stage, known, contenders)
     default = {**known, **{key: some[0] for key, some in contenders.items()}}
     most = max(map(len, contenders.values()))
     casts = [
@@ -80,6 +94,30 @@ def rehearse(
     }
 
 
+def _rehearse_whole(
+    stage: _Stage, known: Cast, contenders: Mapping[str, Sequence[Choice]]
+) -> dict[str, Verdict] | None:
+    """`contenders`: of each task the choice to beat, then the fastest alone first; the heaviest task first."""
+    default = {**known, **{key: some[0] for key, some in contenders.items()}}
+    winners = {key: some[1] for key, some in contenders.items() if len(some) > 1}
+    chosen = {**default, **winners}
+    turns = stage.turns([default, chosen])
+    if turns is None:
+        return None
+    if _share(turns, 1) >= 1.0:
+        chosen, winners = default, {}
+    for key in list(winners)[:_MOST_TAKEN_BACK]:
+        if stage.is_late:
+            break
+        without = {**chosen, key: default[key]}
+        turns = stage.turns([chosen, without])
+        if turns is not None and _share(turns, 1) <= _TAKEN_BACK:
+            chosen = without
+    return {
+        key: Verdict(chosen[key], chosen[key].seconds, some[0].seconds) for key, some in contenders.items()
+    }
+
+
 def comparison_seconds(models_seconds: float, casts: int, *, hasty: bool = False) -> float:
     """About what it takes to compare so many casts of models that take so long."""
     turn = 2 * casts * models_seconds
@@ -90,6 +128,10 @@ def comparison_seconds(models_seconds: float, casts: int, *, hasty: bool = False
 class _Stage:
     def __init__(self, models: Models, random: Random, deadline: float) -> None:
         self._models, self._random, self._deadline = models, random, deadline
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() >= self._deadline
 
     def turns(self, casts: Sequence[Cast]) -> list[Turn] | None:
         """Each cast once in every turn, in any order, for half of the time that is left at most. What another has left

@@ -1,4 +1,4 @@
-"""One task while it is tuned: what could compute it, what was measured, what to measure next."""
+"""One tunable while it is tuned: what could compute it, what was measured, what to measure next."""
 
 from __future__ import annotations
 
@@ -6,50 +6,39 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 
-from tilewright.cost.analytical import Analytical
-from tilewright.cost.boosted import Boosted
 from tilewright.cost.model import CostModel
-from tilewright.db.record import Key, Record
+from tilewright.db.record import Record
 from tilewright.db.versions import sources
 from tilewright.measure.runner import Measurement
-from tilewright.measure.trial import TaskJob
-from tilewright.search import SEARCHES, Searcher
-from tilewright.space.candidates import Candidates
+from tilewright.search import Searcher, search_named
 from tilewright.space.outcome import Outcome
 from tilewright.space.space import Config
-from tilewright.space.template import Work
-from tilewright.tune.allocate import Standing, kind_of
-from tilewright.tune.choose import Choice, choose
+from tilewright.tune.allocate import Standing
+from tilewright.tune.choose import Choice
 from tilewright.tune.effort import CONVERGED, EFFORTS, Tuning
 from tilewright.tune.experience import Past, outcome_of
+from tilewright.tune.tunable import Tunable
 
 _PATIENCE = 3  # rounds in which nothing could be measured
 _LEAST_TRIALS = 8
 
 
 class Subject:
-    def __init__(self, work: Work, threads: int, tuning: Tuning, past: Past) -> None:
-        self.work, self.threads = work, threads
-        self.key = Key.of(work, threads)
-        self.job = TaskJob.of(work, threads)
-        self.candidates = Candidates.of(work)
-        self.start = choose(work)  # what would run if nothing were measured
+    def __init__(self, tunable: Tunable, tuning: Tuning, past: Past) -> None:
+        self.tunable = tunable
+        self.key, self.job, self.label = tunable.key, tunable.job, tunable.label
+        self.candidates = tunable.candidates
+        self.start = tunable.start  # what would run if nothing were measured
         self.trials = 0  # of this run and those before
         self.failures: Counter[str] = Counter()
         self.complete = False  # nothing more is expected, however long it goes on
         self.times: dict[Config, float] = {}  # seconds of every config that was measured and is right
         self._failed: dict[Config, str] = {}
         self._tuning, self._past = tuning, past
-        task = work.task
-        kind = kind_of(node.op for node in task.graph.nodes() if not node.is_input and not node.is_constant)
-        predicted = Analytical(self.candidates, threads).seconds(self.start.config)
-        self.standing = Standing(kind, float(task.flops or task.bytes), predicted)
+        predicted = tunable.predict(self.start.config)
+        self.standing = Standing(tunable.kind, tunable.operations, predicted)
         if self.candidates.size == 1:  # there is nothing to choose, and its time would change nothing
             self.complete = self.standing.done = True
-
-    @property
-    def label(self) -> str:
-        return self.work.task.label
 
     # -- what was measured --------------------------------------------------------------------------------------------
 
@@ -99,9 +88,7 @@ class Subject:
         """The records of a round's measurements, which the search has learned from."""
         self._learn([measurement.outcome for measurement in measurements])
         return [
-            Record.of(
-                self.work,
-                self.threads,
+            self.tunable.record(
                 measurement.config,
                 times=measurement.times,
                 error=measurement.error,
@@ -153,14 +140,11 @@ class Subject:
 
     @cached_property
     def _model(self) -> CostModel:
-        warm = self._past.experience(self.key, self.label)
-        return Boosted(self.candidates, self.threads, seed=self._tuning.seed, warm=warm)
+        return self.tunable.model(self._tuning.seed, self._past.experience(self.key, self.label))
 
     @cached_property
     def _searcher(self) -> Searcher:
-        return SEARCHES[self._tuning.search](self.candidates, self._model, self._tuning.seed)
+        return search_named(self._tuning.search)(self.candidates, self._model, self._tuning.seed)
 
     def choice(self, config: Config, seconds: float | None) -> Choice:
-        if config == self.start.config:
-            return Choice(self.start.program, config, seconds or self.start.predicted)
-        return Choice(self.candidates.program(config), config, seconds)
+        return self.tunable.choice(config, seconds)

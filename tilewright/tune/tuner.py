@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -24,15 +25,11 @@ from typing import Protocol
 import msgspec
 
 from tilewright.db.database import Database
-from tilewright.db.record import Decision, Key
-from tilewright.db.versions import code_of
-from tilewright.graph.task import Task
-from tilewright.hw import CpuMachine
+from tilewright.db.record import Decision
 from tilewright.measure.runner import Measurement, Runner
 from tilewright.measure.trial import TaskJob
 from tilewright.runtime.plan import Origin
 from tilewright.space.space import Config
-from tilewright.space.template import Work
 from tilewright.support.fingerprint import fingerprint
 from tilewright.support.trace import Trace
 from tilewright.tune.allocate import Goal, Objective, next_task
@@ -40,9 +37,10 @@ from tilewright.tune.choose import Choice
 from tilewright.tune.effort import CONVERGED, Tuning
 from tilewright.tune.experience import Past
 from tilewright.tune.interrupt import Shield, interruptible
-from tilewright.tune.known import COMPLETE, origin_of, recalled
+from tilewright.tune.known import COMPLETE, origin_of
 from tilewright.tune.rehearse import Models, comparison_seconds, rehearse
 from tilewright.tune.subject import Subject
+from tilewright.tune.tunable import Tunable
 
 
 class Measuring(Protocol):
@@ -52,7 +50,13 @@ class Measuring(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
+    @property
+    def ahead(self) -> int:
+        """How many rounds may be built while another is timed."""
+
     def expect(self, job: TaskJob) -> None: ...
+
+    def prepare(self, job: TaskJob, configs: Sequence[Config]) -> None: ...
 
     def measure(
         self, job: TaskJob, configs: Sequence[Config], *, best: float | None, deadline: float | None
@@ -72,30 +76,39 @@ _RACE_OVERHEAD = 0.6  # seconds, until races have shown what they take
 _MOST_RESERVED = 0.3  # of the budget, for races
 _NEAR = 1.1  # times the best time alone, within which a config may be the best in a model
 _BUILD_SECONDS = 0.2  # of a kernel, until some have been built
+_CACHED_SECONDS = 0.03  # of one that was built for its trial, and is kept
 
 
 def tune(
-    tasks: Mapping[str, tuple[Task, int]],
-    machine: CpuMachine,
+    tunables: Mapping[str, tuple[Tunable, int]],
     tuning: Tuning,
     *,
-    numerics: str,
     threads: int,
     trace: Trace,
     objective: Objective | None = None,
     runner: Callable[[int], Measuring] = Runner,
     models: Models | None = None,
+    alone: frozenset[str] = frozenset(),
 ) -> dict[str, Choice]:
-    """A choice for every task that computes something, by key, within the seconds of `tuning`. `objective`: where it is
-    not the time of one model that calls each task as often as `tasks` says. `runner`: of so many threads. `models`:
-    those that the tasks are of, for the last choice."""
-    works = {key: Work(task, machine, numerics) for key, (task, _) in tasks.items() if task.output.type.size}
-    calls = {key: tasks[key][1] for key in works}
+    """A choice for each of `tunables`, by key, within the seconds of `tuning`; each with the number of its calls.
+    `objective`: where it is not the time of one model that calls each so often. `runner`: of so many threads. `models`:
+    those that they are of, for the last choice; `alone`: keys of those that no model calls."""
+    calls = {key: count for key, (_, count) in tunables.items()}
     objective = objective or Objective((Goal(calls),))
     deadline = time.monotonic() + tuning.seconds
     with Database.open(tuning.db) as database, interruptible() as shield:
-        run = _Run(works, calls, objective, tuning, threads, database, deadline, shield, trace, models)
+        some = {key: tunable for key, (tunable, _) in tunables.items()}
+        run = _Run(some, calls, objective, tuning, threads, database, deadline, shield, trace, models, alone)
         return run.choices(runner)
+
+
+@dataclass(frozen=True)
+class _Round:
+    """A round that was begun: the configs of one tunable, and the seconds that it took to think of them."""
+
+    key: str
+    configs: list[Config]
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -107,7 +120,7 @@ class _Known:
 class _Run:
     def __init__(
         self,
-        works: Mapping[str, Work],
+        tunables: Mapping[str, Tunable],
         calls: Mapping[str, int],
         objective: Objective,
         tuning: Tuning,
@@ -117,13 +130,15 @@ class _Run:
         shield: Shield,
         trace: Trace,
         models: Models | None,
+        alone: frozenset[str],
     ) -> None:
-        self.works, self.calls, self.objective, self.models = works, calls, objective, models
+        self.alone = alone
+        self.tunables, self.calls, self.objective, self.models = tunables, calls, objective, models
         self.tuning, self.threads, self.database = tuning, threads, database
         self.begun, self.deadline = time.monotonic(), deadline
         self.shield, self.trace = shield, trace
         self.past = Past(database)
-        self.unmeasured = f"unmeasured in {fingerprint(sorted(works))}"
+        self.unmeasured = f"unmeasured in {fingerprint(sorted(tunables))}"
         self.subjects: dict[str, Subject] = {}
         self.chosen: dict[str, Choice] = {}
         self._round_seconds = 0.0  # about what a round takes, once there was one
@@ -137,8 +152,8 @@ class _Run:
                 known = self._known()
                 self.chosen = {key: one.choice for key, one in known.items()}
                 self.subjects = {
-                    key: Subject(work, self.threads, self.tuning, self.past)
-                    for key, work in self.works.items()
+                    key: Subject(tunable, self.tuning, self.past)
+                    for key, tunable in self.tunables.items()
                     if key not in known
                 }
             self._begin(known)
@@ -155,14 +170,14 @@ class _Run:
                     if best in subject.times:
                         choice = replace(choice, origin=Origin("tuned", time.time()))
                     self.chosen[key] = choice
-            return {key: self.chosen[key] for key in self.works}
+            return {key: self.chosen[key] for key in self.tunables}
 
     # -- what is known ------------------------------------------------------------------------------------------------
 
     def _known(self) -> dict[str, _Known]:
         """The decisions that are as good as those that this run would make."""
         decided = self._decided()
-        if len(decided) == len(self.works) and self._is_met(
+        if len(decided) == len(self.tunables) and self._is_met(
             {key: one.decision.seconds for key, one in decided.items()}
         ):
             return decided
@@ -176,11 +191,11 @@ class _Run:
     def _decided(self) -> dict[str, _Known]:
         """The decisions of earlier runs whose kernels are still the same."""
         found = {}
-        for key, work in self.works.items():
-            decision = self.database.decision(Key.of(work, self.threads))
+        for key, tunable in self.tunables.items():
+            decision = self.database.decision(tunable.key)
             if decision is None:
                 continue
-            choice = recalled(work, decision)
+            choice = tunable.known(decision)
             if choice is not None:
                 found[key] = _Known(decision, choice)
         return found
@@ -189,14 +204,14 @@ class _Run:
         tasks = [
             {
                 "key": key,
-                "label": work.task.label,
+                "label": tunable.label,
                 "calls": self.calls[key],
                 "seconds": known[key].decision.seconds
                 if key in known
                 else self.subjects[key].standing.predicted,
                 "known": key in known,
             }
-            for key, work in self.works.items()
+            for key, tunable in self.tunables.items()
         ]
         self.trace.mark("tune.begin", budget=self.tuning.seconds, effort=self.tuning.effort, tasks=tasks)
 
@@ -210,11 +225,24 @@ class _Run:
         decided = {key: one.decision.seconds for key, one in known.items()}
         with make_runner(self.threads) as runner:
             why = ""
+            if runner.ahead:
+                self._build_seconds = _CACHED_SECONDS
+            begun: deque[_Round] = deque()  # rounds whose configs are being built
             while not why:
-                key = next_task(standings, self.objective, decided)
-                why = self._reason_to_stop(key)
-                if key is not None and not why:
-                    self._round(key, runner)
+                # On a processor nothing is built while another round is timed: then this is one round at a time.
+                while len(begun) <= runner.ahead:
+                    busy = {each.key for each in begun}
+                    free = {key: standing for key, standing in standings.items() if key not in busy}
+                    fixed = decided | {key: standings[key].best for key in busy}
+                    key = next_task(free, self.objective, fixed)
+                    if key is None or (why := self._reason_to_stop(key)):
+                        break
+                    begun.append(self._begin_round(key, runner))
+                if begun and why != "budget":
+                    self._finish_round(begun.popleft(), runner)
+                    why = ""
+                elif not why:
+                    why = self._reason_to_stop(None)
             self._confirm_all(runner, why)
         return why
 
@@ -238,7 +266,7 @@ class _Run:
     def _expected_gain(self) -> float | None:
         """Of going on, as a share of the time of all models together; None while there are tasks of which nobody can
         say."""
-        total = sum(self.calls[key] * (choice.predicted or 0.0) for key, choice in self.chosen.items())
+        total = sum(self.calls[key] * (choice.seconds or 0.0) for key, choice in self.chosen.items())
         expected = 0.0
         for key, subject in self.subjects.items():
             if not subject.standing.times or (gain := subject.gain) is None:
@@ -248,19 +276,28 @@ class _Run:
             expected += gain * seconds
         return expected / total if total else 0.0
 
-    def _round(self, key: str, runner: Measuring) -> None:
+    def _begin_round(self, key: str, runner: Measuring) -> _Round:
+        """Which configs are measured; they are built while other rounds are timed."""
         subject = self.subjects[key]
         begin = time.monotonic()
-        with self.trace.span("tune.round", task=key, label=subject.label) as span:
-            runner.expect(subject.job)
-            configs = subject.ask()
+        runner.expect(subject.job)
+        configs = subject.ask()
+        if runner.ahead:
+            runner.prepare(subject.job, configs)
+        return _Round(key, configs, time.monotonic() - begin)
+
+    def _finish_round(self, begun: _Round, runner: Measuring) -> None:
+        subject, configs = self.subjects[begun.key], begun.configs
+        begin = time.monotonic()
+        with self.trace.span("tune.round", task=begun.key, label=subject.label) as span:
             trials, failures = subject.trials, subject.failures.copy()
             if configs:
                 best = subject.times.get(subject.best)
                 deadline = self.deadline - self._reserved()
                 measured = runner.measure(subject.job, configs, best=best, deadline=deadline)
                 measured = taking_turns(subject, measured, runner)
-                self._note_builds(measured)
+                if not runner.ahead:
+                    self._note_builds(measured)
                 with self.shield():
                     predicted = subject.predict(configs)
                     self.database.add(subject.tell(measured, predicted))
@@ -272,7 +309,7 @@ class _Run:
                 done=subject.standing.done,
                 failures=dict(subject.failures - failures),
             )
-        taken = time.monotonic() - begin
+        taken = begun.seconds + time.monotonic() - begin
         self._round_seconds = 0.5 * (self._round_seconds + taken) if self._round_seconds else taken
 
     def _note_builds(self, measured: Sequence[Measurement]) -> None:
@@ -287,6 +324,7 @@ class _Run:
         return {
             key: self._faster(subject, _NEAR * subject.times.get(subject.best, math.inf))
             for key, subject in self.subjects.items()
+            if key not in self.alone
         }
 
     def _rehearsal_seconds(self, contenders: Mapping[str, Sequence[Config]], *, hasty: bool = False) -> float:
@@ -294,34 +332,38 @@ class _Run:
         most = max(map(len, contenders.values()), default=1)
         if most == 1:
             return 0.0
-        kernels = len(self.works) + sum(len(some) - 1 for some in contenders.values())
+        kernels = len(self.tunables) + sum(len(some) - 1 for some in contenders.values())
         models = sum(self.calls[key] * subject.standing.best for key, subject in self.subjects.items())
-        models += sum(self.calls[key] * (choice.predicted or 0.0) for key, choice in self.chosen.items())
+        models += sum(self.calls[key] * (choice.seconds or 0.0) for key, choice in self.chosen.items())
         turns = sum(comparison_seconds(models, casts, hasty=hasty) for casts in (most, 2))
         return kernels * self._build_seconds + turns
 
     def _rehearse(self, why: str) -> bool:
         """Whether there were models that could run, and time for it: with as many contenders as that allows."""
         contenders = self._contenders()
+        if self.models is None or max(map(len, contenders.values()), default=0) < 2:
+            return False
         while self._rehearsal_seconds(contenders, hasty=True) > self.deadline - time.monotonic():
             fewer = max(map(len, contenders.values())) - 1
             if fewer < 2:
                 return False
             contenders = {key: some[:fewer] for key, some in contenders.items()}
-        if self.models is None or max(map(len, contenders.values())) < 2:
-            return False
         with self.trace.span("tune.rehearse", tasks=len(contenders)):
+            heaviest = sorted(contenders, key=lambda key: -self.calls[key] * self.subjects[key].standing.best)
             choices = {
-                key: [self.subjects[key].choice(config, None) for config in some]
-                for key, some in contenders.items()
+                key: [self.subjects[key].choice(config, None) for config in contenders[key]]
+                for key in heaviest
             }
-            verdicts = rehearse(
-                self.models, self.chosen, choices, deadline=self.deadline, seed=self.tuning.seed
-            )
+            known = {key: choice for key, choice in self.chosen.items() if key not in self.alone}
+            verdicts = rehearse(self.models, known, choices, deadline=self.deadline, seed=self.tuning.seed)
         for key, verdict in (verdicts or {}).items():
-            seconds, before = verdict.seconds / self.calls[key], verdict.before / self.calls[key]
-            config = verdict.choice.config
-            label = self.subjects[key].label
+            subject, config = self.subjects[key], verdict.choice.config
+            if verdict.seconds is not None and verdict.before is not None:
+                seconds, before = verdict.seconds / self.calls[key], verdict.before / self.calls[key]
+            else:  # as they were alone
+                before = subject.before
+                seconds = subject.times.get(config, before)
+            label = subject.label
             with self.shield(), self.trace.span("tune.confirm", task=key, label=label) as span:
                 self._decide(key, config, seconds, before, why)
                 span.note(best=seconds, before=before, config=str(config))
@@ -331,9 +373,10 @@ class _Run:
 
     def _confirm_all(self, runner: Measuring, why: str) -> None:
         """Those that gain most first. Without time for its race a winner has to have been clearly faster."""
+        left = set(self.subjects)
         if self.models is not None and self._rehearse(why):
-            return
-        for key in sorted(self.subjects, key=lambda key: -self._gained(key)):
+            left &= self.alone
+        for key in sorted(left, key=lambda key: -self._gained(key)):
             subject = self.subjects[key]
             finalists = self._finalists(subject)
             if len(finalists) > 1 and time.monotonic() + self._race_seconds / 2 < self.deadline:
@@ -402,9 +445,7 @@ class _Run:
             budget=self.tuning.seconds if math.isfinite(self.tuning.seconds) else spent,
             trials=subject.trials,
             default_seconds=before,
-            code=code_of(choice.program, subject.work.machine, subject.work.numerics)
-            if subject.trials
-            else "",
+            code=subject.tunable.code(choice) if subject.trials else "",
         )
         self.chosen[key] = replace(choice, origin=origin_of(decision))
         self.database.decide(decision)

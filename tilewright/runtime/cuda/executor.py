@@ -64,9 +64,12 @@ class GpuExecutor:
         ordinal: int = 0,
         *,
         dependent_launch: str | None = None,
+        guard: int = 0,
     ) -> None:
-        """`dependent_launch`: which kernels may start while what is before them ends; None: as the option says."""
+        """`dependent_launch`: which kernels may start while what is before them ends; None: as the option says.
+        `guard`: bytes around every buffer that nothing may write."""
         plan.validate()
+        self.guard = guard
         self.plan = plan
         self.ordinal = ordinal
         self.dependent_launch = dependent_launch or knobs.get("dependent_launch")
@@ -152,7 +155,7 @@ class _Loaded:
         vendors = [step.vendor for step in plan.steps if step.vendor is not None]
         self.workspace_bytes = cublaslt.WORKSPACE_BYTES if any(not needs_torch(v) for v in vendors) else 0
         self.through_torch = any(needs_torch(v) for v in vendors)
-        self._allocate(executor.constants)
+        self._allocate(executor)
         self.functions = self._functions(executor.objects)
         self.vendor = [
             None if step.vendor is None else VendorStep(step, plan.tasks[step.task], self.ordinal)
@@ -161,11 +164,15 @@ class _Loaded:
         self.stream = self.device.new_stream()
         self.done = self.device.new_event()
         self.last_stream: int | None = None
+        with self.in_steps() as warm:  # libraries choose their algorithms, modules are loaded
+            for number in range(len(plan.steps)):
+                warm.start(number)
+        del warm
         self._graph, self.results, self._kept = self._captured()
 
-    def _allocate(self, constants: Sequence[np.ndarray]) -> None:
+    def _allocate(self, executor: GpuExecutor) -> None:
         """One block of the card's memory for everything."""
-        plan = self.plan
+        plan, constants = self.plan, executor.constants
         sizes = [
             *(spec.bytes for spec in plan.inputs),
             *(spec.bytes for spec in plan.outputs),
@@ -173,10 +180,14 @@ class _Loaded:
             plan.memory.arena_bytes,
             self.workspace_bytes,
         ]
-        offsets, total = [], 0
+        guard = aligned(executor.guard, _ALIGNMENT)
+        offsets, total = [], guard
+        self.guards = [(0, guard)]  # (offset, bytes)
         for size in sizes:
             offsets.append(total)
-            total += aligned(max(size, 1), _ALIGNMENT)
+            # Right behind the buffer: what is written there belongs to nobody.
+            self.guards.append((total + size, aligned(max(size, 1), _ALIGNMENT) - size + guard))
+            total += aligned(max(size, 1), _ALIGNMENT) + guard
         self.block = self.device.block(total)
         addresses = iter(self.block.address + offset for offset in offsets)
         self.inputs = [next(addresses) for _ in plan.inputs]
@@ -219,15 +230,15 @@ class _Loaded:
 
     def _captured(self) -> tuple[Any, list[int], Any]:
         """(what launches the graph, where each result is then, what must live as long)."""
-        with self.in_steps() as warm:  # libraries choose their algorithms, modules are loaded
+
+        def start_all(runner: _Runner) -> None:
             for number in range(len(self.plan.steps)):
-                warm.start(number)
-        del warm
+                runner.start(number)
+
         if not self.through_torch:
             runner = _Runner(self, self.dependent_launch)
             with self.stream.capture() as captured:
-                for number in range(len(self.plan.steps)):
-                    runner.start(number)
+                start_all(runner)
             return captured.launch, self._results(runner), runner
         torch = loaded_torch()
         graph = torch.cuda.CUDAGraph()
@@ -236,8 +247,7 @@ class _Loaded:
         torch.cuda.synchronize(device)
         with torch.no_grad(), torch.cuda.graph(graph, stream=side):
             runner = _Runner(self, self.dependent_launch)
-            for number in range(len(self.plan.steps)):
-                runner.start(number)
+            start_all(runner)
             results = self._results(runner)
 
         def launch(stream: int) -> None:
@@ -282,6 +292,10 @@ class _Loaded:
                 self.device.copy_on(stream, place, address, spec.bytes)
 
     def poison(self) -> None:
+        """NaN in what steps write; in the guards too, so that what is read there shows."""
+        if self.guards[0][1]:
+            for offset, size in self.guards:
+                self.device.fill(self.block.address + offset, 0xFF, size)
         self.device.fill(self.arena, 0xFF, self.plan.memory.arena_bytes)
         for address, spec in zip(self.results, self.plan.outputs, strict=True):
             self.device.fill(address, 0xFF, spec.bytes)

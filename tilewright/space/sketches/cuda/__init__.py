@@ -3,6 +3,6 @@
 from tilewright.space.sketches.cuda.shared_sums import SharedSums
 from tilewright.space.sketches.cuda.tensorised import Tensorised
 from tilewright.space.sketches.cuda.tiled import Tiled
-from tilewright.space.templates.cuda.template import GpuTemplate
+from tilewright.space.template import Template
 
-SKETCHES: tuple[GpuTemplate, ...] = (Tensorised(), Tiled(), SharedSums())
+SKETCHES: tuple[Template, ...] = (Tensorised(), Tiled(), SharedSums())

@@ -23,10 +23,10 @@ from tilewright.loops.gpu.places import by_stride, positions, under, vector_lane
 from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import columns_of, extent_of, load_offsets, updated, with_results, with_values
 from tilewright.space.space import Config, Knob, Space, Value
-from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
+from tilewright.space.template import Applied, GpuTerms, GpuWork
 from tilewright.te.index import coefficient, simplify
 
-NAME = "shared-sums"
+NAME = "sketch:shared-sums"
 _FEWEST_TERMS = 64
 _FEWEST, _MOST = 64, 1024  # threads of a block
 _MOST_SUMS = 4  # reductions of a formula, each with memory of its own
@@ -54,7 +54,7 @@ class Threads:
 class SharedSums:
     name = NAME
 
-    def apply(self, work: GpuWork) -> GpuApplied | None:
+    def apply(self, work: GpuWork) -> Applied | None:
         formula = work.formula
         if formula is None or not 1 <= len(formula.reductions) <= _MOST_SUMS:
             return None
@@ -63,10 +63,10 @@ class SharedSums:
         results = extent_of(formula.rows)
         if results * _FEWEST > work.machine.sms * work.machine.threads_sm:
             return None
-        return Applied(formula, work.machine)
+        return AppliedSharedSums(formula, work.machine)
 
 
-class Applied:
+class AppliedSharedSums:
     def __init__(self, formula: Formula, machine: GpuMachine) -> None:
         self.formula, self.machine = formula, machine
         self.rows = by_stride(formula, formula.rows)
@@ -123,7 +123,7 @@ class Applied:
         each = max(reduction.result.dtype.bytes for reduction in self.formula.reductions)
         return len(self.formula.reductions) * ((t.group + t.parts + 1) * t.beside * t.lanes * each + _ROUNDED)
 
-    def kernel(self, config: Config) -> Program:
+    def program(self, config: Config) -> Program:
         return _Program(self, threads_of(dict(config.values))).made()
 
     def terms(self, config: Config) -> GpuTerms:
@@ -161,7 +161,7 @@ def threads_of(values: Values[str, Value]) -> Threads:
 
 
 class _Program:
-    def __init__(self, applied: Applied, threads: Threads) -> None:
+    def __init__(self, applied: AppliedSharedSums, threads: Threads) -> None:
         self.formula, self.rows, self.t = applied.formula, applied.rows, threads
         t = threads
         self.thread, self.lane = te.Var("t", t.all), te.Var("v", t.lanes)

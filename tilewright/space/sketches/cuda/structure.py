@@ -15,7 +15,7 @@ from tilewright.space.sketches.cuda.contraction import Contraction
 from tilewright.space.sketches.cuda.fetch import Fetched, Operand, Summed
 from tilewright.space.sketches.cuda.mapping import Mapping
 from tilewright.space.space import Config, Space, Value
-from tilewright.space.templates.cuda.template import GpuTerms
+from tilewright.space.template import GpuTerms
 
 
 class Sizes(Protocol):
@@ -128,7 +128,7 @@ class InTiles(ABC, Generic[S]):
     def of_config(self, config: Config) -> Structure[S]:
         return self.structure(self.sizes(**dict(config.values)))
 
-    def kernel(self, config: Config) -> Program:
+    def program(self, config: Config) -> Program:
         return self.of_config(config).program()
 
     def terms(self, config: Config) -> GpuTerms:

@@ -30,9 +30,9 @@ from tilewright.space.sketches.cuda.results import Results
 from tilewright.space.sketches.cuda.structure import InTiles, Structure
 from tilewright.space.sketches.cuda.warps import Fragments, Sums
 from tilewright.space.space import Knob, Space
-from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
+from tilewright.space.template import Applied, GpuTerms, GpuWork
 
-NAME = "tensorised"
+NAME = "sketch:tensorised"
 DTYPES = (DType.F16, DType.BF16)
 _FEWEST, _MOST = 32, 256  # threads of a block
 _FEW = 32  # rows or columns of a product that is next to nothing
@@ -68,7 +68,7 @@ class Tiles:
 class Tensorised:
     name = NAME
 
-    def apply(self, work: GpuWork) -> GpuApplied | None:
+    def apply(self, work: GpuWork) -> Applied | None:
         if work.formula is None or not work.machine.async_copy:
             return None
         rounded = (DType.F32,) if may_round_to_tf32(work.numerics) else ()
@@ -76,7 +76,7 @@ class Tensorised:
         if found is None:
             return None
         ways = mappings(found, multiply(2 * columns(found.dtype), found.dtype))
-        return Applied(found, ways, work.machine) if ways else None
+        return AppliedTensorised(found, ways, work.machine) if ways else None
 
 
 class Kernel(Structure[Tiles]):
@@ -212,7 +212,7 @@ def _loads(sums: Sums, held: int, step: int, stage: te.Expr, row: int, rows: int
     return stmts
 
 
-class Applied(InTiles[Tiles]):
+class AppliedTensorised(InTiles[Tiles]):
     sizes, structured = Tiles, Kernel
     most_copies, most_registers = _MOST_COPIES, _MOST_REGISTERS
 

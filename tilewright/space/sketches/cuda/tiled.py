@@ -31,10 +31,10 @@ from tilewright.space.sketches.cuda.mapping import Mapping, mappings
 from tilewright.space.sketches.cuda.pipeline import Pipeline
 from tilewright.space.sketches.cuda.structure import InTiles, Structure
 from tilewright.space.space import Knob, Space
-from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
+from tilewright.space.template import Applied, GpuTerms, GpuWork
 from tilewright.te.index import coefficient, simplify
 
-NAME = "tiled"
+NAME = "sketch:tiled"
 DTYPES = (DType.F32, DType.F16, DType.BF16)
 _FEWEST, _MOST = 32, 256  # threads of a block
 _MOST_SUMS = 64  # of a thread
@@ -77,14 +77,14 @@ class Tiles:
 class Tiled:
     name = NAME
 
-    def apply(self, work: GpuWork) -> GpuApplied | None:
+    def apply(self, work: GpuWork) -> Applied | None:
         if work.formula is None or not work.machine.async_copy:
             return None
         found = contraction_of(work.formula, DTYPES)
         if found is None:
             return None
         ways = [way for way in mappings(found, multiply_add(found.dtype)) if not way.outer][:_MOST_MAPPINGS]
-        return Applied(found, ways, work.machine) if ways else None
+        return AppliedTiled(found, ways, work.machine) if ways else None
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def _summed(sums: Buffer, rows: _Patches, columns: _Patches, depth: int, stage: 
     )
 
 
-class Applied(InTiles[Tiles]):
+class AppliedTiled(InTiles[Tiles]):
     sizes, structured = Tiles, Kernel
     most_copies, most_registers = _MOST_COPIES, _MOST_REGISTERS
 

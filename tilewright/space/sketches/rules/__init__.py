@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
-
-from tilewright.errors import SketchError, TilewrightWarning
+from tilewright.errors import SketchError
+from tilewright.space import registration
 from tilewright.space.sketches.rules.cache_write import CacheWrite
 from tilewright.space.sketches.rules.elementwise import Elementwise
 from tilewright.space.sketches.rules.inline import Inline, InlineAgain
@@ -36,9 +34,6 @@ RULES: list[Rule] = [
 ]
 
 
-_modules: dict[str, str] = {}  # of rules that are not ours: the module that registers each
-
-
 def register(rule: Rule, module: str | None = None) -> None:
     """A rule of your own, asked before all others. `module`: the name of the module that registers it when it is
     imported, for processes that build kernels; the one in which the rule's class is, where none is given."""
@@ -48,27 +43,10 @@ def register(rule: Rule, module: str | None = None) -> None:
     if any(rule.name == other.name for other in RULES):
         raise SketchError(f"there is a sketch rule {rule.name!r} already")
     RULES.insert(0, rule)
-    _modules[rule.name] = module or type(rule).__module__
+    registration.remember(f"sketch rule {rule.name!r}", rule, module)
 
 
 def unregister(name: str) -> None:
     """The rule of this name is asked no more."""
     RULES[:] = [rule for rule in RULES if rule.name != name]
-    _modules.pop(name, None)
-
-
-def registering_modules() -> tuple[str, ...]:
-    """What another process imports to have the rules that are registered in this one."""
-    found = set()
-    for rule, module in _modules.items():
-        if module != "__main__":
-            found.add(module)
-        elif (spec := getattr(sys.modules["__main__"], "__spec__", None)) is not None:  # python -m
-            found.add(spec.name)
-        else:
-            warnings.warn(
-                f"sketch rule {rule!r} is registered by the program itself, which other processes cannot import: what"
-                " it derives is not built, and never chosen by measuring. Try: put it into a module, and import that",
-                TilewrightWarning,
-            )
-    return tuple(sorted(found))
+    registration.forget(f"sketch rule {name!r}")

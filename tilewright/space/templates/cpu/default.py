@@ -8,22 +8,20 @@ from tilewright.loops.default import default_program
 from tilewright.loops.formula import Formula
 from tilewright.loops.ir import Program
 from tilewright.space.space import Config, Space
-from tilewright.space.template import Applied, Terms, Work
-
-NAME = "default"
-DEFAULT = Config(NAME, ())
+from tilewright.space.template import Applied, CpuWork, Terms
+from tilewright.space.templates.default import NAME
 
 
 class Default:
     name = NAME
 
-    def apply(self, work: Work) -> Applied | None:
+    def apply(self, work: CpuWork) -> Applied | None:
         return None if work.formula is None else AppliedDefault(work, work.formula)
 
 
 @dataclass(frozen=True)
 class AppliedDefault:
-    work: Work
+    work: CpuWork
     formula: Formula
 
     @property

@@ -14,9 +14,9 @@ from tilewright.loops.gpu.tensor import ROW_PADDING, MatrixOperand
 from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, nest
 from tilewright.loops.tiling import with_values
 from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.template import Applied, GpuTerms, GpuWork
 from tilewright.space.templates.attention import LOG2_E, Operands
 from tilewright.space.templates.cuda.matrices import INT_MAX, LANES, matrix
-from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
 from tilewright.te.index import coefficient, linear, simplify
 
 NAME = "tensor-attention"
@@ -31,7 +31,7 @@ _COPY = 3  # instructions for a piece that is copied
 class TensorCoreAttention:
     name = NAME
 
-    def apply(self, work: GpuWork) -> GpuApplied | None:
+    def apply(self, work: GpuWork) -> Applied | None:
         node = attention_in(work.task.graph)
         if node is None or work.numerics == "strict" or node.dtype not in (DType.F16, DType.BF16):
             return None
@@ -106,7 +106,7 @@ class AppliedAttention:
         queries = 4 * (fragments if fragments <= _HELD else tiles.rows)
         return queries + tiles.rows * (tiles.keys + values) // 2
 
-    def kernel(self, config: Config) -> TensorAttention:
+    def program(self, config: Config) -> TensorAttention:
         operands, tiles = self.operands, tiles_of(dict(config.values))
         q, k, v = self.matrices
         row, key = te.Var("place_m", operands.queries), te.Var("place_k", operands.keys)

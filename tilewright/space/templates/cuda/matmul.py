@@ -29,8 +29,8 @@ from tilewright.loops.ir import Buffer, Kind, Scope, Store, nest
 from tilewright.loops.tiling import with_results, with_values
 from tilewright.numerics import may_round_to_tf32
 from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.template import Applied, GpuTerms, GpuWork
 from tilewright.space.templates.cuda.matrices import LANES, MatrixWork, matrix_work
-from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
 from tilewright.te.index import linear
 
 NAME = "tensor-product"
@@ -52,11 +52,11 @@ _WAYS = 2  # of the accesses to shared memory when results are read there: two a
 class TensorCores:
     name = NAME
 
-    def apply(self, work: GpuWork) -> GpuApplied | None:
+    def apply(self, work: GpuWork) -> Applied | None:
         if work.formula is None:
             return None
         found = matrix_work(work.formula, may_round_to_tf32(work.numerics), multiplied(work.task))
-        return None if found is None else Applied(found, work.machine)
+        return None if found is None else AppliedProduct(found, work.machine)
 
 
 def multiplied(task: Task) -> DType | None:
@@ -66,7 +66,7 @@ def multiplied(task: Task) -> DType | None:
     return dtypes.pop() if len(anchors) == len(dtypes) == 1 else None
 
 
-class Applied:
+class AppliedProduct:
     def __init__(self, work: MatrixWork, machine: GpuMachine) -> None:
         self.work, self.machine = work, machine
 
@@ -106,7 +106,7 @@ class Applied:
             return False
         return is_legal(self.work, tiles_of(self.work, values), self.machine)
 
-    def kernel(self, config: Config) -> TensorProduct:
+    def program(self, config: Config) -> TensorProduct:
         return product(self.work, tiles_of(self.work, dict(config.values)), self.machine)
 
     def terms(self, config: Config) -> GpuTerms:

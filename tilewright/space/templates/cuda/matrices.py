@@ -78,11 +78,11 @@ class MatrixWork:
         left, right = self._left(), self._right()
         return short and left is not None and right is not None and self._can_load(left, right)
 
-    @property
+    @cached_property
     def dtype(self) -> DType:
         return self.multiplied or self.a.dtype
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of an element."""
         return self.dtype.bytes

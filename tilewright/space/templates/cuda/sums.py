@@ -9,14 +9,14 @@ more, the parts of parts are another kernel's (`space/vendor/summed.py`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from tilewright import te
 from tilewright.dtypes import DType
-from tilewright.graph.ir import Graph, Node
+from tilewright.graph.combined import KINDS, Combined, combined_of
+from tilewright.graph.ir import Graph
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.gpu.places import step_of
@@ -25,7 +25,7 @@ from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, nest
 from tilewright.loops.tiling import with_values
 from tilewright.numerics import may_round_to_tf32
 from tilewright.space.space import Config, Knob, Space, Value
-from tilewright.space.template import normal_form
+from tilewright.space.template import Applied, GpuTerms, GpuWork, normal_form
 from tilewright.space.templates.cuda.matmul import (
     is_legal,
     multiplied,
@@ -35,68 +35,18 @@ from tilewright.space.templates.cuda.matmul import (
     tiles_of,
 )
 from tilewright.space.templates.cuda.matrices import LANES, MatrixWork, matrix_work
-from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms, GpuWork
 from tilewright.te.index import linear
 
 NAME = "tensor-sums"
-KINDS = {"sum": "sum", "mean": "sum", "amax": "max", "amin": "min"}
 MOST = 256  # rows or columns of a tile
 _TILES = (16, 32, 64, 128, 256)
 _BYTES = 4  # of an accumulator
 
 
-@dataclass(frozen=True)
-class Combined:
-    """A reduction over neighbouring rows of what `producer` computes, or, where `along`, over its columns: `size` of
-    them at a time, `parts` times; of the others there are `beside`."""
-
-    op: str
-    producer: Node
-    size: int
-    parts: int
-    beside: int
-    along: bool = False
-
-
-def combined_of(reduction: Node, strict: bool = False) -> Combined | None:
-    """None where a node is something else, or not computed in float32. What lies between it and the producer may not
-    move anything, and, where `strict`, not round."""
-    source = reduction.inputs[0] if reduction.op in KINDS else None
-    if source is None or reduction.dtype.compute is not DType.F32 or not source.type.size:
-        return None
-    axes = tuple(reduction.attrs["axes"])
-    rank = source.type.rank
-    along = axes == (rank - 1,)
-    if not axes or not (along or axes == tuple(range(axes[0], rank - 1))):
-        return None
-    producer = _before_casts(source, strict)
-    size = math.prod(source.shape[axes[0] : rank if along else -1])
-    if along:
-        whole = size
-        if producer.op == "reshape" and producer.inputs[0].shape[-1:] == (math.prod(producer.shape[-2:]),):
-            producer = _before_casts(producer.inputs[0], strict)
-            whole = producer.shape[-1]
-        return Combined(reduction.op, producer, size, whole // size, source.type.size // whole, along)
-    columns = source.shape[-1]
-    while producer.op == "reshape" and producer.inputs[0].shape[-1:] == (columns,):
-        producer = _before_casts(producer.inputs[0], strict)
-    return Combined(reduction.op, producer, size, math.prod(source.shape[: axes[0]]), columns)
-
-
-def _before_casts(node: Node, strict: bool) -> Node:
-    """What casts among floats of at most 32 bits were made of: it is combined in 32 anyway. Where `strict`, a cast that
-    rounds stays."""
-    while node.op == "cast" and all(x.dtype.compute is DType.F32 for x in (node, node.inputs[0])):
-        if strict and node.dtype is not DType.F32:
-            break
-        node = node.inputs[0]
-    return node
-
-
 class TensorSums:
     name = NAME
 
-    def apply(self, work: GpuWork) -> GpuApplied | None:
+    def apply(self, work: GpuWork) -> Applied | None:
         found = combined_of(work.task.output, strict=work.numerics == "strict")
         if found is None or found.size > MOST or found.producer.is_input:
             return None
@@ -109,7 +59,7 @@ class TensorSums:
             return None
         if not _is_aligned(matrices, found):
             return None
-        return Applied(matrices, found, work.task.output.dtype, work.machine, work.numerics == "strict")
+        return AppliedSums(matrices, found, work.task.output.dtype, work.machine, work.numerics == "strict")
 
 
 def _is_by_rows(work: MatrixWork, found: Combined) -> bool:
@@ -127,7 +77,7 @@ def _is_aligned(work: MatrixWork, found: Combined) -> bool:
     return found.parts == 1 or not operand.turned or found.size % operand.lanes == 0
 
 
-class Applied:
+class AppliedSums:
     def __init__(
         self, work: MatrixWork, of: Combined, dtype: DType, machine: GpuMachine, strict: bool
     ) -> None:
@@ -165,7 +115,7 @@ class Applied:
             self.work, tiles, self.machine
         )
 
-    def kernel(self, config: Config) -> TensorProduct:
+    def program(self, config: Config) -> TensorProduct:
         tiles = tiles_of(self.work, dict(config.values))
         plain, lanes = product(self.work, tiles, self.machine), self.lanes
         output = Buffer("out", self.dtype, self.of.parts * self.of.beside)

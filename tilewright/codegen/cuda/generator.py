@@ -1,0 +1,63 @@
+"""CUDA C++ and NVRTC as a slice of code generation: see `codegen/generator.py`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import metadata
+from typing import Any
+
+from tilewright.codegen.cache import ObjectCache
+from tilewright.codegen.cuda import toolchain as nvrtc
+from tilewright.codegen.cuda.build import build as build_kernel
+from tilewright.codegen.cuda.build import identity
+from tilewright.codegen.cuda.tensor import tensor_source
+from tilewright.hw.gpu import GpuMachine
+from tilewright.link import Linkable
+from tilewright.runtime.cuda.executor import AWAITS_TURN, TRIPLE
+from tilewright.runtime.plan import Launch
+from tilewright.space.implementation import Kernel
+
+KEEPS_TRIALS = True  # it takes a second to make
+PARALLEL = True  # NVRTC takes most of the time, and runs without the interpreter's lock
+
+
+def build(
+    kernel: Kernel, machine: GpuMachine, numerics: str, cache: ObjectCache | None
+) -> tuple[Linkable, bool]:
+    made = build_kernel(tensor_source(kernel), machine, numerics, cache)
+    found = Linkable(
+        made.symbol,
+        made.cubin,
+        made.blocks,
+        made.decisions,
+        made.packings,
+        launch=Launch(made.threads, made.shared_bytes, made.awaits),
+        arguments=made.arguments,
+    )
+    return found, made.cached
+
+
+def source(kernel: Kernel, machine: GpuMachine, numerics: str) -> str:
+    return tensor_source(kernel).text
+
+
+def key(kernel: Kernel, machine: GpuMachine, numerics: str) -> str:
+    return identity(tensor_source(kernel), machine, numerics)[0]
+
+
+def toolchain(machine: GpuMachine) -> str:
+    return f"{nvrtc.version()}, torch {_torch_version()}" if machine.libraries else nvrtc.version()
+
+
+@lru_cache(maxsize=1)
+def _torch_version() -> str:
+    """Of the framework that brings the libraries, whether this process has imported it or not."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def plan_target(machine: GpuMachine) -> dict[str, Any]:
+    features = [AWAITS_TURN] if machine.dependent_launch else []
+    return {"triple": TRIPLE, "cpu": machine.capability, "features": features}

@@ -1,0 +1,51 @@
+"""LLVM as a slice of code generation: see `codegen/generator.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright.codegen.cache import ObjectCache
+from tilewright.codegen.llvm import toolchain as llvm
+from tilewright.codegen.llvm.build import build as build_kernel
+from tilewright.codegen.llvm.build import kernel_key, llvm_ir
+from tilewright.errors import CodegenError
+from tilewright.hw import CpuMachine
+from tilewright.link import Linkable
+from tilewright.loops.ir import Program
+from tilewright.space.implementation import Kernel
+
+KEEPS_TRIALS = False  # it is made faster than it is read
+PARALLEL = False  # the interpreter's lock is held while IR is made, and that takes most of the time
+_SYMBOL = "kernel"  # the same in all texts; a real kernel's name depends on more than its code
+
+
+def build(
+    kernel: Kernel, machine: CpuMachine, numerics: str, cache: ObjectCache | None
+) -> tuple[Linkable, bool]:
+    made = build_kernel(_program(kernel), machine, numerics, cache)
+    found = Linkable(
+        made.symbol, made.object_code, made.extent, made.decisions, made.packings, arguments=made.arguments
+    )
+    return found, made.cached
+
+
+def source(kernel: Kernel, machine: CpuMachine, numerics: str) -> str:
+    return llvm_ir(_program(kernel), machine, numerics, _SYMBOL)
+
+
+def key(kernel: Kernel, machine: CpuMachine, numerics: str) -> str:
+    return kernel_key(_program(kernel), machine, numerics)
+
+
+def toolchain(machine: CpuMachine) -> str:
+    return llvm.version()
+
+
+def plan_target(machine: CpuMachine) -> dict[str, Any]:
+    return {"triple": machine.triple, "cpu": machine.cpu, "features": list(machine.features)}
+
+
+def _program(kernel: Kernel) -> Program:
+    if not isinstance(kernel, Program):
+        raise CodegenError(f"{kernel.name}: a processor has no tensor cores")
+    return kernel

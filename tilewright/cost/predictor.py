@@ -1,0 +1,79 @@
+"""Counted terms -> seconds, by kind of machine: the analytical model's one entry.
+
+A slice for each kind: `cpu.py` and `gpu.py` say how long what was counted takes, at rates that are nominal or as a
+calibration of the machine has measured them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilewright.cost import cpu, gpu
+from tilewright.cost.program import terms_of
+from tilewright.errors import InternalError, SpaceError
+from tilewright.hw import CpuMachine, Machine
+from tilewright.hw.gpu import GpuMachine
+from tilewright.loops.ir import Program
+from tilewright.measure.gpu_calibration import rated
+from tilewright.space.implementation import Implementation
+from tilewright.space.space import Config
+from tilewright.space.template import Applied, Work
+from tilewright.space.terms import Counted, Terms
+
+CALL_SECONDS = (
+    1.5e-6  # that a call of a kernel takes on a processor when it is timed, whatever the kernel does
+)
+
+Predictor = Callable[[Counted], float]
+
+
+def nominal(machine: Machine) -> Predictor:
+    """Without a calibration, on all cores: what compilations that measure nothing choose by."""
+    return _NOMINAL[machine.kind](machine)
+
+
+def calibrated(machine: Machine, threads: int) -> Predictor:
+    """At measured rates, on so many threads, of a call as a measurement times it."""
+    return _CALIBRATED[machine.kind](machine, threads)
+
+
+def _cpu_nominal(machine: CpuMachine) -> Predictor:
+    return lambda terms: cpu.seconds(_of_cpu(terms), machine)
+
+
+def _cpu_calibrated(machine: CpuMachine, threads: int) -> Predictor:
+    rates = cpu.rates_of(machine)
+    return lambda terms: CALL_SECONDS + cpu.seconds(_of_cpu(terms), machine, threads, rates)
+
+
+def _gpu(machine: GpuMachine, threads: int = 0) -> Predictor:
+    known = rated(machine)
+    return lambda terms: gpu.seconds(terms, known)
+
+
+def _of_cpu(terms: Counted) -> Terms:
+    if not isinstance(terms, Terms):
+        raise InternalError("terms of another kind of machine")
+    return terms
+
+
+_NOMINAL: dict[str, Callable[[Any], Predictor]] = {"cpu": _cpu_nominal, "cuda": _gpu}
+_CALIBRATED: dict[str, Callable[[Any, int], Predictor]] = {"cpu": _cpu_calibrated, "cuda": _gpu}
+
+
+def counted(applied: Applied, config: Config, work: Work, constants: bool = True) -> tuple[Counted, bool]:
+    """The terms of a config, and whether they were counted in its program: where the template does not count them in
+    closed form. `constants`: whether it matters which inputs are constants."""
+    terms = applied.terms(config)
+    if terms is not None:
+        return terms, False
+    program = applied.program(config)
+    if isinstance(program, Implementation):
+        program = program.program
+    if not isinstance(program, Program) or not isinstance(work.machine, CpuMachine):
+        raise SpaceError(
+            f"{applied.space.template!r} counts no terms, and only programs for processors are counted"
+        )
+    fixed = work.task.constants if constants else frozenset()
+    return terms_of(program, work.machine, fixed), True

@@ -1,0 +1,117 @@
+"""expand: each call as the calls of the parts that compute it, when that has been chosen.
+
+    [conv + add + clamp]   ->   [permute]  [conv: a library's]  [add + clamp]
+
+Movement that alone reads other movement is then one kernel with it: what stands before a library's call, and the
+permute of the model's input before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from tilewright.graph.ir import Node
+from tilewright.graph.task import Partition, Task, TaskCall
+from tilewright.rewrites.calls import reader_counts, with_producer
+
+_MOVEMENT = ("permute", "reshape", "pad", "slice")
+
+
+class Part(Protocol):
+    """What computes a part of a task, as far as the graph is concerned."""
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def operands(self) -> tuple[Node, ...]: ...
+
+    @property
+    def result(self) -> Node: ...
+
+
+class Parted(Protocol):
+    """What computes a task. `inputs` and the operands and results of its parts are nodes of one graph."""
+
+    @property
+    def inputs(self) -> tuple[Node, ...]: ...
+
+    @property
+    def parts(self) -> Sequence[Part]: ...
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """A partition whose calls are one kernel or library call each. By the key of a call: `parts`, what computes it, of
+    what it is a part (`owner`, a task's key); joined movement is in `joined` instead, as a task to be computed."""
+
+    partition: Partition
+    parts: Mapping[str, Part]
+    joined: Mapping[str, Task]
+    owner: Mapping[str, str]
+
+
+def expand(partition: Partition, chosen: Mapping[str, Parted], names: Mapping[str, str]) -> Expanded:
+    """`chosen`: by the key of a task; `names`: which of its candidates that is, since a part may be one of several."""
+    calls: list[TaskCall] = []
+    parts: dict[str, Part] = {}
+    owner: dict[str, str] = {}
+    for call in partition.calls:
+        if not call.output.type.size:
+            calls.append(call)
+            continue
+        parted = chosen[call.task.key]
+        values = dict(zip(parted.inputs, call.inputs, strict=True))
+        several = len(parted.parts) > 1
+        for number, part in enumerate(parted.parts):
+            last = number == len(parted.parts) - 1
+            output = call.output if last else replace(part.result, name="", source="")
+            values[part.result] = output
+            name = call.name if last else f"{call.name}.{number}"
+            inputs = tuple(values[node] for node in part.operands)
+            made = TaskCall(part.task, inputs, output, name, names[call.task.key] if several else call.way)
+            parts.setdefault(made.key, part)
+            owner.setdefault(made.key, call.task.key)
+            calls.append(made)
+    whole = Partition(partition.graph, tuple(calls), partition.views)
+    return _with_joined_movement(whole, parts, owner)
+
+
+def _with_joined_movement(partition: Partition, parts: Mapping[str, Part], owner: dict[str, str]) -> Expanded:
+    """What fusion has left apart stays so: one of two that are joined is a part of something."""
+    readers = reader_counts(partition)
+    calls: list[TaskCall] = []
+    writer: dict[Node, TaskCall] = {}
+    joined: dict[str, Task] = {}
+    for call in partition.calls:
+        made = call
+        if _is_movement(call):
+            for node in call.inputs:
+                buffer = partition.buffer_of(node)
+                before = writer.get(buffer)
+                alone = readers[buffer] == 1 and buffer not in partition.graph.outputs
+                fragments = before is not None and (call.way or before.way)
+                if before is not None and fragments and alone and _is_movement(before):
+                    made = with_producer(made, node, before)
+                    calls.remove(before)
+            if made is not call:
+                joined[made.key] = made.task
+                owner.setdefault(made.key, owner[call.key])
+        calls.append(made)
+        writer[made.output] = made
+    result = Partition(partition.graph, tuple(calls), partition.views)
+    result.check()
+    kept = {call.key for call in calls}
+    return Expanded(
+        result,
+        {key: part for key, part in parts.items() if key in kept and key not in joined},
+        {key: task for key, task in joined.items() if key in kept},
+        owner,
+    )
+
+
+def _is_movement(call: TaskCall) -> bool:
+    nodes = [node for node in call.task.graph.nodes() if not (node.is_input or node.is_constant)]
+    return bool(nodes) and all(node.op in _MOVEMENT for node in nodes)

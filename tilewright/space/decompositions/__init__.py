@@ -1,0 +1,9 @@
+"""Decompositions: a task computed by several kernels of the compiler's own, each kind a template like the others."""
+
+from tilewright.space.decompositions.fused_reduction import FusedReduction
+from tilewright.space.decompositions.separate_prologue import SeparatePrologue
+from tilewright.space.decompositions.split_k import SplitK
+from tilewright.space.decompositions.two_pass_reduction import TwoPassReduction
+from tilewright.space.template import Template
+
+DECOMPOSITIONS: tuple[Template, ...] = (SplitK(), SeparatePrologue(), TwoPassReduction(), FusedReduction())

@@ -1,0 +1,117 @@
+"""A task as two kernels, one of them a template's: what all decompositions have in common.
+
+A decomposition proposes variants, each a cut of the task into pieces. One piece is computed by another template, whose
+knobs become knobs of the decomposition; the other pieces are computed by their default programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilewright.errors import SpaceError
+from tilewright.graph.ir import Node
+from tilewright.space.implementation import Implementation, Piece
+from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.template import Applied, GpuWork
+from tilewright.space.templates.cuda.default import Default
+from tilewright.space.templates.default import DEFAULT
+from tilewright.space.terms import Counted
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One cut. `main`: the number of the piece that `inner` computes; the others have default programs."""
+
+    pieces: tuple[Piece, ...]
+    main: int
+    inner: Applied
+
+
+@dataclass(frozen=True)
+class Decomposed:
+    """A decomposition applied to one task. `count`: the knob that tells variants apart, where there are several."""
+
+    name: str
+    work: GpuWork
+    variants: Mapping[int, Variant]
+    count: str = ""
+
+    @cached_property
+    def space(self) -> Space:
+        """The knobs of all variants; a combination is legal where the variant's own space has it."""
+        choices: dict[str, dict[Value, None]] = {}
+        unordered: set[str] = set()
+        together: dict[tuple[str, ...], None] = {}
+        for variant in self.variants.values():
+            inner = variant.inner.space
+            together |= dict.fromkeys(inner.together)
+            for knob in inner.knobs:
+                choices.setdefault(knob.name, {}).update(dict.fromkeys(knob.choices))
+                if not knob.ordered:
+                    unordered.add(knob.name)
+        knobs = [
+            Knob(name, _in_order(values, name not in unordered), ordered=name not in unordered)
+            for name, values in choices.items()
+        ]
+        if self.count:
+            knobs.insert(0, Knob(self.count, tuple(self.variants)))
+        return Space(self.name, tuple(knobs), self._is_legal, together=tuple(together))
+
+    def _is_legal(self, values: Mapping[str, Value]) -> bool:
+        variant, inner = self._split(values)
+        return variant is not None and Config.of(variant.inner.space.template, inner) in variant.inner.space
+
+    def _split(self, values: Mapping[str, Value]) -> tuple[Variant | None, dict[str, Value]]:
+        """The variant, and the values of its inner template's knobs."""
+        number = int(values[self.count]) if self.count else next(iter(self.variants))
+        inner = {name: value for name, value in values.items() if name != self.count}
+        return self.variants.get(number), inner
+
+    def _variant(self, config: Config) -> tuple[Variant, Config]:
+        variant, inner = self._split(dict(config.values))
+        if variant is None:
+            raise SpaceError(f"{config} is no way to cut {self.work.task.label}")
+        return variant, Config.of(variant.inner.space.template, inner)
+
+    def terms(self, config: Config) -> Counted:
+        variant, inner = self._variant(config)
+        return tuple(
+            counted
+            for number, piece in enumerate(variant.pieces)
+            if (counted := self._terms_of(number, piece, variant, inner)) is not None
+        )
+
+    def _terms_of(self, number: int, piece: Piece, variant: Variant, inner: Config) -> Counted | None:
+        if number == variant.main:
+            return variant.inner.terms(inner)
+        return _default(self.work, piece).terms(DEFAULT)
+
+    def program(self, config: Config) -> Implementation:
+        variant, inner = self._variant(config)
+        parts = []
+        for number, piece in enumerate(variant.pieces):
+            applied = variant.inner if number == variant.main else _default(self.work, piece)
+            body = applied.program(inner if number == variant.main else DEFAULT)
+            assert not isinstance(body, Implementation)
+            parts.append(piece.by(body))
+        return Implementation(_inputs(variant.pieces), tuple(parts))
+
+
+def _default(work: GpuWork, piece: Piece) -> Applied:
+    applied = Default().apply(GpuWork(piece.task, work.machine, work.numerics))
+    if applied is None:
+        raise SpaceError(f"{piece.task.label} has no default program")
+    return applied
+
+
+def _inputs(pieces: Sequence[Piece]) -> tuple[Node, ...]:
+    """The inputs of the graph that was cut, in order."""
+    found = {node.attrs["index"]: node for piece in pieces for node in piece.operands if node.is_input}
+    return tuple(found[number] for number in sorted(found))
+
+
+def _in_order(values: Mapping[Value, None], ordered: bool) -> tuple[Value, ...]:
+    numbers = ordered and all(isinstance(value, int) and not isinstance(value, bool) for value in values)
+    return tuple(sorted(values, key=int)) if numbers else tuple(values)

@@ -1,0 +1,68 @@
+"""A GEMM or convolution and the reduction of its results, fused: one kernel, or two of which the first leaves little.
+
+    red(epilogue(a @ b), over rows or columns)  ->  partial[p, n] = red(epilogue(a @ b)[rows of part p, n])
+                                                    red(partial, over p), and the rest
+
+A part is no longer than a tile; one that is all of it needs no second kernel.
+"""
+
+from __future__ import annotations
+
+from tilewright.graph.combined import KINDS, Combined, combined_of
+from tilewright.graph.ir import Node
+from tilewright.graph.task import Task
+from tilewright.space.decompositions.decomposed import Decomposed, Variant
+from tilewright.space.decompositions.two_pass_reduction import in_parts
+from tilewright.space.implementation import Piece
+from tilewright.space.template import Applied, GpuWork
+from tilewright.space.templates.cuda.sums import MOST, TensorSums
+
+NAME = "fused-reduction"
+_FEWEST = 16  # rows or columns of a part
+_FILLED = 0.7  # of a tile
+_CUTS = 4  # of the fewest parts, that are weighed against each other
+
+
+class FusedReduction:
+    name = NAME
+
+    def apply(self, work: GpuWork) -> Applied | None:
+        """Where one kernel does it all, that is the template's own config."""
+        variants = {}
+        for count, pieces in _cuts_of(work.task):
+            first, *rest = (GpuWork(piece.task, work.machine, work.numerics) for piece in pieces)
+            inner = TensorSums().apply(first)
+            if inner is not None and all(each.formula is not None for each in rest):
+                variants[count] = Variant(pieces, 0, inner)
+        return Decomposed(NAME, work, variants, "parts") if variants else None
+
+
+def _cuts_of(task: Task) -> list[tuple[int, tuple[Piece, ...]]]:
+    """Of each way to cut the task, the number of parts, and the pieces."""
+    found = _reduction_of(task)
+    if found is None or found[1].producer.is_input:
+        return []
+    node, of = found
+    if node is task.output and of.size <= MOST:
+        return []
+    possible = [
+        count
+        for count in range(1, of.size + 1)
+        if of.size % count == 0 and _FEWEST <= of.size // count <= MOST
+    ]
+    well = [count for count in possible if _filled(of.size // count) >= _FILLED]
+    return [(count, in_parts(task, node, of, count)) for count in (well or possible)[:_CUTS]]
+
+
+def _reduction_of(task: Task) -> tuple[Node, Combined] | None:
+    """The one reduction of a task, where it is over rows or columns."""
+    found = [node for node in task.graph.nodes() if node.op in KINDS]
+    of = combined_of(found[0]) if len(found) == 1 else None
+    return None if of is None else (found[0], of)
+
+
+def _filled(size: int) -> float:
+    tile = _FEWEST
+    while tile < size:
+        tile *= 2
+    return size / tile

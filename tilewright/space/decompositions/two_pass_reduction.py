@@ -1,0 +1,88 @@
+"""Reductions of many rows to few results, where rows are contiguous, in two passes.
+
+    red(x, over rows)  ->  partial[p, n] = red(x[rows of part p, n])     (a thread for a few neighbours, in float32)
+                           red(partial, over p), and the epilogue
+
+The parts are combined in their order: the result has the same bits every time.
+"""
+
+from __future__ import annotations
+
+from tilewright.dtypes import DType
+from tilewright.graph.combined import KINDS, Combined, combined_of
+from tilewright.graph.ir import Node, rebuild
+from tilewright.graph.op import apply
+from tilewright.graph.task import Task
+from tilewright.hw.gpu import GpuMachine
+from tilewright.space.decompositions.decomposed import Decomposed, Variant
+from tilewright.space.implementation import Piece, cut_at
+from tilewright.space.sketches.cuda.shared_sums import SharedSums
+from tilewright.space.template import Applied, GpuWork
+from tilewright.space.templates.cuda.default import Default
+
+NAME = "two-pass-reduction"
+_NEIGHBOURS = 8  # results of a thread
+_BUSY = 1_024  # threads of a multiprocessor
+_NEARLY_ENOUGH = 8  # parts that are not worth a second kernel
+_FEWEST_ROWS, _MOST_PARTS = 32, 2_048  # of a part; of a reduction
+_COUNTS = 5  # numbers of parts, around the one that fills the card
+
+
+class TwoPassReduction:
+    name = NAME
+
+    def apply(self, work: GpuWork) -> Applied | None:
+        found = _reduction(work.task)
+        if found is None:
+            return None
+        variants = {}
+        for count in _counts(found[1], work.machine):
+            pieces = in_parts(work.task, *found, count)
+            first, rest = (GpuWork(piece.task, work.machine, work.numerics) for piece in pieces)
+            inner = SharedSums().apply(rest) or Default().apply(rest)
+            if first.formula is not None and inner is not None:
+                variants[count] = Variant(pieces, 1, inner)
+        if len({variant.inner.space.template for variant in variants.values()}) > 1:
+            # Knobs of one template alone: the default program has none, and could not be told from the other.
+            variants = {n: v for n, v in variants.items() if v.inner.space.template == SharedSums.name}
+        return Decomposed(NAME, work, variants, "count") if variants else None
+
+
+def _counts(rows: Combined, machine: GpuMachine) -> list[int]:
+    """In how many parts the reduction keeps a card busy, the best first; none where it does so by itself."""
+    wanted = _BUSY * machine.sms * _NEIGHBOURS / (rows.parts * rows.beside)
+    if wanted <= _NEARLY_ENOUGH or rows.beside % _NEIGHBOURS:
+        return []
+    most = min(_MOST_PARTS, rows.size // _FEWEST_ROWS)
+    possible = [count for count in range(2, most + 1) if rows.size % count == 0]
+    return sorted(sorted(possible, key=lambda count: max(count / wanted, wanted / count))[:_COUNTS])
+
+
+def _reduction(task: Task) -> tuple[Node, Combined] | None:
+    """The one reduction of what the task is given, where it is over rows."""
+    graph = task.graph
+    found = [node for node in graph.nodes() if node.op in KINDS]
+    if len(found) != 1 or len(graph.inputs) != 1 or not found[0].inputs[0].is_input:
+        return None
+    rows = combined_of(found[0])
+    if rows is None or rows.along or len(graph.users()[graph.inputs[0]]) > 1:
+        return None
+    return found[0], rows
+
+
+def in_parts(task: Task, node: Node, of: Combined, count: int) -> tuple[Piece, Piece]:
+    """red(x)  ->  red of (red of each part, in float32)."""
+    partial: list[Node] = []
+
+    def rule(each: Node, operands: tuple[Node, ...]) -> Node | None:
+        if each is not node:
+            return None
+        wide = apply("cast", operands[0], dtype=DType.F32)
+        parts = (count, of.size // count)
+        shape = (of.beside * of.parts, *parts) if of.along else (of.parts, *parts, of.beside)
+        partial.append(apply(node.op, apply("reshape", wide, shape=shape), axes=(2,), keepdims=False))
+        total = apply(node.op, partial[0], axes=(1,), keepdims=False)
+        return apply("reshape", apply("cast", total, dtype=node.dtype), shape=node.shape)
+
+    graph = rebuild(task.graph, rule)
+    return cut_at(task, graph, partial[0])

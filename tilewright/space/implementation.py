@@ -1,0 +1,122 @@
+"""What is to be built for a task: one kernel, or several parts that run one after another.
+
+A part is a kernel of the compiler's own (a loop Program, or one of the tensor-core kernels that are described as data)
+or a call of a library. On a processor an implementation has one part; on a GPU a library call may have kernels around
+it, and a decomposition (split-K, say) has two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from tilewright.errors import InternalError
+from tilewright.graph.ir import Graph, Node, input_node
+from tilewright.graph.task import Task
+from tilewright.loops.gpu.attention import TensorAttention
+from tilewright.loops.gpu.tensor import TensorProduct
+from tilewright.loops.ir import Program
+from tilewright.loops.verify import verify_program
+from tilewright.runtime.packing import Packing
+from tilewright.runtime.plan import VendorCall
+
+Kernel: TypeAlias = Program | TensorProduct | TensorAttention  # what code generation makes machine code of
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One kernel or one library call. `operands` and `result` are nodes of the graph that the task was cut in.
+
+    `packings`: of a call, how its operands are stored; beyond the end: as they are."""
+
+    task: Task
+    operands: tuple[Node, ...]
+    result: Node
+    body: Kernel | VendorCall
+    packings: tuple[Packing | None, ...] = ()
+
+    @property
+    def call(self) -> VendorCall | None:
+        return self.body if isinstance(self.body, VendorCall) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Implementation:
+    """The parts that compute a task; the last gives its result. `inputs`: the task's, as nodes of the cut graph."""
+
+    inputs: tuple[Node, ...]
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def single(cls, task: Task, body: Kernel) -> Implementation:
+        return cls(task.graph.inputs, (Part(task, task.graph.inputs, task.output, body),))
+
+    @property
+    def uses_library(self) -> bool:
+        return any(part.call is not None for part in self.parts)
+
+    @property
+    def program(self) -> Program:
+        """Of an implementation that is one loop program."""
+        if len(self.parts) != 1 or not isinstance(self.parts[0].body, Program):
+            raise InternalError("this implementation is more than one loop program")
+        return self.parts[0].body
+
+    def verify(self) -> None:
+        for part in self.parts:
+            if isinstance(part.body, Program):
+                verify_program(part.body)
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A part before it is known what computes it."""
+
+    task: Task
+    operands: tuple[Node, ...]
+    result: Node
+
+    def by(self, body: Kernel | VendorCall, packings: tuple[Packing | None, ...] = ()) -> Part:
+        return Part(self.task, self.operands, self.result, body, packings)
+
+
+def cut(
+    graph: Graph, constants: Collection[Node], parts: Sequence[tuple[Collection[Node], Node]]
+) -> list[Piece]:
+    """The pieces of a graph: of each, which nodes it computes, and which of them the others read."""
+    order = graph.nodes()
+    return [
+        _piece([node for node in order if node in members], result, constants) for members, result in parts
+    ]
+
+
+def cut_at(task: Task, graph: Graph, value: Node) -> tuple[Piece, Piece]:
+    """A task, whose computation `graph` is, in two: all that computes `value`, and the rest."""
+    constants = [graph.inputs[number] for number in task.constants]
+    computed = [node for node in graph.nodes() if not (node.is_input or node.is_constant)]
+    before = set(Graph(graph.inputs, (value,)).nodes())
+    first = [node for node in computed if node in before]
+    rest = [node for node in computed if node not in before]
+    before_piece, rest_piece = cut(graph, constants, [(first, value), (rest, graph.outputs[0])])
+    return before_piece, rest_piece
+
+
+def _piece(members: Sequence[Node], result: Node, constants: Collection[Node]) -> Piece:
+    operands: list[Node] = []
+    inside: dict[Node, Node] = {}
+
+    def operand(node: Node) -> Node:
+        if node not in inside:
+            if node.is_constant:
+                inside[node] = node
+            else:
+                inside[node] = input_node(len(operands), node.type)
+                operands.append(node)
+        return inside[node]
+
+    for node in members:
+        inside[node] = replace(node, inputs=tuple(map(operand, node.inputs)))
+    kept = frozenset(number for number, node in enumerate(operands) if node in constants)
+    graph = Graph(tuple(inside[node] for node in operands), (inside[result],))
+    return Piece(Task(graph, kept), tuple(operands), result)

@@ -1,0 +1,170 @@
+"""What library calls have in common: the epilogue that a library takes, and the kernels around its call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from tilewright.dtypes import DType
+from tilewright.graph.ir import Graph, Node
+from tilewright.graph.task import Task
+from tilewright.numerics import may_round_to_tf32
+from tilewright.runtime.packing import Packing
+from tilewright.runtime.plan import VendorCall, View
+from tilewright.space.implementation import Implementation, Piece, cut
+from tilewright.space.libraries.strides import strides_of
+from tilewright.space.template import GpuWork
+from tilewright.space.templates.cuda.default import Default
+from tilewright.space.templates.default import DEFAULT
+from tilewright.space.terms import Counted, Roofline
+
+FLOATS = (DType.F16, DType.BF16, DType.F32)
+SHORT = (DType.F16, DType.BF16)
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu"}
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """A run of nodes behind a contraction: what a library may compute with it."""
+
+    nodes: tuple[Node, ...] = ()
+    bias: Node | None = None
+    added: Node | None = None
+    activation: str = ""
+
+
+def epilogues(graph: Graph, anchor: Node, numerics: str) -> Iterator[Epilogue]:
+    """The empty one, then longer and longer ones."""
+    users = graph.users()
+    found = Epilogue()
+    last = anchor
+    while True:
+        yield found
+        readers = users[last]
+        if last in graph.outputs or len(readers) != 1 or found.activation:
+            return
+        following = _with(found, anchor, last, readers[0], numerics)
+        if following is None:
+            return
+        found, last = following, readers[0]
+
+
+def _with(found: Epilogue, anchor: Node, last: Node, node: Node, numerics: str) -> Epilogue | None:
+    nodes = (*found.nodes, node)
+    if node.op in _ACTIVATIONS and node.shape == anchor.shape:
+        # The library's GELU is the approximate one; of 16-bit floats, rounding is coarser than the difference.
+        exact = node.op == "gelu" and node.attrs["approximate"] == "none"
+        if exact and (numerics == "strict" or node.dtype not in SHORT):
+            return None
+        return replace(found, nodes=nodes, activation=_ACTIVATIONS[node.op])
+    if node.op != "add" or node.shape != anchor.shape or node.dtype is not anchor.dtype:
+        return None
+    others = [operand for operand in node.inputs if operand is not last]
+    if len(others) != 1 or not others[0].is_input:
+        return None
+    (other,) = others
+    if found.bias is None and other.shape[-1:] == anchor.shape[-1:] and other.type.size == anchor.shape[-1]:
+        return replace(found, nodes=nodes, bias=other)
+    if found.added is None and other.shape == anchor.shape:
+        return replace(found, nodes=nodes, added=other)
+    return None
+
+
+def rounded(anchor: Node, numerics: str) -> dict[str, bool]:
+    """The option of a library that may round float32 before it multiplies."""
+    return {"rounded": True} if may_round_to_tf32(numerics) and anchor.dtype is DType.F32 else {}
+
+
+def anchor_of(graph: Graph, *ops: str) -> Node | None:
+    """The one contraction of a graph, where it is one of these."""
+    found = [node for node in graph.nodes() if node.op in ("matmul", "linear", "conv", "attention")]
+    return found[0] if len(found) == 1 and found[0].op in ops else None
+
+
+def is_for_library(task: Task) -> bool:
+    return task.output.dtype in FLOATS and bool(task.output.type.size)
+
+
+def computed(graph: Graph) -> tuple[Node, ...]:
+    return tuple(node for node in graph.nodes() if not (node.is_input or node.is_constant))
+
+
+def view(shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> View:
+    return View(0, shape, strides_of(shape) if strides is None else strides)
+
+
+@dataclass(frozen=True)
+class Around:
+    """A graph cut around its contraction: `taken` is the library's, the anchor among it; `before` and what is left are
+    kernels of the compiler's own."""
+
+    work: GpuWork
+    graph: Graph
+    taken: tuple[Node, ...]
+    before: tuple[Node, ...] = ()
+
+    @cached_property
+    def _pieces(self) -> tuple[list[Piece], int]:
+        """The pieces in order, and the number of the library's."""
+        graph = self.graph
+        constants = [graph.inputs[number] for number in self.work.task.constants]
+        rest = [n for n in computed(graph) if n not in self.taken and n not in self.before]
+        parts: list[tuple[tuple[Node, ...], Node]] = []
+        if self.before:
+            parts.append((self.before, self.before[-1]))
+        parts.append((self.taken, self.taken[-1]))
+        if rest:
+            parts.append((tuple(rest), graph.outputs[0]))
+        return cut(graph, constants, parts), len(self.before[:1])
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there are kernels for what is around the call."""
+        pieces, called = self._pieces
+        return all(
+            GpuWork(piece.task, self.work.machine, self.work.numerics).formula is not None
+            for number, piece in enumerate(pieces)
+            if number != called
+        )
+
+    def implementation(
+        self, function: str, operands: dict[Node, View], packings: dict[Node, Packing], **call: Any
+    ) -> Implementation:
+        """`operands`: of the library's function, in its order; of each node the view (its `argument` is set here)."""
+        pieces, called = self._pieces
+        parts = []
+        for number, piece in enumerate(pieces):
+            if number != called:
+                parts.append(piece.by(_default(self.work, piece)))
+                continue
+            views = tuple(
+                View(piece.operands.index(node), each.shape, each.strides, each.offset)
+                for node, each in operands.items()
+            )
+            packed = tuple(packings.get(node) for node in piece.operands)
+            parts.append(piece.by(VendorCall(function, views, **call), packed))
+        return Implementation(self.graph.inputs, tuple(parts))
+
+    def terms(self, unit: str, busy: float = 1.0) -> Counted:
+        """The call at the library's rate, and the kernels around it by their bytes."""
+        pieces, called = self._pieces
+        return tuple(
+            Roofline(piece.task.flops, piece.task.bytes, unit, busy, is_call=True)
+            if number == called
+            else Roofline(piece.task.flops, piece.task.bytes)
+            for number, piece in enumerate(pieces)
+        )
+
+
+def unit_of(anchor: Node, numerics: str) -> str:
+    if anchor.dtype in SHORT:
+        return "tensor16"
+    return "tf32" if may_round_to_tf32(numerics) else "scalar"
+
+
+def _default(work: GpuWork, piece: Piece) -> Any:
+    applied = Default().apply(GpuWork(piece.task, work.machine, work.numerics))
+    assert applied is not None, "asked for by is_possible"
+    return applied.program(DEFAULT)

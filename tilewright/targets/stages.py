@@ -1,0 +1,214 @@
+"""The stages behind the partition, the same for every target: tasks -> choices -> kernels -> plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tilewright.codegen.cache import ObjectCache
+from tilewright.codegen.generator import build_parts, generator
+from tilewright.graph.task import Partition, Task
+from tilewright.link import Boundary, Linkable, Linked, link
+from tilewright.rewrites.expand import expand
+from tilewright.rewrites.join_reductions import Alternative, alternatives, join_reductions
+from tilewright.runtime.plan import Origin
+from tilewright.space.implementation import Part
+from tilewright.space.template import Work
+from tilewright.space.templates.default import DEFAULT
+from tilewright.support.trace import Trace
+from tilewright.support.version import VERSION
+from tilewright.targets.target import Choices, Target, together
+from tilewright.tune.allocate import Goal, Objective
+from tilewright.tune.choose import Choice, choose, implementation_of
+from tilewright.tune.effort import KNOWN, Tuning
+from tilewright.tune.known import known_choices
+from tilewright.tune.lock import check_lockable, lock_of, locked_choices, read_lock, write_lock
+
+_CLOSE = 1.5  # times the predicted time apart, within which a pair that could be joined is worth measuring
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What computes each task, by key, and the partitions with those pairs joined that are faster so."""
+
+    partitions: tuple[Partition, ...]
+    choices: Choices
+
+
+def choose_implementations(
+    target: Target,
+    partitions: Sequence[Partition],
+    numerics: str,
+    threads: int | None,
+    trace: Trace,
+    *,
+    tuning: Tuning = KNOWN,
+    lock: str | Path | None = None,
+    objective: Objective | None = None,
+) -> Chosen:
+    """Tasks -> how each is computed: as the lock file says, or as measured now or before, or as predicted."""
+    pairs = alternatives(partitions) if target.joins_reductions() else {}
+    path = None if lock is None else Path(lock)
+    if path is not None:
+        if (found := read_lock(path)) is not None:
+            joined = _joined(partitions, [key for key in pairs if key in found.tasks])
+            return Chosen(joined, locked_choices(found, _works(joined, target, numerics), numerics, path))
+        check_lockable(path)
+    works = _works(partitions, target, numerics)
+    beside = {key: Work(pair.joined, target.machine, numerics) for key, pair in pairs.items()}
+    count = target.threads(threads)
+    if tuning.measures:
+        choices = _tuned(target, partitions, works, pairs, beside, count, trace, tuning, objective)
+    else:
+        with trace.span("choose", tasks=len(works)) as span:
+            known = known_choices({**works, **beside}, count, tuning.db)
+            choices = {key: known.get(key) or choose(work) for key, work in (works | beside).items()}
+            span.note(known=len(known))
+    faster = [key for key, pair in pairs.items() if _is_faster(pair, choices)]
+    joined = _joined(partitions, faster)
+    needed = _works(joined, target, numerics)
+    choices = {key: choices[key] for key in needed}
+    if path is not None:
+        write_lock(path, lock_of(choices, needed, numerics))
+    return Chosen(joined, choices)
+
+
+def _works(partitions: Sequence[Partition], target: Target, numerics: str) -> dict[str, Work]:
+    return {key: Work(task, target.machine, numerics) for key, (task, _) in together(partitions).items()}
+
+
+def _joined(partitions: Sequence[Partition], keys: Sequence[str]) -> tuple[Partition, ...]:
+    return tuple(join_reductions(partition, keys) for partition in partitions)
+
+
+def _is_faster(pair: Alternative, choices: Mapping[str, Choice]) -> bool:
+    """Whether one kernel for both is faster: by measured times where all are measured, otherwise by predicted ones."""
+    joined, apart = choices[pair.joined.key], [choices[task.key] for task in pair.apart]
+    times = [choice.seconds for choice in (joined, *apart)]
+    measured = [choice.origin.kind == "tuned" for choice in (joined, *apart)]
+    if any(seconds is None for seconds in times) or any(measured) != all(measured):
+        return False
+    one, *two = (seconds or 0.0 for seconds in times)
+    return one < sum(two)
+
+
+def _tuned(
+    target: Target,
+    partitions: Sequence[Partition],
+    works: Mapping[str, Work],
+    pairs: Mapping[str, Alternative],
+    beside: Mapping[str, Work],
+    threads: int,
+    trace: Trace,
+    tuning: Tuning,
+    objective: Objective | None,
+) -> dict[str, Choice]:
+    # With the database and the searches: only for those who measure.
+    from tilewright.targets.staged import Staged
+    from tilewright.tune.tunable import TunableTask
+    from tilewright.tune.tuner import tune
+
+    calls = {key: count for key, (_, count) in together(partitions).items()}
+    tunables = {key: (TunableTask(work, threads), calls[key]) for key, work in works.items()}
+    close = [key for key, pair in pairs.items() if _is_close(pair, beside[key], works)]
+    tunables |= {key: (TunableTask(beside[key], threads), pairs[key].calls) for key in close}
+    wanted = objective or Objective((Goal(calls),))
+    extra = {key: pairs[key].calls for key in close}
+    wanted = replace(wanted, goals=tuple(replace(goal, beside=extra) for goal in wanted.goals))
+    numerics = next(iter(works.values())).numerics if works else "fast"
+
+    def linked(
+        partition: Partition, choices: Choices, boundary: Boundary
+    ) -> tuple[Linked, Mapping[str, str]]:
+        return build_plan(target, partition, choices, boundary, numerics, Trace.off())
+
+    with trace.span("tune", tasks=len(tunables)):
+        choices = tune(
+            tunables,
+            tuning,
+            threads=threads,
+            trace=trace,
+            objective=wanted,
+            runner=target.runner,
+            models=Staged(target, partitions, linked, threads),
+            alone=frozenset(close),
+        )
+    return choices | {key: choose(work) for key, work in beside.items() if key not in choices}
+
+
+def _is_close(pair: Alternative, work: Work, works: Mapping[str, Work]) -> bool:
+    joined, *apart = (choose(each).seconds for each in (work, *(works[task.key] for task in pair.apart)))
+    if joined is None or any(seconds is None for seconds in apart):
+        return False
+    return joined < _CLOSE * sum(seconds or 0.0 for seconds in apart)
+
+
+# -- kernels and plan -------------------------------------------------------------------------------------------------
+
+
+def build_plan(
+    target: Target,
+    partition: Partition,
+    choices: Choices,
+    boundary: Boundary,
+    numerics: str,
+    trace: Trace,
+) -> tuple[Linked, Mapping[str, str]]:
+    """The plan of a partition with these choices; and for each key of its tasks, of which task it is a part."""
+    implementations = {key: choice.implementation for key, choice in choices.items()}
+    names = {key: _name(choice) for key, choice in choices.items()}
+    expanded = expand(partition, implementations, names)
+    origins = {key: choices[expanded.owner[key]].origin for key in expanded.parts}
+    parts: dict[str, Any] = dict(expanded.parts)
+    for key, task in expanded.joined.items():
+        parts[key] = _default_part(task, target, numerics)
+        origins[key] = Origin("default")
+    with trace.span("build", tasks=len(parts)):
+        kernels = _build(parts, origins, target, numerics, trace, _calls(expanded.partition))
+    with trace.span("link"):
+        described = generator(target.machine.kind).plan_target(target.machine)
+        producer = f"tilewright {VERSION}"
+        linked = link(expanded.partition, kernels, boundary, described, numerics=numerics, producer=producer)
+    return linked, expanded.owner
+
+
+def _name(choice: Choice) -> str:
+    return str(choice.config) if choice.config.values else choice.config.template
+
+
+def _default_part(task: Task, target: Target, numerics: str) -> Part:
+    (part,) = implementation_of(Work(task, target.machine, numerics), DEFAULT).parts
+    return part
+
+
+def _calls(partition: Partition) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for call in partition.calls:
+        found[call.key] = found.get(call.key, 0) + 1
+    return found
+
+
+def _build(
+    parts: Mapping[str, Part],
+    origins: Mapping[str, Origin],
+    target: Target,
+    numerics: str,
+    trace: Trace,
+    calls: Mapping[str, int],
+) -> dict[str, Linkable]:
+    """A kernel for every part, by the key of its calls."""
+    cache = ObjectCache.default()
+    at_once = generator(target.machine.kind).PARALLEL
+    groups = [list(parts)] if at_once else [[key] for key in parts]
+    kernels: dict[str, Linkable] = {}
+    for keys in groups:
+        label = parts[keys[0]].task.label if len(keys) == 1 else f"{len(keys)} kernels at once"
+        with trace.span("kernel", label=label, calls=calls[keys[0]] if len(keys) == 1 else 0) as span:
+            built = build_parts([parts[key] for key in keys], target.machine, numerics, cache)
+            span.note(cached=all(cached for _, cached in built))
+        kernels |= {
+            key: replace(kernel, origin=origins[key]) for key, (kernel, _) in zip(keys, built, strict=True)
+        }
+    return kernels

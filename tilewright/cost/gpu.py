@@ -81,7 +81,7 @@ def _roofline(terms: Roofline, machine: GpuMachine) -> float:
     share = _CALL_MEMORY if terms.is_call else _STREAM_SHARE
     # Memory is kept busy by fewer blocks than the multipliers need.
     moved = terms.bytes / (share * machine.memory_bytes_per_second * min(1.0, 2 * busy))
-    start = _CALL_START if terms.is_call else _START
+    start = terms.launches * (_CALL_START if terms.is_call else _START)
     chained = terms.chain * _LOOP_CLOCKS / _clock(machine)
     return start + max(terms.flops / (rate * busy), moved, chained)
 

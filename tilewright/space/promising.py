@@ -12,14 +12,14 @@ from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config, Space
 from tilewright.space.template import Applied, Terms
 from tilewright.space.templates.cpu.contraction import AppliedContraction
-from tilewright.space.templates.cpu.paired import AppliedPaired
+from tilewright.space.templates.cpu.fast_algebra.paired import AppliedPaired
+from tilewright.space.templates.cpu.fast_algebra.strassen import AppliedStrassen
 from tilewright.space.templates.cpu.promising import (
     PromisingContraction,
     PromisingPaired,
     PromisingStrassen,
     PromisingWinograd,
 )
-from tilewright.space.templates.cpu.strassen import AppliedStrassen
 from tilewright.space.templates.cpu.winograd import AppliedWinograd
 
 

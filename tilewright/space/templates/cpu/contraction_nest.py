@@ -47,12 +47,12 @@ _LINE = 64
 
 
 class ContractionNest:
-    """The loop nest of one config."""
+    """The loop nest of one config. What has no leading underscore is for templates that compute a part as this one."""
 
     def __init__(self, applied: AppliedContraction, shape: Shape) -> None:
         self.shape, self.product, self.dims = shape, applied.product, applied.dims
-        self.partial_size = applied._partial_size(shape)
-        self.staged_extents = applied._staged_extents(shape) if shape.staged else ()
+        self.partial_size = applied.partial_size(shape)
+        self.staged_extents = applied.staged_extents(shape) if shape.staged else ()
         self.lanes = self.staging_lanes = applied.lanes
         product, formula = self.product, applied.product.formula
 
@@ -77,7 +77,7 @@ class ContractionNest:
         # Of a narrower panel the last columns: those before are in the panel before it, too.
         self.column = self.vec * self.lanes + self.lane + (shape.panels.size - self.width)
 
-        self.straddling = applied._result_pitch % _LINE != 0
+        self.straddling = applied.result_pitch % _LINE != 0
         # Where the result is larger than the second cache, its lines come from far away to be written.
         self.asks_ahead = (
             formula.output.size * formula.output.dtype.bytes > applied.machine.caches.l2_per_core
@@ -167,11 +167,11 @@ class ContractionNest:
         staged = self._stage() if self.shape.staged else None
         if staged is not None:
             stmts.append(self._fill(staged, self.product.data))
-        tiles = self._tiles(staged)
+        tiles = self.register_tiles(staged)
         if self.last is not None:
             is_last = te.call("eq", self.which_panel, te.as_index(self.shape.panels.count - 1))
-            tiles = If(is_last, self.last._tiles(staged), tiles)
-        panel = block(*self._before_tiles(), tiles, *self._after_tiles())
+            tiles = If(is_last, self.last.register_tiles(staged), tiles)
+        panel = block(*self.before_tiles(), tiles, *self.after_tiles())
         stmts.append(nest([(self.panel, Kind.SERIAL)], panel))
         if self.tail:
             last_chunk = te.call("eq", self.chunk, te.as_index(self.shape.chunks - 1))
@@ -192,18 +192,18 @@ class ContractionNest:
         )
         return Program(formula.name, (*inputs, formula.output), body, str(config), packings)
 
-    def _tiles(self, staged: Staged | None) -> Stmt:
+    def register_tiles(self, staged: Staged | None) -> Stmt:
         """All register tiles of a panel in a block."""
         data, rows = self.product.data, [(loop, Kind.SERIAL) for loop in self.row_loops]
         if staged is not None:
             data = te.Load(staged.buffer, (self._place_in(staged),))
         pieces = [(loop, Kind.SERIAL) for loop in self.piece_loops]
-        stmts = [nest([*pieces, *rows], self._register_tile(data, self._weight(), short=False))]
+        stmts = [nest([*pieces, *rows], self._register_tile(data, self.weight_element(), short=False))]
         if self.rest:
-            stmts.append(nest(rows, self._register_tile(data, self._weight(), short=True)))
+            stmts.append(nest(rows, self._register_tile(data, self.weight_element(), short=True)))
         return block(*stmts)
 
-    def _weight(self) -> te.Expr:
+    def weight_element(self) -> te.Expr:
         """The element of the weight that the current tap, vector and lane take."""
         packed, load = self.packed, self.product.weight_load
         if self.copy is not None:
@@ -212,7 +212,7 @@ class ContractionNest:
             return self.product.weight
         return te.rewrite(self.product.weight, lambda node: packed.load if node == load else None)
 
-    def _before_tiles(self) -> list[Stmt]:
+    def before_tiles(self) -> list[Stmt]:
         """What is done once for a panel."""
         if self.copy is None:
             return []
@@ -221,7 +221,7 @@ class ContractionNest:
         taps = [(tap, Kind.SERIAL) for tap in self.taps]
         return [nest([*taps, (self.vec, Kind.UNROLL), (self.lane, Kind.VECTOR)], moved)]
 
-    def _after_tiles(self) -> list[Stmt]:
+    def after_tiles(self) -> list[Stmt]:
         return []
 
     def _parallel(self, body: Stmt) -> Stmt:
@@ -396,12 +396,12 @@ class ContractionNest:
 
     def _finished(self, kept: te.Expr) -> Store:
         """What is done with a sum."""
-        value, store = self._result(kept), self.formula.store
+        value, store = self.result_of(kept), self.formula.store
         return Store(
             self.formula.output, te.substitute(store, self.values), te.substitute(value, self.values)
         )
 
-    def _result(self, total: te.Expr) -> te.Expr:
+    def result_of(self, total: te.Expr) -> te.Expr:
         """The value of an element whose sum is `total`."""
         result = self.product.reduction.result
         return te.rewrite(

@@ -119,7 +119,7 @@ def tail(nest_: ContractionNest, columns: int, registers: int) -> Stmt:
                 product.rows[0]: first_row + r,
                 product.vector: te.as_index(product.vector.extent - columns + c),
             }
-            value, store = nest_._result(total), nest_.formula.store
+            value, store = nest_.result_of(total), nest_.formula.store
             finish.append(Store(nest_.formula.output, te.substitute(store, at), te.substitute(value, at)))
     begin = nest(in_tile, Store(sums, place, zero))
     return with_values(nest([(tiles.var, Kind.SERIAL)], block(begin, *summing, *finish)), {})

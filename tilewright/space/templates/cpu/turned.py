@@ -156,14 +156,14 @@ class AppliedTurned(AppliedContraction):
         return tuple(sorted({*super()._unrolls(), *(n for n in windows if 1 < n <= _WRITTEN_WINDOW)}))
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
-        return super()._legal(values) and self._sums_bytes(self._shape(values)) <= _SUMS_BYTES
+        return super()._legal(values) and self._sums_bytes(self.shape_of(values)) <= _SUMS_BYTES
 
     def _sums_bytes(self, shape: Shape) -> int:
         return 4 * points_of(self.product, shape) * shape.panels.size
 
     def terms(self, config: Config) -> Terms:
         terms = super().terms(config)
-        shape = self._shape(dict(config.values))
+        shape = self.shape_of(dict(config.values))
         product = self.product
         copies = extent_of(product.shared) * shape.blocks * shape.chunks
         passes = copies * shape.per_chunk
@@ -189,7 +189,7 @@ class AppliedTurned(AppliedContraction):
     def _reading(self, shape: Shape, tiles: int, pieces: int) -> float:
         """Cycles that reading a block's data takes, to stage it or by its register tiles, because of where it lies."""
         product = self.product
-        extents = self._staged_extents(shape)
+        extents = self.staged_extents(shape)
         runs = math.prod(extents[:-1])
         if self._packs(shape):
             vectors = len(vectors_of(shape.rows)) * -(-shape.block // shape.rows) * product.length
@@ -315,7 +315,7 @@ class TurnedNest(ContractionNest):
             point = point * axis.extent + place
         return Store(self.sums, point * self.shape.panels.size + self.vec * self.lanes + self.lane, kept)
 
-    def _after_tiles(self) -> list[Stmt]:
+    def after_tiles(self) -> list[Stmt]:
         """The sums turned, square by square, and what is behind them."""
         side = min(self.lanes, power_of_two_below(self.points))
         square = Buffer("square", self.sums.dtype, side * side, Scope.REGISTER)
@@ -329,7 +329,7 @@ class TurnedNest(ContractionNest):
         values: dict[te.Var, te.Expr] = dict.fromkeys(self.product.image, te.as_index(0))
         values[self.product.image[-1]] = self._first_point() + points.start() + lane
         values[self.product.vector] = self.shape.panels.start_of(self.which_panel) + column * side + step
-        value = te.substitute(self._result(te.Load(square, (element,))), values)
+        value = te.substitute(self.result_of(te.Load(square, (element,))), values)
         write = nest(in_square, Store(self.formula.output, te.substitute(self.formula.store, values), value))
         turned = block(fill, Transpose(square, side, side, side), write)
         return [nest([(column, Kind.SERIAL), (points.var, Kind.SERIAL)], turned)]

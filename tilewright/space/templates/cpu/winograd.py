@@ -96,7 +96,7 @@ class AppliedWinograd:
         )
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
-        shape = self._shape(values)
+        shape = self.shape_of(values)
         if shape.panels.size > self.convolution.output.extent or shape.tiles > shape.all_tiles:
             return False
         if shape.shares != values["shares"]:
@@ -109,7 +109,7 @@ class AppliedWinograd:
             return False
         return (shape.seen_size + shape.products_size) * 4 <= SCRATCH_LIMIT
 
-    def _shape(self, values: Mapping[str, Value]) -> Shape:
+    def shape_of(self, values: Mapping[str, Value]) -> Shape:
         conv, outputs = self.convolution, int(values["outputs"])
         channels = int(values["channels"])
         panels = Tiles(conv.output, int(values["vectors"]) * self.lanes)
@@ -135,7 +135,7 @@ class AppliedWinograd:
         )
 
     def terms(self, config: Config) -> Terms:
-        shape, caches = self._shape(dict(config.values)), self.machine.caches
+        shape, caches = self.shape_of(dict(config.values)), self.machine.caches
         iterations = shape.shares * shape.blocks
         panels = iterations * shape.share  # panels times blocks of tiles
         every_channel = shape.channels * shape.channel_blocks
@@ -202,7 +202,7 @@ class AppliedWinograd:
         return output.size * output.dtype.bytes
 
     def program(self, config: Config) -> Program:
-        return Nest(self.convolution, self._shape(dict(config.values))).program(config)
+        return Nest(self.convolution, self.shape_of(dict(config.values))).program(config)
 
 
 @lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""The loop nest of a product in pairs of taps, one config of `paired.py`, which draws its picture."""
+"""The loop nest of one config of `paired.py`, which draws its picture."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tilewright.loops.tiling import (
 )
 from tilewright.runtime.paired import CHUNK, GROUP, HALF, LARGEST_SIZE
 from tilewright.space.space import Config
-from tilewright.space.templates.cpu.row_product import RowProduct
+from tilewright.space.templates.cpu.fast_algebra.row_product import RowProduct
 
 # Mean squares of rows that are scaled. Others run the plain loop, those with NaN and infinity too.
 _LEAST_SQUARE, _MOST_SQUARE = 4.0**-LARGEST_SIZE, 4.0**LARGEST_SIZE

@@ -1,4 +1,4 @@
-"""The loop nest of a matrix product by seven products, one config of `strassen.py`, which draws its picture."""
+"""The loop nest of one config of `strassen.py`, which draws its picture."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class StrassenNest:
             self.plain.panel: self.which_pair * 2 + panel,
             self.tap: tap,
         }
-        return te.substitute(self.plain._weight(), values)
+        return te.substitute(self.plain.weight_element(), values)
 
     def _right(self, panel: int, tap: te.Expr) -> te.Expr:
         """The same, where a product finds it that is not the first to read it."""
@@ -402,7 +402,7 @@ class StrassenNest:
         """A block that is moved back leaves the rows that the one before it has: pairs of rows differ between them,
         and so do the last bits."""
         plain, values = self.plain, self._values(quarter)
-        result = te.substitute(plain._result(value), values)
+        result = te.substitute(plain.result_of(value), values)
         store = Store(self.formula.output, te.substitute(self.formula.store, values), result)
         if self.row.extent % self.shape.block == 0:
             return nest(plain.in_tile, store)
@@ -448,7 +448,7 @@ class StrassenNest:
         """A panel without another, and columns that are in none: of the current block, product by product."""
         found: list[Stmt] = []
         if self.shape.single:
-            tiles = (self.plain.last or self.plain)._tiles(None)
+            tiles = (self.plain.last or self.plain).register_tiles(None)
             last = {
                 self.plain.chunk: te.as_index(0),
                 self.plain.panel: te.as_index(self.shape.panels.count - 1),

@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import Buffer, Kind, Stmt, block, map_exprs, nest
-from tilewright.runtime.packing import Packing, dense_order
+from tilewright.runtime.packing import AnyTransform, LastApart, Packing, dense_order
 from tilewright.te.index import Linear, coefficient, divisor_of, linear, simplify
 
 Values = Mapping[te.Var, te.Expr]
@@ -346,10 +348,17 @@ class PackedOperand:
     original: Buffer
     packing: Packing
     load: te.Load
+    axes: tuple[te.Var, ...]  # of the packing's shape
 
     @property
     def buffer(self) -> Buffer:
         return replace(self.original, size=self.packing.size)
+
+    def transformed(self, transform: AnyTransform) -> PackedOperand:
+        """With one more transform, of one that keeps the shape: blocks stay where they are."""
+        packing = structs.replace(self.packing, transforms=(*self.packing.transforms, transform))
+        load = te.Load(replace(self.original, size=packing.size), self.load.indices)
+        return replace(self, packing=packing, load=load)
 
 
 def pack_operand(
@@ -357,13 +366,11 @@ def pack_operand(
     walk: Sequence[Walked],
     zero_filled: Collection[te.Var] = (),
     shortened: Mapping[te.Var, te.Var] | None = None,
-    paired: Sequence[te.Var] = (),
 ) -> PackedOperand | None:
     """The operand of `load` stored in the order of `walk`, outermost first, and the load from there. None where the
     load does not walk its whole buffer exactly once. The last block of an axis is moved back where it is not whole; of
     those in `zero_filled` it is filled up. `shortened`: an axis of `walk`, and the one of the load that it is the
-    beginning of; the rest is stored behind all else. `paired`: the axes of the sum whose products are computed in
-    pairs, outermost first."""
+    beginning of; the rest is stored behind all else."""
     buffer = load.source
     assert isinstance(buffer, Buffer)
     form = linear(load.indices[0])
@@ -377,17 +384,17 @@ def pack_operand(
     dense = [axes[number] for number in order]
     blocks = {shortened.get(item.axis, item.axis): item.block for item in walk}
     storage = [2 * dense.index(shortened.get(item.axis, item.axis)) + int(item.places) for item in walk]
-    tails = [(dense.index(axis), axis.extent - short.extent) for short, axis in shortened.items()]
+    apart = [LastApart(dense.index(axis), axis.extent - short.extent) for short, axis in shortened.items()]
     uncut = [number for number in range(2 * len(dense)) if number not in storage]  # of extent 1
     packing = Packing(
         tuple(axis.extent for axis in dense),
         tuple(blocks[axis] for axis in dense),
         (*uncut, *storage),
         tuple(sorted(dense.index(axis) for axis in zero_filled)),
-        tail=tails[0] if tails else (0, 0),
-        taps=tuple(map(dense.index, paired)),
+        tuple(apart),
     )
-    return PackedOperand(buffer, packing, te.Load(replace(buffer, size=packing.size), (place_along(walk),)))
+    load = te.Load(replace(buffer, size=packing.size), (place_along(walk),))
+    return PackedOperand(buffer, packing, load, tuple(dense))
 
 
 def place_along(walk: Sequence[Walked]) -> te.Expr:

@@ -144,7 +144,7 @@ def test_infinities_stay_where_they_are_in_a_tail() -> None:
     """What is read beyond the last tap is the next row's, and does not count."""
     task = matmul_task(12, 17, 130)
     program = choose(Work(task, host())).program
-    assert any(packing is not None and packing.tail[1] for packing in program.packings)
+    assert any(packing is not None and packing.transforms for packing in program.packings)
     arrays = [array(*node.shape, seed=n) for n, node in enumerate(task.graph.inputs)]
     arrays[0][1, 0] = np.inf
     stored = stored_for(program, arrays)

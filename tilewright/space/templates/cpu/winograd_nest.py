@@ -25,7 +25,7 @@ from tilewright.loops.ir import (
 )
 from tilewright.loops.tiling import Tiles, with_values
 from tilewright.runtime.packing import Packing
-from tilewright.runtime.winograd import TAPS, matrices
+from tilewright.runtime.winograd import TAPS, WinogradWeights, matrices
 from tilewright.space.space import Config
 from tilewright.space.templates.cpu.straight_line import times_vector
 from tilewright.space.templates.cpu.window import Convolution
@@ -195,7 +195,7 @@ class Nest:
             (shape.side, shape.side, shape.channels, shape.panels.size),
             (0, 2, 6, 4, 1, 3, 5, 7),
             zero_filled=(2,),
-            winograd=shape.outputs,
+            transforms=(WinogradWeights(shape.outputs),),
         )
         self.weight = Buffer(weight.name, weight.dtype, self.packing.size)
         self.flag = Buffer("flag", DType.F32, 1, Scope.REGISTER)
@@ -404,7 +404,7 @@ class Nest:
         data = conv.data if self._inside is None else te.select(self._inside, conv.data, 0.0)
         column = shape.panels.start_of(self.which_panel) + vec * self.lanes + lane
         tap = ((ky * TAPS + kx) * conv.channel.extent + channel) * conv.output.extent
-        weight = te.Load(self.weight, (tap + column + (self.packing.size - self.packing.untransformed),))
+        weight = te.Load(self.weight, (tap + column + self.packing.begin_of(self.packing.transforms[0]),))
         kept = te.Load(total, (lane,))
         update = Store(total, lane, te.call("fma", te.substitute(data, places), weight, kept))
         summed = block(

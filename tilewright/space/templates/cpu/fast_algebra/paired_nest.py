@@ -34,7 +34,7 @@ from tilewright.loops.tiling import (
     whole,
     with_values,
 )
-from tilewright.runtime.paired import CHUNK, GROUP, HALF, LARGEST_SIZE
+from tilewright.runtime.paired import CHUNK, GROUP, HALF, LARGEST_SIZE, PairedWeights
 from tilewright.space.space import Config
 from tilewright.space.templates.cpu.fast_algebra.row_product import RowProduct
 
@@ -127,7 +127,10 @@ def packed_weight(sums: RowProduct, panels: Tiles, panel: te.Expr, lane: te.Var)
         places_in(groups, run % GROUP),
         places_in(panels, lane),
     ]
-    return pack_operand(load, walk, zero_filled=[run], paired=sums.product.taps)
+    packed = pack_operand(load, walk, zero_filled=[run])
+    if packed is None:
+        return None
+    return packed.transformed(PairedWeights(tuple(map(packed.axes.index, sums.product.taps))))
 
 
 class PairedNest:
@@ -181,13 +184,19 @@ class PairedNest:
     def _of_columns(self, number: int) -> te.Load:
         """What is stored behind the weight for the current panel's columns: corrections, sizes, ratios."""
         column = self.shape.panels.start_of(self.which_panel) + self.lane
-        begin = self._signs - (3 - number) * self.sums.product.vector.extent
+        begin = self._behind + number * self.sums.product.vector.extent
         return te.Load(self.packed.load.source, (column + begin,))
 
     @property
+    def _behind(self) -> int:
+        """Where that begins which is stored behind the weight."""
+        packing = self.packed.packing
+        return packing.begin_of(packing.transforms[-1])
+
+    @property
     def _signs(self) -> int:
-        """Where the pairs' signs begin in the weight, behind all that is stored for columns."""
-        return self.packed.packing.size - self.packed.packing.pairs
+        """Where the pairs' signs begin, behind all that is stored for columns."""
+        return self._behind + 3 * self.sums.product.vector.extent
 
     def _of_rows(self, name: str) -> Buffer:
         return Buffer(name, DType.F32, self.shape.tiles * self.shape.rows, Scope.SCRATCH)

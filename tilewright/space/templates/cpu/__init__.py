@@ -11,7 +11,15 @@ from tilewright.space.templates.cpu.separable import SeparableChain
 from tilewright.space.templates.cpu.turned import Turned
 from tilewright.space.templates.cpu.winograd import Winograd
 
-_ALL: tuple[Template, ...] = (
+
+def _by_name(*templates: Template) -> tuple[Template, ...]:
+    """In the order of names: of configs that are predicted to be equally fast the first template's is taken. Of two of
+    one name the later one, which does what the other does and more."""
+    named = {template.name: template for template in templates}
+    return tuple(named[name] for name in sorted(named))
+
+
+TEMPLATES = _by_name(
     Attention(),
     Contraction(),
     ContractionInt8(),
@@ -22,7 +30,3 @@ _ALL: tuple[Template, ...] = (
     Winograd(),
     *fast_algebra.TEMPLATES,
 )
-
-# By name: of configs that are predicted to be equally fast, those of the first template are taken. Of two templates of
-# one name the later one does what the other does, and more.
-TEMPLATES: tuple[Template, ...] = tuple({t.name: t for t in sorted(_ALL, key=lambda t: t.name)}.values())

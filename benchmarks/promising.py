@@ -1,4 +1,7 @@
-"""Of the configs of a template those that no other does better by construction: hundreds to a few thousand.
+"""Of the configs for a task those that no other does better by construction: hundreds to a few thousand.
+
+What can be ruled out without a time is left out of a template's space; the spaces of other templates stay whole.
+Searches take the whole spaces, of which they look at a part: this is for measuring everything (`tune_left.py`).
 
 Of a contraction:
 
@@ -27,8 +30,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tilewright.dtypes import DType
+from tilewright.loops.ir import Program
 from tilewright.loops.tiling import extent_of
-from tilewright.space.space import Knob, Space, Value
+from tilewright.space.candidates import Candidates
+from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.template import Applied, Terms
 from tilewright.space.templates.cpu.contraction import AppliedContraction, Shape
 from tilewright.space.templates.cpu.fast_algebra.paired import AppliedPaired
 from tilewright.space.templates.cpu.fast_algebra.paired_nest import Shape as PairedShape
@@ -48,6 +54,36 @@ _LARGEST = 3  # blocks for a number of chunks: a larger one reads the panels les
 _PIECES = 2  # lengths of pieces
 _FIRST_CACHE = 1.1  # of its size: what is a little too large still finds most of itself there
 _SECOND_CACHE = 1.0
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """A template applied to a task, with a part of its space."""
+
+    whole: Applied
+    space: Space
+
+    def terms(self, config: Config) -> Terms | None:
+        return self.whole.terms(config)
+
+    def program(self, config: Config) -> Program:
+        return self.whole.program(config)
+
+
+def promising(candidates: Candidates) -> Candidates:
+    return Candidates(candidates.work, only=tuple(map(_narrowed, candidates.applied)))
+
+
+def _narrowed(applied: Applied) -> Applied:
+    if isinstance(applied, AppliedContraction):
+        return Narrowed(applied, PromisingContraction(applied).space)
+    if isinstance(applied, AppliedWinograd):
+        return Narrowed(applied, PromisingWinograd(applied).space)
+    if isinstance(applied, AppliedStrassen):
+        return Narrowed(applied, PromisingStrassen(applied).space)
+    if isinstance(applied, AppliedPaired):
+        return Narrowed(applied, PromisingPaired(applied).space)
+    return applied
 
 
 @dataclass(frozen=True)
@@ -78,7 +114,7 @@ class PromisingContraction:
             and shape.tap_block in self._pieces[tile]
             and shape.prefetch in (0, self._next_piece_goes_to(shape))
             and (not shape.staged or self._staging_moves_something(shape))
-            and self.applied._legal(values)
+            and self.applied.space.legal(values)
         )
 
     # -- register tiles -------------------------------------------------------------------------------------------
@@ -213,7 +249,7 @@ class PromisingWinograd:
         return Space(whole.template, whole.knobs, self._legal, whole.together)
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
-        if not self.applied._legal(values):
+        if not self.applied.space.legal(values):
             return False
         shape = self.applied.shape_of(values)
         fitting, best = self._best[shape.outputs]
@@ -263,9 +299,9 @@ class PromisingStrassen:
     def _is_complete(self, values: Mapping[str, Value]) -> bool:
         """Whether it is legal, and neither longer code would be, nor is the weight asked for farther away."""
         longest = max(map(int, next(k.choices for k in self.applied.space.knobs if k.name == "unroll")))
-        if values["prefetch"] == 2 or not self.applied._legal(values):
+        if values["prefetch"] == 2 or not self.applied.space.legal(values):
             return False
-        return values["unroll"] == longest or not self.applied._legal({**values, "unroll": longest})
+        return values["unroll"] == longest or not self.applied.space.legal({**values, "unroll": longest})
 
     @cached_property
     def _best(self) -> tuple[bool, float]:
@@ -300,7 +336,7 @@ class PromisingPaired:
         return Space(whole.template, whole.knobs, self._legal, whole.together)
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
-        if not self.applied._legal(values):
+        if not self.applied.space.legal(values):
             return False
         shape = self.applied.shape_of(values)
         if values["block"] != self._blocks[shape.rows][shape.block]:

@@ -40,10 +40,6 @@ class GpuMachine:
     clusters: bool = False  # blocks that see each other's shared memory, from sm_90 on
 
     @property
-    def threads_block(self) -> int:
-        return 1_024
-
-    @property
     def arch(self) -> int:
         """80, 86, 89, 90."""
         return int("".join(filter(str.isdigit, self.capability)))

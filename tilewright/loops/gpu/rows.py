@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import WARP, GpuMachine
-from tilewright.loops.expensive import EXPENSIVE, computable_anywhere
+from tilewright.loops.expensive import computable_anywhere
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.gpu.places import THREADS, VECTOR_BYTES, positions, under, vector_lanes, walked
 from tilewright.loops.ir import Buffer, Combine, For, If, Kind, Program, Scope, Stmt, Store, block, nest
@@ -40,6 +40,7 @@ from tilewright.loops.tiling import (
     with_values,
 )
 from tilewright.te.index import coefficient, simplify
+from tilewright.te.scalars import EXPENSIVE_CALLS
 
 _KEPT_ELEMENTS = 64  # of a row, in the registers of one thread
 _PIECE_VECTORS = 4  # of a longer row, between two loads
@@ -383,7 +384,9 @@ class Rows:
             node for axes, later in self.later if axes for node in te.walk(self._here(axes, later, spot))
         }
         slow = (
-            part for part in computable_anywhere(value) if isinstance(part, te.Call) and part.op in EXPENSIVE
+            part
+            for part in computable_anywhere(value)
+            if isinstance(part, te.Call) and part.op in EXPENSIVE_CALLS
         )
         found = dict.fromkeys(self._here(walk.axes, part, spot) for part in slow)
         return [part for part in found if part in needed and part not in self.kept]

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from tilewright import te
 from tilewright.hw.gpu import WARP, GpuMachine
-from tilewright.loops.expensive import EXPENSIVE
 from tilewright.loops.formula import Formula
 from tilewright.loops.gpu.places import VECTOR_BYTES, positions, walked
 from tilewright.loops.gpu.rows import Pass, Rows, Visit
@@ -43,6 +42,7 @@ from tilewright.loops.ir import (
 )
 from tilewright.loops.tiling import contiguous_last, extent_of, with_values
 from tilewright.te.index import simplify
+from tilewright.te.scalars import EXPENSIVE_CALLS
 
 _THREADS = 1_024
 _FEWEST = 16_384  # elements of a row: one of more has a block of its own
@@ -74,7 +74,7 @@ def _may_be_held(formula: Formula, row_bytes: int, machine: GpuMachine) -> bool:
     if extent_of(formula.rows) < _WAVES * _AT_ONCE * machine.sms or _threads(row_bytes, machine) is None:
         return False
     takes_long = any(
-        isinstance(node, te.Call) and node.op in EXPENSIVE and te.variables(node) & set(reduction.axes)
+        isinstance(node, te.Call) and node.op in EXPENSIVE_CALLS and te.variables(node) & set(reduction.axes)
         for reduction in formula.reductions
         for node in te.walk(reduction.body)
     )

@@ -274,7 +274,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--points", type=int, default=240, help="configs of each task, about; 0: all")
     parser.add_argument("--builds", type=Path, default=Path("tune_left_builds"))
     parser.add_argument("--plan", type=Path, default=Path("tune_left.plan"))
-    parser.add_argument("--tasks", type=int, default=None, help="the heaviest; those of 90% of the time")
+    parser.add_argument("--tasks", type=int, default=None, help="the heaviest; those of 90%% of the time")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--small", action="store_true")

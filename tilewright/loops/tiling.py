@@ -14,6 +14,7 @@ from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import Buffer, Kind, Stmt, block, map_exprs, nest
 from tilewright.runtime.packing import AnyTransform, LastApart, Packing, dense_order
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import Linear, coefficient, divisor_of, linear, simplify
 
 Values = Mapping[te.Var, te.Expr]
@@ -38,7 +39,7 @@ class Tiles:
 
     @property
     def count(self) -> int:
-        return -(-self.axis.extent // self.size)
+        return ceil_div(self.axis.extent, self.size)
 
     @property
     def var(self) -> te.Var:
@@ -257,7 +258,7 @@ def streamed_run(
 def best_unroll(extent: int, lanes: int, most: int) -> int:
     """Vectors in a tile, at most `most`: what the last one does again and what the loop costs weigh least."""
     choices = [n for n in range(1, most + 1) if n * lanes <= extent] or [1]
-    return min(choices, key=lambda n: -(-extent // (n * lanes)) * (n + _LOOP))
+    return min(choices, key=lambda n: ceil_div(extent, n * lanes) * (n + _LOOP))
 
 
 # -- the parallel loop ------------------------------------------------------------------------------------------------
@@ -285,7 +286,7 @@ def parallel_chunks(loops: Sequence[te.Var], wanted: int, body: Stmt) -> Stmt:
             outer.append(loop)
             taken *= loop.extent
             continue
-        chunks = Tiles(loop, _chunk(loop.extent, -(-wanted // taken)))
+        chunks = Tiles(loop, _chunk(loop.extent, ceil_div(wanted, taken)))
         part = te.Var(f"{loop.name}_p", chunks.size)
         outer.append(chunks.var)
         taken *= chunks.count
@@ -305,7 +306,7 @@ def parallel_chunks(loops: Sequence[te.Var], wanted: int, body: Stmt) -> Stmt:
 
 def _chunk(extent: int, pieces: int) -> int:
     """A chunk size that cuts `extent` into about `pieces`: an exact divisor if there is one close by."""
-    size = max(1, -(-extent // pieces))
+    size = max(1, ceil_div(extent, pieces))
     for candidate in range(size, max(size // 2, 1) - 1, -1):
         if extent % candidate == 0:
             return candidate
@@ -327,7 +328,7 @@ class Walked:
 
     @property
     def extent(self) -> int:
-        return self.block if self.places else -(-self.axis.extent // self.block)
+        return self.block if self.places else ceil_div(self.axis.extent, self.block)
 
 
 def whole(axis: te.Var, value: te.Expr | None = None) -> Walked:

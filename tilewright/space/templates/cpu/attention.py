@@ -43,6 +43,7 @@ from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.attention import Operands
 from tilewright.space.templates.cpu.attention_nest import UNROLL, WIDE, AttentionNest, Shape, even_parts
+from tilewright.support.arith import ceil_div, round_up
 
 NAME = "attention"
 _SCRATCH = 512 << 10
@@ -84,7 +85,7 @@ class AppliedAttention:
 
     def knobs(self) -> tuple[Knob, ...]:
         operands = self.operands
-        most = -(-operands.queries // self.lanes)
+        most = ceil_div(operands.queries, self.lanes)
         keys = [n for n in (32, 48, 64, 96, 128, 192, 256, 384, 512) if n < operands.keys]
         return (
             Knob("vectors", tuple(range(1, min(most, 8) + 1))),
@@ -131,7 +132,7 @@ class AppliedAttention:
             arithmetic += keys * (rows * columns + (_WEIGHT if nest.one_block else _EXP) * vectors)
             arithmetic += keys * width * vectors
             for _, size in groups:
-                count = sum(-(-part // nest.key_tile(size)) for part in passes)
+                count = sum(ceil_div(part, nest.key_tile(size)) for part in passes)
                 loads += width * (keys + count * size)
                 branches += count * width / UNROLL
                 scalar += count * DRAINING
@@ -172,8 +173,8 @@ class AppliedAttention:
             count = min(rows, operands.queries - first)
             keys = operands.keys
             if operands.causal and shape.keys < keys:
-                keys = min(keys, -(-(first + count) // shape.keys) * shape.keys)
-            yield count, -(-count // self.lanes), keys
+                keys = min(keys, round_up(first + count, shape.keys))
+            yield count, ceil_div(count, self.lanes), keys
 
     def program(self, config: Config) -> Program:
         return self.nest_of(dict(config.values)).program(config)

@@ -14,6 +14,7 @@ from tilewright.loops.ir import Across, Buffer, If, Kind, Program, Scope, Stmt, 
 from tilewright.loops.tiling import Tiles, power_of_two_below, with_values
 from tilewright.space.space import Config
 from tilewright.space.templates.attention import LOG2_E, Operands
+from tilewright.support.arith import ceil_div, round_up
 
 UNROLL = 4
 WIDE = 4  # vectors side by side in a register tile
@@ -44,15 +45,15 @@ class AttentionNest:
         self.lanes, self.registers = machine.lanes(DType.F32), machine.vector_registers
         self.piece = self._bytes_of_a_piece(machine)
         self.rows = shape.vectors * self.lanes
-        self.block = te.Var("block", -(-operands.queries // self.rows))
-        self.chunk = te.Var("chunk", -(-self.block.extent // shape.together))
+        self.block = te.Var("block", ceil_div(operands.queries, self.rows))
+        self.chunk = te.Var("chunk", ceil_div(self.block.extent, shape.together))
         self.first_row: te.Expr = self.block * self.rows
         self.lane = te.Var("v", self.lanes)
 
         width, values = operands.width, operands.values
         self.value_lanes = min(self.lanes, power_of_two_below(values))
-        self.padded = _padded(values, self.value_lanes)
-        self.padded_width = _padded(width, min(self.lanes, power_of_two_below(width)))
+        self.padded = round_up(values, self.value_lanes)
+        self.padded_width = round_up(width, min(self.lanes, power_of_two_below(width)))
         self.one_block = shape.keys >= operands.keys
         self.direct = self.one_block and self.padded == values  # from registers to the output
         self.staged = shape.staged or self.padded > values
@@ -78,7 +79,7 @@ class AttentionNest:
         full, rest = divmod(operands.queries, self.rows)
         parts = [self._queries(self.rows, self.shape.vectors)] if full else []
         if rest:
-            parts.append(self._queries(rest, -(-rest // self.lanes)))
+            parts.append(self._queries(rest, ceil_div(rest, self.lanes)))
         body = parts[0]
         if len(parts) == 2:
             body = If(te.call("lt", self.block, te.as_index(full)), parts[0], parts[1])
@@ -96,7 +97,7 @@ class AttentionNest:
     def _chunk(self, body: Stmt) -> Stmt:
         """`body`, which is one block of queries, for all of a chunk."""
         blocks, chunks = self.block.extent, self.chunk.extent
-        inside = te.Var("inside", -(-blocks // chunks))
+        inside = te.Var("inside", ceil_div(blocks, chunks))
         number = self.chunk * inside.extent + inside
         body = with_values(body, {self.block: number})
         if inside.extent * chunks > blocks:
@@ -144,7 +145,7 @@ class AttentionNest:
     def transpose_queries(self, rows: int, vectors: int) -> Stmt:
         operands, lanes = self.operands, self.lanes
         scale = te.const(operands.scale * LOG2_E, DType.F32)
-        u = te.Var("u", -(-rows // lanes))
+        u = te.Var("u", ceil_div(rows, lanes))
 
         def query(row: te.Expr, column: te.Expr) -> te.Expr:
             place = self.first_row + row
@@ -267,7 +268,7 @@ class AttentionNest:
     def _stage(self, buffer: Buffer, source: Element, width: int, first: te.Expr, count: int) -> Stmt:
         """A block of keys or values, dense and in f32; rows are filled up with zeros to whole vectors."""
         lanes = min(self.lanes, power_of_two_below(width))
-        padded = _padded(width, lanes)
+        padded = round_up(width, lanes)
         row, lane, u = te.Var("r", count), te.Var("v", lanes), te.Var("u", padded // lanes)
         column = u * lanes + lane
         value = source(first + row, column)
@@ -394,7 +395,7 @@ class AttentionNest:
     def weighted(self, rows: int, first: te.Expr, count: int) -> Stmt:
         """acc[row, e] = acc[row, e] * fade[row] + sum over keys of p[key, row] * v[key, e], a piece of the keys at a
         time: its values stay in the first cache while all rows pass."""
-        size = -(-count // self.pieces(count))
+        size = ceil_div(count, self.pieces(count))
         whole, rest = divmod(count, size)
         number = te.Var("piece", whole)
         ends = te.call("eq", number, te.as_index(whole - 1)) if not rest else False
@@ -426,7 +427,7 @@ class AttentionNest:
     def pieces(self, count: int) -> int:
         """Into how many so many keys are cut for the second product."""
         columns = min(self.padded, WIDE * self.value_lanes)
-        return max(1, -(-count * columns * 4 // self.piece))
+        return max(1, ceil_div(count * columns * 4, self.piece))
 
     def _bytes_of_a_piece(self, machine: CpuMachine) -> int:
         """Of values: all tiles of rows read it in turn."""
@@ -536,13 +537,9 @@ def _either(which: te.Expr | bool, then: Stmt, other: Stmt) -> Stmt:
     return If(which, then, other)
 
 
-def _padded(extent: int, lanes: int) -> int:
-    return -(-extent // lanes) * lanes
-
-
 def even_parts(total: int, most: int) -> list[tuple[int, int]]:
     """(first, how many) of parts of at most `most`, as even as possible."""
-    count = -(-total // most)
+    count = ceil_div(total, most)
     starts = [number * total // max(count, 1) for number in range(count + 1)]
     return [(start, end - start) for start, end in itertools.pairwise(starts)]
 

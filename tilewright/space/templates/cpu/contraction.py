@@ -49,6 +49,7 @@ from tilewright.space.templates.cpu.product import (
     coordinates,
     product_of,
 )
+from tilewright.support.arith import ceil_div, round_up
 from tilewright.te.index import coefficient
 
 NAME = "contraction"
@@ -176,7 +177,7 @@ class AppliedContraction:
     def space(self) -> Space:
         rows = self.product.rows
         tile_axis = rows[-1].extent if rows else 1
-        outer = rows[0].extent if len(rows) > 1 else -(-tile_axis // 4)
+        outer = rows[0].extent if len(rows) > 1 else ceil_div(tile_axis, 4)
         blocks = [n for n in _BLOCKS if n < outer]
         stage = (True,) if self.must_stage else (False, True) if self.dims is not None else (False,)
         copy = () if self.product.constant_weight else (Knob("copy", (False, True)),)
@@ -207,7 +208,7 @@ class AppliedContraction:
     def _most_vectors(self) -> int:
         """Of one panel: as many as there are whole ones; one more, which overlaps the one before it."""
         extent = self.columns.extent
-        return -(-extent // self.lanes) if self.narrows else extent // self.lanes
+        return ceil_div(extent, self.lanes) if self.narrows else extent // self.lanes
 
     def _prefetch_levels(self) -> tuple[int, ...]:
         """Where the next piece of a panel is brought; the next panel, which is farther away, where none is packed."""
@@ -222,8 +223,8 @@ class AppliedContraction:
         exact = [n for n in range(1, extent + 1) if extent % n == 0 and self._can_be_piece(n)]
         if len(exact) >= _FEW_CUTS or len(product.taps) > 1:
             return _spread(exact, 5)
-        pieces = (-(-extent // -(-extent // size)) for size in _PIECES)
-        whole_steps = (-(-size // 8) * 8 for size in pieces)
+        pieces = (ceil_div(extent, ceil_div(extent, size)) for size in _PIECES)
+        whole_steps = (round_up(size, 8) for size in pieces)
         return sorted({*exact, *(size for size in whole_steps if self._can_be_piece(size))})
 
     def _can_be_piece(self, tap_block: int) -> bool:
@@ -276,7 +277,7 @@ class AppliedContraction:
         if vectors * self.lanes > columns.extent:
             columns = te.Var("columns", vectors * self.lanes)
         panels = Tiles(columns, vectors * self.lanes)
-        per_chunk = -(-panels.count // int(values["chunks"]))
+        per_chunk = ceil_div(panels.count, int(values["chunks"]))
         outer = self.product.rows[0].extent if self.product.rows else 1
         unit = rows if len(self.product.rows) == 1 else 1
         size = even_block(outer, int(values["block"]) * unit or outer, unit)
@@ -287,9 +288,9 @@ class AppliedContraction:
             unroll=int(values["unroll"]),
             panels=panels,
             per_chunk=per_chunk,
-            chunks=-(-panels.count // per_chunk),
+            chunks=ceil_div(panels.count, per_chunk),
             block=size,
-            blocks=-(-outer // size),
+            blocks=ceil_div(outer, size),
             tap_block=int(values["tap_block"]),
             prefetch=int(values["prefetch"]),
             staged=bool(values["stage"]),
@@ -301,14 +302,14 @@ class AppliedContraction:
     def last_tile(self, panels: Tiles, vectors: int, block: int, unroll: int) -> tuple[int, int]:
         """(rows, vectors) of the last panel's register tiles; (0, 0): as of the others."""
         left = panels.axis.extent - (panels.count - 1) * panels.size
-        narrow = -(-left // self.lanes)
+        narrow = ceil_div(left, self.lanes)
         saved = (vectors - narrow) / (panels.count * vectors)
         if not self.narrows or self.apart or saved < _NARROW_PAYS:
             return 0, 0
         rows = block if len(self.product.rows) < 2 else self.product.rows[-1].extent
         room = self.machine.vector_registers // self.registers_each - 1 - narrow
         most = int(max(1, min(rows, room // narrow, _LAST_ROWS, self._most_rows(narrow, unroll))))
-        return min(range(most, 0, -1), key=lambda n: -(-rows // n) * max(n * narrow, 8)), narrow
+        return min(range(most, 0, -1), key=lambda n: ceil_div(rows, n) * max(n * narrow, 8)), narrow
 
     def _staged_bytes(self, shape: Shape) -> int:
         total = self.product.data.dtype.bytes
@@ -333,8 +334,8 @@ class AppliedContraction:
         if not rows:
             return 1
         if len(rows) == 1:
-            return -(-shape.block // shape.rows)
-        inner = extent_of(rows[1:-1]) * -(-rows[-1].extent // shape.rows)
+            return ceil_div(shape.block, shape.rows)
+        inner = extent_of(rows[1:-1]) * ceil_div(rows[-1].extent, shape.rows)
         return shape.block * inner
 
     def partial_size(self, shape: Shape) -> int:
@@ -357,7 +358,7 @@ class AppliedContraction:
         repeats = extent_of(product.shared)
         passes = repeats * shape.blocks * shape.chunks * shape.per_chunk
         length = product.length
-        pieces = -(-length // (shape.tap_block * product.whole_taps)) if shape.tap_block else 1
+        pieces = ceil_div(length, shape.tap_block * product.whole_taps) if shape.tap_block else 1
         size = product.weight_bytes
         panel = shape.panels.size * length * size
         weight_bytes = panel * shape.panels.count * repeats
@@ -556,8 +557,8 @@ class AppliedContraction:
 def even_block(extent: int, size: int, unit: int) -> int:
     """The least multiple of `unit` that cuts `extent` into no more blocks than `size` does. The last is moved back
     where it is not whole: what it does again is little then."""
-    blocks = -(-extent // size)
-    return min(extent, -(-extent // (blocks * unit)) * unit)
+    blocks = ceil_div(extent, size)
+    return min(extent, ceil_div(extent, blocks * unit) * unit)
 
 
 def _spread(values: list[int], count: int) -> list[int]:

@@ -46,6 +46,7 @@ from tilewright.space.templates.cpu.product import (
     coordinates,
     product_of,
 )
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import Linear, linear
 
 NAME = "contraction_int8"
@@ -131,7 +132,7 @@ def words_of(product: Product) -> WordProduct | None:
     tap = product.reduction.axes[-1]
     if tap not in te.variables(weight):
         return None
-    words = te.Var(tap.name + "_w", -(-tap.extent // _TAPS))
+    words = te.Var(tap.name + "_w", ceil_div(tap.extent, _TAPS))
     dims = coordinates(product)
     if dims is not None:
         dims = (*dims[:-1], Coordinate(None, words)) if dims and dims[-1] == Coordinate(None, tap) else None

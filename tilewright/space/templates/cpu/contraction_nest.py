@@ -37,6 +37,7 @@ from tilewright.space.templates.cpu.product import (
     Staged,
     run_of,
 )
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import simplify
 
 if TYPE_CHECKING:
@@ -493,8 +494,8 @@ class ContractionNest:
         piece_size = self.shape.panels.size * taps
         panel_size = self.shape.panels.size * self.product.length
         loops = [*self.row_loops, *tap_loops]
-        lines = -(-piece_size * size // _LINE)
-        each = -(-lines // extent_of(loops))
+        lines = ceil_div(piece_size * size, _LINE)
+        each = ceil_div(lines, extent_of(loops))
         behind = te.as_index(panel_size) if short else (counted(self.piece_loops) + 1) * piece_size
         following = self.which_panel * panel_size + behind
         first = following + counted(loops) * (each * _LINE // size)

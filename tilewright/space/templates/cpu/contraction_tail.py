@@ -19,6 +19,7 @@ from tilewright.loops.ir import Across, Buffer, For, Kind, Scope, Stmt, Store, b
 from tilewright.loops.tiling import Tiles, extent_of, with_values
 from tilewright.space.template import Terms
 from tilewright.space.templates.cpu.product import Product
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, linear
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def columns_apart(product: Product, lanes: int) -> int:
 
 def tail_terms(product: Product, columns: int, lanes: int, registers: int) -> Terms:
     rows = extent_of(product.rows)
-    steps = rows * -(-product.length // lanes)
+    steps = rows * ceil_div(product.length, lanes)
     each = steps / _rows_at_once(columns, registers)
     return Terms(
         arithmetic=columns * (steps + rows * _ADDED_UP),

@@ -29,6 +29,7 @@ from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.contraction import AppliedContraction, Shape
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest, counted
 from tilewright.space.templates.cpu.product import Coordinate, Product, Staged, coordinates
+from tilewright.support.arith import ceil_div, round_up
 from tilewright.te.index import coefficient, linear
 
 NAME = "turned"
@@ -168,7 +169,7 @@ class AppliedTurned(AppliedContraction):
         copies = extent_of(product.shared) * shape.blocks * shape.chunks
         passes = copies * shape.per_chunk
         tiles = self._tiles_per_block(shape)
-        pieces = -(-product.taps[0].extent // (shape.tap_block or product.taps[0].extent))
+        pieces = ceil_div(product.taps[0].extent, shape.tap_block or product.taps[0].extent)
         points = points_of(product, shape)
         turned = float(passes * points * shape.panels.size)
         scalar = turning_cycles(turned, points, self.lanes)
@@ -192,7 +193,7 @@ class AppliedTurned(AppliedContraction):
         extents = self.staged_extents(shape)
         runs = math.prod(extents[:-1])
         if self._packs(shape):
-            vectors = len(vectors_of(shape.rows)) * -(-shape.block // shape.rows) * product.length
+            vectors = len(vectors_of(shape.rows)) * ceil_div(shape.block, shape.rows) * product.length
             return runs * RUN + vectors * _COPIED
         if shape.staged:
             return runs * (RUN + (GATHERED * extents[-1] if self._gathers else 0.0))
@@ -206,7 +207,7 @@ class AppliedTurned(AppliedContraction):
     def _staged_bytes(self, shape: Shape) -> int:
         if not self._packs(shape):
             return super()._staged_bytes(shape)
-        tiled = -(-shape.block // shape.rows) * shape.rows
+        tiled = round_up(shape.block, shape.rows)
         return tiled * self.product.length * self.product.data.dtype.bytes
 
     @cached_property

@@ -29,6 +29,7 @@ from tilewright.runtime.winograd import TAPS, WinogradWeights, matrices
 from tilewright.space.space import Config
 from tilewright.space.templates.cpu.straight_line import times_vector
 from tilewright.space.templates.cpu.window import Convolution
+from tilewright.support.arith import ceil_div
 
 LINE = 64  # bytes
 
@@ -65,15 +66,15 @@ class Shape:
 
     @property
     def blocks(self) -> int:
-        return -(-self.all_tiles // self.tiles)
+        return ceil_div(self.all_tiles, self.tiles)
 
     @property
     def shares(self) -> int:
-        return -(-self.panels.count // self.share)
+        return ceil_div(self.panels.count, self.share)
 
     @property
     def row_tiles(self) -> int:
-        return -(-self.tiles // self.rows)
+        return ceil_div(self.tiles, self.rows)
 
     @property
     def kept_panels(self) -> int:
@@ -335,7 +336,7 @@ class Nest:
         )
 
         lines = shape.channels * size * 4 // LINE
-        asked = -(-lines // (shape.channels // shape.unroll * row_tiles.count))
+        asked = ceil_div(lines, shape.channels // shape.unroll * row_tiles.count)
         number = ((row_tile * vector.extent + vector) * steps.extent + steps) * asked
         following = (panel + 1) * (shape.channels * size)
         fetch = [Prefetch(self.weight, following + (number + n) * (LINE // 4), 2) for n in range(asked)]

@@ -23,6 +23,7 @@ from tilewright.space.templates.cpu.attention import (
 )
 from tilewright.space.templates.cpu.attention_nest import AttentionNest
 from tilewright.space.templates.cpu.fast_algebra.attention_nest import PairedAttentionNest
+from tilewright.support.arith import ceil_div
 
 _PAIRED = 2 / 3  # of a multiply-add, what a product takes where adders take part
 _PAIRED_WEIGHT = 14  # instructions of a score's size, weight and sums
@@ -76,7 +77,7 @@ class AppliedPairedAttention(AppliedAttention):
         spilled = 4 * keys * nest.rows > 0.75 * self.machine.caches.l1
         arithmetic = loads = stores = from_l2 = scalar = 0.0
         for rows, vectors, _ in self.blocks(nest.shape):
-            tiles, groups = -(-keys // nest.keys_of_a_tile), -(-rows // lanes)
+            tiles, groups = ceil_div(keys, nest.keys_of_a_tile), ceil_div(rows, lanes)
             products = keys * (width * vectors + rows * columns)
             arithmetic += _PAIRED * products + _PAIRED_WEIGHT * keys * vectors
             # Of elements, two are read in a cycle in which one vector would be.

@@ -45,6 +45,7 @@ from tilewright.space.templates.cpu.attention_nest import (
     Shape,
     even_parts,
 )
+from tilewright.support.arith import ceil_div
 
 _PLAIN = 3  # of so many elements, one is computed as usual
 _TINY, _HUGE = (
@@ -235,7 +236,7 @@ class PairedAttentionNest(AttentionNest):
     @property
     def keys_of_a_tile(self) -> int:
         most = self.registers // 2  # the others hold sums on their way
-        return -(-self.operands.keys // -(-self.operands.keys // most))
+        return ceil_div(self.operands.keys, ceil_div(self.operands.keys, most))
 
     def _paired_scores(self, rows: int, vectors: int, first: te.Expr, count: int) -> Iterator[Stmt]:
         """Tile by tile of the keys, which stays in the first cache for all queries."""

@@ -49,6 +49,7 @@ from tilewright.space.templates.cpu.contraction import ASKED_SHOWN, BEGIN, PAGE,
 from tilewright.space.templates.cpu.fast_algebra.paired_nest import PairedNest, Shape, packed_weight
 from tilewright.space.templates.cpu.fast_algebra.row_product import RowProduct, row_product_of
 from tilewright.space.templates.cpu.product import product_of
+from tilewright.support.arith import ceil_div
 
 NAME = "paired"
 _ROWS = (6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 20)
@@ -126,17 +127,17 @@ class AppliedPaired:
     def shape_of(self, values: Mapping[str, Value]) -> Shape:
         rows = int(values["rows"])
         panels = Tiles(self.product.vector, self.lanes)
-        per_chunk = -(-panels.count // int(values["chunks"]))
+        per_chunk = ceil_div(panels.count, int(values["chunks"]))
         block = even_block(self.row.extent, int(values["block"]) * rows or self.row.extent, rows)
         return Shape(
             rows=rows,
             lanes=self.lanes,
             panels=panels,
             per_chunk=per_chunk,
-            chunks=-(-panels.count // per_chunk),
+            chunks=ceil_div(panels.count, per_chunk),
             block=block,
-            blocks=-(-self.row.extent // block),
-            groups=-(-self.taps // GROUP),
+            blocks=ceil_div(self.row.extent, block),
+            groups=ceil_div(self.taps, GROUP),
             last_pairs=min(HALF, self.taps % GROUP or GROUP),
             prefetch=int(values["prefetch"]),
             streamed=self._streams,

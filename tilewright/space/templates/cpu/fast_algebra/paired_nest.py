@@ -37,6 +37,7 @@ from tilewright.loops.tiling import (
 from tilewright.runtime.paired import CHUNK, GROUP, HALF, LARGEST_SIZE, PairedWeights
 from tilewright.space.space import Config
 from tilewright.space.templates.cpu.fast_algebra.row_product import RowProduct
+from tilewright.support.arith import ceil_div
 
 # Mean squares of rows that are scaled. Others run the plain loop, those with NaN and infinity too.
 _LEAST_SQUARE, _MOST_SQUARE = 4.0**-LARGEST_SIZE, 4.0**LARGEST_SIZE
@@ -66,7 +67,7 @@ class Shape:
     @property
     def tiles(self) -> int:
         """Register tiles of a block."""
-        return -(-self.block // self.rows)
+        return ceil_div(self.block, self.rows)
 
     @property
     def pairs(self) -> int:
@@ -80,7 +81,7 @@ class Shape:
     @property
     def asked_lines(self) -> int:
         """Of the next block, while a register tile passes a group of taps."""
-        return -(-self.rows // self.per_chunk)
+        return ceil_div(self.rows, self.per_chunk)
 
     @property
     def whole_groups(self) -> int:
@@ -304,7 +305,7 @@ class PairedNest:
     def _scaled(self, data: te.Expr, row: te.Var, place: te.Expr, scale: te.Load) -> list[Stmt]:
         """Its lines, the second of each pair with the pair's sign, and what is to be subtracted for it."""
         lane, group = te.Var("v", HALF), te.Var("g", self.run.extent // GROUP)
-        first_group = row_major(self.sums.outer) * -(-self.run.extent // GROUP)
+        first_group = row_major(self.sums.outer) * ceil_div(self.run.extent, GROUP)
         halves = Buffer("halves", DType.F32, GROUP, Scope.REGISTER)
         pairs = Buffer("pairs", DType.F32, HALF, Scope.REGISTER)
         first, second = (te.Load(halves, (lane + begin,)) for begin in (0, HALF))
@@ -407,7 +408,7 @@ class PairedNest:
         assert isinstance(weight, Buffer)
         if not shape.prefetch:
             return []
-        each = -(-GROUP // shape.tiles)
+        each = ceil_div(GROUP, shape.tiles)
         panel = shape.groups * GROUP * shape.lanes
         first = (self.which_panel + 1) * panel + (self.tile * shape.groups + group) * (each * shape.lanes)
         return [Prefetch(weight, first + n * shape.lanes, shape.prefetch) for n in range(each)]

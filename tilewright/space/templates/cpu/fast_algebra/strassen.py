@@ -69,6 +69,7 @@ from tilewright.space.templates.cpu.fast_algebra.strassen_nest import (
     asks_data,
 )
 from tilewright.space.templates.cpu.product import Product, coordinates, product_of
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient
 
 NAME = "strassen"
@@ -195,7 +196,7 @@ class AppliedStrassen:
         rows, vectors = int(values["rows"]), int(values["vectors"])
         panels = Tiles(self.plain.columns, vectors * self.lanes)
         pairs = max(1, panels.count // 2)
-        per_chunk = -(-pairs // int(values["chunks"]))
+        per_chunk = ceil_div(pairs, int(values["chunks"]))
         block = even_block(self.row.extent, int(values["block"]) * 2 * rows or self.row.extent, 2 * rows)
         pieces = int(values["pieces"])
         piece = self.tap.extent // (2 * pieces)
@@ -206,9 +207,9 @@ class AppliedStrassen:
             unroll=int(values["unroll"]),
             panels=panels,
             per_chunk=per_chunk,
-            chunks=-(-pairs // per_chunk),
+            chunks=ceil_div(pairs, per_chunk),
             block=block,
-            blocks=-(-self.row.extent // block),
+            blocks=ceil_div(self.row.extent, block),
             piece=piece,
             pieces=pieces,
             rest=self.tap.extent - 2 * pieces * piece,
@@ -238,7 +239,7 @@ class AppliedStrassen:
         others = [self._rest_terms(shape), *self._last_columns(shape, plain)]
 
         # In vectors: what is added up before, beside and after the products.
-        sums = iterations * shape.pieces * shape.half * -(-shape.piece // self.lanes)
+        sums = iterations * shape.pieces * shape.half * ceil_div(shape.piece, self.lanes)
         differences = passes * shape.piece * shape.vectors
         results = passes * shape.quarter_size / self.lanes
         resumed = _RESULTS * (shape.pieces - 1) / shape.pieces

@@ -27,6 +27,7 @@ from tilewright.space.templates.cpu.fast_algebra.strassen import AppliedStrassen
 from tilewright.space.templates.cpu.fast_algebra.strassen_nest import LINE, Factors, StrassenNest
 from tilewright.space.templates.cpu.fast_algebra.strassen_nest import Shape as PackedShape
 from tilewright.space.templates.cpu.product import Product, coordinates, product_of
+from tilewright.support.arith import ceil_div
 
 NAME = "strassen_copied"
 _BYTES = DType.F32.bytes
@@ -139,8 +140,8 @@ class _Nest(StrassenNest):
         shape, load = self.shape, self.product.weight_load
         assert isinstance(load.source, Buffer)
         run = 2 * shape.panels.size
-        lines = -(-run // _PER_LINE)
-        each = -(-2 * shape.piece * lines // steps)
+        lines = ceil_div(run, _PER_LINE)
+        each = ceil_div(2 * shape.piece * lines, steps)
         done = self.piece * shape.per_chunk + self.pair + 1
         first = self.which_pair - self.pair + done % shape.per_chunk
         asked: list[Stmt] = []

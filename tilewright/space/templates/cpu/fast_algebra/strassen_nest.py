@@ -27,6 +27,7 @@ from tilewright.space.space import Config
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest, counted
 from tilewright.space.templates.cpu.contraction_tail import tail
 from tilewright.space.templates.cpu.product import Product
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient
 
 LINE = 64
@@ -69,17 +70,17 @@ class Shape:
     @property
     def half(self) -> int:
         """Rows of each half of a block; of an odd number the one in the middle is in both."""
-        return -(-self.block // 2)
+        return ceil_div(self.block, 2)
 
     @property
     def tiles(self) -> int:
         """Register tiles of a half."""
-        return -(-self.half // self.rows)
+        return ceil_div(self.half, self.rows)
 
     @property
     def pitch(self) -> int:
         """Elements from one row of a sum to the next: an odd number of lines, which no cache puts into one place."""
-        lines = -(-self.piece * DType.F32.bytes // LINE)
+        lines = ceil_div(self.piece * DType.F32.bytes, LINE)
         return (lines + 1 - lines % 2) * LINE // DType.F32.bytes
 
     @property
@@ -90,7 +91,7 @@ class Shape:
     @property
     def lines_of_row(self) -> int:
         """Cache lines in which a row of a piece is: it may begin within one."""
-        return -(-2 * self.piece // _PER_LINE) + 1
+        return ceil_div(2 * self.piece, _PER_LINE) + 1
 
     @property
     def lines(self) -> int:
@@ -352,7 +353,7 @@ class StrassenNest:
         later_chunk = done // (shape.per_chunk * shape.pieces) * shape.per_chunk
         pair = self.which_pair - self.pair + done % shape.per_chunk + later_chunk
         first = pair * (2 * panel) + done // shape.per_chunk % shape.pieces * piece
-        each = -(-piece // (_PER_LINE * steps))
+        each = ceil_div(piece, _PER_LINE * steps)
         return [
             Prefetch(weight, first + which * panel + (step * each + n) * _PER_LINE, shape.prefetch)
             for which in (0, 1)
@@ -364,7 +365,7 @@ class StrassenNest:
         data = self.product.data
         assert isinstance(data, te.Load) and isinstance(data.source, Buffer)
         shape = self.shape
-        each = -(-shape.lines // (steps * shape.per_chunk))
+        each = ceil_div(shape.lines, steps * shape.per_chunk)
         done = self.piece + 1
         first_row = self.block_start + done // shape.pieces * shape.block
         first_tap = done % shape.pieces * (2 * shape.piece)

@@ -15,7 +15,7 @@ from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import Buffer, Kind, Stmt, block, map_exprs, nest
 from tilewright.runtime.packing import AnyTransform, LastApart, Packing, dense_order
 from tilewright.support.arith import ceil_div
-from tilewright.te.index import Linear, coefficient, divisor_of, linear, simplify
+from tilewright.te.index import Linear, coefficient, divisor_of, flat_index, linear, simplify
 
 Values = Mapping[te.Var, te.Expr]
 
@@ -63,10 +63,7 @@ class Tiles:
 
 
 def extent_of(axes: Sequence[te.Var]) -> int:
-    total = 1
-    for axis in axes:
-        total *= axis.extent
-    return total
+    return math.prod(axis.extent for axis in axes)
 
 
 def same_extents(axes: Sequence[te.Var], others: Sequence[te.Var]) -> bool:
@@ -74,11 +71,9 @@ def same_extents(axes: Sequence[te.Var], others: Sequence[te.Var]) -> bool:
 
 
 def row_major(axes: Sequence[te.Var]) -> te.Expr:
-    """The place of an element whose axes are stored in this order, without gaps."""
-    place: te.Expr = te.as_index(0)
-    for axis in axes:
-        place = place * axis.extent + axis
-    return place
+    """The offset of an element whose axes are stored in this order, without gaps: how many iterations of the nest over
+    them came before this one."""
+    return flat_index(axes, [axis.extent for axis in axes])
 
 
 def places_of(number: te.Expr, axes: Sequence[te.Var]) -> dict[te.Var, te.Expr]:
@@ -400,7 +395,4 @@ def pack_operand(
 
 def place_along(walk: Sequence[Walked]) -> te.Expr:
     """Which element, counted in the order of `walk`, is the one at its values."""
-    place: te.Expr = te.as_index(0)
-    for item in walk:
-        place = place * item.extent + item.value
-    return place
+    return flat_index([item.value for item in walk], [item.extent for item in walk])

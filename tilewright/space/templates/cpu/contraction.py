@@ -49,7 +49,7 @@ from tilewright.space.templates.cpu.product import (
     coordinates,
     product_of,
 )
-from tilewright.support.arith import ceil_div, round_up
+from tilewright.support.arith import ceil_div, evenly_spread, round_up
 from tilewright.te.index import coefficient
 
 NAME = "contraction"
@@ -222,7 +222,7 @@ class AppliedContraction:
         extent = product.taps[product.cut].extent
         exact = [n for n in range(1, extent + 1) if extent % n == 0 and self._can_be_piece(n)]
         if len(exact) >= _FEW_CUTS or len(product.taps) > 1:
-            return _spread(exact, 5)
+            return evenly_spread(exact, 5)
         pieces = (ceil_div(extent, ceil_div(extent, size)) for size in _PIECES)
         whole_steps = (round_up(size, 8) for size in pieces)
         return sorted({*exact, *(size for size in whole_steps if self._can_be_piece(size))})
@@ -312,10 +312,7 @@ class AppliedContraction:
         return min(range(most, 0, -1), key=lambda n: ceil_div(rows, n) * max(n * narrow, 8)), narrow
 
     def _staged_bytes(self, shape: Shape) -> int:
-        total = self.product.data.dtype.bytes
-        for extent in self.staged_extents(shape):
-            total *= extent
-        return total
+        return self.product.data.dtype.bytes * math.prod(self.staged_extents(shape))
 
     def _panel_bytes(self, shape: Shape) -> int:
         return shape.panels.size * self.product.length * self.product.weight.dtype.bytes
@@ -559,10 +556,3 @@ def even_block(extent: int, size: int, unit: int) -> int:
     where it is not whole: what it does again is little then."""
     blocks = ceil_div(extent, size)
     return min(extent, ceil_div(extent, blocks * unit) * unit)
-
-
-def _spread(values: list[int], count: int) -> list[int]:
-    """At most `count` of the values, evenly spread."""
-    if len(values) <= count:
-        return values
-    return [values[round(n * (len(values) - 1) / (count - 1))] for n in range(count)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ from tilewright.loops.tiling import (
     pack_operand,
     places_in,
     power_of_two_below,
+    row_major,
     whole,
     with_values,
 )
@@ -208,7 +210,7 @@ class ContractionNest:
         """The element of the weight that the current tap, vector and lane take."""
         packed, load = self.packed, self.product.weight_load
         if self.copy is not None:
-            return te.Load(self.copy, (counted(self.taps) * self.shape.panels.size + self.column,))
+            return te.Load(self.copy, (row_major(self.taps) * self.shape.panels.size + self.column,))
         if packed is None:
             return self.product.weight
         return te.rewrite(self.product.weight, lambda node: packed.load if node == load else None)
@@ -217,7 +219,7 @@ class ContractionNest:
         """What is done once for a panel."""
         if self.copy is None:
             return []
-        place = counted(self.taps) * self.shape.panels.size + self.column
+        place = row_major(self.taps) * self.shape.panels.size + self.column
         moved = Store(self.copy, place, te.substitute(self.product.weight, self.values))
         taps = [(tap, Kind.SERIAL) for tap in self.taps]
         return [nest([*taps, (self.vec, Kind.UNROLL), (self.lane, Kind.VECTOR)], moved)]
@@ -239,9 +241,7 @@ class ContractionNest:
 
     def _stage(self) -> Staged:
         assert self.dims is not None
-        size = 1
-        for extent in self.staged_extents:
-            size *= extent
+        size = math.prod(self.staged_extents)
         buffer = Buffer("staged", self.product.data.dtype, size, Scope.SCRATCH)
         return Staged(buffer, self.dims, self.staged_extents)
 
@@ -345,7 +345,7 @@ class ContractionNest:
 
         summing = self._tap_loops(step, short)
         partial = Buffer("partial", self.accumulator.dtype, self.partial_size, Scope.SCRATCH)
-        place = counted(self.row_loops) * self.accumulator.size + self.element
+        place = row_major(self.row_loops) * self.accumulator.size + self.element
         before = te.Load(partial, (place,))
         resume = nest(self.in_tile, Store(self.accumulator, self.element, before))
         suspend = nest(self.in_tile, Store(partial, place, kept))
@@ -356,7 +356,7 @@ class ContractionNest:
         finish = nest(self.in_tile, self._finished(whole))
         if short:
             return block(*ahead, resume, summing, finish)
-        piece = counted(self.piece_loops)
+        piece = row_major(self.piece_loops)
         first = te.call("eq", piece, te.as_index(0))
         put = suspend if again is suspend else If(first, suspend, again)
         if self.rest:
@@ -479,7 +479,7 @@ class ContractionNest:
         """A line of the next panel, where the weight lies, at the current tap: each register tile asks for another."""
         load, vector = self.product.weight_load, self.product.vector
         assert isinstance(load.source, Buffer)
-        line = te.call("min", counted(self.row_loops), te.as_index(self.shape.vectors - 1))
+        line = te.call("min", row_major(self.row_loops), te.as_index(self.shape.vectors - 1))
         first = self.shape.panels.start_of(self.which_panel) + self.shape.panels.size
         place = te.substitute(load.indices[0], {**self.values, vector: first + line * self.lanes})
         return Prefetch(load.source, place, self.shape.prefetch)
@@ -496,9 +496,9 @@ class ContractionNest:
         loops = [*self.row_loops, *tap_loops]
         lines = ceil_div(piece_size * size, _LINE)
         each = ceil_div(lines, extent_of(loops))
-        behind = te.as_index(panel_size) if short else (counted(self.piece_loops) + 1) * piece_size
+        behind = te.as_index(panel_size) if short else (row_major(self.piece_loops) + 1) * piece_size
         following = self.which_panel * panel_size + behind
-        first = following + counted(loops) * (each * _LINE // size)
+        first = following + row_major(loops) * (each * _LINE // size)
         return [Prefetch(weight, first + n * (_LINE // size), self.shape.prefetch) for n in range(each)]
 
 
@@ -508,11 +508,3 @@ def _chunk(steps: int, most: int) -> int:
         return steps
     least = max(1, most // 2)
     return next((count for count in range(most, least, -1) if steps % count == 0), most)
-
-
-def counted(loops: Sequence[te.Var]) -> te.Expr:
-    """How many iterations of the nest of `loops` came before this one."""
-    count: te.Expr = te.as_index(0)
-    for loop in loops:
-        count = count * loop.extent + loop
-    return count

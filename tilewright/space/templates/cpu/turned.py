@@ -23,11 +23,11 @@ from functools import cached_property
 from tilewright import te
 from tilewright.loops.formula import Formula
 from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, Transpose, block, nest
-from tilewright.loops.tiling import Tiles, extent_of, pack_operand, power_of_two_below, whole
+from tilewright.loops.tiling import Tiles, extent_of, pack_operand, power_of_two_below, row_major, whole
 from tilewright.space.space import Config, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.contraction import AppliedContraction, Shape
-from tilewright.space.templates.cpu.contraction_nest import ContractionNest, counted
+from tilewright.space.templates.cpu.contraction_nest import ContractionNest
 from tilewright.space.templates.cpu.product import Coordinate, Product, Staged, coordinates
 from tilewright.support.arith import ceil_div, round_up
 from tilewright.te.index import coefficient, linear
@@ -283,7 +283,7 @@ class TurnedNest(ContractionNest):
 
     def _first_place(self) -> te.Expr:
         product = self.product
-        return (self._tiles_of_block.var * product.length + counted(product.taps)) * self.shape.rows
+        return (self._tiles_of_block.var * product.length + row_major(product.taps)) * self.shape.rows
 
     def _fill(self, staged: Staged, data: te.Expr) -> Stmt:
         if not packs(self.product):

@@ -22,9 +22,9 @@ from tilewright.loops.ir import (
     nest,
     set_to,
 )
-from tilewright.loops.tiling import Tiles, extent_of, places_of, power_of_two_below, with_values
+from tilewright.loops.tiling import Tiles, extent_of, places_of, power_of_two_below, row_major, with_values
 from tilewright.space.space import Config
-from tilewright.space.templates.cpu.contraction_nest import ContractionNest, counted
+from tilewright.space.templates.cpu.contraction_nest import ContractionNest
 from tilewright.space.templates.cpu.contraction_tail import tail
 from tilewright.space.templates.cpu.product import Product
 from tilewright.support.arith import ceil_div
@@ -334,7 +334,7 @@ class StrassenNest:
     def _prefetches(self, number: int, counter: te.Var) -> list[Stmt]:
         """Lines of what comes next, spread over the register tiles of all seven products."""
         loops = [self.tile, counter]
-        step = counted(loops) + number * extent_of(loops)
+        step = row_major(loops) + number * extent_of(loops)
         steps = PRODUCTS * extent_of(loops)
         return [
             *(self._next_pair(step, steps) if self.shape.prefetch else ()),

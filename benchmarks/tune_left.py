@@ -7,7 +7,7 @@
     python benchmarks/tune_left.py report [--model resnet50] [--markdown FILE]
 
 The configs are, of each of the model's heaviest tasks, all that no other does better by construction (`--points 0`; the
-rules are in `space/templates/cpu/promising.py`), or a part of the space: of each knob some values, evenly spread; and
+rules are in `promising.py`), or a part of the space: of each knob some values, evenly spread; and
 all that differ from the choice without measuring in one knob. `build` makes them; or `plan` lists them, and
 `builds.py` makes them on another machine with more cores.
 
@@ -33,6 +33,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that 
 
 from builds import Builds, Planned, write_plan
 from peers.machine import describe
+from promising import promising
 from search_tasks import Source, part_candidates
 from tilewright import frontend, knobs, zoo
 from tilewright.db.database import Database
@@ -46,7 +47,6 @@ from tilewright.measure.runner import Runner
 from tilewright.measure.cpu_timer import undisturbed
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
-from tilewright.space.promising import promising
 from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.support.trace import Trace
@@ -274,7 +274,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--points", type=int, default=240, help="configs of each task, about; 0: all")
     parser.add_argument("--builds", type=Path, default=Path("tune_left_builds"))
     parser.add_argument("--plan", type=Path, default=Path("tune_left.plan"))
-    parser.add_argument("--tasks", type=int, default=None, help="the heaviest; those of 90% of the time")
+    parser.add_argument("--tasks", type=int, default=None, help="the heaviest; those of 90%% of the time")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--small", action="store_true")

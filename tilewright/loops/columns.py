@@ -36,6 +36,7 @@ from tilewright.loops.tiling import (
     with_results,
     with_values,
 )
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, simplify
 
 _LINE = 64  # bytes
@@ -82,7 +83,7 @@ def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Prog
     step, lane, row = te.Var("u", tile.vectors), te.Var("v", lanes), te.Var("r", tile.rows)
     place = inside.start() + step * lanes + lane
     element, in_line = step * lanes + lane, _LINE // load.dtype.bytes
-    line = te.Var("line", -(-size // in_line))
+    line = te.Var("line", ceil_div(size, in_line))
     held = {
         r: te.Load(replace(r, name=f"held_{r.name}", size=width, scope=Scope.SCRATCH), (place,))
         for r in results
@@ -191,6 +192,6 @@ def _width(formula: Formula, machine: CpuMachine, axis: te.Var, load: te.Load, o
     cache."""
     most = machine.caches.l1 // (_HELD * sum(r.result.dtype.bytes for r in formula.reductions))
     narrowest = max(size, _NARROWEST // load.dtype.bytes)
-    wanted = max(-(-machine.cores // others), -(-axis.extent // most))
-    width = max(-(-axis.extent // wanted), narrowest)
-    return min(-(-width // size), axis.extent // size) * size
+    wanted = max(ceil_div(machine.cores, others), ceil_div(axis.extent, most))
+    width = max(ceil_div(axis.extent, wanted), narrowest)
+    return min(ceil_div(width, size), axis.extent // size) * size

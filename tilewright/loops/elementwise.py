@@ -55,6 +55,7 @@ from tilewright.loops.tiling import (
     vector_cost,
     with_values,
 )
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, simplify
 
 _UNROLLED = 8  # vectors of one tile
@@ -121,9 +122,9 @@ def _asked_ahead(formula: Formula, axis: te.Var, outer: Sequence[te.Var], tiles:
         row, line = outer[-1], _LINE // load.dtype.bytes
         if coefficient(index, row) is not None:
             continue  # the next row's place is known without the input
-        ahead = -(-_ANSWERED // (axis.extent * load.dtype.bytes))
+        ahead = ceil_div(_ANSWERED, axis.extent * load.dtype.bytes)
         following = te.call("min", row + ahead, te.as_index(row.extent - 1))
-        step = te.Var("r", -(-tiles.size // line))
+        step = te.Var("r", ceil_div(tiles.size, line))
         place = te.substitute(index, {row: following, axis: tiles.start() + step * line})
         assert isinstance(load.source, Buffer)
         stmts.append(nest([(step, Kind.UNROLL)], Prefetch(load.source, place)))
@@ -180,7 +181,7 @@ def _next_rows(
             continue
         if te.loads(index):  # behind the last row no data says where
             continue
-        each = -(-count * pitch // (line * lines.count))
+        each = ceil_div(count * pitch, line * lines.count)
         step = te.Var("r", each)
         first = te.substitute(index, {**following, axis: te.as_index(0)})
         place = first + (lines.var * each + step) * line

@@ -38,6 +38,7 @@ from tilewright.loops.tiling import (
     with_values,
 )
 from tilewright.loops.weights import combined
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, divisor_of, in_range, simplify
 
 _LINE = 64
@@ -58,7 +59,7 @@ def lined_program(formula: Formula, machine: CpuMachine) -> Program | None:
     if held != {_LINE // lanes} or not alike:
         return None
     common = math.gcd(axis.extent, lanes)
-    lines = -(-(lanes - common + axis.extent) // lanes)
+    lines = ceil_div(lanes - common + axis.extent, lanes)
     if common == lanes or row.extent % (lanes // common) or not _FEWEST <= lines <= _MOST:
         return None
     elsewhere = simplify(formula.store - row_major((row, axis)))
@@ -222,7 +223,7 @@ class _Lined:
             moves = coefficient(index, first.axes[0]) == 1 and coefficient(index, self.row)
             if not moves or line * self.lanes >= self.axis.extent:
                 continue
-            rows = -(-AHEAD // (self.axis.extent * load.dtype.bytes))
+            rows = ceil_div(AHEAD, self.axis.extent * load.dtype.bytes)
             place = {**self._row_at(turn + rows), first.axes[0]: te.as_index(line * self.lanes)}
             assert isinstance(load.source, Buffer)
             stmts.append(Prefetch(load.source, te.substitute(index, place), level=1))

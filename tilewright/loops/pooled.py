@@ -50,6 +50,7 @@ from tilewright.loops.tiling import (
     with_results,
     with_values,
 )
+from tilewright.support.arith import ceil_div, round_up
 from tilewright.te.index import coefficient, linear, simplify
 
 _KINDS = ("max", "min", "sum")
@@ -156,10 +157,10 @@ class _Pool:
         if self.staged and not self.at_once:
             self._take_strands()
         self.slot = self.strand * self.count + self.turn  # of the rows that are computed together
-        self.lead = -(-windows.begin // self.lanes) * self.lanes
-        behind = -(-(windows.column.extent - windows.end) // self.lanes) * self.lanes
+        self.lead = round_up(windows.begin, self.lanes)
+        behind = round_up(windows.column.extent - windows.end, self.lanes)
         pitch = self.lead + (windows.end - windows.begin) + behind
-        self.pitch = -(-pitch // self.lanes) * self.lanes
+        self.pitch = round_up(pitch, self.lanes)
         self.rows = self.strand.extent * self.count
         dtype, length = windows.reduction.result.dtype, windows.across.extent
         self.columns = Buffer("columns", dtype, self.rows * self.pitch, Scope.SCRATCH)
@@ -193,7 +194,7 @@ class _Pool:
         """Cuts the groups so that some that lie a few pages apart are taken in turn."""
         read = self.count * self.windows.step * self.windows.column.extent * self.formula.output.dtype.bytes
         total = extent_of(self.groups)
-        least = -(-_APART // read)
+        least = ceil_div(_APART, read)
         strands, apart = next(
             ((n, size) for n in _STRANDS for size in range(least, 4 * least) if total % (n * size) == 0),
             (1, total),
@@ -218,7 +219,7 @@ class _Pool:
         """Of a row's windows, the first one whose columns all exist, and the one behind the last."""
         windows = self.windows
         last = (windows.end - windows.along.extent) // windows.step + 1
-        return -(-windows.begin // windows.step), min(last, windows.across.extent)
+        return ceil_div(windows.begin, windows.step), min(last, windows.across.extent)
 
     def program(self) -> Program:
         words = f"pooled: {self.windows.across.name} in vectors of {self.lanes}, {self.count} rows at a time"
@@ -353,7 +354,7 @@ class _Pool:
             return []
         values = dict.fromkeys((*self.windows.down, self.windows.column), te.as_index(0))
         first = te.substitute(index, values) + (self.count * apart + self.windows.begin)
-        step = te.Var("r", -(-apart // line))
+        step = te.Var("r", ceil_div(apart, line))
         return [nest([(step, Kind.UNROLL)], Prefetch(load.source, first + step * line, _SECOND_CACHE))]
 
     def _row_pass(self) -> Stmt:

@@ -40,6 +40,7 @@ from tilewright.loops.ir import (
 )
 from tilewright.loops.tiling import Tiles, extent_of, parallel_nest, with_values
 from tilewright.loops.turn import Turn
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, divisor_of
 
 _LINE = 64
@@ -69,14 +70,14 @@ class _Rolled:
         stage = min(machine.caches.l2_per_core // _KEPT, SCRATCH_LIMIT)
         run = stage // (self.lanes * turn.load.dtype.bytes)  # elements that are read side by side
         whole = te.Var(turn.read.name, turn.read.extent // self.lanes * self.lanes)
-        count = -(-whole.extent // run)
-        self.tile = te.Var("tile", -(-whole.extent // self.lanes // count))
+        count = ceil_div(whole.extent, run)
+        self.tile = te.Var("tile", ceil_div(ceil_div(whole.extent, self.lanes), count))
         self.blocks = Tiles(whole, self.tile.extent * self.lanes)
         self.outside = [axis for axis in formula.axes if axis not in (turn.read, turn.written)]
         lines = te.Var("line", turn.written.extent // self.lanes)
         there = extent_of(self.outside) * self.blocks.count
-        pieces = max(1, min(-(-_CHUNKS * machine.cores // there), lines.extent // _LONG))
-        self.chunk = Tiles(lines, -(-lines.extent // pieces))
+        pieces = max(1, min(ceil_div(_CHUNKS * machine.cores, there), lines.extent // _LONG))
+        self.chunk = Tiles(lines, ceil_div(lines.extent, pieces))
         self.step, self.lane = te.Var("step", self.chunk.size), te.Var("v", self.lanes)
         self.stage = Buffer("stage", turn.load.dtype, self.blocks.size * self.lanes, Scope.SCRATCH)
         self.held = Buffer("held", turn.load.dtype, self.lanes * self.lanes, Scope.REGISTER)

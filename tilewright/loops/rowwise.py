@@ -42,6 +42,7 @@ from tilewright.loops.tiling import (
     with_values,
 )
 from tilewright.loops.weights import combined
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, simplify
 
 _LINE = 64
@@ -254,7 +255,7 @@ class _Rows:
 
         left = row_pass.vectors
         while left > 1:
-            half = -(-left // 2)
+            half = ceil_div(left, 2)
             for vector in range(left - half):
                 one, other = (te.Load(partial, (place(at),)) for at in (vector, vector + half))
                 both = Store(partial, place(vector), combined(reduction, self.formula, one, other))
@@ -314,7 +315,7 @@ class _Rows:
     def _written_out(self, stage: Stage, place: te.Expr, value: te.Expr) -> Stmt:
         """The row to the stage, vector by vector; what the last one has beyond its end the next row overwrites."""
         (axis,), lanes = self.plan.columns, self.plan.lanes
-        lane, vectors = te.Var("v", lanes), -(-axis.extent // lanes)
+        lane, vectors = te.Var("v", lanes), ceil_div(axis.extent, lanes)
         number = len(self.formula.reductions)
         stmts = self._next_rows(number, self.plan.columns, te.as_index(0), vectors, lanes)
         for vector in range(vectors):

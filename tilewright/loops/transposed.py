@@ -35,6 +35,7 @@ from tilewright.loops.tiling import (
     with_values,
 )
 from tilewright.loops.turn import Turn, turn_of
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, divisor_of
 
 _LINE = 64
@@ -66,8 +67,8 @@ class _Cut:
 
     @property
     def blocks(self) -> Tiles:
-        tiles = -(-self.axis.extent // self.size)
-        equal = -(-tiles // -(-tiles // self.most))
+        tiles = ceil_div(self.axis.extent, self.size)
+        equal = ceil_div(tiles, ceil_div(tiles, self.most))
         return Tiles(self.axis, self.size * min(equal, self.axis.extent // self.size))
 
     @property

@@ -32,13 +32,15 @@ from tilewright.graph.op import Fusion, op_of
 from tilewright.graph.ops.contractions import BYTES
 from tilewright.graph.ops.layouts import spatial_axes
 from tilewright.rewrites.expansion import MOST_DEPTH, MOST_PARTS, NOWHERE, Written, expansion_of
+from tilewright.te.scalars import EXPENSIVE_CALLS
 
-# Elementwise operators that cost many times an addition. Everything else elementwise is cheap.
-EXPENSIVE = frozenset(
+# Elementwise operators that cost many times an addition: functions that do, what is lowered to one of these, and
+# remainders. Everything else elementwise is cheap.
+EXPENSIVE_OPERATORS = EXPENSIVE_CALLS | frozenset(
     [
-        *("exp", "expm1", "exp2", "log", "log2", "log1p", "sin", "cos", "tan", "tanh", "erf", "pow", "atan2"),
+        *("exp2", "log2", "tan", "reciprocal", "rsqrt"),
         *("sigmoid", "silu", "softplus", "gelu", "elu", "mish"),
-        *("div", "reciprocal", "sqrt", "rsqrt", "floordiv", "mod", "fmod"),
+        *("floordiv", "mod", "fmod"),
     ]
 )
 POOLS = frozenset(["max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool"])
@@ -263,7 +265,11 @@ class _Fusion:
             return False
         if evaluations <= TOLERANCE * node.type.size:
             return True
-        return node.op not in EXPENSIVE and not _interpolates(node) and group.recomputed < MAX_RECOMPUTED
+        return (
+            node.op not in EXPENSIVE_OPERATORS
+            and not _interpolates(node)
+            and group.recomputed < MAX_RECOMPUTED
+        )
 
     def evaluations(self, node: Node, group: Group) -> float:
         """How often `node` would be computed as a part of `group`."""

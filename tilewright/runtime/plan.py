@@ -23,7 +23,7 @@ from tilewright.errors import VerificationError
 from tilewright.runtime import tree
 from tilewright.runtime.packing import Packing
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 ALIGNMENT = 64
 _MOST_THREADS = 1024  # of a block, on every GPU
 _MOST_AXES = 32  # of a NumPy array

@@ -20,6 +20,7 @@ from tilewright.loops.schedule.nest import (
     reads,
     replaced,
 )
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import linear, simplify
 
 _LINE = 64  # bytes that come together
@@ -110,8 +111,8 @@ def _spread(nest: Nest, target: Loop, tile: Tile, ahead: int, level: int, spread
     for var in between:
         count = count * var.extent + var
     in_line = max(1, _LINE // tile.dtype.bytes)
-    lines = -(-size // in_line)
-    each = -(-lines // math.prod(var.extent for var in between))
+    lines = ceil_div(size, in_line)
+    each = ceil_div(lines, math.prod(var.extent for var in between))
     fetches = tuple(
         Fetch(tile, (*map(simplify, start[:-1]), simplify(start[-1] + (count * each + n) * in_line)), level)
         for n in range(each)

@@ -34,6 +34,7 @@ from tilewright.space.sketches.costs import Cost, TiledCost, inner_cost, stage_c
 from tilewright.space.sketches.sketch import Move, Sketch, Values
 from tilewright.space.space import Knob
 from tilewright.space.template import Work
+from tilewright.support.arith import evenly_spread
 
 _WRITTEN_OUT = 320  # multiply-adds written out at most: code size and compile time
 _PARTIAL_BYTES = 256 << 10
@@ -247,7 +248,7 @@ class TiledOutput:
             *tile,
             Knob("block", blocks, default=balanced[-1] if balanced else blocks[min(1, len(blocks) - 1)]),
             Knob("chunks", tuple(n for n in _CHUNKS if n == 1 or chunks)),
-            Knob("piece", (0, *_spread(cut, 5))),
+            Knob("piece", (0, *evenly_spread(cut, 5))),
         )
         structure = Move(
             self._arrange,
@@ -504,10 +505,3 @@ def beside_costs(
         elif name not in besides:
             costs.append(stage_cost(sketch, name, box, iterations))
     return costs
-
-
-def _spread(values: list[int], count: int) -> list[int]:
-    """At most `count` of the values, evenly spread."""
-    if len(values) <= count:
-        return values
-    return [values[round(n * (len(values) - 1) / (count - 1))] for n in range(count)]

@@ -1,4 +1,4 @@
-"""Products by a constant in pairs of taps, two products by one multiplication: Winograd's inner product.
+"""Matmuls and convolutions by a constant with Winograd's inner-product trick: two products by one multiplication.
 
     a1 b1 + a2 b2 = (a1 + b2) (a2 + b1) - a1 a2 - b1 b2         (`runtime/paired.py`)
 
@@ -46,9 +46,10 @@ from tilewright.runtime.paired import GROUP, HALF
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.contraction import ASKED_SHOWN, BEGIN, PAGE, even_block
-from tilewright.space.templates.cpu.paired_nest import PairedNest, Shape, packed_weight
+from tilewright.space.templates.cpu.fast_algebra.paired_nest import PairedNest, Shape, packed_weight
+from tilewright.space.templates.cpu.fast_algebra.row_product import RowProduct, row_product_of
 from tilewright.space.templates.cpu.product import product_of
-from tilewright.space.templates.cpu.row_product import RowProduct, row_product_of
+from tilewright.support.arith import ceil_div
 
 NAME = "paired"
 _ROWS = (6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 20)
@@ -111,7 +112,7 @@ class AppliedPaired:
             return False
         if rows + _BESIDE > self.machine.vector_registers or max(1, block) * rows > self.row.extent:
             return False
-        shape = self._shape(values)
+        shape = self.shape_of(values)
         return shape.chunks == values["chunks"] and shape.scratch_bytes <= SCRATCH_LIMIT
 
     @cached_property
@@ -123,20 +124,20 @@ class AppliedPaired:
             return False
         return packed_weight(self.sums, panels, panels.var, te.Var("v", self.lanes)) is not None
 
-    def _shape(self, values: Mapping[str, Value]) -> Shape:
+    def shape_of(self, values: Mapping[str, Value]) -> Shape:
         rows = int(values["rows"])
         panels = Tiles(self.product.vector, self.lanes)
-        per_chunk = -(-panels.count // int(values["chunks"]))
+        per_chunk = ceil_div(panels.count, int(values["chunks"]))
         block = even_block(self.row.extent, int(values["block"]) * rows or self.row.extent, rows)
         return Shape(
             rows=rows,
             lanes=self.lanes,
             panels=panels,
             per_chunk=per_chunk,
-            chunks=-(-panels.count // per_chunk),
+            chunks=ceil_div(panels.count, per_chunk),
             block=block,
-            blocks=-(-self.row.extent // block),
-            groups=-(-self.taps // GROUP),
+            blocks=ceil_div(self.row.extent, block),
+            groups=ceil_div(self.taps, GROUP),
             last_pairs=min(HALF, self.taps % GROUP or GROUP),
             prefetch=int(values["prefetch"]),
             streamed=self._streams,
@@ -151,7 +152,7 @@ class AppliedPaired:
     # -- what it costs --------------------------------------------------------------------------------------------
 
     def terms(self, config: Config) -> Terms:
-        shape, caches = self._shape(dict(config.values)), self.machine.caches
+        shape, caches = self.shape_of(dict(config.values)), self.machine.caches
         iterations = shape.chunks * shape.blocks
         passes = iterations * shape.per_chunk  # of a panel
         tiles = passes * shape.tiles
@@ -217,4 +218,4 @@ class AppliedPaired:
     # -- the program ----------------------------------------------------------------------------------------------
 
     def program(self, config: Config) -> Program:
-        return PairedNest(self.sums, self._shape(dict(config.values))).program(config)
+        return PairedNest(self.sums, self.shape_of(dict(config.values))).program(config)

@@ -1,4 +1,7 @@
-"""Of the configs of a template those that no other does better by construction: hundreds to a few thousand.
+"""Of the configs for a task those that no other does better by construction: hundreds to a few thousand.
+
+What can be ruled out without a time is left out of a template's space; the spaces of other templates stay whole.
+Searches take the whole spaces, of which they look at a part: this is for measuring everything (`tune_left.py`).
 
 Of a contraction:
 
@@ -27,14 +30,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tilewright.dtypes import DType
+from tilewright.loops.ir import Program
 from tilewright.loops.tiling import extent_of
-from tilewright.space.space import Knob, Space, Value
+from tilewright.space.candidates import Candidates
+from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.template import Applied, Terms
 from tilewright.space.templates.cpu.contraction import AppliedContraction, Shape
-from tilewright.space.templates.cpu.paired import AppliedPaired
-from tilewright.space.templates.cpu.paired_nest import Shape as PairedShape
-from tilewright.space.templates.cpu.strassen import AppliedStrassen
-from tilewright.space.templates.cpu.strassen_nest import PRODUCTS
-from tilewright.space.templates.cpu.strassen_nest import Shape as StrassenShape
+from tilewright.space.templates.cpu.fast_algebra.paired import AppliedPaired
+from tilewright.space.templates.cpu.fast_algebra.paired_nest import Shape as PairedShape
+from tilewright.space.templates.cpu.fast_algebra.strassen import AppliedStrassen
+from tilewright.space.templates.cpu.fast_algebra.strassen_nest import PRODUCTS
+from tilewright.space.templates.cpu.fast_algebra.strassen_nest import Shape as StrassenShape
 from tilewright.space.templates.cpu.winograd import AppliedWinograd
 from tilewright.space.templates.cpu.winograd_nest import Shape as WinogradShape
 
@@ -48,6 +54,36 @@ _LARGEST = 3  # blocks for a number of chunks: a larger one reads the panels les
 _PIECES = 2  # lengths of pieces
 _FIRST_CACHE = 1.1  # of its size: what is a little too large still finds most of itself there
 _SECOND_CACHE = 1.0
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """A template applied to a task, with a part of its space."""
+
+    whole: Applied
+    space: Space
+
+    def terms(self, config: Config) -> Terms | None:
+        return self.whole.terms(config)
+
+    def program(self, config: Config) -> Program:
+        return self.whole.program(config)
+
+
+def promising(candidates: Candidates) -> Candidates:
+    return Candidates(candidates.work, only=tuple(map(_narrowed, candidates.applied)))
+
+
+def _narrowed(applied: Applied) -> Applied:
+    if isinstance(applied, AppliedContraction):
+        return Narrowed(applied, PromisingContraction(applied).space)
+    if isinstance(applied, AppliedWinograd):
+        return Narrowed(applied, PromisingWinograd(applied).space)
+    if isinstance(applied, AppliedStrassen):
+        return Narrowed(applied, PromisingStrassen(applied).space)
+    if isinstance(applied, AppliedPaired):
+        return Narrowed(applied, PromisingPaired(applied).space)
+    return applied
 
 
 @dataclass(frozen=True)
@@ -71,14 +107,14 @@ class PromisingContraction:
         tile = int(values["rows"]), int(values["vectors"])
         if tile not in self._tiles or int(values["unroll"]) != self._tiles[tile]:
             return False
-        shape = self.applied._shape(values)
+        shape = self.applied.shape_of(values)
         return (
             int(values["block"]) in self._blocks[tile]
             and (shape.block, shape.chunks) in self._deals[tile]
             and shape.tap_block in self._pieces[tile]
             and shape.prefetch in (0, self._next_piece_goes_to(shape))
             and (not shape.staged or self._staging_moves_something(shape))
-            and self.applied._legal(values)
+            and self.applied.space.legal(values)
         )
 
     # -- register tiles -------------------------------------------------------------------------------------------
@@ -151,7 +187,7 @@ class PromisingContraction:
     def _of_tile(self, tile: _Tile, **values: int) -> Shape:
         """A config's shape; what it does not depend on is as it comes."""
         whole = {knob.name: knob.choices[0] for knob in self.applied.space.knobs}
-        return self.applied._shape({**whole, "rows": tile[0], "vectors": tile[1], **values})
+        return self.applied.shape_of({**whole, "rows": tile[0], "vectors": tile[1], **values})
 
     def _slowest(self, shape: Shape) -> float:
         """The work of the slowest thread, as a share of all there is."""
@@ -164,7 +200,7 @@ class PromisingContraction:
     def _fits(self, shape: Shape) -> bool:
         panel = shape.panels.size * self.applied.product.length * self.applied.product.weight_bytes
         room = _SECOND_CACHE * self.applied.machine.caches.l2_per_core
-        return panel + self.applied._block_bytes(shape) <= room
+        return panel + self.applied.block_bytes(shape) <= room
 
     # -- pieces of a panel ----------------------------------------------------------------------------------------
 
@@ -193,7 +229,7 @@ class PromisingContraction:
         return 1 if taps * both <= _FIRST_CACHE * self.applied.machine.caches.l1 else 2
 
     def _staging_moves_something(self, shape: Shape) -> bool:
-        if self.applied.must_stage or not self.applied._in_runs:
+        if self.applied.must_stage or not self.applied.in_runs:
             return True
         product = self.applied.product
         data = extent_of((*product.rows, *product.taps)) * product.data.dtype.bytes
@@ -213,9 +249,9 @@ class PromisingWinograd:
         return Space(whole.template, whole.knobs, self._legal, whole.together)
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
-        if not self.applied._legal(values):
+        if not self.applied.space.legal(values):
             return False
-        shape = self.applied._shape(values)
+        shape = self.applied.shape_of(values)
         fitting, best = self._best[shape.outputs]
         return fitting == self._fits(shape) and self._slowest(shape) <= _TILE_SLACK * _DEAL_SLACK * best
 
@@ -224,7 +260,7 @@ class PromisingWinograd:
         """For each size of tiles, whether any block fits the second cache, and the least of `_slowest` of these."""
         found: dict[int, tuple[bool, float]] = {}
         for config in self.applied.space.configs():
-            shape = self.applied._shape(dict(config.values))
+            shape = self.applied.shape_of(dict(config.values))
             fits, slowest = self._fits(shape), self._slowest(shape)
             before, least = found.get(shape.outputs, (fits, slowest))
             if fits == before:
@@ -256,22 +292,22 @@ class PromisingStrassen:
     def _legal(self, values: Mapping[str, Value]) -> bool:
         if not self._is_complete(values):
             return False
-        shape = self.applied._shape(values)
+        shape = self.applied.shape_of(values)
         fitting, best = self._best
         return fitting == self._fits(shape) and self._slowest(shape) <= _TILE_SLACK * best
 
     def _is_complete(self, values: Mapping[str, Value]) -> bool:
         """Whether it is legal, and neither longer code would be, nor is the weight asked for farther away."""
         longest = max(map(int, next(k.choices for k in self.applied.space.knobs if k.name == "unroll")))
-        if values["prefetch"] == 2 or not self.applied._legal(values):
+        if values["prefetch"] == 2 or not self.applied.space.legal(values):
             return False
-        return values["unroll"] == longest or not self.applied._legal({**values, "unroll": longest})
+        return values["unroll"] == longest or not self.applied.space.legal({**values, "unroll": longest})
 
     @cached_property
     def _best(self) -> tuple[bool, float]:
         """Whether any block fits the second cache, and the least of `_slowest` of these."""
         shapes = [
-            self.applied._shape(dict(config.values))
+            self.applied.shape_of(dict(config.values))
             for config in self.applied.space.configs()
             if self._is_complete(dict(config.values))
         ]
@@ -300,9 +336,9 @@ class PromisingPaired:
         return Space(whole.template, whole.knobs, self._legal, whole.together)
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
-        if not self.applied._legal(values):
+        if not self.applied.space.legal(values):
             return False
-        shape = self.applied._shape(values)
+        shape = self.applied.shape_of(values)
         if values["block"] != self._blocks[shape.rows][shape.block]:
             return False
         fitting, best = self._best
@@ -313,14 +349,14 @@ class PromisingPaired:
         """For each number of rows and size of a block the first value of the knob that comes to it."""
         found: dict[int, dict[int, int]] = {}
         for config in self.applied.space.configs():
-            shape = self.applied._shape(dict(config.values))
+            shape = self.applied.shape_of(dict(config.values))
             found.setdefault(shape.rows, {}).setdefault(shape.block, config.int("block"))
         return found
 
     @cached_property
     def _best(self) -> tuple[bool, float]:
         """Whether any block fits the second cache, and the least of `_slowest` of these."""
-        shapes = [self.applied._shape(dict(config.values)) for config in self.applied.space.configs()]
+        shapes = [self.applied.shape_of(dict(config.values)) for config in self.applied.space.configs()]
         fitting = [shape for shape in shapes if self._fits(shape)]
         return bool(fitting), min(map(self._slowest, fitting or shapes))
 

@@ -17,7 +17,7 @@ from tilewright.measure.exam import draw_exam
 from tilewright.measure.single import SingleKernel
 from tilewright.space.space import Config
 from tilewright.space.template import Work
-from tilewright.space.templates.cpu.strassen_turned import AppliedStrassenTurned, StrassenTurned
+from tilewright.space.templates.cpu.fast_algebra.strassen_turned import AppliedStrassenTurned, StrassenTurned
 from tilewright.tune.choose import choose, descend
 
 QUICK = settings(
@@ -64,7 +64,7 @@ def test_blocks_of_pixels_that_are_one_axis_apart() -> None:
     """Rows of twelve pixels, of which every other is seen: all are as far apart as those of one row."""
     task = Image(1, (12, 12), (96, 4 * LANES), (1, 1), stride=(1, 2)).task()
     applied = applied_to(task)
-    blocks = [c for c in applied.space.configs() if applied._shape(dict(c.values)).blocks > 1]
+    blocks = [c for c in applied.space.configs() if applied.shape_of(dict(c.values)).blocks > 1]
     for config in blocks[:: max(1, len(blocks) // 3)]:
         assert error(applied.program(config), task) < BOUND
 

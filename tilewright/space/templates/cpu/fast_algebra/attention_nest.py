@@ -1,5 +1,5 @@
-"""The loop nest of an attention for cores that add vectors beside those that they multiply: two products are taken as
-one and two additions (Winograd's inner product),
+"""The loop nest of attention with Winograd's inner-product trick, for cores that add vectors beside those that they
+multiply: two products are taken as one and two additions,
 
     a1 b1 + a2 b2 = (a1 + b2) (a2 + b1) - a1 a2 - b1 b2
 
@@ -45,6 +45,7 @@ from tilewright.space.templates.cpu.attention_nest import (
     Shape,
     even_parts,
 )
+from tilewright.support.arith import ceil_div
 
 _PLAIN = 3  # of so many elements, one is computed as usual
 _TINY, _HUGE = (
@@ -54,31 +55,29 @@ _TINY, _HUGE = (
 _ZERO = te.const(0, DType.F32)
 
 
-def is_pairable(operands: Operands, machine: CpuMachine) -> bool:
-    lanes = machine.lanes(DType.F32)
-    whole = operands.width % (2 * lanes) == 0 and operands.values % lanes == 0
-    return machine.adds_beside and whole and operands.keys >= lanes
+class _PairedTile(ScoreTile):
+    """One whose products are computed in pairs; those that are computed again are not."""
 
 
-class PairedNest(AttentionNest):
+class PairedAttentionNest(AttentionNest):
     def __init__(self, operands: Operands, machine: CpuMachine, shape: Shape) -> None:
         super().__init__(operands, machine, shape)
         assert self.one_block and self.direct
         keys = operands.keys
         self.half = operands.width // 2
-        self.unit_keys = self._scratch("ku", keys * operands.width)
-        self.unit_values = self._scratch("vu", keys * operands.values)
+        self.unit_keys = self.scratch("ku", keys * operands.width)
+        self.unit_values = self.scratch("vu", keys * operands.values)
         self.key_size, self.key_inverse, self.key_cross, self.value_size, self.value_inverse = (
-            self._scratch(name, keys) for name in ("ksize", "kinverse", "kcross", "vsize", "vinverse")
+            self.scratch(name, keys) for name in ("ksize", "kinverse", "kcross", "vsize", "vinverse")
         )
-        self.value_cross = self._scratch("vcross", operands.values)
+        self.value_cross = self.scratch("vcross", operands.values)
         self.query_size, self.query_cross, self.weighed, self.share, self.weight_cross = (
-            self._scratch(name, self.rows) for name in ("qsize", "qcross", "weighed", "share", "pcross")
+            self.scratch(name, self.rows) for name in ("qsize", "qcross", "weighed", "share", "pcross")
         )
 
     # -- operands of unit size ------------------------------------------------------------------------------------
 
-    def _staged(self, first: te.Expr, count: int) -> list[Stmt]:
+    def staging(self, first: te.Expr, count: int) -> list[Stmt]:
         return [self._measured(), self._unit_keys(), self._unit_values()]
 
     def _measured(self) -> Stmt:
@@ -90,7 +89,7 @@ class PairedNest(AttentionNest):
         in_tile = [(r, Kind.UNROLL), (self.lane, Kind.VECTOR)]
         row, at = tiles.start() + r, tiles.start() + self.lane
         across = [(self.lane, Kind.VECTOR)]
-        turned = [self._at(tile, self.lane + n * lanes) for n in range(lanes)]
+        turned = [self.at(tile, self.lane + n * lanes) for n in range(lanes)]
 
         def summed(chunks: int, update: Callable[[te.Expr, te.Expr], te.Expr]) -> Iterator[Stmt]:
             """The tile, turned, of the sums over `chunks` vectors of each row."""
@@ -108,13 +107,13 @@ class PairedNest(AttentionNest):
 
             yield from summed(width // lanes, square)
             yield nest(across, Store(size, at, _size(_sum(turned), width)))
-            yield nest(across, Store(inverse, at, _inverse(self._at(size, at))))
+            yield nest(across, Store(inverse, at, _inverse(self.at(size, at))))
 
         def product(column: te.Expr, total: te.Expr) -> te.Expr:
             low, high = (operands.key(row, d) for d in (column, column + self.half))
             return te.call("fma", low, high, total)
 
-        inverse = self._at(self.key_inverse, at)
+        inverse = self.at(self.key_inverse, at)
         crosses = [-number if n % 2 == 0 else number for n, number in enumerate(turned)]
         return nest(
             [(tiles.var, Kind.SERIAL)],
@@ -130,7 +129,7 @@ class PairedNest(AttentionNest):
         width, lanes = self.operands.width, self.lanes
         key, chunk = te.Var("key", self.operands.keys), te.Var("c", width // lanes)
         column = chunk * lanes + self.lane
-        unit = self.operands.key(key, column) * self._at(self.key_inverse, key)
+        unit = self.operands.key(key, column) * self.at(self.key_inverse, key)
         first = te.call("lt", column, te.as_index(self.half))
         even = te.call("eq", self.lane % 2, te.as_index(0))
         unit = te.select(te.call("or", first, even), unit, -unit)
@@ -143,7 +142,7 @@ class PairedNest(AttentionNest):
         u = te.Var("u", self.operands.values // lanes)
 
         def unit(key: te.Expr) -> te.Expr:
-            return self.operands.value(key, u * lanes + self.lane) * self._at(self.value_inverse, key)
+            return self.operands.value(key, u * lanes + self.lane) * self.at(self.value_inverse, key)
 
         def place(key: te.Expr) -> te.Load:
             return te.Load(self.unit_values, ((u * keys + key) * lanes + self.lane,))
@@ -177,10 +176,10 @@ class PairedNest(AttentionNest):
         pairs = _in_pairs("key", self.operands.keys, pair, lambda key: each(set_to(place(key), number(key))))
         return block(each(set_to(products, _ZERO)), *pairs, each(set_to(cross, products)))
 
-    def _transpose_queries(self, rows: int, vectors: int) -> Stmt:
+    def transpose_queries(self, rows: int, vectors: int) -> Stmt:
         groups = even_parts(vectors, WIDE)
         return block(
-            super()._transpose_queries(rows, vectors), *(self._unit_queries(*group) for group in groups)
+            super().transpose_queries(rows, vectors), *(self._unit_queries(*group) for group in groups)
         )
 
     def _unit_queries(self, start: int, vectors: int) -> Stmt:
@@ -222,50 +221,50 @@ class PairedNest(AttentionNest):
 
     # -- scores and weights ---------------------------------------------------------------------------------------
 
-    def _keys(self, rows: int, vectors: int, first: te.Expr, count: int) -> Stmt:
-        again = self._weights_again(rows, vectors, first, count)
+    def attend(self, rows: int, vectors: int, first: te.Expr, count: int) -> Stmt:
+        again = self.weights_again(rows, vectors, first, count)
         return block(
-            *(() if self.ahead else self._staged(first, count)),
-            self._each(vectors, self.weighed, _ZERO),
+            *(() if self.ahead else self.staging(first, count)),
+            self.each(vectors, self.weighed, _ZERO),
             *self._paired_scores(rows, vectors, first, count),
-            self._unless_in_range(vectors, again),
+            self.unless_in_range(vectors, again),
             *self._shares(vectors),
             self._evened_weights(vectors),
-            self._weighted(rows, first, count),
+            self.weighted(rows, first, count),
         )
 
     @property
     def keys_of_a_tile(self) -> int:
         most = self.registers // 2  # the others hold sums on their way
-        return -(-self.operands.keys // -(-self.operands.keys // most))
+        return ceil_div(self.operands.keys, ceil_div(self.operands.keys, most))
 
     def _paired_scores(self, rows: int, vectors: int, first: te.Expr, count: int) -> Iterator[Stmt]:
         """Tile by tile of the keys, which stays in the first cache for all queries."""
         size = self.keys_of_a_tile
         whole, rest = divmod(count, size)
         number, vector = te.Var("key_t", whole), te.Var("vector", vectors)
-        tile = ScoreTile(vector, 1, number * size, size, paired=True)
+        tile = _PairedTile(vector, 1, number * size, size)
         loops = [(number, Kind.SERIAL), (vector, Kind.SERIAL)]
-        yield nest(loops, self._score_tile(tile, rows, first, self._weights))
+        yield nest(loops, self.score_tile(tile, rows, first, self.weights))
         if rest:
-            tile = ScoreTile(vector, 1, te.as_index(whole * size), rest, paired=True)
-            yield nest(loops[1:], self._score_tile(tile, rows, first, self._weights))
+            tile = _PairedTile(vector, 1, te.as_index(whole * size), rest)
+            yield nest(loops[1:], self.score_tile(tile, rows, first, self.weights))
 
-    def _key(self, tile: ScoreTile, first: te.Expr, column: te.Expr) -> te.Expr:
-        return self._at(self.unit_keys, (first + tile.in_block) * self.operands.width + column)
+    def key_at(self, tile: ScoreTile, first: te.Expr, column: te.Expr) -> te.Expr:
+        return self.at(self.unit_keys, (first + tile.in_block) * self.operands.width + column)
 
-    def _products(self, tile: ScoreTile, register: Buffer, first: te.Expr) -> list[Stmt]:
-        row = self._row_of(tile)
+    def products(self, tile: ScoreTile, register: Buffer, first: te.Expr) -> list[Stmt]:
+        row = self.row_of(tile)
         in_tile = [*tile.loops, (self.lane, Kind.VECTOR)]
         element = tile.vector * self.lanes + self.lane
-        key_size = self._at(self.key_size, first + tile.in_block)
-        score = self._at(register, element) * key_size * self._at(self.query_size, row)
+        key_size = self.at(self.key_size, first + tile.in_block)
+        score = self.at(register, element) * key_size * self.at(self.query_size, row)
         resized = nest(in_tile, Store(register, element, score))
-        products = self._in_pairs_of_columns if tile.paired else super()._products
+        products = self._in_pairs_of_columns if isinstance(tile, _PairedTile) else super().products
         return [*products(tile, register, first), resized]
 
     def _in_pairs_of_columns(self, tile: ScoreTile, register: Buffer, first: te.Expr) -> list[Stmt]:
-        row = self._row_of(tile)
+        row = self.row_of(tile)
         in_row = [(tile.u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
         element = tile.vector * self.lanes + self.lane
 
@@ -273,17 +272,17 @@ class PairedNest(AttentionNest):
             return te.substitute(expr, {tile.key: te.as_index(key)})
 
         def begin(key: int) -> Stmt:
-            cross = self._at(self.query_cross, row) + self._at(self.key_cross, first + tile.in_block)
+            cross = self.at(self.query_cross, row) + self.at(self.key_cross, first + tile.in_block)
             return nest(
                 in_row, Store(register, of(key, element), of(key, cross) if is_paired(key) else _ZERO)
             )
 
         def pair(column: te.Expr, even: bool) -> Stmt:
             columns = column, column + self.half
-            low, high = (self._at(self.qt, d * self.rows + row) for d in columns)
+            low, high = (self.at(self.qt, d * self.rows + row) for d in columns)
 
             def accumulated(key: int) -> Iterator[Store]:
-                a1, a2 = (of(key, self._key(tile, first, d)) for d in columns)
+                a1, a2 = (of(key, self.key_at(tile, first, d)) for d in columns)
                 return _accumulated(register, of(key, element), (a1, a2), (low, high), is_paired(key))
 
             return block(*(nest(in_row, store) for key in range(tile.count) for store in accumulated(key)))
@@ -292,13 +291,13 @@ class PairedNest(AttentionNest):
         summed = nest([(j, Kind.SERIAL)], block(pair(j * 2, True), pair(j * 2 + 1, False)))
         return [*(begin(key) for key in range(tile.count)), summed]
 
-    def _weights(self, tile: ScoreTile, register: Buffer) -> Stmt:
+    def weights(self, tile: ScoreTile, register: Buffer) -> Stmt:
         """p = the weights of a tile times the sizes of values; the sums of both."""
         in_row = [(tile.u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
-        row, place = self._row_of(tile), tile.u * self.lanes + self.lane
+        row, place = self.row_of(tile), tile.u * self.lanes + self.lane
         element = tile.vector * self.lanes + self.lane
         weight = te.Load(register, (element,))
-        size = self._at(self.value_size, tile.in_block)
+        size = self.at(self.value_size, tile.in_block)
         held = Buffer("totals", DType.F32, tile.vectors * self.lanes, Scope.REGISTER)
         also_held = Buffer("weights", DType.F32, tile.vectors * self.lanes, Scope.REGISTER)
         totals, weighed = (te.Load(buffer, (place,)) for buffer in (held, also_held))
@@ -310,7 +309,7 @@ class PairedNest(AttentionNest):
             set_to(weight, te.call("exp2_rough", weight)),
             set_to(totals, totals + weight),
             set_to(weight, weight * size),
-            Store(self.p, self._score(tile.u + tile.start, tile.in_block) + self.lane, weight),
+            Store(self.p, self.score(tile.u + tile.start, tile.in_block) + self.lane, weight),
             set_to(weighed, weighed + weight),
         )
         each = block(*(nest([(self.lane, Kind.VECTOR)], store) for store in stores))
@@ -320,30 +319,30 @@ class PairedNest(AttentionNest):
             *(nest(in_row, set_to(before, sum_)) for sum_, before in kept),
         )
 
-    def _weights_again(self, rows: int, vectors: int, first: te.Expr, count: int) -> Stmt:
+    def weights_again(self, rows: int, vectors: int, first: te.Expr, count: int) -> Stmt:
         u, key = te.Var("u", vectors), te.Var("k", count)
-        place = self._score(u, key) + self.lane
+        place = self.score(u, key) + self.lane
         row = u * self.lanes + self.lane
-        times_size = Store(self.p, place, self._at(self.p, place) * self._at(self.value_size, key))
-        summed = Store(self.weighed, row, self._at(self.weighed, row) + self._at(self.p, place))
+        times_size = Store(self.p, place, self.at(self.p, place) * self.at(self.value_size, key))
+        summed = Store(self.weighed, row, self.at(self.weighed, row) + self.at(self.p, place))
         loops = [(u, Kind.SERIAL), (key, Kind.SERIAL), (self.lane, Kind.VECTOR)]
         return block(
-            super()._weights_again(rows, vectors, first, count),
-            self._each(vectors, self.weighed, _ZERO),
+            super().weights_again(rows, vectors, first, count),
+            self.each(vectors, self.weighed, _ZERO),
             nest(loops, block(times_size, summed)),
         )
 
     def _shares(self, vectors: int) -> Iterator[Stmt]:
         """By what the weights of a query are multiplied, so that their mean is 1, and by what sums of values are."""
         row = te.Var("u", vectors) * self.lanes + self.lane
-        total, weighed = self._at(self.total, row), self._at(self.weighed, row)
+        total, weighed = self.at(self.total, row), self.at(self.weighed, row)
         keys = te.const(self.operands.keys, DType.F32)
 
         def quotient(a: te.Expr, b: te.Expr) -> te.Expr:
             return te.select(te.call("eq", b, _ZERO), 0.0, a / b)
 
-        yield self._each(vectors, self.share, quotient(keys, weighed))
-        yield self._each(vectors, self.fade, quotient(weighed, keys * total))
+        yield self.each(vectors, self.share, quotient(keys, weighed))
+        yield self.each(vectors, self.fade, quotient(weighed, keys * total))
 
     def _evened_weights(self, vectors: int) -> Stmt:
         """p = p * share, and the products of pairs of keys."""
@@ -351,17 +350,17 @@ class PairedNest(AttentionNest):
         row = vector * self.lanes + self.lane
 
         def place(key: te.Expr) -> te.Load:
-            return te.Load(self.p, (self._score(vector, key) + self.lane,))
+            return te.Load(self.p, (self.score(vector, key) + self.lane,))
 
         def evened(key: te.Expr) -> te.Expr:
-            return place(key) * self._at(self.share, row)
+            return place(key) * self.at(self.share, row)
 
         cross = te.Load(self.weight_cross, (row,))
         return nest([(vector, Kind.SERIAL)], self._in_pairs_of_keys(evened, place, cross))
 
     # -- sums of values -------------------------------------------------------------------------------------------
 
-    def _weighted(self, rows: int, first: te.Expr, count: int) -> Stmt:
+    def weighted(self, rows: int, first: te.Expr, count: int) -> Stmt:
         group, rest = te.Var("group", rows // self.lanes), rows % self.lanes
         vector = te.Var("vector", self.operands.values // self.lanes)
         stmts: list[Stmt] = []
@@ -381,10 +380,10 @@ class PairedNest(AttentionNest):
             return self.lane + r * lanes
 
         def value(key: te.Expr) -> te.Expr:
-            return self._at(self.unit_values, (vector * keys + key) * lanes + self.lane)
+            return self.at(self.unit_values, (vector * keys + key) * lanes + self.lane)
 
         def weight(key: te.Expr, r: int) -> te.Expr:
-            return self._at(self.p, self._score(group, key) + r)
+            return self.at(self.p, self.score(group, key) + r)
 
         def in_rows(stores: Callable[[int], Iterable[Store]]) -> Stmt:
             return block(
@@ -392,7 +391,7 @@ class PairedNest(AttentionNest):
             )
 
         def begin(r: int) -> Iterator[Store]:
-            cross = self._at(self.value_cross, column) + self._at(self.weight_cross, group * lanes + r)
+            cross = self.at(self.value_cross, column) + self.at(self.weight_cross, group * lanes + r)
             yield Store(register, element(r), cross if is_paired(r) else _ZERO)
 
         def pair(key: te.Expr, even: bool) -> Stmt:
@@ -405,12 +404,12 @@ class PairedNest(AttentionNest):
 
         def single(r: int) -> Iterator[Store]:
             last = te.as_index(keys - 1)
-            total = self._at(register, element(r))
+            total = self.at(register, element(r))
             yield Store(register, element(r), te.call("fma", weight(last, r), value(last), total))
 
         def end(r: int) -> Iterator[Store]:
             row = group * lanes + r
-            yield self._result(row, column, self._at(register, element(r)) * self._at(self.fade, row))
+            yield self.result(row, column, self.at(register, element(r)) * self.at(self.fade, row))
 
         return block(in_rows(begin), *_in_pairs("k", keys, pair, lambda _: in_rows(single)), in_rows(end))
 

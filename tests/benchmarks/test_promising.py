@@ -7,6 +7,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.promising import PromisingContraction, promising
 from tests.faults.candidates import convolution
 from tests.machines import ZEN_4
 from tests.space.checked import Inputs
@@ -16,10 +17,8 @@ from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import host
 from tilewright.space.candidates import Candidates
-from tilewright.space.promising import promising
 from tilewright.space.template import Work
 from tilewright.space.templates.cpu.contraction import AppliedContraction, Contraction
-from tilewright.space.templates.cpu.promising import PromisingContraction
 
 THREADS = 2
 

@@ -25,8 +25,8 @@ from tilewright.measure.exam import draw_exam
 from tilewright.measure.single import SingleKernel
 from tilewright.space.space import Config
 from tilewright.space.template import Work
-from tilewright.space.templates.cpu.strassen import AppliedStrassen, Strassen
-from tilewright.space.templates.cpu.strassen_nest import PRODUCTS, StrassenNest, asks_data
+from tilewright.space.templates.cpu.fast_algebra.strassen import AppliedStrassen, Strassen
+from tilewright.space.templates.cpu.fast_algebra.strassen_nest import PRODUCTS, StrassenNest, asks_data
 from tilewright.te.index import simplify
 from tilewright.tune.choose import choose, descend
 
@@ -73,7 +73,7 @@ def test_blocks_that_do_not_divide_the_rows_agree_on_every_bit(m: int, k: int) -
     config = next(
         c for c in applied.space.configs() if all(c[name] == value for name, value in values.items())
     )
-    assert applied._shape(values).blocks > 1 and m % applied._shape(values).block
+    assert applied.shape_of(values).blocks > 1 and m % applied.shape_of(values).block
     program = applied.program(config)
     stored = stored_for(
         program, [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
@@ -156,7 +156,7 @@ def test_the_next_piece_of_the_rows_is_asked_for(k: int, rows: int, block: int, 
         "rows": rows, "vectors": 1, "unroll": 8, "block": block, "chunks": 1, "pieces": pieces, "prefetch": 0
     }  # fmt: skip
     assume(applied.space.legal(values))
-    config, shape = Config.of(applied.name, values), applied._shape(values)
+    config, shape = Config.of(applied.name, values), applied.shape_of(values)
     asked = {s.buffer.name for s in walk_stmts(applied.program(config).body) if isinstance(s, Prefetch)}
     assert asked == ({"x0"} if asks_data(applied.product, shape, applied.machine) else set())
 

@@ -1,4 +1,4 @@
-"""Channels-first convolutions of one pixel by seven products of quarters, along the channels of the weight.
+"""1x1 convolutions with channels first by one level of Strassen, along the channels of the weight.
 
 The loops are those of `strassen.py` with pixels as rows, over the packed panels of `turned.py`. All seven left operands
 of a piece are made beforehand, as register tiles read them: the pixels of a tile side by side, tap after tap. A
@@ -26,9 +26,8 @@ from tilewright.loops.tiling import Tiles, extent_of, power_of_two_below, with_v
 from tilewright.numerics import may_lose_digits
 from tilewright.space.space import Config, Value
 from tilewright.space.template import Applied, Terms, Work
-from tilewright.space.templates.cpu.product import coordinates
-from tilewright.space.templates.cpu.strassen import AppliedStrassen, is_large_enough
-from tilewright.space.templates.cpu.strassen_nest import (
+from tilewright.space.templates.cpu.fast_algebra.strassen import AppliedStrassen, is_large_enough
+from tilewright.space.templates.cpu.fast_algebra.strassen_nest import (
     ALONE,
     PRODUCTS,
     QUARTERS,
@@ -36,7 +35,8 @@ from tilewright.space.templates.cpu.strassen_nest import (
     Quarter,
     StrassenNest,
 )
-from tilewright.space.templates.cpu.strassen_nest import Shape as PackedShape
+from tilewright.space.templates.cpu.fast_algebra.strassen_nest import Shape as PackedShape
+from tilewright.space.templates.cpu.product import coordinates
 from tilewright.space.templates.cpu.turned import (
     GATHERED,
     RUN,
@@ -133,15 +133,15 @@ class AppliedStrassenTurned(AppliedStrassen):
             values
         ):
             return False
-        shape = self._shape(values)
+        shape = self.shape_of(values)
         whole = shape.blocks == 1 or self.row.extent % shape.block == 0
         return whole and not shape.rest and shape.block % extent_of(self.product.image[1:]) == 0
 
-    def _shape(self, values: Mapping[str, Value]) -> Shape:
-        return Shape(**vars(super()._shape(values)), gathers=self.gathers)
+    def shape_of(self, values: Mapping[str, Value]) -> Shape:
+        return Shape(**vars(super().shape_of(values)), gathers=self.gathers)
 
     def terms(self, config: Config) -> Terms:
-        shape = self._shape(dict(config.values))
+        shape = self.shape_of(dict(config.values))
         terms = super().terms(config)
         iterations = shape.chunks * shape.blocks
         taps = iterations * self.tap.extent
@@ -157,7 +157,7 @@ class AppliedStrassenTurned(AppliedStrassen):
         )
 
     def program(self, config: Config) -> Program:
-        shape = self._shape(dict(config.values))
+        shape = self.shape_of(dict(config.values))
         plain = replace(self._plain_shape(shape), block=shape.block // extent_of(self.product.image[1:]))
         return _Nest(TurnedNest(self.turned, plain), shape, self.machine, self.row).program(config)
 
@@ -247,7 +247,7 @@ class _Nest(StrassenNest):
 
     def _turned(self, panel: int) -> Stmt:
         which = {self.plain.chunk: te.as_index(0), self.plain.panel: self.which_pair * 2 + panel}
-        stmts = with_values(block(*self.plain._after_tiles()), which)
+        stmts = with_values(block(*self.plain.after_tiles()), which)
         if self.shape.pieces == 1:
             return stmts
         return If(te.call("eq", self.piece, te.as_index(self.shape.pieces - 1)), stmts)

@@ -22,7 +22,7 @@ from tilewright.measure.exam import draw_exam
 from tilewright.measure.single import SingleKernel
 from tilewright.space.space import Config
 from tilewright.space.template import Work
-from tilewright.space.templates.cpu.strassen_copied import AppliedStrassenCopied, StrassenCopied
+from tilewright.space.templates.cpu.fast_algebra.strassen_copied import AppliedStrassenCopied, StrassenCopied
 from tilewright.tune.choose import choose, descend
 
 QUICK = settings(

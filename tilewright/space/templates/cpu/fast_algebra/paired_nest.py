@@ -1,4 +1,4 @@
-"""The loop nest of a product in pairs of taps, one config of `paired.py`, which draws its picture."""
+"""The loop nest of one config of `paired.py`, which draws its picture."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ from tilewright.loops.tiling import (
     whole,
     with_values,
 )
-from tilewright.runtime.paired import CHUNK, GROUP, HALF, LARGEST_SIZE
+from tilewright.runtime.paired import CHUNK, GROUP, HALF, LARGEST_SIZE, PairedWeights
 from tilewright.space.space import Config
-from tilewright.space.templates.cpu.row_product import RowProduct
+from tilewright.space.templates.cpu.fast_algebra.row_product import RowProduct
+from tilewright.support.arith import ceil_div
 
 # Mean squares of rows that are scaled. Others run the plain loop, those with NaN and infinity too.
 _LEAST_SQUARE, _MOST_SQUARE = 4.0**-LARGEST_SIZE, 4.0**LARGEST_SIZE
@@ -66,7 +67,7 @@ class Shape:
     @property
     def tiles(self) -> int:
         """Register tiles of a block."""
-        return -(-self.block // self.rows)
+        return ceil_div(self.block, self.rows)
 
     @property
     def pairs(self) -> int:
@@ -80,7 +81,7 @@ class Shape:
     @property
     def asked_lines(self) -> int:
         """Of the next block, while a register tile passes a group of taps."""
-        return -(-self.rows // self.per_chunk)
+        return ceil_div(self.rows, self.per_chunk)
 
     @property
     def whole_groups(self) -> int:
@@ -127,7 +128,10 @@ def packed_weight(sums: RowProduct, panels: Tiles, panel: te.Expr, lane: te.Var)
         places_in(groups, run % GROUP),
         places_in(panels, lane),
     ]
-    return pack_operand(load, walk, zero_filled=[run], paired=sums.product.taps)
+    packed = pack_operand(load, walk, zero_filled=[run])
+    if packed is None:
+        return None
+    return packed.transformed(PairedWeights(tuple(map(packed.axes.index, sums.product.taps))))
 
 
 class PairedNest:
@@ -181,13 +185,19 @@ class PairedNest:
     def _of_columns(self, number: int) -> te.Load:
         """What is stored behind the weight for the current panel's columns: corrections, sizes, ratios."""
         column = self.shape.panels.start_of(self.which_panel) + self.lane
-        begin = self._signs - (3 - number) * self.sums.product.vector.extent
+        begin = self._behind + number * self.sums.product.vector.extent
         return te.Load(self.packed.load.source, (column + begin,))
 
     @property
+    def _behind(self) -> int:
+        """Where that begins which is stored behind the weight."""
+        packing = self.packed.packing
+        return packing.begin_of(packing.transforms[-1])
+
+    @property
     def _signs(self) -> int:
-        """Where the pairs' signs begin in the weight, behind all that is stored for columns."""
-        return self.packed.packing.size - self.packed.packing.pairs
+        """Where the pairs' signs begin, behind all that is stored for columns."""
+        return self._behind + 3 * self.sums.product.vector.extent
 
     def _of_rows(self, name: str) -> Buffer:
         return Buffer(name, DType.F32, self.shape.tiles * self.shape.rows, Scope.SCRATCH)
@@ -295,7 +305,7 @@ class PairedNest:
     def _scaled(self, data: te.Expr, row: te.Var, place: te.Expr, scale: te.Load) -> list[Stmt]:
         """Its lines, the second of each pair with the pair's sign, and what is to be subtracted for it."""
         lane, group = te.Var("v", HALF), te.Var("g", self.run.extent // GROUP)
-        first_group = row_major(self.sums.outer) * -(-self.run.extent // GROUP)
+        first_group = row_major(self.sums.outer) * ceil_div(self.run.extent, GROUP)
         halves = Buffer("halves", DType.F32, GROUP, Scope.REGISTER)
         pairs = Buffer("pairs", DType.F32, HALF, Scope.REGISTER)
         first, second = (te.Load(halves, (lane + begin,)) for begin in (0, HALF))
@@ -398,7 +408,7 @@ class PairedNest:
         assert isinstance(weight, Buffer)
         if not shape.prefetch:
             return []
-        each = -(-GROUP // shape.tiles)
+        each = ceil_div(GROUP, shape.tiles)
         panel = shape.groups * GROUP * shape.lanes
         first = (self.which_panel + 1) * panel + (self.tile * shape.groups + group) * (each * shape.lanes)
         return [Prefetch(weight, first + n * shape.lanes, shape.prefetch) for n in range(each)]

@@ -1,4 +1,4 @@
-"""Matrix products by seven products of quarters instead of eight: Strassen's algorithm in Winograd's form, once.
+"""Matmuls by one level of Strassen in Winograd's form: seven products of quarters instead of eight.
 
 The rows of a block, the taps of a piece and the panels of a pair are each cut into two halves, so that the operands are
 2 x 2 quarters, a11 ... and b11 ...; with
@@ -61,8 +61,15 @@ from tilewright.space.templates.cpu.contraction import (
 from tilewright.space.templates.cpu.contraction import Shape as PlainShape
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest
 from tilewright.space.templates.cpu.contraction_tail import tail_terms
+from tilewright.space.templates.cpu.fast_algebra.strassen_nest import (
+    LINE,
+    PRODUCTS,
+    Shape,
+    StrassenNest,
+    asks_data,
+)
 from tilewright.space.templates.cpu.product import Product, coordinates, product_of
-from tilewright.space.templates.cpu.strassen_nest import LINE, PRODUCTS, Shape, StrassenNest, asks_data
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient
 
 NAME = "strassen"
@@ -164,7 +171,7 @@ class AppliedStrassen:
             return False
         if int(values["block"]) * 2 * rows > self.row.extent:
             return False
-        shape = self._shape(values)
+        shape = self.shape_of(values)
         return (
             shape.chunks == values["chunks"]
             and (not shape.prefetch or shape.pairs * shape.pieces > 1)
@@ -183,13 +190,13 @@ class AppliedStrassen:
     def _is_packed(self) -> bool:
         """Whether the weight can be stored in panels: nothing else reads it."""
         smallest = {"rows": 4, "vectors": 1, "unroll": 4, "block": 0, "chunks": 1, "pieces": 1, "prefetch": 0}
-        return self._plain_nest(self._shape(smallest)).packed is not None
+        return self._plain_nest(self.shape_of(smallest)).packed is not None
 
-    def _shape(self, values: Mapping[str, Value]) -> Shape:
+    def shape_of(self, values: Mapping[str, Value]) -> Shape:
         rows, vectors = int(values["rows"]), int(values["vectors"])
         panels = Tiles(self.plain.columns, vectors * self.lanes)
         pairs = max(1, panels.count // 2)
-        per_chunk = -(-pairs // int(values["chunks"]))
+        per_chunk = ceil_div(pairs, int(values["chunks"]))
         block = even_block(self.row.extent, int(values["block"]) * 2 * rows or self.row.extent, 2 * rows)
         pieces = int(values["pieces"])
         piece = self.tap.extent // (2 * pieces)
@@ -200,9 +207,9 @@ class AppliedStrassen:
             unroll=int(values["unroll"]),
             panels=panels,
             per_chunk=per_chunk,
-            chunks=-(-pairs // per_chunk),
+            chunks=ceil_div(pairs, per_chunk),
             block=block,
-            blocks=-(-self.row.extent // block),
+            blocks=ceil_div(self.row.extent, block),
             piece=piece,
             pieces=pieces,
             rest=self.tap.extent - 2 * pieces * piece,
@@ -212,7 +219,7 @@ class AppliedStrassen:
     # -- what it costs --------------------------------------------------------------------------------------------
 
     def terms(self, config: Config) -> Terms:
-        shape, caches = self._shape(dict(config.values)), self.machine.caches
+        shape, caches = self.shape_of(dict(config.values)), self.machine.caches
         plain = self._plain_shape(shape)
         iterations = shape.chunks * shape.blocks
         passes = iterations * shape.per_chunk * shape.pieces  # of a pair of panels, piece by piece
@@ -224,7 +231,7 @@ class AppliedStrassen:
         weight_bytes = shape.panels.count * shape.panels.size * self.tap.extent * _BYTES
 
         # A product is one of register tiles as of a contraction with half the rows and taps.
-        products = self.plain._tile_terms(
+        products = self.plain.tile_terms(
             replace(plain, block=shape.half),
             passes * PRODUCTS * shape.piece / self.tap.extent,
             self.tap.extent / shape.piece,
@@ -232,7 +239,7 @@ class AppliedStrassen:
         others = [self._rest_terms(shape), *self._last_columns(shape, plain)]
 
         # In vectors: what is added up before, beside and after the products.
-        sums = iterations * shape.pieces * shape.half * -(-shape.piece // self.lanes)
+        sums = iterations * shape.pieces * shape.half * ceil_div(shape.piece, self.lanes)
         differences = passes * shape.piece * shape.vectors
         results = passes * shape.quarter_size / self.lanes
         resumed = _RESULTS * (shape.pieces - 1) / shape.pieces
@@ -319,7 +326,7 @@ class AppliedStrassen:
         found = []
         if shape.single:
             panel = plain.last or plain
-            tiles = self.plain._tile_terms(panel, chunks * shape.blocks, shape.pieces)
+            tiles = self.plain.tile_terms(panel, chunks * shape.blocks, shape.pieces)
             read = panel.vectors * self.lanes * self.tap.extent * _BYTES * chunks * shape.blocks
             found.append(replace(tiles, from_l2=tiles.from_l2 + read))
         if self.plain.tail:
@@ -333,7 +340,7 @@ class AppliedStrassen:
     # -- the program ----------------------------------------------------------------------------------------------
 
     def program(self, config: Config) -> Program:
-        shape = self._shape(dict(config.values))
+        shape = self.shape_of(dict(config.values))
         return StrassenNest(self._plain_nest(shape), shape, self.machine).program(config)
 
     def _plain_nest(self, shape: Shape) -> ContractionNest:
@@ -341,7 +348,7 @@ class AppliedStrassen:
         return ContractionNest(self.plain, self._plain_shape(shape))
 
     def _plain_shape(self, shape: Shape) -> PlainShape:
-        rows, vectors = self.plain._last_tile(shape.panels, shape.vectors, shape.block, shape.unroll)
+        rows, vectors = self.plain.last_tile(shape.panels, shape.vectors, shape.block, shape.unroll)
         return PlainShape(
             rows=shape.rows,
             vectors=shape.vectors,

@@ -22,9 +22,11 @@ from tilewright.loops.verify import verify_program
 from tilewright.measure.exam import draw_exam
 from tilewright.measure.single import SingleKernel
 from tilewright.space.space import Config
+from tilewright.space.template import Work
 from tilewright.space.templates.attention import Operands
 from tilewright.space.templates.cpu.attention_nest import Shape
-from tilewright.space.templates.cpu.attention_paired import PairedNest
+from tilewright.space.templates.cpu.fast_algebra.attention import PairedAttention
+from tilewright.space.templates.cpu.fast_algebra.attention_nest import PairedAttentionNest
 
 LANES = host().lanes(DType.F32)
 Change = Callable[[list[np.ndarray]], None]
@@ -34,8 +36,8 @@ def program_of(problem: Problem, vectors: int = 2, together: int = 1) -> Program
     graph = problem.task().graph
     node = attention_in(graph)
     assert node is not None
-    shape = Shape(vectors, problem.keys, problem.dtype.is_half, together, paired=True)
-    program = PairedNest(Operands(graph, node), host(), shape).program(Config.of("attention", {}))
+    shape = Shape(vectors, problem.keys, problem.dtype.is_half, together)
+    program = PairedAttentionNest(Operands(graph, node), host(), shape).program(Config.of("attention", {}))
     verify_program(program)
     return program
 
@@ -181,8 +183,21 @@ def test_it_passes_its_exam(problem: Problem) -> None:
 
 def test_only_where_adders_are_free_and_digits_may_be_lost_is_it_a_choice() -> None:
     def choices(machine: CpuMachine, numerics: str = "relaxed") -> set[object]:
-        return {config["paired"] for config in applied(PROBLEM.task(), machine, numerics).space.configs()}
+        found = PairedAttention().apply(Work(PROBLEM.task(), machine, numerics))
+        assert found is not None
+        return {config["paired"] for config in found.space.configs()}
 
     assert choices(replace(host(), cpu="nobody-knows")) == {False}
     assert choices(ZEN_4, "fast") == {False}
     assert choices(host()) == ({False, True} if host().adds_beside else {False})
+
+
+def test_without_pairs_it_is_the_plain_template() -> None:
+    task = PROBLEM.task()
+    plain, found = applied(task, ZEN_4), PairedAttention().apply(Work(task, ZEN_4, "relaxed"))
+    assert found is not None and found.space.template == plain.space.template
+    configs = [config for config in found.space.configs() if not config["paired"]]
+    same = [Config.of(config.template, dict(config.values[:-1])) for config in configs]
+    assert same == list(plain.space.configs())
+    assert found.program(configs[0]).body == plain.program(same[0]).body
+    assert found.terms(configs[0]) == plain.terms(same[0])

@@ -26,9 +26,9 @@ from tilewright.measure.single import SingleKernel
 from tilewright.runtime.paired import GROUP
 from tilewright.space.space import Config
 from tilewright.space.template import Work
-from tilewright.space.templates.cpu.paired import AppliedPaired, Paired
+from tilewright.space.templates.cpu.fast_algebra.paired import AppliedPaired, Paired
+from tilewright.space.templates.cpu.fast_algebra.row_product import row_product_of
 from tilewright.space.templates.cpu.product import product_of
-from tilewright.space.templates.cpu.row_product import row_product_of
 from tilewright.tune.choose import choose, descend
 
 pytestmark = pytest.mark.skipif(host().vector_registers < 32, reason="its register tiles want 32 vectors")
@@ -77,7 +77,7 @@ def test_blocks_that_do_not_divide_the_rows_agree_on_every_bit(m: int, k: int) -
     task = matmul_task(m, 4 * LANES + 1, k)
     applied = applied_to(task)
     config = some_config(applied, rows=6, block=3, chunks=2)
-    shape = applied._shape(dict(config.values))
+    shape = applied.shape_of(dict(config.values))
     assert shape.blocks > 1 and m % shape.block and shape.block % shape.rows == 0
     program = applied.program(config)
     stored = stored_for(
@@ -213,7 +213,7 @@ def test_rows_of_zeros_give_zeros_and_tiny_ones_do_no_harm(tiny: float) -> None:
 @pytest.mark.parametrize(("taps", "pairs"), [(64, 32), (65, 33), (66, 34), (72, 40), (73, 40), (80, 40)])
 def test_pairs_of_zeros_are_left_out(taps: int, pairs: int) -> None:
     applied = applied_to(product(60, 4 * LANES, taps))
-    assert applied._shape(dict(some_config(applied).values)).pairs == pairs
+    assert applied.shape_of(dict(some_config(applied).values)).pairs == pairs
 
 
 def test_two_thirds_of_the_multiplications_are_done() -> None:

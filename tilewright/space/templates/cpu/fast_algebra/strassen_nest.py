@@ -1,4 +1,4 @@
-"""The loop nest of a matrix product by seven products, one config of `strassen.py`, which draws its picture."""
+"""The loop nest of one config of `strassen.py`, which draws its picture."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from tilewright.loops.ir import (
     nest,
     set_to,
 )
-from tilewright.loops.tiling import Tiles, extent_of, places_of, power_of_two_below, with_values
+from tilewright.loops.tiling import Tiles, extent_of, places_of, power_of_two_below, row_major, with_values
 from tilewright.space.space import Config
-from tilewright.space.templates.cpu.contraction_nest import ContractionNest, counted
+from tilewright.space.templates.cpu.contraction_nest import ContractionNest
 from tilewright.space.templates.cpu.contraction_tail import tail
 from tilewright.space.templates.cpu.product import Product
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient
 
 LINE = 64
@@ -69,17 +70,17 @@ class Shape:
     @property
     def half(self) -> int:
         """Rows of each half of a block; of an odd number the one in the middle is in both."""
-        return -(-self.block // 2)
+        return ceil_div(self.block, 2)
 
     @property
     def tiles(self) -> int:
         """Register tiles of a half."""
-        return -(-self.half // self.rows)
+        return ceil_div(self.half, self.rows)
 
     @property
     def pitch(self) -> int:
         """Elements from one row of a sum to the next: an odd number of lines, which no cache puts into one place."""
-        lines = -(-self.piece * DType.F32.bytes // LINE)
+        lines = ceil_div(self.piece * DType.F32.bytes, LINE)
         return (lines + 1 - lines % 2) * LINE // DType.F32.bytes
 
     @property
@@ -90,7 +91,7 @@ class Shape:
     @property
     def lines_of_row(self) -> int:
         """Cache lines in which a row of a piece is: it may begin within one."""
-        return -(-2 * self.piece // _PER_LINE) + 1
+        return ceil_div(2 * self.piece, _PER_LINE) + 1
 
     @property
     def lines(self) -> int:
@@ -200,7 +201,7 @@ class StrassenNest:
             self.plain.panel: self.which_pair * 2 + panel,
             self.tap: tap,
         }
-        return te.substitute(self.plain._weight(), values)
+        return te.substitute(self.plain.weight_element(), values)
 
     def _right(self, panel: int, tap: te.Expr) -> te.Expr:
         """The same, where a product finds it that is not the first to read it."""
@@ -333,7 +334,7 @@ class StrassenNest:
     def _prefetches(self, number: int, counter: te.Var) -> list[Stmt]:
         """Lines of what comes next, spread over the register tiles of all seven products."""
         loops = [self.tile, counter]
-        step = counted(loops) + number * extent_of(loops)
+        step = row_major(loops) + number * extent_of(loops)
         steps = PRODUCTS * extent_of(loops)
         return [
             *(self._next_pair(step, steps) if self.shape.prefetch else ()),
@@ -352,7 +353,7 @@ class StrassenNest:
         later_chunk = done // (shape.per_chunk * shape.pieces) * shape.per_chunk
         pair = self.which_pair - self.pair + done % shape.per_chunk + later_chunk
         first = pair * (2 * panel) + done // shape.per_chunk % shape.pieces * piece
-        each = -(-piece // (_PER_LINE * steps))
+        each = ceil_div(piece, _PER_LINE * steps)
         return [
             Prefetch(weight, first + which * panel + (step * each + n) * _PER_LINE, shape.prefetch)
             for which in (0, 1)
@@ -364,7 +365,7 @@ class StrassenNest:
         data = self.product.data
         assert isinstance(data, te.Load) and isinstance(data.source, Buffer)
         shape = self.shape
-        each = -(-shape.lines // (steps * shape.per_chunk))
+        each = ceil_div(shape.lines, steps * shape.per_chunk)
         done = self.piece + 1
         first_row = self.block_start + done // shape.pieces * shape.block
         first_tap = done % shape.pieces * (2 * shape.piece)
@@ -402,7 +403,7 @@ class StrassenNest:
         """A block that is moved back leaves the rows that the one before it has: pairs of rows differ between them,
         and so do the last bits."""
         plain, values = self.plain, self._values(quarter)
-        result = te.substitute(plain._result(value), values)
+        result = te.substitute(plain.result_of(value), values)
         store = Store(self.formula.output, te.substitute(self.formula.store, values), result)
         if self.row.extent % self.shape.block == 0:
             return nest(plain.in_tile, store)
@@ -448,7 +449,7 @@ class StrassenNest:
         """A panel without another, and columns that are in none: of the current block, product by product."""
         found: list[Stmt] = []
         if self.shape.single:
-            tiles = (self.plain.last or self.plain)._tiles(None)
+            tiles = (self.plain.last or self.plain).register_tiles(None)
             last = {
                 self.plain.chunk: te.as_index(0),
                 self.plain.panel: te.as_index(self.shape.panels.count - 1),

@@ -1,5 +1,5 @@
-"""Matrix products by seven products of quarters whose right operand is no constant: convolutions of one pixel with
-channels first, whose image it is, with the weight on the left; products of two tensors that are computed.
+"""Matmuls by one level of Strassen whose right operand is no constant: 1x1 convolutions with channels first, where it
+is the image and the weight is on the left; matmuls of two activations.
 
 The loops are those of `strassen.py`. The first two products are the first to see the two halves of a pair of panels;
 the first register tile of each copies its half to scratch memory, as a packed weight would lie, beside its
@@ -23,10 +23,11 @@ from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.contraction import AppliedContraction
 from tilewright.space.templates.cpu.contraction import Shape as PlainShape
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest
+from tilewright.space.templates.cpu.fast_algebra.strassen import AppliedStrassen, is_large_matrix_product
+from tilewright.space.templates.cpu.fast_algebra.strassen_nest import LINE, Factors, StrassenNest
+from tilewright.space.templates.cpu.fast_algebra.strassen_nest import Shape as PackedShape
 from tilewright.space.templates.cpu.product import Product, coordinates, product_of
-from tilewright.space.templates.cpu.strassen import AppliedStrassen, is_large_matrix_product
-from tilewright.space.templates.cpu.strassen_nest import LINE, Factors, StrassenNest
-from tilewright.space.templates.cpu.strassen_nest import Shape as PackedShape
+from tilewright.support.arith import ceil_div
 
 NAME = "strassen_copied"
 _BYTES = DType.F32.bytes
@@ -62,12 +63,12 @@ class Shape(PackedShape):
 class _OfCopies(AppliedContraction):
     """Register tiles whose right operand has been copied."""
 
-    def _unpacked(self, shape: PlainShape, steps: float, visits: float) -> float:
+    def unpacked_cycles(self, shape: PlainShape, steps: float, visits: float) -> float:
         return 0.0
 
     def copying(self, shape: PlainShape, visits: float) -> float:
         """Cycles that it costs to read so many rows of a panel where they lie."""
-        return super()._unpacked(replace(shape, copied=True), 0.0, visits)
+        return super().unpacked_cycles(replace(shape, copied=True), 0.0, visits)
 
 
 class AppliedStrassenCopied(AppliedStrassen):
@@ -85,11 +86,11 @@ class AppliedStrassenCopied(AppliedStrassen):
         """What is copied takes one more, which wider tiles have: they wait longer for their right operands."""
         return super()._registers(rows, vectors, long) + (vectors == 2)
 
-    def _shape(self, values: Mapping[str, Value]) -> Shape:
-        return Shape(**vars(super()._shape(values)))
+    def shape_of(self, values: Mapping[str, Value]) -> Shape:
+        return Shape(**vars(super().shape_of(values)))
 
     def terms(self, config: Config) -> Terms:
-        shape = self._shape(dict(config.values))
+        shape = self.shape_of(dict(config.values))
         terms, plain = super().terms(config), replace(self._plain_shape(shape), prefetch=shape.prefetch)
         visits = float(shape.chunks * shape.blocks * shape.per_chunk * 2 * self.tap.extent)
         copied = visits * shape.vectors
@@ -104,7 +105,7 @@ class AppliedStrassenCopied(AppliedStrassen):
         )
 
     def program(self, config: Config) -> Program:
-        shape = self._shape(dict(config.values))
+        shape = self.shape_of(dict(config.values))
         copy = Buffer("copy", DType.F32, shape.copied_size, Scope.SCRATCH)
         return _Nest(self._plain_nest(shape), shape, self.machine, copy).program(config)
 
@@ -139,8 +140,8 @@ class _Nest(StrassenNest):
         shape, load = self.shape, self.product.weight_load
         assert isinstance(load.source, Buffer)
         run = 2 * shape.panels.size
-        lines = -(-run // _PER_LINE)
-        each = -(-2 * shape.piece * lines // steps)
+        lines = ceil_div(run, _PER_LINE)
+        each = ceil_div(2 * shape.piece * lines, steps)
         done = self.piece * shape.per_chunk + self.pair + 1
         first = self.which_pair - self.pair + done % shape.per_chunk
         asked: list[Stmt] = []

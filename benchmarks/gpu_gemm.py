@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tilewright.space.templates.cuda.template import GpuWork
 
 from tilewright.codegen.cuda.build import GpuKernel, GpuSource, build
 from tilewright.codegen.cuda.tensor import tensor_source
@@ -35,7 +36,6 @@ from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine, detect
 from tilewright.runtime.cuda.device import Device, Function
-from tilewright.space.templates.cuda.template import GpuWork
 
 LAUNCHES, TURNS = 20, 9
 TOLERANCE = 2e-3

@@ -21,10 +21,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tilewright.codegen.cuda.pieces import piece_source
+from tilewright.tune.gpu_rule import choose
 from torch import nn
 
 from tilewright import frontend
-from tilewright.codegen.cuda.pieces import piece_source
 from tilewright.graph.task import TaskCall
 from tilewright.hw import host
 from tilewright.hw.gpu import GpuMachine, detect
@@ -32,7 +33,6 @@ from tilewright.measure.gpu import GpuProgram
 from tilewright.rewrites.pipeline import run_pipeline
 from tilewright.runtime.cuda.device import Device
 from tilewright.support.trace import Trace
-from tilewright.tune.gpu_rule import choose
 from tilewright.tune.oracle import PredictedCosts
 
 LAUNCHES, TURNS = 10, 7

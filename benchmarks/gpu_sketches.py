@@ -58,6 +58,8 @@ def checks() -> list[tuple[str, Any, str]]:
 
 def check(number: int, name: str, task: Any, numerics: str, configs: int) -> dict[str, Any]:
     """Random configs of each sketch: the oracle's result, and the same bits each time."""
+    from tilewright.space.templates.cuda.template import GpuWork
+
     from tests.rewrites.helpers import array
     from tilewright.codegen.cuda.tensor import tensor_source
     from tilewright.graph.oracle import evaluate
@@ -66,7 +68,6 @@ def check(number: int, name: str, task: Any, numerics: str, configs: int) -> dic
     from tilewright.measure.gpu import GpuProgram
     from tilewright.runtime.cuda.device import Device
     from tilewright.space.sketches.cuda import SKETCHES
-    from tilewright.space.templates.cuda.template import GpuWork
 
     machine, device = detect(), Device()
     arrays = [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
@@ -173,11 +174,12 @@ class Default:
 
 
 def chosen(kind: str, task: Any, numerics: str, machine: Any, ranked: int, drawn: int) -> list[Any]:
+    from tilewright.space.templates.cuda.template import GpuWork
+
     from tilewright.cost.gpu import Ranked, rank, seconds
     from tilewright.space.sketches.cuda import SKETCHES
     from tilewright.space.space import Config
     from tilewright.space.templates.cuda import TEMPLATES
-    from tilewright.space.templates.cuda.template import GpuWork
 
     work = GpuWork(task, machine, numerics)
     if kind == "default":

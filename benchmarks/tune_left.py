@@ -42,9 +42,9 @@ from tilewright.db.versions import sources
 from tilewright.graph.task import Partition, Task
 from tilewright.hw import host
 from tilewright.measure.building import Made
+from tilewright.measure.cpu_timer import undisturbed
 from tilewright.measure.process import Failed
 from tilewright.measure.runner import Runner
-from tilewright.measure.cpu_timer import undisturbed
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config

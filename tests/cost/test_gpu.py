@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tilewright.space.templates.cuda.template import GpuTerms, GpuWork
 
 from tests.space.checked import Inputs
 from tilewright.cost.gpu import best_of, rank, seconds
@@ -22,7 +23,6 @@ from tilewright.hw.gpu import A100, H200, GpuMachine
 from tilewright.space.space import Config
 from tilewright.space.templates.cuda import TEMPLATES
 from tilewright.space.templates.cuda.matmul import TensorCores
-from tilewright.space.templates.cuda.template import GpuTerms, GpuWork
 
 
 def product(m: int, n: int, k: int) -> Task:

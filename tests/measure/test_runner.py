@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from random import Random
 
-import msgspec
 import pytest
 
 from tests.faults.candidates import product, softmax

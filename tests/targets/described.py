@@ -8,10 +8,11 @@ from __future__ import annotations
 import sys
 import time
 
-from tilewright import frontend
 from tilewright.codegen.cuda.pieces import build_piece
-from tilewright.hw.gpu import DESCRIBED
 from tilewright.space.vendor.pieces import refined
+
+from tilewright import frontend
+from tilewright.hw.gpu import DESCRIBED
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
 from tilewright.zoo import registry

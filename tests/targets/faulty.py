@@ -7,8 +7,8 @@ import time
 import zlib
 
 import msgspec
-
 from tilewright.measure.gpu_ways import Answer, Finished, Question, Refused, Running, Tried, Trying
+
 from tilewright.measure.process import Channel, Failed
 
 

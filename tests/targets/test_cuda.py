@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tilewright.codegen.cuda.pieces import build_piece
+from tilewright.tune.gpu_rule import choose
 from torch import nn
 
 import tilewright
 from tilewright import frontend
 from tilewright.codegen.cuda.emit import beginning
-from tilewright.codegen.cuda.pieces import build_piece
 from tilewright.driver import compile_imported
 from tilewright.errors import (
     ArtifactMachineError,
@@ -36,7 +37,6 @@ from tilewright.runtime.plan import Launch, VendorCall, View
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
 from tilewright.targets.resolve import resolve_target
-from tilewright.tune.gpu_rule import choose
 
 BOTH = frozenset({"cublaslt", "torch"})
 without_a_gpu = pytest.mark.skipif(device.count() > 0, reason="there is a GPU here")

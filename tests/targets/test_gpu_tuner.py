@@ -10,6 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from tilewright.space.vendor.pieces import Way
+from tilewright.tune.gpu import GpuTuner, Pairs
+from tilewright.tune.gpu_known import known_ways
+from tilewright.tune.gpu_rule import choose
+from tilewright.tune.gpu_sums import Pair, joined, pairs_of
 from torch import nn
 
 from tilewright import frontend
@@ -20,17 +25,12 @@ from tilewright.graph.op import apply
 from tilewright.graph.task import Partition, Task
 from tilewright.hw.gpu import A100, H200, GpuMachine
 from tilewright.runtime.plan import Origin
-from tilewright.space.vendor.pieces import Way
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
 from tilewright.targets.target import together
 from tilewright.tune import gpu, gpu_sums
 from tilewright.tune.allocate import Goal, Objective
 from tilewright.tune.effort import Tuning
-from tilewright.tune.gpu import GpuTuner, Pairs
-from tilewright.tune.gpu_known import known_ways
-from tilewright.tune.gpu_rule import choose
-from tilewright.tune.gpu_sums import Pair, joined, pairs_of
 from tilewright.tune.progress import Progress
 
 BOTH = frozenset({"cublaslt", "torch"})

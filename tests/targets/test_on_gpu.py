@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tilewright.space.vendor.summed import NAME
+from tilewright.tune.gpu_sums import pairs_of
 from torch import nn
 
 import tilewright
@@ -25,12 +27,10 @@ from tilewright.errors import InputError, MixedDevicesError
 from tilewright.hw.gpu import PORTABLE, detect
 from tilewright.knobs import DEPENDENT_LAUNCHES
 from tilewright.runtime.cuda.model import GpuModel
-from tilewright.space.vendor.summed import NAME
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
 from tilewright.targets.target import together
 from tilewright.tune.effort import Tuning
-from tilewright.tune.gpu_sums import pairs_of
 from tilewright.zoo import registry
 
 pytestmark = pytest.mark.gpu

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tilewright.tune.gpu_rule import choose
 
 from tests.space.checked import Inputs
 from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200
-from tilewright.tune.gpu_rule import choose
 
 
 def summed(rows: int, columns: int, axis: int) -> Task:

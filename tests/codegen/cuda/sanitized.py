@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from random import Random
 
 import numpy as np
+from tilewright.space.templates.cuda.template import GpuWork
 
 from tests.loops.formulas import EXAMPLES
 from tests.loops.gpu.products import PRODUCTS
@@ -36,7 +37,6 @@ from tilewright.measure.gpu import GpuProgram
 from tilewright.runtime.cuda.device import Device
 from tilewright.space.sketches.cuda import SKETCHES
 from tilewright.space.templates.cuda import TEMPLATES
-from tilewright.space.templates.cuda.template import GpuWork
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 MISSING = 2

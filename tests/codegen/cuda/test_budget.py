@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'")
 
+from tilewright.space.templates.cuda.template import GpuApplied
+
 from tests.loops.gpu.products import PRODUCTS
 from tests.space.templates.cuda import test_attention
 from tests.space.templates.cuda.test_matmul import work_of
@@ -17,7 +19,6 @@ from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.hw.gpu import H200
 from tilewright.space.space import Config
 from tilewright.space.templates.cuda.matmul import Applied
-from tilewright.space.templates.cuda.template import GpuApplied
 
 CPU_SECONDS, KILOBYTES = 2.0, 512 << 10
 

@@ -10,19 +10,20 @@ import pytest
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'")
 
+from tilewright.codegen.cuda.pieces import piece_source
+from tilewright.space.templates.cuda.template import GpuWork
+from tilewright.space.vendor.pieces import ours
+
 from tests.loops.formulas import EXAMPLES
 from tests.space.checked import Inputs
 from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.cuda.build import GpuSource, build, identity, source_of
-from tilewright.codegen.cuda.pieces import piece_source
 from tilewright.cost.gpu import best_of
 from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.hw.gpu import A100, H200
 from tilewright.loops.formula import formula_of
 from tilewright.loops.gpu.default import default_program
-from tilewright.space.templates.cuda.template import GpuWork
-from tilewright.space.vendor.pieces import ours
 
 
 def of_a_loop() -> GpuSource:

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tilewright.codegen.cuda.pieces import build_piece
+from tilewright.space.vendor import split
+from tilewright.space.vendor.candidates import way_of
+from tilewright.tune.gpu_rule import choose
 
 from tests.rewrites.helpers import array
 from tests.space.checked import Inputs
-from tilewright.codegen.cuda.pieces import build_piece
 from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.oracle import evaluate
@@ -17,9 +20,6 @@ from tilewright.graph.task import Task
 from tilewright.hw.gpu import A100, H200
 from tilewright.measure.check import relative_error
 from tilewright.space.space import Config
-from tilewright.space.vendor import split
-from tilewright.space.vendor.candidates import way_of
-from tilewright.tune.gpu_rule import choose
 
 
 def product(op: str, m: int = 6, k: int = 512, n: int = 24) -> Task:
@@ -58,8 +58,9 @@ def test_it_is_chosen_where_it_pays_and_comes_back_from_its_config() -> None:
 
 @pytest.mark.gpu
 def test_it_is_right_on_a_card() -> None:
-    from tilewright.hw.gpu import detect
     from tilewright.measure.gpu_ways import way_plan
+
+    from tilewright.hw.gpu import detect
     from tilewright.runtime.cuda.executor import GpuExecutor
 
     machine = replace(detect(), clusters=False)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tilewright.codegen.cuda.pieces import build_piece
+from tilewright.space.vendor import tall
+from tilewright.space.vendor.candidates import way_of
+from tilewright.tune.gpu_rule import choose
 
 from tests.rewrites.helpers import array
 from tests.space.checked import Inputs
-from tilewright.codegen.cuda.pieces import build_piece
 from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.oracle import evaluate
@@ -16,9 +19,6 @@ from tilewright.hw.gpu import H200
 from tilewright.measure.check import relative_error
 from tilewright.space.space import Config
 from tilewright.space.templates.cuda.sums import combined_of
-from tilewright.space.vendor import tall
-from tilewright.space.vendor.candidates import way_of
-from tilewright.tune.gpu_rule import choose
 
 
 def reduced(op: str, rows: int, columns: int, dtype: DType = DType.F16, images: int = 1) -> Task:
@@ -79,8 +79,9 @@ def test_it_is_chosen_where_it_pays_and_comes_back_from_its_config() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", ["mean", "amax"])
 def test_it_is_right_on_a_card(op: str) -> None:
-    from tilewright.hw.gpu import detect
     from tilewright.measure.gpu_ways import way_plan
+
+    from tilewright.hw.gpu import detect
     from tilewright.runtime.cuda.executor import GpuExecutor
 
     machine, task = detect(), reduced(op, 16_384, 520, images=2)

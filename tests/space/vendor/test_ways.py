@@ -10,6 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tilewright.measure.gpu_ways import error_bound, expected_of, way_plan
+from tilewright.space.vendor.candidates import candidate_ways
+from tilewright.space.vendor.pieces import Way, refined
 from torch import nn
 
 from tilewright import frontend
@@ -21,10 +24,7 @@ from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200
 from tilewright.measure.check import relative_error
 from tilewright.measure.exam import L2_BOUNDS
-from tilewright.measure.gpu_ways import error_bound, expected_of, way_plan
 from tilewright.runtime.plan import VendorCall, View
-from tilewright.space.vendor.candidates import candidate_ways
-from tilewright.space.vendor.pieces import Way, refined
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
 from tilewright.zoo import registry

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
+from tilewright.space.templates.cuda.template import GpuTemplate, GpuWork
+from tilewright.space.vendor.candidates import way_of
 
 from tests.loops.gpu.products import PRODUCTS
 from tests.rewrites.helpers import array
@@ -21,8 +23,6 @@ from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200, GpuMachine, detect
 from tilewright.runtime.cuda import device
 from tilewright.space.sketches.cuda import SKETCHES
-from tilewright.space.templates.cuda.template import GpuTemplate, GpuWork
-from tilewright.space.vendor.candidates import way_of
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from tilewright.space.templates.cuda.template import GpuTemplate, GpuWork
 
 from tests.loops.gpu.products import Product
 from tests.rewrites.helpers import array
@@ -24,7 +25,6 @@ from tilewright.measure.check import relative_error
 from tilewright.space.sketches.cuda.shared_sums import SharedSums
 from tilewright.space.sketches.cuda.tensorised import Tensorised
 from tilewright.space.sketches.cuda.tiled import Tiled
-from tilewright.space.templates.cuda.template import GpuTemplate, GpuWork
 
 BOUNDS = {DType.F32: 1e-6, DType.F16: 1e-3, DType.BF16: 8e-3}
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import pytest
+from tilewright.space.templates.cuda.template import GpuWork
 
 from tests.rewrites.helpers import array
 from tests.space.checked import Inputs
@@ -16,7 +17,6 @@ from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200, GpuMachine, detect
 from tilewright.runtime.cuda import device
 from tilewright.space.templates.cuda.attention import AppliedAttention, TensorCoreAttention
-from tilewright.space.templates.cuda.template import GpuWork
 
 
 @dataclass(frozen=True)

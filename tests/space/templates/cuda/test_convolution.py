@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from tilewright.space.templates.cuda.template import GpuWork
 
 from tests.rewrites.helpers import array
 from tests.space.checked import Inputs
@@ -17,7 +18,6 @@ from tilewright.hw.gpu import H200, GpuMachine, detect
 from tilewright.loops.gpu.tensor import WindowOperand
 from tilewright.runtime.cuda import device
 from tilewright.space.templates.cuda.matmul import Applied, TensorCores
-from tilewright.space.templates.cuda.template import GpuWork
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tilewright.space.templates.cuda.template import GpuWork
 
 from tests.loops.gpu.meaning import computed
 from tests.rewrites.helpers import array
@@ -22,7 +23,6 @@ from tilewright.hw.gpu import H200
 from tilewright.loops.gpu.tensor import WindowOperand
 from tilewright.measure.check import relative_error
 from tilewright.space.templates.cuda.matmul import Applied, TensorCores, product
-from tilewright.space.templates.cuda.template import GpuWork
 
 F16 = DType.F16
 

@@ -7,6 +7,8 @@ from random import Random
 
 import numpy as np
 import pytest
+from tilewright.space.templates.cuda.template import GpuWork
+from tilewright.space.vendor.ways import vendor_ways
 
 from tests.loops.gpu.products import Product
 from tests.loops.test_default import random_arrays
@@ -25,8 +27,6 @@ from tilewright.measure.gpu import GpuProgram
 from tilewright.runtime.cuda import device
 from tilewright.space.templates.cuda.matmul import Applied, TensorCores
 from tilewright.space.templates.cuda.matrices import MatrixWork, matrix_work
-from tilewright.space.templates.cuda.template import GpuWork
-from tilewright.space.vendor.ways import vendor_ways
 
 ROUNDED = [
     Product(128, 128, 64, dtype=DType.F32),

@@ -8,6 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tilewright.space.templates.cuda.template import GpuWork
+from tilewright.space.vendor import apart
+from tilewright.space.vendor.candidates import way_of
+from tilewright.space.vendor.ways import vendor_ways
+from tilewright.tune.gpu_rule import choose
 
 from tests.loops.gpu.meaning import computed
 from tests.space.checked import Inputs
@@ -22,11 +27,6 @@ from tilewright.loops.gpu.tensor import ComputedOperand
 from tilewright.measure.check import relative_error
 from tilewright.runtime.cuda import device
 from tilewright.space.templates.cuda.matmul import Applied, TensorCores, product
-from tilewright.space.templates.cuda.template import GpuWork
-from tilewright.space.vendor import apart
-from tilewright.space.vendor.candidates import way_of
-from tilewright.space.vendor.ways import vendor_ways
-from tilewright.tune.gpu_rule import choose
 
 F16, BF16 = DType.F16, DType.BF16
 

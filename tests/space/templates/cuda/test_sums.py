@@ -10,6 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tilewright.space.templates.cuda.template import GpuWork
+from tilewright.space.vendor import summed, tall
+from tilewright.space.vendor.candidates import way_of
+from tilewright.space.vendor.pieces import refined
+from tilewright.tune.gpu_rule import choose
+from tilewright.tune.gpu_sums import joined, pairs_of
 from torch import nn
 
 from tests.loops.gpu.meaning import computed
@@ -25,15 +31,9 @@ from tilewright.measure.check import relative_error
 from tilewright.runtime.cuda import device
 from tilewright.space.space import Config
 from tilewright.space.templates.cuda.sums import Applied, TensorSums, combined_of
-from tilewright.space.templates.cuda.template import GpuWork
-from tilewright.space.vendor import summed, tall
-from tilewright.space.vendor.candidates import way_of
-from tilewright.space.vendor.pieces import refined
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
 from tilewright.targets.target import together
-from tilewright.tune.gpu_rule import choose
-from tilewright.tune.gpu_sums import joined, pairs_of
 
 F16 = DType.F16
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms
 
 from tests.rewrites.helpers import array
 from tilewright.codegen.cuda.build import GpuKernel, build
@@ -17,7 +18,6 @@ from tilewright.loops.gpu.tensor import TABLE_BYTES, MatrixTiles
 from tilewright.measure.check import relative_error
 from tilewright.measure.gpu import GpuProgram
 from tilewright.runtime.cuda import device
-from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms
 
 # What a kernel may spill. Left to weigh registers against blocks, the compiler would rather put a few addresses on the
 # stack than run one block less; then it is told not to.

@@ -1,14 +1,15 @@
 """What golden files show: machines that are described, never the host's, and the programs that templates make for them.
 
-All that the golden tests ask of templates, sketches, schedules and targets is asked here, so that a change of those
-interfaces is one edit.
+All that the tests of programs ask of templates, sketches, schedules, targets and validation is asked here, so that a
+change of those interfaces is one edit.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from random import Random
 
 from tilewright.codegen.cuda.emit import included
 from tilewright.codegen.cuda.tensor import tensor_source
@@ -26,6 +27,7 @@ from tilewright.loops.ir import Program
 from tilewright.loops.text import print_program
 from tilewright.loops.verify import verify_program
 from tilewright.loops.weights import with_weights
+from tilewright.measure.exam import Case, draw_exam
 from tilewright.rewrites.pipeline import run_pipeline
 from tilewright.runtime.packing import Packing
 from tilewright.space.sketches.cuda.shared_sums import SharedSums
@@ -127,13 +129,17 @@ def cpu_program(
 def gpu_kernel(
     template: GpuTemplate,
     task: Task,
-    wanted: Mapping[str, object],
+    wanted: Mapping[str, object] | Random,
     numerics: str = "fast",
     machine: GpuMachine = GPU,
 ) -> tuple[Config, TensorKernel]:
-    """The kernel of the first config that has the wanted values."""
+    """The kernel of the first config that has the wanted values, or of a random one."""
     applied = template.apply(GpuWork(task, machine, numerics))
     assert applied is not None, f"{template.name} declines the task"
+    if isinstance(wanted, Random):
+        drawn = applied.space.sample(wanted)
+        assert drawn is not None
+        return drawn, applied.kernel(drawn)
     config = next(c for c in applied.space.configs() if wanted.items() <= dict(c.values).items())
     return config, applied.kernel(config)
 
@@ -234,3 +240,11 @@ def _calls(cut: Partition) -> list[str]:
         ]
     lines += [f"# view: {view.name or view.op} of {of.name or of.op}" for view, of in cut.views.items()]
     return lines
+
+
+# -- validation -------------------------------------------------------------------------------------------------------
+
+
+def validation(task: Task, numerics: str, seed: int = 0) -> Sequence[Case]:
+    """Inputs of several kinds, the oracle's answers, and how far each element may be off."""
+    return draw_exam(task, numerics, seed).cases

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from random import Random
 
 from tests.loops.gpu.products import Product
 from tests.programs import GPU, GPU_TEMPLATES, gpu_kernel
@@ -33,12 +34,13 @@ class Kernel:
     numerics: str = "fast"
     sms: int = GPU.sms  # multiprocessors of the card: persistent blocks need more tiles than it has
     golden: bool = False
-    slow: bool = False
 
-    def made(self) -> TensorProduct | TensorAttention:
+    def made(self, seed: int | None = None) -> TensorProduct | TensorAttention:
+        """With a seed: any config instead of the one that is described."""
         machine = replace(GPU, sms=self.sms)
         template = GPU_TEMPLATES[self.template]
-        _, kernel = gpu_kernel(template, self.task(), self.values, self.numerics, machine)
+        wanted = self.values if seed is None else Random(seed)
+        _, kernel = gpu_kernel(template, self.task(), wanted, self.numerics, machine)
         assert isinstance(kernel, TensorProduct | TensorAttention)
         return kernel
 
@@ -165,3 +167,20 @@ ATTENTION = [
 ]  # fmt: skip
 
 KERNELS = [*PRODUCTS, *CONVOLUTIONS, *COMPUTED, *SUMS, *ATTENTION]
+# What has a near relative among the others; all are quick, but each is compiled.
+RELATED = {
+    "product-tt-bf16",
+    "product-persistent-batch",
+    "product-tf32-nn",
+    "conv-dilated",
+    "conv-pointwise-stride",
+    "conv-split",
+    "computed-gated-single",
+    "computed-split",
+    "sums-columns-odd",
+    "sums-pooled",
+    "attention-odd-width",
+    "attention-row-bf16",
+    "attention-wide-causal",
+    "attention-one-query",
+}

@@ -106,7 +106,7 @@ def test_conversions_are_those_of_numpy(dtype: DType, tmp_path: Path) -> None:
     with np.errstate(over="ignore"):
         ties = ((exact[1:] + exact[:-1]) / 2).astype(np.float32)
         values = np.concatenate(
-            [values, exact, ties, np.float32([np.inf, -np.inf, 65519, 65520, 0, -0.0, 1e-9])]
+            [values, exact, ties, np.array([np.inf, -np.inf, 65519, 65520, 0, -0.0, 1e-9], np.float32)]
         )
         x = Inputs()
         task = x.task(apply("cast", x(values.size), dtype=dtype))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -14,21 +16,25 @@ from tests.codegen.cuda.emulator.translate import translated
 from tilewright.codegen.cuda.build import SYMBOL, GpuSource
 
 HERE = Path(__file__).parent
-COMPILER = shutil.which("g++")
+COMPILER = shutil.which("g++") if sys.platform == "linux" else None
 _CLUSTER = re.compile(r"__cluster_dims__\((\d+), 1, 1\)")
-# Unset registers hold a pattern; a misaligned access and an index beyond a register array are traps.
+# A misaligned access and an index beyond a register array are traps.
 _FLAGS = (
-    *(
-        "-std=c++17",
-        "-O0",
-        "-w",
-        "-ffp-contract=off",
-        "-fno-strict-aliasing",
-        "-ftrivial-auto-var-init=pattern",
-    ),
-    *("-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error", "-fwrapv"),
+    *("-std=c++17", "-O0", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-fwrapv"),
+    *("-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"),
 )
+_UNSET_REGISTERS = "-ftrivial-auto-var-init=pattern"  # hold a pattern; from GCC 12 on
 _SECONDS = 60.0
+
+
+@lru_cache(maxsize=1)
+def _flags() -> tuple[str, ...]:
+    probe = subprocess.run(
+        [str(COMPILER), _UNSET_REGISTERS, "-fsyntax-only", "-xc++", "/dev/null"],
+        capture_output=True,
+        check=False,
+    )
+    return _FLAGS if probe.returncode else (*_FLAGS, _UNSET_REGISTERS)
 
 
 class Complaint(Exception):
@@ -45,7 +51,7 @@ class Emulated:
         self.program = folder / "kernel"
         written = folder / "kernel.cpp"
         written.write_text(_main(source, source.text if text is None else text))
-        command = [COMPILER, *_FLAGS, f"-I{HERE}", str(written), "-o", str(self.program)]
+        command = [COMPILER, *_flags(), f"-I{HERE}", str(written), "-o", str(self.program)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise Complaint(f"it does not compile: {done.stderr[:3000]}")

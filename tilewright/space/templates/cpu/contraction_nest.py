@@ -28,6 +28,7 @@ from tilewright.loops.tiling import (
     extent_of,
     pack_operand,
     places_in,
+    places_of,
     power_of_two_below,
     row_major,
     whole,
@@ -230,12 +231,7 @@ class ContractionNest:
     def _parallel(self, body: Stmt) -> Stmt:
         loops = [axis for axis in (*self.product.shared, self.chunk, self.block) if axis.extent > 1]
         parallel = te.Var("p", extent_of(loops))
-        rest: te.Expr = parallel
-        values: dict[te.Var, te.Expr] = {}
-        for loop in reversed(loops):
-            values[loop] = rest % loop.extent
-            rest = rest // loop.extent
-        return nest([(parallel, Kind.PARALLEL)], with_values(body, values))
+        return nest([(parallel, Kind.PARALLEL)], with_values(body, places_of(parallel, loops)))
 
     # -- staging ----------------------------------------------------------------------------------------------------
 

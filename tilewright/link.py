@@ -1,7 +1,7 @@
 """Partition + Kernels -> Plan: where every value lives, and which kernel runs when.
 
 Graph inputs and outputs live in the caller's memory, constants in the model's, everything else in one arena whose
-offsets are planned by liveness. A view has no place of its own: it is the place of what it views.
+offsets are planned by liveness. A view has no place of its own: it is the place of what it views, or within that.
 """
 
 from __future__ import annotations
@@ -186,8 +186,19 @@ def _places(
 def _step(
     partition: Partition, call: TaskCall, kernel: Linkable, places: Mapping[Node | _Stored, Place]
 ) -> Step:
-    arguments = tuple(places[argument] for argument in _arguments(partition, call, kernel))
+    arguments = tuple(
+        _part(places[buffer], partition, node)
+        for node, buffer in zip((*call.inputs, call.output), _arguments(partition, call, kernel), strict=True)
+    )
     return Step(kernel.symbol, arguments, kernel.extent, call.key, call.name, kernel.launch, kernel.vendor)
+
+
+def _part(place: Place, partition: Partition, node: Node) -> Place:
+    """Where the value of a node is, of what is at `place`."""
+    if node not in partition.offsets:
+        return place
+    whole = partition.buffer_of(node).type.bytes
+    return msgspec.structs.replace(place, offset=place.offset + partition.offsets[node], whole=whole)
 
 
 def _info(call: TaskCall, kernel: Linkable) -> TaskInfo:

@@ -23,11 +23,11 @@ from tilewright.dtypes import DType
 from tilewright.errors import VerificationError
 from tilewright.runtime import tree
 from tilewright.runtime.packing import Packing
+from tilewright.support.budget import MAX_RANK
 
 FORMAT_VERSION = 4
 ALIGNMENT = 64
 _MOST_THREADS = 1024  # of a block, on every GPU
-_MOST_AXES = 32  # of a NumPy array
 
 SPACES = ("input", "output", "constant", "arena")
 _DTYPES = {dtype.short: dtype for dtype in DType}
@@ -205,7 +205,7 @@ def _check_boundary(plan: Plan) -> None:
         if spec.dtype not in _DTYPES:
             _fail(f"{spec.name or 'a tensor'} has the unknown element type {spec.dtype!r}")
         sizes = [max(extent, 1) for extent in spec.shape]
-        if len(sizes) > _MOST_AXES or min((*spec.shape, 0)) < 0 or math.prod(sizes) >= 1 << 56:
+        if len(sizes) > MAX_RANK or min((*spec.shape, 0)) < 0 or math.prod(sizes) >= 1 << 56:
             _fail(f"{spec.name or 'a tensor'} has the impossible shape {spec.shape}")
     if plan.memory.arena_bytes < 0:
         _fail("the arena has a negative size")

@@ -25,7 +25,7 @@ from tilewright.runtime import tree
 from tilewright.runtime.packing import Packing
 from tilewright.support.budget import MAX_RANK
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 ALIGNMENT = 64
 _MOST_THREADS = 1024  # of a block, on every GPU
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
+from tilewright.space.templates.cuda.template import GpuTemplate, GpuWork, TensorKernel
+
 from tilewright.codegen.cuda.emit import included
 from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.codegen.llvm.build import llvm_ir
@@ -39,7 +41,6 @@ from tilewright.space.templates.cpu import TEMPLATES
 from tilewright.space.templates.cuda.attention import TensorCoreAttention
 from tilewright.space.templates.cuda.matmul import TensorCores
 from tilewright.space.templates.cuda.sums import TensorSums
-from tilewright.space.templates.cuda.template import GpuTemplate, GpuWork, TensorKernel
 from tilewright.support.trace import Trace
 from tilewright.tune.choose import descend
 from tilewright.tune.oracle import PredictedCosts

@@ -42,7 +42,9 @@ from tilewright.loops.ir import (
 from tilewright.runtime.plan import ALIGNMENT
 from tilewright.te.index import simplify
 
-FAST_FLAGS = ("nsz", "arcp", "contract", "afn")  # never nnan or ninf: NaN and infinity mean something
+# Never nnan or ninf: NaN and infinity mean something. Nor arcp: a division by what a loop does not change would become
+# a multiplication by its reciprocal, which is infinite for a subnormal number.
+FAST_FLAGS = ("nsz", "contract", "afn")
 _STREAMED_BYTES = 16  # the shortest vector that can go past the caches
 
 

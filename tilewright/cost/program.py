@@ -48,7 +48,7 @@ _USABLE = 0.75  # of a cache
 
 def terms_of(program: Program, machine: CpuMachine, constants: Collection[int] = ()) -> Terms:
     """`constants`: the inputs that are the same in every call."""
-    statements = statements_of(program)
+    statements = statements_of(program, machine.line_bytes)
     count = _Count(machine, first_written(statements))
     for statement in statements:
         count.statement(statement)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright import te
+from tilewright.hw.cores import USUAL
 from tilewright.loops.ir import Program
 from tilewright.loops.schedule.begin import begin
 from tilewright.loops.schedule.intrinsics import Intrinsic, Operand, outer_product
@@ -136,9 +137,17 @@ class Schedule:
         return known._do("tensorise", loop=loop, intrinsic=intrinsic.name)
 
     def prefetch(
-        self, loop: str, tensor: str, ahead: int = 1, level: int = 1, spread: str | None = None
+        self,
+        loop: str,
+        tensor: str,
+        ahead: int = 1,
+        level: int = 1,
+        spread: str | None = None,
+        line: int = USUAL.line_bytes,
     ) -> Schedule:
-        return self._do("prefetch", loop=loop, tensor=tensor, ahead=ahead, level=level, spread=spread)
+        return self._do(
+            "prefetch", loop=loop, tensor=tensor, ahead=ahead, level=level, spread=spread, line=line
+        )
 
 
 def replay(trace: Iterable[Step], start: Schedule, intrinsics: Iterable[Intrinsic] = ()) -> Schedule:

@@ -42,7 +42,6 @@ _VECTORS = (1, 2, 3, 4, 6, 8)
 _UNROLL = (1, 2, 4, 8)
 _BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 _CHUNKS = (1, 2, 4, 8, 16, 32)
-_LINE = 64
 _BALANCED = 8  # blocks, that threads get about the same
 
 
@@ -349,7 +348,7 @@ class TiledOutput:
         taps = product.length * shape.piece // product.last_tap.extent if shape.piece else product.length
         steps = self.tiles_in_block(shape) * max(1, taps // shape.unroll)
         further = shape.per_chunk > 1 or shape.piece > 0
-        return further and shape.width * taps * 4 // _LINE * 2 >= steps
+        return further and shape.width * taps * 4 // product.work.machine.line_bytes * 2 >= steps
 
     # -- the program ----------------------------------------------------------------------------------------------
 

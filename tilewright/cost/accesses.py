@@ -21,6 +21,7 @@ from tilewright.loops.ir import (
     Copy,
     For,
     If,
+    Invoke,
     Kind,
     Prefetch,
     Program,
@@ -34,7 +35,7 @@ from tilewright.loops.ir import (
 
 LINE = USUAL.line_bytes  # where nothing says which machine: features of a program alone
 
-Innermost = Store | Prefetch | Transpose | Slide | Combine
+Innermost = Store | Prefetch | Transpose | Slide | Combine | Invoke
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +78,8 @@ class Statement:
 
     @property
     def target(self) -> Buffer | None:
+        if isinstance(self.stmt, Invoke):
+            return self.stmt.operands[0].buffer
         return None if isinstance(self.stmt, Prefetch) else self.stmt.buffer
 
     @property
@@ -117,6 +120,14 @@ def _statement(stmt: Innermost, path: tuple[Loop, ...], executions: float, line:
         for load in loads:
             _add(accesses, load.source, load.indices[0], write=False)
         _add(accesses, stmt.buffer, stmt.index, write=True)
+    elif isinstance(stmt, Invoke):
+        result, *inputs = stmt.operands
+        for place in inputs:
+            _add(accesses, place.buffer, place.index, write=False)
+        if stmt.intrinsic.accumulates:
+            loads.append(te.Load(result.buffer, (result.index,)))
+            _add(accesses, result.buffer, result.index, write=False)
+        _add(accesses, result.buffer, result.index, write=True)
     inside_out = path[::-1]
     for access in accesses.values():
         access.unique, access.lines = _touched(access, inside_out, line)

@@ -48,6 +48,13 @@ class GpuMachine:
         """80, 86, 89, 90."""
         return int("".join(filter(str.isdigit, self.capability)))
 
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What intrinsics may need: every capability up to its own ("sm_80"), and what it has besides."""
+        capabilities = sorted({machine.arch for machine in DESCRIBED.values() if machine.arch <= self.arch})
+        flags = ("async_copy", "bulk_copy", "warpgroup_mma", "dependent_launch", "clusters")
+        return (*(f"sm_{arch}" for arch in capabilities), *(flag for flag in flags if getattr(self, flag)))
+
     def resident_blocks(self, threads: int, registers: int, shared: int) -> int:
         """How many blocks of so many threads, registers a thread and bytes of shared memory a multiprocessor holds."""
         warps = -(-threads // WARP)

@@ -15,7 +15,7 @@ from llvmlite import ir
 
 from tilewright import te
 from tilewright.codegen.llvm import math as vector_math
-from tilewright.codegen.llvm import scalars, shuffles
+from tilewright.codegen.llvm import native, scalars, shuffles
 from tilewright.codegen.llvm.indices import Region
 from tilewright.codegen.llvm.memory import MemoryEmitter
 from tilewright.codegen.llvm.sharing import shares_elements
@@ -29,6 +29,7 @@ from tilewright.loops.ir import (
     Buffer,
     For,
     If,
+    Invoke,
     Kind,
     Prefetch,
     Program,
@@ -140,6 +141,8 @@ class _Emitter(MemoryEmitter):
             self.transpose(stmt)
         elif isinstance(stmt, Slide):
             self.slide(stmt)
+        elif isinstance(stmt, Invoke):
+            self.invoke(stmt)
         elif not isinstance(stmt, For) or stmt.kind is Kind.THREAD:
             raise CodegenError(f"{self.program.name} is a program for threads of a GPU")
         elif stmt.kind is Kind.UNROLL:
@@ -230,6 +233,21 @@ class _Emitter(MemoryEmitter):
             *(divmod(stmt.begin + lane, stmt.lanes) for lane in range(stmt.lanes)), strict=True
         )
         self.builder.store(shuffles.picked(self.builder, [one, other], vectors, picks), target)
+
+    def invoke(self, stmt: Invoke) -> None:
+        """An instruction that accumulates, and does not take what its result holds, has its own combined with that."""
+        intrinsic = stmt.intrinsic
+        places = {
+            part.tensor.name: place for part, place in zip(intrinsic.fragments, stmt.operands, strict=True)
+        }
+        values = {name: self.lanes_at(places[name]) for name in native.arguments_of(intrinsic)}
+        result = native.call(self.builder, self.machine, intrinsic, values)
+        output, reduction = intrinsic.output, intrinsic.stage.reduction
+        if reduction is not None and output.name not in values:
+            context = scalars.Context(self.builder, output.dtype, self.flags, self.machine)
+            combine = scalars.EMITTERS[te.REDUCE_COMBINERS[reduction.kind]]
+            result = combine(context, self.lanes_at(stmt.operands[0]), result)
+        self.put_lanes(stmt.operands[0], result)
 
     # -- expressions ----------------------------------------------------------------------------------------------
 

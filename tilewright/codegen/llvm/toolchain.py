@@ -17,6 +17,7 @@ from tilewright.hw import CpuMachine
 def _initialised() -> None:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()  # for inline assembly
 
 
 def version() -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
-
-from tilewright.errors import SketchError, TilewrightWarning
+from tilewright.errors import SketchError
+from tilewright.hw import intrinsics
+from tilewright.hw.intrinsics import importable_modules
 from tilewright.space.sketches.rules.cache_write import CacheWrite
 from tilewright.space.sketches.rules.elementwise import Elementwise
 from tilewright.space.sketches.rules.inline import Inline, InlineAgain
@@ -16,10 +15,12 @@ from tilewright.space.sketches.rules.row_reduction import RowReduction
 from tilewright.space.sketches.rules.skip import Skip
 from tilewright.space.sketches.rules.softmax import MatmulSoftmax
 from tilewright.space.sketches.rules.stage import Stage
+from tilewright.space.sketches.rules.tensorise import Tensorise
 from tilewright.space.sketches.rules.tiling import MultiLevelTiling
 from tilewright.space.sketches.sketch import Rule
 
 RULES: list[Rule] = [
+    Tensorise(),
     Elementwise(),
     Inline(),
     MicroKernel(),
@@ -58,17 +59,5 @@ def unregister(name: str) -> None:
 
 
 def registering_modules() -> tuple[str, ...]:
-    """What another process imports to have the rules that are registered in this one."""
-    found = set()
-    for rule, module in _modules.items():
-        if module != "__main__":
-            found.add(module)
-        elif (spec := getattr(sys.modules["__main__"], "__spec__", None)) is not None:  # python -m
-            found.add(spec.name)
-        else:
-            warnings.warn(
-                f"sketch rule {rule!r} is registered by the program itself, which other processes cannot import: what"
-                " it derives is not built, and never chosen by measuring. Try: put it into a module, and import that",
-                TilewrightWarning,
-            )
-    return tuple(sorted(found))
+    """What another process imports to have the rules and the intrinsics that are registered in this one."""
+    return tuple(sorted({*importable_modules(_modules, "sketch rule"), *intrinsics.registering_modules()}))

@@ -2,5 +2,6 @@
 
 from tilewright.hw.caches import Caches
 from tilewright.hw.cpu import CpuMachine, Throughput, host
+from tilewright.hw.memory import Memory, Scope
 
-__all__ = ["Caches", "CpuMachine", "Throughput", "host"]
+__all__ = ["Caches", "CpuMachine", "Memory", "Scope", "Throughput", "host"]

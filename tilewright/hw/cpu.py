@@ -10,6 +10,7 @@ from tilewright import knobs
 from tilewright.dtypes import DType
 from tilewright.hw.caches import Caches, detect_caches
 from tilewright.hw.cores import USUAL, Core, Prefetcher, core_of
+from tilewright.hw.memory import STACK_BYTES, Memory, Scope
 from tilewright.runtime import host as runtime_host
 
 
@@ -39,6 +40,20 @@ class CpuMachine:
     has_fma: bool
     cores: int
     caches: Caches = field(default_factory=Caches)
+
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        """From the nearest to the farthest; rates are nominal, until `measure/calibrate.py` has measured them."""
+        caches, core, line = self.caches, self.throughput, self.line_bytes
+        levels = [
+            Memory("registers", Scope.REGISTER, "thread", self.vector_registers * self.vector_bytes),
+            Memory("L1", None, "core", caches.l1, core.loads * self.vector_bytes, line=line),
+            Memory("stack", Scope.SCRATCH, "thread", STACK_BYTES, line=line),
+            Memory("L2", None, "core", caches.l2_per_core, core.l2, line=line),
+        ]
+        if caches.l3:
+            levels.append(Memory("L3", None, "machine", caches.l3, core.l3, line=line))
+        return (*levels, Memory("DRAM", Scope.GLOBAL, "machine", line=line))
 
     def lanes(self, dtype: DType) -> int:
         """Elements of a type in a vector register; nothing is computed in less than 32 bits."""

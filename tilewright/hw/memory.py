@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
@@ -31,6 +30,11 @@ class Scope:
             object.__setattr__(known, "value", name)
             known = cls._named.setdefault(name, known)
         return known
+
+    @classmethod
+    def declared(cls) -> tuple[Scope, ...]:
+        """Every scope that anyone has named."""
+        return tuple(cls._named.values())
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a scope is its name, and does not change")
@@ -80,8 +84,3 @@ class HasMemories(Protocol):
 def scopes_of(machine: HasMemories) -> tuple[Scope, ...]:
     """The scopes that programs for a machine may use."""
     return tuple(dict.fromkeys(memory.scope for memory in machine.memories if memory.scope is not None))
-
-
-def lacking(scope: Scope, scopes: Collection[Scope]) -> str:
-    """What to say of a buffer in a scope that is not there."""
-    return f"scope {scope.value!r} must be one of {', '.join(each.value for each in scopes)}"

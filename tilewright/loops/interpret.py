@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import reduce
 from typing import Any
 
@@ -11,7 +11,9 @@ import numpy as np
 
 from tilewright import te
 from tilewright.dtypes import DType
+from tilewright.errors import VerificationError
 from tilewright.hw.gpu import WARP
+from tilewright.hw.memory import LOOP_SCOPES
 from tilewright.loops.ir import (
     Across,
     Await,
@@ -31,6 +33,7 @@ from tilewright.loops.ir import (
     Stmt,
     Transpose,
     Warp,
+    foreign_scope,
     local_buffers,
     thread_count,
 )
@@ -42,8 +45,14 @@ class UnorderedAccess(Exception):
     """Threads touch a place in scratch memory at times that nothing orders."""
 
 
-def interpret_program(program: Program, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """Run the program on flat copies of `inputs`; gives the flat output. Elements never written are NaN or -1."""
+def interpret_program(
+    program: Program, inputs: Sequence[np.ndarray], scopes: Collection[Scope] = LOOP_SCOPES
+) -> np.ndarray:
+    """Run the program on flat copies of `inputs`; gives the flat output. Elements never written are NaN or -1.
+    `scopes`: those of the target; what is neither global nor a register is memory as scratch is."""
+    foreign = foreign_scope(program, scopes)
+    if foreign is not None:
+        raise VerificationError(f"program {program.name}: {foreign}")
     memory = {
         buffer: np.ascontiguousarray(array).reshape(-1)
         for buffer, array in zip(program.params[:-1], inputs, strict=True)

@@ -45,7 +45,7 @@ Semantics
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from tilewright.dtypes import DType
@@ -307,6 +307,15 @@ def local_buffers(program: Program) -> list[Buffer]:
         if written is not None and written.scope is not Scope.GLOBAL:
             found[written] = None
     return list(found)
+
+
+def foreign_scope(program: Program, scopes: Collection[Scope]) -> str | None:
+    """What is wrong with the first buffer in a scope that is not among `scopes`; None where there is no such buffer."""
+    for buffer in (*program.params, *local_buffers(program)):
+        if buffer.scope not in scopes:
+            known = ", ".join(scope.value for scope in scopes)
+            return f"buffer {buffer.name} is in scope {buffer.scope.value!r}, and the target has {known}"
+    return None
 
 
 def map_exprs(stmt: Stmt, change: Callable[[Expr], Expr]) -> Stmt:

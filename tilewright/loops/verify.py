@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tilewright import te
 from tilewright.errors import VerificationError
 from tilewright.hw.gpu import WARP
+from tilewright.hw.memory import LOOP_SCOPES
 from tilewright.loops.guards import Guard, bounds_under
 from tilewright.loops.ir import (
     SCRATCH_LIMIT,
@@ -28,6 +31,7 @@ from tilewright.loops.ir import (
     Store,
     Transpose,
     Warp,
+    foreign_scope,
     local_buffers,
     thread_count,
 )
@@ -36,8 +40,12 @@ from tilewright.te.index import Bounds, bounds, coefficient, linear, simplify
 _COPY_BYTES = 16  # the most that one instruction copies
 
 
-def verify_program(program: Program) -> None:
-    """Raises VerificationError, naming the statement, where the program breaks a rule."""
+def verify_program(program: Program, scopes: Collection[Scope] = LOOP_SCOPES) -> None:
+    """Raises VerificationError, naming the statement, where the program breaks a rule. `scopes`: those of the target
+    (`hw.memory.scopes_of`)."""
+    foreign = foreign_scope(program, scopes)
+    if foreign is not None:
+        raise VerificationError(f"program {program.name}: {foreign}")
     _Verifier(program).check()
 
 

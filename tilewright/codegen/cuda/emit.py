@@ -37,6 +37,7 @@ from tilewright.codegen.cuda.shared import (
 from tilewright.dtypes import DType
 from tilewright.errors import CodegenError
 from tilewright.hw.intrinsics import Fragment, PtxAssembly
+from tilewright.hw.memory import LOOP_SCOPES
 from tilewright.loops.ir import (
     Across,
     Await,
@@ -57,6 +58,7 @@ from tilewright.loops.ir import (
     Store,
     Transpose,
     Warp,
+    foreign_scope,
     local_buffers,
     thread_count,
     walk_stmts,
@@ -77,6 +79,9 @@ def included(name: str) -> str:
 
 def emit_program(program: Program, symbol: str) -> str:
     """The whole text of a kernel called `symbol`: the program's parameters are its own."""
+    foreign = foreign_scope(program, LOOP_SCOPES)
+    if foreign is not None:
+        raise CodegenError(f"{program.name}: {foreign}")
     headers = ["prelude.cuh", *(["tensor_cores.cuh"] if is_asynchronous(program.body) else [])]
     headers += ["cluster.cuh"] if program.cluster > 1 else []
     return "\n".join([*map(included, headers), _Emitter(program, symbol).text()])

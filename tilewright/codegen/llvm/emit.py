@@ -23,6 +23,7 @@ from tilewright.codegen.llvm.types import I64, PTR, Typed, element_type, splat, 
 from tilewright.dtypes import DType
 from tilewright.errors import CodegenError
 from tilewright.hw import CpuMachine
+from tilewright.hw.memory import scopes_of
 from tilewright.loops.ir import (
     Across,
     Block,
@@ -38,6 +39,7 @@ from tilewright.loops.ir import (
     Stmt,
     Store,
     Transpose,
+    foreign_scope,
     walk_stmts,
 )
 from tilewright.runtime.plan import ALIGNMENT
@@ -49,6 +51,9 @@ _STREAMED_BYTES = 16  # the shortest vector that can go past the caches
 
 def emit_program(program: Program, machine: CpuMachine, numerics: str, symbol: str) -> ir.Module:
     """The LLVM module with one public function `symbol` for the program."""
+    foreign = foreign_scope(program, scopes_of(machine))
+    if foreign is not None:
+        raise CodegenError(f"{program.name}: {foreign}")
     module = ir.Module(name=symbol)
     module.triple = machine.triple
     flags = () if numerics == "strict" else FAST_FLAGS

@@ -20,6 +20,7 @@ from tilewright import te
 from tilewright.hw import CpuMachine, host
 from tilewright.hw.cores import USUAL
 from tilewright.hw.intrinsics import Intrinsic, intrinsic_named
+from tilewright.hw.memory import LOOP_SCOPES, Scope
 from tilewright.loops.ir import Program
 from tilewright.loops.schedule.begin import begin
 from tilewright.loops.schedule.lower import lower
@@ -74,11 +75,11 @@ class Schedule:
     def stages(self) -> list[str]:
         return [leaf.stage for _, leaf in leaves(self.nest.body)]
 
-    def program(self, decisions: str | None = None) -> Program:
-        """The loop program, verified; `decisions` says in words what was chosen."""
+    def program(self, decisions: str | None = None, scopes: Collection[Scope] = LOOP_SCOPES) -> Program:
+        """The loop program, verified for a target with these scopes; `decisions` says in words what was chosen."""
         check_complete(self.nest)
         program = lower(self.nest, decisions or summary(self.trace))
-        verify_program(program)
+        verify_program(program, scopes)
         return program
 
     def then(self, done: Step) -> Schedule:

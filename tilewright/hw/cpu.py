@@ -118,6 +118,11 @@ class CpuMachine:
         return self.prefetcher == "page"
 
     @property
+    def vscale(self) -> int:
+        """The length of SVE vectors, in units of 128 bits; 0 where there is no SVE."""
+        return self.vector_bytes // 16 if "sve" in self.features else 0
+
+    @property
     def dot4_bytes(self) -> int:
         """The widest vector, in bytes, of which one instruction multiplies unsigned bytes by signed ones and sums the
         products exactly, four to a lane; 0 where there is none."""

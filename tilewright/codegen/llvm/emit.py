@@ -61,17 +61,22 @@ def emit_program(program: Program, machine: CpuMachine, numerics: str, symbol: s
     streaming = None
     if any(isinstance(stmt, Store) and stmt.streamed for stmt in walk_stmts(program.body)):
         streaming = _Emitter(module, program, machine, flags, streaming=True).emit_body(symbol + "_streaming")
-    _emit_entry(module, symbol, body, streaming, len(program.params))
+    _emit_entry(module, machine, symbol, body, streaming, len(program.params))
     return module
 
 
 def _emit_entry(
-    module: ir.Module, symbol: str, body: ir.Function, streaming: ir.Function | None, count: int
+    module: ir.Module,
+    machine: CpuMachine,
+    symbol: str,
+    body: ir.Function,
+    streaming: ir.Function | None,
+    count: int,
 ) -> None:
     """The public function: unpacks the argument pointers and calls the body, where they are known not to alias; the one
     that stores past the caches if the output is aligned as that demands."""
     entry = ir.Function(module, ir.FunctionType(ir.VoidType(), [PTR, I64, I64]), symbol)
-    entry.attributes.add("nounwind")
+    _set_attributes(entry, machine)
     arguments, begin, end = entry.args
     builder = ir.IRBuilder(entry.append_basic_block("entry"))
     pointers = [
@@ -85,6 +90,13 @@ def _emit_entry(
             builder.ret_void()
     builder.call(body, [*pointers, begin, end])
     builder.ret_void()
+
+
+def _set_attributes(function: ir.Function, machine: CpuMachine) -> None:
+    function.attributes.add("nounwind")
+    if machine.vscale:  # of this length, and no other: what makes vectors of a fixed number of lanes SVE's
+        # An attribute with arguments, which llvmlite's own `add` knows nothing of.
+        set.add(function.attributes, f"vscale_range({machine.vscale},{machine.vscale})")
 
 
 class _Emitter(MemoryEmitter):
@@ -116,7 +128,7 @@ class _Emitter(MemoryEmitter):
             self.module, ir.FunctionType(ir.VoidType(), [PTR] * len(params) + [I64, I64]), name
         )
         function.linkage = "internal"
-        function.attributes.add("nounwind")
+        _set_attributes(function, self.machine)
         for argument, buffer in zip(function.args, params, strict=False):
             argument.add_attribute("noalias")
             self.pointers[buffer] = argument

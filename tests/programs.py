@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
-from tilewright.space.templates.cuda.template import GpuTemplate, GpuWork, TensorKernel
-
 from tilewright.codegen.cuda.emit import included
 from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.codegen.llvm.build import llvm_ir
@@ -32,11 +30,12 @@ from tilewright.loops.weights import with_weights
 from tilewright.measure.exam import Case, draw_exam
 from tilewright.rewrites.pipeline import run_pipeline
 from tilewright.runtime.packing import Packing
+from tilewright.space.implementation import Kernel
 from tilewright.space.sketches.cuda.shared_sums import SharedSums
 from tilewright.space.sketches.cuda.tensorised import Tensorised
 from tilewright.space.sketches.cuda.tiled import Tiled
 from tilewright.space.space import Config
-from tilewright.space.template import Work
+from tilewright.space.template import GpuWork, Template, Work
 from tilewright.space.templates.cpu import TEMPLATES
 from tilewright.space.templates.cuda.attention import TensorCoreAttention
 from tilewright.space.templates.cuda.matmul import TensorCores
@@ -93,12 +92,12 @@ ZEN4 = CpuMachine(
 )
 GPU: GpuMachine = H200
 
-GPU_SKETCHES: dict[str, GpuTemplate] = {
+GPU_SKETCHES: dict[str, Template] = {
     "tensorised": Tensorised(),
     "tiled": Tiled(),
     "shared-sums": SharedSums(),
 }
-GPU_TEMPLATES: dict[str, GpuTemplate] = {
+GPU_TEMPLATES: dict[str, Template] = {
     "product": TensorCores(),
     "sums": TensorSums(),
     "attention": TensorCoreAttention(),
@@ -128,21 +127,21 @@ def cpu_program(
 
 
 def gpu_kernel(
-    template: GpuTemplate,
+    template: Template,
     task: Task,
     wanted: Mapping[str, object] | Random,
     numerics: str = "fast",
     machine: GpuMachine = GPU,
-) -> tuple[Config, TensorKernel]:
+) -> tuple[Config, Kernel]:
     """The kernel of the first config that has the wanted values, or of a random one."""
     applied = template.apply(GpuWork(task, machine, numerics))
     assert applied is not None, f"{template.name} declines the task"
     if isinstance(wanted, Random):
         drawn = applied.space.sample(wanted)
         assert drawn is not None
-        return drawn, applied.kernel(drawn)
+        return drawn, applied.program(drawn)
     config = next(c for c in applied.space.configs() if wanted.items() <= dict(c.values).items())
-    return config, applied.kernel(config)
+    return config, applied.program(config)
 
 
 def formula(task: Task) -> Formula:
@@ -193,7 +192,7 @@ def graph_text(graph: Graph) -> str:
     return print_graph(graph)
 
 
-def holes(kernel: TensorKernel) -> str:
+def holes(kernel: Kernel) -> str:
     """The CUDA C++ of a hand-written pipeline without the parts that are the same for every kernel, each named."""
     source = tensor_source(kernel)
     text = source.text

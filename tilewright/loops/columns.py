@@ -39,7 +39,6 @@ from tilewright.loops.tiling import (
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, simplify
 
-_LINE = 64  # bytes
 _AHEAD = 8  # rows that are asked for before they are needed
 _NARROWEST = 512  # bytes of a row that one block is wide
 _HELD = 4  # the part of the first cache that the accumulators may take
@@ -82,7 +81,7 @@ def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Prog
     inside = Tiles(te.Var(f"{axis.name}_c", width), size)
     step, lane, row = te.Var("u", tile.vectors), te.Var("v", lanes), te.Var("r", tile.rows)
     place = inside.start() + step * lanes + lane
-    element, in_line = step * lanes + lane, _LINE // load.dtype.bytes
+    element, in_line = step * lanes + lane, machine.line_bytes // load.dtype.bytes
     line = te.Var("line", ceil_div(size, in_line))
     held = {
         r: te.Load(replace(r, name=f"held_{r.name}", size=width, scope=Scope.SCRATCH), (place,))

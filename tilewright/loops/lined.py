@@ -41,7 +41,6 @@ from tilewright.loops.weights import combined
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, divisor_of, in_range, simplify
 
-_LINE = 64
 _FEWEST, _MOST = 5, 14  # lines of a row: fewer have too much at their ends, more do not stay in registers
 _ACCUMULATORS = 4
 
@@ -56,7 +55,7 @@ def lined_program(formula: Formula, machine: CpuMachine) -> Program | None:
     lanes = lanes_for(formula, machine, axis.extent)
     held = {formula.output.dtype.bytes, *(r.result.dtype.bytes for r in formula.reductions)}
     alike = all([a.extent for a in r.axes] == [axis.extent] for r in formula.reductions)
-    if held != {_LINE // lanes} or not alike:
+    if held != {machine.line_bytes // lanes} or not alike:
         return None
     common = math.gcd(axis.extent, lanes)
     lines = ceil_div(lanes - common + axis.extent, lanes)

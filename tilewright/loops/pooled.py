@@ -58,7 +58,6 @@ _LARGEST = 16  # elements of a window along its columns, or along its rows, whic
 _FEWEST = 2  # vectors in a row
 _HELD = 4 << 10  # bytes of rows that are computed together
 _MOST = 64 << 10  # bytes of columns
-_LINE = 64
 _STRANDS = (8, 4, 2)  # places that are read in turn
 _TAKEN_AT_ONCE = 9  # elements of a window at most
 _APART = 16 << 10  # bytes from one to the next at least
@@ -143,7 +142,7 @@ def _is_linear(condition: te.Expr) -> bool:
 
 class _Pool:
     def __init__(self, formula: Formula, machine: CpuMachine, windows: _Windows) -> None:
-        self.formula, self.windows = formula, windows
+        self.formula, self.windows, self.line_bytes = formula, windows, machine.line_bytes
         self.lanes = lanes_for(formula, machine, windows.across.extent)
         self.outer = [axis for axis in formula.axes if axis != windows.across]
         dense = row_major((*self.outer, windows.across))
@@ -169,7 +168,7 @@ class _Pool:
     def _rows_at_once(self, streamed: bool) -> int:
         """How many rows are computed together: whole planes are cut evenly, and what is streamed ends with a line."""
         length, size = self.windows.across.extent, self.formula.output.dtype.bytes
-        line = _LINE // size
+        line = self.line_bytes // size
         whole = line // math.gcd(length, line)
         inner, rows = (self.outer[-1].extent if self.outer else 1), extent_of(self.outer)
         held = max(1, _HELD // (length * size))
@@ -347,7 +346,7 @@ class _Pool:
         (load,) = loads
         (index,) = load.indices
         assert isinstance(load.source, Buffer)
-        apart, line = coefficient(index, self.outer[-1]) or 0, _LINE // load.dtype.bytes
+        apart, line = coefficient(index, self.outer[-1]) or 0, self.line_bytes // load.dtype.bytes
         pitch = min(coefficient(index, axis) or 0 for axis in self.windows.down)
         # What lies between rows far apart would be asked for along with them.
         if apart <= 0 or pitch > 2 * (self.windows.end - self.windows.begin):
@@ -378,7 +377,10 @@ class _Pool:
 
     def _streamed(self) -> Stmt:
         """The rows of a strand in the stage, which end with a line."""
-        size, line = self.count * self.windows.across.extent, _LINE // self.formula.output.dtype.bytes
+        size, line = (
+            self.count * self.windows.across.extent,
+            self.line_bytes // self.formula.output.dtype.bytes,
+        )
         lines = Tiles(te.Var("line", size // line), best_unroll(size // line, 1, _UNROLLED))
         step, lane = te.Var("u", lines.size), te.Var("v", line)
         place = (lines.start() + step) * line + lane

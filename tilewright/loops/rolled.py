@@ -43,7 +43,6 @@ from tilewright.loops.turn import Turn
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, divisor_of
 
-_LINE = 64
 _FEWEST = 4  # lines of a row of the output that make up for its ends
 _KEPT = 8  # stages fill the second cache: one stays there while rows and what is asked for come by
 _AHEAD = 24  # tiles between what is read and what is asked for
@@ -53,7 +52,7 @@ _CHUNKS = 4  # for each core, where rows are so long
 
 def rolled_program(formula: Formula, machine: CpuMachine, turn: Turn) -> Program | None:
     """None where rows of the output are short, or a vector is no line."""
-    whole = turn.lanes * formula.output.dtype.bytes == _LINE
+    whole = turn.lanes * formula.output.dtype.bytes == machine.line_bytes
     if not whole or turn.writes_run or turn.reads_run or turn.written.extent < _FEWEST * turn.lanes:
         return None
     elsewhere: dict[te.Var, te.Expr] = dict.fromkeys((turn.written, turn.read), te.as_index(0))

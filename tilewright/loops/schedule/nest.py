@@ -31,7 +31,7 @@ from tilewright.runtime.packing import Packing
 from tilewright.te.index import Linear, flat_index, linear, simplify
 
 if TYPE_CHECKING:
-    from tilewright.loops.schedule.intrinsics import Intrinsic
+    from tilewright.hw.intrinsics import Intrinsic
 
 Change = Callable[[te.Expr], te.Expr]
 

@@ -14,7 +14,7 @@ from tests.space.sketches.cuda.tasks import CONVOLUTIONS, product_task
 from tilewright.dtypes import DType
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200
-from tilewright.loops.gpu.instructions import multiply
+from tilewright.hw.tensor_cores import multiply
 from tilewright.space.sketches.cuda.contraction import Contraction, contraction_of
 from tilewright.space.sketches.cuda.mapping import Matrix, access_matrix, is_valid, mappings, times, turned
 

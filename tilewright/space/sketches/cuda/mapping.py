@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tilewright import te
-from tilewright.loops.gpu.instructions import Instruction
+from tilewright.hw.intrinsics import Intrinsic
 from tilewright.loops.tiling import extent_of
 from tilewright.space.sketches.cuda.contraction import Contraction, Factor
 from tilewright.te.index import coefficient
@@ -66,14 +66,14 @@ def is_valid(algorithm: Matrix, instruction: Matrix, matching: Matrix) -> bool:
     return times(instruction, matching) == algorithm and times(algorithm, turned(matching)) == instruction
 
 
-def access_matrix(instruction: Instruction) -> tuple[tuple[te.Var, ...], Matrix]:
+def access_matrix(instruction: Intrinsic) -> tuple[tuple[te.Var, ...], Matrix]:
     """The iterations of an instruction, and which of them its result and operands move with."""
-    stage = instruction.output
+    stage = instruction.stage
     reduction = stage.reduction
     assert reduction is not None
     iterations = (*stage.axes, *reduction.axes)
     walked = {load.source: te.variables(load) for load in te.loads(reduction.body)}
-    rows = [set(stage.axes), *(walked[share.tensor] for share in instruction.shares[1:])]
+    rows = [set(stage.axes), *(walked[tensor] for tensor in instruction.inputs)]
     return iterations, tuple(tuple(axis in row for axis in iterations) for row in rows)
 
 
@@ -88,7 +88,7 @@ def matchings(
         yield {axis: at for axis, at in zip(axes, combination, strict=True) if at is not None}
 
 
-def mappings(work: Contraction, instruction: Instruction) -> list[Mapping]:
+def mappings(work: Contraction, instruction: Intrinsic) -> list[Mapping]:
     """The valid ones that are worth a thought, those that leave least undone first; where results can lie together
     along n, only such."""
     iterations, target = access_matrix(instruction)

@@ -53,7 +53,6 @@ from tilewright.support.arith import ceil_div, evenly_spread, round_up
 from tilewright.te.index import coefficient
 
 NAME = "contraction"
-_LINE = 64
 _STAGED_BYTES = 512 << 10
 _PARTIAL_BYTES = 256 << 10
 _PANEL_BYTES = 256 << 10
@@ -68,7 +67,6 @@ _FAR_LINE, _FAR_LINE_ASKED = (
 # they displace where it is twice as much. (What windows pass is read more often, and stays longer.)
 _ROOMY, _DISPLACED = 0.4, 0.45
 ASKED_SHOWN = 0.25  # of what panels from the third cache cost, where they are asked for a piece ahead
-PAGE = 4096
 COPIED_BYTES = 16.0  # a cycle, while data is staged: nothing is computed that would hide where it comes from
 _NEXT_RUN = 4.0  # cycles from one block of channels to the next, which the hardware does not foresee
 FAR_RUN = 20.0  # cycles for the beginning of a run of the data that comes from there
@@ -342,10 +340,12 @@ class AppliedContraction:
     def _prefetch_pays(self, shape: Shape) -> bool:
         """Whether the lines of a piece of a panel are about as many as the steps in which one can be asked for."""
         if not self.product.constant_weight:
-            return self._weight_pitch > _LINE and self._tiles_per_block(shape) >= shape.vectors
+            return (
+                self._weight_pitch > self.machine.line_bytes and self._tiles_per_block(shape) >= shape.vectors
+            )
         taps = (shape.tap_block or self.product.taps[self.product.cut].extent) * self.product.whole_taps
         steps = self._tiles_per_block(shape) * max(1, taps // shape.unroll)
-        return shape.panels.size * taps * 4 // _LINE * 2 >= steps
+        return shape.panels.size * taps * 4 // self.machine.line_bytes * 2 >= steps
 
     # -- what it costs --------------------------------------------------------------------------------------------
 
@@ -435,7 +435,7 @@ class AppliedContraction:
     def _asked(self, shape: Shape, passes: int, panel: int) -> float:
         """Prefetches: each line of a panel once, or one at each tap of every register tile."""
         if self.product.constant_weight:
-            return passes * panel / _LINE
+            return passes * panel / self.machine.line_bytes
         return float(passes * self._tiles_per_block(shape) * self.product.length)
 
     def tile_terms(self, shape: Shape, passes: float, pieces: float) -> Terms:
@@ -447,10 +447,10 @@ class AppliedContraction:
             loads=float(steps * (shape.rows + shape.vectors) + tiles * each),
             stores=float(tiles * each),
             branches=steps / shape.unroll + 3.0 * tiles * pieces,
-            from_l2=steps * self._displaced_rows(shape) * _LINE,
+            from_l2=steps * self._displaced_rows(shape) * self.machine.line_bytes,
             scalar=tiles * pieces * 12.0
             + steps * max(0, shape.rows - 8) * (self.tall if shape.vectors < 3 else _TALL_AND_WIDE)
-            + (tiles * each * _STRADDLING_STORE if self.result_pitch % _LINE else 0.0)
+            + (tiles * each * _STRADDLING_STORE if self.result_pitch % self.machine.line_bytes else 0.0)
             + (steps / self.product.short_run * _NEXT_RUN if self.product.short_run else 0.0)
             + self.unpacked_cycles(shape, steps, passes * self.product.length),
         )
@@ -462,7 +462,7 @@ class AppliedContraction:
         if not self._streams:
             return 0.0
         at_once = 1 if shape.staged else pieces
-        pages = product.length // at_once * product.data.dtype.bytes / PAGE
+        pages = product.length // at_once * product.data.dtype.bytes / self.machine.page_bytes
         return extent_of((*product.shared, *product.rows)) * at_once * max(1.0, pages) * FAR_RUN
 
     @cached_property
@@ -486,7 +486,9 @@ class AppliedContraction:
         output = formula.output
         if coefficient(formula.store, self.product.vector) != 1:
             return 0.0
-        pages = min(1.0, self.product.vector.extent * output.dtype.bytes / PAGE)  # from one row to the next
+        pages = min(
+            1.0, self.product.vector.extent * output.dtype.bytes / machine.page_bytes
+        )  # from one row to the next
         kept = output.size * output.dtype.bytes <= 2 * machine.caches.l2_per_core * machine.cores
         if kept or self._tiles_per_block(shape) * shape.rows * pages <= _FOLLOWED:
             return 0.0
@@ -498,12 +500,13 @@ class AppliedContraction:
         to read a tap of a panel, it may come from far away."""
         if self.product.constant_weight:
             return 0.0
-        astray = 1.0 if self._weight_pitch % _LINE else _ASTRAY
+        astray = 1.0 if self._weight_pitch % self.machine.line_bytes else _ASTRAY
         straddling = _STRADDLING * astray * (visits if shape.copied else steps)
         source = self.product.weight_load.source
         assert isinstance(source, Buffer)
         far = (
-            self._weight_pitch > _LINE and source.size * source.dtype.bytes > self.machine.caches.l2_per_core
+            self._weight_pitch > self.machine.line_bytes
+            and source.size * source.dtype.bytes > self.machine.caches.l2_per_core
         )
         line = _FAR_LINE_ASKED if shape.prefetch else _FAR_LINE
         return (straddling + (line * visits if far else 0.0)) * shape.vectors
@@ -515,7 +518,7 @@ class AppliedContraction:
         if not rows or not isinstance(data, te.Load):
             return 0.0
         pitch = abs(coefficient(data.indices[0], rows[-1]) or 1) * data.dtype.bytes
-        places = self.machine.caches.l1 / math.gcd(pitch, PAGE)
+        places = self.machine.caches.l1 / math.gcd(pitch, self.machine.page_bytes)
         return min(shape.rows, 2 * max(0.0, shape.rows - places))
 
     @cached_property

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from tilewright.space.templates.cpu.contraction import AppliedContraction, Shape
 
 _CHAIN = 256  # products that are summed one after the other, at most
-_LINE = 64
 
 
 class ContractionNest:
@@ -55,6 +54,7 @@ class ContractionNest:
 
     def __init__(self, applied: AppliedContraction, shape: Shape) -> None:
         self.shape, self.product, self.dims = shape, applied.product, applied.dims
+        self.line_bytes = applied.machine.line_bytes
         self.partial_size = applied.partial_size(shape)
         self.staged_extents = applied.staged_extents(shape) if shape.staged else ()
         self.lanes = self.staging_lanes = applied.lanes
@@ -81,7 +81,7 @@ class ContractionNest:
         # Of a narrower panel the last columns: those before are in the panel before it, too.
         self.column = self.vec * self.lanes + self.lane + (shape.panels.size - self.width)
 
-        self.straddling = applied.result_pitch % _LINE != 0
+        self.straddling = applied.result_pitch % self.line_bytes != 0
         # Where the result is larger than the second cache, its lines come from far away to be written.
         self.asks_ahead = (
             formula.output.size * formula.output.dtype.bytes > applied.machine.caches.l2_per_core
@@ -490,12 +490,13 @@ class ContractionNest:
         piece_size = self.shape.panels.size * taps
         panel_size = self.shape.panels.size * self.product.length
         loops = [*self.row_loops, *tap_loops]
-        lines = ceil_div(piece_size * size, _LINE)
+        lines = ceil_div(piece_size * size, self.line_bytes)
         each = ceil_div(lines, extent_of(loops))
         behind = te.as_index(panel_size) if short else (row_major(self.piece_loops) + 1) * piece_size
         following = self.which_panel * panel_size + behind
-        first = following + row_major(loops) * (each * _LINE // size)
-        return [Prefetch(weight, first + n * (_LINE // size), self.shape.prefetch) for n in range(each)]
+        in_line = self.line_bytes // size
+        first = following + row_major(loops) * (each * self.line_bytes // size)
+        return [Prefetch(weight, first + n * in_line, self.shape.prefetch) for n in range(each)]
 
 
 def _chunk(steps: int, most: int) -> int:

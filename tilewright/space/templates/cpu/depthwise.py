@@ -36,7 +36,6 @@ from tilewright.support.arith import ceil_div
 from tilewright.te.index import in_range, simplify
 
 NAME = "depthwise"
-_LINE = 64
 _STREAMS = 24  # that the hardware's prefetchers follow
 F32 = DType.F32
 _WRITTEN_OUT = 1200  # multiply-adds written out at most: code size and compile time
@@ -268,7 +267,8 @@ class _Applied:
         rows = self.chain.rows.outputs
         chunks = dict.fromkeys(ceil_div(rows, count) for count in (1, 2, 3, 4, 6, 8, 12, 16, 28, 56))
         # Threads that write neighbouring channels must not share a cache line.
-        whole_lines = 4 * self.chain.depthwise.channels % _LINE == 0 and 4 * self.lanes % _LINE == 0
+        line = self.work.machine.line_bytes
+        whole_lines = 4 * self.chain.depthwise.channels % line == 0 and 4 * self.lanes % line == 0
         blocks = (1, 2, 4, 8, 16) if whole_lines else (1,)
         return Space(
             NAME,

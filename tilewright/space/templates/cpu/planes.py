@@ -35,7 +35,6 @@ from tilewright.te.index import coefficient, simplify
 
 NAME = "planes"
 F32 = DType.F32
-_LINE = 64
 _FEWEST_LANES = 4
 _WIDEST_STRIDE = 4  # columns that are parted in registers
 _STAGED_BYTES = 256 << 10

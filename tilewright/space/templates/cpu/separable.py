@@ -57,7 +57,6 @@ from tilewright.te.index import in_range
 
 NAME = "separable"
 _UNROLL = 4  # steps of a sum written out
-_LINE = 16  # elements
 _MOST_PREFETCHES = 4  # in a step of a sum
 
 
@@ -123,6 +122,7 @@ class _Shape:
 class _Applied:
     def __init__(self, work: Work, chain: Separable) -> None:
         self.machine, self.chain = work.machine, chain
+        self.in_line = work.machine.line_bytes // F32.bytes  # elements
         self.lanes = min(work.machine.lanes(F32), power_of_two_below(chain.depthwise.channels))
         self.vectors = ceil_div(chain.depthwise.channels, self.lanes)
 
@@ -217,11 +217,11 @@ class _Applied:
         assert panels is not None
         tiles = ceil_div(self.chain.columns.extent, panels.rows)
         steps = self.ring(shape) * tiles * max(1, panels.depth // _UNROLL)
-        following = ceil_div(panels.vectors * panels.depth * panels.lanes, _LINE * steps)
+        following = ceil_div(panels.vectors * panels.depth * panels.lanes, self.in_line * steps)
         if shape.project is None:
             return following, 0
         groups = ceil_div(self.vectors, shape.group)
-        return following, ceil_div(shape.project.packing.size, _LINE * steps * groups)
+        return following, ceil_div(shape.project.packing.size, self.in_line * steps * groups)
 
     # -- what it costs --------------------------------------------------------------------------------------------
 
@@ -305,6 +305,7 @@ class _Builder:
         chain = applied.chain
         self.chain, self.shape, self.lanes, self.vectors = chain, shape, applied.lanes, applied.vectors
         self.ring = applied.ring(shape)
+        self.in_line = applied.in_line
         self.prefetched = applied.prefetched_lines(shape) if shape.prefetch else (0, 0)
         self.inputs = chain.task.graph.inputs
         self.out = Buffer("out", F32, chain.task.output.type.size)
@@ -429,12 +430,16 @@ class _Builder:
             panels = self.shape.expand
             first = (self.first_vector + panels.vectors) * (panels.depth * panels.lanes)
             weight = self.buffers[panels.stage.weight]
-            stmts += [Prefetch(weight, first + (step * following + n) * _LINE) for n in range(following)]
+            stmts += [
+                Prefetch(weight, first + (step * following + n) * self.in_line) for n in range(following)
+            ]
         if projecting:
             assert self.shape.project is not None
-            first = self.group * (steps * projecting * _LINE)
+            first = self.group * (steps * projecting * self.in_line)
             weight = self.buffers[self.shape.project.stage.weight]
-            stmts += [Prefetch(weight, first + (step * projecting + n) * _LINE) for n in range(projecting)]
+            stmts += [
+                Prefetch(weight, first + (step * projecting + n) * self.in_line) for n in range(projecting)
+            ]
         return stmts
 
     # -- filtered rows ----------------------------------------------------------------------------------------------

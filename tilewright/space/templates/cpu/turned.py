@@ -36,11 +36,10 @@ NAME = "turned"
 _FEWEST_LANES = 4
 _SUMS_BYTES = 256 << 10
 _WRITTEN_WINDOW = 16  # taps of a window that are written out at most
-_LINE = 64
 _TURNING = 2.0  # cycles for a vector that is turned, beside the shuffles
 RUN = 20.0  # cycles for a run of the data that is read for the first time
 _COPIED = 1.0  # cycles for a vector of the data that is packed
-_PAGE, _PAGES = 4096, 32  # bytes, and how many of them are sure to be found at once
+_PAGES = 32  # pages that are sure to be found at once
 _PAGE_MISS = 3.0  # cycles for another
 GATHERED = 1.0  # cycles for an element that is not copied in a run
 
@@ -197,7 +196,9 @@ class AppliedTurned(AppliedContraction):
             return runs * RUN + vectors * _COPIED
         if shape.staged:
             return runs * (RUN + (GATHERED * extents[-1] if self._gathers else 0.0))
-        pages = product.length // pieces * min(1.0, 4 * product.step(product.taps[0]) / _PAGE)
+        pages = (
+            product.length // pieces * min(1.0, 4 * product.step(product.taps[0]) / self.machine.page_bytes)
+        )
         return runs * RUN + (tiles * product.length * _PAGE_MISS if pages > _PAGES else 0.0)
 
     def _packs(self, shape: Shape) -> bool:
@@ -228,7 +229,7 @@ class AppliedTurned(AppliedContraction):
         outer, *window = self.product.taps
         span = (shape.rows - 1) * step + (window[-1].extent if window else 1) - 1
         rows = outer.extent * extent_of(window[:-1])
-        return rows * (_LINE + 4 * span)
+        return rows * (self.machine.line_bytes + 4 * span)
 
     def nest_of(self, shape: Shape) -> ContractionNest:
         return TurnedNest(self, shape)

@@ -38,7 +38,7 @@ from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.straight_line import operations
 from tilewright.space.templates.cpu.window import Convolution, convolution_of
-from tilewright.space.templates.cpu.winograd_nest import LINE, Nest, Shape
+from tilewright.space.templates.cpu.winograd_nest import Nest, Shape
 from tilewright.support.arith import ceil_div, round_up
 
 NAME = "winograd"
@@ -135,6 +135,7 @@ class AppliedWinograd:
             panels=panels,
             share=ceil_div(panels.count, int(values["shares"])),
             in_registers=(outputs + TAPS - 1) ** 2 <= _SPILLED * self.machine.vector_registers,
+            in_line=self.machine.line_bytes // DType.F32.bytes,
         )
 
     def terms(self, config: Config) -> Terms:
@@ -169,7 +170,7 @@ class AppliedWinograd:
         again = (shape.blocks - 1) * weight_bytes * min(1.0, max(0.0, 2 * crowding - 1.4))
         reads = 1 if panel <= caches.l1 // 2 else shape.row_tiles
         data_bytes = shape.seen_size * shape.channel_blocks * 4.0
-        from_scratch = data_bytes * (panels + 2 * iterations) + 3.0 * partial * LINE
+        from_scratch = data_bytes * (panels + 2 * iterations) + 3.0 * partial * self.machine.line_bytes
         beyond_l2 = max(0.0, 1 - caches.l2_per_core / 3 / scratch)
         # What the kernel before has left in this core's second cache, and what the one after it finds there.
         touched = self._image_bytes * min(shape.shares, self.machine.cores) + self._output_bytes

@@ -31,8 +31,6 @@ from tilewright.space.templates.cpu.straight_line import times_vector
 from tilewright.space.templates.cpu.window import Convolution
 from tilewright.support.arith import ceil_div
 
-LINE = 64  # bytes
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -51,6 +49,7 @@ class Shape:
     panels: Tiles  # of the output's channels
     share: int  # panels in a parallel iteration
     in_registers: bool  # whether a transform keeps what is between its two sides there
+    in_line: int  # elements of a cache line
 
     @property
     def side(self) -> int:
@@ -335,11 +334,11 @@ class Nest:
             [(step, Kind.UNROLL), *in_tile], Store(accumulators, place, te.call("fma", data, weight, kept))
         )
 
-        lines = shape.channels * size * 4 // LINE
+        lines = shape.channels * size // shape.in_line
         asked = ceil_div(lines, shape.channels // shape.unroll * row_tiles.count)
         number = ((row_tile * vector.extent + vector) * steps.extent + steps) * asked
         following = (panel + 1) * (shape.channels * size)
-        fetch = [Prefetch(self.weight, following + (number + n) * (LINE // 4), 2) for n in range(asked)]
+        fetch = [Prefetch(self.weight, following + (number + n) * shape.in_line, 2) for n in range(asked)]
 
         partial = self._product_at(row_tile * shape.rows + row, vec, self.element) + lane
         put: Stmt = nest(in_tile, Store(self.products, partial, kept))

@@ -45,7 +45,7 @@ from tilewright.numerics import is_strict, may_lose_digits
 from tilewright.runtime.paired import GROUP, HALF
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
-from tilewright.space.templates.cpu.contraction import ASKED_SHOWN, BEGIN, PAGE, even_block
+from tilewright.space.templates.cpu.contraction import ASKED_SHOWN, BEGIN, even_block
 from tilewright.space.templates.cpu.fast_algebra.paired_nest import PairedNest, Shape, packed_weight
 from tilewright.space.templates.cpu.fast_algebra.row_product import RowProduct, row_product_of
 from tilewright.space.templates.cpu.product import product_of
@@ -57,7 +57,6 @@ _BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32)
 _BESIDE = 12  # registers beside the sums of a tile: LLVM adds for some rows before it multiplies for others
 _LEAST_TAPS = 2 * GROUP  # fewer do not make up for what is done with a sum
 _LEAST_PANELS = 3  # fewer do not make up for scaling the rows
-_LINE = 64
 _BYTES = DType.F32.bytes
 _FORESEEN = 0.5  # of what a panel that returns from the second cache costs: the hardware foresees a run
 _ROW = 40.0  # cycles to finish with a row that is scaled
@@ -153,6 +152,7 @@ class AppliedPaired:
 
     def terms(self, config: Config) -> Terms:
         shape, caches = self.shape_of(dict(config.values)), self.machine.caches
+        line = self.machine.line_bytes
         iterations = shape.chunks * shape.blocks
         passes = iterations * shape.per_chunk  # of a panel
         tiles = passes * shape.tiles
@@ -181,14 +181,14 @@ class AppliedPaired:
             from_l2 += shape.chunks * data_bytes + 2.0 * written
         else:
             from_l3 += shape.chunks * data_bytes + 2.0 * written
-        places = caches.l1 / math.gcd(shape.rows * _LINE, PAGE)  # for lines of a row
+        places = caches.l1 / math.gcd(shape.rows * line, self.machine.page_bytes)  # for lines of a row
         displaced = scaled * _DISPLACED if shape.groups > places else 0.0
         return Terms(
             arithmetic=pairs * self.instructions(shape) + 4 * scaled + 2.0 * tiles * shape.rows,
             loads=2.0 * pairs
             + 3 * scaled
             + tiles * shape.rows
-            + (passes * panel / _LINE if shape.prefetch else 0.0),
+            + (passes * panel / line if shape.prefetch else 0.0),
             stores=scaled + tiles * shape.rows,
             branches=tiles * shape.groups + 2.0 * scaled,
             from_l2=float(from_l2),

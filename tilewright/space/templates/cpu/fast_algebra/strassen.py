@@ -54,7 +54,6 @@ from tilewright.space.templates.cpu.contraction import (
     BEGIN,
     COPIED_BYTES,
     FAR_RUN,
-    PAGE,
     AppliedContraction,
     even_block,
 )
@@ -62,7 +61,6 @@ from tilewright.space.templates.cpu.contraction import Shape as PlainShape
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest
 from tilewright.space.templates.cpu.contraction_tail import tail_terms
 from tilewright.space.templates.cpu.fast_algebra.strassen_nest import (
-    LINE,
     PRODUCTS,
     Shape,
     StrassenNest,
@@ -214,6 +212,7 @@ class AppliedStrassen:
             pieces=pieces,
             rest=self.tap.extent - 2 * pieces * piece,
             prefetch=int(values["prefetch"]),
+            in_line=self.machine.line_bytes // _BYTES,
         )
 
     # -- what it costs --------------------------------------------------------------------------------------------
@@ -271,7 +270,7 @@ class AppliedStrassen:
             far_runs = 0.0
         else:
             from_l3 += asked * staged + 2.0 * written
-            pages = max(1.0, 2 * shape.piece * _BYTES / PAGE)  # of a run
+            pages = max(1.0, 2 * shape.piece * _BYTES / self.machine.page_bytes)  # of a run
             far_runs = (beyond if asks else 1.0) * iterations * shape.block * shape.pieces * pages
             if not caches.keep(block_bytes):  # of what the last columns read again
                 from_l3 += again * data_bytes
@@ -288,7 +287,7 @@ class AppliedStrassen:
             + 4 * sums
             + _SUBTRACTED * differences
             + (_BEGUN + resumed) * results
-            + (passes * 4 * right / LINE if shape.prefetch else 0.0),
+            + (passes * 4 * right / self.machine.line_bytes if shape.prefetch else 0.0),
             stores=products.stores
             + sum(each.stores for each in others)
             + 4 * sums
@@ -316,7 +315,7 @@ class AppliedStrassen:
         return Terms(
             arithmetic=float(steps * each),
             loads=float(steps * (shape.rows + shape.vectors) + tiles * each),
-            from_l2=float(tiles * each * LINE),
+            from_l2=float(tiles * each * self.machine.line_bytes),
             scalar=tiles * 12.0,
         )
 

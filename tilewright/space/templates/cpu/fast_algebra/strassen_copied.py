@@ -24,14 +24,13 @@ from tilewright.space.templates.cpu.contraction import AppliedContraction
 from tilewright.space.templates.cpu.contraction import Shape as PlainShape
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest
 from tilewright.space.templates.cpu.fast_algebra.strassen import AppliedStrassen, is_large_matrix_product
-from tilewright.space.templates.cpu.fast_algebra.strassen_nest import LINE, Factors, StrassenNest
+from tilewright.space.templates.cpu.fast_algebra.strassen_nest import Factors, StrassenNest
 from tilewright.space.templates.cpu.fast_algebra.strassen_nest import Shape as PackedShape
 from tilewright.space.templates.cpu.product import Product, coordinates, product_of
 from tilewright.support.arith import ceil_div
 
 NAME = "strassen_copied"
 _BYTES = DType.F32.bytes
-_PER_LINE = LINE // _BYTES
 _COPIED = 1.0  # cycles for a vector that is copied, of which a register tile hides the rest
 
 
@@ -140,7 +139,7 @@ class _Nest(StrassenNest):
         shape, load = self.shape, self.product.weight_load
         assert isinstance(load.source, Buffer)
         run = 2 * shape.panels.size
-        lines = ceil_div(run, _PER_LINE)
+        lines = ceil_div(run, shape.in_line)
         each = ceil_div(2 * shape.piece * lines, steps)
         done = self.piece * shape.per_chunk + self.pair + 1
         first = self.which_pair - self.pair + done % shape.per_chunk
@@ -149,7 +148,7 @@ class _Nest(StrassenNest):
             number = step * each + n
             place = {
                 self.tap: done // shape.per_chunk * (2 * shape.piece) + number // lines,
-                self.product.vector: first * run + number % lines * _PER_LINE,
+                self.product.vector: first * run + number % lines * shape.in_line,
             }
             asked.append(Prefetch(load.source, te.substitute(load.indices[0], place), shape.prefetch))
         return asked

@@ -30,8 +30,6 @@ from tilewright.space.templates.cpu.product import Product
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient
 
-LINE = 64
-_PER_LINE = LINE // DType.F32.bytes
 Quarter = tuple[int, int]
 QUARTERS: tuple[Quarter, ...] = ((0, 0), (0, 1), (1, 0), (1, 1))  # of a matrix, by rows
 ALONE: tuple[Quarter, ...] = ((0, 0), (0, 1), (1, 1))  # those of the data that are left operands themselves
@@ -57,6 +55,7 @@ class Shape:
     pieces: int
     rest: int  # taps behind the last piece
     prefetch: int  # level of the cache where the weight is asked for; 0: it is not
+    in_line: int  # elements of a cache line
 
     @property
     def pairs(self) -> int:
@@ -80,8 +79,8 @@ class Shape:
     @property
     def pitch(self) -> int:
         """Elements from one row of a sum to the next: an odd number of lines, which no cache puts into one place."""
-        lines = ceil_div(self.piece * DType.F32.bytes, LINE)
-        return (lines + 1 - lines % 2) * LINE // DType.F32.bytes
+        lines = ceil_div(self.piece, self.in_line)
+        return (lines + 1 - lines % 2) * self.in_line
 
     @property
     def kept(self) -> bool:
@@ -91,7 +90,7 @@ class Shape:
     @property
     def lines_of_row(self) -> int:
         """Cache lines in which a row of a piece is: it may begin within one."""
-        return ceil_div(2 * self.piece, _PER_LINE) + 1
+        return ceil_div(2 * self.piece, self.in_line) + 1
 
     @property
     def lines(self) -> int:
@@ -353,9 +352,9 @@ class StrassenNest:
         later_chunk = done // (shape.per_chunk * shape.pieces) * shape.per_chunk
         pair = self.which_pair - self.pair + done % shape.per_chunk + later_chunk
         first = pair * (2 * panel) + done // shape.per_chunk % shape.pieces * piece
-        each = ceil_div(piece, _PER_LINE * steps)
+        each = ceil_div(piece, shape.in_line * steps)
         return [
-            Prefetch(weight, first + which * panel + (step * each + n) * _PER_LINE, shape.prefetch)
+            Prefetch(weight, first + which * panel + (step * each + n) * shape.in_line, shape.prefetch)
             for which in (0, 1)
             for n in range(each)
         ]
@@ -373,7 +372,7 @@ class StrassenNest:
         places = [
             {
                 self.row: first_row + line // shape.lines_of_row,
-                self.tap: first_tap + line % shape.lines_of_row * _PER_LINE,
+                self.tap: first_tap + line % shape.lines_of_row * shape.in_line,
             }
             for line in lines
         ]

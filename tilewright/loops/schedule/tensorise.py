@@ -1,20 +1,20 @@
-"""Intrinsics and micro-kernels: what they compute, as a tensor expression, and the statements that do it.
+"""Loops given to an intrinsic (`hw/intrinsics.py`), where they compute what it is declared to compute.
 
-Anyone can declare one. Its `output` is a stage over operands of the shape of a tile; `implement` gets a handle on each
-operand, wherever it lies in memory, and gives the statement. An intrinsic that is a reduction adds to what is in its
-output: `out[m, n] += sum(a[m, k] * b[k, n], k)`.
+One whose `emit` is a function gets a handle on each operand, wherever it lies in memory, and gives the statements; of
+the others one instruction is made.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.errors import ScheduleError
-from tilewright.loops.ir import Buffer, Kind, Stmt, Store, nest
+from tilewright.hw.intrinsics import Intrinsic, PtxAssembly
+from tilewright.loops.ir import Buffer, Invoke, Kind, Place, Stmt, Store, nest
 from tilewright.loops.schedule.nest import (
     Leaf,
     Loop,
@@ -52,42 +52,21 @@ class Operand:
     def store(self, value: te.Expr, *indices: te.Expr | int) -> Store:
         return Store(self.buffer, self.offset(*indices), value)
 
+    def place(self, elements: Sequence[tuple[int, ...]]) -> Place:
+        """The operand of an instruction whose lanes are these elements of the tile."""
+        steps = (sum(at * stride for at, stride in zip(e, self.strides, strict=True)) for e in elements)
+        return Place(self.buffer, self.base, tuple(steps))
 
-@dataclass(frozen=True, eq=False)
-class Intrinsic:
-    """`implement(out, *inputs)` gives the statement. A reduction may also say how its output is set to `value` before
-    the first element (`initialise(out, value)`); otherwise the loops that it replaces do it, of the kinds they had."""
 
-    name: str
-    output: te.Tensor
-    inputs: tuple[te.Tensor, ...]
-    implement: Callable[..., Stmt]
-    initialise: Callable[[Operand, te.Expr], Stmt] | None = None
-
-    def __post_init__(self) -> None:
-        stage = self.stage
-        if any(load.source not in self.inputs for load in te.loads(self.body)):
-            raise ScheduleError(f"intrinsic {self.name}: it reads a tensor that is not among its inputs")
-        axes = {*stage.axes, *self.reduced}
-        for load in te.loads(self.body):
-            if any(index not in axes for index in load.indices):
-                raise ScheduleError(f"intrinsic {self.name}: {print_expr(load)}: an index is one of its axes")
-
-    @property
-    def stage(self) -> te.Compute:
-        if not isinstance(self.output, te.Compute):
-            raise ScheduleError(f"intrinsic {self.name}: it computes nothing")
-        return self.output
-
-    @property
-    def body(self) -> te.Expr:
-        reduction = self.stage.reduction
-        return self.stage.body if reduction is None else reduction.body
-
-    @property
-    def reduced(self) -> tuple[te.Var, ...]:
-        reduction = self.stage.reduction
-        return () if reduction is None else reduction.axes
+def statement_of(intrinsic: Intrinsic, operands: Sequence[Operand]) -> Stmt:
+    """The intrinsic applied to operands where they lie, the output first."""
+    if isinstance(intrinsic.emit, PtxAssembly):
+        raise ScheduleError(f"tensorise: {intrinsic.name} is an instruction of a GPU")
+    if callable(intrinsic.emit):
+        made: Stmt = intrinsic.emit(*operands)
+        return made
+    pairs = zip(operands, intrinsic.fragments, strict=True)
+    return Invoke(intrinsic, tuple(operand.place(fragment.places()) for operand, fragment in pairs))
 
 
 def tensorise(nest: Nest, loop: str, intrinsic: Intrinsic) -> Nest:
@@ -97,8 +76,8 @@ def tensorise(nest: Nest, loop: str, intrinsic: Intrinsic) -> Nest:
           c[m, n] += a[m, k] * b[k, n]     ->     outer_product_6x16(c, a[.., k], b[k, ..])
 
     Needs: the nest holds one stage and nothing else; its loops are the intrinsic's axes, in any order; its expression
-    is the intrinsic's up to names and the order of commutative operands; no guard depends on its loops. Elsewhere:
-    tensorize (TVM), replace (Exo).
+    is the intrinsic's up to names and the order of commutative operands; no guard depends on its loops. An intrinsic
+    goes by its name in a trace, and may be a registered one. Elsewhere: tensorize (TVM), replace (Exo).
     """
     target = find_loop(nest, loop)[-1]
     match(target, intrinsic)

@@ -30,7 +30,11 @@ from tilewright.loops.weights import with_weights
 from tilewright.measure.exam import Case, draw_exam
 from tilewright.rewrites.pipeline import run_pipeline
 from tilewright.runtime.packing import Packing
-from tilewright.space.implementation import Kernel
+from tilewright.runtime.paired import PairedWeights
+from tilewright.runtime.transform import Transform
+from tilewright.runtime.winograd import WinogradWeights
+from tilewright.space.catalog import SKETCHED
+from tilewright.space.implementation import Implementation, Kernel
 from tilewright.space.sketches.cuda.shared_sums import SharedSums
 from tilewright.space.sketches.cuda.tensorised import Tensorised
 from tilewright.space.sketches.cuda.tiled import Tiled
@@ -122,6 +126,7 @@ def cpu_program(
         assert found is not None
         config = found[1]
     program = applied.program(config)
+    assert isinstance(program, Program)
     verify_program(program)
     return config, program
 
@@ -137,11 +142,13 @@ def gpu_kernel(
     applied = template.apply(GpuWork(task, machine, numerics))
     assert applied is not None, f"{template.name} declines the task"
     if isinstance(wanted, Random):
-        drawn = applied.space.sample(wanted)
-        assert drawn is not None
-        return drawn, applied.program(drawn)
-    config = next(c for c in applied.space.configs() if wanted.items() <= dict(c.values).items())
-    return config, applied.program(config)
+        config = applied.space.sample(wanted)
+        assert config is not None
+    else:
+        config = next(c for c in applied.space.configs() if wanted.items() <= dict(c.values).items())
+    kernel = applied.program(config)
+    assert not isinstance(kernel, Implementation), "more than one kernel"
+    return config, kernel
 
 
 def formula(task: Task) -> Formula:
@@ -178,14 +185,26 @@ def program_text(
 
 
 def config_text(config: Config) -> str:
-    return " ".join([config.template, *(f"{name}={value}" for name, value in config.values)])
+    return " ".join(
+        [config.template.removeprefix(SKETCHED), *(f"{name}={value}" for name, value in config.values)]
+    )
 
 
 def _packing_text(packing: Packing) -> str:
-    """The fields that say something."""
-    fields = {name: getattr(packing, name) for name in packing.__struct_fields__}
-    plain = {"zero_filled": (), "winograd": 0, "tail": (0, 0), "taps": ()}
-    return ", ".join(f"{name}={value}" for name, value in fields.items() if plain.get(name) != value)
+    """The fields that say something, and what is done to the array before."""
+    fields = {name: getattr(packing, name) for name in packing.__struct_fields__ if name != "transforms"}
+    said = [f"{name}={value}" for name, value in fields.items() if (name, value) != ("zero_filled", ())]
+    return ", ".join([*said, *map(_transform_text, packing.transforms)])
+
+
+def _transform_text(transform: Transform) -> str:
+    match transform:
+        case WinogradWeights():
+            return f"winograd={transform.outputs}"
+        case PairedWeights():
+            return f"taps={transform.axes}"
+        case _:
+            return repr(transform)
 
 
 def graph_text(graph: Graph) -> str:

@@ -1,4 +1,4 @@
-"""Products summed in parts, on cards without clusters: the same function, and a choice like any other."""
+"""Split-K on cards without clusters: the same function, and a candidate like any other."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import pytest
 
 from tests.rewrites.helpers import array
 from tests.space.checked import Inputs
-from tilewright.codegen.cuda.pieces import build_piece
+from tests.space.implementations import computed, kernels_of, run_on_a_card
 from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import A100, H200
 from tilewright.measure.check import relative_error
+from tilewright.space.candidates import Candidates
+from tilewright.space.decompositions.split_k import NAME, SplitK
+from tilewright.space.implementation import Implementation
 from tilewright.space.space import Config
-from tilewright.space.vendor import split
-from tilewright.space.vendor.candidates import way_of
-from tilewright.tune.gpu_rule import choose
+from tilewright.space.template import GpuWork
+from tilewright.tune.choose import choose, ranked
 
 
 def product(op: str, m: int = 6, k: int = 512, n: int = 24) -> Task:
@@ -30,48 +32,58 @@ def product(op: str, m: int = 6, k: int = 512, n: int = 24) -> Task:
 
 
 @pytest.mark.parametrize("op", ["matmul", "linear"])
-@pytest.mark.parametrize("parts", [2, 4])
-def test_the_pieces_mean_the_task(op: str, parts: int) -> None:
-    task = product(op)
-    way = split.way_in_parts(task, parts, None)
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_parts_mean_the_task(op: str, count: int) -> None:
+    task = product(op, k=1024)
+    implementation = split(task, count)
+    assert [part.result.shape[0] for part in implementation.parts[:1]] == [count]
     arrays = [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
-    values = dict(zip(way.inputs, arrays, strict=True))
-    for piece in way.pieces:
-        (values[piece.result],) = evaluate(
-            piece.task.graph, [np.asarray(values[node]) for node in piece.operands], precise=True
-        )
     (expected,) = evaluate(task.graph, arrays, precise=True)
-    assert relative_error(np.asarray(values[way.pieces[-1].result]), np.asarray(expected)) < 1e-6
+    assert relative_error(computed(implementation, arrays), np.asarray(expected)) < 1e-6
+
+
+def split(task: Task, count: int) -> Implementation:
+    applied = SplitK().apply(GpuWork(task, A100))
+    assert applied is not None
+    config = next(config for config in applied.space.configs() if config["count"] == count)
+    made = applied.program(config)
+    assert isinstance(made, Implementation) and len(made.parts) == 2
+    return made
 
 
 def test_it_is_chosen_where_it_pays_and_comes_back_from_its_config() -> None:
     long = product("matmul", 64, 8192, 256)
-    way = choose(long, A100, "fast", ())
-    assert way.config.template == split.NAME and len(way.pieces) == 2
-    again = way_of(long, A100, "fast", (), way.config)
-    assert again is not None and again.config == way.config
-    assert all(build_piece(piece, A100, "fast", None).resources.spilled_bytes == 0 for piece in way.pieces)
-    assert way_of(long, A100, "fast", (), Config.of(split.NAME, {"count": 3})) is None
-    assert choose(long, H200, "fast", ()).config.template != split.NAME, "clusters add up faster"
-    assert len(choose(product("matmul", 4096, 512, 4096), A100, "fast", ()).pieces) == 1
+    choice = choose(GpuWork(long, A100))
+    assert choice.config.template == NAME and len(choice.implementation.parts) == 2
+    candidates = Candidates.of(GpuWork(long, A100))
+    assert candidates.is_legal(choice.config) and candidates.recalled(choice.config) == choice.config
+    assert all(kernel.resources.spilled_bytes == 0 for kernel in kernels_of(choice.implementation, A100))
+    for wrong in ({"count": 3}, {**dict(choice.config.values), "count": 3}, {}):
+        assert not candidates.is_legal(Config.of(NAME, wrong))
+    assert SplitK().apply(GpuWork(long, H200)) is None, "blocks of a cluster add up without a second kernel"
+    assert len(choose(GpuWork(product("matmul", 4096, 512, 4096), A100)).implementation.parts) == 1
+
+
+def test_the_number_of_parts_is_a_knob_like_any_other() -> None:
+    applied = SplitK().apply(GpuWork(product("matmul", 64, 8192, 256), A100))
+    assert applied is not None
+    assert {config["count"] for config in applied.space.configs()} == {2, 4, 8}
+    times = ranked(applied, GpuWork(product("matmul", 64, 8192, 256), A100))
+    assert times[0][1]["count"] == 8, (
+        "more parts, more blocks: 4 blocks of 108 multiprocessors have work otherwise"
+    )
 
 
 @pytest.mark.gpu
 def test_it_is_right_on_a_card() -> None:
     from tilewright.hw.gpu import detect
-    from tilewright.measure.gpu_ways import way_plan
-    from tilewright.runtime.cuda.executor import GpuExecutor
 
     machine = replace(detect(), clusters=False)
     task = product("linear", 64, 4096, 200)
     arrays = [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
-    way = choose(task, machine, "fast", ())
-    assert way.config.template == split.NAME
-    plan, constants, objects = way_plan(task, way, arrays, machine, "fast")
-    executor = GpuExecutor(plan, constants, objects)
-    results = [np.empty(task.output.shape, np.float16) for _ in range(5)]
-    for result in results:
-        executor.run([arrays[0]], [result])
+    choice = choose(GpuWork(task, machine))
+    assert choice.config.template == NAME
+    results = run_on_a_card(choice.implementation, arrays, machine)
     (expected,) = evaluate(task.graph, arrays, precise=True)
     assert all(result.tobytes() == results[0].tobytes() for result in results)
-    assert relative_error(results[0], np.asarray(expected)) < 2e-3
+    assert relative_error(results[0].reshape(task.output.shape), np.asarray(expected)) < 2e-3

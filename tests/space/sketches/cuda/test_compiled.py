@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
+from tilewright.space.vendor.candidates import way_of
 
 from tests.loops.gpu.products import PRODUCTS
 from tests.rewrites.helpers import array
@@ -21,13 +22,12 @@ from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200, GpuMachine, detect
 from tilewright.runtime.cuda import device
 from tilewright.space.sketches.cuda import SKETCHES
-from tilewright.space.templates.cuda.template import GpuTemplate, GpuWork
-from tilewright.space.vendor.candidates import way_of
+from tilewright.space.template import GpuWork, Template
 
 
 @dataclass(frozen=True)
 class Sketched:
-    sketch: GpuTemplate
+    sketch: Template
     task: Task
     name: str
 
@@ -66,7 +66,7 @@ def test_random_configs_compile_without_spills(case: Sketched, machine: GpuMachi
     assert applied is not None
     config = applied.space.sample(Random(seed))
     assert config is not None
-    kernel = build(tensor_source(applied.kernel(config)), machine, "fast", None)
+    kernel = build(tensor_source(applied.program(config)), machine, "fast", None)
     used = kernel.resources
     assert used.spilled_bytes <= FEW_BYTES, config
     assert machine.resident_blocks(kernel.threads, used.registers, kernel.shared_bytes) >= 1

@@ -16,7 +16,7 @@ from tilewright.hw.gpu import H200
 from tilewright.loops.gpu.instructions import multiply
 from tilewright.space.sketches.cuda.contraction import Contraction, contraction_of
 from tilewright.space.sketches.cuda.mapping import Matrix, access_matrix, is_valid, mappings, times, turned
-from tilewright.space.templates.cuda.template import GpuWork
+from tilewright.space.template import GpuWork
 
 PRODUCT = ((True, True, False), (True, False, True), (False, True, True))
 

@@ -17,7 +17,8 @@ from tilewright.loops.gpu.tensor import TABLE_BYTES, MatrixTiles
 from tilewright.measure.check import relative_error
 from tilewright.measure.gpu import GpuProgram
 from tilewright.runtime.cuda import device
-from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms
+from tilewright.space.template import Applied
+from tilewright.space.terms import GpuTerms
 
 # What a kernel may spill. Left to weigh registers against blocks, the compiler would rather put a few addresses on the
 # stack than run one block less; then it is told not to.
@@ -54,14 +55,14 @@ def compiled(cases: Sequence[Any], quick: int) -> list[Any]:
     ]  # fmt: skip
 
 
-def check_it_compiles(applied: GpuApplied, machine: GpuMachine, seed: int) -> None:
+def check_it_compiles(applied: Applied, machine: GpuMachine, seed: int) -> None:
     """A random config: built by NVRTC, within the card's limits, without spills, and no more than was counted on."""
     pytest.importorskip(
         "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
     )
     config = applied.space.sample(Random(seed))
     assert config is not None
-    kernel = build(tensor_source(applied.kernel(config)), machine, "fast", None)
+    kernel = build(tensor_source(applied.program(config)), machine, "fast", None)
     check_resources(kernel, applied.terms(config), machine)
 
 
@@ -78,7 +79,7 @@ def check_resources(kernel: GpuKernel, terms: GpuTerms, machine: GpuMachine) -> 
 
 
 def check_on_a_card(
-    applied: GpuApplied, task: Task, arrays: list[np.ndarray], machine: GpuMachine, most: float
+    applied: Applied, task: Task, arrays: list[np.ndarray], machine: GpuMachine, most: float
 ) -> None:
     """Random configs: the oracle's result, and the same bits each time."""
     (reference,) = evaluate(task.graph, arrays, precise=True)
@@ -86,7 +87,7 @@ def check_on_a_card(
     for _ in range(4):
         config = applied.space.sample(rng)
         assert config is not None
-        kernel = GpuProgram(tensor_source(applied.kernel(config)), machine, on)
+        kernel = GpuProgram(tensor_source(applied.program(config)), machine, on)
         results = [kernel.run(arrays) for _ in range(5)]
         kernel.close()
         assert all(result.tobytes() == results[0].tobytes() for result in results), config

@@ -113,9 +113,7 @@ def _rehearse_whole(
         turns = stage.turns([chosen, without])
         if turns is not None and _share(turns, 1) <= _TAKEN_BACK:
             chosen = without
-    return {
-        key: Verdict(chosen[key], chosen[key].seconds, some[0].seconds) for key, some in contenders.items()
-    }
+    return {key: Verdict(chosen[key], None, None) for key in contenders}
 
 
 def comparison_seconds(models_seconds: float, casts: int, *, hasty: bool = False) -> float:

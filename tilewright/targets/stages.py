@@ -140,6 +140,7 @@ def _tuned(
             runner=target.runner,
             models=Staged(target, partitions, linked, threads),
             alone=frozenset(close),
+            timed=frozenset(task.key for key in close for task in (pairs[key].joined, *pairs[key].apart)),
         )
     return choices | {key: choose(work) for key, work in beside.items() if key not in choices}
 

@@ -26,8 +26,8 @@ from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import CpuMachine, host
 from tilewright.measure.building import Made
-from tilewright.measure.runner import Runner
 from tilewright.measure.cpu_timer import undisturbed
+from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.outcome import Outcome

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.loops.ir import Program
 from tilewright.space.candidates import Candidates
+from tilewright.space.implementation import Implementation, Kernel
 from tilewright.space.space import Config, Space
-from tilewright.space.template import Applied, Terms
+from tilewright.space.template import Applied
 from tilewright.space.templates.cpu.contraction import AppliedContraction
 from tilewright.space.templates.cpu.paired import AppliedPaired
 from tilewright.space.templates.cpu.promising import (
@@ -21,6 +21,7 @@ from tilewright.space.templates.cpu.promising import (
 )
 from tilewright.space.templates.cpu.strassen import AppliedStrassen
 from tilewright.space.templates.cpu.winograd import AppliedWinograd
+from tilewright.space.terms import Counted
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,10 @@ class Narrowed:
     whole: Applied
     space: Space
 
-    def terms(self, config: Config) -> Terms | None:
+    def terms(self, config: Config) -> Counted | None:
         return self.whole.terms(config)
 
-    def program(self, config: Config) -> Program:
+    def program(self, config: Config) -> Kernel | Implementation:
         return self.whole.program(config)
 
 

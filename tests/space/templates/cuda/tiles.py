@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.rewrites.helpers import array
-from tilewright.codegen.cuda.build import GpuKernel, build
+from tilewright.codegen.cuda.build import GpuKernel, GpuSource, build
 from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
@@ -17,6 +17,8 @@ from tilewright.loops.gpu.tensor import TABLE_BYTES, MatrixTiles
 from tilewright.measure.check import relative_error
 from tilewright.measure.gpu import GpuProgram
 from tilewright.runtime.cuda import device
+from tilewright.space.implementation import Implementation
+from tilewright.space.space import Config
 from tilewright.space.template import Applied
 from tilewright.space.terms import GpuTerms
 
@@ -62,8 +64,15 @@ def check_it_compiles(applied: Applied, machine: GpuMachine, seed: int) -> None:
     )
     config = applied.space.sample(Random(seed))
     assert config is not None
-    kernel = build(tensor_source(applied.program(config)), machine, "fast", None)
-    check_resources(kernel, applied.terms(config), machine)
+    terms = applied.terms(config)
+    assert isinstance(terms, GpuTerms)
+    check_resources(build(_source(applied, config), machine, "fast", None), terms, machine)
+
+
+def _source(applied: Applied, config: Config) -> GpuSource:
+    made = applied.program(config)
+    assert not isinstance(made, Implementation)
+    return tensor_source(made)
 
 
 def check_resources(kernel: GpuKernel, terms: GpuTerms, machine: GpuMachine) -> None:
@@ -87,7 +96,7 @@ def check_on_a_card(
     for _ in range(4):
         config = applied.space.sample(rng)
         assert config is not None
-        kernel = GpuProgram(tensor_source(applied.program(config)), machine, on)
+        kernel = GpuProgram(_source(applied, config), machine, on)
         results = [kernel.run(arrays) for _ in range(5)]
         kernel.close()
         assert all(result.tobytes() == results[0].tobytes() for result in results), config

@@ -20,8 +20,9 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that 
 
 import msgspec
 
-from tilewright.codegen.llvm import toolchain
+from tilewright.codegen.generator import generator
 from tilewright.db.versions import sources
+from tilewright.hw import host
 from tilewright.measure.building import Made
 from tilewright.measure.process import Failed
 from tilewright.measure.runner import Runner
@@ -53,7 +54,7 @@ class Builds:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._version = fingerprint(sources(), toolchain.version())
+        self._version = fingerprint(sources(), generator("cpu").toolchain(host()))
 
     def of(self, name: str, configs: Sequence[Config]) -> dict[Config, Made | Failed]:
         """What is there of these configs. The end of a file that was cut off is as if it were not there."""

@@ -25,17 +25,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tilewright.space.templates.cuda.template import GpuWork
 
 from tilewright.codegen.cuda.build import GpuKernel, GpuSource, build
 from tilewright.codegen.cuda.tensor import tensor_source
-from tilewright.cost.gpu import Ranked, rank
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine, detect
 from tilewright.runtime.cuda.device import Device, Function
+from tilewright.space.implementation import Implementation, Kernel
+from tilewright.space.space import Config
+from tilewright.space.template import Applied, GpuWork, Template
+from tilewright.space.templates.cuda import TEMPLATES
+from tilewright.tune.choose import ranked
 
 LAUNCHES, TURNS = 20, 9
 TOLERANCE = 2e-3
@@ -329,10 +332,36 @@ def built(source: GpuSource, machine: GpuMachine) -> GpuKernel:
     return build(source, machine, "fast", None)
 
 
+@dataclass(frozen=True)
+class Ranked:
+    """A config with its predicted time."""
+
+    seconds: float
+    config: Config
+    applied: Applied
+
+    @property
+    def kernel(self) -> Kernel:
+        made = self.applied.program(self.config)
+        assert not isinstance(made, Implementation), "templates of one kernel alone are ranked here"
+        return made
+
+
+def rank(work: GpuWork, templates: Sequence[Template] = TEMPLATES) -> list[Ranked]:
+    """Every config of these templates, the fastest by prediction first."""
+    found = [
+        Ranked(seconds, config, applied)
+        for template in templates
+        if (applied := template.apply(work)) is not None
+        for seconds, config in ranked(applied, work)
+    ]
+    return sorted(found, key=lambda each: each.seconds)
+
+
 def candidates(task: Task, machine: GpuMachine, measured: int, drawn: int) -> list[Ranked]:
-    ranked = rank(GpuWork(task, machine))
-    first = ranked[:measured]
-    rest = ranked[measured:]
+    found = rank(GpuWork(task, machine))
+    first = found[:measured]
+    rest = found[measured:]
     return first + random.Random(0).sample(rest, min(drawn, len(rest)))
 
 
@@ -348,7 +377,7 @@ def measure(
     launches: dict[str, Callable[[], None]] = {}
     graphs: dict[str, torch.cuda.CUDAGraph] = {}
     trials: dict[str, Trial] = {}
-    for ranked, kernel in zip(chosen, kernels, strict=True):
+    for each, kernel in zip(chosen, kernels, strict=True):
         function = device.load(kernel.cubin, kernel.symbol, kernel.shared_bytes)
         kept.append(function)
 
@@ -367,7 +396,7 @@ def measure(
         name = kernel.decisions
         used = kernel.resources
         trials[name] = Trial(
-            dict(ranked.config.values), ranked.seconds * 1e6, 0.0, error, used.registers, used.spilled_bytes
+            dict(each.config.values), each.seconds * 1e6, 0.0, error, used.registers, used.spilled_bytes
         )
         launches[name] = launch
         graphs[name] = replayed(launch, 5)
@@ -440,7 +469,7 @@ def main() -> None:
         planned = []
         for case in cases:  # the compiler works ahead on all cores
             chosen = candidates(case.make()[0], machine, options.measured, options.random)
-            sources = [tensor_source(each.applied.kernel(each.config)) for each in chosen]
+            sources = [tensor_source(each.kernel) for each in chosen]
             planned.append((case, chosen, [pool.submit(built, source, machine) for source in sources]))
         for case, chosen, futures in planned:
             rows.append(measure(case, chosen, [f.result() for f in futures], device, options.compile))

@@ -21,18 +21,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tilewright.codegen.cuda.pieces import piece_source
-from tilewright.tune.gpu_rule import choose
 from torch import nn
 
 from tilewright import frontend
+from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.graph.task import TaskCall
 from tilewright.hw import host
 from tilewright.hw.gpu import GpuMachine, detect
 from tilewright.measure.gpu import GpuProgram
 from tilewright.rewrites.pipeline import run_pipeline
 from tilewright.runtime.cuda.device import Device
+from tilewright.runtime.plan import VendorCall
+from tilewright.space.template import Work
 from tilewright.support.trace import Trace
+from tilewright.tune.choose import choose
 from tilewright.tune.oracle import PredictedCosts
 
 LAUNCHES, TURNS = 10, 7
@@ -150,25 +152,28 @@ class Ours:
     """The kernels of a task, one after another, on the caller's tensors."""
 
     def __init__(self, call: TaskCall, machine: GpuMachine, device: Device) -> None:
-        self.way = way = choose(call.task, machine, "fast", ())
+        self.implementation = choose(Work(call.task, machine)).implementation
         self.given = call.inputs
         self.constants = {
             node: torch.from_numpy(node.data).cuda() for node in call.inputs if node.data is not None
         }
+        bodies = [part.body for part in self.implementation.parts]
         self.programs = [
-            GpuProgram(piece_source(piece, machine, "fast"), machine, device) for piece in way.pieces
+            GpuProgram(tensor_source(body), machine, device)
+            for body in bodies
+            if not isinstance(body, VendorCall)
         ]
         self.own = [program.addresses for program in self.programs]
 
     def bind(self, inputs: Sequence[torch.Tensor], result: torch.Tensor) -> None:
         places = {
             node: (self.constants[x] if x in self.constants else inputs[x.attrs["index"]]).data_ptr()
-            for node, x in zip(self.way.inputs, self.given, strict=True)
+            for node, x in zip(self.implementation.inputs, self.given, strict=True)
         }
-        for piece, program in zip(self.way.pieces, self.programs, strict=True):
-            last = piece is self.way.pieces[-1]
-            places[piece.result] = result.data_ptr() if last else program.addresses[-1]
-            program.addresses = [places[node] for node in (*piece.operands, piece.result)]
+        parts = self.implementation.parts
+        for part, program in zip(parts, self.programs, strict=True):
+            places[part.result] = result.data_ptr() if part is parts[-1] else program.addresses[-1]
+            program.addresses = [places[node] for node in (*part.operands, part.result)]
 
     def launch(self, stream: int) -> None:
         for program in self.programs:

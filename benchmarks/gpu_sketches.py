@@ -58,8 +58,7 @@ def checks() -> list[tuple[str, Any, str]]:
 
 def check(number: int, name: str, task: Any, numerics: str, configs: int) -> dict[str, Any]:
     """Random configs of each sketch: the oracle's result, and the same bits each time."""
-    from tilewright.space.templates.cuda.template import GpuWork
-
+    from gpu_gemm import Ranked
     from tests.rewrites.helpers import array
     from tilewright.codegen.cuda.tensor import tensor_source
     from tilewright.graph.oracle import evaluate
@@ -68,6 +67,7 @@ def check(number: int, name: str, task: Any, numerics: str, configs: int) -> dic
     from tilewright.measure.gpu import GpuProgram
     from tilewright.runtime.cuda.device import Device
     from tilewright.space.sketches.cuda import SKETCHES
+    from tilewright.space.template import GpuWork
 
     machine, device = detect(), Device()
     arrays = [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
@@ -77,12 +77,15 @@ def check(number: int, name: str, task: Any, numerics: str, configs: int) -> dic
     found: dict[str, Any] = {"check": name, "wrong": [], "errors": {}}
     for sketch in SKETCHES:
         applied = sketch.apply(GpuWork(task, machine, numerics))
-        for _ in range(configs if applied is not None else 0):
-            config = applied.space.sample(rng)  # type: ignore[union-attr]
+        if applied is None:
+            continue
+        for _ in range(configs):
+            config = applied.space.sample(rng)
             if config is None:
                 found["wrong"].append(f"{sketch.name}: nothing is legal")
                 break
-            kernel = GpuProgram(tensor_source(applied.kernel(config)), machine, device)  # type: ignore[union-attr]
+            source = tensor_source(Ranked(0.0, config, applied).kernel)
+            kernel = GpuProgram(source, machine, device)
             results = [kernel.run(arrays) for _ in range(3)]
             kernel.close()
             error = relative_error(results[0].astype(np.float64).reshape(reference.shape), reference)
@@ -161,39 +164,28 @@ def plain_case(
     return Case(name, flops, make, peer, peer)
 
 
-class Default:
-    """The default program, as a template of one config."""
-
-    def __init__(self, formula: Any, machine: Any) -> None:
-        self.formula, self.machine = formula, machine
-
-    def kernel(self, config: Any) -> Any:
-        from tilewright.loops.gpu.default import default_program
-
-        return default_program(self.formula, self.machine)
-
-
-def chosen(kind: str, task: Any, numerics: str, machine: Any, ranked: int, drawn: int) -> list[Any]:
-    from tilewright.space.templates.cuda.template import GpuWork
-
-    from tilewright.cost.gpu import Ranked, rank, seconds
+def chosen(kind: str, task: Any, numerics: str, machine: Any, count: int, drawn: int) -> list[Any]:
+    from gpu_gemm import Ranked, rank
+    from tilewright.cost.gpu import seconds
+    from tilewright.space.catalog import SKETCHED
     from tilewright.space.sketches.cuda import SKETCHES
-    from tilewright.space.space import Config
+    from tilewright.space.template import GpuWork
     from tilewright.space.templates.cuda import TEMPLATES
+    from tilewright.space.templates.cuda.default import Default, is_hopeless
 
     work = GpuWork(task, machine, numerics)
     if kind == "default":
-        heavy = any(node.op in ("conv", "matmul") for node in task.graph.nodes())
-        plain: Any = Default(work.formula, machine)
-        return [] if heavy else [Ranked(0.0, Config(kind, ()), plain)]
-    makers = TEMPLATES if kind == "templates" else [s for s in SKETCHES if s.name == kind]
-    found = rank(work, ranked, makers)
+        return [] if is_hopeless(task) else rank(work, [Default()])
+    makers = TEMPLATES if kind == "templates" else [s for s in SKETCHES if s.name == SKETCHED + kind]
+    found = rank(work, makers)[:count]
     rng = random.Random(0)
     for _ in range(drawn if found else 0):
         applied = found[0].applied
         config = applied.space.sample(rng)
         if config is not None and config not in {each.config for each in found}:
-            found.append(Ranked(seconds(applied.terms(config), machine), config, applied))
+            terms = applied.terms(config)
+            assert terms is not None
+            found.append(Ranked(seconds(terms, machine), config, applied))
     return found
 
 
@@ -201,7 +193,7 @@ def made(applied: Any, config: Any, machine: Any) -> Any:
     from tilewright.codegen.cuda.build import build
     from tilewright.codegen.cuda.tensor import tensor_source
 
-    return build(tensor_source(applied.kernel(config)), machine, "fast", None)
+    return build(tensor_source(applied.program(config)), machine, "fast", None)
 
 
 def measure(case: Any, planned: dict[str, tuple[list[Any], list[Future[Any]]]]) -> dict[str, Any]:

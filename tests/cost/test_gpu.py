@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Callable
@@ -12,17 +11,20 @@ from random import Random
 from typing import Any
 
 import pytest
-from tilewright.space.templates.cuda.template import GpuTerms, GpuWork
 
 from tests.space.checked import Inputs
-from tilewright.cost.gpu import best_of, rank, seconds
+from tilewright.cost.gpu import seconds
 from tilewright.dtypes import DType
+from tilewright.errors import InternalError
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import A100, H200, GpuMachine
 from tilewright.space.space import Config
+from tilewright.space.template import GpuWork
 from tilewright.space.templates.cuda import TEMPLATES
 from tilewright.space.templates.cuda.matmul import TensorCores
+from tilewright.space.terms import GpuTerms, Roofline, Terms
+from tilewright.tune.choose import best_among, best_of, ranked
 
 
 def product(m: int, n: int, k: int) -> Task:
@@ -111,24 +113,40 @@ def test_what_does_not_fit_takes_for_ever() -> None:
 
 def test_the_least_is_chosen_and_always_the_same() -> None:
     work = GpuWork(product(512, 768, 3072), A100)
-    ranked = rank(work)
-    assert [each.seconds for each in ranked] == sorted(each.seconds for each in ranked)
-    few = rank(work, most=8)
-    assert few[0].config == ranked[0].config
-    assert [each.seconds for each in few] == sorted(each.seconds for each in few)
-    for a, b in itertools.combinations(few, 2):
-        different = sum(x != y for x, y in zip(a.config.values, b.config.values, strict=True))
-        assert different > 1 or b.seconds > 1.001 * a.seconds
+    applied = TensorCores().apply(work)
+    assert applied is not None
+    times = ranked(applied, work)
+    assert [each for each, _ in times] == sorted(each for each, _ in times)
+    assert ranked(applied, work) == times
+    descended = best_among(work, [applied])
+    assert descended is not None and descended[0] <= 1.05 * times[0][0], "a descent ends near the least"
     best = best_of(work)
-    assert best is not None and best.config == ranked[0].config and best.config in best.applied.space
+    assert best is not None and best[0] <= descended[0] and best[1] in best[2].space
     large, small = (
-        best_of(GpuWork(product(4096, 4096, 4096), H200)),
-        best_of(GpuWork(product(16, 8192, 8192), H200)),
+        best_of(GpuWork(product(*shape), H200)) for shape in ((4096, 4096, 4096), (16, 8192, 8192))
     )
-    assert large is not None and large.config.int("bm") * large.config.int("bn") >= 128 * 128
-    assert small is not None and small.config.int("bm") == 16
+    assert large is not None and large[1].int("bm") * large[1].int("bn") >= 128 * 128
+    assert small is not None and small[1].int("bm") == 16
 
 
-def test_a_task_of_no_template_has_no_ranking() -> None:
+def test_what_no_template_computes_is_left_to_the_default_program() -> None:
     x = Inputs()
-    assert best_of(GpuWork(x.task(apply("relu", x(8, 8, dtype=DType.F16))), H200)) is None
+    work = GpuWork(x.task(apply("relu", x(8, 8, dtype=DType.F16))), H200)
+    best = best_of(work)
+    assert best is not None and best[1].template == "default"
+    assert best_among(work, [found for t in TEMPLATES if (found := t.apply(work)) is not None]) is None
+
+
+@pytest.mark.parametrize("unit", ["scalar", "tensor16", "tf32"])
+def test_a_call_takes_longer_the_more_it_does_and_the_fewer_blocks_it_has(unit: str) -> None:
+    call = Roofline(1e10, 1e8, unit, is_call=True)
+    now = seconds(call, H200)
+    assert seconds(replace(call, flops=1e12), H200) > now and seconds(replace(call, bytes=1e10), H200) > now
+    assert seconds(replace(call, flops=1e12, busy=0.5), H200) > seconds(replace(call, flops=1e12), H200)
+    assert seconds(replace(call, is_call=False), H200) != now
+    assert seconds((call, call), H200) == pytest.approx(2 * now), "several kernels run one after another"
+
+
+def test_terms_of_a_processor_are_refused() -> None:
+    with pytest.raises(InternalError, match="terms of a processor"):
+        seconds(Terms(1.0), H200)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 
-from tilewright.codegen.cuda.pieces import build_piece
-from tilewright.space.vendor.pieces import refined
-
+from tests.space.implementations import NAMES, kernels_of
 from tilewright import frontend
 from tilewright.hw.gpu import DESCRIBED
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
+from tilewright.targets.stages import build_plan, choose_implementations
+from tilewright.targets.target import boundary
 from tilewright.zoo import registry
 
 
@@ -23,14 +24,14 @@ def compiled(name: str, target: CudaTarget) -> tuple[int, int]:
     model = registry.build(name, small=True).half()
     inputs = registry.example_inputs(name, small=True)
     imported = frontend.import_model(model, tuple(x.half() if x.is_floating_point() else x for x in inputs))
-    partition = target.partitioned(imported, "fast", Trace.off())
-    ways = target.chosen([partition], "fast", None, Trace.off())
-    made = target.finished(imported, partition, "fast", None, Trace.off(), ways)
-    made.plan.validate()
-    _, pieces = refined(partition, ways)
-    own = [piece for piece in pieces.values() if piece.call is None]
-    kernels = [build_piece(piece, target.machine, "fast", None) for piece in own]
-    return len(made.plan.steps), sum(kernel.resources.spilled_bytes > 0 for kernel in kernels)
+    partition = target.partition(imported, "fast", Trace.off())
+    chosen = choose_implementations(target, [partition], "fast", None, Trace.off())
+    (partition,) = chosen.partitions
+    linked, _ = build_plan(target, partition, chosen.choices, boundary(imported), "fast", Trace.off())
+    linked.plan.validate()
+    made = [choice.implementation for choice in chosen.choices.values()]
+    kernels = [kernel for each in made for kernel in kernels_of(each, target.machine)]
+    return len(linked.plan.steps), sum(kernel.resources.spilled_bytes > 0 for kernel in kernels)
 
 
 def main(arguments: list[str]) -> int:
@@ -39,9 +40,9 @@ def main(arguments: list[str]) -> int:
     machine = DESCRIBED[capability]
     bad = 0
     for name in names:
-        for libraries in (frozenset[str](), frozenset({"cublaslt", "torch"})):
+        for libraries in ((), NAMES):
             began = time.perf_counter()
-            steps, spilling = compiled(name, CudaTarget(machine, None, libraries))
+            steps, spilling = compiled(name, CudaTarget(replace(machine, libraries=libraries)))
             bad += spilling
             how = "with libraries" if libraries else "alone"
             seconds = time.perf_counter() - began

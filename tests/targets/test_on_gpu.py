@@ -16,20 +16,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tilewright.space.vendor.summed import NAME
-from tilewright.tune.gpu_sums import pairs_of
 from torch import nn
 
 import tilewright
-from tilewright import frontend
+from tests.targets.pooled import Pooled, imported, partitioned
 from tilewright.db.database import Database
 from tilewright.errors import InputError, MixedDevicesError
 from tilewright.hw.gpu import PORTABLE, detect
 from tilewright.knobs import DEPENDENT_LAUNCHES
+from tilewright.rewrites.join_reductions import alternatives, join_reductions
 from tilewright.runtime.cuda.model import GpuModel
+from tilewright.space.template import Work
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
-from tilewright.targets.target import together
+from tilewright.targets.stages import build_plan, choose_implementations
+from tilewright.targets.target import boundary as boundary_of
+from tilewright.targets.target import computed
+from tilewright.tune.choose import choose
 from tilewright.tune.effort import Tuning
 from tilewright.zoo import registry
 
@@ -255,42 +258,38 @@ def test_what_stands_before_and_behind_products(target: str, dtype: torch.dtype)
     assert_right(model, (x,), fast(x), 2e-3 if dtype is torch.float16 else 1e-2)
 
 
-class _Pooled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(64, 256, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.conv(x)).mean((2, 3))
-
-
 @pytest.mark.parametrize(("numerics", "size"), [("fast", 7), ("fast", 56), ("strict", 56)])
-def test_a_product_and_the_mean_of_its_results_are_raced_as_one(
+def test_a_product_and_the_mean_of_its_results_are_measured_as_one(
     numerics: str, size: int, tmp_path: Path
 ) -> None:
-    """Whichever is faster: the same again without a measurement, and right as one."""
+    """Whichever is faster: the same again without a measurement, and right both joined and apart."""
     torch.manual_seed(0)
-    model, x = _Pooled().half().eval(), torch.randn(4, 64, size, size).half()
-    imported, target = frontend.import_model(model, (x,)), CudaTarget(detect(), 0)
-    partition = target.partitioned(imported, numerics, Trace.off())
-    found = []
+    model, target = Pooled().half().eval(), CudaTarget(detect(), 0)
+    partition = partitioned(model, size)
+    tuning = Tuning("quick", budget=60.0, db=tmp_path / "tuning.db")
+    found, ended = [], []
     for _ in range(2):
         trace = Trace()
-        tuning = Tuning(db=tmp_path / "tuning.db")
-        ways = target.chosen([partition], numerics, None, trace, tuning=tuning)
-        (notes,) = (event.notes for event in trace.events if event.name == "tune")
-        found.append(({key: way.config for key, way in ways.items()}, notes["trials"]))
-    (first, trials), (second, none) = found
-    assert first == second and trials > 0 and none == 0
+        found.append(choose_implementations(target, [partition], numerics, None, trace, tuning=tuning))
+        ended += [event.notes["why"] for event in trace.events if event.name == "tune.end"]
+    first, second = ({key: choice.config for key, choice in each.choices.items()} for each in found)
+    assert first == second and ended[0] != "known" == ended[1]
     with Database.open(tmp_path / "tuning.db") as database:
-        summed = [record for record in database.records() if record.config.template == NAME]
-    plain = {key: ways[key] for key in together([partition])}
-    for key, pair in pairs_of([partition], plain, detect(), numerics).items():
-        assert {record.failure for record in summed} == {""}, [record.message for record in summed]
-        joint = target.finished(
-            imported, partition, numerics, None, Trace.off(), {**plain, key: pair.ways[0]}
-        )
-        assert_right(model.cuda(), (x.cuda(),), joint(x.cuda()))
+        joined = [r for r in database.records() if r.config.template in ("tensor-sums", "fused-reduction")]
+    assert joined and {record.failure for record in joined} == {""}, [record.message for record in joined]
+    x = torch.randn(4, 64, size, size).half().cuda()
+    for keys in ((), tuple(alternatives([partition]))):
+        cut = join_reductions(partition, keys)
+        works = {key: Work(task, target.machine, numerics) for key, (task, _) in computed(cut).items()}
+        choices = {key: choose(work) for key, work in works.items()}
+        boundary = boundary_of(imported(model, size))
+        linked, _ = build_plan(target, cut, choices, boundary, numerics, Trace.off())
+        assert_right(model.cuda(), (x,), target.load(linked, linked.constants, None, _never)(x))
+        model.cpu()
+
+
+def _never(target: Any) -> Any:
+    raise AssertionError("it is not saved")
 
 
 class _Quantised(nn.Module):
@@ -376,4 +375,4 @@ def test_a_model_of_the_cpu_for_the_gpu() -> None:
 def test_the_libraries_are_there() -> None:
     target = CudaTarget.of_card(0)
     assert isinstance(target, CudaTarget)
-    assert target.libraries == {"cublaslt", "torch"}
+    assert set(target.machine.libraries) == {"cublaslt", "torch"}

@@ -35,7 +35,7 @@ from tilewright.loops.ir import (
     local_buffers,
     thread_count,
 )
-from tilewright.te.index import Bounds, bounds, coefficient, linear, simplify
+from tilewright.te.index import Bounds, bounds, coefficient, divisor_of, linear, simplify
 
 _COPY_BYTES = 16  # the most that one instruction copies
 
@@ -251,9 +251,15 @@ class _Verifier:
             self.bound(stmt.cond)
             guards = (*guards, (stmt.cond, True))
         self.bound(stmt.index, stmt.source_index)
-        for end in (0, stmt.lanes - 1):
-            self.access(stmt.buffer, stmt.index + end, self.guards)
-            self.access(stmt.source, stmt.source_index + end, guards)
+        for buffer, index, under in (
+            (stmt.buffer, stmt.index, self.guards),
+            (stmt.source, stmt.source_index, guards),
+        ):
+            self.access(buffer, index, under)
+            # From a multiple of its lanes on, a copy ends within what it begins in. Bounds alone do not show that where
+            # an index is the remainder of a division.
+            if buffer.size % stmt.lanes or divisor_of(simplify(index)) % stmt.lanes:
+                self.access(buffer, index + (stmt.lanes - 1), under)
 
     def warp(self, stmt: Warp) -> None:
         self.between_threads(stmt.instruction.name)

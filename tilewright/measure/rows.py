@@ -133,7 +133,7 @@ class _Batched:
             return attrs if rule(node, leading) else None
         if node.op == "reshape":
             return {**attrs, "shape": (*self.lead, *node.shape[leading:])}
-        if node.op == "broadcast_to":
+        if node.op == "broadcast_to" and node.inputs[0].type.rank == node.type.rank:
             return {**attrs, "shape": (*self.lead, *node.shape[leading:])}
         if node.op == "slice":
             whole = node.attrs["starts"][:leading] == (0,) * leading
@@ -162,7 +162,7 @@ class _Batched:
         products, masks = node.inputs[:3], node.inputs[3:]
         return (
             node.type.rank >= leading + 2
-            and all(operand in self.split for operand in products)
+            and all(operand in self.split and operand.type.rank == node.type.rank for operand in products)
             and all(self._broadcasts(mask, node.type.rank) for mask in masks)
         )
 

@@ -21,7 +21,7 @@ from tilewright.support.trace import Trace
 from tilewright.support.version import VERSION
 from tilewright.targets.target import Choices, Target, together
 from tilewright.tune.allocate import Goal, Objective
-from tilewright.tune.choose import Choice, choose, implementation_of
+from tilewright.tune.choose import Choice, best_of, choose, implementation_of
 from tilewright.tune.effort import KNOWN, Tuning
 from tilewright.tune.known import known_choices
 from tilewright.tune.lock import check_lockable, lock_of, locked_choices, read_lock, write_lock
@@ -56,6 +56,7 @@ def choose_implementations(
             joined = _joined(partitions, [key for key in pairs if key in found.tasks])
             return Chosen(joined, locked_choices(found, _works(joined, target, numerics), numerics, path))
         check_lockable(path)
+    pairs = {key: pair for key, pair in pairs.items() if _is_possible(pair, target, numerics)}
     works = _works(partitions, target, numerics)
     beside = {key: Work(pair.joined, target.machine, numerics) for key, pair in pairs.items()}
     count = target.threads(threads)
@@ -81,6 +82,11 @@ def _works(partitions: Sequence[Partition], target: Target, numerics: str) -> di
 
 def _joined(partitions: Sequence[Partition], keys: Sequence[str]) -> tuple[Partition, ...]:
     return tuple(join_reductions(partition, keys) for partition in partitions)
+
+
+def _is_possible(pair: Alternative, target: Target, numerics: str) -> bool:
+    """Whether anything computes both at once."""
+    return best_of(Work(pair.joined, target.machine, numerics)) is not None
 
 
 def _is_faster(pair: Alternative, choices: Mapping[str, Choice]) -> bool:
@@ -134,6 +140,7 @@ def _tuned(
             runner=target.runner,
             models=Staged(target, partitions, linked, threads),
             alone=frozenset(close),
+            timed=frozenset(task.key for key in close for task in (pairs[key].joined, *pairs[key].apart)),
         )
     return choices | {key: choose(work) for key, work in beside.items() if key not in choices}
 

@@ -265,7 +265,7 @@ def divisor_of(expr: Expr) -> int:
     result = form.constant
     for atom, factor in form.terms.items():
         known = 1
-        if isinstance(atom, Call) and atom.op in ("min", "max"):
+        if isinstance(atom, Call) and atom.op in ("min", "max", "mod"):
             known = math.gcd(*(divisor_of(arg) for arg in atom.args))
         result = math.gcd(result, factor * known)
     return result

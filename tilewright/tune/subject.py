@@ -24,7 +24,8 @@ _LEAST_TRIALS = 8
 
 
 class Subject:
-    def __init__(self, tunable: Tunable, tuning: Tuning, past: Past) -> None:
+    def __init__(self, tunable: Tunable, tuning: Tuning, past: Past, *, timed: bool = False) -> None:
+        """`timed`: its time matters even where there is nothing to choose."""
         self.tunable = tunable
         self.key, self.job, self.label = tunable.key, tunable.job, tunable.label
         self.candidates = tunable.candidates
@@ -37,7 +38,7 @@ class Subject:
         self._tuning, self._past = tuning, past
         predicted = tunable.predict(self.start.config)
         self.standing = Standing(tunable.kind, tunable.operations, predicted)
-        if self.candidates.size == 1:  # there is nothing to choose, and its time would change nothing
+        if self.candidates.size == 1 and not timed:  # its time would change nothing
             self.complete = self.standing.done = True
 
     # -- what was measured --------------------------------------------------------------------------------------------

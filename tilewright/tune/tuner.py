@@ -89,16 +89,20 @@ def tune(
     runner: Callable[[int], Measuring] = Runner,
     models: Models | None = None,
     alone: frozenset[str] = frozenset(),
+    timed: frozenset[str] = frozenset(),
 ) -> dict[str, Choice]:
     """A choice for each of `tunables`, by key, within the seconds of `tuning`; each with the number of its calls.
     `objective`: where it is not the time of one model that calls each so often. `runner`: of so many threads. `models`:
-    those that they are of, for the last choice; `alone`: keys of those that no model calls."""
+    those that they are of, for the last choice; `alone`: keys of those that no model calls; `timed`: of those that are
+    measured even if they have one candidate alone."""
     calls = {key: count for key, (_, count) in tunables.items()}
     objective = objective or Objective((Goal(calls),))
     deadline = time.monotonic() + tuning.seconds
     with Database.open(tuning.db) as database, interruptible() as shield:
         some = {key: tunable for key, (tunable, _) in tunables.items()}
-        run = _Run(some, calls, objective, tuning, threads, database, deadline, shield, trace, models, alone)
+        run = _Run(
+            some, calls, objective, tuning, threads, database, deadline, shield, trace, models, alone, timed
+        )
         return run.choices(runner)
 
 
@@ -131,8 +135,9 @@ class _Run:
         trace: Trace,
         models: Models | None,
         alone: frozenset[str],
+        timed: frozenset[str],
     ) -> None:
-        self.alone = alone
+        self.alone, self.timed = alone, timed
         self.tunables, self.calls, self.objective, self.models = tunables, calls, objective, models
         self.tuning, self.threads, self.database = tuning, threads, database
         self.begun, self.deadline = time.monotonic(), deadline
@@ -152,7 +157,7 @@ class _Run:
                 known = self._known()
                 self.chosen = {key: one.choice for key, one in known.items()}
                 self.subjects = {
-                    key: Subject(tunable, self.tuning, self.past)
+                    key: Subject(tunable, self.tuning, self.past, timed=key in self.timed)
                     for key, tunable in self.tunables.items()
                     if key not in known
                 }
@@ -193,7 +198,7 @@ class _Run:
         found = {}
         for key, tunable in self.tunables.items():
             decision = self.database.decision(tunable.key)
-            if decision is None:
+            if decision is None or (key in self.timed and not decision.trials):
                 continue
             choice = tunable.known(decision)
             if choice is not None:

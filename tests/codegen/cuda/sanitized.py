@@ -36,6 +36,7 @@ from tilewright.loops.gpu.default import default_program
 from tilewright.measure.gpu import GpuProgram
 from tilewright.runtime.cuda.device import Device
 from tilewright.space.sketches.cuda import SKETCHES
+from tilewright.space.template import GpuWork
 from tilewright.space.templates.cuda import TEMPLATES
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
@@ -79,7 +80,7 @@ def samples(machine: GpuMachine) -> Iterator[Sample]:
             applied = template.apply(GpuWork(task, machine))
             config = None if applied is None else applied.space.sample(Random(0))
             if applied is not None and config is not None:
-                yield f"{name}, by {template.name}", tensor_source(applied.kernel(config)), arrays
+                yield f"{name}, by {template.name}", tensor_source(applied.program(config)), arrays
 
 
 def run() -> None:

@@ -9,8 +9,6 @@ import pytest
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'")
 
-from tilewright.space.templates.cuda.template import GpuApplied
-
 from tests.loops.gpu.products import PRODUCTS
 from tests.space.templates.cuda import test_attention
 from tests.space.templates.cuda.test_matmul import work_of
@@ -18,7 +16,8 @@ from tilewright.codegen.cuda.build import build
 from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.hw.gpu import H200
 from tilewright.space.space import Config
-from tilewright.space.templates.cuda.matmul import Applied
+from tilewright.space.template import Applied
+from tilewright.space.templates.cuda.matmul import AppliedProduct
 
 CPU_SECONDS, KILOBYTES = 2.0, 512 << 10
 
@@ -28,9 +27,9 @@ def config(name: str, **values: int | bool) -> Config:
 
 
 # Those that took longest of a hundred: elements one by one, sums in parts; many registers.
-HEAVIEST: list[tuple[GpuApplied, Config]] = [
+HEAVIEST: list[tuple[Applied, Config]] = [
     (
-        Applied(work_of(PRODUCTS[5]), H200),
+        AppliedProduct(work_of(PRODUCTS[5]), H200),
         config(
             "tensor-product", bm=64, bn=64, bk=64, warps_m=4, warps_n=1, stages=3, split=2, persistent=False
         ),
@@ -43,9 +42,9 @@ HEAVIEST: list[tuple[GpuApplied, Config]] = [
 
 
 @pytest.mark.parametrize(("applied", "chosen"), HEAVIEST, ids=["product", "attention"])
-def test_a_candidate_is_compiled_within_its_budget(applied: GpuApplied, chosen: Config) -> None:
+def test_a_candidate_is_compiled_within_its_budget(applied: Applied, chosen: Config) -> None:
     assert chosen in applied.space
     memory, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    build(tensor_source(applied.kernel(chosen)), H200, "fast", None)
+    build(tensor_source(applied.program(chosen)), H200, "fast", None)
     assert time.process_time() - began < CPU_SECONDS
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < KILOBYTES

@@ -10,20 +10,19 @@ import pytest
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'")
 
-from tilewright.codegen.cuda.pieces import piece_source
-from tilewright.space.templates.cuda.template import GpuWork
-from tilewright.space.vendor.pieces import ours
-
 from tests.loops.formulas import EXAMPLES
 from tests.space.checked import Inputs
 from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.cuda.build import GpuSource, build, identity, source_of
-from tilewright.cost.gpu import best_of
+from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.hw.gpu import A100, H200
 from tilewright.loops.formula import formula_of
 from tilewright.loops.gpu.default import default_program
+from tilewright.loops.gpu.tensor import TensorProduct
+from tilewright.space.template import GpuWork
+from tilewright.space.templates.cuda.matmul import TensorCores
 
 
 def of_a_loop() -> GpuSource:
@@ -34,9 +33,11 @@ def of_a_loop() -> GpuSource:
 def of_a_template() -> GpuSource:
     x = Inputs()
     task = x.task(apply("matmul", x(64, 64, dtype=DType.F16), x(64, 64, dtype=DType.F16)))
-    best = best_of(GpuWork(task, H200))
-    assert best is not None
-    return piece_source(ours(task, best.config).pieces[0], H200, "fast")
+    applied = TensorCores().apply(GpuWork(task, H200))
+    assert applied is not None
+    made = applied.program(next(iter(applied.space.configs())))
+    assert isinstance(made, TensorProduct)
+    return tensor_source(made)
 
 
 @pytest.mark.parametrize("made", [of_a_loop, of_a_template])

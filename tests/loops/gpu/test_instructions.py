@@ -82,6 +82,16 @@ def test_matrices_are_loaded_and_turned() -> None:
         assert line in text
 
 
+def test_a_copy_from_a_multiple_of_its_lanes_on_ends_within_the_buffer() -> None:
+    """Its index is a remainder, of which bounds say no more than that it is below the divisor."""
+    x, out = Buffer("x", DType.F16, 240), Buffer("out", DType.F16, 240)
+    at = te.call("mod", T * 8, te.as_index(240))
+    copies = {index: For(T, Kind.THREAD, Copy(TILE, T * 8, x, index, 8)) for index in (at, at + 1)}
+    verify_program(Program("remainder", (x, out), block(copies[at])))
+    with pytest.raises(VerificationError, match="is accessed at"):
+        verify_program(Program("remainder", (x, out), block(copies[at + 1])))
+
+
 def test_what_is_on_its_way_is_nothing_yet() -> None:
     x = np.arange(256, dtype=np.float16)
     assert np.isnan(

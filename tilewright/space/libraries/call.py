@@ -15,7 +15,7 @@ from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import VendorCall, View
 from tilewright.space.implementation import Implementation, Piece, cut
 from tilewright.space.libraries.strides import strides_of
-from tilewright.space.template import GpuWork
+from tilewright.space.template import Applied, GpuWork
 from tilewright.space.templates.cuda.default import Default
 from tilewright.space.templates.default import DEFAULT
 from tilewright.space.terms import Counted, Roofline
@@ -122,12 +122,18 @@ class Around:
     @property
     def is_possible(self) -> bool:
         """Whether there are kernels for what is around the call."""
+        return len(self._kernels) == len(self._pieces[0]) - 1
+
+    @cached_property
+    def _kernels(self) -> dict[int, Applied]:
+        """What computes the pieces around the call, by their numbers."""
         pieces, called = self._pieces
-        return all(
-            GpuWork(piece.task, self.work.machine, self.work.numerics).formula is not None
+        found = {
+            number: Default().apply(GpuWork(piece.task, self.work.machine, self.work.numerics))
             for number, piece in enumerate(pieces)
             if number != called
-        )
+        }
+        return {number: applied for number, applied in found.items() if applied is not None}
 
     def implementation(
         self, function: str, operands: dict[Node, View], packings: dict[Node, Packing], **call: Any
@@ -137,7 +143,9 @@ class Around:
         parts = []
         for number, piece in enumerate(pieces):
             if number != called:
-                parts.append(piece.by(_default(self.work, piece)))
+                body = self._kernels[number].program(DEFAULT)
+                assert not isinstance(body, Implementation)
+                parts.append(piece.by(body))
                 continue
             views = tuple(
                 View(piece.operands.index(node), each.shape, each.strides, each.offset)
@@ -148,23 +156,18 @@ class Around:
         return Implementation(self.graph.inputs, tuple(parts))
 
     def terms(self, unit: str, busy: float = 1.0) -> Counted:
-        """The call at the library's rate, and the kernels around it by their bytes."""
+        """The call at the library's rate, and the kernels around it as they count themselves."""
         pieces, called = self._pieces
-        return tuple(
-            Roofline(piece.task.flops, piece.task.bytes, unit, busy, is_call=True)
-            if number == called
-            else Roofline(piece.task.flops, piece.task.bytes)
-            for number, piece in enumerate(pieces)
-        )
+        counted: list[Counted] = []
+        for number, piece in enumerate(pieces):
+            if number == called:
+                counted.append(Roofline(piece.task.flops, piece.task.bytes, unit, busy, is_call=True))
+            elif (terms := self._kernels[number].terms(DEFAULT)) is not None:
+                counted.append(terms)
+        return tuple(counted)
 
 
 def unit_of(anchor: Node, numerics: str) -> str:
     if anchor.dtype in SHORT:
         return "tensor16"
     return "tf32" if may_round_to_tf32(numerics) else "scalar"
-
-
-def _default(work: GpuWork, piece: Piece) -> Any:
-    applied = Default().apply(GpuWork(piece.task, work.machine, work.numerics))
-    assert applied is not None, "asked for by is_possible"
-    return applied.program(DEFAULT)

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
-from tilewright.space.templates.cuda.template import GpuTemplate, GpuWork
-from tilewright.space.vendor.candidates import way_of
 
 from tests.loops.gpu.products import PRODUCTS
 from tests.rewrites.helpers import array
@@ -16,18 +14,20 @@ from tests.space.sketches.cuda.tasks import CONVOLUTIONS, product_task
 from tests.space.templates.cuda.tiles import FEW_BYTES, check_on_a_card, compiled
 from tilewright.codegen.cuda.build import build
 from tilewright.codegen.cuda.tensor import tensor_source
-from tilewright.cost.gpu import rank
 from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200, GpuMachine, detect
 from tilewright.runtime.cuda import device
+from tilewright.space.candidates import Candidates
 from tilewright.space.sketches.cuda import SKETCHES
+from tilewright.space.template import GpuWork, Template
+from tilewright.tune.choose import ranked
 
 
 @dataclass(frozen=True)
 class Sketched:
-    sketch: GpuTemplate
+    sketch: Template
     task: Task
     name: str
 
@@ -66,7 +66,7 @@ def test_random_configs_compile_without_spills(case: Sketched, machine: GpuMachi
     assert applied is not None
     config = applied.space.sample(Random(seed))
     assert config is not None
-    kernel = build(tensor_source(applied.kernel(config)), machine, "fast", None)
+    kernel = build(tensor_source(applied.program(config)), machine, "fast", None)
     used = kernel.resources
     assert used.spilled_bytes <= FEW_BYTES, config
     assert machine.resident_blocks(kernel.threads, used.registers, kernel.shared_bytes) >= 1
@@ -76,11 +76,15 @@ def test_random_configs_compile_without_spills(case: Sketched, machine: GpuMachi
 @pytest.mark.parametrize("number", range(0, len(CASES), 17))
 def test_the_best_are_candidates_that_can_be_named_again(number: int) -> None:
     case = CASES[number]
-    ranked = rank(GpuWork(case.task, H200), 4, (case.sketch,))
-    assert ranked and ranked[0].seconds < 1
-    for each in ranked:
-        way = way_of(case.task, H200, "fast", (), each.config)
-        assert way is not None and way.config == each.config and way.is_ours
+    work = GpuWork(case.task, H200)
+    candidates = Candidates.of(work)
+    applied = case.sketch.apply(work)
+    assert applied is not None
+    fastest = ranked(applied, work)[:4]
+    assert fastest and fastest[0][0] < 1
+    for _, config in fastest:
+        assert candidates.is_legal(config) and candidates.recalled(config) == config
+        assert not candidates.implementation(config).uses_library
 
 
 @pytest.mark.gpu

@@ -6,7 +6,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from tilewright.space.templates.cuda.template import GpuTemplate, GpuWork
 
 from tests.loops.gpu.products import Product
 from tests.rewrites.helpers import array
@@ -25,11 +24,12 @@ from tilewright.measure.check import relative_error
 from tilewright.space.sketches.cuda.shared_sums import SharedSums
 from tilewright.space.sketches.cuda.tensorised import Tensorised
 from tilewright.space.sketches.cuda.tiled import Tiled
+from tilewright.space.template import GpuWork, Template
 
 BOUNDS = {DType.F32: 1e-6, DType.F16: 1e-3, DType.BF16: 8e-3}
 
 
-def program_of(sketch: GpuTemplate, task: Task, numerics: str = "fast", **wanted: object) -> Program:
+def program_of(sketch: Template, task: Task, numerics: str = "fast", **wanted: object) -> Program:
     """The program of a config with these values, drawn among those that have them."""
     applied = sketch.apply(GpuWork(task, H200, numerics))
     assert applied is not None
@@ -39,7 +39,7 @@ def program_of(sketch: GpuTemplate, task: Task, numerics: str = "fast", **wanted
         if all(dict(config.values)[name] == value for name, value in wanted.items())
     ]
     assert fitting, wanted
-    program = applied.kernel(Random(0).choice(fitting))
+    program = applied.program(Random(0).choice(fitting))
     assert isinstance(program, Program)
     verify_program(program)
     return program

@@ -16,6 +16,7 @@ from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200, GpuMachine, detect
 from tilewright.runtime.cuda import device
+from tilewright.space.template import GpuWork
 from tilewright.space.templates.cuda.attention import AppliedAttention, TensorCoreAttention
 
 
@@ -74,7 +75,7 @@ def test_results_are_written_in_vectors_of_16_bytes() -> None:
     for inside in (False, True):
         applied = TensorCoreAttention().apply(GpuWork(Case(64, 64, 64, heads_inside=inside).task(), H200))
         assert isinstance(applied, AppliedAttention)
-        assert applied.kernel(next(iter(applied.space.configs()))).lanes == 8
+        assert applied.program(next(iter(applied.space.configs()))).lanes == 8
 
 
 def applied_to(task: Task, machine: GpuMachine) -> AppliedAttention:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tilewright.space.templates.cuda.template import GpuWork
 
 from tests.rewrites.helpers import array
 from tests.space.checked import Inputs
@@ -17,7 +16,8 @@ from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200, GpuMachine, detect
 from tilewright.loops.gpu.tensor import WindowOperand
 from tilewright.runtime.cuda import device
-from tilewright.space.templates.cuda.matmul import Applied, TensorCores
+from tilewright.space.template import GpuWork
+from tilewright.space.templates.cuda.matmul import AppliedProduct, TensorCores
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ CASES = [
 ]
 
 
-def applied_to(task: Task, machine: GpuMachine) -> Applied:
+def applied_to(task: Task, machine: GpuMachine) -> AppliedProduct:
     found = TensorCores().apply(GpuWork(task, machine))
-    assert isinstance(found, Applied)
+    assert isinstance(found, AppliedProduct)
     return found
 
 

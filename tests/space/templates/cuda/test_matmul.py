@@ -27,7 +27,7 @@ from tilewright.loops.formula import formula_of
 from tilewright.loops.gpu.tensor import MatrixTiles
 from tilewright.measure.gpu import GpuProgram
 from tilewright.runtime.cuda import device
-from tilewright.space.templates.cuda.matmul import Applied, is_legal, product
+from tilewright.space.templates.cuda.matmul import AppliedProduct, is_legal, product
 from tilewright.space.templates.cuda.matrices import MatrixWork, matrix_work
 
 
@@ -90,7 +90,7 @@ def test_space_and_builder_agree_about_shared_memory(machine: GpuMachine) -> Non
 @pytest.mark.parametrize(("case", "machine", "seed"), compiled(PRODUCTS, quick=3))
 def test_random_configs_compile_without_spills(case: Product, machine: GpuMachine, seed: int) -> None:
     """What the predicate calls legal, the compiler takes, within the card's limits."""
-    check_it_compiles(Applied(work_of(case), machine), machine, seed)
+    check_it_compiles(AppliedProduct(work_of(case), machine), machine, seed)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tilewright.space.templates.cuda.template import GpuWork
 
 from tests.loops.gpu.meaning import computed
 from tests.rewrites.helpers import array
@@ -22,14 +21,15 @@ from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200
 from tilewright.loops.gpu.tensor import WindowOperand
 from tilewright.measure.check import relative_error
-from tilewright.space.templates.cuda.matmul import Applied, TensorCores, product
+from tilewright.space.template import GpuWork
+from tilewright.space.templates.cuda.matmul import AppliedProduct, TensorCores, product
 
 F16 = DType.F16
 
 
-def applied_to(task: Task) -> Applied:
+def applied_to(task: Task) -> AppliedProduct:
     found = TensorCores().apply(GpuWork(task, H200))
-    assert isinstance(found, Applied)
+    assert isinstance(found, AppliedProduct)
     return found
 
 

@@ -13,6 +13,7 @@ from tilewright.space.vendor.ways import vendor_ways
 from tests.loops.gpu.products import Product
 from tests.loops.test_default import random_arrays
 from tests.space.checked import Inputs
+from tests.space.implementations import WITH_LIBRARIES, library_calls
 from tests.space.templates.cuda.test_matmul import expected
 from tests.space.templates.cuda.tiles import FEW_BYTES
 from tilewright import te
@@ -25,7 +26,8 @@ from tilewright.hw.gpu import A100, H200, GpuMachine, detect
 from tilewright.loops.formula import formula_of
 from tilewright.measure.gpu import GpuProgram
 from tilewright.runtime.cuda import device
-from tilewright.space.templates.cuda.matmul import Applied, TensorCores
+from tilewright.space.template import GpuWork
+from tilewright.space.templates.cuda.matmul import AppliedProduct, TensorCores
 from tilewright.space.templates.cuda.matrices import MatrixWork, matrix_work
 
 ROUNDED = [
@@ -72,7 +74,7 @@ def test_a_constant_of_bytes_is_stored_as_the_pipeline_wants_it(time: str) -> No
     formula = formula_of(output, inputs)
     work = matrix_work(replace(formula, constants=frozenset(formula.inputs[1:])))
     assert work is not None
-    made = Applied(work, H200).kernel(next(iter(Applied(work, H200).space.configs())))
+    made = AppliedProduct(work, H200).program(next(iter(AppliedProduct(work, H200).space.configs())))
     assert made.packings[0] is None and made.packings[1] is not None
     b = np.arange(k * n, dtype=np.int8).reshape(k, n)
     assert np.array_equal(made.packings[1].pack(b).reshape(n, k), b.T)
@@ -98,8 +100,9 @@ def test_float32_is_rounded_only_where_that_is_allowed() -> None:
     assert TensorCores().apply(GpuWork(task, H200, "fast")) is None
     assert TensorCores().apply(GpuWork(task, H200, "tf32")) is not None
     for numerics, rounded in (("fast", None), ("strict", None), ("tf32", True)):
-        calls = [piece.call for way in vendor_ways(task, numerics) for piece in way.pieces]
-        assert {call.options.get("rounded") for call in calls if call is not None} == {rounded}
+        made = [each for _, each in library_calls(GpuWork(task, WITH_LIBRARIES, numerics))]
+        calls = [part.call for each in made for part in each.parts if part.call is not None]
+        assert {call.options.get("rounded") for call in calls} == {rounded}
 
 
 @pytest.mark.parametrize(
@@ -109,22 +112,22 @@ def test_float32_is_rounded_only_where_that_is_allowed() -> None:
 )
 def test_random_configs_compile_without_spills(work: MatrixWork, machine: GpuMachine) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
-    applied = Applied(work, machine)
+    applied = AppliedProduct(work, machine)
     config = applied.space.sample(Random(0))
     assert config is not None
-    kernel = build(tensor_source(applied.kernel(config)), machine, "fast", None)
+    kernel = build(tensor_source(applied.program(config)), machine, "fast", None)
     assert kernel.resources.spilled_bytes <= FEW_BYTES, config
     assert machine.resident_blocks(kernel.threads, kernel.resources.registers, kernel.shared_bytes) >= 1
 
 
 def results_on_a_card(work: MatrixWork, arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Of a few random configs; each gives the same bits every time."""
-    applied, on, rng = Applied(work, detect()), device.Device(), Random(0)
+    applied, on, rng = AppliedProduct(work, detect()), device.Device(), Random(0)
     found = []
     for _ in range(4):
         config = applied.space.sample(rng)
         assert config is not None
-        kernel = GpuProgram(tensor_source(applied.kernel(config)), detect(), on)
+        kernel = GpuProgram(tensor_source(applied.program(config)), detect(), on)
         results = [kernel.run(arrays) for _ in range(5)]
         kernel.close()
         assert all(result.tobytes() == results[0].tobytes() for result in results), config

@@ -8,14 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tilewright.space.templates.cuda.template import GpuWork
-from tilewright.space.vendor import apart
-from tilewright.space.vendor.candidates import way_of
-from tilewright.space.vendor.ways import vendor_ways
-from tilewright.tune.gpu_rule import choose
 
 from tests.loops.gpu.meaning import computed
 from tests.space.checked import Inputs
+from tests.space.implementations import WITH_LIBRARIES, library_calls
 from tests.space.templates.cuda.tiles import TILES, arrays_of, check_it_compiles, check_on_a_card
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Node
@@ -26,7 +22,11 @@ from tilewright.hw.gpu import A100, H200, GpuMachine, detect
 from tilewright.loops.gpu.tensor import ComputedOperand
 from tilewright.measure.check import relative_error
 from tilewright.runtime.cuda import device
-from tilewright.space.templates.cuda.matmul import Applied, TensorCores, product
+from tilewright.space.candidates import Candidates
+from tilewright.space.decompositions.separate_prologue import NAME
+from tilewright.space.template import GpuWork
+from tilewright.space.templates.cuda.matmul import AppliedProduct, TensorCores, product
+from tilewright.tune.choose import choose
 
 F16, BF16 = DType.F16, DType.BF16
 
@@ -94,9 +94,9 @@ CASES: dict[str, Callable[[], Task]] = {
 }
 
 
-def applied_to(task: Task, machine: GpuMachine = H200) -> Applied:
+def applied_to(task: Task, machine: GpuMachine = H200) -> AppliedProduct:
     found = TensorCores().apply(GpuWork(task, machine))
-    assert isinstance(found, Applied)
+    assert isinstance(found, AppliedProduct)
     return found
 
 
@@ -142,31 +142,32 @@ def ops(nodes: tuple[Node, ...]) -> list[str]:
     return [node.op for node in nodes if not (node.is_input or node.is_constant)]
 
 
-def test_libraries_compute_the_product_behind_a_kernel_of_ours() -> None:
+def test_libraries_compute_the_product_behind_a_kernel() -> None:
     for task, before in (
         (gated(64, 64, 64), ["silu", "mul"]),
         (convolved(8, 8, 16, 3), ["mul", "add", "relu"]),
     ):
-        ways = list(vendor_ways(task))
-        assert ways
-        for way in ways:
-            first, second = way.pieces[:2]
+        found = [made for _, made in library_calls(GpuWork(task, WITH_LIBRARIES))]
+        assert found
+        for implementation in found:
+            first, second = implementation.parts[:2]
             assert ops(first.task.graph.nodes()) == before and first.call is None
             assert second.call is not None
 
 
 def test_what_would_be_computed_again_and_again_is_left_apart() -> None:
     once, often = gated(4096, 64, 64), convolved(64, 64, 2048, 3)
-    assert choose(once, H200, "fast", ()).config.template == "tensor-product"
-    way = choose(often, H200, "fast", ())
-    assert way.config.template == apart.NAME
-    assert [ops(piece.task.graph.nodes()) for piece in way.pieces] == [
+    assert choose(GpuWork(once, H200)).config.template == "tensor-product"
+    choice = choose(GpuWork(often, H200))
+    assert choice.config.template == NAME
+    assert [ops(part.task.graph.nodes()) for part in choice.implementation.parts] == [
         ["mul", "add", "relu"],
         ["pad", "conv"],
     ]
-    again = way_of(often, H200, "fast", (), way.config)
-    assert again is not None and again.config == way.config
-    assert way_of(gated(64, 64, 64), A100, "fast", (), way.config) is None, "not a config of this one"
+    candidates = Candidates.of(GpuWork(often, H200))
+    assert candidates.is_legal(choice.config) and candidates.recalled(choice.config) == choice.config
+    other = Candidates.of(GpuWork(gated(64, 64, 64), A100))
+    assert not other.is_legal(choice.config), "not a config of this one"
 
 
 @pytest.mark.gpu

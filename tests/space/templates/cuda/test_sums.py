@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tilewright.space.templates.cuda.template import GpuWork
-from tilewright.space.vendor import summed, tall
-from tilewright.space.vendor.candidates import way_of
-from tilewright.space.vendor.pieces import refined
-from tilewright.tune.gpu_rule import choose
-from tilewright.tune.gpu_sums import joined, pairs_of
-from torch import nn
 
 from tests.loops.gpu.meaning import computed
 from tests.space.checked import Inputs
 from tests.space.templates.cuda.tiles import arrays_of, check_it_compiles, check_on_a_card
-from tilewright import frontend
 from tilewright.dtypes import DType
+from tilewright.graph.combined import combined_of
 from tilewright.graph.op import apply
 from tilewright.graph.oracle import evaluate
-from tilewright.graph.task import Task, TaskCall
+from tilewright.graph.task import Task
 from tilewright.hw.gpu import A100, H200, GpuMachine, detect
 from tilewright.measure.check import relative_error
 from tilewright.runtime.cuda import device
-from tilewright.space.space import Config
-from tilewright.space.templates.cuda.sums import Applied, TensorSums, combined_of
-from tilewright.support.trace import Trace
-from tilewright.targets.cuda import CudaTarget
-from tilewright.targets.target import together
+from tilewright.space.template import GpuWork
+from tilewright.space.templates.cuda.sums import AppliedSums, TensorSums
 
 F16 = DType.F16
 
@@ -106,9 +93,9 @@ CASES: dict[str, Callable[[], Task]] = {
 }
 
 
-def applied_to(task: Task, machine: GpuMachine = H200) -> Applied:
+def applied_to(task: Task, machine: GpuMachine = H200) -> AppliedSums:
     found = TensorSums().apply(GpuWork(task, machine))
-    assert isinstance(found, Applied)
+    assert isinstance(found, AppliedSums)
     return found
 
 
@@ -117,7 +104,7 @@ def test_what_is_combined_is_the_task(name: str) -> None:
     task = CASES[name]()
     applied, arrays = applied_to(task), arrays_of(task)
     (reference,) = evaluate(task.graph, arrays, precise=True)
-    kernel = applied.kernel(next(iter(applied.space.configs())))
+    kernel = applied.program(next(iter(applied.space.configs())))
     got = computed(kernel, arrays).astype(np.float64).reshape(reference.shape)
     assert relative_error(got, reference) < 2e-3
 
@@ -163,7 +150,7 @@ def test_in_strict_a_product_of_halves_is_rounded_twice_before_it_is_combined() 
     for numerics in ("fast", "strict"):
         applied = TensorSums().apply(GpuWork(task, H200, numerics))
         assert applied is not None
-        kernels[numerics] = applied.kernel(next(iter(applied.space.configs())))
+        kernels[numerics] = applied.program(next(iter(applied.space.configs())))
     rounded = [computed(kernels[numerics], arrays) for numerics in ("strict", "fast")]
     product = (arrays[0].astype(np.float32) @ arrays[1].astype(np.float32)).astype(np.float16)
     expected = product.astype(DType.BF16.numpy).astype(np.float64).sum(0)
@@ -188,101 +175,6 @@ def test_tiles_begin_where_vectors_do() -> None:
     assert TensorSums().apply(GpuWork(task, H200)) is None, (
         "its columns are rows in memory, and 49 no vectors"
     )
-
-
-class Head(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.last = nn.Conv2d(64, 256, 1), nn.Linear(256, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(torch.relu(self.conv(x)).mean((2, 3)))
-
-
-class Highest(Head):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.conv(x)).mean((2, 3)).amax(1)
-
-
-class Groups(Head):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(torch.relu(self.conv(x)).permute(0, 2, 3, 1).unflatten(3, (4, 64)).amax(4))
-
-
-def calls_of(model: nn.Module, size: int = 7, libraries: Collection[str] = ()) -> list[TaskCall]:
-    """Of a model with its products joined with reductions where that pays."""
-    target = CudaTarget(H200, None, frozenset(libraries))
-    imported = frontend.import_model(model.half().eval(), (torch.randn(4, 64, size, size).half(),))
-    partition = target.partitioned(imported, "fast", Trace.off())
-    ways = dict(target.chosen([partition], "fast", None, Trace.off()))
-    return list(refined(joined(partition, ways), ways)[0].calls)
-
-
-def test_of_two_reductions_a_product_takes_the_first() -> None:
-    labels = [call.task.label for call in calls_of(Highest())]
-    assert [label.rpartition("+")[2] for label in labels][-2:] == ["mean", "amax"]
-    assert "conv" in labels[-2]
-
-
-def test_groups_of_columns_with_more_behind_stay_apart() -> None:
-    assert calls_of(Groups())[-1].task.label == "amax+tanh"
-
-
-@pytest.mark.parametrize(
-    ("size", "pieces"), [(7, ["relu+mean"]), (56, ["reshape+mean", "mean+cast+reshape"])]
-)
-def test_a_mean_joins_the_convolution_before_it(size: int, pieces: list[str]) -> None:
-    """One kernel where a tile has all of an image, else two."""
-    calls = calls_of(Head(), size)
-    labels = [call.task.label for call in calls]
-    assert all(any(label.endswith(end) for label in labels) for end in pieces), labels
-    assert [call.way.partition(":")[0] for call in calls].count("summed") == len(pieces)
-
-
-def test_a_long_mean_is_joined_though_by_itself_it_would_be_cut() -> None:
-    """Of 65,536 places, which two kernels of their own would combine."""
-    target = CudaTarget(H200)
-    imported = frontend.import_model(Head().half().eval(), (torch.randn(4, 64, 256, 256).half(),))
-    partition = target.partitioned(imported, "fast", Trace.off())
-    ways = target.chosen([partition], "fast", None, Trace.off())
-    (mean,) = (call for call in partition.calls if call.task.label.startswith("mean"))
-    assert ways[mean.task.key].config.template == tall.NAME
-    assert [way.config.template for way in ways.values()].count(summed.NAME) == 1
-    assert not any(call.task.key == mean.task.key for call in joined(partition, ways).calls)
-
-
-def test_what_a_library_computes_stays_apart() -> None:
-    assert not any("summed" in call.way for call in calls_of(Head(), libraries=["cublaslt", "torch"]))
-
-
-@pytest.mark.parametrize("size", [7, 56])
-def test_what_is_joined_is_in_the_lock(size: int, tmp_path: Path) -> None:
-    """And comes from there: with another opinion of the card, which makes joining look bad, it is the same plan."""
-    path, target = tmp_path / "lock.json", CudaTarget(H200)
-    imported = frontend.import_model(Head().half().eval(), (torch.randn(4, 64, size, size).half(),))
-    partition = target.partitioned(imported, "fast", Trace.off())
-    first = target.chosen([partition], "fast", None, Trace.off(), lock=path)
-    again = target.chosen([partition], "fast", None, Trace.off(), lock=path)
-    assert {key: way.config for key, way in again.items()} == {key: way.config for key, way in first.items()}
-    assert [way.config.template for way in again.values()].count(summed.NAME) == 1
-
-    lock = json.loads(path.read_text())
-    (key,) = (key for key, task in lock["tasks"].items() if task["template"] == summed.NAME)
-    del lock["tasks"][key]
-    path.write_text(json.dumps(lock))
-    apart = target.chosen([partition], "fast", None, Trace.off(), lock=path)
-    assert joined(partition, apart).calls == partition.calls, "what the lock does not join stays apart"
-
-
-def test_the_ways_of_a_pair_come_back_from_their_configs() -> None:
-    target = CudaTarget(H200)
-    imported = frontend.import_model(Head().half().eval(), (torch.randn(4, 64, 56, 56).half(),))
-    partition = target.partitioned(imported, "fast", Trace.off())
-    ways = {key: choose(task, H200, "fast", ()) for key, (task, _) in together([partition]).items()}
-    (pair,) = pairs_of([partition], ways, H200, "fast").values()
-    assert pair.pays and all(way_of(pair.task, H200, "fast", (), way.config) for way in pair.ways)
-    for wrong in ({}, {"parts": 5}, {**dict(pair.ways[0].config.values), "bm": 48}):
-        assert way_of(pair.task, H200, "fast", (), Config.of(summed.NAME, wrong)) is None
 
 
 @pytest.mark.gpu

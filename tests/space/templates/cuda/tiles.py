@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tilewright.space.templates.cuda.template import GpuApplied, GpuTerms
 
 from tests.rewrites.helpers import array
-from tilewright.codegen.cuda.build import GpuKernel, build
+from tilewright.codegen.cuda.build import GpuKernel, GpuSource, build
 from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
@@ -18,6 +17,10 @@ from tilewright.loops.gpu.tensor import TABLE_BYTES, MatrixTiles
 from tilewright.measure.check import relative_error
 from tilewright.measure.gpu import GpuProgram
 from tilewright.runtime.cuda import device
+from tilewright.space.implementation import Implementation
+from tilewright.space.space import Config
+from tilewright.space.template import Applied
+from tilewright.space.terms import GpuTerms
 
 # What a kernel may spill. Left to weigh registers against blocks, the compiler would rather put a few addresses on the
 # stack than run one block less; then it is told not to.
@@ -54,15 +57,22 @@ def compiled(cases: Sequence[Any], quick: int) -> list[Any]:
     ]  # fmt: skip
 
 
-def check_it_compiles(applied: GpuApplied, machine: GpuMachine, seed: int) -> None:
+def check_it_compiles(applied: Applied, machine: GpuMachine, seed: int) -> None:
     """A random config: built by NVRTC, within the card's limits, without spills, and no more than was counted on."""
     pytest.importorskip(
         "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
     )
     config = applied.space.sample(Random(seed))
     assert config is not None
-    kernel = build(tensor_source(applied.kernel(config)), machine, "fast", None)
-    check_resources(kernel, applied.terms(config), machine)
+    terms = applied.terms(config)
+    assert isinstance(terms, GpuTerms)
+    check_resources(build(_source(applied, config), machine, "fast", None), terms, machine)
+
+
+def _source(applied: Applied, config: Config) -> GpuSource:
+    made = applied.program(config)
+    assert not isinstance(made, Implementation)
+    return tensor_source(made)
 
 
 def check_resources(kernel: GpuKernel, terms: GpuTerms, machine: GpuMachine) -> None:
@@ -78,7 +88,7 @@ def check_resources(kernel: GpuKernel, terms: GpuTerms, machine: GpuMachine) -> 
 
 
 def check_on_a_card(
-    applied: GpuApplied, task: Task, arrays: list[np.ndarray], machine: GpuMachine, most: float
+    applied: Applied, task: Task, arrays: list[np.ndarray], machine: GpuMachine, most: float
 ) -> None:
     """Random configs: the oracle's result, and the same bits each time."""
     (reference,) = evaluate(task.graph, arrays, precise=True)
@@ -86,7 +96,7 @@ def check_on_a_card(
     for _ in range(4):
         config = applied.space.sample(rng)
         assert config is not None
-        kernel = GpuProgram(tensor_source(applied.kernel(config)), machine, on)
+        kernel = GpuProgram(_source(applied, config), machine, on)
         results = [kernel.run(arrays) for _ in range(5)]
         kernel.close()
         assert all(result.tobytes() == results[0].tobytes() for result in results), config

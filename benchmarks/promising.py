@@ -30,11 +30,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tilewright.dtypes import DType
-from tilewright.loops.ir import Program
 from tilewright.loops.tiling import extent_of
 from tilewright.space.candidates import Candidates
+from tilewright.space.implementation import Implementation, Kernel
 from tilewright.space.space import Config, Knob, Space, Value
-from tilewright.space.template import Applied, Terms
+from tilewright.space.template import Applied
 from tilewright.space.templates.cpu.contraction import AppliedContraction, Shape
 from tilewright.space.templates.cpu.fast_algebra.paired import AppliedPaired
 from tilewright.space.templates.cpu.fast_algebra.paired_nest import Shape as PairedShape
@@ -43,6 +43,7 @@ from tilewright.space.templates.cpu.fast_algebra.strassen_nest import PRODUCTS
 from tilewright.space.templates.cpu.fast_algebra.strassen_nest import Shape as StrassenShape
 from tilewright.space.templates.cpu.winograd import AppliedWinograd
 from tilewright.space.templates.cpu.winograd_nest import Shape as WinogradShape
+from tilewright.space.terms import Counted
 
 _Tile = tuple[int, int]  # rows, vectors
 
@@ -63,10 +64,10 @@ class Narrowed:
     whole: Applied
     space: Space
 
-    def terms(self, config: Config) -> Terms | None:
+    def terms(self, config: Config) -> Counted | None:
         return self.whole.terms(config)
 
-    def program(self, config: Config) -> Program:
+    def program(self, config: Config) -> Kernel | Implementation:
         return self.whole.program(config)
 
 

@@ -25,7 +25,6 @@ from pathlib import Path
 
 import msgspec
 from tilewright.codegen.cuda.pieces import piece_source
-from tilewright.space.templates.cuda.template import GpuWork
 from tilewright.space.vendor.pieces import ours
 from tilewright.tune.gpu import GpuTuner
 

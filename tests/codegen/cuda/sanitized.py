@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from random import Random
 
 import numpy as np
-from tilewright.space.templates.cuda.template import GpuWork
 
 from tests.loops.formulas import EXAMPLES
 from tests.loops.gpu.products import PRODUCTS

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import pytest
-from tilewright.space.templates.cuda.template import GpuWork
 
 from tests.rewrites.helpers import array
 from tests.space.checked import Inputs

@@ -7,8 +7,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from tilewright.space.templates.cuda.template import GpuWork
-from tilewright.space.vendor.ways import vendor_ways
 
 from tests.loops.gpu.products import Product
 from tests.loops.test_default import random_arrays

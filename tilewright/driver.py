@@ -118,7 +118,7 @@ def compile(
     - `budget`: seconds that measuring may take at most, or a text such as "5m". `seed`: of the search.
     - `search`: which search proposes candidates: "guided" (the default), "evolution", "annealing", "random",
       "exhaustive", or one that was registered. `cost_model`: which model ranks them: "boosted" (the default), which
-      learns from every trial, "analytical", which does not, or one that was registered (docs/07-extending.md).
+      learns from every trial, "analytical", which does not, or one that was registered (docs/08-extending.md).
     - `lock`: a file of choices. Where it exists they are taken as they are, and nothing is measured; otherwise the
       choices of this build are written there.
     - `db`: the database of what was measured; None: the one in the cache folder.

@@ -7,7 +7,7 @@
     register_target(name, factory)          a kind of machine (targets/target.py)
 
 A package that is installed can do the same through entry points; each module names its group. `tilewright.testing` has
-a suite for each, which says whether what was added keeps its promises. docs/07-extending.md has an example of each.
+a suite for each, which says whether what was added keeps its promises. docs/08-extending.md has an example of each.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from builds import Builds
+from promising import Narrowed
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.op import apply
@@ -31,7 +32,6 @@ from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.outcome import Outcome
-from tilewright.space.promising import Narrowed
 from tilewright.space.space import Config, Knob, Space
 from tilewright.space.template import Applied, Work
 

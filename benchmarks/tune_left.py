@@ -7,7 +7,7 @@
     python benchmarks/tune_left.py report [--model resnet50] [--markdown FILE]
 
 The configs are, of each of the model's heaviest tasks, all that no other does better by construction (`--points 0`; the
-rules are in `space/templates/cpu/promising.py`), or a part of the space: of each knob some values, evenly spread; and
+rules are in `promising.py`), or a part of the space: of each knob some values, evenly spread; and
 all that differ from the choice without measuring in one knob. `build` makes them; or `plan` lists them, and
 `builds.py` makes them on another machine with more cores.
 
@@ -33,6 +33,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that 
 
 from builds import Builds, Planned, write_plan
 from peers.machine import describe
+from promising import promising
 from search_tasks import Source, part_candidates
 from tilewright import frontend, knobs, zoo
 from tilewright.db.database import Database
@@ -47,7 +48,6 @@ from tilewright.measure.process import Failed
 from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
-from tilewright.space.promising import promising
 from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.support.trace import Trace

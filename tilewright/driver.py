@@ -38,7 +38,7 @@ from tilewright.targets.stages import build_plan, choose_implementations
 from tilewright.targets.target import Choices, Share, Target, boundary, computed, together, unshared
 from tilewright.tune.allocate import OBJECTIVES, Combine, Goal, Objective
 from tilewright.tune.choose import Choice
-from tilewright.tune.effort import BUILT_IN_SEARCHES, KNOWN, Tuning, parse_duration
+from tilewright.tune.effort import BUILT_IN_COST_MODELS, BUILT_IN_SEARCHES, KNOWN, Tuning, parse_duration
 from tilewright.tune.effort import EFFORTS as MEASURING
 
 EFFORTS = ("none", *MEASURING)
@@ -55,6 +55,7 @@ def compile(
     budget: float | str | None = ...,
     seed: int = ...,
     search: str = ...,
+    cost_model: str = ...,
     lock: str | Path | None = ...,
     db: str | Path | None = ...,
     numerics: str | None = ...,
@@ -74,6 +75,7 @@ def compile(
     budget: float | str | None = ...,
     seed: int = ...,
     search: str = ...,
+    cost_model: str = ...,
     lock: str | Path | None = ...,
     db: str | Path | None = ...,
     numerics: str | None = ...,
@@ -92,6 +94,7 @@ def compile(
     budget: float | str | None = None,
     seed: int = 0,
     search: str = "guided",
+    cost_model: str = "boosted",
     lock: str | Path | None = None,
     db: str | Path | None = None,
     numerics: str | None = None,
@@ -114,7 +117,8 @@ def compile(
       Ctrl-C and SIGTERM end the measuring, and the best so far is used.
     - `budget`: seconds that measuring may take at most, or a text such as "5m". `seed`: of the search.
     - `search`: which search proposes candidates: "guided" (the default), "evolution", "annealing", "random",
-      "exhaustive", or one that was registered with `tilewright.search.register`.
+      "exhaustive", or one that was registered. `cost_model`: which model ranks them: "boosted" (the default), which
+      learns from every trial, "analytical", which does not, or one that was registered (docs/07-extending.md).
     - `lock`: a file of choices. Where it exists they are taken as they are, and nothing is measured; otherwise the
       choices of this build are written there.
     - `db`: the database of what was measured; None: the one in the cache folder.
@@ -133,7 +137,7 @@ def compile(
     model = frontend.opened(model)
     resolved = resolve_target(target, model, example_inputs)
     numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)
-    tuning = resolve_tuning(effort, budget, resolved, seed=seed, db=db, search=search)
+    tuning = resolve_tuning(effort, budget, resolved, seed=seed, db=db, search=search, cost_model=cost_model)
 
     if dynamic and lock is not None:
         raise OptionError(
@@ -161,6 +165,7 @@ def compile_all(
     budget: float | str | None = None,
     seed: int = 0,
     search: str = "guided",
+    cost_model: str = "boosted",
     lock: str | Path | None = None,
     db: str | Path | None = None,
     numerics: str | None = None,
@@ -182,7 +187,7 @@ def compile_all(
     models = [(frontend.opened(model), inputs) for model, inputs in models]
     resolved = resolve_target(target, *models)
     numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)
-    tuning = resolve_tuning(effort, budget, resolved, seed=seed, db=db, search=search)
+    tuning = resolve_tuning(effort, budget, resolved, seed=seed, db=db, search=search, cost_model=cost_model)
     latencies = resolve_latency(latency, len(models))
     with trace.span("import"):
         imported = [frontend.import_model(model, inputs) for model, inputs in models]
@@ -335,6 +340,7 @@ def check_options(
     numerics: str | None = None,
     threads: int | None = None,
     search: str = "guided",
+    cost_model: str = "boosted",
 ) -> None:
     """OptionError for a value that `compile` could not use: what a caller may ask before it begins."""
     resolve_option("effort", effort, EFFORTS)
@@ -354,6 +360,10 @@ def check_options(
         from tilewright.search import search_named  # a user's own, which is registered there
 
         search_named(search)
+    if cost_model not in BUILT_IN_COST_MODELS:
+        from tilewright.cost.models import cost_model_named
+
+        cost_model_named(cost_model)
 
 
 def resolve_tuning(
@@ -364,6 +374,7 @@ def resolve_tuning(
     seed: int = 0,
     db: str | Path | None = None,
     search: str = "guided",
+    cost_model: str = "boosted",
 ) -> Tuning:
     check_options(effort=effort, budget=budget, seed=seed)
     path = None if db is None else Path(db)
@@ -371,7 +382,7 @@ def resolve_tuning(
         raise OptionError(
             f'effort={effort!r} measures on this machine, and the target is another; say effort="none"'
         )
-    return Tuning(effort, None if budget is None else parse_duration(budget), seed, search, path)
+    return Tuning(effort, None if budget is None else parse_duration(budget), seed, search, path, cost_model)
 
 
 def resolve_latency(latency: Sequence[float | str | None] | None, models: int) -> list[float | None]:

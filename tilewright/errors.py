@@ -250,6 +250,15 @@ class ScheduleError(TilewrightError):
     )
 
 
+class IntrinsicError(TilewrightError):
+    """An intrinsic that is declared wrongly, that the machine does not have, or that LLVM cannot make code of."""
+
+    remedy = (
+        "correct the declaration that the message names, or take it out with"
+        " tilewright.hw.intrinsics.unregister_intrinsic"
+    )
+
+
 class SketchError(TilewrightError):
     """A sketch rule that cannot be used, or that failed."""
 

@@ -2,7 +2,7 @@
 
 Inputs and outputs live in the caller's memory, constants in the model's, everything else in one arena whose offsets are
 planned by liveness. `link` makes the calls of a model's partition, in which a view has no place of its own: it is the
-place of what it views. `link_calls` is for those who have calls and no graph, as trials do.
+place of what it views, or within that. `link_calls` is for those who have calls and no graph, as trials do.
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ class Call:
     arguments: tuple[Hashable, ...]
     result: Hashable
     name: str = ""
+    # Of arguments that are a part of a value, by number: where it begins, and the size of the value, in bytes.
+    within: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,12 @@ class _Stored:
 
 def _call(partition: Partition, call: TaskCall, kernel: Linkable) -> Call:
     info, result = task_info(call.task, kernel), partition.buffer_of(call.output)
-    return Call(kernel, call.key, info, _arguments(partition, call, kernel), result, call.name)
+    within = {
+        number: (partition.offsets[node], partition.buffer_of(node).type.bytes)
+        for number, node in enumerate((*call.inputs, call.output))
+        if node in partition.offsets
+    }
+    return Call(kernel, call.key, info, _arguments(partition, call, kernel), result, call.name, within)
 
 
 def _arguments(partition: Partition, call: TaskCall, kernel: Linkable) -> tuple[Node | _Stored, ...]:
@@ -235,8 +242,18 @@ def _places(calls: Sequence[Call], values: Values) -> tuple[dict[Hashable, Place
 
 def _step(call: Call, places: Mapping[Hashable, Place]) -> Step:
     kernel = call.kernel
-    arguments = tuple(places[value] for value in (*call.arguments, call.result))
+    arguments = tuple(
+        _part(places[value], call.within.get(number))
+        for number, value in enumerate((*call.arguments, call.result))
+    )
     return Step(kernel.symbol, arguments, kernel.extent, call.key, call.name, kernel.launch, kernel.vendor)
+
+
+def _part(place: Place, within: tuple[int, int] | None) -> Place:
+    if within is None:
+        return place
+    offset, whole = within
+    return msgspec.structs.replace(place, offset=place.offset + offset, whole=whole)
 
 
 def task_info(task: Task, kernel: Linkable) -> TaskInfo:

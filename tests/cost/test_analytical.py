@@ -12,7 +12,8 @@ import pytest
 from tests.cost.tables import tables
 from tests.space.checked import Inputs
 from tilewright.cost import cpu
-from tilewright.cost.analytical import CALL_SECONDS, Analytical
+from tilewright.cost.analytical import Analytical
+from tilewright.cost.predictor import CALL_SECONDS
 from tilewright.cost.program import terms_of
 from tilewright.errors import InternalError
 from tilewright.graph.op import apply

@@ -24,12 +24,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
+from tilewright.codegen.cuda.pieces import piece_source
+from tilewright.space.vendor.pieces import ours
+from tilewright.tune.gpu import GpuTuner
 
 from tests.space.checked import Inputs
 from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.cuda import toolchain
 from tilewright.codegen.cuda.build import SYMBOL, GpuSource, identity
-from tilewright.codegen.cuda.pieces import piece_source
 from tilewright.cost import gpu as cost
 from tilewright.db.database import Database
 from tilewright.dtypes import DType
@@ -37,11 +39,8 @@ from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine, detect
 from tilewright.space.space import Config
-from tilewright.space.templates.cuda.template import GpuWork
-from tilewright.space.vendor.pieces import ours
 from tilewright.support.trace import Trace
 from tilewright.tune.effort import Tuning
-from tilewright.tune.gpu import GpuTuner
 
 RECOVERY_SECONDS = 5.0
 LIBRARIES = frozenset({"cublaslt"})

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
+import msgspec
+
 from tilewright import te
 from tilewright.hw import host
 from tilewright.loops.ir import Block, Buffer, For, If, Kind, Program, Stmt, Store, block
@@ -36,17 +38,18 @@ def harmful(program: Program, fault: str, rng: Random) -> Built:
     if fault == "buffers without end":
         built = Built.of(program, host(), "fast")
         *inputs, output = built.parameters
-        endless = TensorSpec(output.name, output.dtype, (1 << 44,))
-        return _with(built, parameters=(*inputs, endless))
+        endless = (*inputs, TensorSpec(output.name, output.dtype, (1 << 44,)))
+        return msgspec.structs.replace(with_part(built, parameters=endless), parameters=endless)
     if fault == "foreign function":
         built = Built.of(program, host(), "fast")
-        return _with(built, object_code=built.object_code.replace(b"\x7fELF", b"\x7fELK", 1))
+        return with_part(built, code=built.parts[0].code.replace(b"\x7fELF", b"\x7fELK", 1))
     return Built.of(_broken(program, fault, rng), host(), "fast")
 
 
-def _with(built: Built, **changes: object) -> Built:
-    fields = {name: getattr(built, name) for name in built.__struct_fields__}
-    return Built(**{**fields, **changes})
+def with_part(built: Built, **changes: object) -> Built:
+    """The same with its only kernel changed."""
+    (part,) = built.parts
+    return msgspec.structs.replace(built, parts=(msgspec.structs.replace(part, **changes),))
 
 
 def _broken(program: Program, fault: str, rng: Random) -> Program:

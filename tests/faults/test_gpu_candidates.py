@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tilewright.codegen.cuda.pieces import piece_source
+from tilewright.space.vendor.pieces import DEFAULT, ours
 
 from tests.faults.gpu_candidates import (
     FAULTS,
@@ -16,10 +18,8 @@ from tests.faults.gpu_candidates import (
     product,
 )
 from tilewright.codegen.cuda.build import identity
-from tilewright.codegen.cuda.pieces import piece_source
 from tilewright.hw.gpu import H200, detect
 from tilewright.space.outcome import FAILURES
-from tilewright.space.vendor.pieces import DEFAULT, ours
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from tests.faults.hostile import crafted
-from tests.faults.hostile_onnx import short
+from tests.faults.hostile_onnx import short, wanted
 
 
 def test_hostile_files_are_refused_or_right() -> None:
@@ -22,3 +22,9 @@ def test_hostile_files_are_refused_or_right() -> None:
 
 def test_there_are_hundreds() -> None:
     assert len(crafted()) >= 350
+
+
+def test_nothing_is_left_out_unless_asked() -> None:
+    """Negative numbers were: a minus in the name stood for nothing to leave out."""
+    assert wanted("Reshape to -1", "", "") and wanted("Reshape to -1", "reshape", "Tile")
+    assert not wanted("Reshape to -1", "", "RESHAPE") and not wanted("Reshape to -1", "Tile", "")

@@ -53,6 +53,8 @@ def counted(trace: Trace, source: str) -> Counter[str]:
             taken[f"kernel: {kind}"] += times
         for order, times in notes.get("orders", {}).items():
             taken[f"order {order}, {source}"] += times
+        if notes.get("parts"):
+            taken["view: a part of a value"] += notes["parts"]
         if notes.get("detours"):
             taken["order: by way of whole channels"] += notes["detours"]
     return +taken
@@ -71,6 +73,7 @@ def expected(*, compiled: bool) -> Iterator[str]:
     yield from (f"decompose: {name}" for name in sorted(decompose.EXPANSIONS))
     yield from (f"kernel: {kind}" for kind in GROUPS)
     yield "order: by way of whole channels"
+    yield "view: a part of a value"
     for op in WINDOWS:
         yield from (f"order {op}, {layout}, priced" for layout in (layouts.FIRST, layouts.LAST, "blocks"))
     for op in IN_ANY_ORDER:

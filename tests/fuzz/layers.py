@@ -301,6 +301,26 @@ def slicing(draw: Random, values: Values) -> nn.Module | None:
     return Of(f"{text} dim={axis}", function)
 
 
+@layer(1)
+def recurrence(draw: Random, values: Values) -> nn.Module | None:
+    """A loop over the channels or the images, as a recurrent layer is exported: each step reads its own slice."""
+    x = values[-1]
+    axis = draw.randrange(min(2, x.ndim))
+    if not 2 <= x.shape[axis] <= 24:
+        return None
+    share = draw.choice([0.25, 0.5])
+    backward, keeps = draw.random() < 0.3, draw.random() < 0.8
+
+    def loop(x: Tensor) -> Tensor:
+        parts = list(x.split(1, axis))[:: -1 if backward else 1]
+        states = [parts[0]]
+        for part in parts[1:]:
+            states.append(torch.tanh(part + share * states[-1]))
+        return torch.cat(states, axis) if keeps else states[-1]
+
+    return Of(f"recurrence dim={axis}{' backward' if backward else ''}", loop)
+
+
 @layer(2)
 def padding(draw: Random, values: Values) -> nn.Module | None:
     x = values[-1]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.loops.formulas import EXAMPLES, Example, matmul
+from tests.te.bounds import assert_within_bounds
 from tilewright import te
 from tilewright.hw import CpuMachine, host
 from tilewright.loops.default import default_program
@@ -39,14 +40,13 @@ def random_arrays(tensors: list[te.Tensor]) -> list[np.ndarray]:
 
 
 def assert_computes(got: np.ndarray, output: te.Tensor, values: dict[te.Tensor, np.ndarray]) -> None:
-    """That `got`, flat, is what the expression is for these inputs."""
+    """That `got`, flat, is what the expression is for these inputs; the interpreter of expressions agrees."""
     expected = interpret(output, values)
-    got = got.reshape(expected.shape)
     if output.dtype.is_float:
-        tolerance = 1e-2 if output.dtype.is_half else 1e-5
-        np.testing.assert_allclose(got.astype(float), expected.astype(float), rtol=tolerance, atol=tolerance)
+        assert_within_bounds(expected, output, values, "interpreted")
+        assert_within_bounds(got, output, values)
     else:
-        np.testing.assert_array_equal(got, expected)
+        np.testing.assert_array_equal(got.reshape(expected.shape), expected)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)

@@ -16,6 +16,7 @@ from hypothesis import given
 
 from tilewright.dtypes import DType
 from tilewright.hw import Caches, host
+from tilewright.hw.cores import USUAL
 from tilewright.loops.interpret import interpret_program
 from tilewright.loops.verify import verify_program
 from tilewright.measure import calibrate as module
@@ -90,7 +91,7 @@ def as_list(found: records.Capacities) -> list[int]:
 def test_a_system_that_tells_the_truth_is_believed(name: str, under: Weather) -> None:
     capacities, cycles = PROCESSORS[name]
     caches = stated(capacities)
-    sizes = module._growing_sizes(caches)
+    sizes = module._growing_sizes(caches, USUAL.line_bytes)
     assert as_list(believed(caches, sizes, under.waits(sizes, capacities, cycles))) == list(capacities)
 
 
@@ -100,7 +101,7 @@ def test_others_use_the_third_level_too(name: str, left: float, under: Weather) 
     if len(own) < 2:
         return
     caches = stated([*own, shared])
-    sizes = module._growing_sizes(caches)
+    sizes = module._growing_sizes(caches, USUAL.line_bytes)
     found = as_list(believed(caches, sizes, under.waits(sizes, [*own, left * shared], PROCESSORS[name][1])))
     assert found[:2] == own
     assert found[2] == shared if left > 0.8 else 0.5 * left * shared < found[2] < 2 * left * shared
@@ -113,7 +114,7 @@ def test_another_machines_caches_are_found_out(name: str, other: str, under: Wea
     if len(said) != len(capacities):
         return
     caches = stated(said)
-    sizes = module._growing_sizes(caches)
+    sizes = module._growing_sizes(caches, USUAL.line_bytes)
     found = as_list(believed(caches, sizes, under.waits(sizes, capacities, cycles)))
     for word, size, real in zip(said, found, capacities, strict=True):
         assert size == word if word == real else real / 2 < size < 2 * real
@@ -126,7 +127,7 @@ def test_what_hypervisors_say_by_default(said: tuple[int, int, int], name: str, 
     if len(capacities) < 3:
         return
     caches = stated(said)
-    sizes = module._growing_sizes(caches)
+    sizes = module._growing_sizes(caches, USUAL.line_bytes)
     found = as_list(believed(caches, sizes, under.waits(sizes, capacities, cycles)))
     for size, real in zip(found, capacities, strict=True):
         assert real / 2.1 < size < 2.1 * real
@@ -136,7 +137,7 @@ def test_what_hypervisors_say_by_default(said: tuple[int, int, int], name: str, 
 def test_of_a_third_level_larger_than_any_array_the_waits_say_nothing(large: int, under: Weather) -> None:
     (*own, _), cycles = PROCESSORS["Ice Lake"]
     caches = stated([*own, large])
-    sizes = module._growing_sizes(caches)
+    sizes = module._growing_sizes(caches, USUAL.line_bytes)
     calm = replace(under, disturbed=0.0)
     found = believed(caches, sizes, calm.waits(sizes, [*own, large], cycles))
     assert as_list(found) == [*own, large]

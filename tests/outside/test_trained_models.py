@@ -8,7 +8,16 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.outside.trained_models import Input, batch_names, choices, deviation, main, run_model, values_of
+from tests.outside.trained_models import (
+    Input,
+    batch_names,
+    choices,
+    deviation,
+    main,
+    one_ulp,
+    run_model,
+    values_of,
+)
 
 DENSE = """
     <ir_version: 8, opset_import: ["" : 17]>
@@ -61,3 +70,10 @@ def test_deviation() -> None:
     assert deviation([right + np.float32(0.5)], [right]) == (0.125, "")
     assert deviation([np.nan_to_num(right)], [right])[0] == np.inf
     assert "float64" in deviation([right.astype(np.float64)], [right])[1]
+
+
+def test_sixteen_bits_may_differ_in_the_last_place() -> None:
+    right = np.array([0.87, 0.1], np.float16)
+    beside = np.nextafter(right, np.float16(2), dtype=np.float16)
+    assert 1e-4 < deviation([beside], [right])[0] <= one_ulp([right]) < 1e-3
+    assert one_ulp([right.astype(np.float32), np.array([1, 2])]) == 0

@@ -8,9 +8,10 @@ The folder is searched for `.onnx` files (wheels on PyPI carry many). Dimensions
 batch size where they come first, and otherwise the first of a few sizes that ONNX Runtime runs. The reference is ONNX
 Runtime with graph optimisation disabled: every operator by itself, as the standard defines it. Each run ends as
 
-    right     no output is further from the reference than the tolerance, or than 4 times what ONNX Runtime itself is,
-              with its default optimisation or with inputs that differ in the last bit (quantised models round inside);
-              or it is as close to ONNX Runtime in float64 as the reference is (whose STFT has errors of 1e-4)
+    right     no output is further from the reference than the tolerance (one unit in the last place if it is of 16
+              bits), or than 4 times what ONNX Runtime itself is, with its default optimisation or with inputs that
+              differ in the last bit (quantised models round inside); or it is as close to ONNX Runtime in float64 as
+              the reference is (whose STFT has errors of 1e-4)
     wrong     another value, type or shape
     refused   UnsupportedOpsError: the operators are named
     error     any other exception
@@ -233,6 +234,14 @@ def deviation(got: Sequence[Any], wanted: Sequence[Any]) -> tuple[float, str]:
     return worst, ""
 
 
+def one_ulp(wanted: Sequence[Any]) -> float:
+    """The largest distance of two neighbours in an output of 16-bit floats, relative to the larger; 0: it has none."""
+    kinds = [np.asarray(array).dtype for array in wanted]
+    return max(
+        (float(np.finfo(kind).eps) for kind in kinds if kind.kind == "f" and kind.itemsize == 2), default=0.0
+    )
+
+
 def exactly(path: Path, feeds: Mapping[str, Any], got: Sequence[Any], wanted: Sequence[Any]) -> bool:
     """Whether the model is as close to float64 as the reference is: to ONNX Runtime with all floats widened."""
     import onnxruntime
@@ -308,7 +317,7 @@ def run_model(
             quick = session_of(path, threads, optimised=True)
             own, _ = deviation(quick.run(None, feeds), wanted)
             own = max(own, deviation(plain.run(None, nudged(feeds)), wanted)[0])
-            right = not reason and error <= max(tolerance, OWN * own)
+            right = not reason and error <= max(tolerance, one_ulp(wanted), OWN * own)
             if not right and not reason:
                 with contextlib.suppress(Exception):  # operators that ONNX Runtime has for float32 alone
                     if exactly(path, feeds, results, wanted):

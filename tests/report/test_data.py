@@ -56,8 +56,15 @@ def test_the_code_is_that_of_the_kernel_that_runs(report: Report) -> None:
 
 
 def test_limits_are_limits(report: Report) -> None:
+    """No task can be faster than its arithmetic, nor than its bytes from the nearest memory that they fit in."""
+    machine = report.machine
+    assert machine is not None
     for task in report.tasks:
-        assert task.limit is not None and task.efficiency is not None and task.limit > 0
+        assert task.limit is not None and task.typical is not None
+        arithmetic, fastest = task.flops / machine.flops, max(machine.bandwidths.values())
+        assert task.limit >= max(arithmetic, task.bytes / fastest) > 0
+        assert task.limit <= max(arithmetic, task.bytes / machine.bandwidths["memory"])
+        assert task.efficiency == task.limit / task.typical
 
 
 def test_the_trace_has_the_call_and_the_trials(report: Report) -> None:

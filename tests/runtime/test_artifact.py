@@ -234,7 +234,9 @@ def test_what_is_not_a_model(tmp_path: Path) -> None:
         load("/dev/null")
 
 
-@pytest.mark.parametrize(("version", "age"), [(artifact.FORMAT_VERSION + 1, "newer"), (0, "older")])
+@pytest.mark.parametrize(
+    ("version", "age"), [(artifact.FORMAT_VERSION + 1, "newer"), (4, "older"), (0, "older")]
+)
 def test_other_versions(saved: Path, version: int, age: str) -> None:
     data = bytearray(saved.read_bytes())
     struct.pack_into("<I", data, 8, version)

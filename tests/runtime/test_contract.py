@@ -14,6 +14,7 @@ from tests.runtime import toys
 from tilewright.errors import CodegenError, VerificationError
 from tilewright.runtime import elf, kinds
 from tilewright.runtime.contract import Argument, Contract, code_of, sealed, unsealed
+from tilewright.runtime.model import CompiledModel
 from tilewright.runtime.plan import Place, Plan, TensorSpec
 
 CODE = toys.compile_ir(toys.kernel_ir("add", "f32", 2, 8)[1])
@@ -144,6 +145,30 @@ def test_a_value_is_read_where_it_was_written() -> None:
     with pytest.raises(VerificationError):
         plan.validate()
         kinds.check_contracts(plan, model.executor.objects)
+
+
+@pytest.mark.parametrize("space", ["input", "arena"])
+@pytest.mark.parametrize(
+    ("offset", "whole", "fits"),
+    [(32, 64, True), (0, 64, True), (0, 0, False), (0, 32, False), (32, 60, False), (32, 128, False)],
+)
+def test_a_part_is_of_a_value_that_is_there(space: str, offset: int, whole: int, fits: bool) -> None:
+    """A kernel that takes 8 numbers, of 16 that are given or were computed."""
+    toy = toys.Toy()
+    x = toy.input("x", (16,))
+    if space == "arena":
+        toy.apply("neg", x)
+    part = toys.Value(TensorSpec("part", "f32", (8,)), Place(space, 0, offset, whole))
+    plan, data, objects = toy.finish([toy.apply("copy", part, extent=1)])
+    if not fits:
+        with pytest.raises(VerificationError, match=r"input 0 is not|no step before it"):
+            kinds.check_contracts(plan, objects)
+        return
+    kinds.check_contracts(plan, objects)
+    given = np.arange(16, dtype=np.float32)
+    result = CompiledModel(plan, data, objects, threads=1)(given)
+    expected = given[offset // 4 :][:8]
+    np.testing.assert_array_equal(result, expected if space == "input" else -expected)
 
 
 # -- object files -----------------------------------------------------------------------------------------------------

@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tilewright.runtime.packing import Packing, dense_order
-from tilewright.runtime.paired import GROUP, HALF, pair_signs, prepare_weights
-from tilewright.runtime.winograd import TAPS, matrices
+from tilewright.runtime.packing import LastApart, Packing, dense_order
+from tilewright.runtime.paired import GROUP, HALF, PairedWeights, pair_signs, prepare_weights
+from tilewright.runtime.transform import Transform
+from tilewright.runtime.winograd import TAPS, WinogradWeights, matrices
 
 
 @st.composite
@@ -32,7 +34,7 @@ def packings_with_tails(draw: st.DrawFn) -> Packing:
     """Of the first axis, some of whose elements come behind all else."""
     packing, last = draw(packings()), draw(st.integers(1, 3))
     longer = (packing.shape[0] + last, *packing.shape[1:])
-    return replace(packing, shape=longer, tail=(0, last))
+    return replace(packing, shape=longer, transforms=(LastApart(0, last),))
 
 
 @given(packings() | packings_with_tails())
@@ -46,8 +48,10 @@ def test_unpack_undoes_pack(packing: Packing) -> None:
 @given(packings_with_tails())
 def test_a_tail_comes_behind_the_rest(packing: Packing) -> None:
     array = (np.arange(packing.original_size) + 1).reshape(packing.shape)
-    last = packing.tail[1]
-    short = replace(packing, shape=(packing.shape[0] - last, *packing.shape[1:]), tail=(0, 0))
+    (apart,) = packing.transforms
+    assert isinstance(apart, LastApart)
+    last = apart.count
+    short = replace(packing, shape=packing.walked, transforms=())
     expected = [*short.pack(array[:-last]), *array[-last:].reshape(-1)]
     np.testing.assert_array_equal(packing.pack(array), expected)
 
@@ -76,10 +80,13 @@ def test_packed_order_is_the_order_of_the_walk(packing: Packing) -> None:
 
 @pytest.mark.parametrize("outputs", [2, 4, 6])
 def test_a_transform_is_followed_by_the_weights_themselves(outputs: int) -> None:
-    packing = Packing((3, 3, 5, 8), (1, 1, 5, 3), (0, 2, 6, 4, 1, 3, 5, 7), winograd=outputs)
+    packing = Packing(
+        (3, 3, 5, 8), (1, 1, 5, 3), (0, 2, 6, 4, 1, 3, 5, 7), transforms=(WinogradWeights(outputs),)
+    )
     array = np.random.default_rng(0).standard_normal(packing.shape).astype(np.float32)
     packed = packing.pack(array)
     assert packed.size == packing.size == (outputs + 2) ** 2 * 5 * 9 + array.size
+    assert packing.begin_of(packing.transforms[0]) == packing.size - array.size
     np.testing.assert_array_equal(packing.unpack(packed), array.reshape(-1))
 
 
@@ -114,7 +121,7 @@ def test_columns_of_pairs_are_scaled_exactly_and_bring_their_corrections(
     axes, in any order."""
     axes = data.draw(st.permutations(range(len(packing.shape))))
     taps = tuple(axes[: data.draw(st.integers(1, len(axes)))])
-    packing = replace(packing, taps=taps)
+    packing = replace(packing, transforms=(PairedWeights(taps),))
     array = np.random.default_rng(0).standard_normal(packing.shape).astype(np.float32)
     packed = packing.pack(array)
     assert packed.size == packing.size
@@ -131,3 +138,46 @@ def test_columns_of_pairs_are_scaled_exactly_and_bring_their_corrections(
     pairs = ((first + second[..., ::-1]) * (second + first[..., ::-1])).sum(axis=(0, 1))
     got = (pairs - corrections - corrections[::-1]) * sizes * sizes[::-1]
     np.testing.assert_allclose(got, (one.astype(np.float64) * one[:, ::-1]).sum(axis=0), atol=1e-4)
+
+
+@given(packings_with_tails())
+def test_what_the_last_transform_stores_comes_first_behind_the_blocks(packing: Packing) -> None:
+    both = replace(packing, transforms=(PairedWeights((0,)), *packing.transforms))
+    array = np.random.default_rng(0).standard_normal(both.shape).astype(np.float32)
+    packed = both.pack(array)
+    assert packed.size == both.size
+    np.testing.assert_array_equal(both.unpack(packed), array.reshape(-1))
+    paired, apart = both.transforms
+    scaled, behind = paired.apply(array)
+    np.testing.assert_array_equal(packed[both.begin_of(paired) :], behind)
+    np.testing.assert_array_equal(
+        packed[both.begin_of(apart) : both.begin_of(paired)], apart.apply(scaled)[1]
+    )
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        LastApart(1, 0),
+        LastApart(4, 1),
+        LastApart(-1, 1),
+        LastApart(0, 3),
+        LastApart(0, -1),
+        PairedWeights(()),
+        PairedWeights((0, 0)),
+        PairedWeights((4,)),
+        PairedWeights((-1,)),
+        WinogradWeights(3),
+        WinogradWeights(-2),
+    ],
+)
+def test_a_transform_that_cannot_be_is_not_sound(transform: Transform) -> None:
+    shape = (3, 3, 5, 8)
+    assert transform.is_sound(shape) is (transform == LastApart(1, 0))
+    assert not WinogradWeights(2).is_sound((3, 3)) and not WinogradWeights(2).is_sound((3, 2, 5, 8))
+
+
+@pytest.mark.parametrize("transform", [LastApart(3, 2), PairedWeights((0, 1, 2)), WinogradWeights(4)])
+def test_a_saved_packing_is_the_same_when_it_is_read(transform: Transform) -> None:
+    packing = Packing((3, 3, 5, 8), (3, 3, 5, 2), tuple(range(8)), transforms=(transform,))  # type: ignore[arg-type]
+    assert msgspec.json.decode(msgspec.json.encode(packing), type=Packing) == packing

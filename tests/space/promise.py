@@ -34,9 +34,9 @@ from tilewright.runtime.winograd import ERROR_FACTORS
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 from tilewright.space.template import Applied, Work
-from tilewright.space.templates.cpu.paired import AppliedPaired
+from tilewright.space.templates.cpu.fast_algebra.paired import AppliedPaired
+from tilewright.space.templates.cpu.fast_algebra.row_product import row_product_of
 from tilewright.space.templates.cpu.product import product_of
-from tilewright.space.templates.cpu.row_product import row_product_of
 
 UNDERFLOW = 2.0**-78  # for each product: of rows and columns that are scaled by up to 2^24
 _EXPONENTIAL = 2.0**-19  # relative error of a weight of attention: exponentials have 20 bits

@@ -14,7 +14,7 @@ from tilewright.graph.op import apply
 from tilewright.hw import host
 from tilewright.measure.single import SingleKernel
 from tilewright.space.template import Work
-from tilewright.space.templates.cpu.strassen import Strassen
+from tilewright.space.templates.cpu.fast_algebra.strassen import Strassen
 from tilewright.tune.choose import descend
 
 

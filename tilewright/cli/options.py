@@ -86,6 +86,12 @@ class Build:
     batch: Annotated[int, typer.Option(min=1, help="batch size of a zoo model")] = 1
     small: Annotated[bool, typer.Option("--small", help="the zoo model's small version")] = False
     seed: Annotated[int, typer.Option(help="seed of a zoo model's weights and inputs, and of the search")] = 0
+    search: Annotated[
+        str, typer.Option(help="what proposes candidates: guided, evolution, annealing, random, exhaustive")
+    ] = "guided"
+    cost_model: Annotated[
+        str, typer.Option("--cost-model", help="what ranks candidates: boosted (learns), analytical")
+    ] = "boosted"
 
     def check(self) -> None:
         """TilewrightError for what would fail later."""
@@ -100,6 +106,8 @@ class Build:
             seed=self.seed,
             numerics=self.numerics,
             threads=self.threads,
+            search=self.search,
+            cost_model=self.cost_model,
         )
         if self.target is not None:
             resolve_target(self.target)
@@ -124,7 +132,18 @@ class Build:
     @property
     def compiling(self) -> dict[str, Any]:
         """The arguments of `tilewright.compile`."""
-        names = ("target", "effort", "budget", "seed", "lock", "db", "numerics", "threads")
+        names = (
+            "target",
+            "effort",
+            "budget",
+            "seed",
+            "search",
+            "cost_model",
+            "lock",
+            "db",
+            "numerics",
+            "threads",
+        )
         return {name: getattr(self, name) for name in names}
 
 

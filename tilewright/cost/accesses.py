@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tilewright import te
 from tilewright.errors import InternalError
+from tilewright.hw.cores import USUAL
 from tilewright.loops.ir import (
     Await,
     Block,
@@ -20,6 +21,7 @@ from tilewright.loops.ir import (
     Copy,
     For,
     If,
+    Invoke,
     Kind,
     Prefetch,
     Program,
@@ -31,9 +33,9 @@ from tilewright.loops.ir import (
     Warp,
 )
 
-LINE = 64  # bytes
+LINE = USUAL.line_bytes  # where nothing says which machine: features of a program alone
 
-Innermost = Store | Prefetch | Transpose | Slide | Combine
+Innermost = Store | Prefetch | Transpose | Slide | Combine | Invoke
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +78,8 @@ class Statement:
 
     @property
     def target(self) -> Buffer | None:
+        if isinstance(self.stmt, Invoke):
+            return self.stmt.operands[0].buffer
         return None if isinstance(self.stmt, Prefetch) else self.stmt.buffer
 
     @property
@@ -83,29 +87,30 @@ class Statement:
         return any(load.source == self.target for load in self.loads)
 
 
-def statements_of(program: Program) -> list[Statement]:
-    """In the order in which they stand. Of two branches each runs in half of the cases."""
-    return list(_statements(program.body, (), 1.0))
+def statements_of(program: Program, line: int = LINE) -> list[Statement]:
+    """In the order in which they stand, on a machine with cache lines of so many bytes. Of two branches each runs in
+    half of the cases."""
+    return list(_statements(program.body, (), 1.0, line))
 
 
-def _statements(stmt: Stmt, path: tuple[Loop, ...], executions: float) -> Iterator[Statement]:
+def _statements(stmt: Stmt, path: tuple[Loop, ...], executions: float, line: int) -> Iterator[Statement]:
     if isinstance(stmt, For):
         loop = Loop(stmt.var, stmt.kind)
-        yield from _statements(stmt.body, (*path, loop), executions * stmt.var.extent)
+        yield from _statements(stmt.body, (*path, loop), executions * stmt.var.extent, line)
     elif isinstance(stmt, Block):
         for child in stmt.stmts:
-            yield from _statements(child, path, executions)
+            yield from _statements(child, path, executions, line)
     elif isinstance(stmt, If):
         branches = [stmt.then] if stmt.other is None else [stmt.then, stmt.other]
         for branch in branches:
-            yield from _statements(branch, path, executions / len(branches))
+            yield from _statements(branch, path, executions / len(branches), line)
     elif isinstance(stmt, Copy | Commit | Await | Warp):
         raise InternalError("a program for threads of a GPU, counted as one for a processor")
     else:
-        yield _statement(stmt, path, executions)
+        yield _statement(stmt, path, executions, line)
 
 
-def _statement(stmt: Innermost, path: tuple[Loop, ...], executions: float) -> Statement:
+def _statement(stmt: Innermost, path: tuple[Loop, ...], executions: float, line: int) -> Statement:
     accesses: dict[Buffer, Access] = {}
     loads: list[te.Load] = []
     if isinstance(stmt, Prefetch):
@@ -115,9 +120,17 @@ def _statement(stmt: Innermost, path: tuple[Loop, ...], executions: float) -> St
         for load in loads:
             _add(accesses, load.source, load.indices[0], write=False)
         _add(accesses, stmt.buffer, stmt.index, write=True)
+    elif isinstance(stmt, Invoke):
+        result, *inputs = stmt.operands
+        for place in inputs:
+            _add(accesses, place.buffer, place.index, write=False)
+        if stmt.intrinsic.accumulates:
+            loads.append(te.Load(result.buffer, (result.index,)))
+            _add(accesses, result.buffer, result.index, write=False)
+        _add(accesses, result.buffer, result.index, write=True)
     inside_out = path[::-1]
     for access in accesses.values():
-        access.unique, access.lines = _touched(access, inside_out)
+        access.unique, access.lines = _touched(access, inside_out, line)
     return Statement(stmt, path, executions, loads, list(accesses.values()))
 
 
@@ -190,13 +203,13 @@ def _divided(
     return found
 
 
-def _touched(access: Access, inside_out: Sequence[Loop]) -> tuple[list[float], list[float]]:
+def _touched(access: Access, inside_out: Sequence[Loop], line: int) -> tuple[list[float], list[float]]:
     size = access.buffer.dtype.bytes
     whole = access.buffer.size * float(size)
-    whole_lines = LINE * math.ceil(whole / LINE)
+    whole_lines = line * math.ceil(whole / line)
     places, span = 1.0, 1.0
     run, runs = float(size), 1.0  # bytes without a gap of a line, and how many such runs
-    unique, lines = [float(size)], [float(LINE)]
+    unique, lines = [float(size)], [float(line)]
     for loop in inside_out:
         move = access.moves.get(loop.var)
         if move is not None:
@@ -204,12 +217,12 @@ def _touched(access: Access, inside_out: Sequence[Loop]) -> tuple[list[float], l
             reach = span + step * (count - 1)
             places = places * count if step >= span else min(places * count, reach)
             span = reach
-            if step * size <= max(run, LINE):
+            if step * size <= max(run, line):
                 run += step * size * (count - 1)
             else:
                 runs *= count
         unique.append(min(places * size, whole))
-        lines.append(min(runs * max(float(LINE), run), whole_lines))
+        lines.append(min(runs * max(float(line), run), whole_lines))
     return unique, lines
 
 

@@ -72,11 +72,10 @@ class Boosted:
         prior: bool = True,
         seed: int = 0,
         warm: Sequence[Experience] = (),
-        programs: bool = False,
     ) -> None:
         assert objective in OBJECTIVES, objective
         self._analytical = Analytical(candidates, threads)
-        self._encoder = Encoder(threads, programs)
+        self._encoder = Encoder(threads)
         self._objective, self._prior, self._seed = objective, prior, seed
         self._times: dict[Config, list[float]] = {}
         self._validity = Validity()

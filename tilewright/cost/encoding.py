@@ -81,12 +81,9 @@ def terms_features(terms: Terms, threads: int) -> list[float]:
 @dataclass
 class Encoder:
     """The rows of configs, each made once. Columns are named in the order in which they first appear; a row has NaN
-    where its config has no such number.
-
-    `programs`: whether the loops of a program are looked at even where its template counts terms in closed form."""
+    where its config has no such number. The loops of a program are looked at where its template counts no terms."""
 
     threads: int
-    programs: bool = False
     columns: dict[str, int] = field(default_factory=dict)
     _rows: dict[tuple[Analytical, Config], np.ndarray] = field(default_factory=dict)
 
@@ -127,8 +124,7 @@ class Encoder:
         for knob in applied.space.knobs:
             for place, number in enumerate(knob.encode(values[knob.name])):
                 row[f"{config.template}.{knob.name}.{place}"] = number
-        if self.programs or config in model.counted:
-            row |= zip(
-                PROGRAM_FEATURES, program_features(model.candidates.program(config)).tolist(), strict=True
-            )
+        if config in model.counted:
+            features = program_features(model.candidates.program(config)).tolist()
+            row |= zip(PROGRAM_FEATURES, features, strict=True)
         return row

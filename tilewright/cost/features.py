@@ -28,7 +28,7 @@ from tilewright.cost.accesses import (
     shared_loops,
     statements_of,
 )
-from tilewright.loops.ir import Across, Buffer, Combine, Kind, Program, Scope, Slide, Store, Transpose
+from tilewright.loops.ir import Across, Buffer, Combine, Invoke, Kind, Program, Scope, Slide, Store, Transpose
 
 BUFFERS = 5
 CURVE = 10  # points of operations per byte
@@ -190,6 +190,8 @@ def _operations(statement: Statement) -> list[float]:
         _count(stmt.value, counts)
     elif isinstance(stmt, Transpose):
         counts[_KIND_AT["other"]] = float(stmt.rows * stmt.columns)
+    elif isinstance(stmt, Invoke):
+        counts[_KIND_AT["other"]] = float(len(stmt.operands[0].offsets))
     elif isinstance(stmt, Slide):
         counts[_KIND_AT["other"]] = float(stmt.lanes)
     elif isinstance(stmt, Combine):

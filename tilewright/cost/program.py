@@ -23,6 +23,7 @@ from tilewright.loops.ir import (
     Combine,
     For,
     If,
+    Invoke,
     Kind,
     Prefetch,
     Program,
@@ -48,7 +49,7 @@ _USABLE = 0.75  # of a cache
 
 def terms_of(program: Program, machine: CpuMachine, constants: Collection[int] = ()) -> Terms:
     """`constants`: the inputs that are the same in every call."""
-    statements = statements_of(program)
+    statements = statements_of(program, machine.line_bytes)
     count = _Count(machine, first_written(statements))
     for statement in statements:
         count.statement(statement)
@@ -159,6 +160,11 @@ class _Count:
             self.arithmetic += times * self.in_a_cycle
         elif isinstance(stmt, Prefetch):
             self.loads += times
+        elif isinstance(stmt, Invoke):
+            result, *inputs = (place for place in stmt.operands)
+            self.arithmetic += times
+            self.loads += times * sum(place.buffer.scope is not Scope.REGISTER for place in inputs)
+            self.stores += times * (result.buffer.scope is not Scope.REGISTER)
         elif isinstance(stmt, Combine):
             raise InternalError("a program for threads of a GPU, counted as one for a processor")
         else:

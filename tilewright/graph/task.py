@@ -6,7 +6,7 @@ into calls.
 
 A buffer holds the row-major bytes of a tensor. A call's `output` node therefore may have another shape than the task's
 own result, as long as the number of elements is the same (a reshape costs nothing), and so may its inputs' buffers:
-`Partition.views` says which nodes share the buffer of another.
+`Partition.views` says which nodes share the buffer of another, whole or a part of it that begins at an offset.
 """
 
 from __future__ import annotations
@@ -117,12 +117,16 @@ class Partition:
     """A graph cut into calls, in an order in which they can run.
 
     `views` maps a node that no call computes to the node whose buffer it shares: both hold the same bytes, in tensors
-    of different shapes. The target is never itself a view. Every output of the graph is written by a call of its own.
+    of different shapes, or the view is a part of the bytes, from `offsets` on. The target is never itself a view. Every
+    output of the graph is written by a call of its own.
     """
 
     graph: Graph
     calls: tuple[TaskCall, ...]
     views: Mapping[Node, Node] = field(default_factory=dict)
+    offsets: Mapping[Node, int] = field(
+        default_factory=dict
+    )  # of every view of less than its target, in bytes
 
     def buffer_of(self, node: Node) -> Node:
         """The node that stands for the buffer in which the value of `node` is."""
@@ -145,7 +149,9 @@ class Partition:
         ready: set[Node] = {node for node in self.graph.nodes() if node.is_input or node.is_constant}
         written: set[Node] = set()
         for view, target in self.views.items():
-            if target in self.views or view.type.bytes != target.type.bytes:
+            rest = target.type.bytes - view.type.bytes
+            fits = 0 <= self.offsets[view] <= rest if view in self.offsets else not rest
+            if target in self.views or not fits:
                 raise InternalError(f"{view!r} cannot be a view of {target!r}")
         for call in self.calls:
             bodies = [node.type for node in call.task.graph.inputs]

@@ -3,5 +3,6 @@
 from tilewright.hw.caches import Caches
 from tilewright.hw.cpu import CpuMachine, Throughput, host
 from tilewright.hw.machine import Machine
+from tilewright.hw.memory import Memory, Scope
 
-__all__ = ["Caches", "CpuMachine", "Machine", "Throughput", "host"]
+__all__ = ["Caches", "CpuMachine", "Machine", "Memory", "Scope", "Throughput", "host"]

@@ -42,10 +42,6 @@ class Caches:
         return touched <= 0.75 * self.l2_per_core
 
     @property
-    def l3_per_core(self) -> int:
-        return self.l3 // self.l3_cores
-
-    @property
     def last(self) -> int:
         """Bytes of the level before memory."""
         return self.l3 or self.l2

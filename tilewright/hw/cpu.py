@@ -10,9 +10,9 @@ from typing import ClassVar
 from tilewright import knobs
 from tilewright.dtypes import DType
 from tilewright.hw.caches import Caches, detect_caches
+from tilewright.hw.cores import USUAL, Core, Prefetcher, core_of
+from tilewright.hw.memory import STACK_BYTES, Memory, Scope
 from tilewright.runtime import host as runtime_host
-
-_LATENCY = 4.0  # cycles from a multiply-add to one that needs its result
 
 
 @dataclass(frozen=True)
@@ -21,34 +21,13 @@ class Throughput:
     adds to others, adds beside those (not instead of them), loads and stores in a cycle; bytes that its second cache
     and the third give it in a cycle."""
 
-    hertz: float = 2.5e9
-    multiply_adds: float = 2.0
+    hertz: float = USUAL.hertz
+    multiply_adds: float = USUAL.fma_ports
     adds_beside: float = 0.0
-    loads: float = 2.0
-    stores: float = 1.0
-    l2: float = 48.0
-    l3: float = 12.0
-
-
-@dataclass(frozen=True)
-class _Core:
-    """What differs from the usual, in bytes a cycle: where units are narrower than vectors, a vector takes one of them
-    for more than a cycle, or two of them together."""
-
-    multiplied: int
-    loaded: int
-    stored: int
-    added: int = 0
-    hertz: float = Throughput.hertz
-    l2: float = Throughput.l2
-    l3: float = Throughput.l3
-
-
-_CORES = {  # by LLVM's names
-    "znver1": _Core(32, 32, 16),
-    "znver4": _Core(64, 64, 32, added=64, hertz=3.6e9, l2=32.0, l3=24.0),
-    **dict.fromkeys(("cannonlake", "icelake-client", "rocketlake", "tigerlake"), _Core(64, 128, 64)),
-}
+    loads: float = USUAL.load_ports
+    stores: float = USUAL.store_ports
+    l2: float = USUAL.l2
+    l3: float = USUAL.l3
 
 
 @dataclass(frozen=True)
@@ -65,6 +44,20 @@ class CpuMachine:
     cores: int
     caches: Caches = field(default_factory=Caches)
 
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        """From the nearest to the farthest; rates are nominal, until `measure/calibrate.py` has measured them."""
+        caches, core, line = self.caches, self.throughput, self.line_bytes
+        levels = [
+            Memory("registers", Scope.REGISTER, "thread", self.vector_registers * self.vector_bytes),
+            Memory("L1", None, "core", caches.l1, core.loads * self.vector_bytes, line=line),
+            Memory("stack", Scope.SCRATCH, "thread", STACK_BYTES, line=line),
+            Memory("L2", None, "core", caches.l2_per_core, core.l2, line=line),
+        ]
+        if caches.l3:
+            levels.append(Memory("L3", None, "machine", caches.l3, core.l3, line=line))
+        return (*levels, Memory("DRAM", Scope.GLOBAL, "machine", line=line))
+
     def lanes(self, dtype: DType) -> int:
         """Elements of a type in a vector register; nothing is computed in less than 32 bits."""
         return self.vector_bytes // max(4, dtype.compute.bytes)
@@ -75,16 +68,43 @@ class CpuMachine:
         return next((size for size in (lanes, lanes // 2) if size > 1 and channels % size == 0), 0)
 
     @cached_property
+    def core(self) -> Core:
+        """What is known of its cores by their name."""
+        return core_of(self.cpu)
+
+    @property
+    def line_bytes(self) -> int:
+        """Bytes of a cache line."""
+        return self.core.line_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page of memory, of the usual size."""
+        return self.core.page_bytes
+
+    @property
+    def prefetcher(self) -> Prefetcher:
+        """What the hardware prefetcher follows: see `hw/cores.py`."""
+        return self.core.prefetcher
+
+    @property
+    def fma_latency(self) -> float:
+        """Cycles from a multiply-add to one that needs its result."""
+        return self.core.fma_latency
+
+    @cached_property
     def throughput(self) -> Throughput:
-        usual, core = Throughput(), _CORES.get(self.cpu)
-        if core is None:
-            return usual
+        core = self.core
+
+        def of_vectors(ports: float, width: int | None) -> float:
+            return ports if width is None else min(ports, width / self.vector_bytes)
+
         return Throughput(
             core.hertz,
-            min(usual.multiply_adds, core.multiplied / self.vector_bytes),
+            of_vectors(core.fma_ports, core.multiplied),
             core.added / self.vector_bytes,
-            min(usual.loads, core.loaded / self.vector_bytes),
-            min(usual.stores, core.stored / self.vector_bytes),
+            of_vectors(core.load_ports, core.loaded),
+            of_vectors(core.store_ports, core.stored),
             core.l2,
             core.l3,
         )
@@ -92,7 +112,7 @@ class CpuMachine:
     @property
     def chains(self) -> float:
         """Sums at a time, in whole vectors, below which multiply-adds wait for those before them."""
-        return _LATENCY * self.throughput.multiply_adds
+        return self.fma_latency * self.throughput.multiply_adds
 
     @property
     def adds_beside(self) -> bool:
@@ -102,10 +122,13 @@ class CpuMachine:
 
     @property
     def follows_pages(self) -> bool:
-        """Whether the look-ahead follows pages: several places read in turn, each in a page of its own, are then more
-        that is on its way. That of AMD's Zen follows the loads of a program, and loses one that jumps between
-        places."""
-        return not self.cpu.startswith("znver")
+        """Whether several addresses read in turn, each in a page of its own, are all prefetched."""
+        return self.prefetcher == "page"
+
+    @property
+    def vscale(self) -> int:
+        """The length of SVE vectors, in units of 128 bits; 0 where there is no SVE."""
+        return self.vector_bytes // 16 if "sve" in self.features else 0
 
     @property
     def dot4_bytes(self) -> int:

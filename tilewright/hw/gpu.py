@@ -12,9 +12,38 @@ from typing import ClassVar
 
 from tilewright.dtypes import DType
 from tilewright.errors import TargetError
+from tilewright.hw.memory import Memory, Scope
 from tilewright.runtime.cuda import device
 
 WARP = 32
+
+
+@dataclass(frozen=True)
+class GpuRates:
+    """What a card of one capability does in a clock, and how long it takes to begin: what the driver does not say.
+
+    `fitted`: the constants that nobody publishes were fitted on such a card. Otherwise they are the H200's.
+    """
+
+    launch_seconds: float = 1.6e-6  # of a kernel in a CUDA graph, to a block's first instructions
+    library_launch_seconds: float = 3e-6  # of a call of cuBLASLt or cuDNN that does little
+    shared_bytes_clock: float = 128.0  # that shared memory gives a multiprocessor
+    l2_latency: float = 200.0  # clocks from a load to its value
+    memory_latency: float = 1350.0
+    wgmma_flops_clock: float = 0.0  # of a multiprocessor, dense, 16-bit operands; 0: there is no wgmma
+    fitted: bool = False
+
+
+# By capability, without its suffix. Latencies and launches were fitted to the times of 1,700 kernels on one H200
+# (`cost/gpu.py`); the launch of a library's call is a rough figure, not a fit. The rate of wgmma is the data sheet's:
+# 989 Tflop/s dense at 132 multiprocessors and 1.83 GHz. Shared memory is 32 banks of 4 bytes on all of them (CUDA
+# programming guide).
+_RATES = {
+    80: GpuRates(),
+    86: GpuRates(),
+    89: GpuRates(),
+    90: GpuRates(wgmma_flops_clock=4096.0, fitted=True),
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +82,51 @@ class GpuMachine:
         """No kernel reads channels in blocks: channels are last."""
         return 0
 
+    @property
+    def rates(self) -> GpuRates:
+        """Of its capability, or of the newest before it that is described."""
+        return _RATES[max((arch for arch in _RATES if arch <= self.arch), default=min(_RATES))]
+
+    @property
+    def launch_seconds(self) -> float:
+        return self.rates.launch_seconds
+
+    @property
+    def mma_sync_flops_clock(self) -> float:
+        """Of a multiprocessor, sustained by `mma.sync`: on an H200 less than half of what `wgmma` does."""
+        return self.tensor_flops_clock
+
+    @property
+    def wgmma_flops_clock(self) -> float:
+        """Of a multiprocessor by `wgmma`; 0 where there is none."""
+        return self.rates.wgmma_flops_clock if self.warpgroup_mma else 0.0
+
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        """From the nearest to the farthest, as a multiprocessor sees them."""
+        rates, hertz = self.rates, self.clock_mhz * 1e6
+        return (
+            Memory("registers", Scope.REGISTER, "thread", self.registers_sm * 4),
+            Memory("shared", Scope.SCRATCH, "block", self.shared_block, rates.shared_bytes_clock),
+            Memory("L2", None, "machine", self.l2, self.l2_bytes_clock / self.sms, rates.l2_latency, _LINE),
+            Memory(
+                "global",
+                Scope.GLOBAL,
+                "machine",
+                self.memory,
+                self.memory_bytes_per_second / hertz / self.sms,
+                rates.memory_latency,
+                _LINE,
+            ),
+        )
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What intrinsics may need: every capability up to its own ("sm_80"), and what it has besides."""
+        capabilities = sorted({machine.arch for machine in DESCRIBED.values() if machine.arch <= self.arch})
+        flags = ("async_copy", "bulk_copy", "warpgroup_mma", "dependent_launch", "clusters")
+        return (*(f"sm_{arch}" for arch in capabilities), *(flag for flag in flags if getattr(self, flag)))
+
     def resident_blocks(self, threads: int, registers: int, shared: int) -> int:
         """How many blocks of so many threads, registers a thread and bytes of shared memory a multiprocessor holds."""
         warps = -(-threads // WARP)
@@ -64,6 +138,7 @@ class GpuMachine:
         return f"{self.name} ({self.capability}), {self.sms} multiprocessors, {self.memory >> 30} GiB"
 
 
+_LINE = 128  # bytes of a cache line, in sectors of 32
 _OLDEST = 8  # generation of cards: the first with asynchronous copies
 _RESERVED_SHARED = 1_024  # of every block, by the driver
 

@@ -40,6 +40,8 @@ class Options:
     effort: str = "none"
     budget: float | str | None = None  # of each graph, for each of its sizes
     seed: int = 0
+    search: str = "guided"
+    cost_model: str = "boosted"
     db: str | Path | None = None
     lock: str | Path | None = None  # of all graphs together
     freeze: bool = True  # parameters and buffers are constants
@@ -71,6 +73,8 @@ class Options:
             seed=self.seed,
             numerics=self.numerics,
             threads=self.threads,
+            search=self.search,
+            cost_model=self.cost_model,
         )
         if isinstance(self.variants, bool) or not isinstance(self.variants, int) or self.variants < 1:
             raise OptionError(f"variants={self.variants!r} must be a whole number, 1 at least")
@@ -105,6 +109,8 @@ class Options:
                 effort=self.effort,
                 budget=self.budget,
                 seed=self.seed,
+                search=self.search,
+                cost_model=self.cost_model,
                 db=self.db,
                 lock=lock,
                 numerics=self.numerics,

@@ -36,9 +36,9 @@ from tilewright.loops.tiling import (
     with_results,
     with_values,
 )
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, simplify
 
-_LINE = 64  # bytes
 _AHEAD = 8  # rows that are asked for before they are needed
 _NARROWEST = 512  # bytes of a row that one block is wide
 _HELD = 4  # the part of the first cache that the accumulators may take
@@ -81,8 +81,8 @@ def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Prog
     inside = Tiles(te.Var(f"{axis.name}_c", width), size)
     step, lane, row = te.Var("u", tile.vectors), te.Var("v", lanes), te.Var("r", tile.rows)
     place = inside.start() + step * lanes + lane
-    element, in_line = step * lanes + lane, _LINE // load.dtype.bytes
-    line = te.Var("line", -(-size // in_line))
+    element, in_line = step * lanes + lane, machine.line_bytes // load.dtype.bytes
+    line = te.Var("line", ceil_div(size, in_line))
     held = {
         r: te.Load(replace(r, name=f"held_{r.name}", size=width, scope=Scope.SCRATCH), (place,))
         for r in results
@@ -191,6 +191,6 @@ def _width(formula: Formula, machine: CpuMachine, axis: te.Var, load: te.Load, o
     cache."""
     most = machine.caches.l1 // (_HELD * sum(r.result.dtype.bytes for r in formula.reductions))
     narrowest = max(size, _NARROWEST // load.dtype.bytes)
-    wanted = max(-(-machine.cores // others), -(-axis.extent // most))
-    width = max(-(-axis.extent // wanted), narrowest)
-    return min(-(-width // size), axis.extent // size) * size
+    wanted = max(ceil_div(machine.cores, others), ceil_div(axis.extent, most))
+    width = max(ceil_div(axis.extent, wanted), narrowest)
+    return min(ceil_div(width, size), axis.extent // size) * size

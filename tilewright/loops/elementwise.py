@@ -55,13 +55,12 @@ from tilewright.loops.tiling import (
     vector_cost,
     with_values,
 )
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, simplify
 
 _UNROLLED = 8  # vectors of one tile
 _LARGE = 24  # nodes of an expression of which fewer copies are written out
-_PAGE = 4 << 10
 _FEW, _MANY = 8, 16  # runs read in turn
-_LINE = 64  # bytes
 _SHORT_ROW = 16  # lines: the ends of longer rows do not count
 _HELD = 64  # lines of rows that wait to be written: stores that a processor finishes while it goes on
 _SECOND_CACHE = 2
@@ -106,24 +105,26 @@ def elementwise_program(formula: Formula, machine: CpuMachine) -> Program:
     tile = _by_piece(formula, axis, pieces, lambda part: writer.tile(tiles, part))
     loops, tile = far.cut(outer, tile) if far else (outer, tile)
     if writer.streamed:
-        tile = block(*_asked_ahead(formula, axis, outer, tiles), tile)
+        tile = block(*_asked_ahead(formula, machine, axis, outer, tiles), tile)
     body = parallel_nest([*loops, tiles.var], tiles.size * accesses, tile)
     return _program(formula, body, f"{words} x {tiles.size // writer.lanes}{behind}")
 
 
-def _asked_ahead(formula: Formula, axis: te.Var, outer: Sequence[te.Var], tiles: Tiles) -> list[Stmt]:
+def _asked_ahead(
+    formula: Formula, machine: CpuMachine, axis: te.Var, outer: Sequence[te.Var], tiles: Tiles
+) -> list[Stmt]:
     """The same tile of a row to come, of rows whose place is read from an input: there must be one for every row."""
     stmts: list[Stmt] = []
     for load in dict.fromkeys(te.unguarded_loads(formula.value)):
         (index,) = load.indices or (te.as_index(0),)
         if not outer or coefficient(index, axis) != 1 or not te.loads(index):
             continue
-        row, line = outer[-1], _LINE // load.dtype.bytes
+        row, line = outer[-1], machine.line_bytes // load.dtype.bytes
         if coefficient(index, row) is not None:
             continue  # the next row's place is known without the input
-        ahead = -(-_ANSWERED // (axis.extent * load.dtype.bytes))
+        ahead = ceil_div(_ANSWERED, axis.extent * load.dtype.bytes)
         following = te.call("min", row + ahead, te.as_index(row.extent - 1))
-        step = te.Var("r", -(-tiles.size // line))
+        step = te.Var("r", ceil_div(tiles.size, line))
         place = te.substitute(index, {row: following, axis: tiles.start() + step * line})
         assert isinstance(load.source, Buffer)
         stmts.append(nest([(step, Kind.UNROLL)], Prefetch(load.source, place)))
@@ -136,7 +137,7 @@ def _staged(
     """Rows put together in scratch until they end with a line; None where they do anyway and have no border, where they
     never do, and where they are long."""
     dtype, length = formula.output.dtype, axis.extent
-    line = _LINE // dtype.bytes
+    line = machine.line_bytes // dtype.bytes
     rows, count = extent_of(outer), line // math.gcd(length, line)
     dense = simplify(formula.store - row_major((*outer, axis))) == te.as_index(0)
     if not outer or rows % count or not dense or pieces or length > _SHORT_ROW * line:
@@ -161,26 +162,32 @@ def _staged(
     moved = Store(formula.output, group * (count * length) + place, te.Load(stage, (place,)), streamed=True)
     written = nest([(step, Kind.UNROLL), (lane, Kind.VECTOR)], moved)
     following = places_of((group + 1) * count, outer)
-    copied = block(*_next_rows(formula, axis, outer[-1], count, lines, following), written)
+    copied = block(*_next_rows(formula, machine, axis, outer[-1], count, lines, following), written)
     copy = nest([(lines.var, Kind.SERIAL)], copied)
     return parallel_nest([group], 2 * count * length, block(fill, copy))
 
 
 def _next_rows(
-    formula: Formula, axis: te.Var, row: te.Var, count: int, lines: Tiles, following: dict[te.Var, te.Expr]
+    formula: Formula,
+    machine: CpuMachine,
+    axis: te.Var,
+    row: te.Var,
+    count: int,
+    lines: Tiles,
+    following: dict[te.Var, te.Expr],
 ) -> list[Stmt]:
     """Lines of what is read for the `count` rows from `following` on, so many that they are asked for along with
     `lines`: what is put together waits for what it is made of, and memory is not to rest meanwhile."""
     stmts: list[Stmt] = []
     for load in dict.fromkeys(te.loads(formula.value)):
         (index,) = load.indices
-        pitch, line = coefficient(index, row), _LINE // load.dtype.bytes
+        pitch, line = coefficient(index, row), machine.line_bytes // load.dtype.bytes
         # What lies between rows far apart would be asked for along with them.
         if coefficient(index, axis) != 1 or pitch is None or not 0 < pitch <= 2 * axis.extent:
             continue
         if te.loads(index):  # behind the last row no data says where
             continue
-        each = -(-count * pitch // (line * lines.count))
+        each = ceil_div(count * pitch, line * lines.count)
         step = te.Var("r", each)
         first = te.substitute(index, {**following, axis: te.as_index(0)})
         place = first + (lines.var * each + step) * line
@@ -211,7 +218,7 @@ def _far_axis(formula: Formula, machine: CpuMachine, axis: te.Var, outer: Sequen
     (load,), far = loads, outer[-1]
     steps = {a: (coefficient(load.indices[0], a) or 0) * load.dtype.bytes for a in outer}
     near = min(outer, key=lambda a: steps[a] or math.inf)
-    if not 0 < steps[near] < _PAGE <= steps[far] or far.extent < _FEW:
+    if not 0 < steps[near] < machine.page_bytes <= steps[far] or far.extent < _FEW:
         return None
     size = (
         next((n for n in range(_FEW, _MANY + 1) if far.extent % n == 0), _FEW) if machine.follows_pages else 1

@@ -7,20 +7,14 @@ from collections.abc import Iterator, Sequence
 from tilewright import te
 from tilewright.loops.ir import Buffer
 from tilewright.te.index import bounds, simplify
-
-EXPENSIVE = frozenset(
-    [
-        *("exp", "exp2_weight", "expm1", "log", "log1p", "pow"),
-        *("tanh", "erf", "sin", "cos", "atan2", "div", "sqrt"),
-    ]
-)
+from tilewright.te.scalars import EXPENSIVE_CALLS
 
 
 def is_expensive(expr: te.Expr, axes: Sequence[te.Var]) -> bool:
     """Whether something in it takes long and is another value for every element of the row."""
     return any(
         isinstance(node, te.Call)
-        and node.op in EXPENSIVE
+        and node.op in EXPENSIVE_CALLS
         and node.dtype.is_float
         and te.variables(node) & set(axes)
         for node in te.walk(expr)

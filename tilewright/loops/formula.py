@@ -14,6 +14,7 @@ A reduction's result is read as a `Load` of its `Reduction.result`, without an i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,7 +22,7 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.errors import InternalError
 from tilewright.loops.ir import Buffer, Scope
-from tilewright.te.index import Linear, coefficient, linear, simplify
+from tilewright.te.index import Linear, coefficient, flat_index, linear, simplify
 
 
 class NestedReduction(InternalError):
@@ -37,10 +38,7 @@ class Reduction:
 
     @property
     def length(self) -> int:
-        total = 1
-        for axis in self.axes:
-            total *= axis.extent
-        return total
+        return math.prod(axis.extent for axis in self.axes)
 
 
 @dataclass(frozen=True)
@@ -151,15 +149,17 @@ def _flat_formula(output: te.Compute, inputs: Sequence[te.Tensor], name: str) ->
             ]
             reductions.insert(0, reduction)
 
-    buffers = {tensor: Buffer(f"x{n}", tensor.dtype, _size(tensor.shape)) for n, tensor in enumerate(inputs)}
+    buffers = {
+        tensor: Buffer(f"x{n}", tensor.dtype, math.prod(tensor.shape)) for n, tensor in enumerate(inputs)
+    }
     formula = Formula(
         name=name,
         inputs=tuple(buffers.values()),
-        output=Buffer("out", output.dtype, _size(output.shape)),
+        output=Buffer("out", output.dtype, math.prod(output.shape)),
         axes=axes,
         reductions=tuple(reductions),
         value=value,
-        store=_offset(axes, output.shape),
+        store=flat_index(axes, output.shape),
     )
     return formula.map(lambda expr: _flatten_loads(expr, buffers))
 
@@ -196,20 +196,6 @@ def _reduction_for(
     return Reduction(result, body.kind, te.substitute(body.body, values), axes)
 
 
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size
-
-
-def _offset(indices: Sequence[te.Expr], shape: Sequence[int]) -> te.Expr:
-    offset: te.Expr = te.as_index(0)
-    for index, extent in zip(indices, shape, strict=True):
-        offset = offset * extent + index
-    return offset
-
-
 def _flatten_loads(expr: te.Expr, buffers: dict[te.Tensor, Buffer]) -> te.Expr:
     def rule(node: te.Expr) -> te.Expr | None:
         if not (isinstance(node, te.Load) and isinstance(node.source, te.Tensor)):
@@ -217,7 +203,7 @@ def _flatten_loads(expr: te.Expr, buffers: dict[te.Tensor, Buffer]) -> te.Expr:
         buffer = buffers.get(node.source)
         if buffer is None:
             raise InternalError(f"{node.source.name} is read but is not an input of the task")
-        return te.Load(buffer, (_offset(node.indices, node.source.shape),))
+        return te.Load(buffer, (flat_index(node.indices, node.source.shape),))
 
     return te.rewrite(expr, rule)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tilewright import te
 from tilewright.dtypes import DType
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import Bounds, Linear, bounds, linear, simplify
 
 Guard = tuple[te.Expr, bool]  # a condition, and whether it holds
@@ -77,7 +78,9 @@ def _between(form: Linear, low: int | None, high: int | None) -> list[tuple[te.V
     if factor < 0:
         factor, ends = -factor, [None if end is None else -end for end in reversed(ends)]
     least, most = ends
-    return [(var, None if least is None else -(-least // factor), None if most is None else most // factor)]
+    return [
+        (var, None if least is None else ceil_div(least, factor), None if most is None else most // factor)
+    ]
 
 
 def _meet(a: Bounds, b: Bounds) -> Bounds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import reduce
 from typing import Any
 
@@ -11,7 +11,9 @@ import numpy as np
 
 from tilewright import te
 from tilewright.dtypes import DType
+from tilewright.errors import VerificationError
 from tilewright.hw.gpu import WARP
+from tilewright.hw.memory import LOOP_SCOPES
 from tilewright.loops.ir import (
     Across,
     Await,
@@ -22,6 +24,7 @@ from tilewright.loops.ir import (
     Copy,
     For,
     If,
+    Invoke,
     Kind,
     Prefetch,
     Program,
@@ -30,6 +33,7 @@ from tilewright.loops.ir import (
     Stmt,
     Transpose,
     Warp,
+    foreign_scope,
     local_buffers,
     thread_count,
 )
@@ -41,8 +45,14 @@ class UnorderedAccess(Exception):
     """Threads touch a place in scratch memory at times that nothing orders."""
 
 
-def interpret_program(program: Program, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """Run the program on flat copies of `inputs`; gives the flat output. Elements never written are NaN or -1."""
+def interpret_program(
+    program: Program, inputs: Sequence[np.ndarray], scopes: Collection[Scope] = LOOP_SCOPES
+) -> np.ndarray:
+    """Run the program on flat copies of `inputs`; gives the flat output. Elements never written are NaN or -1.
+    `scopes`: those of the target; what is neither global nor a register is memory as scratch is."""
+    foreign = foreign_scope(program, scopes)
+    if foreign is not None:
+        raise VerificationError(f"program {program.name}: {foreign}")
     memory = {
         buffer: np.ascontiguousarray(array).reshape(-1)
         for buffer, array in zip(program.params[:-1], inputs, strict=True)
@@ -115,6 +125,8 @@ class _Machine:
                     self.shared[buffer][index : index + len(values)] = values
         elif isinstance(stmt, Warp):
             self.warp(stmt, env)
+        elif isinstance(stmt, Invoke):
+            self.invoke(stmt, env)
         elif not isinstance(stmt, Prefetch):
             index = int(self.value(stmt.index, env))
             if not 0 <= index < stmt.buffer.size:
@@ -175,23 +187,47 @@ class _Machine:
         threads = next(iter(self.registers.values())).shape[0]
         for first in range(0, threads, WARP):
             tiles: dict[te.Tensor, np.ndarray] = {}
-            for share, (buffer, start) in zip(instruction.shares, stmt.operands, strict=True):
-                places = self._places(stmt, share.lanes, share.size, start, first, env)
-                tile = np.zeros(share.tensor.shape, share.tensor.dtype.numpy)
-                elements = share.element(np.arange(share.lanes)[:, None], np.arange(share.size)[None])
+            for fragment, (buffer, start) in zip(instruction.fragments, stmt.operands, strict=True):
+                places = self._places(stmt, fragment.lanes, fragment.size, start, first, env)
+                tile = np.zeros(fragment.tensor.shape, fragment.tensor.dtype.numpy)
+                elements = fragment.element(
+                    np.arange(fragment.lanes)[:, None], np.arange(fragment.size)[None]
+                )
                 if buffer.scope is Scope.REGISTER:
                     tile[elements] = self.registers[buffer][np.arange(first, first + WARP)[:, None], places]
                 else:
                     tile[elements] = self.shared[buffer][places]
                     self.last_read.update({(buffer, int(at)): self.awaits for at in places.flat})
-                tiles[share.tensor] = tile
-            result, (buffer, start) = instruction.shares[0], stmt.operands[0]
+                tiles[fragment.tensor] = tile
+            result, (buffer, start) = instruction.fragments[0], stmt.operands[0]
             before = tiles.pop(instruction.output)
             value = interpret(instruction.output, tiles)
-            value = before + value if instruction.adds else value
+            value = before + value if instruction.accumulates else value
             places = self._places(stmt, WARP, result.size, start, first, env)
             elements = result.element(np.arange(WARP)[:, None], np.arange(result.size)[None])
             self.registers[buffer][np.arange(first, first + WARP)[:, None], places] = value[elements]
+
+    def invoke(self, stmt: Invoke, env: dict[te.Var, int]) -> None:
+        """What the instruction is declared to compute, whatever is emitted for it."""
+        intrinsic, held = stmt.intrinsic, []
+        for place in stmt.operands:
+            at = int(self.value(place.index, env)) + np.array(place.offsets)
+            if at.min() < 0 or at.max() >= place.buffer.size:
+                raise IndexError(f"{place.buffer.name}[{at.min()}..{at.max()}] of {place.buffer.size}")
+            held.append(at)
+        tiles: dict[te.Tensor, np.ndarray] = {}
+        for fragment, place, at in zip(intrinsic.fragments, stmt.operands, held, strict=True):
+            tile = np.zeros(fragment.tensor.shape, fragment.tensor.dtype.numpy)
+            for element, value in zip(fragment.places(), self.elements(place.buffer)[at], strict=True):
+                tile[element] = value
+            tiles[fragment.tensor] = tile
+        before = tiles.pop(intrinsic.output)
+        value = interpret(intrinsic.output, tiles)
+        reduction = intrinsic.stage.reduction
+        if reduction is not None:
+            value = SCALARS[te.REDUCE_COMBINERS[reduction.kind]].numpy(before, value)
+        result = [value[element] for element in intrinsic.fragments[0].places()]
+        self.memory(stmt.operands[0].buffer)[held[0]] = result
 
     def _places(
         self, stmt: Warp, lanes: int, size: int, start: te.Expr, first: int, env: dict[te.Var, int]

@@ -30,7 +30,8 @@ Semantics
 - `Copy`, in a thread loop, asks for neighbours in memory, which are in scratch memory behind an `Await` of its group:
   those since the last `Commit`. Nobody touches their place from the copy to there, and nobody reads it between the
   `Await` before the copy and the copy. `Commit` and `Await` are between thread loops; all threads meet at an `Await`.
-- `Warp`, between thread loops: an instruction that the threads of each warp carry out together.
+- `Warp`, between thread loops: an instruction that the threads of each warp carry out together. `Invoke`, on CPUs: an
+  instruction of one thread, outside of vector loops. Both are a `hw.intrinsics.Intrinsic`.
 - `Transpose` turns a tile of a register buffer: its vectors in order are the elements of a matrix by rows before, and
   by columns afterwards. `Slide` takes a vector from two register vectors, wherever it begins in the first.
 - `Store` rounds nothing: the value's type is the buffer's. One that is `streamed` writes what nobody reads soon: it may
@@ -44,25 +45,17 @@ Semantics
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from tilewright.dtypes import DType
+from tilewright.hw import memory
+from tilewright.hw.intrinsics import Intrinsic
 from tilewright.runtime.packing import Packing
 from tilewright.te import Expr, Load, Source, Var
 
-if TYPE_CHECKING:
-    from tilewright.loops.gpu.instructions import Instruction
-
-
-class Scope(enum.Enum):
-    GLOBAL = "global"
-    REGISTER = "register"
-    SCRATCH = "scratch"
-
-
-SCRATCH_LIMIT = 1 << 20  # bytes: threads have stacks of 2 MiB and more
+Scope = memory.Scope
+SCRATCH_LIMIT = memory.STACK_BYTES
 
 
 @dataclass(frozen=True)
@@ -205,15 +198,39 @@ class Await:
 
 @dataclass(frozen=True)
 class Warp:
-    """Of each operand of the instruction, the result first, the buffer and where in it a thread's share begins;
+    """Of each operand of the instruction, the result first, the buffer and where in it a thread's fragment begins;
     `thread` stands for the number of the thread."""
 
-    instruction: Instruction
+    instruction: Intrinsic
     thread: Var
     operands: tuple[tuple[Buffer, Expr], ...]
 
 
-Stmt = For | Block | Store | If | Prefetch | Transpose | Slide | Combine | Copy | Commit | Await | Warp
+@dataclass(frozen=True)
+class Place:
+    """An operand where it lies: lane n of its fragment is the element at `index + offsets[n]`."""
+
+    buffer: Buffer
+    index: Expr
+    offsets: tuple[int, ...]
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the lanes are neighbours in memory."""
+        return self.offsets == tuple(range(len(self.offsets)))
+
+
+@dataclass(frozen=True)
+class Invoke:
+    """An instruction of a CPU: where its operands are, the result first. One that accumulates reads its result too."""
+
+    intrinsic: Intrinsic
+    operands: tuple[Place, ...]
+
+
+Stmt = (
+    For | Block | Store | If | Prefetch | Transpose | Slide | Combine | Copy | Commit | Await | Warp | Invoke
+)
 
 
 @dataclass(frozen=True)
@@ -285,9 +302,20 @@ def local_buffers(program: Program) -> list[Buffer]:
             written = stmt.buffer
         elif isinstance(stmt, Warp):
             written = stmt.operands[0][0]
+        elif isinstance(stmt, Invoke):
+            written = stmt.operands[0].buffer
         if written is not None and written.scope is not Scope.GLOBAL:
             found[written] = None
     return list(found)
+
+
+def foreign_scope(program: Program, scopes: Collection[Scope]) -> str | None:
+    """What is wrong with the first buffer in a scope that is not among `scopes`; None where there is no such buffer."""
+    for buffer in (*program.params, *local_buffers(program)):
+        if buffer.scope not in scopes:
+            known = ", ".join(scope.value for scope in scopes)
+            return f"buffer {buffer.name} is in scope {buffer.scope.value!r}, and the target has {known}"
+    return None
 
 
 def map_exprs(stmt: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
@@ -307,6 +335,9 @@ def map_exprs(stmt: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
     if isinstance(stmt, Warp):
         operands = tuple((buffer, change(index)) for buffer, index in stmt.operands)
         return replace(stmt, operands=operands)
+    if isinstance(stmt, Invoke):
+        places = tuple(replace(place, index=change(place.index)) for place in stmt.operands)
+        return replace(stmt, operands=places)
     if isinstance(stmt, Transpose | Slide | Combine | Commit | Await):
         return stmt
     return Store(stmt.buffer, change(stmt.index), change(stmt.value), stmt.streamed)

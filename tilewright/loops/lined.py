@@ -38,9 +38,9 @@ from tilewright.loops.tiling import (
     with_values,
 )
 from tilewright.loops.weights import combined
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, divisor_of, in_range, simplify
 
-_LINE = 64
 _FEWEST, _MOST = 5, 14  # lines of a row: fewer have too much at their ends, more do not stay in registers
 _ACCUMULATORS = 4
 
@@ -55,10 +55,10 @@ def lined_program(formula: Formula, machine: CpuMachine) -> Program | None:
     lanes = lanes_for(formula, machine, axis.extent)
     held = {formula.output.dtype.bytes, *(r.result.dtype.bytes for r in formula.reductions)}
     alike = all([a.extent for a in r.axes] == [axis.extent] for r in formula.reductions)
-    if held != {_LINE // lanes} or not alike:
+    if held != {machine.line_bytes // lanes} or not alike:
         return None
     common = math.gcd(axis.extent, lanes)
-    lines = -(-(lanes - common + axis.extent) // lanes)
+    lines = ceil_div(lanes - common + axis.extent, lanes)
     if common == lanes or row.extent % (lanes // common) or not _FEWEST <= lines <= _MOST:
         return None
     elsewhere = simplify(formula.store - row_major((row, axis)))
@@ -222,7 +222,7 @@ class _Lined:
             moves = coefficient(index, first.axes[0]) == 1 and coefficient(index, self.row)
             if not moves or line * self.lanes >= self.axis.extent:
                 continue
-            rows = -(-AHEAD // (self.axis.extent * load.dtype.bytes))
+            rows = ceil_div(AHEAD, self.axis.extent * load.dtype.bytes)
             place = {**self._row_at(turn + rows), first.axes[0]: te.as_index(line * self.lanes)}
             assert isinstance(load.source, Buffer)
             stmts.append(Prefetch(load.source, te.substitute(index, place), level=1))

@@ -50,6 +50,7 @@ from tilewright.loops.tiling import (
     with_results,
     with_values,
 )
+from tilewright.support.arith import ceil_div, round_up
 from tilewright.te.index import coefficient, linear, simplify
 
 _KINDS = ("max", "min", "sum")
@@ -57,7 +58,6 @@ _LARGEST = 16  # elements of a window along its columns, or along its rows, whic
 _FEWEST = 2  # vectors in a row
 _HELD = 4 << 10  # bytes of rows that are computed together
 _MOST = 64 << 10  # bytes of columns
-_LINE = 64
 _STRANDS = (8, 4, 2)  # places that are read in turn
 _TAKEN_AT_ONCE = 9  # elements of a window at most
 _APART = 16 << 10  # bytes from one to the next at least
@@ -142,7 +142,7 @@ def _is_linear(condition: te.Expr) -> bool:
 
 class _Pool:
     def __init__(self, formula: Formula, machine: CpuMachine, windows: _Windows) -> None:
-        self.formula, self.windows = formula, windows
+        self.formula, self.windows, self.line_bytes = formula, windows, machine.line_bytes
         self.lanes = lanes_for(formula, machine, windows.across.extent)
         self.outer = [axis for axis in formula.axes if axis != windows.across]
         dense = row_major((*self.outer, windows.across))
@@ -156,10 +156,10 @@ class _Pool:
         if self.staged and not self.at_once:
             self._take_strands()
         self.slot = self.strand * self.count + self.turn  # of the rows that are computed together
-        self.lead = -(-windows.begin // self.lanes) * self.lanes
-        behind = -(-(windows.column.extent - windows.end) // self.lanes) * self.lanes
+        self.lead = round_up(windows.begin, self.lanes)
+        behind = round_up(windows.column.extent - windows.end, self.lanes)
         pitch = self.lead + (windows.end - windows.begin) + behind
-        self.pitch = -(-pitch // self.lanes) * self.lanes
+        self.pitch = round_up(pitch, self.lanes)
         self.rows = self.strand.extent * self.count
         dtype, length = windows.reduction.result.dtype, windows.across.extent
         self.columns = Buffer("columns", dtype, self.rows * self.pitch, Scope.SCRATCH)
@@ -168,7 +168,7 @@ class _Pool:
     def _rows_at_once(self, streamed: bool) -> int:
         """How many rows are computed together: whole planes are cut evenly, and what is streamed ends with a line."""
         length, size = self.windows.across.extent, self.formula.output.dtype.bytes
-        line = _LINE // size
+        line = self.line_bytes // size
         whole = line // math.gcd(length, line)
         inner, rows = (self.outer[-1].extent if self.outer else 1), extent_of(self.outer)
         held = max(1, _HELD // (length * size))
@@ -193,7 +193,7 @@ class _Pool:
         """Cuts the groups so that some that lie a few pages apart are taken in turn."""
         read = self.count * self.windows.step * self.windows.column.extent * self.formula.output.dtype.bytes
         total = extent_of(self.groups)
-        least = -(-_APART // read)
+        least = ceil_div(_APART, read)
         strands, apart = next(
             ((n, size) for n in _STRANDS for size in range(least, 4 * least) if total % (n * size) == 0),
             (1, total),
@@ -218,7 +218,7 @@ class _Pool:
         """Of a row's windows, the first one whose columns all exist, and the one behind the last."""
         windows = self.windows
         last = (windows.end - windows.along.extent) // windows.step + 1
-        return -(-windows.begin // windows.step), min(last, windows.across.extent)
+        return ceil_div(windows.begin, windows.step), min(last, windows.across.extent)
 
     def program(self) -> Program:
         words = f"pooled: {self.windows.across.name} in vectors of {self.lanes}, {self.count} rows at a time"
@@ -346,14 +346,14 @@ class _Pool:
         (load,) = loads
         (index,) = load.indices
         assert isinstance(load.source, Buffer)
-        apart, line = coefficient(index, self.outer[-1]) or 0, _LINE // load.dtype.bytes
+        apart, line = coefficient(index, self.outer[-1]) or 0, self.line_bytes // load.dtype.bytes
         pitch = min(coefficient(index, axis) or 0 for axis in self.windows.down)
         # What lies between rows far apart would be asked for along with them.
         if apart <= 0 or pitch > 2 * (self.windows.end - self.windows.begin):
             return []
         values = dict.fromkeys((*self.windows.down, self.windows.column), te.as_index(0))
         first = te.substitute(index, values) + (self.count * apart + self.windows.begin)
-        step = te.Var("r", -(-apart // line))
+        step = te.Var("r", ceil_div(apart, line))
         return [nest([(step, Kind.UNROLL)], Prefetch(load.source, first + step * line, _SECOND_CACHE))]
 
     def _row_pass(self) -> Stmt:
@@ -377,7 +377,10 @@ class _Pool:
 
     def _streamed(self) -> Stmt:
         """The rows of a strand in the stage, which end with a line."""
-        size, line = self.count * self.windows.across.extent, _LINE // self.formula.output.dtype.bytes
+        size, line = (
+            self.count * self.windows.across.extent,
+            self.line_bytes // self.formula.output.dtype.bytes,
+        )
         lines = Tiles(te.Var("line", size // line), best_unroll(size // line, 1, _UNROLLED))
         step, lane = te.Var("u", lines.size), te.Var("v", line)
         place = (lines.start() + step) * line + lane

@@ -40,9 +40,9 @@ from tilewright.loops.ir import (
 )
 from tilewright.loops.tiling import Tiles, extent_of, parallel_nest, with_values
 from tilewright.loops.turn import Turn
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, divisor_of
 
-_LINE = 64
 _FEWEST = 4  # lines of a row of the output that make up for its ends
 _KEPT = 8  # stages fill the second cache: one stays there while rows and what is asked for come by
 _AHEAD = 24  # tiles between what is read and what is asked for
@@ -52,7 +52,7 @@ _CHUNKS = 4  # for each core, where rows are so long
 
 def rolled_program(formula: Formula, machine: CpuMachine, turn: Turn) -> Program | None:
     """None where rows of the output are short, or a vector is no line."""
-    whole = turn.lanes * formula.output.dtype.bytes == _LINE
+    whole = turn.lanes * formula.output.dtype.bytes == machine.line_bytes
     if not whole or turn.writes_run or turn.reads_run or turn.written.extent < _FEWEST * turn.lanes:
         return None
     elsewhere: dict[te.Var, te.Expr] = dict.fromkeys((turn.written, turn.read), te.as_index(0))
@@ -69,14 +69,14 @@ class _Rolled:
         stage = min(machine.caches.l2_per_core // _KEPT, SCRATCH_LIMIT)
         run = stage // (self.lanes * turn.load.dtype.bytes)  # elements that are read side by side
         whole = te.Var(turn.read.name, turn.read.extent // self.lanes * self.lanes)
-        count = -(-whole.extent // run)
-        self.tile = te.Var("tile", -(-whole.extent // self.lanes // count))
+        count = ceil_div(whole.extent, run)
+        self.tile = te.Var("tile", ceil_div(ceil_div(whole.extent, self.lanes), count))
         self.blocks = Tiles(whole, self.tile.extent * self.lanes)
         self.outside = [axis for axis in formula.axes if axis not in (turn.read, turn.written)]
         lines = te.Var("line", turn.written.extent // self.lanes)
         there = extent_of(self.outside) * self.blocks.count
-        pieces = max(1, min(-(-_CHUNKS * machine.cores // there), lines.extent // _LONG))
-        self.chunk = Tiles(lines, -(-lines.extent // pieces))
+        pieces = max(1, min(ceil_div(_CHUNKS * machine.cores, there), lines.extent // _LONG))
+        self.chunk = Tiles(lines, ceil_div(lines.extent, pieces))
         self.step, self.lane = te.Var("step", self.chunk.size), te.Var("v", self.lanes)
         self.stage = Buffer("stage", turn.load.dtype, self.blocks.size * self.lanes, Scope.SCRATCH)
         self.held = Buffer("held", turn.load.dtype, self.lanes * self.lanes, Scope.REGISTER)

@@ -40,6 +40,7 @@ from tilewright.loops.tiling import (
     row_major,
     same_extents,
 )
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, divisor_of, simplify
 
 _ACCUMULATORS = 8
@@ -215,7 +216,7 @@ def _lanes(reduction: Reduction, formula: Formula, machine: CpuMachine) -> int:
 
 def _row_pass(reduction: Reduction, formula: Formula, machine: CpuMachine, together: int) -> RowPass:
     lanes = _lanes(reduction, formula, machine)
-    vectors = -(-reduction.axes[-1].extent // lanes)
+    vectors = ceil_div(reduction.axes[-1].extent, lanes)
     most = _ACCUMULATORS // 2 if is_expensive(reduction.body, reduction.axes) else _ACCUMULATORS
     return RowPass(reduction, lanes, max(1, min(most // together, vectors)))
 
@@ -389,7 +390,7 @@ def _fetches(
     def rows(load: te.Load) -> int:
         """Enough for what is asked for now to have come when it is needed."""
         row_bytes = _bytes_of_row(formula, [load])
-        return max(1, -(-ahead // (row_bytes * together))) * together
+        return max(1, ceil_div(ahead, row_bytes * together)) * together
 
     return tuple(Fetch(load, rows(load), level) for load in loads)
 

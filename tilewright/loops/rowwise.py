@@ -42,24 +42,23 @@ from tilewright.loops.tiling import (
     with_values,
 )
 from tilewright.loops.weights import combined
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, simplify
 
-_LINE = 64
-_PAGE = 4 << 10
 _SECOND_CACHE = 2
 _COMPUTED, _COPIED = 4, 8  # vectors of the result that are written out, at most
 
 
 def rowwise_program(formula: Formula, machine: CpuMachine) -> Program:
-    return _Rows(row_plan_of(formula, machine)).program()
+    return _Rows(row_plan_of(formula, machine), machine).program()
 
 
 class _Rows:
     """Places in it: `group` is the number of a group in its chunk, `turn` that of the rows taken together in their
     group, `row` that of one among these."""
 
-    def __init__(self, plan: RowPlan) -> None:
-        self.plan, self.formula = plan, plan.formula
+    def __init__(self, plan: RowPlan, machine: CpuMachine) -> None:
+        self.plan, self.formula, self.machine = plan, plan.formula, machine
         self.row = te.Var("w", plan.together)
         self.turn = te.Var("turn", plan.group_rows // plan.together)
         self.group = te.Var("group", plan.groups)
@@ -137,8 +136,8 @@ class _Rows:
         for load in self.plan.a_page_ahead:
             size = load.dtype.bytes
             assert isinstance(load.source, Buffer)
-            for begin in range(0, vectors * lanes * size, _LINE):
-                place = {axis: start + (begin + _PAGE) // size}
+            for begin in range(0, vectors * lanes * size, self.machine.line_bytes):
+                place = {axis: start + (begin + self.machine.page_bytes) // size}
                 found.append(Prefetch(load.source, te.substitute(load.indices[0], place), _SECOND_CACHE))
         return found
 
@@ -157,7 +156,7 @@ class _Rows:
             load, row = fetch.load, self.formula.rows[-1]
             assert isinstance(load.source, Buffer)
             for vector in range(fetching.index(number), vectors, len(fetching)):
-                if vector * lanes * load.dtype.bytes % _LINE:
+                if vector * lanes * load.dtype.bytes % self.machine.line_bytes:
                     continue
                 position = start + vector * lanes
                 place: dict[te.Var, te.Expr] = {row: row + fetch.rows}
@@ -254,7 +253,7 @@ class _Rows:
 
         left = row_pass.vectors
         while left > 1:
-            half = -(-left // 2)
+            half = ceil_div(left, 2)
             for vector in range(left - half):
                 one, other = (te.Load(partial, (place(at),)) for at in (vector, vector + half))
                 both = Store(partial, place(vector), combined(reduction, self.formula, one, other))
@@ -314,7 +313,7 @@ class _Rows:
     def _written_out(self, stage: Stage, place: te.Expr, value: te.Expr) -> Stmt:
         """The row to the stage, vector by vector; what the last one has beyond its end the next row overwrites."""
         (axis,), lanes = self.plan.columns, self.plan.lanes
-        lane, vectors = te.Var("v", lanes), -(-axis.extent // lanes)
+        lane, vectors = te.Var("v", lanes), ceil_div(axis.extent, lanes)
         number = len(self.formula.reductions)
         stmts = self._next_rows(number, self.plan.columns, te.as_index(0), vectors, lanes)
         for vector in range(vectors):

@@ -11,6 +11,8 @@ from tilewright.loops.ir import (
     Copy,
     For,
     If,
+    Invoke,
+    Place,
     Prefetch,
     Program,
     Slide,
@@ -97,6 +99,9 @@ def print_program(program: Program) -> str:
         elif isinstance(stmt, Warp):
             operands = ", ".join(f"{b.name}[{print_expr(index)}]" for b, index in stmt.operands)
             lines.append(f"{pad}{stmt.instruction.name} {operands}")
+        elif isinstance(stmt, Invoke):
+            operands = ", ".join(map(_place, stmt.operands))
+            lines.append(f"{pad}{stmt.intrinsic.name}@{stmt.intrinsic.digest} {operands}")
         else:
             arrow = "<-" if stmt.streamed else "="
             lines.append(
@@ -105,3 +110,8 @@ def print_program(program: Program) -> str:
 
     visit(program.body, 1)
     return "\n".join(lines) + "\n"
+
+
+def _place(place: Place) -> str:
+    lanes = "" if place.is_run else f" at {', '.join(map(str, place.offsets))}"
+    return f"{place.buffer.name}[{print_expr(place.index)}] x {len(place.offsets)}{lanes}"

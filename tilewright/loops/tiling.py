@@ -6,13 +6,16 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import Buffer, Kind, Stmt, block, map_exprs, nest
-from tilewright.runtime.packing import Packing, dense_order
-from tilewright.te.index import Linear, coefficient, divisor_of, linear, simplify
+from tilewright.runtime.packing import AnyTransform, LastApart, Packing, dense_order
+from tilewright.support.arith import ceil_div
+from tilewright.te.index import Linear, coefficient, divisor_of, flat_index, linear, simplify
 
 Values = Mapping[te.Var, te.Expr]
 
@@ -36,7 +39,7 @@ class Tiles:
 
     @property
     def count(self) -> int:
-        return -(-self.axis.extent // self.size)
+        return ceil_div(self.axis.extent, self.size)
 
     @property
     def var(self) -> te.Var:
@@ -60,10 +63,7 @@ class Tiles:
 
 
 def extent_of(axes: Sequence[te.Var]) -> int:
-    total = 1
-    for axis in axes:
-        total *= axis.extent
-    return total
+    return math.prod(axis.extent for axis in axes)
 
 
 def same_extents(axes: Sequence[te.Var], others: Sequence[te.Var]) -> bool:
@@ -71,11 +71,9 @@ def same_extents(axes: Sequence[te.Var], others: Sequence[te.Var]) -> bool:
 
 
 def row_major(axes: Sequence[te.Var]) -> te.Expr:
-    """The place of an element whose axes are stored in this order, without gaps."""
-    place: te.Expr = te.as_index(0)
-    for axis in axes:
-        place = place * axis.extent + axis
-    return place
+    """The offset of an element whose axes are stored in this order, without gaps: how many iterations of the nest over
+    them came before this one."""
+    return flat_index(axes, [axis.extent for axis in axes])
 
 
 def places_of(number: te.Expr, axes: Sequence[te.Var]) -> dict[te.Var, te.Expr]:
@@ -255,7 +253,7 @@ def streamed_run(
 def best_unroll(extent: int, lanes: int, most: int) -> int:
     """Vectors in a tile, at most `most`: what the last one does again and what the loop costs weigh least."""
     choices = [n for n in range(1, most + 1) if n * lanes <= extent] or [1]
-    return min(choices, key=lambda n: -(-extent // (n * lanes)) * (n + _LOOP))
+    return min(choices, key=lambda n: ceil_div(extent, n * lanes) * (n + _LOOP))
 
 
 # -- the parallel loop ------------------------------------------------------------------------------------------------
@@ -283,7 +281,7 @@ def parallel_chunks(loops: Sequence[te.Var], wanted: int, body: Stmt) -> Stmt:
             outer.append(loop)
             taken *= loop.extent
             continue
-        chunks = Tiles(loop, _chunk(loop.extent, -(-wanted // taken)))
+        chunks = Tiles(loop, _chunk(loop.extent, ceil_div(wanted, taken)))
         part = te.Var(f"{loop.name}_p", chunks.size)
         outer.append(chunks.var)
         taken *= chunks.count
@@ -303,7 +301,7 @@ def parallel_chunks(loops: Sequence[te.Var], wanted: int, body: Stmt) -> Stmt:
 
 def _chunk(extent: int, pieces: int) -> int:
     """A chunk size that cuts `extent` into about `pieces`: an exact divisor if there is one close by."""
-    size = max(1, -(-extent // pieces))
+    size = max(1, ceil_div(extent, pieces))
     for candidate in range(size, max(size // 2, 1) - 1, -1):
         if extent % candidate == 0:
             return candidate
@@ -325,7 +323,7 @@ class Walked:
 
     @property
     def extent(self) -> int:
-        return self.block if self.places else -(-self.axis.extent // self.block)
+        return self.block if self.places else ceil_div(self.axis.extent, self.block)
 
 
 def whole(axis: te.Var, value: te.Expr | None = None) -> Walked:
@@ -346,10 +344,17 @@ class PackedOperand:
     original: Buffer
     packing: Packing
     load: te.Load
+    axes: tuple[te.Var, ...]  # of the packing's shape
 
     @property
     def buffer(self) -> Buffer:
         return replace(self.original, size=self.packing.size)
+
+    def transformed(self, transform: AnyTransform) -> PackedOperand:
+        """With one more transform, of one that keeps the shape: blocks stay where they are."""
+        packing = structs.replace(self.packing, transforms=(*self.packing.transforms, transform))
+        load = te.Load(replace(self.original, size=packing.size), self.load.indices)
+        return replace(self, packing=packing, load=load)
 
 
 def pack_operand(
@@ -357,13 +362,11 @@ def pack_operand(
     walk: Sequence[Walked],
     zero_filled: Collection[te.Var] = (),
     shortened: Mapping[te.Var, te.Var] | None = None,
-    paired: Sequence[te.Var] = (),
 ) -> PackedOperand | None:
     """The operand of `load` stored in the order of `walk`, outermost first, and the load from there. None where the
     load does not walk its whole buffer exactly once. The last block of an axis is moved back where it is not whole; of
     those in `zero_filled` it is filled up. `shortened`: an axis of `walk`, and the one of the load that it is the
-    beginning of; the rest is stored behind all else. `paired`: the axes of the sum whose products are computed in
-    pairs, outermost first."""
+    beginning of; the rest is stored behind all else."""
     buffer = load.source
     assert isinstance(buffer, Buffer)
     form = linear(load.indices[0])
@@ -377,22 +380,19 @@ def pack_operand(
     dense = [axes[number] for number in order]
     blocks = {shortened.get(item.axis, item.axis): item.block for item in walk}
     storage = [2 * dense.index(shortened.get(item.axis, item.axis)) + int(item.places) for item in walk]
-    tails = [(dense.index(axis), axis.extent - short.extent) for short, axis in shortened.items()]
+    apart = [LastApart(dense.index(axis), axis.extent - short.extent) for short, axis in shortened.items()]
     uncut = [number for number in range(2 * len(dense)) if number not in storage]  # of extent 1
     packing = Packing(
         tuple(axis.extent for axis in dense),
         tuple(blocks[axis] for axis in dense),
         (*uncut, *storage),
         tuple(sorted(dense.index(axis) for axis in zero_filled)),
-        tail=tails[0] if tails else (0, 0),
-        taps=tuple(map(dense.index, paired)),
+        tuple(apart),
     )
-    return PackedOperand(buffer, packing, te.Load(replace(buffer, size=packing.size), (place_along(walk),)))
+    load = te.Load(replace(buffer, size=packing.size), (place_along(walk),))
+    return PackedOperand(buffer, packing, load, tuple(dense))
 
 
 def place_along(walk: Sequence[Walked]) -> te.Expr:
     """Which element, counted in the order of `walk`, is the one at its values."""
-    place: te.Expr = te.as_index(0)
-    for item in walk:
-        place = place * item.extent + item.value
-    return place
+    return flat_index([item.value for item in walk], [item.extent for item in walk])

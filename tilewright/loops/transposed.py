@@ -35,9 +35,9 @@ from tilewright.loops.tiling import (
     with_values,
 )
 from tilewright.loops.turn import Turn, turn_of
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, divisor_of
 
-_LINE = 64
 _BLOCK = 4  # tiles of a block, along both axes or along the shorter side
 _RUN = 64  # short tiles along what is read, where all of it comes from memory
 _AHEAD = 8  # of them, between what is read and what is asked for
@@ -51,7 +51,7 @@ def transposed_program(formula: Formula, machine: CpuMachine) -> Program | None:
     if turn is None:
         return None
     streamed = is_streamed(formula, machine)
-    if streamed and not turn.writes_run and not _writes_lines(formula, turn):
+    if streamed and not turn.writes_run and not _writes_lines(formula, turn, machine):
         return rolled_program(formula, machine, turn) or _program(formula, machine, turn, streamed=False)
     return _program(formula, machine, turn, streamed=streamed)
 
@@ -66,8 +66,8 @@ class _Cut:
 
     @property
     def blocks(self) -> Tiles:
-        tiles = -(-self.axis.extent // self.size)
-        equal = -(-tiles // -(-tiles // self.most))
+        tiles = ceil_div(self.axis.extent, self.size)
+        equal = ceil_div(tiles, ceil_div(tiles, self.most))
         return Tiles(self.axis, self.size * min(equal, self.axis.extent // self.size))
 
     @property
@@ -80,7 +80,7 @@ class _Cut:
 
 
 def _program(formula: Formula, machine: CpuMachine, turn: Turn, *, streamed: bool) -> Program:
-    asks = streamed and _reads_lines(turn)  # for the next block
+    asks = streamed and _reads_lines(turn, machine)  # for the next block
     written, read = _cut(formula, turn, machine) if asks else _cut_for_registers(turn, streamed=streamed)
     size, held = turn.rows * turn.columns, written.size // turn.rows
     tiles = [Buffer(f"tile{n or ''}", turn.load.dtype, size, Scope.REGISTER) for n in range(held)]
@@ -193,18 +193,19 @@ def _line_of_block(turn: Turn, together: te.Expr, count: int, number: te.Expr, l
     return place if lines % count == 0 else place + line // lines * to_next_row
 
 
-def _reads_lines(turn: Turn) -> bool:
+def _reads_lines(turn: Turn, machine: CpuMachine) -> bool:
     """Whether a tile's rows are read from places that begin a cache line: otherwise two of each are waited for. Where
     data says which places, behind the last block there is none to ask."""
     (offset,) = turn.load.indices
     begin = te.substitute(offset, {turn.read: te.as_index(0)})
     square = not turn.reads_run and not turn.writes_run and not te.loads(begin)
-    return square and divisor_of(begin) * turn.load.dtype.bytes % _LINE == 0
+    return square and divisor_of(begin) * turn.load.dtype.bytes % machine.line_bytes == 0
 
 
-def _writes_lines(formula: Formula, turn: Turn) -> bool:
+def _writes_lines(formula: Formula, turn: Turn, machine: CpuMachine) -> bool:
     """Whether each vector of the result is a whole cache line."""
-    whole = turn.lanes * formula.output.dtype.bytes == _LINE and turn.written.extent % turn.lanes == 0
+    vector = turn.lanes * formula.output.dtype.bytes
+    whole = vector == machine.line_bytes and turn.written.extent % turn.lanes == 0
     return (
         whole and divisor_of(te.substitute(formula.store, {turn.written: te.as_index(0)})) % turn.lanes == 0
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tilewright import te
 from tilewright.errors import VerificationError
 from tilewright.hw.gpu import WARP
+from tilewright.hw.memory import LOOP_SCOPES
 from tilewright.loops.guards import Guard, bounds_under
 from tilewright.loops.ir import (
     SCRATCH_LIMIT,
@@ -17,7 +20,9 @@ from tilewright.loops.ir import (
     Copy,
     For,
     If,
+    Invoke,
     Kind,
+    Place,
     Prefetch,
     Program,
     Scope,
@@ -26,6 +31,7 @@ from tilewright.loops.ir import (
     Store,
     Transpose,
     Warp,
+    foreign_scope,
     local_buffers,
     thread_count,
 )
@@ -34,8 +40,12 @@ from tilewright.te.index import Bounds, bounds, coefficient, divisor_of, linear,
 _COPY_BYTES = 16  # the most that one instruction copies
 
 
-def verify_program(program: Program) -> None:
-    """Raises VerificationError, naming the statement, where the program breaks a rule."""
+def verify_program(program: Program, scopes: Collection[Scope] = LOOP_SCOPES) -> None:
+    """Raises VerificationError, naming the statement, where the program breaks a rule. `scopes`: those of the target
+    (`hw.memory.scopes_of`)."""
+    foreign = foreign_scope(program, scopes)
+    if foreign is not None:
+        raise VerificationError(f"program {program.name}: {foreign}")
     _Verifier(program).check()
 
 
@@ -86,6 +96,8 @@ class _Verifier:
             self.between_threads(type(stmt).__name__.lower())
         elif isinstance(stmt, Warp):
             self.warp(stmt)
+        elif isinstance(stmt, Invoke):
+            self.invoke(stmt)
         else:
             self.store(stmt)
 
@@ -125,13 +137,16 @@ class _Verifier:
         self.statement(loop.body)
         self.loops.pop()
 
+    def writes(self, buffer: Buffer) -> None:
+        if buffer in self.inputs:
+            self.fail(f"{buffer.name} is an input and is written")
+        if buffer.of is not None:
+            self.fail(f"{buffer.name} is a view and is written")
+        if buffer.scope is Scope.GLOBAL and buffer != self.output:
+            self.fail(f"{buffer.name} is written and is not the output")
+
     def store(self, stmt: Store) -> None:
-        if stmt.buffer in self.inputs:
-            self.fail(f"{stmt.buffer.name} is an input and is written")
-        if stmt.buffer.of is not None:
-            self.fail(f"{stmt.buffer.name} is a view and is written")
-        if stmt.buffer.scope is Scope.GLOBAL and stmt.buffer != self.output:
-            self.fail(f"{stmt.buffer.name} is written and is not the output")
+        self.writes(stmt.buffer)
         if stmt.value.dtype is not stmt.buffer.dtype:
             self.fail(
                 f"a {stmt.value.dtype} is stored into {stmt.buffer.name}, which holds {stmt.buffer.dtype}"
@@ -250,14 +265,47 @@ class _Verifier:
         self.between_threads(stmt.instruction.name)
         if self.threads % WARP or stmt.thread.extent != self.threads:
             self.fail(f"{stmt.instruction.name} among {self.threads} threads")
-        for share, (buffer, index) in zip(stmt.instruction.shares, stmt.operands, strict=True):
-            if buffer.scope is not share.scope or buffer.dtype is not share.tensor.dtype:
-                self.fail(f"{stmt.instruction.name}: {buffer.name} cannot be its operand {share.tensor.name}")
+        for fragment, (buffer, index) in zip(stmt.instruction.fragments, stmt.operands, strict=True):
+            if buffer.scope is not fragment.scope or buffer.dtype is not fragment.tensor.dtype:
+                self.fail(
+                    f"{stmt.instruction.name}: {buffer.name} cannot be its operand {fragment.tensor.name}"
+                )
             self.loops.append(For(stmt.thread, Kind.THREAD, Block(())))
             self.bound(index)
-            for end in (0, share.size - 1):
+            for end in (0, fragment.size - 1):
                 self.access(buffer, index + end, self.guards)
             self.loops.pop()
+
+    def invoke(self, stmt: Invoke) -> None:
+        name = stmt.intrinsic.name
+        if any(loop.kind in (Kind.VECTOR, Kind.THREAD) for loop in self.loops):
+            self.fail(f"{name} inside a vector or a thread loop")
+        result, *inputs = stmt.operands
+        self.writes(result.buffer)
+        if len(set(result.offsets)) != len(result.offsets):
+            self.fail(f"{name}: two lanes of the result are one element of {result.buffer.name}")
+        reads = [*inputs, *([result] if stmt.intrinsic.accumulates else [])]
+        if any(place.buffer.memory == self.output for place in reads):
+            self.fail("the output is read")
+        for fragment, place in zip(stmt.intrinsic.fragments, stmt.operands, strict=True):
+            if place.buffer.dtype is not fragment.tensor.dtype or len(place.offsets) != fragment.size:
+                self.fail(f"{name}: {place.buffer.name} cannot be its operand {fragment.tensor.name}")
+            self.bound(place.index)
+            self.place(name, place)
+
+    def place(self, name: str, place: Place) -> None:
+        buffer = place.buffer
+        if buffer.scope is not Scope.REGISTER:
+            for end in (min(place.offsets), max(place.offsets)):
+                self.access(buffer, simplify(place.index + end), self.guards)
+            return
+        fixed = {loop.var for loop in self.loops if loop.kind is Kind.UNROLL}
+        if not place.is_run or te.variables(simplify(place.index)) - fixed:
+            self.fail(f"{name}: {buffer.name} is in registers, and is no vector at a constant place")
+        reached = bounds(simplify(place.index + (len(place.offsets) - 1)))
+        if not _inside(bounds(simplify(place.index)), buffer) or not _inside(reached, buffer):
+            self.fail(f"{name}: it accesses what is outside of {buffer.name}[{buffer.size}]")
+        self.width(buffer, linear(place.index).constant, len(place.offsets))
 
 
 def _inside(reached: Bounds | None, buffer: Buffer) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import ml_dtypes
 import numpy as np
 
 from tilewright.dtypes import DType
@@ -48,7 +49,16 @@ def rounding_errors(node: Node, operands: Sequence[np.ndarray], numerics: str) -
             errors = errors + UNIT * max(winograd.ERROR_FACTORS.values()) * _of_tiles(node, *operands[:2])
         if may_be_rounded(node, numerics):
             errors = errors + _TF32 * sizes
+        if node.op in SUMS_OF_PRODUCTS and node.dtype.is_half and any(map(_is_computed, node.inputs[:2])):
+            # A computed operand is rounded to the type of the other before tensor cores multiply them.
+            errors = errors + float(ml_dtypes.finfo(node.dtype.numpy).eps) * sizes
     return np.asarray(errors)
+
+
+def _is_computed(operand: Node) -> bool:
+    while operand.op in ("reshape", "permute", "pad", "slice"):
+        operand = operand.inputs[0]
+    return not (operand.is_input or operand.is_constant)
 
 
 def may_be_rounded(node: Node, numerics: str) -> bool:

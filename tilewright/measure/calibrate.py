@@ -44,7 +44,7 @@ _LARGEST_FIRST = 256 << 10  # bytes: no first cache is larger
 _PASSES = 4  # over all sizes: the fastest counts, others were disturbed
 LEAST_SHARE = 0.9  # of the processor
 
-_LINE, _PLACE = 64, 8  # bytes: what a cache brings at a time, and the number of the next place in it
+_PLACE = 8  # bytes of the number of the next place, in each line
 _FOLLOWED = 1 << 18  # places, by one call: half a millisecond and more
 _HUGE_PAGE = 2 << 20
 _CLEAR_STEP = 1.5  # a smaller change of the wait says nothing about a capacity
@@ -174,15 +174,15 @@ def _of_large_array(
 
 def measured_capacities(machine: CpuMachine) -> Capacities:
     """How large the caches are for one thread."""
-    sizes = _growing_sizes(machine.caches)
+    sizes = _growing_sizes(machine.caches, machine.line_bytes)
     return believed(machine.caches, sizes, waits(machine, sizes))
 
 
-def _growing_sizes(caches: Caches) -> list[int]:
+def _growing_sizes(caches: Caches, line: int) -> list[int]:
     """Whole lines, from what every first level holds to well beyond the last, growing by about sqrt(2)."""
     largest = min(max(4 * caches.last, 64 << 20), _ARRAY_BYTES)
     steps = math.floor(2 * math.log2(largest / _SMALLEST_ARRAY))
-    return [_LINE * round(_SMALLEST_ARRAY / _LINE * 2 ** (step / 2)) for step in range(steps + 1)]
+    return [line * round(_SMALLEST_ARRAY / line * 2 ** (step / 2)) for step in range(steps + 1)]
 
 
 def believed(caches: Caches, sizes: Sequence[int], waits: Sequence[float]) -> Capacities:
@@ -266,7 +266,7 @@ def waits(machine: CpuMachine, sizes: Sequence[int]) -> list[float]:
     memory = aligned_empty(max(sizes) + _HUGE_PAGE)
     begin = -memory.ctypes.data % _HUGE_PAGE
     chain = memory[begin : begin + max(sizes)].view(np.int64)
-    place, reached = (aligned_empty(_LINE).view(np.int64)[:1] for _ in range(2))
+    place, reached = (aligned_empty(machine.line_bytes).view(np.int64)[:1] for _ in range(2))
     kernel = SingleKernel(follow_program(chain.size, _FOLLOWED), machine, threads=1)
     random = np.random.default_rng(0)
 
@@ -280,7 +280,7 @@ def waits(machine: CpuMachine, sizes: Sequence[int]) -> list[float]:
     least = [math.inf] * len(sizes)
     for _ in range(_PASSES):
         for number, size in enumerate(sizes):
-            order = random.permutation(size // _LINE) * (_LINE // _PLACE)
+            order = random.permutation(size // machine.line_bytes) * (machine.line_bytes // _PLACE)
             chain[order] = np.roll(order, -1)
             place[:] = order[0]
             for _ in range(-(-order.size // _FOLLOWED)):  # all of it once, so that it lies where it will

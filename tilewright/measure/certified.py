@@ -16,7 +16,7 @@ from tilewright.graph.op import op_of
 from tilewright.graph.oracle import evaluate
 from tilewright.measure.bounds import SUMS_OF_PRODUCTS, summed_count
 from tilewright.runtime.packing import Packing
-from tilewright.runtime.paired import ratios_of
+from tilewright.runtime.paired import PairedWeights, ratios_of
 from tilewright.runtime.plan import TaskInfo
 
 _ROWS = re.compile(r"^paired: rows=(\d+)\b")
@@ -29,7 +29,13 @@ def certified_share(
     them; `stored`: as the kernel has."""
     rows = _ROWS.match(info.program)
     sums = [node for node in graph.nodes() if node.op in SUMS_OF_PRODUCTS]
-    weights = [(packing, stored[n]) for n, packing in enumerate(info.packings) if packing and packing.taps]
+    weights = [
+        (packing, transform, stored[n])
+        for n, packing in enumerate(info.packings)
+        if packing is not None
+        for transform in packing.transforms
+        if isinstance(transform, PairedWeights)
+    ]
     if rows is None or len(sums) != 1 or len(weights) != 1:
         return None
     of_rows = _row_ratios(sums[0], graph, arrays)
@@ -51,10 +57,9 @@ def _row_ratios(node: Node, graph: Graph, arrays: Sequence[np.ndarray]) -> np.nd
     return ratios_of(*means).reshape(-1)
 
 
-def _demanded(packing: Packing, packed: np.ndarray) -> np.ndarray:
+def _demanded(packing: Packing, transform: PairedWeights, packed: np.ndarray) -> np.ndarray:
     """Of each panel the largest ratio that one of its columns wants."""
-    end = packed.size - packing.pairs
-    ratios = packed[end - packing.columns : end]
-    (columns,) = (axis for axis in range(len(packing.shape)) if axis not in packing.taps)
+    ratios = transform.ratios(packed[packing.begin_of(transform) :], packing.shape)
+    (columns,) = (axis for axis in range(len(packing.shape)) if axis not in transform.axes)
     lanes = packing.blocks[columns]
     return np.maximum.reduceat(ratios, np.arange(0, ratios.size, lanes))

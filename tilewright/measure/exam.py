@@ -257,6 +257,7 @@ class _Draw:
         self.extents = _index_extents(self.graph)
         self.relative = any(node.op in RELATIVE for node in self.graph.nodes())
         self.treatments = (*_TREATMENTS, lambda x: x + _FARTHER) if self.relative else _TREATMENTS
+        self.hides_keys = any(n.op == "attention" and n.attrs["causal"] for n in self.graph.nodes())
         self.spreading = self.relaxed or any(node.op == "attention" for node in self.graph.nodes())
         # Both signs, unless most of the result is no number then: a logarithm's, say.
         self.positive = False
@@ -289,6 +290,9 @@ class _Draw:
                 overflown = np.isinf(answer.astype(dtype.numpy)) & np.isfinite(answer)
             answer = np.where(overflown, np.copysign(np.inf, answer), answer)
         spreading = self.spreading and name == "special"
+        if name == "special" and self.hides_keys:
+            # What a query does not see may be multiplied by 0, or not read at all: then NaN does not reach it.
+            allowed = np.where(np.isfinite(answer), allowed, np.float32(np.inf))
         bound = self._l2_bound(answer) if name == "ordinary" else math.inf
         return Case(name, tuple(inputs), answer, allowed, spreading, bound)
 

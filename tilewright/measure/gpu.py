@@ -47,8 +47,3 @@ class GpuProgram:
 
     def launch(self, stream: int = 0) -> None:
         self._function.launch(self.kernel.blocks, self.kernel.threads, self.addresses, stream)
-
-    @property
-    def moved_bytes(self) -> int:
-        """Of every parameter once."""
-        return sum(buffer.size * buffer.dtype.bytes for buffer in self._params)

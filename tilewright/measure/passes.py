@@ -133,7 +133,9 @@ def run_calls(
 
     def read(node: Node) -> np.ndarray:
         base = partition.buffer_of(node)
-        return (buffers[base] if base.data is None else base.data).reshape(node.shape)
+        flat = (buffers[base] if base.data is None else base.data).reshape(-1)
+        begin = partition.offsets.get(node, 0) // node.dtype.bytes
+        return flat[begin : begin + node.type.size].reshape(node.shape)
 
     for call in partition.calls:
         (result,) = evaluate(call.task.graph, [read(n) for n in call.inputs], precise=precise)

@@ -10,6 +10,7 @@ the channels between them (expand + depthwise) can be cut by channels instead, w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import flops_of
@@ -44,7 +45,7 @@ def chained(graph: Graph, fused: Fused, task_of: Callable[[Group], Task], parts:
         if best is not None:
             joined |= dict.fromkeys(best[2], best[1])
     left = dict.fromkeys(joined.get(group, group) for group in fused.groups)
-    return Fused(tuple(sorted(left, key=lambda group: groups.position[group.output])), fused.views)
+    return replace(fused, groups=tuple(sorted(left, key=lambda group: groups.position[group.output])))
 
 
 class _Groups:

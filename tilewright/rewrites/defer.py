@@ -43,7 +43,7 @@ def deferred(graph: Graph, fused: Fused) -> Fused:
         members = sorted([*now.members, clamp], key=position.__getitem__)
         changed[reader] = replace(now, members=members)
     groups = [changed.get(group, group) for group in fused.groups]
-    return Fused(tuple(sorted(groups, key=lambda group: position[group.output])), fused.views)
+    return replace(fused, groups=tuple(sorted(groups, key=lambda group: position[group.output])))
 
 
 def _takes(group: Group, reader: Group, clamp: Node) -> bool:

@@ -75,7 +75,7 @@ def expand(partition: Partition, chosen: Mapping[str, Parted], names: Mapping[st
             parts.setdefault(made.key, part)
             owner.setdefault(made.key, call.task.key)
             calls.append(made)
-    whole = Partition(partition.graph, tuple(calls), partition.views)
+    whole = replace(partition, calls=tuple(calls))
     return _with_joined_movement(whole, parts, owner)
 
 
@@ -101,7 +101,7 @@ def _with_joined_movement(partition: Partition, parts: Mapping[str, Part], owner
                 owner.setdefault(made.key, owner[call.key])
         calls.append(made)
         writer[made.output] = made
-    result = Partition(partition.graph, tuple(calls), partition.views)
+    result = replace(partition, calls=tuple(calls))
     result.check()
     kept = {call.key for call in calls}
     return Expanded(

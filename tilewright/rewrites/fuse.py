@@ -11,7 +11,9 @@
    kernel they are strides.
 4. What is left is elementwise work and movement. A producer goes into its consumer where all its readers are there, and
    where that does not compute it more often than it has elements, or it is cheap. A concat stands alone.
-5. A reshape is a view of its operand, no kernel at all, unless the operand is fused through it.
+5. A reshape is a view of its operand, no kernel at all, unless the operand is fused through it. So is, where `slices`
+   says so, a slice whose elements lie side by side, at an offset: what reads it is the same task at every offset, and
+   the steps of a recurrence that was written out are one kernel.
 6. No group grows beyond what `expansion.py` allows: where its formula would be too large or too deep, the value that
    would have made it so is computed by a kernel of its own.
 
@@ -32,13 +34,15 @@ from tilewright.graph.op import Fusion, op_of
 from tilewright.graph.ops.contractions import BYTES
 from tilewright.graph.ops.layouts import spatial_axes
 from tilewright.rewrites.expansion import MOST_DEPTH, MOST_PARTS, NOWHERE, Written, expansion_of
+from tilewright.te.scalars import EXPENSIVE_CALLS
 
-# Elementwise operators that cost many times an addition. Everything else elementwise is cheap.
-EXPENSIVE = frozenset(
+# Elementwise operators that cost many times an addition: functions that do, what is lowered to one of these, and
+# remainders. Everything else elementwise is cheap.
+EXPENSIVE_OPERATORS = EXPENSIVE_CALLS | frozenset(
     [
-        *("exp", "expm1", "exp2", "log", "log2", "log1p", "sin", "cos", "tan", "tanh", "erf", "pow", "atan2"),
+        *("exp2", "log2", "tan", "reciprocal", "rsqrt"),
         *("sigmoid", "silu", "softplus", "gelu", "elu", "mish"),
-        *("div", "reciprocal", "sqrt", "rsqrt", "floordiv", "mod", "fmod"),
+        *("floordiv", "mod", "fmod"),
     ]
 )
 POOLS = frozenset(["max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool"])
@@ -52,6 +56,7 @@ OVERLAPPING = POOLS | frozenset(
 FEWEST_CHANNELS = 4  # of a group, that a kernel computes in the lanes of a vector
 MAX_NODES = 64  # in a group: kernels of more compile slowly and spill
 MAX_RECOMPUTED = 8  # cheap nodes of a group that are computed more often than they have elements
+MANY_SLICES = 8  # of one value: the steps of a recurrence, more likely than the halves of a gate
 TOLERANCE = 1.25  # computing this much more than there are elements does not count as recomputing
 
 
@@ -79,14 +84,22 @@ class Group:
 @dataclass(frozen=True)
 class Fused:
     groups: tuple[Group, ...]  # in the order of their outputs
-    views: dict[Node, Node]  # reshape -> the node in memory whose elements it has
+    views: dict[Node, Node]  # reshape or slice -> the node in memory whose elements it has
+    offsets: dict[Node, int] = field(default_factory=dict)  # of slices and what views them, in bytes
 
 
-def fuse(graph: Graph, materialised: Collection[Node] = (), prologues: bool = False) -> Fused:
+def fuse(
+    graph: Graph,
+    materialised: Collection[Node] = (),
+    prologues: bool = False,
+    slices: bool = False,
+    written: Collection[Node] = (),
+) -> Fused:
     """The groups and views of a graph. Nodes in `materialised` are computed by a kernel of their own even where they
-    are reshapes (copies); so is every output that is no reshape. `prologues`: a contraction takes what is before it; it
-    is left to who computes the group whether all of it is one kernel."""
-    return _Fusion(graph, frozenset(materialised), prologues).run()
+    are reshapes (copies); so is every output that is no reshape, and no node in `written` is a view. `prologues`: a
+    contraction takes what is before it; it is left to who computes the group whether all of it is one kernel.
+    `slices`: a kernel reads at any offset, so that a slice may be a view."""
+    return _Fusion(graph, frozenset(materialised), prologues, slices, frozenset(written)).run()
 
 
 def fusion_of(node: Node) -> Fusion | None:
@@ -94,15 +107,25 @@ def fusion_of(node: Node) -> Fusion | None:
 
 
 class _Fusion:
-    def __init__(self, graph: Graph, materialised: frozenset[Node], prologues: bool) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        materialised: frozenset[Node],
+        prologues: bool,
+        slices: bool,
+        written: frozenset[Node],
+    ) -> None:
         self.nodes = graph.nodes()
         self.users = graph.users()
         self.position = {node: position for position, node in enumerate(self.nodes)}
         self.outputs = frozenset(graph.outputs)
         self.materialised = materialised
         self.prologues = prologues
+        self.slices = slices
+        self.kept = self.outputs | materialised | written
         self.group_of: dict[Node, Group] = {}
         self.views: dict[Node, Node] = {}
+        self.parts: dict[Node, int] = {}  # how many contiguous slices a value has
 
     def run(self) -> Fused:
         # Contractions first: where both a contraction and a reduction could take an addition, it is cheaper there.
@@ -117,13 +140,16 @@ class _Fusion:
         for group in groups:
             group.members.sort(key=self.position.__getitem__)
         ordered = sorted(groups, key=lambda group: self.position[group.output])
-        targets = {view: self.resolve(view) for view in self.nodes if view in self.views}
-        return Fused(tuple(ordered), targets)
-
-    def resolve(self, node: Node) -> Node:
-        while node in self.views:
-            node = self.views[node]
-        return node
+        targets: dict[Node, Node] = {}
+        offsets: dict[Node, int] = {}
+        for view in self.nodes:  # what it views comes before it
+            if view in self.views:
+                target, offset = self.views[view], part_of(view) or 0
+                targets[view] = targets.get(target, target)
+                offset = offset * view.dtype.bytes + offsets.get(target, 0)
+                if targets[view].type.bytes != view.type.bytes:
+                    offsets[view] = offset
+        return Fused(tuple(ordered), targets, offsets)
 
     # -- behind an anchor
 
@@ -181,12 +207,33 @@ class _Fusion:
                 return
             self.join(node, group)
             return
+        if self.is_view(node):
+            self.views[node] = node.inputs[0]
+            return
         group = self.group_of_readers(node)
         if group is not None and self.may_join(node, group):
             self.join(node, group)
             return
         self.group_of[node] = group = Group(node, None, [node], {node: float(node.type.size)})
         group.expand(node, Written(1, 0))
+
+    def is_view(self, node: Node) -> bool:
+        """Whether a slice is read where it lies: one of many, or one that would be copied, of a value that is in memory
+        in any case."""
+        if not self.slices or node.op != "slice" or node in self.kept or part_of(node) is None:
+            return False
+        whole = node.inputs[0]
+        if whole not in self.parts:
+            self.parts[whole] = sum(part_of(user) is not None for user in self.users[whole])
+        while whole.op == "reshape":
+            whole = whole.inputs[0]
+        if whole.is_constant or (whole.op == "slice" and _base(whole).is_constant):
+            return False
+        if self.parts[node.inputs[0]] >= MANY_SLICES:
+            return True
+        in_memory = whole.is_input or whole in self.outputs or whole in self.group_of
+        group = self.group_of_readers(node)
+        return in_memory and (group is None or not self.may_join(node, group))
 
     def group_of_readers(self, node: Node) -> Group | None:
         """The one group that has all readers of `node`."""
@@ -263,7 +310,11 @@ class _Fusion:
             return False
         if evaluations <= TOLERANCE * node.type.size:
             return True
-        return node.op not in EXPENSIVE and not _interpolates(node) and group.recomputed < MAX_RECOMPUTED
+        return (
+            node.op not in EXPENSIVE_OPERATORS
+            and not _interpolates(node)
+            and group.recomputed < MAX_RECOMPUTED
+        )
 
     def evaluations(self, node: Node, group: Group) -> float:
         """How often `node` would be computed as a part of `group`."""
@@ -298,6 +349,27 @@ class _Fusion:
         group.evaluations[node] = evaluations
         group.recomputed += evaluations > TOLERANCE * node.type.size
         self.group_of[node] = group
+
+
+def part_of(node: Node) -> int | None:
+    """Where the elements of a slice begin within its operand if they lie side by side there, in elements."""
+    if node.op != "slice" or not node.type.size:
+        return None
+    whole, offset, inner, dense = node.inputs[0], 0, 1, True
+    starts, steps = node.attrs["starts"], node.attrs["steps"]
+    for axis in reversed(range(node.type.rank)):
+        if node.shape[axis] > 1 and (not dense or steps[axis] != 1):
+            return None
+        dense = dense and node.shape[axis] == whole.shape[axis]
+        offset += starts[axis] * inner
+        inner *= whole.shape[axis]
+    return offset
+
+
+def _base(node: Node) -> Node:
+    while node.op in ("reshape", "slice"):
+        node = node.inputs[0]
+    return node
 
 
 def _widens(node: Node) -> bool:

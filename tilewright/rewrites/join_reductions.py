@@ -9,7 +9,7 @@ candidates of its own, and joined where it is faster than the two apart.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.graph.combined import KINDS, combined_of
 from tilewright.graph.ir import Node
@@ -69,7 +69,7 @@ def _walked(partition: Partition, join: _Join) -> Partition:
                     made = whole
         calls.append(made)
         writer[made.output] = made
-    result = Partition(partition.graph, tuple(calls), partition.views)
+    result = replace(partition, calls=tuple(calls))
     result.check()
     return result
 

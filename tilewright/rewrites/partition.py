@@ -23,12 +23,14 @@ from tilewright.rewrites.fuse import Group, fuse
 _ANCHORS = (Fusion.COMPLEX, Fusion.REDUCTION)
 
 
-def partition(graph: Graph, chains: bool = True, defers: bool = False, prologues: bool = False) -> Partition:
+def partition(
+    graph: Graph, chains: bool = True, defers: bool = False, prologues: bool = False, slices: bool = False
+) -> Partition:
     """The calls that compute `graph`. The partition's own graph differs from it by the copies for outputs. `chains`:
     whether one kernel may compute several convolutions. `defers`: whether a clamp moves to who reads it. `prologues`:
-    whether a product takes what is computed before it."""
+    whether a product takes what is computed before it. `slices`: whether a contiguous slice is a view at an offset."""
     graph, copies, owners = _own_outputs(graph)
-    fused = fuse(graph, copies, prologues)
+    fused = fuse(graph, copies, prologues, slices, owners)
     if chains:
         fused = chained(graph, fused, lambda group: make_task(group)[0])
     if defers:
@@ -39,7 +41,7 @@ def partition(graph: Graph, chains: bool = True, defers: bool = False, prologues
         views[value] = owner
 
     tasks: dict[str, Task] = {}
-    names: set[str] = set()
+    names: dict[str, int] = {}
     calls = []
     for group in fused.groups:
         task, operands = make_task(group)
@@ -47,7 +49,7 @@ def partition(graph: Graph, chains: bool = True, defers: bool = False, prologues
         output = owners.get(group.output, group.output)
         name = _unique(output.name or group.output.name or task.label, names)
         calls.append(TaskCall(task, operands, output, name))
-    result = Partition(graph, tuple(calls), views)
+    result = Partition(graph, tuple(calls), views, fused.offsets)
     result.check()
     return result
 
@@ -82,11 +84,13 @@ def kind_of(call: TaskCall) -> str:
     )
 
 
-def _unique(name: str, taken: set[str]) -> str:
-    unique, number = name, 1
+def _unique(name: str, taken: dict[str, int]) -> str:
+    """`taken`: how often each name was asked for. A model may have thousands of calls of one name."""
+    unique, number = name, taken.get(name, 0)
     while unique in taken:
         unique, number = f"{name}_{number}", number + 1
-    taken.add(unique)
+    taken[name] = max(number, 1)
+    taken.setdefault(unique, 1)
     return unique
 
 

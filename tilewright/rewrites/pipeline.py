@@ -38,6 +38,11 @@ class Abilities:
     prologues: bool = False  # a matrix product or a convolution, and what computes its first operand
     splits_sums: bool = True  # long sums are cut here; otherwise that is for candidates to offer
 
+    @property
+    def slices(self) -> bool:
+        """Whether kernels read at any offset: those for GPUs, which have 16-bit arithmetic, copy aligned vectors."""
+        return not self.half
+
 
 _ALL = Abilities()
 
@@ -116,7 +121,8 @@ def run_pipeline(
                 chains=abilities.chains,
                 defers=abilities.libraries,
                 prologues=abilities.prologues,
+                slices=abilities.slices,
             )
-            cut.note(groups=dict(Counter(map(kind_of, result.calls))))
+            cut.note(groups=dict(Counter(map(kind_of, result.calls))), parts=len(result.offsets))
         span.note(calls=len(result.calls), tasks=len(result.tasks()), views=len(result.views))
     return result

@@ -18,8 +18,9 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from tilewright.dtypes import DType
 from tilewright.errors import CodegenError, VerificationError
-from tilewright.runtime.plan import PREDICTED, Launch, Plan, Step, TensorSpec, aligned
+from tilewright.runtime.plan import PREDICTED, Launch, Place, Plan, Step, TensorSpec, aligned
 
 _MAGIC = b"TWKERNEL"
 _DOMAIN = b"tilewright kernel 1\0"
@@ -35,6 +36,11 @@ class Argument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @staticmethod
     def of(spec: TensorSpec) -> Argument:
         return Argument(spec.dtype, math.prod(spec.shape))
+
+    @staticmethod
+    def part(place: Place, spec: TensorSpec) -> Argument:
+        """The value of which a kernel reads a part, there and of this type."""
+        return Argument(spec.dtype, place.whole // DType.parse(spec.dtype).bytes)
 
 
 class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,8 +139,8 @@ def _check_step(plan: Plan, number: int, step: Step, contract: Contract) -> None
 
 
 def _check_values(plan: Plan) -> None:
-    """Every argument is a whole input, constant, output or intermediate value, of its type; the last two after a step
-    that wrote it, and before anything else was written there."""
+    """Every argument is an input, constant, output or intermediate value, of its type; the last two after a step that
+    wrote it, and before anything else was written there. What is read but a constant may be a part of such a value."""
     whole = {
         "input": tuple(map(Argument.of, plan.inputs)),
         "output": tuple(map(Argument.of, plan.outputs)),
@@ -147,25 +153,24 @@ def _check_values(plan: Plan) -> None:
     for number, step in enumerate(plan.steps):
         info = plan.tasks[step.task]
         specs = (*info.inputs, info.output)
-        for place, spec in zip(step.arguments, specs, strict=True):
+        for position, (place, spec) in enumerate(zip(step.arguments, specs, strict=True)):
             argument, key = Argument.of(spec), (place.space, place.index, place.offset)
-            if place.space in whole and (place.offset or whole[place.space][place.index] != argument):
-                _fail(f"step {number}: {place.space} {place.index} is not what its kernel takes")
+            end = place.offset + spec.bytes
+            written = position == len(specs) - 1
+            if place.space in whole:
+                offset, taken = (0, Argument.part(place, spec)) if place.whole else (place.offset, argument)
+                if offset or whole[place.space][place.index] != taken:
+                    _fail(f"step {number}: {place.space} {place.index} is not what its kernel takes")
             if place.space == "arena":
-                most = max(most, place.offset + spec.bytes)
-            if place is step.arguments[-1]:
-                end = place.offset + spec.bytes
+                most = max(most, end)
+            if written:
                 values = {
                     other: value
                     for other, value in values.items()
                     if other[:2] != key[:2] or other[2] >= end or value[0] <= place.offset
                 }
                 values[key] = end, argument
-            elif (
-                place.space in ("arena", "output")
-                and spec.bytes
-                and values.get(key, (0, None))[1] != argument
-            ):
+            elif place.space in ("arena", "output") and spec.bytes and not _is_written(values, place, spec):
                 _fail(f"step {number} reads what no step before it has written")
     memory = plan.memory
     if memory.arena_bytes > aligned(most) or memory.constant_bytes != sum(
@@ -174,6 +179,22 @@ def _check_values(plan: Plan) -> None:
         _fail("its memory is not what its steps use")
     if min(memory.lower_bound, memory.no_reuse) < 0:
         _fail("its memory has a negative size")
+
+
+def _is_written(
+    values: Mapping[tuple[str, int, int], tuple[int, Argument]], place: Place, spec: TensorSpec
+) -> bool:
+    """Whether this value is there, or the one that it is a part of."""
+    if not place.whole:
+        return values.get((place.space, place.index, place.offset), (0, None))[1] == Argument.of(spec)
+    value, end = Argument.part(place, spec), place.offset + spec.bytes
+    return any(
+        (space, index) == (place.space, place.index)
+        and begin <= place.offset
+        and end <= stop
+        and written == value
+        for (space, index, begin), (stop, written) in values.items()
+    )
 
 
 def _fail(problem: str) -> NoReturn:

@@ -1,8 +1,8 @@
 """How a constant is stored for the kernel that reads it.
 
 A kernel that walks an operand tile by tile reads it fastest where each tile's elements lie one after another in the
-order in which they are used. A constant is put into that order once, when the model is linked; one that a kernel wants
-transformed (Winograd's algorithm) or scaled (products in pairs) is so then too.
+order in which they are used. A constant is put into that order once, when the model is linked, after the transforms
+that its kernel wants (`transform.py`).
 """
 
 from __future__ import annotations
@@ -13,45 +13,71 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from tilewright.runtime import paired, winograd
+from tilewright.runtime.paired import PairedWeights
+from tilewright.runtime.transform import Shape, Transform
+from tilewright.runtime.winograd import WinogradWeights
+
+
+class LastApart(Transform, frozen=True, tag="last_apart"):
+    """The last `count` elements along an axis are in no block. They come behind, one after the other, each with the
+    other axes as they were."""
+
+    axis: int
+    count: int
+
+    def is_sound(self, shape: Shape) -> bool:
+        return 0 <= self.axis < len(shape) and 0 <= self.count < shape[self.axis]
+
+    def shape_after(self, shape: Shape) -> Shape:
+        return tuple(
+            extent - self.count if axis == self.axis else extent for axis, extent in enumerate(shape)
+        )
+
+    def size_behind(self, shape: Shape) -> int:
+        return self.count * math.prod(self._others(shape))
+
+    def apply(self, dense: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        first, last = np.split(dense, [dense.shape[self.axis] - self.count], axis=self.axis)
+        return first, np.moveaxis(last, self.axis, 0).reshape(-1)
+
+    def undo(self, dense: np.ndarray, behind: np.ndarray, shape: Shape) -> np.ndarray:
+        last = np.moveaxis(behind.reshape(self.count, *self._others(shape)), 0, self.axis)
+        return np.concatenate([dense, last], axis=self.axis)
+
+    def _others(self, shape: Shape) -> Shape:
+        return tuple(extent for axis, extent in enumerate(shape) if axis != self.axis)
+
+
+AnyTransform = LastApart | PairedWeights | WinogradWeights  # those that a saved model may name
 
 
 class Packing(msgspec.Struct, frozen=True):
-    """The constant as a dense array of `shape`, each axis cut into blocks, the blocks put into another order.
+    """The constant as a dense array of `shape`, transformed, each axis cut into blocks, the blocks put into another
+    order.
 
-    An axis of n elements in blocks of b becomes two: ceil(n / b) blocks, and b places in one. Where b does not divide
+    `transforms` are applied one after the other; what the last of them stores behind the blocks comes first there. Then
+    an axis of n elements in blocks of b becomes two: ceil(n / b) blocks, and b places in one. Where b does not divide
     n, the last block is moved back and repeats elements of its neighbour; for axes in `zero_filled` it is filled up
     with zeros instead. `order` is a permutation of (blocks of axis 0, places of axis 0, blocks of axis 1, ...), the
-    outermost first. `winograd`: the two leading axes, a window of 3 x 3, are first replaced by their transform for so
-    many outputs (0: they are not), and the weights themselves come behind all else, for tiles that must be computed
-    directly. `tail`: (an axis, a number): so many of its last elements are no part of this; they
-    come behind all else, one after the other, each with the other axes as they were. `taps`: the axes of a sum in which
-    two products are computed by one multiplication, outermost first (none: there is no such sum); behind all else come,
-    for each column, its correction, then for each its size, by which it is divided, then for each the ratio that a row
-    must have to be multiplied with it so, and then the signs of all pairs (`runtime/paired.py`).
+    outermost first.
     """
 
     shape: tuple[int, ...]
     blocks: tuple[int, ...]
     order: tuple[int, ...]
     zero_filled: tuple[int, ...] = ()
-    winograd: int = 0
-    tail: tuple[int, int] = (0, 0)
-    taps: tuple[int, ...] = ()
+    transforms: tuple[AnyTransform, ...] = ()
 
     @property
     def is_sound(self) -> bool:
         """Whether the numbers fit each other: one from a file may hold anything."""
         axes = range(len(self.shape))
-        axis, last = self.tail
         return (
             len(self.blocks) == len(axes)
             and sorted(self.order) == list(range(2 * len(axes)))
-            and {*self.zero_filled, *self.taps} <= set(axes)
-            and len(set(self.taps)) == len(self.taps)
+            and set(self.zero_filled) <= set(axes)
             and min((*self.shape, *self.blocks, 1)) >= 1
-            and (not last or (axis in axes and 0 <= last < self.shape[axis]))
-            and (not self.winograd or (len(axes) > 2 and self.shape[:2] == (3, 3) and 1 < self.winograd <= 8))
+            and all(each.is_sound(shape) for each, shape in zip(self.transforms, self._shapes, strict=False))
             and all(
                 block <= max(extent, 1) or n in self.zero_filled
                 for n, (block, extent) in enumerate(zip(self.blocks, self.walked, strict=True))
@@ -59,13 +85,22 @@ class Packing(msgspec.Struct, frozen=True):
         )
 
     @property
+    def _shapes(self) -> list[Shape]:
+        """Before each of the transforms, and behind the last."""
+        shapes = [self.shape]
+        for transform in self.transforms:
+            shapes.append(transform.shape_after(shapes[-1]))
+        return shapes
+
+    @property
+    def _sizes_behind(self) -> list[int]:
+        """Of what each of the transforms stores behind the blocks."""
+        return [each.size_behind(shape) for each, shape in zip(self.transforms, self._shapes, strict=False)]
+
+    @property
     def walked(self) -> tuple[int, ...]:
         """The shape that is cut into blocks."""
-        if not self.winograd:
-            axis, last = self.tail
-            return tuple(extent - last if n == axis else extent for n, extent in enumerate(self.shape))
-        points = self.winograd + winograd.TAPS - 1
-        return (points, points, *self.shape[2:])
+        return self._shapes[-1]
 
     @property
     def packed_shape(self) -> tuple[int, ...]:
@@ -75,62 +110,24 @@ class Packing(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        return (
-            math.prod(self.packed_shape)
-            + self._tail_size
-            + 3 * self.columns
-            + self.pairs
-            + self.untransformed
-        )
-
-    @property
-    def untransformed(self) -> int:
-        """Elements of the weights as they were, behind their transform."""
-        return self.original_size if self.winograd else 0
-
-    @property
-    def columns(self) -> int:
-        """Columns that have a correction, a size and a ratio."""
-        return math.prod(self._column_shape) if self.taps else 0
-
-    @property
-    def pairs(self) -> int:
-        """Pairs that have a sign."""
-        return paired.pair_count(self._tap_count) if self.taps else 0
-
-    @property
-    def _tap_count(self) -> int:
-        return math.prod(self.shape[axis] for axis in self.taps)
-
-    @property
-    def _column_shape(self) -> tuple[int, ...]:
-        return tuple(extent for axis, extent in enumerate(self.shape) if axis not in self.taps)
-
-    @property
-    def _tail_size(self) -> int:
-        axis, last = self.tail
-        return last * math.prod(extent for n, extent in enumerate(self.shape) if n != axis)
+        return math.prod(self.packed_shape) + sum(self._sizes_behind)
 
     @property
     def original_size(self) -> int:
         return math.prod(self.shape)
+
+    def begin_of(self, transform: Transform) -> int:
+        """Where that begins which one of the transforms stores behind the blocks."""
+        return self.size - sum(self._sizes_behind[: self.transforms.index(transform) + 1])
 
     def pack(self, array: np.ndarray) -> np.ndarray:
         """The elements of a dense array in packed order, flat."""
         dtype = array.dtype
         dense = np.ascontiguousarray(array).reshape(self.shape)
         behind: list[np.ndarray] = []
-        if self.winograd:
-            behind.append(dense)
-            dense = winograd.transform_weights(dense, self.winograd)
-        if self.taps:
-            columns, *behind = paired.prepare_weights(self._taps_first(dense))
-            behind.append(paired.pair_signs(self._tap_count).astype(dtype))
-            dense = self._taps_in_place(columns)
-        tail_axis, last = self.tail
-        if last:
-            dense, tail = np.split(dense, [dense.shape[tail_axis] - last], axis=tail_axis)
-            behind.insert(0, np.moveaxis(tail, tail_axis, 0))
+        for transform in self.transforms:
+            dense, more = transform.apply(dense)
+            behind.insert(0, more)
         for axis, (extent, block) in enumerate(zip(self.walked, self.blocks, strict=True)):
             if block == extent:
                 continue
@@ -140,16 +137,14 @@ class Packing(msgspec.Struct, frozen=True):
             else:
                 dense = dense.take(self._places(extent, block), axis=axis)
         packed = np.ascontiguousarray(dense.reshape(self._split()).transpose(self.order), dtype).reshape(-1)
-        return np.concatenate([packed, *(array.reshape(-1) for array in behind)]) if behind else packed
+        return np.concatenate([packed, *behind], dtype=dtype) if behind else packed
 
     def unpack(self, packed: np.ndarray) -> np.ndarray:
         """The dense array, flat: the inverse of `pack`."""
-        if self.winograd:
-            return packed[-self.untransformed :].copy()
         dtype = packed.dtype
         back = np.argsort(self.order)
-        ends = np.cumsum([math.prod(self.packed_shape), self._tail_size, *[self.columns] * 3])
-        packed, behind, _, sizes, _, _ = np.split(packed, ends)
+        ends = np.cumsum([math.prod(self.packed_shape), *reversed(self._sizes_behind)])
+        packed, *behind = np.split(packed, ends[:-1])
         blocks = packed.reshape(self.packed_shape).transpose(back)
         padded = [outer * inner for outer, inner in self._pairs()]
         dense = blocks.reshape(padded)
@@ -158,23 +153,10 @@ class Packing(msgspec.Struct, frozen=True):
                 dense = dense.take(np.arange(extent), axis=axis)
             else:
                 dense = dense.take(np.unique(self._places(extent, block), return_index=True)[1], axis=axis)
-        axis, last = self.tail
-        if last:
-            others = [extent for n, extent in enumerate(self.shape) if n != axis]
-            tail = np.moveaxis(behind.reshape(last, *others), 0, axis)
-            dense = np.concatenate([dense, tail], axis=axis)
-        if self.taps:
-            columns = paired.restore_weights(self._taps_first(dense), sizes.reshape(self._column_shape))
-            dense = self._taps_in_place(columns)
-        return np.ascontiguousarray(dense, dtype).reshape(-1)
-
-    def _taps_first(self, dense: np.ndarray) -> np.ndarray:
-        """The taps as one axis, in front of all others."""
-        return np.moveaxis(dense, self.taps, range(len(self.taps))).reshape(-1, *self._column_shape)
-
-    def _taps_in_place(self, taps_first: np.ndarray) -> np.ndarray:
-        taps = [self.shape[axis] for axis in self.taps]
-        return np.moveaxis(taps_first.reshape(*taps, *self._column_shape), range(len(taps)), self.taps)
+        before = reversed(self._shapes[:-1])
+        for transform, more, shape in zip(reversed(self.transforms), behind, before, strict=True):
+            dense = transform.undo(dense, more, shape)
+        return np.array(dense, dtype, order="C").reshape(-1)
 
     @staticmethod
     def _places(extent: int, block: int) -> np.ndarray:

@@ -31,7 +31,11 @@ largest that its columns demand; otherwise it runs the plain loop on the same pa
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+
+from tilewright.runtime.transform import Shape, Transform
 
 HALF = 8  # products from one of a pair to the other
 GROUP = 2 * HALF  # products whose pairs are within it
@@ -155,3 +159,56 @@ def _sizes(taps_first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         usable = np.abs(exponents) <= LARGEST_SIZE
     sizes = np.exp2(np.where(usable, exponents, 0.0)).astype(taps_first.dtype)
     return sizes.reshape(taps_first.shape[1:]), usable.reshape(taps_first.shape[1:])
+
+
+class PairedWeights(Transform, frozen=True, tag="paired"):
+    """Columns as `prepare_weights` leaves them; `axes` are the reduction axes, outermost first. Behind come, for each
+    column, its correction, then for each its size, then for each the ratio that a row must have to be multiplied with
+    it in pairs, and then the signs of all pairs."""
+
+    axes: tuple[int, ...]
+
+    def is_sound(self, shape: Shape) -> bool:
+        return 0 < len(self.axes) == len(set(self.axes)) and set(self.axes) <= set(range(len(shape)))
+
+    def size_behind(self, shape: Shape) -> int:
+        return self.signs_at(shape) + pair_count(self._length(shape))
+
+    def signs_at(self, shape: Shape) -> int:
+        """Where the signs begin, in what is stored behind."""
+        return 3 * self.columns(shape)
+
+    def columns(self, shape: Shape) -> int:
+        return math.prod(self._column_shape(shape))
+
+    def ratios(self, behind: np.ndarray, shape: Shape) -> np.ndarray:
+        """Of all columns, in what is stored behind."""
+        end = self.signs_at(shape)
+        return behind[end - self.columns(shape) : end]
+
+    def apply(self, dense: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        shape = dense.shape
+        columns, *of_columns = prepare_weights(self._reduced_first(dense))
+        behind = [*of_columns, pair_signs(self._length(shape)).astype(dense.dtype)]
+        return self._in_place(columns, shape), np.concatenate([part.reshape(-1) for part in behind])
+
+    def undo(self, dense: np.ndarray, behind: np.ndarray, shape: Shape) -> np.ndarray:
+        count = self.columns(shape)
+        sizes = behind[count : 2 * count].reshape(self._column_shape(shape))
+        return self._in_place(restore_weights(self._reduced_first(dense), sizes), shape)
+
+    def _length(self, shape: Shape) -> int:
+        return math.prod(shape[axis] for axis in self.axes)
+
+    def _column_shape(self, shape: Shape) -> Shape:
+        return tuple(extent for axis, extent in enumerate(shape) if axis not in self.axes)
+
+    def _reduced_first(self, dense: np.ndarray) -> np.ndarray:
+        """The reduction axes as one, in front of all others."""
+        moved = np.moveaxis(dense, self.axes, range(len(self.axes)))
+        return moved.reshape(-1, *self._column_shape(dense.shape))
+
+    def _in_place(self, reduced_first: np.ndarray, shape: Shape) -> np.ndarray:
+        reduced = [shape[axis] for axis in self.axes]
+        whole = reduced_first.reshape(*reduced, *self._column_shape(shape))
+        return np.moveaxis(whole, range(len(reduced)), self.axes)

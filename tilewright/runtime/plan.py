@@ -6,8 +6,9 @@ how a kernel came to be; `task` and `detail` are texts for people and for `expla
 The kernel's calling convention: `void kernel(uint8_t** arguments, int64_t begin, int64_t end)` runs the iterations
 [begin, end) of its outermost loop, whose length is the step's `extent`. Iterations may run in any order and on any
 thread; they write disjoint memory, or the same values to the same memory. The arguments are the inputs of the task in
-order, then its output. Every buffer is 64-byte aligned, except the caller's own inputs and outputs. Buffers are dense
-and row-major in the shape that the task's `TensorSpec` gives.
+order, then its output. Every buffer that is written is 64-byte aligned, except the caller's own outputs; one that is
+read may be a part of a value and begin at any of its elements. Buffers are dense and row-major in the shape that the
+task's `TensorSpec` gives.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from tilewright.dtypes import DType
 from tilewright.errors import VerificationError
 from tilewright.runtime import tree
 from tilewright.runtime.packing import Packing
+from tilewright.support.budget import MAX_RANK
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 ALIGNMENT = 64
 _MOST_THREADS = 1024  # of a block, on every GPU
-_MOST_AXES = 32  # of a NumPy array
 
 SPACES = ("input", "output", "constant", "arena")
 _DTYPES = {dtype.short: dtype for dtype in DType}
@@ -48,11 +49,13 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a buffer begins. `index` counts inputs, outputs or constants; an arena place has a byte `offset`."""
+    """Where a buffer begins. `index` counts inputs, outputs or constants. A place in the arena has a byte `offset`, and
+    so has what is read as a part of a value."""
 
     space: str  # "input", "output", "constant" or "arena"
     index: int = 0
     offset: int = 0
+    whole: int = 0  # bytes of the value that this is a part of; 0: it is all of it
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -202,7 +205,7 @@ def _check_boundary(plan: Plan) -> None:
         if spec.dtype not in _DTYPES:
             _fail(f"{spec.name or 'a tensor'} has the unknown element type {spec.dtype!r}")
         sizes = [max(extent, 1) for extent in spec.shape]
-        if len(sizes) > _MOST_AXES or min((*spec.shape, 0)) < 0 or math.prod(sizes) >= 1 << 56:
+        if len(sizes) > MAX_RANK or min((*spec.shape, 0)) < 0 or math.prod(sizes) >= 1 << 56:
             _fail(f"{spec.name or 'a tensor'} has the impossible shape {spec.shape}")
     if plan.memory.arena_bytes < 0:
         _fail("the arena has a negative size")
@@ -257,7 +260,7 @@ def _check_step(plan: Plan, number: int, step: Step, sizes: dict[str, list[int]]
         _fail(f"{where}: the launch {step.launch}")
     if len(specs) != len(step.arguments):
         _fail(f"{where}: {len(step.arguments)} arguments for a task with {len(specs)}")
-    for place, spec in zip(step.arguments, specs, strict=True):
+    for position, (place, spec) in enumerate(zip(step.arguments, specs, strict=True)):
         if place.space not in SPACES:
             _fail(f"{where}: an argument in the unknown memory {place.space!r}")
         spaces = sizes[place.space]
@@ -268,8 +271,13 @@ def _check_step(plan: Plan, number: int, step: Step, sizes: dict[str, list[int]]
             _fail(
                 f"{where}: bytes {place.offset} to {end} of {place.space} {place.index}, of {spaces[place.index]}"
             )
-        if place.space in ("arena", "constant") and place.offset % ALIGNMENT:
-            _fail(f"{where}: the offset {place.offset} in {place.space} is not a multiple of {ALIGNMENT}")
+        if place.whole and (
+            place.space == "constant" or position == len(specs) - 1 or step.launch is not None
+        ):
+            _fail(f"{where}: a part of a value, where a whole one is needed")
+        alignment = _DTYPES[spec.dtype].bytes if place.whole else ALIGNMENT
+        if place.offset % alignment:
+            _fail(f"{where}: the offset {place.offset} in {place.space} is not a multiple of {alignment}")
     output, output_bytes = step.arguments[-1], specs[-1].bytes
     if output.space not in ("output", "arena"):
         _fail(f"{where}: writes to {output.space} memory")

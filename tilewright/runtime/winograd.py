@@ -10,10 +10,13 @@ the entries, and so the error, small.
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
+
+from tilewright.runtime.transform import Shape, Transform
 
 TAPS = 3
 POINTS = {
@@ -84,3 +87,26 @@ def transform_weights(weights: np.ndarray, outputs: int) -> np.ndarray:
     g = _array(matrices(outputs)[1])
     transformed: np.ndarray = np.einsum("ai,bj,ij...->ab...", g, g, weights.astype(np.float64))
     return transformed
+
+
+class WinogradWeights(Transform, frozen=True, tag="winograd"):
+    """The two leading axes, a window of 3 x 3, become their transform for F(outputs, 3). Behind come the weights
+    themselves, for tiles that must be computed directly."""
+
+    outputs: int
+
+    def is_sound(self, shape: Shape) -> bool:
+        return len(shape) > 2 and shape[:2] == (TAPS, TAPS) and self.outputs in POINTS
+
+    def shape_after(self, shape: Shape) -> Shape:
+        points = self.outputs + TAPS - 1
+        return (points, points, *shape[2:])
+
+    def size_behind(self, shape: Shape) -> int:
+        return math.prod(shape)
+
+    def apply(self, dense: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return transform_weights(dense, self.outputs), dense.reshape(-1)
+
+    def undo(self, dense: np.ndarray, behind: np.ndarray, shape: Shape) -> np.ndarray:
+        return behind.reshape(shape)

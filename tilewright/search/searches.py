@@ -51,21 +51,16 @@ def unregister(name: str) -> None:
 
 def search_named(name: str) -> Factory:
     """OptionError where there is none of that name."""
-    found = SEARCHES.get(name) or _from_entry_points().get(name)
+    found = SEARCHES.get(name)
+    if found is None and name in _entry_points():
+        loaded: Factory = _entry_points()[name].load()
+        return loaded
     if found is None:
-        known = ", ".join(map(repr, (*SEARCHES, *_from_entry_points())))
+        known = ", ".join(map(repr, (*SEARCHES, *_entry_points())))
         raise OptionError(f"search must be one of {known}, got {name!r}")
     return found
 
 
 @lru_cache(maxsize=1)
-def _from_entry_points() -> dict[str, Factory]:
-    return {entry.name: _loading(entry) for entry in metadata.entry_points(group=ENTRY_POINTS)}
-
-
-def _loading(entry: metadata.EntryPoint) -> Factory:
-    def make(candidates: Candidates, model: CostModel, seed: int) -> Searcher:
-        found: Searcher = entry.load()(candidates, model, seed)
-        return found
-
-    return make
+def _entry_points() -> dict[str, metadata.EntryPoint]:
+    return {entry.name: entry for entry in metadata.entry_points(group=ENTRY_POINTS)}

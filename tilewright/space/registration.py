@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
-
-from tilewright.errors import TilewrightWarning
+from tilewright.hw import intrinsics
+from tilewright.support.modules import importable_modules
 
 _modules: dict[str, str] = {}  # what is registered -> the module that registers it when it is imported
 
@@ -20,18 +18,5 @@ def forget(what: str) -> None:
 
 
 def registering_modules() -> tuple[str, ...]:
-    """What another process imports to have everything that is registered in this one."""
-    found = set()
-    for what, module in _modules.items():
-        if module != "__main__":
-            found.add(module)
-        elif (spec := getattr(sys.modules["__main__"], "__spec__", None)) is not None:  # python -m
-            found.add(spec.name)
-        else:
-            warnings.warn(
-                f"{what} is registered by the program itself, which other processes cannot import: what"
-                " it makes is not built, and never chosen by measuring. Try: put it into a module, and import that",
-                TilewrightWarning,
-                stacklevel=2,
-            )
-    return tuple(sorted(found))
+    """What another process imports to have everything that is registered in this one, intrinsics too."""
+    return tuple(sorted({*importable_modules(_modules), *intrinsics.registering_modules()}))

@@ -67,6 +67,7 @@ class Roofline:
     busy: float = 1.0  # share of the machine that has work
     chain: float = 0.0  # multiply-adds of one thread that wait for each other's operands
     is_call: bool = False  # of a library, which takes longer to start
+    launches: int = 1  # kernels that follow each other
 
 
 Counted: TypeAlias = Terms | GpuTerms | Roofline | tuple["Counted", ...]

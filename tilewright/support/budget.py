@@ -26,7 +26,7 @@ from tilewright.errors import ModelSizeError
 # to them, whatever their size.
 WORK_PER_ELEMENT = 16
 MAX_NAME = 1 << 16  # characters of a name, an operator's or a value's
-MAX_RANK = 64  # axes of a tensor; as many as NumPy has
+MAX_RANK = 32  # axes of a tensor; as many as NumPy 1 has
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,51 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from importlib import metadata
 from typing import Any
 
-from tilewright.errors import MixedDevicesError, TargetError
+from tilewright.errors import MixedDevicesError, OptionError, TargetError
 from tilewright.hw import CpuMachine, host
 from tilewright.hw.gpu import GpuMachine, of_capability
 from tilewright.targets.cpu import CpuTarget
 from tilewright.targets.cuda import CudaTarget
 from tilewright.targets.target import Target
 
-_NAMED = {
+ENTRY_POINTS = "tilewright.targets"
+
+Factory = Callable[[int], Target]  # of the number behind the name: 1 of "cuda:1"
+
+_NAMED: dict[str, Factory] = {
     "cpu": lambda ordinal: CpuTarget(host()),
     "cuda": CudaTarget.of_card,
 }
+
+
+def register(name: str, factory: Factory) -> None:
+    """A target of your own, under a name that `compile(target=...)` takes; or by an entry point of that name in the
+    group `tilewright.targets`. OptionError where there is one of that name."""
+    if name in _NAMED or not name.isidentifier():
+        raise OptionError(
+            f"a target cannot be called {name!r}", remedy="choose another name, of letters and digits"
+        )
+    _NAMED[name] = factory
+
+
+def unregister(name: str) -> None:
+    _NAMED.pop(name, None)
+
+
+@lru_cache(maxsize=1)
+def _entry_points() -> dict[str, metadata.EntryPoint]:
+    return {entry.name: entry for entry in metadata.entry_points(group=ENTRY_POINTS)}
+
+
+def _factory(kind: str) -> Factory | None:
+    if kind not in _NAMED and kind in _entry_points():
+        _NAMED[kind] = _entry_points()[kind].load()
+    return _NAMED.get(kind)
 
 
 def resolve_target(target: str | CpuMachine | GpuMachine | Target | None, *models: Any) -> Target:
@@ -39,13 +70,14 @@ def resolve_target(target: str | CpuMachine | GpuMachine | Target | None, *model
     if described := re.fullmatch(r"sm_(\d+)(\d)a?", target):
         major, minor = int(described[1]), int(described[2])
         return CudaTarget.described(of_capability(f"a GPU called {target}", major, minor))
-    if kind not in _NAMED or (number and not number.isdigit()):
+    factory = _factory(kind)
+    if factory is None or (number and not number.isdigit()):
         raise TargetError(
             f"no target is called {target!r}; there are {', '.join(map(repr, _NAMED))}"
             " and GPUs by their compute capability, such as 'sm_90'"
         )
     numbers = {number for device, number in devices if device == kind}
-    return _NAMED[kind](int(number) if number else min(numbers, default=0))
+    return factory(int(number) if number else min(numbers, default=0))
 
 
 def _devices(values: Iterable[Any]) -> Iterator[tuple[str, int]]:

@@ -8,6 +8,7 @@ linear itself (a `floordiv`, a `mod`, a `min`, a load of an index). Variables kn
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -279,3 +280,11 @@ def in_range(index: Expr, extent: int) -> Expr | None:
     if high is None or high >= extent:
         conditions.append(call("lt", index, as_index(extent)))
     return all_of(conditions)
+
+
+def flat_index(indices: Sequence[Expr], shape: Sequence[int]) -> Expr:
+    """The offset of an element of a dense array, the last axis fastest."""
+    offset: Expr = as_index(0)
+    for index, extent in zip(indices, shape, strict=True):
+        offset = offset * extent + index
+    return offset

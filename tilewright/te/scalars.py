@@ -110,3 +110,12 @@ _TABLE = [
 ]
 
 SCALARS: dict[str, Scalar] = {scalar.name: scalar for scalar in _TABLE}
+
+# Those that cost many times an addition, and are better kept than computed again. Of operators, fusion has the same
+# table with those that are lowered to one of them (`rewrites/fuse.py`).
+EXPENSIVE_CALLS = frozenset(
+    [
+        *("exp", "exp2_weight", "expm1", "log", "log1p", "pow"),
+        *("tanh", "erf", "sin", "cos", "atan2", "div", "sqrt"),
+    ]
+)

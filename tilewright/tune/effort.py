@@ -10,6 +10,7 @@ from pathlib import Path
 from tilewright.errors import OptionError
 
 BUILT_IN_SEARCHES = ("guided", "evolution", "annealing", "random", "exhaustive")
+BUILT_IN_COST_MODELS = ("boosted", "analytical")
 CONVERGED = 0.01  # expected gain, as a share of the time, under which a task or a model is done
 
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -35,6 +36,7 @@ class Tuning:
     seed: int = 0
     search: str = "guided"
     db: Path | None = None
+    cost_model: str = "boosted"
 
     @property
     def measures(self) -> bool:

@@ -141,7 +141,8 @@ class Subject:
 
     @cached_property
     def _model(self) -> CostModel:
-        return self.tunable.model(self._tuning.seed, self._past.experience(self.key, self.label))
+        experience = self._past.experience(self.key, self.label)
+        return self.tunable.model(self._tuning.cost_model, self._tuning.seed, experience)
 
     @cached_property
     def _searcher(self) -> Searcher:

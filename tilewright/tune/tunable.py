@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 from tilewright.codegen.generator import code_of
 from tilewright.cost.analytical import Analytical
-from tilewright.cost.boosted import Boosted, Experience
+from tilewright.cost.boosted import Experience
 from tilewright.cost.model import CostModel
+from tilewright.cost.models import cost_model_named
 from tilewright.db.record import Decision, Key, Record
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
@@ -68,8 +69,8 @@ class Tunable(Protocol):
     def predict(self, config: Config) -> float:
         """Seconds, without any measurement."""
 
-    def model(self, seed: int, experience: Sequence[Experience]) -> CostModel:
-        """A model that learns its times, from experience with others to begin with."""
+    def model(self, name: str, seed: int, experience: Sequence[Experience]) -> CostModel:
+        """The model of this name that learns its times, from experience with others to begin with."""
 
 
 @dataclass(frozen=True)
@@ -125,5 +126,5 @@ class TunableTask:
     def predict(self, config: Config) -> float:
         return Analytical(self.candidates, self.threads).seconds(config)
 
-    def model(self, seed: int, experience: Sequence[Experience]) -> CostModel:
-        return Boosted(self.candidates, self.threads, seed=seed, warm=experience)
+    def model(self, name: str, seed: int, experience: Sequence[Experience]) -> CostModel:
+        return cost_model_named(name)(self.candidates, self.threads, seed, experience)

@@ -27,9 +27,9 @@ def run_program(
 ) -> np.ndarray:
     """The flat output. Its buffer is poisoned, stands between canaries that must survive, and its parallel loop is run
     in `pieces`, the last first, as threads might. `built`: the program's machine code, where there is one already."""
-    kernel = built or Built.of(program, machine or host(), numerics)
-    digest = object_digest(kernel.object_code)
-    library = load_objects({digest: kernel.object_code}, {kernel.symbol: digest})
+    (kernel,) = (built or Built.of(program, machine or host(), numerics)).parts
+    digest = object_digest(kernel.code)
+    library = load_objects({digest: kernel.code}, {kernel.symbol: digest})
     entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(library[kernel.symbol])
     output = program.params[-1]
     memory = np.full(output.size * output.dtype.bytes + 2 * CANARY, 0xA5, np.uint8)

@@ -353,6 +353,15 @@ def asked() -> Iterator[tuple[str, Case]]:
         ),
     )
     yield (
+        "a bidirectional RNN of 5,000 steps",
+        body(
+            'y = RNN <hidden_size: int = 5, direction: string = "bidirectional"> (x, w, r)',
+            x=(5000, 3, 3),
+            w=floats(2, 5, 3),
+            r=floats(2, 5, 5),
+        ),
+    )
+    yield (
         "LSTM of 2^62 units",
         body(
             "y = LSTM <hidden_size: int = 4611686018427387904> (x, w, r)",

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+import tilewright
 from tests.faults.hostile.building import function, graph_model, numbers, scalar
 from tests.faults.hostile.structures import chain, chained, doubling, empty_loops, nested_ifs
 from tests.frontend.onnx.checking import floats, model_of
@@ -109,6 +110,14 @@ def test_indices_that_the_model_fixes_are_of_its_axis(operator: str) -> None:
     for index in (3, -4):
         with pytest.raises(UnsupportedOpsError, match="of an axis of 3"):
             import_onnx(weighted(f"y = {operator} (x, i)", (3, 2), i=numbers(index, 0).reshape(1, 2)))
+
+
+@pytest.mark.parametrize("rank", [33, 60, 100])
+def test_a_tensor_has_32_axes(rank: int) -> None:
+    """A plan has no more: refused when it is imported, not when it is linked."""
+    with pytest.raises(UnsupportedOpsError, match=f"{rank} axes"):
+        import_onnx(weighted("r = Reshape (x, n) y = Neg (r)", (2, 3), n=numbers(6, *[1] * (rank - 1))))
+    tilewright.compile(import_onnx(weighted("y = Reshape (x, n)", (2, 3), n=numbers(6, *[1] * 31))))
 
 
 def test_names_have_a_length() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
+import tilewright
 from tests.frontend.onnx.checking import check, check_model, floats, ints, model_of
 from tilewright.frontend.onnx import import_onnx
 from tilewright.graph.ir import Node
@@ -205,3 +206,14 @@ def test_weights_with_zero_points_stay_bytes(zero: int, convolutions: int, per_c
     assert [[operand.dtype.short for operand in node.inputs] for node in found] == [
         ["u8", "i8"]
     ] * convolutions
+
+
+@pytest.mark.parametrize("magnitude", [1e-38, 1e-40, 1.0, 1e37])
+def test_dynamic_quantisation_of_any_magnitude(magnitude: float) -> None:
+    """A scale that is subnormal: bytes as of the same numbers at another magnitude, with the default numerics."""
+    x = np.linspace(-1, 3, 96, dtype=np.float64).reshape(8, 12)
+    inputs = {"x": (x * magnitude).astype(np.float32)}
+    model = model_of("y, s, z = DynamicQuantizeLinear (x)", inputs, "y s z")
+    y, scale, zero = tilewright.compile(import_onnx(model), threads=1)(inputs["x"])
+    assert scale == pytest.approx(4 / 255 * magnitude, rel=1e-3) and zero == 64
+    assert np.abs(y.astype(int) - np.clip(np.round(x / (4 / 255)) + 64, 0, 255)).max() <= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 from onnx import helper, numpy_helper
 from torch import nn
 
+import tilewright
+from tests.frontend.onnx.checking import floats, model_of
 from tilewright.frontend.onnx import import_onnx
 from tilewright.graph.oracle import evaluate
 
@@ -169,3 +172,25 @@ def test_stacks(
         elif batch_first:
             got = got.transpose(1, 0, 2)
         np.testing.assert_allclose(got, wanted.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("layer", "direction"), [("LSTM", "forward"), ("GRU", "reverse"), ("RNN", "bidirectional")]
+)
+def test_the_steps_share_their_kernels(layer: str, direction: str, batch: int, tmp_path: Path) -> None:
+    """Each step reads its part of the inputs' product where it lies; saved and loaded too."""
+    ways, rows, steps = 1 + (direction == "bidirectional"), len(GATES[layer]) * HIDDEN, 40
+    x = {"x": floats(steps, batch, INPUTS)}
+    model = model_of(
+        f'y = {layer} <hidden_size: int = {HIDDEN}, direction: string = "{direction}"> (x, w, r)', x
+    )
+    for name, width in (("w", INPUTS), ("r", HIDDEN)):
+        array = floats(ways, rows, width, seed=len(name)) * np.float32(0.3)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    compiled = tilewright.compile(import_onnx(model), threads=1)
+    assert len(compiled.plan.steps) > steps and len(compiled.plan.kernels) < steps // 2
+    compiled.save(tmp_path / "model.tw")
+    (expected,) = evaluate(import_onnx(model).graph, [x["x"]], precise=False)
+    for run in (compiled, tilewright.load(tmp_path / "model.tw")):
+        np.testing.assert_allclose(run(x["x"]), expected, rtol=1e-4, atol=1e-5)

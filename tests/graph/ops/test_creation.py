@@ -17,11 +17,13 @@ from tests.graph.ops.checks import (
     U8,
     Case,
     lowering_params,
+    node_of,
     run_lowering,
     run_torch,
     torch_params,
 )
 from tilewright.dtypes import DType
+from tilewright.graph.oracle import evaluate_node
 
 
 def full(value: float, shape: tuple[int, ...], dtype: DType) -> Case:
@@ -67,5 +69,17 @@ def test_oracle_equals_torch(case: Case, dtype: DType) -> None:
 
 
 def test_iota_of_a_long_axis_in_a_half_is_rounded_not_wrong() -> None:
-    run_lowering(iota((5000,), 0, DType.F16), F64)
-    assert np.float16(4097) == np.float16(4096)
+    """Beyond 2048 a half holds every second number, beyond 4096 every fourth; ties go to the even one."""
+    case = iota((5000,), 0, DType.F16)
+    run_lowering(case, F64)
+    counted = evaluate_node(node_of("iota", [], case.attrs), [], precise=False)
+    assert counted.dtype == np.float16
+    assert counted[[2047, 2048, 2049, 2051, 4097, 4098, 4099]].tolist() == [
+        2047,
+        2048,
+        2048,
+        2052,
+        4096,
+        4096,
+        4100,
+    ]

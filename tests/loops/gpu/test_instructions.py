@@ -11,7 +11,8 @@ import pytest
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.errors import VerificationError
-from tilewright.loops.gpu.instructions import Instruction, columns, load_matrices, multiply
+from tilewright.hw.intrinsics import Intrinsic
+from tilewright.hw.tensor_cores import columns, load_matrices, multiply
 from tilewright.loops.interpret import UnorderedAccess, interpret_program
 from tilewright.loops.ir import (
     Await,
@@ -42,11 +43,13 @@ INSTRUCTIONS = [
 
 
 @pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda each: each.name)
-def test_every_element_is_the_share_of_one_thread(instruction: Instruction) -> None:
-    for share in instruction.shares:
-        places = share.element(np.arange(share.lanes)[:, None], np.arange(share.size)[None])
-        counts = np.zeros(share.tensor.shape, int)
-        np.add.at(counts, tuple(np.broadcast_to(place, (share.lanes, share.size)) for place in places), 1)
+def test_every_element_is_in_the_fragment_of_one_thread(instruction: Intrinsic) -> None:
+    for fragment in instruction.fragments:
+        places = fragment.element(np.arange(fragment.lanes)[:, None], np.arange(fragment.size)[None])
+        counts = np.zeros(fragment.tensor.shape, int)
+        np.add.at(
+            counts, tuple(np.broadcast_to(place, (fragment.lanes, fragment.size)) for place in places), 1
+        )
         assert (counts == 1).all()
 
 

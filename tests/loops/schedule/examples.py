@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.codegen.llvm.native import run_program
 from tests.loops import formulas
 from tests.loops.test_default import random_arrays
+from tests.te.bounds import assert_within_bounds
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.errors import ScheduleError
@@ -104,14 +105,10 @@ def check_meaning(schedule: Schedule, task: Task, *, native: bool = False) -> Pr
     if native:
         results.append(run_program(program, given, numerics="strict", pieces=3))
     for got in results:
-        got = got.reshape(expected.shape)
         if output.dtype.is_float:
-            tolerance = 1e-2 if output.dtype.is_half else 1e-4
-            np.testing.assert_allclose(
-                got.astype(float), expected.astype(float), rtol=tolerance, atol=tolerance
-            )
+            assert_within_bounds(got, output, dict(zip(inputs, arrays, strict=True)))
         else:
-            np.testing.assert_array_equal(got, expected)
+            np.testing.assert_array_equal(got.reshape(expected.shape), expected)
     return program
 
 

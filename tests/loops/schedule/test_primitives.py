@@ -264,6 +264,16 @@ def test_prefetch_of_all_that_comes_next() -> None:
     assert f"serial product.r0 < 8:\n        prefetch L2 b[{place}]\n" in text
 
 
+@pytest.mark.parametrize(("line", "each"), [(64, 2), (128, 1)])
+def test_prefetch_of_lines_as_long_as_the_machines(line: int, each: int) -> None:
+    task = formulas.matmul(2, 64, 8)
+    schedule = of(task).reorder("product.r0", "product.i0", "product.i1")
+    schedule = schedule.prefetch("product.r0", "b", spread="product.i0", line=line)
+    program = check_meaning(schedule, task)
+    assert sum(isinstance(stmt, Prefetch) for stmt in walk_stmts(program.body)) == each
+    assert ("line" in str(schedule.trace[-1])) == (line != 64)  # traces of 64-byte lines are as they were
+
+
 def test_prefetch() -> None:
     schedule = of(MATMUL).reorder("product.r0", "product.i0", "product.i1").prefetch("product.r0", "b", 2)
     program = check_meaning(schedule, MATMUL, native=True)

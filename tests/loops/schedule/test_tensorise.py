@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tests.codegen.llvm.native import run_program
+from tests.hw.declared import FMA, pmaddwd
 from tests.loops import formulas
 from tests.loops.schedule.examples import check_meaning, packed, plain_sum
 from tests.loops.test_default import random_arrays
 from tests.space.spills import spilled_vectors_in_loops
 from tilewright import te
 from tilewright.dtypes import DType
-from tilewright.errors import ScheduleError
+from tilewright.errors import IntrinsicError, ScheduleError
 from tilewright.hw import host
+from tilewright.hw.intrinsics import PtxAssembly, register_intrinsic, unregister_intrinsic
 from tilewright.loops.default import default_program
 from tilewright.loops.formula import formula_of
-from tilewright.loops.ir import For, Kind, Program, Stmt, nest, walk_stmts
-from tilewright.loops.schedule import Intrinsic, Operand, Schedule, outer_product
+from tilewright.loops.interpret import interpret_program
+from tilewright.loops.ir import For, Invoke, Kind, Program, Stmt, nest, walk_stmts
+from tilewright.loops.schedule import (
+    Intrinsic,
+    Operand,
+    Schedule,
+    from_json,
+    outer_product,
+    replay,
+    to_json,
+)
+from tilewright.loops.text import print_program
 
 F32 = DType.F32
 
@@ -124,12 +138,62 @@ def test_another_expression_is_refused() -> None:
         Schedule.of(*plain_sum(3, 24)).split("out.r0", 4).tensorise("out.r0.i", dot4())
 
 
-def test_what_an_intrinsic_reads_is_declared() -> None:
-    a = te.Tensor("a", (4,), F32)
-    with pytest.raises(ScheduleError, match="not among its inputs"):
-        Intrinsic("bad", te.compute("c", (4,), F32, lambda i: a[i]), (), lambda *_: None)  # type: ignore[arg-type]
-    with pytest.raises(ScheduleError, match="an index is one of its axes"):
-        Intrinsic("bad", te.compute("c", (2,), F32, lambda i: a[i * 2]), (a,), lambda *_: None)  # type: ignore[arg-type]
+def test_an_instruction_is_one_statement_of_the_program() -> None:
+    task = formulas.matmul(5, 16, 12)
+    schedule = Schedule.of(*task).split("product.i1", 8).reorder("product.i1.o", "product.r0", "product.i1.i")
+    schedule = schedule.tensorise("product.i1.i", FMA)
+    program = schedule.program()
+    (invoked,) = [stmt for stmt in walk_stmts(program.body) if isinstance(stmt, Invoke)]
+    assert [place.is_run for place in invoked.operands] == [True, False, True]
+    assert invoked.operands[1].offsets == (0,) * 8
+    assert f"fma_8xf32@{FMA.digest} product[" in print_program(program)
+    check_meaning(schedule, task, native=not FMA.missing(host()))
+
+
+@pytest.mark.skipif(bool(pmaddwd().missing(host())), reason="needs AVX2")
+@pytest.mark.parametrize("order", ["together", "apart"])
+def test_what_an_instruction_does_not_add_is_added(order: str) -> None:
+    """Pairs of 16-bit integers, beside each other in memory or not: by LLVM's own intrinsic."""
+    together = order == "together"
+    a = te.Tensor("a", (3, 24), DType.I16)
+    b = te.Tensor("b", (16, 24) if together else (24, 16), DType.I16)
+    (k,) = te.reduce_axes([24])
+
+    def element(i: te.Expr, j: te.Expr) -> te.Expr:
+        right = b[j, k] if together else b[k, j]
+        return te.reduce_over("sum", te.cast(a[i, k], DType.I32) * te.cast(right, DType.I32), [k])
+
+    out = te.compute("out", (3, 16), DType.I32, element)
+    schedule = Schedule.of(out, [a, b]).split("out.r0", 2).split("out.local.i1", 8)
+    schedule = schedule.reorder("out.local.i1.o", "out.r0.o", "out.local.i1.i", "out.r0.i")
+    program = schedule.tensorise("out.local.i1.i", pmaddwd()).program()
+    rng = np.random.default_rng(0)
+    left, right = (rng.integers(-3000, 3000, tensor.shape).astype(np.int16) for tensor in (a, b))
+    exact = left.astype(np.int32) @ (right.T if together else right).astype(np.int32)
+    np.testing.assert_array_equal(interpret_program(program, [left, right]).reshape(3, 16), exact)
+    np.testing.assert_array_equal(run_program(program, [left, right]).reshape(3, 16), exact)
+
+
+def test_a_registered_intrinsic_goes_by_its_name() -> None:
+    with_features = replace(host(), features=tuple(sorted({*host().features, *FMA.features})))
+    start = Schedule.of(*formulas.matmul(4, 8, 6)).reorder("product.r0", "product.i1")
+    register_intrinsic(FMA)
+    try:
+        schedule = start.tensorise("product.i1", "fma_8xf32", with_features)
+        assert str(replay(from_json(to_json(schedule.trace)), start)) == str(schedule)
+        with pytest.raises(IntrinsicError, match=r"needs avx2, fma, which .* lacks"):
+            start.tensorise("product.i1", "fma_8xf32", replace(host(), features=()))
+    finally:
+        unregister_intrinsic("fma_8xf32")
+    with pytest.raises(IntrinsicError, match="there is no intrinsic 'fma_8xf32'"):
+        start.tensorise("product.i1", "fma_8xf32", with_features)
+
+
+def test_an_instruction_of_a_gpu_is_refused() -> None:
+    ptx = Intrinsic("ptx", FMA.output, FMA.inputs, PtxAssembly("fma"), fragments=FMA.fragments)
+    schedule = Schedule.of(*formulas.matmul(4, 8, 6)).reorder("product.r0", "product.i1")
+    with pytest.raises(ScheduleError, match="ptx is an instruction of a GPU"):
+        schedule.tensorise("product.i1", ptx).program()
 
 
 # -- the matrix product -----------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.fuzz.whole_road import as_model, examples
 from tests.rewrites.helpers import array
 from tests.space.checked import same_on_two_threads, stored_for
+from tests.te.bounds import assert_within_bounds
 from tilewright.graph.lower import lower_graph
 from tilewright.graph.task import Task
 from tilewright.graph.text import print_graph
@@ -48,14 +49,7 @@ def check_meaning(applied: Applied, config: Config, task: Task, *, native: bool 
     if not output.dtype.is_float:
         np.testing.assert_array_equal(result, expected, err_msg=str(config))
         return
-    ours, truth = result.astype(np.float64), expected.astype(np.float64)
-    finite = np.isfinite(truth)
-    np.testing.assert_array_equal(ours[~finite], truth[~finite], err_msg=str(config))
-    size = float(np.abs(truth[finite]).max(initial=0.0)) or 1.0
-    tolerance = 2e-2 if output.dtype.is_half else 1e-4
-    np.testing.assert_allclose(
-        ours[finite], truth[finite], rtol=tolerance, atol=tolerance * size, err_msg=str(config)
-    )
+    assert_within_bounds(result, output, dict(zip(inputs, arrays, strict=True)), str(config))
 
 
 def some_configs(task: Task, rng: random.Random, count: int) -> Iterator[tuple[Applied, Config]]:

@@ -36,7 +36,8 @@ from tilewright.codegen.cuda.shared import (
 )
 from tilewright.dtypes import DType
 from tilewright.errors import CodegenError
-from tilewright.loops.gpu.instructions import Share
+from tilewright.hw.intrinsics import Fragment, PtxAssembly
+from tilewright.hw.memory import LOOP_SCOPES
 from tilewright.loops.ir import (
     Across,
     Await,
@@ -47,6 +48,7 @@ from tilewright.loops.ir import (
     Copy,
     For,
     If,
+    Invoke,
     Kind,
     Prefetch,
     Program,
@@ -56,6 +58,7 @@ from tilewright.loops.ir import (
     Store,
     Transpose,
     Warp,
+    foreign_scope,
     local_buffers,
     thread_count,
     walk_stmts,
@@ -76,6 +79,9 @@ def included(name: str) -> str:
 
 def emit_program(program: Program, symbol: str) -> str:
     """The whole text of a kernel called `symbol`: the program's parameters are its own."""
+    foreign = foreign_scope(program, LOOP_SCOPES)
+    if foreign is not None:
+        raise CodegenError(f"{program.name}: {foreign}")
     headers = ["prelude.cuh", *(["tensor_cores.cuh"] if is_asynchronous(program.body) else [])]
     headers += ["cluster.cuh"] if program.cluster > 1 else []
     return "\n".join([*map(included, headers), _Emitter(program, symbol).text()])
@@ -220,7 +226,7 @@ class _Emitter:
             self.barrier()
         elif isinstance(stmt, Warp):
             self.warp(stmt)
-        elif isinstance(stmt, Prefetch | Transpose | Slide):
+        elif isinstance(stmt, Prefetch | Transpose | Slide | Invoke):
             raise CodegenError(f"{self.program.name}: {type(stmt).__name__} is for processors")
         else:
             self.store(stmt)
@@ -305,28 +311,30 @@ class _Emitter:
         if self.written and any(buffer.scope is Scope.SCRATCH for buffer, _ in stmt.operands):
             self.barrier()
         names = dict(self.names)
-        instruction = stmt.instruction
+        instruction, emit = stmt.instruction, stmt.instruction.emit
+        if not isinstance(emit, PtxAssembly):
+            raise CodegenError(f"{self.program.name}: {instruction.name} is no instruction of PTX")
         values: list[str] = []
         texts = []
-        for share, (buffer, index) in zip(instruction.shares, stmt.operands, strict=True):
+        for fragment, (buffer, index) in zip(instruction.fragments, stmt.operands, strict=True):
             first = len(values)
-            if share.scope is Scope.SCRATCH:
+            if fragment.scope is Scope.SCRATCH:
                 values.append(f'"r"({self.apart(f"{buffer.name}_at", index, buffer.dtype.bytes)})')
                 texts.append(f"[%{first}]")
                 self.read = True
                 continue
-            constraint, registers = self.registers(share, buffer, index)
-            if instruction.through and share is not instruction.shares[0]:
-                registers = [f"{instruction.through}({register})" for register in registers]
+            constraint, registers = self.registers(fragment, buffer, index)
+            if emit.through and fragment is not instruction.fragments[0]:
+                registers = [f"{emit.through}({register})" for register in registers]
             values += [f'"{constraint}"({register})' for register in registers]
             texts.append("{" + ", ".join(f"%{first + n}" for n in range(len(registers))) + "}")
-            if share is instruction.shares[0]:
+            if fragment is instruction.fragments[0]:
                 results = len(values)
-                sign = "+" if instruction.adds else "="
+                sign = "+" if instruction.accumulates else "="
                 values = [value.replace('"', f'"{sign}', 1) for value in values]
-        if instruction.adds:
+        if instruction.accumulates:
             texts.append(texts[0])
-        text = f"{instruction.name} {', '.join(texts)};"
+        text = f"{emit.mnemonic} {', '.join(texts)};"
         outputs, inputs = ", ".join(values[:results]), ", ".join(values[results:])
         self.line(f'asm volatile("{text}" : {outputs} : {inputs});')
         self.names = names
@@ -338,11 +346,11 @@ class _Emitter:
         rest = self.value(Linear(form.terms, 0).expr())
         return f"{base} + {rest if scale == 1 else f'({rest}) * {scale}'} + {form.constant * scale}"
 
-    def registers(self, share: Share, buffer: Buffer, index: te.Expr) -> tuple[str, list[str]]:
-        """How the assembler is given a thread's share: elements of less than a register are several in one."""
+    def registers(self, fragment: Fragment, buffer: Buffer, index: te.Expr) -> tuple[str, list[str]]:
+        """How the assembler is given a thread's fragment: elements of less than a register are several in one."""
         each = _REGISTER_BYTES // buffer.dtype.bytes
         first = index if each == 1 else simplify(index // each)
-        names = [f"{buffer.name}[{self.inline(simplify(first + n))}]" for n in range(share.size // each)]
+        names = [f"{buffer.name}[{self.inline(simplify(first + n))}]" for n in range(fragment.size // each)]
         return "r" if buffer in self.fragments else "f", names
 
     def vector_loop(self, loop: For) -> None:
@@ -485,5 +493,5 @@ def _fragments(program: Program) -> set[Buffer]:
     return {
         stmt.operands[0][0]
         for stmt in walk_stmts(program.body)
-        if isinstance(stmt, Warp) and not stmt.instruction.adds
+        if isinstance(stmt, Warp) and not stmt.instruction.accumulates
     }

@@ -15,7 +15,7 @@ from llvmlite import ir
 
 from tilewright import te
 from tilewright.codegen.llvm import math as vector_math
-from tilewright.codegen.llvm import scalars, shuffles
+from tilewright.codegen.llvm import native, scalars, shuffles
 from tilewright.codegen.llvm.indices import Region
 from tilewright.codegen.llvm.memory import MemoryEmitter
 from tilewright.codegen.llvm.sharing import shares_elements
@@ -23,12 +23,14 @@ from tilewright.codegen.llvm.types import I64, PTR, Typed, element_type, splat, 
 from tilewright.dtypes import DType
 from tilewright.errors import CodegenError
 from tilewright.hw import CpuMachine
+from tilewright.hw.memory import scopes_of
 from tilewright.loops.ir import (
     Across,
     Block,
     Buffer,
     For,
     If,
+    Invoke,
     Kind,
     Prefetch,
     Program,
@@ -37,17 +39,23 @@ from tilewright.loops.ir import (
     Stmt,
     Store,
     Transpose,
+    foreign_scope,
     walk_stmts,
 )
 from tilewright.runtime.plan import ALIGNMENT
 from tilewright.te.index import simplify
 
-FAST_FLAGS = ("nsz", "arcp", "contract", "afn")  # never nnan or ninf: NaN and infinity mean something
+# Never nnan or ninf: NaN and infinity mean something. Nor arcp: a division by what a loop does not change would become
+# a multiplication by its reciprocal, which is infinite for a subnormal number.
+FAST_FLAGS = ("nsz", "contract", "afn")
 _STREAMED_BYTES = 16  # the shortest vector that can go past the caches
 
 
 def emit_program(program: Program, machine: CpuMachine, numerics: str, symbol: str) -> ir.Module:
     """The LLVM module with one public function `symbol` for the program."""
+    foreign = foreign_scope(program, scopes_of(machine))
+    if foreign is not None:
+        raise CodegenError(f"{program.name}: {foreign}")
     module = ir.Module(name=symbol)
     module.triple = machine.triple
     flags = () if numerics == "strict" else FAST_FLAGS
@@ -55,17 +63,22 @@ def emit_program(program: Program, machine: CpuMachine, numerics: str, symbol: s
     streaming = None
     if any(isinstance(stmt, Store) and stmt.streamed for stmt in walk_stmts(program.body)):
         streaming = _Emitter(module, program, machine, flags, streaming=True).emit_body(symbol + "_streaming")
-    _emit_entry(module, symbol, body, streaming, len(program.params))
+    _emit_entry(module, machine, symbol, body, streaming, len(program.params))
     return module
 
 
 def _emit_entry(
-    module: ir.Module, symbol: str, body: ir.Function, streaming: ir.Function | None, count: int
+    module: ir.Module,
+    machine: CpuMachine,
+    symbol: str,
+    body: ir.Function,
+    streaming: ir.Function | None,
+    count: int,
 ) -> None:
     """The public function: unpacks the argument pointers and calls the body, where they are known not to alias; the one
     that stores past the caches if the output is aligned as that demands."""
     entry = ir.Function(module, ir.FunctionType(ir.VoidType(), [PTR, I64, I64]), symbol)
-    entry.attributes.add("nounwind")
+    _set_attributes(entry, machine)
     arguments, begin, end = entry.args
     builder = ir.IRBuilder(entry.append_basic_block("entry"))
     pointers = [
@@ -79,6 +92,13 @@ def _emit_entry(
             builder.ret_void()
     builder.call(body, [*pointers, begin, end])
     builder.ret_void()
+
+
+def _set_attributes(function: ir.Function, machine: CpuMachine) -> None:
+    function.attributes.add("nounwind")
+    if machine.vscale:  # of this length, and no other: what makes vectors of a fixed number of lanes SVE's
+        # An attribute with arguments, which llvmlite's own `add` knows nothing of.
+        set.add(function.attributes, f"vscale_range({machine.vscale},{machine.vscale})")
 
 
 class _Emitter(MemoryEmitter):
@@ -110,7 +130,7 @@ class _Emitter(MemoryEmitter):
             self.module, ir.FunctionType(ir.VoidType(), [PTR] * len(params) + [I64, I64]), name
         )
         function.linkage = "internal"
-        function.attributes.add("nounwind")
+        _set_attributes(function, self.machine)
         for argument, buffer in zip(function.args, params, strict=False):
             argument.add_attribute("noalias")
             self.pointers[buffer] = argument
@@ -140,6 +160,8 @@ class _Emitter(MemoryEmitter):
             self.transpose(stmt)
         elif isinstance(stmt, Slide):
             self.slide(stmt)
+        elif isinstance(stmt, Invoke):
+            self.invoke(stmt)
         elif not isinstance(stmt, For) or stmt.kind is Kind.THREAD:
             raise CodegenError(f"{self.program.name} is a program for threads of a GPU")
         elif stmt.kind is Kind.UNROLL:
@@ -230,6 +252,21 @@ class _Emitter(MemoryEmitter):
             *(divmod(stmt.begin + lane, stmt.lanes) for lane in range(stmt.lanes)), strict=True
         )
         self.builder.store(shuffles.picked(self.builder, [one, other], vectors, picks), target)
+
+    def invoke(self, stmt: Invoke) -> None:
+        """An instruction that accumulates, and does not take what its result holds, has its own combined with that."""
+        intrinsic = stmt.intrinsic
+        places = {
+            part.tensor.name: place for part, place in zip(intrinsic.fragments, stmt.operands, strict=True)
+        }
+        values = {name: self.lanes_at(places[name]) for name in native.arguments_of(intrinsic)}
+        result = native.call(self.builder, self.machine, intrinsic, values)
+        output, reduction = intrinsic.output, intrinsic.stage.reduction
+        if reduction is not None and output.name not in values:
+            context = scalars.Context(self.builder, output.dtype, self.flags, self.machine)
+            combine = scalars.EMITTERS[te.REDUCE_COMBINERS[reduction.kind]]
+            result = combine(context, self.lanes_at(stmt.operands[0]), result)
+        self.put_lanes(stmt.operands[0], result)
 
     # -- expressions ----------------------------------------------------------------------------------------------
 

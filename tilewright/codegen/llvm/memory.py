@@ -22,7 +22,7 @@ from tilewright.codegen.llvm.types import I1, I64, PTR, Typed, element_type, spl
 from tilewright.dtypes import DType
 from tilewright.errors import InternalError
 from tilewright.hw import CpuMachine
-from tilewright.loops.ir import Buffer, Program, Scope, Store
+from tilewright.loops.ir import Buffer, Place, Program, Scope, Store
 from tilewright.loops.tiling import LONGEST_STRIDE
 from tilewright.te.index import bounds, divisor_of, simplify
 
@@ -233,6 +233,55 @@ class MemoryEmitter(IndexEmitter):
             return
         for lane, place in enumerate(self._lane_places(offset)):
             self.builder.store(self.builder.extract_element(wide, I64(lane)), self.pointer(buffer, place, 0))
+
+    # -- operands of instructions -----------------------------------------------------------------------------------
+
+    def lanes_at(self, place: Place) -> ir.Value:
+        """The lanes of an operand as one vector; a scalar where there is one."""
+        buffer, size = place.buffer, len(place.offsets)
+        kind = vector_of(element_type(buffer.dtype), size)
+        if buffer.scope is Scope.REGISTER:
+            return self.builder.load(self._register_run(place), typ=kind)
+        if place.is_run:
+            stored = vector_of(stored_type(buffer.dtype), size)
+            raw = self.builder.load(self._element(place, 0), typ=stored, align=_alignment(buffer))
+            return scalars.from_memory(self.builder, raw, buffer.dtype)
+        read: dict[int, ir.Value] = {}
+        for offset in dict.fromkeys(place.offsets):
+            pointer = self._element(place, offset)
+            raw = self.builder.load(pointer, typ=stored_type(buffer.dtype), align=_alignment(buffer))
+            read[offset] = scalars.from_memory(self.builder, raw, buffer.dtype)
+        if len(read) == 1:
+            return splat(self.builder, Typed(read[place.offsets[0]], buffer.dtype, 1), size).value
+        vector: ir.Value = ir.Constant(kind, ir.Undefined)
+        for lane, offset in enumerate(place.offsets):
+            vector = self.builder.insert_element(vector, read[offset], I64(lane))
+        return vector
+
+    def put_lanes(self, place: Place, vector: ir.Value) -> None:
+        buffer, size = place.buffer, len(place.offsets)
+        if buffer.scope is Scope.REGISTER:
+            self.builder.store(vector, self._register_run(place))
+            return
+        raw = scalars.to_memory(self.builder, vector, buffer.dtype)
+        if place.is_run:
+            self.builder.store(raw, self._element(place, 0), align=_alignment(buffer))
+            return
+        for lane, offset in enumerate(place.offsets):
+            element = self.builder.extract_element(raw, I64(lane)) if size > 1 else raw
+            self.builder.store(element, self._element(place, offset), align=_alignment(buffer))
+
+    def _register_run(self, place: Place) -> ir.Value:
+        at = self.offset(place.index)
+        if at.base is not None or not place.is_run:
+            raise InternalError(
+                f"{self.program.name}: register buffer {place.buffer.name} accessed at a moving place"
+            )
+        return self.register(place.buffer, at.constant, len(place.offsets))
+
+    def _element(self, place: Place, offset: int) -> ir.Value:
+        at = self.offset(place.index)
+        return self.pointer(place.buffer, at.base, at.constant + offset)
 
     def _past_caches(self, stored: ir.StoreInstr, stmt: Store) -> None:
         """Marks a vector's store as streamed where its place is a multiple of its length."""

@@ -235,12 +235,6 @@ def _rounding(name: str) -> Emitter:
     return emit
 
 
-def _sqrt(context: Context, a: ir.Value) -> ir.Value:
-    root = _intrinsic(context.builder, "sqrt", a)
-    # Behind a fence: of a reciprocal of it LLVM would make an estimate, which gives NaN for infinity.
-    return _intrinsic(context.builder, "arithmetic.fence", root) if "arcp" in context.flags else root
-
-
 def _floor_pow2(context: Context, a: ir.Value) -> ir.Value:
     """The sign and the exponent, without the fraction."""
     builder, double = context.builder, context.dtype is DType.F64
@@ -299,7 +293,7 @@ EMITTERS: dict[str, Emitter] = {
     "dot4": _dot4,
     "exp2_weight": _power_of_two(exp2_weight),
     "exp2_rough": _power_of_two(exp2_rough),
-    "sqrt": _sqrt,
+    "sqrt": _rounding("sqrt"),
     "floor_pow2": _floor_pow2,
     "floor": _rounding("floor"),
     "ceil": _rounding("ceil"),

@@ -17,6 +17,7 @@ from tilewright.hw import CpuMachine
 def _initialised() -> None:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()  # for inline assembly
 
 
 def version() -> str:
@@ -24,9 +25,18 @@ def version() -> str:
     return f"llvmlite {llvmlite.__version__}, LLVM {'.'.join(map(str, llvm.llvm_version_info))}"
 
 
+@lru_cache(maxsize=1)
+def _all_initialised() -> None:
+    """Every target that LLVM was built with, for machines that are not this one."""
+    _initialised()
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+
+
 @lru_cache(maxsize=8)
 def _target_machine(machine: CpuMachine) -> Any:
-    _initialised()
+    here = machine.triple.partition("-")[0] == llvm.get_process_triple().partition("-")[0]
+    (_initialised if here else _all_initialised)()
     target = llvm.Target.from_triple(machine.triple)
     # Position-independent and small: kernels are loaded anywhere, and reach only their own constants.
     return target.create_target_machine(

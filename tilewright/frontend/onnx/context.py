@@ -99,6 +99,13 @@ class Context(Builder):
             raise Unsupported(f"{len(values)} numbers where there should be one")
         return values[0]
 
+    def check_values(self, x: Node, least: int, most: int, what: str) -> None:
+        """Unsupported for whole numbers that the model fixes and that are not from `least` to `most`."""
+        if x.type.size and self.statics.is_static(x):
+            values = self.static(x)
+            if values.min() < least or values.max() > most:
+                raise Unsupported(f"{what} from {values.min()} to {values.max()}: must be {least} to {most}")
+
     def ints_or(self, x: Node | None, attribute: Ints | None) -> tuple[int, ...] | None:
         """What newer opsets give as an input and older ones as an attribute."""
         if x is not None:
@@ -173,7 +180,12 @@ def axis_of(axis: int, rank: int) -> int:
 
 def axes_of(axes: Ints, rank: int) -> tuple[int, ...]:
     """The sorted axes that are named."""
-    found = tuple(sorted(axis_of(axis, rank) for axis in axes))
+    return tuple(sorted(distinct_axes(axes, rank)))
+
+
+def distinct_axes(axes: Ints, rank: int) -> list[int]:
+    """The axes that are named, in that order."""
+    found = [axis_of(axis, rank) for axis in axes]
     if len(set(found)) != len(found):
         raise Unsupported(f"axes {tuple(axes)}, one of them twice")
     return found

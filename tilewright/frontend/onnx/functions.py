@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx
 import onnx.defs
+import onnx.shape_inference
 
 from tilewright.frontend.onnx.types import element_of
 from tilewright.graph.ir import Node
@@ -38,6 +39,20 @@ def function_of(
         return None
     opsets = {entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in body.opset_import}
     return body, opsets or {"": opset}
+
+
+def contradiction(proto: onnx.NodeProto, opset: int, operands: Sequence[Any]) -> str | None:
+    """What the standard's own inference has against the shapes of the node's operands."""
+    if not all(isinstance(operand, Node) for operand in operands if operand is not None):
+        return None
+    types = {name: _type_of(x) for name, x in zip(proto.input, operands, strict=False) if x is not None}
+    schema = onnx.defs.get_schema(proto.op_type, opset, proto.domain)
+    try:
+        opsets = [onnx.helper.make_opsetid(proto.domain, opset)]
+        onnx.shape_inference.infer_node_outputs(schema, proto, types, opset_imports=opsets)
+    except onnx.shape_inference.InferenceError as error:
+        return str(error)
+    return None
 
 
 def _type_of(operand: Any) -> onnx.TypeProto:

@@ -22,6 +22,7 @@ from tilewright.frontend.onnx.products import (
 )
 from tilewright.frontend.onnx.registry import converter
 from tilewright.graph.ir import Node
+from tilewright.graph.ops.common import broadcast_shapes
 
 
 @converter("MatMul")
@@ -43,8 +44,14 @@ def gemm(
     transB: int = 0,
     broadcast: int = 0,
 ) -> Node:
+    if a.type.rank != 2 or b.type.rank != 2:
+        raise Unsupported(f"{a.type!r} times {b.type!r}: must be matrices")
     if transA:
         a = ctx.permute(a, (1, 0))
+    if c is not None and beta != 0:
+        shape = (a.shape[0], b.shape[0 if transB else 1])
+        if broadcast_shapes(c.shape, shape) != shape:
+            raise Unsupported(f"C {c.type!r} for a result of {list(shape)}")
     exact = quantised_product(ctx, a, b, transposed=bool(transB))
     if exact is not None:
         result = exact if alpha == 1 else ctx.mul(exact, alpha)
@@ -98,6 +105,12 @@ def conv_transpose(
     stride, dilation = window.stride(rank), window.dilation(rank)
     extra = (0,) * rank if output_padding is None else tuple(output_padding)
     kernel = w.shape[2:]
+    if len(extra) != rank or any(
+        not 0 <= m < max(s, d) for m, s, d in zip(extra, stride, dilation, strict=True)
+    ):
+        raise Unsupported(f"output_padding {extra} with strides {stride} and dilations {dilation}")
+    if bias is not None and bias.shape != (w.shape[1] * window.group,):
+        raise Unsupported(f"a bias {bias.type!r} for {w.shape[1] * window.group} channels")
     spans = [
         (extent - 1) * s + step * (k - 1) + 1 + more
         for extent, s, k, step, more in zip(x.shape[2:], stride, kernel, dilation, extra, strict=True)
@@ -131,6 +144,10 @@ def _transposed_padding(
     rank = len(spans)
     if output_shape is not None:
         sizes = tuple(output_shape)[-rank:]
+        if len(output_shape) not in (rank, rank + 2) or any(
+            not 0 < size < span + s for size, span, s in zip(sizes, spans, stride, strict=True)
+        ):
+            raise Unsupported(f"output_shape {tuple(output_shape)}: the windows reach {list(spans)}")
     elif window.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         sizes = tuple(extent * s for extent, s in zip(extents, stride, strict=True))
     else:

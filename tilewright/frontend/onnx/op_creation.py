@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.frontend.builder import Unsupported
-from tilewright.frontend.onnx.context import Context
+from tilewright.frontend.onnx.context import Context, axis_of
 from tilewright.frontend.onnx.registry import converter
 from tilewright.frontend.onnx.types import dtype_of
 from tilewright.graph.ir import Node
@@ -40,6 +40,8 @@ def constant(
 @converter("ConstantOfShape")
 def constant_of_shape(ctx: Context, shape: Node, *, value: np.ndarray | None = None) -> Node:
     filled = np.zeros(1, np.float32) if value is None else value.reshape(-1)
+    if filled.size != 1:
+        raise Unsupported(f"a value of {filled.size} elements: must be one number")
     extents = ctx.static_ints(shape)
     if any(extent < 0 for extent in extents):
         raise Unsupported(f"the shape {extents}")
@@ -58,13 +60,19 @@ def size(ctx: Context, x: Node) -> Node:
 
 @converter("Range")
 def range_(ctx: Context, start: Node, limit: Node, delta: Node) -> Node:
-    first, last, step = (ctx.static(x).reshape(-1)[0] for x in (start, limit, delta))
+    if any(x.type.size != 1 or x.dtype is not start.dtype for x in (start, limit, delta)):
+        raise Unsupported(f"from {start.type!r} to {limit.type!r} by {delta.type!r}: must be one number each")
+    first, last, step = (ctx.static(x).reshape(-1)[0].item() for x in (start, limit, delta))
     if step == 0:
         raise Unsupported("a step of 0")
-    count = (float(last) - float(first)) / float(step)
-    if not math.isfinite(count):
-        raise Unsupported(f"{count} elements")
-    count = max(math.ceil(count), 0)
+    if isinstance(step, int):
+        count = -((first - last) // step)  # exact, where a quotient of floats is not
+    else:
+        quotient = (last - first) / step
+        if not math.isfinite(quotient):
+            raise Unsupported(f"{quotient} elements")
+        count = math.ceil(quotient)
+    count = max(count, 0)
     ctx.reserve(count, f"{count} elements")
     wide = np.float64 if start.dtype.is_float else np.int64
     values = wide(first) + np.arange(count).astype(wide) * wide(step)
@@ -73,6 +81,8 @@ def range_(ctx: Context, start: Node, limit: Node, delta: Node) -> Node:
 
 @converter("EyeLike")
 def eye_like(ctx: Context, x: Node, *, dtype: int | None = None, k: int = 0) -> Node:
+    if x.type.rank != 2:
+        raise Unsupported(f"{x.type!r}: must be a matrix")
     wanted = x.dtype if dtype is None else dtype_of(dtype)
     rows, columns = (ctx.iota(x.shape, axis) for axis in (0, 1))
     return ctx.cast(ctx.compare("eq", ctx.sub(columns, rows), k), wanted)
@@ -81,8 +91,10 @@ def eye_like(ctx: Context, x: Node, *, dtype: int | None = None, k: int = 0) -> 
 @converter("OneHot")
 def one_hot(ctx: Context, indices: Node, depth: Node, values: Node, *, axis: int = -1) -> Node:
     rank = indices.type.rank + 1
-    axis = axis + rank if axis < 0 else axis
-    extent = int(ctx.static(depth).reshape(-1)[0])
+    axis = axis_of(axis, rank)
+    extent = ctx.static_int(depth)
+    if values.shape != (2,):
+        raise Unsupported(f"values {values.type!r}: must be two numbers")
     wide = ctx.cast(indices, DType.I64)  # floats too count as whole numbers
     wide = ctx.select(ctx.compare("lt", wide, 0), ctx.add(wide, extent), wide)
     shape = (*indices.shape[:axis], extent, *indices.shape[axis:])

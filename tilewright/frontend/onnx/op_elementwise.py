@@ -191,6 +191,9 @@ def clip(
     max: float | None = None,
     consumed_inputs: object = None,
 ) -> Node:
+    for bound in (low, high):
+        if bound is not None and bound.type.size != 1:
+            raise Unsupported(f"a bound {bound.type!r}: must be one number")
     bottom: Operand | None = low if low is not None else min
     top: Operand | None = high if high is not None else max
     if bottom is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.frontend.builder import Ints, Unsupported
-from tilewright.frontend.onnx.context import Context, axis_of
+from tilewright.frontend.onnx.context import Context, distinct_axes
 from tilewright.frontend.onnx.registry import converter
 from tilewright.graph.ir import Node
 
@@ -203,9 +203,14 @@ def resize(
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
 ) -> Node:
-    chosen = list(range(x.type.rank)) if axes is None else [axis_of(axis, x.type.rank) for axis in axes]
+    chosen = distinct_axes(range(x.type.rank) if axes is None else axes, x.type.rank)
     extents = [x.shape[axis] for axis in chosen]
-    if sizes is not None and sizes.type.size:
+    by_size, by_scale = (operand is not None and operand.type.size > 0 for operand in (sizes, scales))
+    if by_size and by_scale:
+        raise Unsupported("both scales and sizes: must be one of them")
+    if keep_aspect_ratio_policy not in ("stretch", "not_larger", "not_smaller"):
+        raise Unsupported(f"the keep_aspect_ratio_policy {keep_aspect_ratio_policy}")
+    if sizes is not None and by_size:
         wanted = list(ctx.static_ints(sizes))
         if len(wanted) != len(chosen) or 0 in extents:
             raise Unsupported(f"sizes {tuple(wanted)} for {x.type!r}")
@@ -214,10 +219,10 @@ def resize(
             one = min(factors) if keep_aspect_ratio_policy == "not_larger" else max(factors)
             factors = [one] * len(factors)
             wanted = [math.floor(one * extent + 0.5) for extent in extents]
-    elif scales is not None and scales.type.size:
+    elif scales is not None and by_scale:
         factors = [float(value) for value in ctx.static(scales).reshape(-1)]
-        if len(factors) != len(chosen):
-            raise Unsupported(f"scales {tuple(factors)} for {x.type!r}")
+        if len(factors) != len(chosen) or keep_aspect_ratio_policy != "stretch":
+            raise Unsupported(f"scales {tuple(factors)} for {x.type!r}, policy {keep_aspect_ratio_policy}")
         wanted = [math.floor(extent * factor) for extent, factor in zip(extents, factors, strict=True)]
     else:
         raise Unsupported("neither scales nor sizes")
@@ -226,6 +231,8 @@ def resize(
         if roi is None:
             raise Unsupported("tf_crop_and_resize without a region")
         region = [float(value) for value in ctx.static(roi).reshape(-1)]
+        if len(region) != 2 * len(chosen):
+            raise Unsupported(f"a region of {len(region)} numbers for {len(chosen)} axes")
     return resized(
         ctx,
         x,

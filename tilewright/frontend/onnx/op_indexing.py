@@ -29,6 +29,14 @@ def _check_range(indices: Node, extent: int) -> None:
             raise Unsupported(f"indices from {least} to {most} of an axis of {extent}")
 
 
+def _check_tuples(indices: Node, extents: tuple[int, ...]) -> None:
+    """The same of index tuples, which are the last axis."""
+    if indices.data is not None and indices.data.size:
+        limits = np.array(extents)
+        if (indices.data < -limits).any() or (indices.data >= limits).any():
+            raise Unsupported(f"indices beyond the extents {list(extents)}")
+
+
 @converter("Gather")
 def gather(ctx: Context, x: Node, indices: Node, *, axis: int = 0) -> Node:
     axis = axis_of(axis, x.type.rank)
@@ -49,6 +57,7 @@ def gather_nd(ctx: Context, x: Node, indices: Node, *, batch_dims: int = 0) -> N
     batch = x.shape[:batch_dims]
     if batch != indices.shape[:batch_dims] or batch_dims + depth > x.type.rank:
         raise Unsupported(f"indices {indices.type!r} of {x.type!r} with {batch_dims} batch axes")
+    _check_tuples(indices, x.shape[batch_dims : batch_dims + depth])
     place = flat_places(ctx, indices, x.shape[batch_dims : batch_dims + depth])
     span = math.prod(x.shape[batch_dims : batch_dims + depth])
     if batch:
@@ -143,7 +152,11 @@ def replaced(ctx: Context, data: Node, updates: Node, last: np.ndarray, axis: in
 def scatter_elements(
     ctx: Context, data: Node, indices: Node, updates: Node, *, axis: int = 0, reduction: str = "none"
 ) -> Node:
-    return scattered(ctx, data, indices, updates, axis_of(axis, data.type.rank), reduction)
+    axis = axis_of(axis, data.type.rank)
+    if indices.type.rank != data.type.rank or indices.shape != updates.shape:
+        raise Unsupported(f"indices {indices.type!r} and updates {updates.type!r} for {data.type!r}")
+    _check_range(indices, data.shape[axis])
+    return scattered(ctx, data, indices, updates, axis, reduction)
 
 
 @converter("ScatterND")
@@ -152,6 +165,9 @@ def scatter_nd(ctx: Context, data: Node, indices: Node, updates: Node, *, reduct
     if depth > data.type.rank:
         raise Unsupported(f"indices {indices.type!r} of {data.type!r}")
     rest = data.shape[depth:]
+    if updates.shape != (*indices.shape[:-1], *rest):
+        raise Unsupported(f"updates {updates.type!r} for indices {indices.type!r} of {data.type!r}")
+    _check_tuples(indices, data.shape[:depth])
     rows, width = math.prod(data.shape[:depth]), math.prod(rest)
     place = flat_places(ctx, indices, data.shape[:depth])
     count = place.type.size
@@ -194,6 +210,8 @@ def tensor_scatter(
         if write_indices is None
         else ctx.cast(write_indices, DType.I64)
     )
+    if mode == "linear":
+        ctx.check_values(start, 0, extent - length, "write_indices")
     start = ctx.reshape(start, (past.shape[0], *[1] * (past.type.rank - 1)))
     offset = ctx.sub(ctx.iota(past.shape, axis), start)
     if mode == "circular":

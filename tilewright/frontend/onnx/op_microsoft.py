@@ -53,8 +53,8 @@ def matmul_integer_to_float(
     b_zero: Node | None = None,
     bias: Node | None = None,
 ) -> Node:
-    left = along(ctx, a_scale, a.type.rank, rows=True)
-    right = along(ctx, b_scale, b.type.rank, rows=False)
+    left = along(ctx, a_scale, a, rows=True)
+    right = along(ctx, b_scale, b, rows=False)
     assert left is not None and right is not None
     total = ctx.cast(integer_product(ctx, a, b, a_zero, b_zero), DType.F32)
     result = ctx.mul(total, ctx.mul(left, right))

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.frontend.builder import Ints, Unsupported
-from tilewright.frontend.onnx.context import Context, axes_of, axis_of
+from tilewright.frontend.onnx.context import Context, axes_of, axis_of, distinct_axes
 from tilewright.frontend.onnx.registry import NotStatic, converter
 from tilewright.graph.ir import Node
 from tilewright.graph.ops.common import broadcast_shapes
@@ -80,6 +80,8 @@ def unsqueeze(ctx: Context, x: Node, axes_input: Node | None = None, *, axes: In
 
 @converter("Transpose")
 def transpose(ctx: Context, x: Node, *, perm: Ints | None = None) -> Node:
+    if perm is not None and sorted(perm) != list(range(x.type.rank)):
+        raise Unsupported(f"perm {tuple(perm)} of {x.type!r}")
     return ctx.permute(x, tuple(reversed(range(x.type.rank))) if perm is None else perm)
 
 
@@ -108,14 +110,14 @@ def split(
 ) -> tuple[Node, ...]:
     axis = axis_of(axis, x.type.rank)
     widths = ctx.ints_or(sizes, split)
-    extent = x.shape[axis]
+    extent, outputs = x.shape[axis], len(ctx.proto.output)
+    count = (num_outputs or outputs) if widths is None else len(widths)
+    ctx.budget.count(count, f"{ctx.source}: {count} parts")
+    if count != outputs:
+        raise Unsupported(f"{count} parts for {outputs} outputs")
     if widths is None:
-        count = num_outputs or len(ctx.proto.output)
-        if count < 1:
-            raise Unsupported(f"{count} parts")
-        ctx.budget.count(count, f"{ctx.source}: {count} parts")
         step = -(-extent // count)
-        widths = tuple(max(0, min(step, extent - step * part)) for part in range(count))
+        widths = tuple(min(step, extent - step * part) for part in range(count))
     if sum(widths) != extent or any(width < 0 for width in widths):
         raise Unsupported(f"parts {widths} of an axis of {extent}")
     return tuple(pieces(ctx, x, axis, widths))
@@ -195,7 +197,7 @@ def pad(
     widths = ctx.ints_or(pads_input, pads if pads is not None else paddings)
     axes = list(range(x.type.rank))
     if axes_input is not None:
-        axes = [axis_of(axis, x.type.rank) for axis in ctx.static_ints(axes_input)]
+        axes = distinct_axes(ctx.static_ints(axes_input), x.type.rank)
     if widths is None or len(widths) != 2 * len(axes):
         raise Unsupported(f"pads {widths} for axes {axes}")
     low, high = [0] * x.type.rank, [0] * x.type.rank
@@ -203,7 +205,9 @@ def pad(
         low[axis], high[axis] = widths[position], widths[position + len(axes)]
     for axis in axes:  # negative widths cut off
         begin, end = max(0, -low[axis]), x.shape[axis] - max(0, -high[axis])
-        x = ctx.slice_axis(x, axis, min(begin, end), max(begin, end) if begin <= end else begin)
+        if begin > end:
+            raise Unsupported(f"pads {low[axis]} and {high[axis]} of an axis of {x.shape[axis]}")
+        x = ctx.slice_axis(x, axis, begin, end)
     low, high = [max(0, width) for width in low], [max(0, width) for width in high]
     if mode == "constant":
         return _pad_constant(ctx, x, low, high, value_input, value)
@@ -224,6 +228,8 @@ def _pad_constant(
 ) -> Node:
     if value_input is None:
         return ctx.pad(x, low, high, value)
+    if value_input.type.size != 1:
+        raise Unsupported(f"a constant_value {value_input.type!r}: must be one number")
     try:
         return ctx.pad(x, low, high, ctx.static(value_input, pin=False).reshape(-1)[0].item())
     except NotStatic:  # the value comes with the call
@@ -234,7 +240,9 @@ def _pad_constant(
 @converter("CenterCropPad")
 def centre_crop_pad(ctx: Context, x: Node, shape: Node, *, axes: Ints | None = None) -> Node:
     wanted = ctx.static_ints(shape)
-    chosen = range(x.type.rank) if axes is None else [axis_of(axis, x.type.rank) for axis in axes]
+    chosen = distinct_axes(range(x.type.rank) if axes is None else axes, x.type.rank)
+    if len(wanted) != len(chosen) or any(extent < 0 for extent in wanted):
+        raise Unsupported(f"the shape {wanted} for axes {tuple(chosen)} of {x.type!r}")
     for axis, extent in zip(chosen, wanted, strict=True):
         surplus = x.shape[axis] - extent
         if surplus > 0:
@@ -253,6 +261,8 @@ def centre_crop_pad(ctx: Context, x: Node, shape: Node, *, axes: Ints | None = N
 
 @converter("DepthToSpace")
 def depth_to_space(ctx: Context, x: Node, *, blocksize: int, mode: str = "DCR") -> Node:
+    if x.type.rank != 4 or blocksize < 1 or x.shape[1] % blocksize**2 or mode not in ("DCR", "CRD"):
+        raise Unsupported(f"blocks of {blocksize} of {x.type!r}, mode {mode}")
     batch, channels, height, width = x.shape
     inner = channels // blocksize**2
     if mode == "DCR":
@@ -265,6 +275,8 @@ def depth_to_space(ctx: Context, x: Node, *, blocksize: int, mode: str = "DCR") 
 
 @converter("SpaceToDepth")
 def space_to_depth(ctx: Context, x: Node, *, blocksize: int, mode: str = "DCR") -> Node:
+    if x.type.rank != 4 or blocksize < 1 or x.shape[2] % blocksize or x.shape[3] % blocksize:
+        raise Unsupported(f"blocks of {blocksize} of {x.type!r}")
     batch, channels, height, width = x.shape
     rows, columns = height // blocksize, width // blocksize
     split = ctx.reshape(x, (batch, channels, rows, blocksize, columns, blocksize))
@@ -287,6 +299,10 @@ def reverse_sequence(
 ) -> Node:
     """The first `lengths[b]` elements along the time axis in reverse order, the rest as they are."""
     rank = x.type.rank
+    batch_axis, time_axis = axis_of(batch_axis, rank), axis_of(time_axis, rank)
+    if sorted((batch_axis, time_axis)) != [0, 1] or lengths.shape != (x.shape[batch_axis],):
+        raise Unsupported(f"lengths {lengths.type!r} of {x.type!r}, axes {batch_axis} and {time_axis}")
+    ctx.check_values(lengths, 0, x.shape[time_axis], "lengths")
     shape = [1] * rank
     shape[batch_axis] = x.shape[batch_axis]
     length = ctx.reshape(ctx.cast(lengths, DType.I64), shape)

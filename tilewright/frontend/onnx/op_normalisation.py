@@ -8,6 +8,7 @@ from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.onnx.context import Context, axis_of, widened
 from tilewright.frontend.onnx.registry import FallBack, converter
 from tilewright.graph.ir import Node
+from tilewright.graph.ops.common import broadcast_shapes
 
 
 @converter("BatchNormalization")
@@ -104,6 +105,8 @@ def rms_normalization(
     ctx: Context, x: Node, scale: Node, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Node:
     axis = axis_of(axis, x.type.rank)
+    if broadcast_shapes(scale.shape, x.shape) != x.shape:
+        raise Unsupported(f"a scale {scale.type!r} for {x.type!r}")
     if scale.dtype is not x.dtype or stash_type != 1:
         raise FallBack
     shape = x.shape[axis:]

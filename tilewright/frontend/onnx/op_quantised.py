@@ -34,13 +34,21 @@ def _per_axis(ctx: Context, parameter: Node, x: Node, axis: int, block_size: int
     if parameter.type.size == 1 and not block_size:
         return ctx.reshape(parameter, ())
     axis = axis_of(axis, x.type.rank)
-    if parameter.type.rank == 1 and not block_size:
+    if parameter.type.rank == 1 and not block_size and parameter.shape[0] == x.shape[axis]:
         return ctx.reshape(parameter, (*parameter.shape, *[1] * (x.type.rank - 1 - axis)))
     if not block_size or parameter.type.rank != x.type.rank:
         raise Unsupported(f"parameters {parameter.type!r} for {x.type!r}")
+    wanted = [-(-n // block_size) if d == axis else n for d, n in enumerate(x.shape)]
+    if block_size < 0 or list(parameter.shape) != wanted:
+        raise Unsupported(f"parameters {parameter.type!r} for blocks of {block_size} of {x.type!r}")
     ctx.reserve(x.shape[axis], "the blocks of an axis")
     places = np.arange(x.shape[axis]) // block_size
     return ctx.take(parameter, places, axis)
+
+
+def _check_zero_point(scale: Node, zero_point: Node | None) -> None:
+    if zero_point is not None and zero_point.type.size != scale.type.size:
+        raise Unsupported(f"a zero point {zero_point.type!r} for a scale {scale.type!r}")
 
 
 @converter("QuantizeLinear")
@@ -65,6 +73,7 @@ def quantize_linear(
         working = dtype_of(precision).compute
     steps = ctx.cast(_per_axis(ctx, scale, x, axis, block_size), working)
     ratio = ctx.div(ctx.cast(wide, working), steps)
+    _check_zero_point(scale, zero_point)
     zero = None if zero_point is None else _per_axis(ctx, zero_point, x, axis, block_size)
     return rounded(ctx, ratio, zero, dtype)
 
@@ -106,6 +115,7 @@ def dequantize_linear(
     block_size: int = 0,
     output_dtype: int = 0,
 ) -> Node:
+    _check_zero_point(scale, zero_point)
     dtype = dtype_of(output_dtype) if output_dtype else scale.dtype
     value = ctx.cast(x, DType.I32) if x.dtype.is_integer else x
     if zero_point is not None:
@@ -149,8 +159,8 @@ def qlinear_matmul(
     y_zero: Node,
 ) -> Node:
     total = integer_product(ctx, a, b, a_zero, b_zero)
-    left = along(ctx, a_scale, a.type.rank, rows=True)
-    right = along(ctx, b_scale, b.type.rank, rows=False)
+    left = along(ctx, a_scale, a, rows=True)
+    right = along(ctx, b_scale, b, rows=False)
     assert left is not None and right is not None
     scale = ctx.mul(ctx.widen(left), ctx.widen(right))
     return requantised(ctx, total, scale, one(ctx, y_scale), one(ctx, y_zero), y_zero.dtype)

@@ -120,9 +120,22 @@ class Layer:
 
 
 def layer_of(
-    ctx: Context, x: Node, w: Node, r: Node, direction: str, layout: int, hidden: int | None
+    ctx: Context,
+    x: Node,
+    w: Node,
+    r: Node,
+    direction: str,
+    layout: int,
+    hidden: int | None,
+    gates: int,
+    bias: Node | None,
+    lengths: Node | None,
+    states: Sequence[Node | None],
 ) -> Layer:
+    """The layer, whose operands must have the shapes that its number of gates and its weights imply."""
     expected = 2 if direction == "bidirectional" else 1
+    if x.type.rank != 3:
+        raise Unsupported(f"{x.type!r}: must be time, batch and inputs")
     if w.type.rank != 3 or r.type.rank != 3 or w.shape[0] != expected or r.shape[0] != expected:
         raise Unsupported(f"weights {w.type!r} and {r.type!r} for the direction {direction}")
     if direction not in ("forward", "reverse", "bidirectional"):
@@ -130,7 +143,21 @@ def layer_of(
     if hidden is not None and hidden != r.shape[2]:
         raise Unsupported(f"hidden_size {hidden} with recurrent weights {r.type!r}")
     timed = ctx.permute(x, (1, 0, 2)) if layout else x
-    return Layer(expected, r.shape[2], timed.shape[1], timed)
+    layer = Layer(expected, r.shape[2], timed.shape[1], timed)
+    rows = gates * layer.hidden
+    state = (layer.batch, expected, layer.hidden) if layout else (expected, layer.batch, layer.hidden)
+    for name, operand, wanted in (
+        ("W", w, (expected, rows, timed.shape[2])),
+        ("R", r, (expected, rows, layer.hidden)),
+        ("B", bias, (expected, 2 * rows)),
+        ("sequence_lens", lengths, (layer.batch,)),
+        *(("an initial state", value, state) for value in states),
+    ):
+        if operand is not None and operand.shape != wanted:
+            raise Unsupported(f"{name} is {operand.type!r}: must be {list(wanted)}")
+    if lengths is not None:
+        ctx.check_values(lengths, 0, timed.shape[0], "sequence_lens")
+    return layer
 
 
 def functions(
@@ -182,7 +209,7 @@ def rnn(
     hidden_size: int | None = None,
     layout: int = 0,
 ) -> tuple[Node, ...]:
-    layer = layer_of(ctx, x, w, r, direction, layout, hidden_size)
+    layer = layer_of(ctx, x, w, r, direction, layout, hidden_size, 1, b, lengths, (initial_h,))
     chosen = functions(ctx, activations, ("Tanh",), layer.directions, activation_alpha, activation_beta)
     limit = clipped(ctx, clip)
     cells, states = [], []
@@ -229,7 +256,7 @@ def gru(
     layout: int = 0,
     linear_before_reset: int = 0,
 ) -> tuple[Node, ...]:
-    layer = layer_of(ctx, x, w, r, direction, layout, hidden_size)
+    layer = layer_of(ctx, x, w, r, direction, layout, hidden_size, 3, b, lengths, (initial_h,))
     chosen = functions(
         ctx, activations, ("Sigmoid", "Tanh"), layer.directions, activation_alpha, activation_beta
     )
@@ -290,7 +317,7 @@ def lstm(
     input_forget: int = 0,
     layout: int = 0,
 ) -> tuple[Node, ...]:
-    layer = layer_of(ctx, x, w, r, direction, layout, hidden_size)
+    layer = layer_of(ctx, x, w, r, direction, layout, hidden_size, 4, b, lengths, (initial_h, initial_c))
     products = [
         (by(ctx, ctx.index_axis(w, 0, number)), by(ctx, ctx.index_axis(r, 0, number)))
         for number in range(layer.directions)
@@ -330,6 +357,8 @@ def lstm_cells(
     for number, (feed, recall) in enumerate(products):
         bias = _summed_bias(ctx, layer.part(ctx, parameters.bias, number))
         peephole = layer.part(ctx, parameters.peepholes, number)
+        if peephole is not None and peephole.shape != (3 * layer.hidden,):
+            raise Unsupported(f"peepholes {peephole.type!r} for {layer.hidden} units")
 
         def step(
             fed: Node,

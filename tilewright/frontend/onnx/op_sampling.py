@@ -14,8 +14,8 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.frontend.builder import Ints, Unsupported
 from tilewright.frontend.onnx.context import Context
-from tilewright.frontend.onnx.products import ones
-from tilewright.frontend.onnx.registry import converter
+from tilewright.frontend.onnx.products import Window, ones
+from tilewright.frontend.onnx.registry import FallBack, converter
 from tilewright.graph.ir import Node
 
 
@@ -39,7 +39,7 @@ def batch_numbers(ctx: Context, shape: Ints) -> Node:
     return ctx.iota(shape, 0)
 
 
-# -- grid_sample ------------------------------------------------------------------------------------------------------
+# -- grids ------------------------------------------------------------------------------------------------------
 
 
 def _reflected(ctx: Context, place: Node, low: float, high: float) -> Node:
@@ -114,6 +114,20 @@ def sampled(
     return total
 
 
+@converter("AffineGrid")
+def affine_grid(ctx: Context, theta: Node, size: Node, *, align_corners: int = 0) -> Node:
+    """As the standard defines it, where theta fits the size: [N, 2, 3] and N C H W, or [N, 3, 4] and N C D H W."""
+    extents = ctx.static_ints(size)
+    axes = len(extents) - 2
+    if axes not in (2, 3) or any(extent < 1 for extent in extents):
+        raise Unsupported(f"the size {extents}: must be N C H W or N C D H W")
+    if theta.shape != (extents[0], axes, axes + 1):
+        raise Unsupported(
+            f"theta {theta.type!r} for the size {extents}: must be {[extents[0], axes, axes + 1]}"
+        )
+    raise FallBack
+
+
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
 
@@ -129,6 +143,8 @@ def grid_sample(
 ) -> Node:
     extents = x.shape[2:]
     mode = _MODES.get(mode, mode)
+    if not extents or grid.type.rank != x.type.rank or grid.shape[0] != x.shape[0]:
+        raise Unsupported(f"a grid {grid.type!r} of {x.type!r}: must have its rank and its batch")
     if grid.shape[-1] != len(extents) or mode not in ("nearest", "linear", "cubic"):
         raise Unsupported(f"mode {mode} with a grid {grid.type!r} of {x.type!r}")
     if padding_mode not in ("zeros", "border", "reflection"):
@@ -182,8 +198,16 @@ def roi_align(
     if sampling_ratio <= 0:
         raise Unsupported("a number of samples that depends on data (sampling_ratio = 0)")
     default = "half_pixel" if ctx.opset >= 16 else "output_half_pixel"
-    half = (coordinate_transformation_mode or default) == "half_pixel"
+    placing = coordinate_transformation_mode or default
+    if placing not in ("half_pixel", "output_half_pixel"):
+        raise Unsupported(f"the coordinate transformation {placing}")
+    half = placing == "half_pixel"
+    if x.type.rank != 4 or rois.type.rank != 2 or rois.shape[1] != 4 or min(output_height, output_width) < 1:
+        raise Unsupported(f"{rois.type!r} of {x.type!r} as {output_height} x {output_width}")
     count, samples = rois.shape[0], int(sampling_ratio)
+    if batch_indices.shape != (count,):
+        raise Unsupported(f"batch_indices {batch_indices.type!r} for {count} regions")
+    ctx.check_values(batch_indices, 0, x.shape[0] - 1, "batch_indices")
     corners = ctx.sub(ctx.mul(ctx.widen(rois), spatial_scale), 0.5 if half else 0.0)
     axes = []
     for axis, size in ((1, output_height), (0, output_width)):
@@ -262,11 +286,23 @@ def deform_conv(
     if x.type.rank != 4 or group < 1 or offset_group < 1 or x.shape[1] % offset_group:
         raise Unsupported(f"x {x.type!r} in {group} and {offset_group} groups: two spatial axes")
     batch, channels, *extents = x.shape
+    window = Window("NOTSET", dilations, group, kernel_shape, pads, strides)
+    window.check(x, w)
     kernel = w.shape[2:]
-    stride, dilation = ones(strides, 2), ones(dilations, 2)
-    low = (0, 0) if pads is None else tuple(pads[:2])
-    sizes = offset.shape[2:]
+    stride, dilation = window.stride(2), window.dilation(2)
+    pairs = window.padding(x, w)
+    low = tuple(before for before, _ in pairs)
+    sizes = tuple(
+        (extent + sum(pair) - step * (k - 1) - 1) // s + 1
+        for extent, pair, step, k, s in zip(extents, pairs, dilation, kernel, stride, strict=True)
+    )
     taps = math.prod(kernel)
+    if offset.shape != (batch, offset_group * taps * 2, *sizes):
+        wanted = [batch, offset_group * taps * 2, *sizes]
+        raise Unsupported(f"offsets {offset.type!r} for a result of {list(sizes)}: must be {wanted}")
+    if mask is not None and mask.shape != (batch, offset_group * taps, *sizes):
+        wanted = [batch, offset_group * taps, *sizes]
+        raise Unsupported(f"a mask {mask.type!r} for a result of {list(sizes)}: must be {wanted}")
     moves = ctx.reshape(ctx.widen(offset), (batch, offset_group, taps, 2, *sizes))
     shape = (batch, offset_group, taps, *sizes)
     places = []

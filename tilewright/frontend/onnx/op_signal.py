@@ -135,6 +135,8 @@ def stft(
     ctx.reserve(frames * length, f"{frames} frames of {length}")
     places = np.arange(frames)[:, None] * step + np.arange(length)[None]
     framed = ctx.take(signal, places, 1)  # [batch, frames, length, 1 or 2]
+    if window is not None and (window.type.rank != 1 or window.shape[0] > length):
+        raise Unsupported(f"a window {window.type!r} for frames of {length}")
     if window is not None:
         low = (length - window.shape[0]) // 2
         weight = ctx.pad(window, (low,), (length - window.shape[0] - low,), 0)

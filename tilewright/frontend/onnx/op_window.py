@@ -59,6 +59,8 @@ class Pool:
                 size -= 1  # the last window would start in the padding
             if size < 1:
                 raise Unsupported(f"a window of {k} on an axis of {extent}")
+            if max(low, high) > step * (k - 1):
+                raise Unsupported(f"a window of {k} that lies in the padding of {max(low, high)}")
             reach = (size - 1) * s + step * (k - 1) + 1
             wider.append((low, max(high, reach - extent - low)))
             sizes.append(size)
@@ -258,13 +260,20 @@ def max_unpool(
         for axis, (extent, s, k) in enumerate(zip(x.shape[2:], stride, kernel_shape, strict=True))
     ]
     shape = (*x.shape[:2], *implied)
+    if indices.shape != x.shape or any(extent < 1 for extent in implied):
+        raise Unsupported(f"indices {indices.type!r} for {x.type!r} and a result of {list(shape)}")
+    ctx.check_values(indices, 0, math.prod(shape) - 1, "indices")
     place = ctx.cast(ctx.reshape(indices, (indices.type.size,)), DType.I64)
     empty = ctx.full(0, x.dtype, (math.prod(shape),))
     result = ctx.reshape(scattered(ctx, empty, place, ctx.reshape(x, (x.type.size,)), 0), shape)
     if output_shape is None:
         return result
     wanted = ctx.static_ints(output_shape)  # the implied tensor is its upper left corner
-    if len(wanted) != len(shape) or any(more < less for more, less in zip(wanted, shape, strict=True)):
+    if (
+        len(wanted) != len(shape)
+        or wanted[:2] != shape[:2]
+        or any(more < less for more, less in zip(wanted, shape, strict=True))
+    ):
         raise Unsupported(f"output_shape {wanted} for a result of {shape}")
     return ctx.pad(
         result, (0,) * len(shape), [more - less for more, less in zip(wanted, shape, strict=True)], 0

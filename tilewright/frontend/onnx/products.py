@@ -72,6 +72,8 @@ def window_padding(
 ) -> Pairs:
     """(low, high) per spatial axis, from `pads` or from the rule that `auto_pad` names."""
     rank = len(extents)
+    if auto_pad not in ("NOTSET", "") and pads is not None and any(pads):
+        raise Unsupported(f"both auto_pad {auto_pad} and pads {tuple(pads)}: must be one of them")
     if auto_pad in ("NOTSET", ""):
         if pads is None:
             return ((0, 0),) * rank
@@ -174,18 +176,23 @@ def present(ctx: Context, zero: Node | None) -> Node | None:
     return ctx.cast(zero, DType.I32)
 
 
-def along(ctx: Context, parameter: Node | None, rank: int, *, rows: bool) -> Node | None:
-    """A parameter of a matrix: one number, or one per row (of a) or per column (of b)."""
+def along(ctx: Context, parameter: Node | None, x: Node, *, rows: bool) -> Node | None:
+    """A parameter of the matrix x: one number, or one per row (of a) or per column (of b)."""
     if parameter is None or parameter.type.rank != 1:
         return parameter
     if parameter.type.size == 1:
         return ctx.reshape(parameter, ())
-    return ctx.reshape(parameter, (*parameter.shape, 1)) if rows and rank >= 2 else parameter
+    rows = rows and x.type.rank >= 2
+    if parameter.shape[0] != x.shape[-2 if rows else -1]:
+        raise Unsupported(
+            f"parameters {parameter.type!r} for the {'rows' if rows else 'columns'} of {x.type!r}"
+        )
+    return ctx.reshape(parameter, (*parameter.shape, 1)) if rows else parameter
 
 
 def integer_product(ctx: Context, a: Node, b: Node, a_zero: Node | None, b_zero: Node | None) -> Node:
-    p = present(ctx, along(ctx, a_zero, a.type.rank, rows=True))
-    q = present(ctx, along(ctx, b_zero, b.type.rank, rows=False))
+    p = present(ctx, along(ctx, a_zero, a, rows=True))
+    q = present(ctx, along(ctx, b_zero, b, rows=False))
     if q is not None and is_byte(b) and (signed := signed_parts(ctx, b, q, at_most=1)) is not None:
         (b,), q = signed, None
     if (p is None and q is None) or min(a.type.rank, b.type.rank) < 2:
@@ -220,6 +227,9 @@ def integer_convolution(
 ) -> Node:
     """Padding is of zero points, not of zeros."""
     rank = x.type.rank - 2
+    for zeros, channels in ((x_zero, 1), (w_zero, w.shape[0])):
+        if zeros is not None and zeros.type.size not in (1, channels):
+            raise Unsupported(f"a zero point {zeros.type!r} for {channels} channels")
     zero = None if x_zero is None else one(ctx, x_zero)
     p, q = present(ctx, zero), present(ctx, w_zero)
     if q is not None:

@@ -26,7 +26,7 @@ from tilewright.frontend.builder import Absent, Unsupported
 from tilewright.frontend.imported import ImportedModel
 from tilewright.frontend.onnx.context import Context, Value
 from tilewright.frontend.onnx.external import ExternalData
-from tilewright.frontend.onnx.functions import bound, function_of
+from tilewright.frontend.onnx.functions import bound, contradiction, function_of
 from tilewright.frontend.onnx.load import Loaded, load
 from tilewright.frontend.onnx.registry import STANDARD, FallBack, find
 from tilewright.frontend.onnx.statics import Statics
@@ -339,6 +339,8 @@ class _Walk:
         found = function_of(proto, opset, operands)
         if found is None:
             raise Unsupported(NO_CONVERTER)
+        if reason := contradiction(proto, opset, operands):
+            raise Unsupported(reason)
         body, opsets = found[0], {**outer, **found[1]}
         with self.budget.nested("functions and subgraphs are"):
             scope = Scope()

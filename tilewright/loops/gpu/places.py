@@ -8,6 +8,7 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.loops.formula import Formula
 from tilewright.loops.ir import Buffer, If, Stmt
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import Linear, coefficient, linear
 
 VECTOR_BYTES = 16  # the widest access of a thread
@@ -65,7 +66,7 @@ def _is_multiple(offset: te.Expr, axis: te.Var, lanes: int) -> bool:
 
 
 def blocks_for(units: int, per_block: int) -> te.Var:
-    return te.Var("b", max(1, -(-units // per_block)))
+    return te.Var("b", max(1, ceil_div(units, per_block)))
 
 
 def guarded(position: te.Expr, limit: int, extent: int) -> te.Expr | None:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import WARP, GpuMachine
-from tilewright.loops.expensive import EXPENSIVE, computable_anywhere
+from tilewright.loops.expensive import computable_anywhere
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.gpu.places import THREADS, VECTOR_BYTES, positions, under, vector_lanes, walked
 from tilewright.loops.ir import Buffer, Combine, For, If, Kind, Program, Scope, Stmt, Store, block, nest
@@ -39,7 +39,9 @@ from tilewright.loops.tiling import (
     with_results,
     with_values,
 )
+from tilewright.support.arith import ceil_div, round_up
 from tilewright.te.index import coefficient, simplify
+from tilewright.te.scalars import EXPENSIVE_CALLS
 
 _KEPT_ELEMENTS = 64  # of a row, in the registers of one thread
 _PIECE_VECTORS = 4  # of a longer row, between two loads
@@ -127,7 +129,7 @@ class Rows:
         self.cluster = min(_CLUSTER_BLOCKS, self.group // _CLUSTER_THREADS) if long else 1
         self.threads = max(self.group, min(THREADS, 128 if rows < 4 * machine.sms else THREADS))
         self.rows_per_block = self.threads // self.group
-        self.at = te.Var("b", -(-rows // self.rows_per_block))
+        self.at = te.Var("b", ceil_div(rows, self.rows_per_block))
         self.thread = te.Var("t", self.threads)
         row = self.at * self.rows_per_block + self.thread // self.group
         if self.at.extent * self.rows_per_block > rows:
@@ -144,12 +146,12 @@ class Rows:
         """Threads for one row: a warp, or more where it is long or there are too few rows to fill the card; less where
         it is short and there are many."""
         vectors = length // lanes
-        group = max(min(WARP, _power_of_two_above(vectors)), _power_of_two_above(-(-length // _ELEMENTS)))
+        group = max(min(WARP, _power_of_two_above(vectors)), _power_of_two_above(ceil_div(length, _ELEMENTS)))
         while group < 1_024 and rows * group < machine.sms * machine.threads_sm // 2 and group * 2 <= vectors:
             group *= 2
         while (
             group <= WARP
-            and -(-2 * vectors // group) * lanes <= _FEW_ELEMENTS
+            and ceil_div(2 * vectors, group) * lanes <= _FEW_ELEMENTS
             and group // 2 * lanes >= _FEWEST_TOGETHER
             and rows * group // 2 >= machine.sms * machine.threads_sm
         ):
@@ -225,7 +227,7 @@ class Rows:
         for buffer, tile in pairs:
             lanes = VECTOR_BYTES // buffer.dtype.bytes
             vectors = tile.size // lanes
-            step, lane = te.Var("u", -(-vectors // self.threads)), te.Var("v", lanes)
+            step, lane = te.Var("u", ceil_div(vectors, self.threads)), te.Var("v", lanes)
             number = step * self.threads + self.thread
             place = number * lanes + lane
             outside = self.at * tile.size + place
@@ -264,7 +266,7 @@ class Rows:
     def _pass(self, axes: Sequence[te.Var], expr: te.Expr, store: Sequence[tuple[te.Expr, int]] = ()) -> Pass:
         lanes = vector_lanes([*_accesses(expr), *store], axes[-1])
         vectors = extent_of(axes) // lanes
-        return Pass(tuple(axes), lanes, vectors, -(-vectors // self.group))
+        return Pass(tuple(axes), lanes, vectors, ceil_div(vectors, self.group))
 
     def _reduction(self, reduction: Reduction) -> list[Stmt]:
         walk = self._pass(reduction.axes, reduction.body)
@@ -307,7 +309,7 @@ class Rows:
 
     def _in_pieces(self, walk: Pass, value: te.Expr, place: te.Expr | None, visit: Visit) -> Stmt:
         """The same where nothing stays in registers."""
-        pieces = te.Var("p", -(-walk.steps // _PIECE_VECTORS))
+        pieces = te.Var("p", ceil_div(walk.steps, _PIECE_VECTORS))
         body = self._piece(walk, pieces * _PIECE_VECTORS, _PIECE_VECTORS, value, place, visit, keep=False)
         return nest([(pieces, Kind.SERIAL)], body)
 
@@ -383,7 +385,9 @@ class Rows:
             node for axes, later in self.later if axes for node in te.walk(self._here(axes, later, spot))
         }
         slow = (
-            part for part in computable_anywhere(value) if isinstance(part, te.Call) and part.op in EXPENSIVE
+            part
+            for part in computable_anywhere(value)
+            if isinstance(part, te.Call) and part.op in EXPENSIVE_CALLS
         )
         found = dict.fromkeys(self._here(walk.axes, part, spot) for part in slow)
         return [part for part in found if part in needed and part not in self.kept]
@@ -393,7 +397,7 @@ class Rows:
         return Buffer(f"kept{self.loaded}", dtype, size, Scope.REGISTER)
 
     def _inside(self, walk: Pass, number: te.Expr, steps: int, keep: bool) -> te.Expr | None:
-        most = (steps if keep else -(-walk.steps // steps) * steps) * self.group
+        most = (steps if keep else round_up(walk.steps, steps)) * self.group
         return te.call("lt", number, walk.vectors) if most > walk.vectors else None
 
     @staticmethod

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from tilewright import te
 from tilewright.hw.gpu import WARP, GpuMachine
-from tilewright.loops.expensive import EXPENSIVE
 from tilewright.loops.formula import Formula
 from tilewright.loops.gpu.places import VECTOR_BYTES, positions, walked
 from tilewright.loops.gpu.rows import Pass, Rows, Visit
@@ -42,7 +41,9 @@ from tilewright.loops.ir import (
     nest,
 )
 from tilewright.loops.tiling import contiguous_last, extent_of, with_values
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import simplify
+from tilewright.te.scalars import EXPENSIVE_CALLS
 
 _THREADS = 1_024
 _FEWEST = 16_384  # elements of a row: one of more has a block of its own
@@ -74,7 +75,7 @@ def _may_be_held(formula: Formula, row_bytes: int, machine: GpuMachine) -> bool:
     if extent_of(formula.rows) < _WAVES * _AT_ONCE * machine.sms or _threads(row_bytes, machine) is None:
         return False
     takes_long = any(
-        isinstance(node, te.Call) and node.op in EXPENSIVE and te.variables(node) & set(reduction.axes)
+        isinstance(node, te.Call) and node.op in EXPENSIVE_CALLS and te.variables(node) & set(reduction.axes)
         for reduction in formula.reductions
         for node in te.walk(reduction.body)
     )
@@ -84,7 +85,7 @@ def _may_be_held(formula: Formula, row_bytes: int, machine: GpuMachine) -> bool:
 def _threads(row_bytes: int, machine: GpuMachine) -> int | None:
     """As many as have equal parts of a row, or nearly; the fewest of these. None where they would be too many."""
     vectors = row_bytes // VECTOR_BYTES
-    found = [-(-vectors // (share * WARP)) * WARP for share in _SHARES]
+    found = [ceil_div(vectors, share * WARP) * WARP for share in _SHARES]
     possible = [threads for threads in found if threads * _AT_ONCE <= machine.threads_sm]
     return min(possible, key=lambda threads: (-vectors % threads, threads), default=None)
 
@@ -111,7 +112,7 @@ class _InShared(Rows):
         self.source, self.length = source, source.size // rows
         self.group = self.threads = threads
         self.rows_per_block, self.cluster = 1, 1
-        self.turn, self.at = te.Var("turn", turns), te.Var("b", -(-rows // turns))
+        self.turn, self.at = te.Var("turn", turns), te.Var("b", ceil_div(rows, turns))
         self.thread = te.Var("t", threads)
         self.place = self.thread
         self.row = self._row(self.turn if turns > 1 else te.as_index(0))
@@ -172,7 +173,7 @@ class _Held(_InShared):
     def program(self) -> Program:
         lanes = VECTOR_BYTES // self.source.dtype.bytes
         vectors = self.length // lanes
-        step = te.Var("u", -(-vectors // self.threads))
+        step = te.Var("u", ceil_div(vectors, self.threads))
         number = step * self.threads + self.thread
         copy = Copy(self.tile, number * lanes, self.source, self.start + number * lanes, lanes)
         inside = te.call("lt", number, vectors) if vectors % self.threads else None
@@ -183,7 +184,7 @@ class _Held(_InShared):
 
 class _Staged(_InShared):
     def __init__(self, formula: Formula, machine: GpuMachine, source: Buffer) -> None:
-        super().__init__(formula, machine, source, _THREADS, -(-extent_of(formula.rows) // machine.sms))
+        super().__init__(formula, machine, source, _THREADS, ceil_div(extent_of(formula.rows), machine.sms))
 
     def _walked(self, walk: Pass, value: te.Expr, place: te.Expr | None, visit: Visit) -> Stmt:
         return self._in_pieces(walk, value, place, visit)

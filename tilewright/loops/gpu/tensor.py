@@ -21,6 +21,7 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.loops.ir import Buffer, Stmt
 from tilewright.runtime.packing import Packing
+from tilewright.support.arith import ceil_div
 
 ROW_PADDING = 8  # floats at the end of a row of sums, against conflicts of banks
 TABLE_BYTES = 8  # of a row that is gathered: where it begins and what of it is inside
@@ -169,11 +170,11 @@ class TensorProduct:
     @property
     def rows(self) -> int:
         """Of tiles."""
-        return -(-self.m // self.step_m)
+        return ceil_div(self.m, self.step_m)
 
     @property
     def columns(self) -> int:
-        return -(-self.n // self.step_n)
+        return ceil_div(self.n, self.step_n)
 
     @property
     def tile_count(self) -> int:

@@ -17,6 +17,7 @@ from tilewright.loops.formula import Formula
 from tilewright.loops.gpu.places import THREADS, positions, under, vector_lanes
 from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import extent_of, with_values
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, simplify
 
 _FEWEST = 8  # elements along both axes that make a tile worth it
@@ -70,8 +71,8 @@ def _program(
     formula: Formula, read: te.Var, written: te.Var, turned: list[te.Load], side: int, lanes: int
 ) -> Program:
     others = [axis for axis in formula.axes if axis not in (read, written)]
-    tiles_read = te.Var(f"{read.name}_t", -(-read.extent // side))
-    tiles_written = te.Var(f"{written.name}_t", -(-written.extent // side))
+    tiles_read = te.Var(f"{read.name}_t", ceil_div(read.extent, side))
+    tiles_written = te.Var(f"{written.name}_t", ceil_div(written.extent, side))
     grid = [*others, tiles_read, tiles_written]
     at, thread = te.Var("b", extent_of(grid)), te.Var("t", THREADS)
     step, lane = te.Var("u", side * side // lanes // THREADS), te.Var("v", lanes)

@@ -7,7 +7,7 @@
 A schedule is a value: each primitive gives a new one, or raises `ScheduleError` and says why it may not. Loops, stages
 and tensors go by their names; `print(schedule)` shows them. What was done is `schedule.trace`, plain data that `replay`
 does again. Each primitive is described where it is made, with its picture: `restructure.py`, `kinds.py`, `stages.py`,
-`caches.py`, `reductions.py`, `layout.py`, `intrinsics.py`, `prefetch.py`; what holds after any of them, in `rules.py`.
+`caches.py`, `reductions.py`, `layout.py`, `tensorise.py`, `prefetch.py`; what holds after any of them, in `rules.py`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright import te
+from tilewright.hw import CpuMachine, host
+from tilewright.hw.cores import USUAL
+from tilewright.hw.intrinsics import Intrinsic, intrinsic_named
+from tilewright.hw.memory import LOOP_SCOPES, Scope
 from tilewright.loops.ir import Program
 from tilewright.loops.schedule.begin import begin
-from tilewright.loops.schedule.intrinsics import Intrinsic, Operand, outer_product
 from tilewright.loops.schedule.lower import lower
 from tilewright.loops.schedule.nest import Nest, leaves, loop_names
 from tilewright.loops.schedule.rules import check_complete
+from tilewright.loops.schedule.tensorise import Operand, outer_product
 from tilewright.loops.schedule.text import print_nest
 from tilewright.loops.schedule.trace import Step, Trace, apply, from_json, step, summary, to_json
 from tilewright.loops.verify import verify_program
@@ -71,11 +75,11 @@ class Schedule:
     def stages(self) -> list[str]:
         return [leaf.stage for _, leaf in leaves(self.nest.body)]
 
-    def program(self, decisions: str | None = None) -> Program:
-        """The loop program, verified; `decisions` says in words what was chosen."""
+    def program(self, decisions: str | None = None, scopes: Collection[Scope] = LOOP_SCOPES) -> Program:
+        """The loop program, verified for a target with these scopes; `decisions` says in words what was chosen."""
         check_complete(self.nest)
         program = lower(self.nest, decisions or summary(self.trace))
-        verify_program(program)
+        verify_program(program, scopes)
         return program
 
     def then(self, done: Step) -> Schedule:
@@ -131,14 +135,25 @@ class Schedule:
     def pack(self, tensor: str, blocks: Sequence[int], order: Sequence[int] | None = None) -> Schedule:
         return self._do("pack", tensor=tensor, blocks=blocks, order=order)
 
-    def tensorise(self, loop: str, intrinsic: Intrinsic) -> Schedule:
+    def tensorise(self, loop: str, intrinsic: Intrinsic | str, machine: CpuMachine | None = None) -> Schedule:
+        """By name: a registered intrinsic, which `machine` (None: this one) must have the features for."""
+        if isinstance(intrinsic, str):
+            intrinsic = intrinsic_named(intrinsic, machine or host())
         known = Schedule(self.nest, self.trace, {**self.intrinsics, intrinsic.name: intrinsic})
         return known._do("tensorise", loop=loop, intrinsic=intrinsic.name)
 
     def prefetch(
-        self, loop: str, tensor: str, ahead: int = 1, level: int = 1, spread: str | None = None
+        self,
+        loop: str,
+        tensor: str,
+        ahead: int = 1,
+        level: int = 1,
+        spread: str | None = None,
+        line: int = USUAL.line_bytes,
     ) -> Schedule:
-        return self._do("prefetch", loop=loop, tensor=tensor, ahead=ahead, level=level, spread=spread)
+        return self._do(
+            "prefetch", loop=loop, tensor=tensor, ahead=ahead, level=level, spread=spread, line=line
+        )
 
 
 def replay(trace: Iterable[Step], start: Schedule, intrinsics: Iterable[Intrinsic] = ()) -> Schedule:

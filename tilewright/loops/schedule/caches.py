@@ -26,8 +26,6 @@ from tilewright.loops.schedule.nest import (
     with_tile,
 )
 
-_SCOPES = {"scratch": Scope.SCRATCH, "register": Scope.REGISTER}
-
 
 def cache_read(nest: Nest, tensor: str, stage: str, scope: str = "scratch") -> Nest:
     """`stage` reads a copy of `tensor`, made by a new stage `tensor.of.stage`.
@@ -94,9 +92,10 @@ def set_scope(nest: Nest, stage: str, scope: str) -> Nest:
 
 
 def _scope(name: str) -> Scope:
-    if name not in _SCOPES:
-        raise ScheduleError(f"there is no scope {name!r}; there are: {', '.join(_SCOPES)}")
-    return _SCOPES[name]
+    known = {scope.value: scope for scope in Scope.declared() if scope is not Scope.GLOBAL}
+    if name not in known:
+        raise ScheduleError(f"there is no scope {name!r}; there are: {', '.join(known)}")
+    return known[name]
 
 
 def _before(nest: Nest, root: Node, nodes: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from tilewright import te
 from tilewright.loops import ir
 from tilewright.loops.ir import Across, Buffer, For, If, Kind, Prefetch, Program, Scope, Stmt, Store
-from tilewright.loops.schedule.intrinsics import Access, Operand, match
 from tilewright.loops.schedule.nest import (
     Fetch,
     Leaf,
@@ -22,6 +21,7 @@ from tilewright.loops.schedule.nest import (
     leaves,
 )
 from tilewright.loops.schedule.rules import across
+from tilewright.loops.schedule.tensorise import Access, Operand, match, statement_of
 from tilewright.te.index import simplify
 
 
@@ -69,7 +69,7 @@ def _statement(node: Node, started: frozenset[str]) -> Stmt:
     if isinstance(node, Micro):
         found = match(node.loop, node.intrinsic)
         operands = [_operand(access) for access in (found.output, *found.inputs)]
-        return _guarded(found.leaf.guards, node.intrinsic.implement(*operands))
+        return _guarded(found.leaf.guards, statement_of(node.intrinsic, operands))
     if node.kind is Kind.VECTOR and len(node.body) == 1:
         (leaf,) = node.body
         if isinstance(leaf, Leaf) and node.var in leaf.reduced:

@@ -28,10 +28,10 @@ from tilewright.dtypes import DType
 from tilewright.errors import ScheduleError
 from tilewright.loops.ir import Kind, Scope
 from tilewright.runtime.packing import Packing
-from tilewright.te.index import Linear, linear, simplify
+from tilewright.te.index import Linear, flat_index, linear, simplify
 
 if TYPE_CHECKING:
-    from tilewright.loops.schedule.intrinsics import Intrinsic
+    from tilewright.hw.intrinsics import Intrinsic
 
 Change = Callable[[te.Expr], te.Expr]
 
@@ -270,10 +270,7 @@ def fresh(nest: Nest, name: str) -> str:
 
 def flat(tile: Tile, indices: tuple[te.Expr, ...]) -> te.Expr:
     """The offset of an element, row-major."""
-    offset: te.Expr = te.as_index(0)
-    for index, extent in zip(indices, tile.shape, strict=True):
-        offset = offset * extent + index
-    return _rejoined(linear(offset)).expr()
+    return _rejoined(linear(flat_index(indices, tile.shape))).expr()
 
 
 def _rejoined(form: Linear) -> Linear:

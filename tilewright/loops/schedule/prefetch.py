@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tilewright import te
 from tilewright.errors import ScheduleError
+from tilewright.hw.cores import USUAL
 from tilewright.loops.ir import Kind, Scope
 from tilewright.loops.schedule.nest import (
     Fetch,
@@ -20,13 +21,18 @@ from tilewright.loops.schedule.nest import (
     reads,
     replaced,
 )
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import linear, simplify
-
-_LINE = 64  # bytes that come together
 
 
 def prefetch(
-    nest: Nest, loop: str, tensor: str, ahead: int = 1, level: int = 1, spread: str | None = None
+    nest: Nest,
+    loop: str,
+    tensor: str,
+    ahead: int = 1,
+    level: int = 1,
+    spread: str | None = None,
+    line: int = USUAL.line_bytes,
 ) -> Nest:
     """Each iteration asks for what the iteration `ahead` of it reads first of an input.
 
@@ -35,7 +41,7 @@ def prefetch(
                                          out += b[k, 0]
 
     `level` is the cache that it is to reach, 1 the nearest. With `spread`, a loop inside, it asks for all that the
-    other iteration reads, line by line, a few in each iteration of `spread`:
+    other iteration reads, cache line by cache line of `line` bytes, a few in each iteration of `spread`:
 
         for j < 4:                     for j < 4:
           for k < 64:            ->      for k < 64:
@@ -60,7 +66,7 @@ def prefetch(
     if any(te.loads(index) for load in read for index in load.indices):
         raise ScheduleError(f"prefetch: where {tensor} is read depends on data, which may not be there yet")
     if spread is not None:
-        return _spread(nest, target, tile, ahead, level, spread)
+        return _spread(nest, target, tile, ahead, level, spread, line)
     found: dict[tuple[te.Expr, ...], None] = {}
     for path, leaf in leaves(target.body):
         first: dict[te.Var, te.Expr] = {inner.var: te.as_index(0) for inner in path}
@@ -76,7 +82,7 @@ def prefetch(
     return replace(nest, body=replaced(nest.body, target, (replace(target, body=(*fetches, *target.body)),)))
 
 
-def _spread(nest: Nest, target: Loop, tile: Tile, ahead: int, level: int, spread: str) -> Nest:
+def _spread(nest: Nest, target: Loop, tile: Tile, ahead: int, level: int, spread: str, line: int) -> Nest:
     path = find_loop(nest, spread)
     if target not in path[:-1]:
         raise ScheduleError(f"prefetch: loop {spread} is not inside loop {target.name}")
@@ -109,9 +115,9 @@ def _spread(nest: Nest, target: Loop, tile: Tile, ahead: int, level: int, spread
     count: te.Expr = te.as_index(0)
     for var in between:
         count = count * var.extent + var
-    in_line = max(1, _LINE // tile.dtype.bytes)
-    lines = -(-size // in_line)
-    each = -(-lines // math.prod(var.extent for var in between))
+    in_line = max(1, line // tile.dtype.bytes)
+    lines = ceil_div(size, in_line)
+    each = ceil_div(lines, math.prod(var.extent for var in between))
     fetches = tuple(
         Fetch(tile, (*map(simplify, start[:-1]), simplify(start[-1] + (count * each + n) * in_line)), level)
         for n in range(each)

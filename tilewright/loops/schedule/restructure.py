@@ -20,6 +20,7 @@ from tilewright.loops.schedule.nest import (
     replaced,
     with_values,
 )
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import simplify
 
 TAILS = ("exact", "guard", "shift")
@@ -61,7 +62,7 @@ def split(nest: Nest, loop: str, factor: int, tail: str = "exact", into: Sequenc
     names = (f"{loop}.o", f"{loop}.i") if into is None else tuple(into)
     if len(names) != 2 or names[0] == names[1]:
         raise ScheduleError(f"split: loop {loop} becomes two loops, with two names; got {list(names)}")
-    outer = te.Var(fresh(nest, names[0]), -(-extent // factor))
+    outer = te.Var(fresh(nest, names[0]), ceil_div(extent, factor))
     inner = te.Var(fresh(nest, names[1]), factor)
     shifted = tail == "shift" and not divides
     start: te.Expr = outer * factor

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from tilewright import te
 from tilewright.errors import ScheduleError
 from tilewright.loops.ir import SCRATCH_LIMIT, Kind, Scope
-from tilewright.loops.schedule.intrinsics import match
 from tilewright.loops.schedule.nest import Leaf, Loop, Micro, Nest, Path, Tile, flat, leaves, walk
+from tilewright.loops.schedule.tensorise import match
 from tilewright.te.index import coefficient, linear
 
 MOST_COPIES = 1024  # of a statement, by unrolling: code size and compile time

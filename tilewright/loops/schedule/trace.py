@@ -15,17 +15,17 @@ from functools import cache
 from typing import Any, get_args, get_origin
 
 from tilewright.errors import ScheduleError
+from tilewright.hw.intrinsics import Intrinsic, find_intrinsic
 from tilewright.loops.schedule import (
     caches,
-    intrinsics,
     kinds,
     layout,
     prefetch,
     reductions,
     restructure,
     stages,
+    tensorise,
 )
-from tilewright.loops.schedule.intrinsics import Intrinsic
 from tilewright.loops.schedule.nest import Nest
 from tilewright.loops.schedule.rules import check
 
@@ -46,7 +46,7 @@ PRIMITIVES: dict[str, Callable[..., Nest]] = {
         caches.set_scope,
         reductions.rfactor,
         layout.pack,
-        intrinsics.tensorise,
+        tensorise.tensorise,
         prefetch.prefetch,
     )
 }
@@ -94,15 +94,16 @@ def _parameters(primitive: str) -> Mapping[str, inspect.Parameter]:
 
 
 def apply(nest: Nest, done: Step, declared: Mapping[str, Intrinsic]) -> Nest:
-    """The nest after one step; `declared` are the intrinsics by name."""
+    """The nest after one step; `declared` are the intrinsics by name, beside those that are registered."""
     arguments = dict(done.arguments)
     if done.primitive == "tensorise":
         name = arguments["intrinsic"]
-        if name not in declared:
+        found = declared.get(name) or find_intrinsic(name)
+        if found is None:
             raise ScheduleError(
                 f"tensorise: no intrinsic {name} was declared; there are: {', '.join(declared) or 'none'}"
             )
-        arguments["intrinsic"] = declared[name]
+        arguments["intrinsic"] = found
     changed = PRIMITIVES[done.primitive](nest, **arguments)
     check(changed)
     return changed

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tilewright.hw import CpuMachine
+from tilewright.hw.intrinsics import Intrinsic
 from tilewright.loops.schedule import Schedule, outer_product
 from tilewright.loops.schedule.nest import find_leaf, find_loop
 from tilewright.loops.tiling import power_of_two_below
@@ -91,6 +93,7 @@ def register_tile(
     lanes: int,
     *,
     micro: bool,
+    native: NativeTile | None = None,
 ) -> Schedule:
     """A placed reduction kept in registers: its tile, of the axes `rows` and `vector`, written out inside the loops of
     the reduction, of which the innermost is written out `unroll` times."""
@@ -99,6 +102,8 @@ def register_tile(
         axis_loop(schedule, stage, vector),
     )
     assert across is not None
+    if native is not None and not isinstance(find_leaf(schedule.nest, stage)[1].value, Select):
+        return _native_tile(schedule, stage, down, across, taps, unroll, native)
     inner = list(taps)
     if unroll > 1:
         schedule = schedule.split(inner[-1], unroll)
@@ -116,6 +121,48 @@ def register_tile(
         )
     schedule = in_vectors(schedule, across, lanes)
     return schedule.unroll(down) if down else schedule
+
+
+@dataclass(frozen=True)
+class NativeTile:
+    """The part of a register tile that one application of an intrinsic computes: so many rows and lanes of it, of so
+    many elements of the innermost reduction axis."""
+
+    intrinsic: Intrinsic
+    rows: int
+    lanes: int
+    taps: int
+
+
+def _native_tile(
+    schedule: Schedule,
+    stage: str,
+    down: str | None,
+    across: str,
+    taps: Sequence[str],
+    unroll: int,
+    native: NativeTile,
+) -> Schedule:
+    """The register tile by applications of an intrinsic, all of them written out."""
+    outer, inside = list(taps), list[str]()
+    if native.taps > 1:
+        schedule = schedule.split(outer[-1], native.taps)
+        inside, outer[-1] = [f"{outer[-1]}.i"], f"{outer[-1]}.o"
+    if unroll > 1:
+        schedule = schedule.split(outer[-1], unroll)
+        outer[-1:] = [f"{outer[-1]}.o", f"{outer[-1]}.i"]
+    copies = [down] if down else []
+    if down and native.rows > 1:
+        schedule = schedule.split(down, native.rows)
+        copies, inside = [f"{down}.o"], [f"{down}.i", *inside]
+    schedule = schedule.split(across, native.lanes)
+    copies, inside = [*copies, f"{across}.o"], [*inside, f"{across}.i"]
+    schedule = schedule.reorder(*outer, *copies, *inside).set_scope(stage, "register")
+    written_out = [*(outer[-1:] if unroll > 1 else ()), *copies]
+    written_out += [f"{down}.i"] if down and native.rows > 1 else []
+    for loop in written_out:
+        schedule = schedule.unroll(loop)
+    return schedule.vectorise(inside[-1]).tensorise(inside[0], native.intrinsic)
 
 
 def in_parallel(schedule: Schedule, loops: Sequence[str]) -> Schedule:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 Cost = Callable[[Values], Terms]
 
-_LINE = 64
-
 
 def together(costs: Sequence[Cost], iterations: Callable[[Values], int]) -> Cost:
     """All of these in each iteration of a parallel loop: what each counts is of the whole loop."""
@@ -175,7 +173,7 @@ class TiledCost:
             from_l3 += data * shape.chunks + 2.0 * written
 
         from_memory = float(weight)
-        asked = passes * panel / _LINE if values.get("prefetch") else 0.0
+        asked = passes * panel / product.work.machine.line_bytes if values.get("prefetch") else 0.0
         each = shape.rows * shape.vectors
         epilogue = tiles * each
         partial = 2.0 * epilogue * pieces if pieces > 1 else 0.0  # a piece's sums are added to those before

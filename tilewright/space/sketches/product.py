@@ -20,6 +20,7 @@ from tilewright import te
 from tilewright.loops.schedule import Schedule
 from tilewright.loops.schedule.nest import Leaf, Plain, Tile, find_leaf
 from tilewright.space.sketches import acts
+from tilewright.space.sketches.acts import NativeTile
 from tilewright.space.sketches.analysis import (
     Consumer,
     Extents,
@@ -34,6 +35,7 @@ from tilewright.space.sketches.costs import Cost, TiledCost, inner_cost, stage_c
 from tilewright.space.sketches.sketch import Move, Sketch, Values
 from tilewright.space.space import Knob
 from tilewright.space.template import Work
+from tilewright.support.arith import evenly_spread
 
 _WRITTEN_OUT = 320  # multiply-adds written out at most: code size and compile time
 _PARTIAL_BYTES = 256 << 10
@@ -42,7 +44,6 @@ _VECTORS = (1, 2, 3, 4, 6, 8)
 _UNROLL = (1, 2, 4, 8)
 _BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 _CHUNKS = (1, 2, 4, 8, 16, 32)
-_LINE = 64
 _BALANCED = 8  # blocks, that threads get about the same
 
 
@@ -62,7 +63,8 @@ class Product:
     work: Work
     consumer: Consumer
     stage: Plain  # the reduction
-    micro: bool  # whether a micro-kernel computes the tile
+    micro: bool  # whether a micro-kernel or an intrinsic computes the tile
+    native: NativeTile | None = None
 
     @property
     def name(self) -> str:
@@ -97,6 +99,8 @@ class Product:
 
     @cached_property
     def lanes(self) -> int:
+        if self.native is not None:
+            return self.native.lanes
         leaves = (self.stage.leaf, self.consumer.stage.leaf)
         return min(lanes_for(self.work.machine, leaf, self.axes.vector.extent) for leaf in leaves)
 
@@ -148,8 +152,9 @@ class Product:
     def tile_knobs(self, rename: Mapping[str, str]) -> tuple[Knob, ...]:
         rows = self.row.extent if self.row is not None else 1
         fitting = tuple(n for n in _VECTORS if n * self.lanes <= self.axes.vector.extent)
-        deep = tuple(n for n in _UNROLL if self.last_tap.extent % n == 0)
-        high = tuple(n for n in _ROWS if n <= rows)
+        unit, step = (self.native.rows, self.native.taps) if self.native is not None else (1, 1)
+        deep = tuple(n for n in _UNROLL if self.last_tap.extent // step % n == 0)
+        high = tuple(n for n in _ROWS if n <= rows and n % unit == 0)
         tiles = [(n, m) for n in high for m in fitting if self.tile_is_legal(n, m, 1)]
         # The fewest loads for each multiply-add.
         best = min(tiles, key=lambda tile: 1 / tile[0] + 1 / tile[1])
@@ -247,7 +252,7 @@ class TiledOutput:
             *tile,
             Knob("block", blocks, default=balanced[-1] if balanced else blocks[min(1, len(blocks) - 1)]),
             Knob("chunks", tuple(n for n in _CHUNKS if n == 1 or chunks)),
-            Knob("piece", (0, *_spread(cut, 5))),
+            Knob("piece", (0, *evenly_spread(cut, 5))),
         )
         structure = Move(
             self._arrange,
@@ -338,6 +343,8 @@ class TiledOutput:
         which the next part can be asked for."""
         shape, tap = self.shape(values), self.product.taps[-1]
         inner = f"{tap}.i" if shape.piece else tap
+        if self.product.native is not None and self.product.native.taps > 1:
+            inner = f"{tap}.o"
         return (
             f"{tap}.o.final" if shape.piece else self.panel_loop,
             f"{inner}.o" if shape.unroll > 1 else inner,
@@ -349,7 +356,7 @@ class TiledOutput:
         taps = product.length * shape.piece // product.last_tap.extent if shape.piece else product.length
         steps = self.tiles_in_block(shape) * max(1, taps // shape.unroll)
         further = shape.per_chunk > 1 or shape.piece > 0
-        return further and shape.width * taps * 4 // _LINE * 2 >= steps
+        return further and shape.width * taps * 4 // product.work.machine.line_bytes * 2 >= steps
 
     # -- the program ----------------------------------------------------------------------------------------------
 
@@ -404,7 +411,15 @@ class TiledOutput:
         down = product.axis_of(product.row) if product.row is not None else None
         across = product.axis_of(product.axes.vector)
         return acts.register_tile(
-            schedule, stage, down, across, taps, shape.unroll, product.lanes, micro=product.micro
+            schedule,
+            stage,
+            down,
+            across,
+            taps,
+            shape.unroll,
+            product.lanes,
+            micro=product.micro,
+            native=product.native,
         )
 
     def iterations(self, values: Values) -> int:
@@ -504,10 +519,3 @@ def beside_costs(
         elif name not in besides:
             costs.append(stage_cost(sketch, name, box, iterations))
     return costs
-
-
-def _spread(values: list[int], count: int) -> list[int]:
-    """At most `count` of the values, evenly spread."""
-    if len(values) <= count:
-        return values
-    return [values[round(n * (len(values) - 1) / (count - 1))] for n in range(count)]

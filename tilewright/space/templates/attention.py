@@ -14,7 +14,7 @@ from tilewright.graph.lower import lower_graph
 from tilewright.graph.ops.common import broadcast_indices
 from tilewright.graph.ops.movement import reshape_indices
 from tilewright.loops.ir import Buffer
-from tilewright.te.index import coefficient
+from tilewright.te.index import coefficient, flat_index
 
 LOG2_E = math.log2(math.e)
 _LARGE = 1e38
@@ -103,7 +103,7 @@ class Operands:
                 indices = tuple(indices[axis] for axis in node.attrs["axes"])
             else:
                 indices = reshape_indices(indices, node.shape, node.inputs[0].shape)
-        return _offset(indices, self.graph.outputs[0].shape)
+        return flat_index(indices, self.graph.outputs[0].shape)
 
     def _matrix(self, number: int, row: te.Expr, column: te.Expr) -> te.Expr:
         operand = self.node.inputs[number]
@@ -124,7 +124,7 @@ def _read(tensor: te.Source, indices: Sequence[te.Expr], buffers: Mapping[te.Ten
     """An element of a tensor that only moves elements of others, as a load from a buffer."""
     if not isinstance(tensor, te.Compute):
         assert isinstance(tensor, te.Tensor)
-        return te.Load(buffers[tensor], (_offset(indices, tensor.shape),))
+        return te.Load(buffers[tensor], (flat_index(indices, tensor.shape),))
     body = te.substitute(tensor.body, dict(zip(tensor.axes, indices, strict=True)))
 
     def rule(node: te.Expr) -> te.Expr | None:
@@ -138,10 +138,3 @@ def _wide(value: te.Expr) -> te.Expr:
     while isinstance(value, te.Cast):
         value = value.value
     return te.cast(value, DType.F32)
-
-
-def _offset(indices: Sequence[te.Expr], shape: Sequence[int]) -> te.Expr:
-    offset: te.Expr = te.as_index(0)
-    for index, extent in zip(indices, shape, strict=True):
-        offset = offset * extent + index
-    return offset

@@ -115,7 +115,7 @@ def test_the_last_panel_is_as_wide_as_what_is_left() -> None:
     applied = applied_to(matmul_task(24, 66, 64))
     assert isinstance(applied, AppliedContraction)
     values = {"rows": 6, "vectors": 64 // applied.lanes, "unroll": 8, "block": 0, "chunks": 1}
-    last = applied._shape({**values, "tap_block": 0, "prefetch": 0, "stage": False}).last
+    last = applied.shape_of({**values, "tap_block": 0, "prefetch": 0, "stage": False}).last
     assert last is not None and last.vectors == 1 and last.rows > 6
 
 
@@ -144,7 +144,7 @@ def test_infinities_stay_where_they_are_in_a_tail() -> None:
     """What is read beyond the last tap is the next row's, and does not count."""
     task = matmul_task(12, 17, 130)
     program = choose(Work(task, host())).program
-    assert any(packing is not None and packing.tail[1] for packing in program.packings)
+    assert any(packing is not None and packing.transforms for packing in program.packings)
     arrays = [array(*node.shape, seed=n) for n, node in enumerate(task.graph.inputs)]
     arrays[0][1, 0] = np.inf
     stored = stored_for(program, arrays)
@@ -213,7 +213,7 @@ def test_large_products_leave_room_in_the_second_cache(size: int) -> None:
     assert isinstance(applied, AppliedContraction)
     found = descend(applied, Work(task, machine))
     assert found is not None
-    shape = applied._shape(dict(found[1].values))
+    shape = applied.shape_of(dict(found[1].values))
     assert shape.block * size * 4 <= machine.caches.l2 // 2 and shape.blocks > 1
 
 

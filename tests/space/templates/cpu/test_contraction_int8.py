@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -116,28 +117,35 @@ def test_matrix_products(data: st.DataObject, m: int, n: int, k: int, kind: tupl
     check_exact(applied.program(data.draw(legal_configs(applied.space))), task)
 
 
-@given(
-    data=st.data(),
-    size=st.tuples(st.integers(5, 15), st.integers(5, 15)),
-    channels=st.tuples(st.integers(2, 20), st.integers(4, 40)),
-    window=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    stride=st.integers(1, 2),
-    dilation=st.integers(1, 2),
-    pad=st.tuples(*[st.tuples(st.integers(0, 2), st.integers(0, 2))] * 2),
-    border=st.sampled_from([0, 1, 127]),
-    kind=kinds,
-)
-@QUICK
-def test_convolutions(data: st.DataObject, size, channels, window, kind, **attributes) -> None:
-    task = conv_task(size, channels, window, *kind, **attributes)
-    applied = ContractionInt8().apply(Work(task, HERE))
-    if applied is None:
-        # Without a border a window's columns and channels are one axis, which overlaps between neighbours.
-        either_border = any(sum(pair) for pair in attributes["pad"])
-        small = channels[0] * attributes["stride"] <= 8
-        assert small or not either_border or attributes["stride"] == attributes["dilation"] == 2
-        return
-    check_exact(applied.program(data.draw(legal_configs(applied.space))), task)
+CONVOLUTIONS = {
+    "size": st.tuples(st.integers(5, 15), st.integers(5, 15)),
+    "channels": st.tuples(st.integers(2, 20), st.integers(4, 40)),
+    "window": st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    "stride": st.integers(1, 2),
+    "dilation": st.integers(1, 2),
+    "pad": st.tuples(*[st.tuples(st.integers(0, 2), st.integers(0, 2))] * 2),
+    "border": st.sampled_from([0, 1, 127]),
+    "kind": kinds,
+}
+
+
+def test_convolutions() -> None:
+    """What the template declines another one computes, as exactly; it takes most of them."""
+    taken: Counter[bool] = Counter()
+
+    @given(data=st.data(), **CONVOLUTIONS)
+    @QUICK
+    def check(data: st.DataObject, size, channels, window, kind, **attributes) -> None:
+        work = Work(conv_task(size, channels, window, *kind, **attributes), HERE)
+        applied = ContractionInt8().apply(work)
+        taken[applied is not None] += 1
+        if applied is None:
+            check_exact(choose(work).program, work.task)
+        else:
+            check_exact(applied.program(data.draw(legal_configs(applied.space))), work.task)
+
+    check()
+    assert taken[True] > taken[False], taken
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

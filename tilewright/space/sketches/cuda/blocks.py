@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tilewright import te
 from tilewright.loops.gpu.places import positions
-from tilewright.space.sketches.cuda.contraction import size_of
+from tilewright.loops.tiling import extent_of
 from tilewright.space.sketches.cuda.mapping import Mapping
 from tilewright.te.index import simplify
 
@@ -21,15 +21,15 @@ class Blocks:
 
     @property
     def rows(self) -> int:
-        return -(-size_of(self.mapping.m) // self.bm)
+        return -(-extent_of(self.mapping.m) // self.bm)
 
     @property
     def columns(self) -> int:
-        return -(-size_of(self.mapping.n) // self.bn)
+        return -(-extent_of(self.mapping.n) // self.bn)
 
     @property
     def count(self) -> int:
-        return self.rows * self.columns * size_of(self.mapping.batch)
+        return self.rows * self.columns * extent_of(self.mapping.batch)
 
     @property
     def number(self) -> te.Var:

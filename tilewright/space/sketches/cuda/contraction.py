@@ -8,7 +8,6 @@ where a condition does not hold. The normal form has inlined what computes it, a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -123,7 +122,3 @@ def factor_of(expr: te.Expr) -> Factor | None:
             main = max(loads, key=lambda load: len(te.variables(load)))
             return Factor(main, te.all_of(guards), part)
     return Factor(part, te.all_of(guards))
-
-
-def size_of(axes: Sequence[te.Var]) -> int:
-    return math.prod(axis.extent for axis in axes)

@@ -16,7 +16,8 @@ from itertools import pairwise
 from tilewright import te
 from tilewright.loops.gpu.places import at_places, guarded, index_at_places, positions, under
 from tilewright.loops.ir import Buffer, Copy, For, Kind, Scope, Stmt, Store, block, nest
-from tilewright.space.sketches.cuda.contraction import Factor, size_of
+from tilewright.loops.tiling import extent_of
+from tilewright.space.sketches.cuda.contraction import Factor
 from tilewright.te.index import divisor_of, simplify
 
 _TURNS = 8  # rows that 16 bytes of each are read of at once
@@ -33,7 +34,7 @@ class Summed:
 
     @property
     def extent(self) -> int:
-        return size_of(self.k)
+        return extent_of(self.k)
 
     @property
     def steps(self) -> int:
@@ -42,7 +43,7 @@ class Summed:
 
     @property
     def total(self) -> int:
-        return self.steps * size_of(self.outer)
+        return self.steps * extent_of(self.outer)
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Operand:
 
     @cached_property
     def extent(self) -> int:
-        return size_of(self.walked)
+        return extent_of(self.walked)
 
     @cached_property
     def turned(self) -> bool:

@@ -17,8 +17,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tilewright import te
-from tilewright.loops.gpu.instructions import Instruction
-from tilewright.space.sketches.cuda.contraction import Contraction, Factor, size_of
+from tilewright.hw.intrinsics import Intrinsic
+from tilewright.loops.tiling import extent_of
+from tilewright.space.sketches.cuda.contraction import Contraction, Factor
 from tilewright.te.index import coefficient
 
 Matrix = tuple[tuple[bool, ...], ...]
@@ -41,13 +42,13 @@ class Mapping:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        return size_of(self.m), size_of(self.n), size_of(self.k)
+        return extent_of(self.m), extent_of(self.n), extent_of(self.k)
 
     @property
     def padded(self) -> int:
         """Multiplications of the smallest instruction tiles that cover it all."""
         m, n, k = (-(-size // least) * least for size, least in zip(self.sizes, (16, 8, 16), strict=True))
-        return m * n * k * size_of(self.batch) * size_of(self.outer)
+        return m * n * k * extent_of(self.batch) * extent_of(self.outer)
 
 
 def times(a: Matrix, b: Matrix) -> Matrix:
@@ -65,14 +66,14 @@ def is_valid(algorithm: Matrix, instruction: Matrix, matching: Matrix) -> bool:
     return times(instruction, matching) == algorithm and times(algorithm, turned(matching)) == instruction
 
 
-def access_matrix(instruction: Instruction) -> tuple[tuple[te.Var, ...], Matrix]:
+def access_matrix(instruction: Intrinsic) -> tuple[tuple[te.Var, ...], Matrix]:
     """The iterations of an instruction, and which of them its result and operands move with."""
-    stage = instruction.output
+    stage = instruction.stage
     reduction = stage.reduction
     assert reduction is not None
     iterations = (*stage.axes, *reduction.axes)
     walked = {load.source: te.variables(load) for load in te.loads(reduction.body)}
-    rows = [set(stage.axes), *(walked[share.tensor] for share in instruction.shares[1:])]
+    rows = [set(stage.axes), *(walked[tensor] for tensor in instruction.inputs)]
     return iterations, tuple(tuple(axis in row for axis in iterations) for row in rows)
 
 
@@ -87,7 +88,7 @@ def matchings(
         yield {axis: at for axis, at in zip(axes, combination, strict=True) if at is not None}
 
 
-def mappings(work: Contraction, instruction: Instruction) -> list[Mapping]:
+def mappings(work: Contraction, instruction: Intrinsic) -> list[Mapping]:
     """The valid ones that are worth a thought, those that leave least undone first; where results can lie together
     along n, only such."""
     iterations, target = access_matrix(instruction)
@@ -102,7 +103,7 @@ def mappings(work: Contraction, instruction: Instruction) -> list[Mapping]:
                 if _is_sensible(work, mapping):
                     found[mapping] = None
     along = [mapping for mapping in found if coefficient(work.formula.store, mapping.n[-1]) == 1]
-    return sorted(along or found, key=lambda mapping: (mapping.padded, -size_of(mapping.k)))[:_MOST]
+    return sorted(along or found, key=lambda mapping: (mapping.padded, -extent_of(mapping.k)))[:_MOST]
 
 
 def _mapping(work: Contraction, matching: dict[te.Var, int], swapped: bool) -> Mapping:
@@ -133,7 +134,7 @@ def _is_sensible(work: Contraction, mapping: Mapping) -> bool:
     """Whether what is left out could not be taken in as well, or is around enough that is; and whether results lie
     together along m or n."""
     both = mapping.left.variables & mapping.right.variables
-    if not set(mapping.batch) <= both or (mapping.outer and size_of(mapping.k) < _FEWEST):
+    if not set(mapping.batch) <= both or (mapping.outer and extent_of(mapping.k) < _FEWEST):
         return False
     around, inside = (
         [abs(mapping.right.stride(axis)) for axis in axes] for axes in (mapping.outer, mapping.k)

@@ -8,8 +8,8 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.loops.gpu.places import at_places, guarded, index_at_places, under
 from tilewright.loops.ir import Buffer, For, Kind, Scope, Stmt, Store, nest
-from tilewright.loops.tiling import with_results
-from tilewright.space.sketches.cuda.contraction import Contraction, size_of
+from tilewright.loops.tiling import extent_of, with_results
+from tilewright.space.sketches.cuda.contraction import Contraction
 from tilewright.te.index import coefficient, linear, simplify
 
 _BYTES = 16  # of a vector of results
@@ -85,7 +85,7 @@ class Results:
         conditions = [
             guarded(flat, vectors, turns * threads),
             *(
-                te.call("lt", simplify(start + at), size_of(axes)) if size_of(axes) % size else None
+                te.call("lt", simplify(start + at), extent_of(axes)) if extent_of(axes) % size else None
                 for start, at, axes, size in (
                     (m0, first[0], self.m, self.rows),
                     (n0, first[1], self.n, self.columns),

@@ -19,7 +19,7 @@ from functools import cached_property
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import WARP, GpuMachine
-from tilewright.loops.gpu.instructions import columns, multiply
+from tilewright.hw.tensor_cores import columns, multiply
 from tilewright.loops.ir import Await, Commit, Kind, Program, Stmt, block, nest
 from tilewright.numerics import may_round_to_tf32
 from tilewright.space.sketches.cuda.contraction import Contraction, contraction_of

@@ -21,7 +21,7 @@ from functools import cached_property
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import WARP, GpuMachine
-from tilewright.loops.gpu.instructions import multiply_add
+from tilewright.hw.tensor_cores import multiply_add
 from tilewright.loops.gpu.places import at_places, index_at_places, under
 from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import with_results

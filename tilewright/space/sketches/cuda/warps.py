@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import WARP
-from tilewright.loops.gpu.instructions import ROWS, columns, load_matrices, multiply
+from tilewright.hw.tensor_cores import ROWS, columns, load_matrices, multiply
 from tilewright.loops.ir import Buffer, For, Kind, Scope, Stmt, Store, Warp, block, nest
 from tilewright.space.sketches.cuda.fetch import Fetched
 from tilewright.te.index import simplify

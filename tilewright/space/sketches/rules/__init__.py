@@ -14,10 +14,12 @@ from tilewright.space.sketches.rules.row_reduction import RowReduction
 from tilewright.space.sketches.rules.skip import Skip
 from tilewright.space.sketches.rules.softmax import MatmulSoftmax
 from tilewright.space.sketches.rules.stage import Stage
+from tilewright.space.sketches.rules.tensorise import Tensorise
 from tilewright.space.sketches.rules.tiling import MultiLevelTiling
 from tilewright.space.sketches.sketch import Rule
 
 RULES: list[Rule] = [
+    Tensorise(),
     Elementwise(),
     Inline(),
     MicroKernel(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright import te
+from tilewright.hw.intrinsics import Intrinsic
 from tilewright.loops.schedule import Schedule
 from tilewright.loops.schedule.nest import Leaf
 from tilewright.space.sketches import acts
@@ -36,40 +37,50 @@ class Elementwise:
     alone = True
 
     def apply(self, sketch: Sketch) -> Sequence[Sketch]:
-        if sketch.stage != sketch.output:
-            return ()
-        producers = [name for name in sketch.start.stages if name != sketch.output]
-        if any(is_reduction(sketch.start, name) for name in sketch.start.stages):
-            return ()
-        flat = sketch.start
-        for name in reversed(producers):  # those that nothing reads any more too
-            flat = flat.inline(name)
-        left = tuple(name for name in sketch.left if is_input(sketch.start, name))
-        inlined = Sketch(sketch.work, flat, (sketch.stage, *left))
-        output = stage_of(flat, sketch.output)
-        loops = loops_of(output)
-        if not loops:
-            return [inlined.visited(name=self.name)]
-        vector = loops[-1]
-        lanes = lanes_for(sketch.work.machine, output.leaf, vector.extent)
-        widths = tuple(n for n in _VECTORS if n * lanes <= vector.extent)
-        across = next((axis for axis in reversed(loops[:-1]) if _is_read_along(output.leaf, axis)), None)
-        heights = tuple(n for n in _ROWS if across is not None and n <= across.extent) or (1,)
-        outer = [axis.name for axis in loops if axis not in (vector, across)]
-        parallel = [*outer, *([f"{across.name}.o"] if across is not None else []), f"{vector.name}.o"]
+        return in_tiles_of_vectors(sketch, self.name)
 
-        def act(schedule: Schedule, values: Values) -> Schedule:
-            schedule = schedule.split(vector.name, int(values["vectors"]) * lanes, "shift")
-            inner = [f"{vector.name}.i"]
-            if across is not None:
-                schedule = schedule.split(across.name, int(values["rows"]), "shift")
-                inner.insert(0, f"{across.name}.i")
-            return acts.in_vectors(schedule.reorder(*parallel, *inner), inner[-1], lanes)
 
-        arranged = Move(act, (Knob("vectors", widths), Knob("rows", heights)))
-        fused = Knob("fused", tuple(range(1, len(parallel) + 1)), default=len(parallel))
-        joined = Move(lambda s, v: acts.in_parallel(s, parallel[: int(v["fused"])]), (fused,), last=True)
-        return [inlined.visited(arranged, joined, name=self.name)]
+def in_tiles_of_vectors(sketch: Sketch, name: str, intrinsic: Intrinsic | None = None) -> Sequence[Sketch]:
+    """The output in tiles of vectors, each of them computed by `intrinsic` where there is one, of one axis."""
+    if sketch.stage != sketch.output:
+        return ()
+    producers = [each for each in sketch.start.stages if each != sketch.output]
+    if any(is_reduction(sketch.start, each) for each in sketch.start.stages):
+        return ()
+    flat = sketch.start
+    for producer in reversed(producers):  # those that nothing reads any more too
+        flat = flat.inline(producer)
+    left = tuple(each for each in sketch.left if is_input(sketch.start, each))
+    inlined = Sketch(sketch.work, flat, (sketch.stage, *left))
+    output = stage_of(flat, sketch.output)
+    loops = loops_of(output)
+    if not loops:
+        return [inlined.visited(name=name)] if intrinsic is None else []
+    vector = loops[-1]
+    lanes = lanes_for(sketch.work.machine, output.leaf, vector.extent)
+    if intrinsic is not None:
+        lanes = intrinsic.stage.axes[0].extent
+        if lanes > vector.extent:
+            return ()
+    widths = tuple(n for n in _VECTORS if n * lanes <= vector.extent)
+    across = next((axis for axis in reversed(loops[:-1]) if _is_read_along(output.leaf, axis)), None)
+    heights = tuple(n for n in _ROWS if across is not None and n <= across.extent) or (1,)
+    outer = [axis.name for axis in loops if axis not in (vector, across)]
+    parallel = [*outer, *([f"{across.name}.o"] if across is not None else []), f"{vector.name}.o"]
+
+    def act(schedule: Schedule, values: Values) -> Schedule:
+        schedule = schedule.split(vector.name, int(values["vectors"]) * lanes, "shift")
+        inner = [f"{vector.name}.i"]
+        if across is not None:
+            schedule = schedule.split(across.name, int(values["rows"]), "shift")
+            inner.insert(0, f"{across.name}.i")
+        schedule = acts.in_vectors(schedule.reorder(*parallel, *inner), inner[-1], lanes)
+        return schedule if intrinsic is None else schedule.tensorise(f"{inner[-1]}.i", intrinsic)
+
+    arranged = Move(act, (Knob("vectors", widths), Knob("rows", heights)))
+    fused = Knob("fused", tuple(range(1, len(parallel) + 1)), default=len(parallel))
+    joined = Move(lambda s, v: acts.in_parallel(s, parallel[: int(v["fused"])]), (fused,), last=True)
+    return [inlined.visited(arranged, joined, name=name)]
 
 
 def _is_read_along(leaf: Leaf, axis: te.Var) -> bool:

@@ -45,7 +45,8 @@ class PackConstant:
             if not values.get(knob):
                 return schedule
             loop, spread = tiled.prefetches(values)
-            return schedule.prefetch(loop, packing.name, level=int(values[knob]), spread=spread)
+            line = sketch.work.machine.line_bytes
+            return schedule.prefetch(loop, packing.name, level=int(values[knob]), spread=spread, line=line)
 
         levels = (Knob(knob, (0, 1, 2)),) if packing.is_one_piece else ()
         move = Move(act, levels, lambda values: not values.get(knob) or tiled.prefetch_pays(values))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tilewright import te
 from tilewright.dtypes import DType
+from tilewright.space.sketches.acts import NativeTile
 from tilewright.space.sketches.analysis import (
     consumer_of,
     depends_on_data,
@@ -56,8 +57,9 @@ def suits_micro_kernel(sketch: Sketch) -> bool:
     return sorted(moves) == [(False, True), (True, False)]
 
 
-def tiled(sketch: Sketch, name: str, *, micro: bool) -> Sequence[Sketch]:
-    """The next stage in tiles, where it is a reduction that shares data and that one stage reads."""
+def tiled(sketch: Sketch, name: str, *, micro: bool, native: NativeTile | None = None) -> Sequence[Sketch]:
+    """The next stage in tiles, where it is a reduction that shares data and that one stage reads. With an intrinsic,
+    only where that stage is the output, and the innermost axis of the reduction is cut by nothing else."""
     if not is_reduction(sketch.start, sketch.stage):
         return ()
     stage = stage_of(sketch.start, sketch.stage)
@@ -69,10 +71,12 @@ def tiled(sketch: Sketch, name: str, *, micro: bool) -> Sequence[Sketch]:
         or not loops_of(consumer.stage)
     ):
         return ()
-    product = Product(sketch.work, consumer, stage, micro)
+    product = Product(sketch.work, consumer, stage, micro, native)
     if not any(product.is_walked(load) for load in loads_in(stage.leaf)):
         return ()
-    if consumer.name in sketch.bare and sketch.frame is not None:
+    if native is not None and not _fits(product, native):
+        return ()
+    if consumer.name in sketch.bare and sketch.frame is not None and native is None:
         rename = {knob: sketch.unused(knob) for knob in ("rows", "vectors", "unroll")}
         inner = TiledStage(product, sketch.frame.block_loop, rename, sketch.boxes[consumer.name])
         return [
@@ -93,10 +97,21 @@ def tiled(sketch: Sketch, name: str, *, micro: bool) -> Sequence[Sketch]:
     frame = TiledOutput(product)
     return [
         sketch.visited(
-            *frame.moves(pieces=stage.leaf.kind == "sum", chunks=inputs_only),
+            *frame.moves(pieces=stage.leaf.kind == "sum" and native is None, chunks=inputs_only),
             name=name,
             frame=frame,
             product=frame,
             boxes={sketch.stage: lambda values: product.box_of(frame.at_block(values))},
         )
     ]
+
+
+def _fits(product: Product, native: NativeTile) -> bool:
+    """Whether whole applications of an intrinsic make up a register tile."""
+    rows = 1 if product.row is None else product.row.extent
+    return (
+        native.rows <= rows
+        and native.lanes <= product.axes.vector.extent
+        and product.last_tap.extent % native.taps == 0
+        and product.tile_is_legal(native.rows, 1, 1)
+    )

@@ -14,6 +14,7 @@ from tilewright.loops.ir import Across, Buffer, If, Kind, Program, Scope, Stmt, 
 from tilewright.loops.tiling import Tiles, power_of_two_below, with_values
 from tilewright.space.space import Config
 from tilewright.space.templates.attention import LOG2_E, Operands
+from tilewright.support.arith import ceil_div, round_up
 
 UNROLL = 4
 WIDE = 4  # vectors side by side in a register tile
@@ -34,42 +35,41 @@ class Shape:
     keys: int  # in a block
     staged: bool  # whether v is copied to where it lies densely and aligned
     together: int = 1  # blocks of queries that share what is staged
-    paired: bool = False  # whether two products are taken as one and two additions
 
 
 class AttentionNest:
-    """The loop nest of one config."""
+    """The loop nest of one config. A nest with other products overrides what has no leading underscore."""
 
     def __init__(self, operands: Operands, machine: CpuMachine, shape: Shape) -> None:
         self.operands, self.shape = operands, shape
         self.lanes, self.registers = machine.lanes(DType.F32), machine.vector_registers
         self.piece = self._bytes_of_a_piece(machine)
         self.rows = shape.vectors * self.lanes
-        self.block = te.Var("block", -(-operands.queries // self.rows))
-        self.chunk = te.Var("chunk", -(-self.block.extent // shape.together))
+        self.block = te.Var("block", ceil_div(operands.queries, self.rows))
+        self.chunk = te.Var("chunk", ceil_div(self.block.extent, shape.together))
         self.first_row: te.Expr = self.block * self.rows
         self.lane = te.Var("v", self.lanes)
 
         width, values = operands.width, operands.values
         self.value_lanes = min(self.lanes, power_of_two_below(values))
-        self.padded = _padded(values, self.value_lanes)
-        self.padded_width = _padded(width, min(self.lanes, power_of_two_below(width)))
+        self.padded = round_up(values, self.value_lanes)
+        self.padded_width = round_up(width, min(self.lanes, power_of_two_below(width)))
         self.one_block = shape.keys >= operands.keys
         self.direct = self.one_block and self.padded == values  # from registers to the output
         self.staged = shape.staged or self.padded > values
         self.ahead = shape.together > 1  # all that is staged, before the first block of queries
         held = operands.keys if self.ahead else shape.keys
-        self.qt = self._scratch("qt", width * self.rows)
-        self.p = self._scratch("p", shape.keys * self.rows)
+        self.qt = self.scratch("qt", width * self.rows)
+        self.p = self.scratch("p", shape.keys * self.rows)
         self.top, self.before, self.total, self.fade = (
-            self._scratch(name, self.rows) for name in ("top", "before", "total", "fade")
+            self.scratch(name, self.rows) for name in ("top", "before", "total", "fade")
         )
-        self.acc = self._scratch("kept", self.rows * self.padded)
-        self.staged_values = self._scratch("vs", held * self.padded)
-        self.staged_keys = self._scratch("ks", held * self.padded_width)
+        self.acc = self.scratch("kept", self.rows * self.padded)
+        self.staged_values = self.scratch("vs", held * self.padded)
+        self.staged_keys = self.scratch("ks", held * self.padded_width)
 
     @staticmethod
-    def _scratch(name: str, size: int) -> Buffer:
+    def scratch(name: str, size: int) -> Buffer:
         # A few lines more than needed: buffers whose sizes are powers of two would begin at equal places in their
         # pages, where loads of one wait for stores of another.
         return Buffer(name, DType.F32, size + 80, Scope.SCRATCH)
@@ -79,7 +79,7 @@ class AttentionNest:
         full, rest = divmod(operands.queries, self.rows)
         parts = [self._queries(self.rows, self.shape.vectors)] if full else []
         if rest:
-            parts.append(self._queries(rest, -(-rest // self.lanes)))
+            parts.append(self._queries(rest, ceil_div(rest, self.lanes)))
         body = parts[0]
         if len(parts) == 2:
             body = If(te.call("lt", self.block, te.as_index(full)), parts[0], parts[1])
@@ -97,12 +97,12 @@ class AttentionNest:
     def _chunk(self, body: Stmt) -> Stmt:
         """`body`, which is one block of queries, for all of a chunk."""
         blocks, chunks = self.block.extent, self.chunk.extent
-        inside = te.Var("inside", -(-blocks // chunks))
+        inside = te.Var("inside", ceil_div(blocks, chunks))
         number = self.chunk * inside.extent + inside
         body = with_values(body, {self.block: number})
         if inside.extent * chunks > blocks:
             body = If(te.call("lt", number, te.as_index(blocks)), body)
-        staged = self._staged(te.as_index(0), self.operands.keys) if self.ahead else ()
+        staged = self.staging(te.as_index(0), self.operands.keys) if self.ahead else ()
         return block(*staged, nest([(inside, Kind.SERIAL)], body))
 
     # -- a block of queries ---------------------------------------------------------------------------------------
@@ -110,42 +110,42 @@ class AttentionNest:
     def _queries(self, rows: int, vectors: int) -> Stmt:
         """All of one block, of which `rows` exist; they take `vectors` vectors."""
         shape, keys = self.shape, self.operands.keys
-        stmts: list[Stmt] = [self._transpose_queries(rows, vectors)]
-        stmts.append(self._each(vectors, self.total, te.const(0, DType.F32)))
+        stmts: list[Stmt] = [self.transpose_queries(rows, vectors)]
+        stmts.append(self.each(vectors, self.total, te.const(0, DType.F32)))
         if not self.one_block:
             stmts.append(self._nothing_seen(vectors))
             stmts.append(self._clear(rows))
         whole, rest = divmod(keys, shape.keys)
         number = te.Var("kb", whole)
         if whole:
-            body = self._keys(rows, vectors, number * shape.keys, shape.keys)
+            body = self.attend(rows, vectors, number * shape.keys, shape.keys)
             stmts.append(nest([(number, Kind.SERIAL)], body))
         if rest:
-            stmts.append(self._keys(rows, vectors, te.as_index(whole * shape.keys), rest))
+            stmts.append(self.attend(rows, vectors, te.as_index(whole * shape.keys), rest))
         if not self.one_block:
             stmts.append(self._reciprocals(vectors))
         if not self.direct:
             stmts.append(self._finish(rows))
         return block(*stmts)
 
-    def _at(self, buffer: Buffer, index: te.Expr | int) -> te.Expr:
+    def at(self, buffer: Buffer, index: te.Expr | int) -> te.Expr:
         return te.Load(buffer, (te.as_index(index),))
 
-    def _score(self, vector: te.Expr, key: te.Expr) -> te.Expr:
+    def score(self, vector: te.Expr, key: te.Expr) -> te.Expr:
         """Where the scores of a key and a vector of rows are: each vector's lie together, for the second product."""
         return (vector * self.shape.keys + key) * self.lanes
 
-    def _each(self, vectors: int, buffer: Buffer, value: te.Expr) -> Stmt:
+    def each(self, vectors: int, buffer: Buffer, value: te.Expr) -> Stmt:
         """`buffer` = `value`, a formula of the row `u * lanes + v`, for every row of the block."""
         u = te.Var("u", vectors)
         return nest(
             [(u, Kind.UNROLL), (self.lane, Kind.VECTOR)], Store(buffer, u * self.lanes + self.lane, value)
         )
 
-    def _transpose_queries(self, rows: int, vectors: int) -> Stmt:
+    def transpose_queries(self, rows: int, vectors: int) -> Stmt:
         operands, lanes = self.operands, self.lanes
         scale = te.const(operands.scale * LOG2_E, DType.F32)
-        u = te.Var("u", -(-rows // lanes))
+        u = te.Var("u", ceil_div(rows, lanes))
 
         def query(row: te.Expr, column: te.Expr) -> te.Expr:
             place = self.first_row + row
@@ -168,7 +168,7 @@ class AttentionNest:
         turned = block(
             nest(in_tile, filled),
             Transpose(tile, lanes, lanes, lanes),
-            nest(in_tile, Store(self.qt, at, self._at(tile, element) * scale)),
+            nest(in_tile, Store(self.qt, at, self.at(tile, element) * scale)),
         )
         return nest([(u, Kind.SERIAL), (tiles.var, Kind.SERIAL)], turned)
 
@@ -187,25 +187,25 @@ class AttentionNest:
         tiles = Tiles(te.Var("e", self.operands.values), self.value_lanes)
         row, u, lane = te.Var("r", rows), te.Var("u", tiles.count), te.Var("v", self.value_lanes)
         column = tiles.start_of(u) + lane
-        value = self._at(self.acc, row * self.padded + column) * self._at(self.fade, row)
+        value = self.at(self.acc, row * self.padded + column) * self.at(self.fade, row)
         loops = [(row, Kind.SERIAL), (u, Kind.UNROLL), (lane, Kind.VECTOR)]
-        return nest(loops, self._result(row, column, value))
+        return nest(loops, self.result(row, column, value))
 
     def _reciprocals(self, vectors: int) -> Stmt:
         """fade = 1 / total, or 0 for a query that sees nothing."""
         u = te.Var("u", vectors)
-        total = self._at(self.total, u * self.lanes + self.lane)
+        total = self.at(self.total, u * self.lanes + self.lane)
         none = te.call("eq", total, te.const(0, DType.F32))
-        return self._each(vectors, self.fade, te.select(none, 0.0, te.const(1, DType.F32) / total))
+        return self.each(vectors, self.fade, te.select(none, 0.0, te.const(1, DType.F32) / total))
 
-    def _result(self, row: te.Expr, column: te.Expr, value: te.Expr) -> Store:
+    def result(self, row: te.Expr, column: te.Expr, value: te.Expr) -> Store:
         output = self.operands.output
         return Store(output, self.operands.place(self.first_row + row, column), te.cast(value, output.dtype))
 
     # -- a block of keys ------------------------------------------------------------------------------------------
 
-    def _keys(self, rows: int, vectors: int, first: te.Expr, count: int) -> Stmt:
-        stmts = [] if self.ahead else self._staged(first, count)
+    def attend(self, rows: int, vectors: int, first: te.Expr, count: int) -> Stmt:
+        stmts = [] if self.ahead else self.staging(first, count)
         groups = even_parts(vectors, WIDE)
 
         def scores(finish: Finish) -> Iterator[Stmt]:
@@ -213,21 +213,21 @@ class AttentionNest:
                 yield self._scores(start, size, rows, first, count, self.key_tile(size), finish)
 
         if self.one_block:
-            again = self._weights_again(rows, vectors, first, count)
-            stmts += [*scores(self._weights), self._unless_in_range(vectors, again)]
+            again = self.weights_again(rows, vectors, first, count)
+            stmts += [*scores(self.weights), self.unless_in_range(vectors, again)]
             stmts.append(self._reciprocals(vectors))
         else:
             u = te.Var("u", vectors)
-            stmts.append(self._each(vectors, self.before, self._at(self.top, u * self.lanes + self.lane)))
+            stmts.append(self.each(vectors, self.before, self.at(self.top, u * self.lanes + self.lane)))
             stmts += [*scores(self._maxima), *(self._exponentials(*group, count) for group in groups)]
-        stmts.append(self._weighted(rows, first, count))
+        stmts.append(self.weighted(rows, first, count))
         whole = block(*stmts)
         if not self.operands.causal or self.one_block:
             return whole
         last_row = self.first_row + (rows - 1)
         return If(te.call("le", first, last_row), whole)
 
-    def _weights_again(self, rows: int, vectors: int, first: te.Expr, count: int) -> Stmt:
+    def weights_again(self, rows: int, vectors: int, first: te.Expr, count: int) -> Stmt:
         """p = the weights of all keys relative to the largest of each query, by little code: it is rare."""
         groups = even_parts(vectors, WIDE)
         scores = (
@@ -238,16 +238,16 @@ class AttentionNest:
         return block(self._nothing_seen(vectors), *scores, *exponentials)
 
     def _nothing_seen(self, vectors: int) -> Stmt:
-        return self._each(vectors, self.top, te.const(_LOWEST, DType.F32))
+        return self.each(vectors, self.top, te.const(_LOWEST, DType.F32))
 
-    def _unless_in_range(self, vectors: int, stmt: Stmt) -> Stmt:
+    def unless_in_range(self, vectors: int, stmt: Stmt) -> Stmt:
         """`stmt` where the weights of a query come to so much or so little that they have to be relative to the
         largest."""
         u = te.Var("u", vectors)
-        total = self._at(self.total, u * self.lanes + self.lane)
+        total = self.at(self.total, u * self.lanes + self.lane)
         farthest = Buffer("farthest", DType.F32, self.lanes, Scope.REGISTER)
         distance = te.call("max", total, te.const(1, DType.F32) / total)
-        farther = te.call("max", self._at(farthest, self.lane), distance)
+        farther = te.call("max", self.at(farthest, self.lane), distance)
         near = te.call("le", Across("max", farthest, 0, self.lanes), te.const(_FAR, DType.F32))
         return block(
             nest([(self.lane, Kind.VECTOR)], Store(farthest, self.lane, te.const(1, DType.F32))),
@@ -255,7 +255,7 @@ class AttentionNest:
             If(te.call("not", near), stmt),
         )
 
-    def _staged(self, first: te.Expr, count: int) -> list[Stmt]:
+    def staging(self, first: te.Expr, count: int) -> list[Stmt]:
         """Some keys and values, as far as they are staged."""
         operands = self.operands
         stmts: list[Stmt] = []
@@ -268,7 +268,7 @@ class AttentionNest:
     def _stage(self, buffer: Buffer, source: Element, width: int, first: te.Expr, count: int) -> Stmt:
         """A block of keys or values, dense and in f32; rows are filled up with zeros to whole vectors."""
         lanes = min(self.lanes, power_of_two_below(width))
-        padded = _padded(width, lanes)
+        padded = round_up(width, lanes)
         row, lane, u = te.Var("r", count), te.Var("v", lanes), te.Var("u", padded // lanes)
         column = u * lanes + lane
         value = source(first + row, column)
@@ -286,24 +286,24 @@ class AttentionNest:
         whole, rest = divmod(count, size)
         number = te.Var("key_t", whole)
         tile = ScoreTile(start, vectors, number * size, size)
-        stmts = [nest([(number, Kind.SERIAL)], self._score_tile(tile, rows, first, finish))]
+        stmts = [nest([(number, Kind.SERIAL)], self.score_tile(tile, rows, first, finish))]
         if rest:
             tile = ScoreTile(start, vectors, te.as_index(whole * size), rest)
-            stmts.append(self._score_tile(tile, rows, first, finish))
+            stmts.append(self.score_tile(tile, rows, first, finish))
         return block(*stmts)
 
-    def _score_tile(self, tile: ScoreTile, rows: int, first: te.Expr, finish: Finish) -> Stmt:
+    def score_tile(self, tile: ScoreTile, rows: int, first: te.Expr, finish: Finish) -> Stmt:
         operands = self.operands
         in_tile = [*tile.loops, (self.lane, Kind.VECTOR)]
         register = Buffer("scores", DType.F32, tile.size * self.lanes, Scope.REGISTER)
         element = tile.vector * self.lanes + self.lane
         kept = te.Load(register, (element,))
-        row = self._row_of(tile)
+        row = self.row_of(tile)
         query = self.first_row + row
         if rows < self.rows and operands.mask_is_by_row:
             query = te.call("min", query, te.as_index(operands.queries - 1))
         seen = operands.mask(kept, query, first + tile.in_block)
-        stmts = self._products(tile, register, first)
+        stmts = self.products(tile, register, first)
         if operands.masked:
             stmts.append(nest(in_tile, Store(register, element, seen)))
         if operands.causal:
@@ -314,37 +314,37 @@ class AttentionNest:
             stmts.append(If(some_hidden, hidden))
         return block(*stmts, finish(tile, register))
 
-    def _row_of(self, tile: ScoreTile) -> te.Expr:
+    def row_of(self, tile: ScoreTile) -> te.Expr:
         return (tile.u + tile.start) * self.lanes + self.lane
 
-    def _products(self, tile: ScoreTile, register: Buffer, first: te.Expr) -> list[Stmt]:
+    def products(self, tile: ScoreTile, register: Buffer, first: te.Expr) -> list[Stmt]:
         """The products of a tile's keys and queries, before any mask."""
         d = te.Var("d", self.operands.width)
         in_tile = [*tile.loops, (self.lane, Kind.VECTOR)]
         element = tile.vector * self.lanes + self.lane
-        query = self._at(self.qt, d * self.rows + self._row_of(tile))
-        update = te.call("fma", self._key(tile, first, d), query, te.Load(register, (element,)))
+        query = self.at(self.qt, d * self.rows + self.row_of(tile))
+        update = te.call("fma", self.key_at(tile, first, d), query, te.Load(register, (element,)))
         zero = nest(in_tile, Store(register, element, te.const(0, DType.F32)))
         return [zero, _unrolled(d, nest(in_tile, Store(register, element, update)))]
 
-    def _key(self, tile: ScoreTile, first: te.Expr, column: te.Expr) -> te.Expr:
+    def key_at(self, tile: ScoreTile, first: te.Expr, column: te.Expr) -> te.Expr:
         if self.operands.half:
             place = first + tile.in_block if self.ahead else tile.in_block
-            return self._at(self.staged_keys, place * self.padded_width + column)
+            return self.at(self.staged_keys, place * self.padded_width + column)
         return self.operands.key(first + tile.in_block, column)
 
     def _maxima(self, tile: ScoreTile, register: Buffer) -> Stmt:
         """p = the scores of a tile; top = the largest ones so far."""
-        score = self._at(register, tile.vector * self.lanes + self.lane)
-        kept = Store(self.p, self._score(tile.u + tile.start, tile.in_block) + self.lane, score)
+        score = self.at(register, tile.vector * self.lanes + self.lane)
+        kept = Store(self.p, self.score(tile.u + tile.start, tile.in_block) + self.lane, score)
         return self._folded(tile, self.top, lambda so_far: _larger(score, so_far), kept)
 
-    def _weights(self, tile: ScoreTile, register: Buffer) -> Stmt:
+    def weights(self, tile: ScoreTile, register: Buffer) -> Stmt:
         """p = the weights of a tile, relative to nothing; their sums."""
         element = tile.vector * self.lanes + self.lane
-        weight = self._at(register, element)
+        weight = self.at(register, element)
         weighed = Store(register, element, te.call("exp2_rough", weight))
-        kept = Store(self.p, self._score(tile.u + tile.start, tile.in_block) + self.lane, weight)
+        kept = Store(self.p, self.score(tile.u + tile.start, tile.in_block) + self.lane, weight)
         return self._folded(tile, self.total, lambda so_far: so_far + weight, weighed, kept)
 
     def _folded(
@@ -354,13 +354,13 @@ class AttentionNest:
         in_row = [(tile.u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
         held = Buffer("folded", DType.F32, tile.vectors * self.lanes, Scope.REGISTER)
         place = tile.u * self.lanes + self.lane
-        row = self._row_of(tile)
-        of_score = [*before, Store(held, place, update(self._at(held, place)))]
+        row = self.row_of(tile)
+        of_score = [*before, Store(held, place, update(self.at(held, place)))]
         each = block(*(nest([(self.lane, Kind.VECTOR)], store) for store in of_score))
         return block(
-            nest(in_row, Store(held, place, self._at(buffer, row))),
+            nest(in_row, Store(held, place, self.at(buffer, row))),
             nest(tile.loops, each),
-            nest(in_row, Store(buffer, row, self._at(held, place))),
+            nest(in_row, Store(buffer, row, self.at(held, place))),
         )
 
     def _exponentials(self, start: int, vectors: int, count: int) -> Stmt:
@@ -371,31 +371,31 @@ class AttentionNest:
         tops, sums = (Buffer(name, DType.F32, size, Scope.REGISTER) for name in ("tops", "sums"))
         element = u * self.lanes + self.lane
         row = (u + start) * self.lanes + self.lane
-        top, sum_ = self._at(tops, element), self._at(sums, element)
-        place = self._score(u + start, key) + self.lane
-        weight = te.call("exp2_weight", self._at(self.p, place) - top)
+        top, sum_ = self.at(tops, element), self.at(sums, element)
+        place = self.score(u + start, key) + self.lane
+        weight = te.call("exp2_weight", self.at(self.p, place) - top)
         fresh = Buffer("weight", DType.F32, size, Scope.REGISTER)
         weighted = block(
             nest(in_row, Store(fresh, element, weight)),
-            nest(in_row, Store(self.p, place, self._at(fresh, element))),
-            nest(in_row, Store(sums, element, sum_ + self._at(fresh, element))),
+            nest(in_row, Store(self.p, place, self.at(fresh, element))),
+            nest(in_row, Store(sums, element, sum_ + self.at(fresh, element))),
         )
-        begin: list[Stmt] = [nest(in_row, Store(tops, element, self._at(self.top, row)))]
+        begin: list[Stmt] = [nest(in_row, Store(tops, element, self.at(self.top, row)))]
         if self.one_block:
             begin.append(nest(in_row, Store(sums, element, te.const(0, DType.F32))))
         else:
-            fade = te.call("exp2_weight", self._at(self.before, row) - top)
+            fade = te.call("exp2_weight", self.at(self.before, row) - top)
             begin.append(nest(in_row, Store(self.fade, row, fade)))
             begin.append(
-                nest(in_row, Store(sums, element, self._at(self.total, row) * self._at(self.fade, row)))
+                nest(in_row, Store(sums, element, self.at(self.total, row) * self.at(self.fade, row)))
             )
         end = nest(in_row, Store(self.total, row, sum_))
         return block(*begin, nest([(key, Kind.SERIAL)], weighted), end)
 
-    def _weighted(self, rows: int, first: te.Expr, count: int) -> Stmt:
+    def weighted(self, rows: int, first: te.Expr, count: int) -> Stmt:
         """acc[row, e] = acc[row, e] * fade[row] + sum over keys of p[key, row] * v[key, e], a piece of the keys at a
         time: its values stay in the first cache while all rows pass."""
-        size = -(-count // self.pieces(count))
+        size = ceil_div(count, self.pieces(count))
         whole, rest = divmod(count, size)
         number = te.Var("piece", whole)
         ends = te.call("eq", number, te.as_index(whole - 1)) if not rest else False
@@ -427,7 +427,7 @@ class AttentionNest:
     def pieces(self, count: int) -> int:
         """Into how many so many keys are cut for the second product."""
         columns = min(self.padded, WIDE * self.value_lanes)
-        return max(1, -(-count * columns * 4 // self.piece))
+        return max(1, ceil_div(count * columns * 4, self.piece))
 
     def _bytes_of_a_piece(self, machine: CpuMachine) -> int:
         """Of values: all tiles of rows read it in turn."""
@@ -463,18 +463,18 @@ class AttentionNest:
         in_block = piece.start + key
         if self.staged:
             place = piece.first + in_block if self.ahead else in_block
-            value = self._at(self.staged_values, place * self.padded + column)
+            value = self.at(self.staged_values, place * self.padded + column)
         else:
             value = self.operands.value(piece.first + in_block, column)
-        weight = self._at(self.p, self._score(group, in_block) + part + r)
+        weight = self.at(self.p, self.score(group, in_block) + part + r)
         update = te.call("fma", weight, value, kept)
         step = nest(in_tile, Store(register, element, update))
-        fade, held = self._at(self.fade, row), row * self.padded + column
-        before = self._at(self.acc, held)
+        fade, held = self.at(self.fade, row), row * self.padded + column
+        before = self.at(self.acc, held)
         new = te.const(0, DType.F32) if self.one_block else before * fade
         begin, resume = (nest(in_tile, Store(register, element, value)) for value in (new, before))
         suspend = nest(in_tile, Store(self.acc, held, kept))
-        end = nest(in_tile, self._result(row, column, kept * fade)) if self.direct else suspend
+        end = nest(in_tile, self.result(row, column, kept * fade)) if self.direct else suspend
         return block(
             _either(piece.begins, begin, resume), _unrolled(key, step), _either(piece.ends, end, suspend)
         )
@@ -489,7 +489,6 @@ class ScoreTile:
     vectors: int
     begin: te.Expr
     count: int
-    paired: bool = False  # whether its products are
 
     @property
     def key(self) -> te.Var:
@@ -538,13 +537,9 @@ def _either(which: te.Expr | bool, then: Stmt, other: Stmt) -> Stmt:
     return If(which, then, other)
 
 
-def _padded(extent: int, lanes: int) -> int:
-    return -(-extent // lanes) * lanes
-
-
 def even_parts(total: int, most: int) -> list[tuple[int, int]]:
     """(first, how many) of parts of at most `most`, as even as possible."""
-    count = -(-total // most)
+    count = ceil_div(total, most)
     starts = [number * total // max(count, 1) for number in range(count + 1)]
     return [(start, end - start) for start, end in itertools.pairwise(starts)]
 

@@ -49,10 +49,10 @@ from tilewright.space.templates.cpu.product import (
     coordinates,
     product_of,
 )
+from tilewright.support.arith import ceil_div, evenly_spread, round_up
 from tilewright.te.index import coefficient
 
 NAME = "contraction"
-_LINE = 64
 _STAGED_BYTES = 512 << 10
 _PARTIAL_BYTES = 256 << 10
 _PANEL_BYTES = 256 << 10
@@ -67,7 +67,6 @@ _FAR_LINE, _FAR_LINE_ASKED = (
 # they displace where it is twice as much. (What windows pass is read more often, and stays longer.)
 _ROOMY, _DISPLACED = 0.4, 0.45
 ASKED_SHOWN = 0.25  # of what panels from the third cache cost, where they are asked for a piece ahead
-PAGE = 4096
 COPIED_BYTES = 16.0  # a cycle, while data is staged: nothing is computed that would hide where it comes from
 _NEXT_RUN = 4.0  # cycles from one block of channels to the next, which the hardware does not foresee
 FAR_RUN = 20.0  # cycles for the beginning of a run of the data that comes from there
@@ -176,7 +175,7 @@ class AppliedContraction:
     def space(self) -> Space:
         rows = self.product.rows
         tile_axis = rows[-1].extent if rows else 1
-        outer = rows[0].extent if len(rows) > 1 else -(-tile_axis // 4)
+        outer = rows[0].extent if len(rows) > 1 else ceil_div(tile_axis, 4)
         blocks = [n for n in _BLOCKS if n < outer]
         stage = (True,) if self.must_stage else (False, True) if self.dims is not None else (False,)
         copy = () if self.product.constant_weight else (Knob("copy", (False, True)),)
@@ -207,7 +206,7 @@ class AppliedContraction:
     def _most_vectors(self) -> int:
         """Of one panel: as many as there are whole ones; one more, which overlaps the one before it."""
         extent = self.columns.extent
-        return -(-extent // self.lanes) if self.narrows else extent // self.lanes
+        return ceil_div(extent, self.lanes) if self.narrows else extent // self.lanes
 
     def _prefetch_levels(self) -> tuple[int, ...]:
         """Where the next piece of a panel is brought; the next panel, which is farther away, where none is packed."""
@@ -221,9 +220,9 @@ class AppliedContraction:
         extent = product.taps[product.cut].extent
         exact = [n for n in range(1, extent + 1) if extent % n == 0 and self._can_be_piece(n)]
         if len(exact) >= _FEW_CUTS or len(product.taps) > 1:
-            return _spread(exact, 5)
-        pieces = (-(-extent // -(-extent // size)) for size in _PIECES)
-        whole_steps = (-(-size // 8) * 8 for size in pieces)
+            return evenly_spread(exact, 5)
+        pieces = (ceil_div(extent, ceil_div(extent, size)) for size in _PIECES)
+        whole_steps = (round_up(size, 8) for size in pieces)
         return sorted({*exact, *(size for size in whole_steps if self._can_be_piece(size))})
 
     def _can_be_piece(self, tap_block: int) -> bool:
@@ -245,7 +244,7 @@ class AppliedContraction:
         return _SPREAD_EARLY if vectors == 2 and unroll == self.product.short_run else math.inf
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
-        shape = self._shape(values)
+        shape = self.shape_of(values)
         if self._registers(shape) * self.registers_each > self.machine.vector_registers:
             return False
         if not self.can_be_written_out(shape.rows, shape.vectors, shape.unroll):
@@ -263,33 +262,33 @@ class AppliedContraction:
             return False
         if shape.copied and self._panel_bytes(shape) > _PANEL_BYTES:
             return False
-        return not shape.tap_block or self._partial_size(shape) * 4 <= _PARTIAL_BYTES
+        return not shape.tap_block or self.partial_size(shape) * 4 <= _PARTIAL_BYTES
 
     def _registers(self, shape: Shape) -> int:
         """Vectors that are alive in the innermost loop; in parts of a block of channels LLVM wants two more."""
         beside = 3 if shape.unroll < self.product.short_run else 1
         return shape.rows * shape.vectors + shape.vectors + beside
 
-    def _shape(self, values: Mapping[str, Value]) -> Shape:
+    def shape_of(self, values: Mapping[str, Value]) -> Shape:
         rows, vectors = int(values["rows"]), int(values["vectors"])
         columns = self.columns
         if vectors * self.lanes > columns.extent:
             columns = te.Var("columns", vectors * self.lanes)
         panels = Tiles(columns, vectors * self.lanes)
-        per_chunk = -(-panels.count // int(values["chunks"]))
+        per_chunk = ceil_div(panels.count, int(values["chunks"]))
         outer = self.product.rows[0].extent if self.product.rows else 1
         unit = rows if len(self.product.rows) == 1 else 1
         size = even_block(outer, int(values["block"]) * unit or outer, unit)
-        last_rows, last_vectors = self._last_tile(panels, vectors, size, int(values["unroll"]))
+        last_rows, last_vectors = self.last_tile(panels, vectors, size, int(values["unroll"]))
         return Shape(
             rows=rows,
             vectors=vectors,
             unroll=int(values["unroll"]),
             panels=panels,
             per_chunk=per_chunk,
-            chunks=-(-panels.count // per_chunk),
+            chunks=ceil_div(panels.count, per_chunk),
             block=size,
-            blocks=-(-outer // size),
+            blocks=ceil_div(outer, size),
             tap_block=int(values["tap_block"]),
             prefetch=int(values["prefetch"]),
             staged=bool(values["stage"]),
@@ -298,28 +297,25 @@ class AppliedContraction:
             last_rows=last_rows,
         )
 
-    def _last_tile(self, panels: Tiles, vectors: int, block: int, unroll: int) -> tuple[int, int]:
+    def last_tile(self, panels: Tiles, vectors: int, block: int, unroll: int) -> tuple[int, int]:
         """(rows, vectors) of the last panel's register tiles; (0, 0): as of the others."""
         left = panels.axis.extent - (panels.count - 1) * panels.size
-        narrow = -(-left // self.lanes)
+        narrow = ceil_div(left, self.lanes)
         saved = (vectors - narrow) / (panels.count * vectors)
         if not self.narrows or self.apart or saved < _NARROW_PAYS:
             return 0, 0
         rows = block if len(self.product.rows) < 2 else self.product.rows[-1].extent
         room = self.machine.vector_registers // self.registers_each - 1 - narrow
         most = int(max(1, min(rows, room // narrow, _LAST_ROWS, self._most_rows(narrow, unroll))))
-        return min(range(most, 0, -1), key=lambda n: -(-rows // n) * max(n * narrow, 8)), narrow
+        return min(range(most, 0, -1), key=lambda n: ceil_div(rows, n) * max(n * narrow, 8)), narrow
 
     def _staged_bytes(self, shape: Shape) -> int:
-        total = self.product.data.dtype.bytes
-        for extent in self._staged_extents(shape):
-            total *= extent
-        return total
+        return self.product.data.dtype.bytes * math.prod(self.staged_extents(shape))
 
     def _panel_bytes(self, shape: Shape) -> int:
         return shape.panels.size * self.product.length * self.product.weight.dtype.bytes
 
-    def _staged_extents(self, shape: Shape) -> tuple[int, ...]:
+    def staged_extents(self, shape: Shape) -> tuple[int, ...]:
         assert self.dims is not None
         outer = self.product.rows[0] if self.product.rows else None
         return tuple(
@@ -333,35 +329,37 @@ class AppliedContraction:
         if not rows:
             return 1
         if len(rows) == 1:
-            return -(-shape.block // shape.rows)
-        inner = extent_of(rows[1:-1]) * -(-rows[-1].extent // shape.rows)
+            return ceil_div(shape.block, shape.rows)
+        inner = extent_of(rows[1:-1]) * ceil_div(rows[-1].extent, shape.rows)
         return shape.block * inner
 
-    def _partial_size(self, shape: Shape) -> int:
+    def partial_size(self, shape: Shape) -> int:
         wide = self._tiles_per_block(shape) * shape.rows * shape.vectors * self.lanes
-        return wide if shape.last is None else max(wide, self._partial_size(shape.last))
+        return wide if shape.last is None else max(wide, self.partial_size(shape.last))
 
     def _prefetch_pays(self, shape: Shape) -> bool:
         """Whether the lines of a piece of a panel are about as many as the steps in which one can be asked for."""
         if not self.product.constant_weight:
-            return self._weight_pitch > _LINE and self._tiles_per_block(shape) >= shape.vectors
+            return (
+                self._weight_pitch > self.machine.line_bytes and self._tiles_per_block(shape) >= shape.vectors
+            )
         taps = (shape.tap_block or self.product.taps[self.product.cut].extent) * self.product.whole_taps
         steps = self._tiles_per_block(shape) * max(1, taps // shape.unroll)
-        return shape.panels.size * taps * 4 // _LINE * 2 >= steps
+        return shape.panels.size * taps * 4 // self.machine.line_bytes * 2 >= steps
 
     # -- what it costs --------------------------------------------------------------------------------------------
 
     def terms(self, config: Config) -> Terms:
-        shape = self._shape(dict(config.values))
+        shape = self.shape_of(dict(config.values))
         product, machine = self.product, self.machine
         repeats = extent_of(product.shared)
         passes = repeats * shape.blocks * shape.chunks * shape.per_chunk
         length = product.length
-        pieces = -(-length // (shape.tap_block * product.whole_taps)) if shape.tap_block else 1
+        pieces = ceil_div(length, shape.tap_block * product.whole_taps) if shape.tap_block else 1
         size = product.weight_bytes
         panel = shape.panels.size * length * size
         weight_bytes = panel * shape.panels.count * repeats
-        block_bytes = self._block_bytes(shape)
+        block_bytes = self.block_bytes(shape)
         data_bytes = block_bytes * shape.blocks * repeats
         chunk_panels = shape.per_chunk if shape.chunks > 1 else shape.panels.count
         caches = machine.caches
@@ -397,17 +395,17 @@ class AppliedContraction:
             from_l3 += data_bytes * (comes - 1)
         else:
             from_l3 += data_bytes * comes + 2.0 * written
-        partial = 2.0 * (pieces - 1) * self._partial_size(shape) * passes  # elements
-        if 4 * self._partial_size(shape) > caches.l1 // 2:
+        partial = 2.0 * (pieces - 1) * self.partial_size(shape) * passes  # elements
+        if 4 * self.partial_size(shape) > caches.l1 // 2:
             from_l2 += 4 * partial
         staged = self._staged_bytes(shape) * shape.chunks * shape.blocks * repeats if shape.staged else 0
         asked = self._asked(shape, passes, panel) if shape.prefetch else 0.0
         copied = passes * self.product.length * shape.vectors if shape.copied else 0  # vectors
         # Of the passes. A chunk without one is the last to end.
         narrow = repeats * shape.blocks if shape.last is not None and shape.chunks == 1 else 0
-        tiles = [self._tile_terms(shape, passes - narrow, pieces)]
+        tiles = [self.tile_terms(shape, passes - narrow, pieces)]
         if shape.last is not None:
-            tiles.append(self._tile_terms(shape.last, narrow, pieces))
+            tiles.append(self.tile_terms(shape.last, narrow, pieces))
         if self.tail:
             tiles.append(tail_terms(product, self.tail, self.lanes, machine.vector_registers))
             if caches.keep(block_bytes):
@@ -437,10 +435,10 @@ class AppliedContraction:
     def _asked(self, shape: Shape, passes: int, panel: int) -> float:
         """Prefetches: each line of a panel once, or one at each tap of every register tile."""
         if self.product.constant_weight:
-            return passes * panel / _LINE
+            return passes * panel / self.machine.line_bytes
         return float(passes * self._tiles_per_block(shape) * self.product.length)
 
-    def _tile_terms(self, shape: Shape, passes: float, pieces: float) -> Terms:
+    def tile_terms(self, shape: Shape, passes: float, pieces: float) -> Terms:
         """Of the register tiles alone, of so many panels in a block."""
         tiles = passes * self._tiles_per_block(shape)
         steps, each = tiles * self.product.length, shape.rows * shape.vectors
@@ -449,12 +447,12 @@ class AppliedContraction:
             loads=float(steps * (shape.rows + shape.vectors) + tiles * each),
             stores=float(tiles * each),
             branches=steps / shape.unroll + 3.0 * tiles * pieces,
-            from_l2=steps * self._displaced_rows(shape) * _LINE,
+            from_l2=steps * self._displaced_rows(shape) * self.machine.line_bytes,
             scalar=tiles * pieces * 12.0
             + steps * max(0, shape.rows - 8) * (self.tall if shape.vectors < 3 else _TALL_AND_WIDE)
-            + (tiles * each * _STRADDLING_STORE if self._result_pitch % _LINE else 0.0)
+            + (tiles * each * _STRADDLING_STORE if self.result_pitch % self.machine.line_bytes else 0.0)
             + (steps / self.product.short_run * _NEXT_RUN if self.product.short_run else 0.0)
-            + self._unpacked(shape, steps, passes * self.product.length),
+            + self.unpacked_cycles(shape, steps, passes * self.product.length),
         )
 
     def _far_runs(self, shape: Shape, pieces: int) -> float:
@@ -464,17 +462,17 @@ class AppliedContraction:
         if not self._streams:
             return 0.0
         at_once = 1 if shape.staged else pieces
-        pages = product.length // at_once * product.data.dtype.bytes / PAGE
+        pages = product.length // at_once * product.data.dtype.bytes / self.machine.page_bytes
         return extent_of((*product.shared, *product.rows)) * at_once * max(1.0, pages) * FAR_RUN
 
     @cached_property
     def _streams(self) -> bool:
         """Whether data that is read in runs is more than the second cache holds."""
         data = extent_of((*self.product.rows, *self.product.taps)) * 4
-        return self._in_runs and data > self.machine.caches.l2_per_core
+        return self.in_runs and data > self.machine.caches.l2_per_core
 
     @cached_property
-    def _in_runs(self) -> bool:
+    def in_runs(self) -> bool:
         """Whether a register tile reads other data than the one before it, and each row of it in a run."""
         product = self.product
         separate = self.dims is not None and all(dim.axis is None or dim.tap is None for dim in self.dims)
@@ -488,24 +486,27 @@ class AppliedContraction:
         output = formula.output
         if coefficient(formula.store, self.product.vector) != 1:
             return 0.0
-        pages = min(1.0, self.product.vector.extent * output.dtype.bytes / PAGE)  # from one row to the next
+        pages = min(
+            1.0, self.product.vector.extent * output.dtype.bytes / machine.page_bytes
+        )  # from one row to the next
         kept = output.size * output.dtype.bytes <= 2 * machine.caches.l2_per_core * machine.cores
         if kept or self._tiles_per_block(shape) * shape.rows * pages <= _FOLLOWED:
             return 0.0
         strips = extent_of((*self.product.shared, *self.product.rows)) * shape.panels.count
         return strips * pages * _FAR_STRIP
 
-    def _unpacked(self, shape: Shape, steps: float, visits: float) -> float:
+    def unpacked_cycles(self, shape: Shape, steps: float, visits: float) -> float:
         """Cycles that it costs to read the weight where it lies, in `steps`; in `visits` of them, which are the first
         to read a tap of a panel, it may come from far away."""
         if self.product.constant_weight:
             return 0.0
-        astray = 1.0 if self._weight_pitch % _LINE else _ASTRAY
+        astray = 1.0 if self._weight_pitch % self.machine.line_bytes else _ASTRAY
         straddling = _STRADDLING * astray * (visits if shape.copied else steps)
         source = self.product.weight_load.source
         assert isinstance(source, Buffer)
         far = (
-            self._weight_pitch > _LINE and source.size * source.dtype.bytes > self.machine.caches.l2_per_core
+            self._weight_pitch > self.machine.line_bytes
+            and source.size * source.dtype.bytes > self.machine.caches.l2_per_core
         )
         line = _FAR_LINE_ASKED if shape.prefetch else _FAR_LINE
         return (straddling + (line * visits if far else 0.0)) * shape.vectors
@@ -517,7 +518,7 @@ class AppliedContraction:
         if not rows or not isinstance(data, te.Load):
             return 0.0
         pitch = abs(coefficient(data.indices[0], rows[-1]) or 1) * data.dtype.bytes
-        places = self.machine.caches.l1 / math.gcd(pitch, PAGE)
+        places = self.machine.caches.l1 / math.gcd(pitch, self.machine.page_bytes)
         return min(shape.rows, 2 * max(0.0, shape.rows - places))
 
     @cached_property
@@ -527,7 +528,7 @@ class AppliedContraction:
         return abs(coefficient(load.indices[0], self.product.taps[-1]) or 0) * load.dtype.bytes
 
     @cached_property
-    def _result_pitch(self) -> int:
+    def result_pitch(self) -> int:
         """Bytes from one row of the result to the next; 0 where there is one."""
         formula, rows = self.product.formula, self.product.rows
         return abs(coefficient(formula.store, rows[-1]) or 0) * formula.output.dtype.bytes if rows else 0
@@ -536,7 +537,7 @@ class AppliedContraction:
         """Of the first cache, what the data of a register tile takes up."""
         return shape.rows * self.product.length * 4
 
-    def _block_bytes(self, shape: Shape) -> int:
+    def block_bytes(self, shape: Shape) -> int:
         if self.dims is None:
             outer = self.product.rows[0].extent if self.product.rows else 1
             load = te.loads(self.product.data)[0]
@@ -547,7 +548,7 @@ class AppliedContraction:
     # -- the program ----------------------------------------------------------------------------------------------
 
     def program(self, config: Config) -> Program:
-        return self.nest_of(self._shape(dict(config.values))).program(config)
+        return self.nest_of(self.shape_of(dict(config.values))).program(config)
 
     def nest_of(self, shape: Shape) -> ContractionNest:
         return ContractionNest(self, shape)
@@ -556,12 +557,5 @@ class AppliedContraction:
 def even_block(extent: int, size: int, unit: int) -> int:
     """The least multiple of `unit` that cuts `extent` into no more blocks than `size` does. The last is moved back
     where it is not whole: what it does again is little then."""
-    blocks = -(-extent // size)
-    return min(extent, -(-extent // (blocks * unit)) * unit)
-
-
-def _spread(values: list[int], count: int) -> list[int]:
-    """At most `count` of the values, evenly spread."""
-    if len(values) <= count:
-        return values
-    return [values[round(n * (len(values) - 1) / (count - 1))] for n in range(count)]
+    blocks = ceil_div(extent, size)
+    return min(extent, ceil_div(extent, blocks * unit) * unit)

@@ -46,6 +46,7 @@ from tilewright.space.templates.cpu.product import (
     coordinates,
     product_of,
 )
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import Linear, linear
 
 NAME = "contraction_int8"
@@ -131,7 +132,7 @@ def words_of(product: Product) -> WordProduct | None:
     tap = product.reduction.axes[-1]
     if tap not in te.variables(weight):
         return None
-    words = te.Var(tap.name + "_w", -(-tap.extent // _TAPS))
+    words = te.Var(tap.name + "_w", ceil_div(tap.extent, _TAPS))
     dims = coordinates(product)
     if dims is not None:
         dims = (*dims[:-1], Coordinate(None, words)) if dims and dims[-1] == Coordinate(None, tap) else None
@@ -172,7 +173,7 @@ class _Applied(AppliedContraction):
 
     def terms(self, config: Config) -> Terms:
         terms = super().terms(config)
-        shape = self._shape(dict(config.values))
+        shape = self.shape_of(dict(config.values))
         repeats = extent_of(self.product.shared) * shape.blocks * shape.chunks * shape.per_chunk
         steps = repeats * self._tiles_per_block(shape) * self.product.length
         terms = replace(terms, scalar=terms.scalar + steps * max(0, shape.vectors - 4) * _WIDE_TILE)
@@ -213,7 +214,7 @@ class _Nest(ContractionNest):
         assert packed is not None, "`_can_be_packed` said otherwise"
         return replace(packed, load=te.Load(packed.buffer.read_as(_WORD), (place_along(walk),)))
 
-    def _weight(self) -> te.Expr:
+    def weight_element(self) -> te.Expr:
         assert self.packed is not None
         return self.packed.load
 
@@ -249,7 +250,7 @@ class _Nest(ContractionNest):
             return te.call("dot4", data, weight, kept)
         return te.call("dot4", weight, data, kept)
 
-    def _before_tiles(self) -> list[Stmt]:
+    def before_tiles(self) -> list[Stmt]:
         """What the accumulators of each column start at: what turning the data's sign bits over adds, taken off."""
         if not self.product.turned:
             return []
@@ -257,7 +258,7 @@ class _Nest(ContractionNest):
         place = self.vec * self.lanes + self.lane
         in_panel = [(self.vec, Kind.UNROLL), (self.lane, Kind.VECTOR)]
         zero, kept = te.const(0, _WORD), te.Load(sums, (place,))
-        added = self._update(te.const(_SIGN_BITS, _WORD), self._weight(), kept)
+        added = self._update(te.const(_SIGN_BITS, _WORD), self.weight_element(), kept)
         taps = [(tap, Kind.SERIAL) for tap in self.taps]
         return [
             nest(in_panel, Store(sums, place, zero)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -27,7 +28,9 @@ from tilewright.loops.tiling import (
     extent_of,
     pack_operand,
     places_in,
+    places_of,
     power_of_two_below,
+    row_major,
     whole,
     with_values,
 )
@@ -37,22 +40,23 @@ from tilewright.space.templates.cpu.product import (
     Staged,
     run_of,
 )
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import simplify
 
 if TYPE_CHECKING:
     from tilewright.space.templates.cpu.contraction import AppliedContraction, Shape
 
 _CHAIN = 256  # products that are summed one after the other, at most
-_LINE = 64
 
 
 class ContractionNest:
-    """The loop nest of one config."""
+    """The loop nest of one config. What has no leading underscore is for templates that compute a part as this one."""
 
     def __init__(self, applied: AppliedContraction, shape: Shape) -> None:
         self.shape, self.product, self.dims = shape, applied.product, applied.dims
-        self.partial_size = applied._partial_size(shape)
-        self.staged_extents = applied._staged_extents(shape) if shape.staged else ()
+        self.line_bytes = applied.machine.line_bytes
+        self.partial_size = applied.partial_size(shape)
+        self.staged_extents = applied.staged_extents(shape) if shape.staged else ()
         self.lanes = self.staging_lanes = applied.lanes
         product, formula = self.product, applied.product.formula
 
@@ -77,7 +81,7 @@ class ContractionNest:
         # Of a narrower panel the last columns: those before are in the panel before it, too.
         self.column = self.vec * self.lanes + self.lane + (shape.panels.size - self.width)
 
-        self.straddling = applied._result_pitch % _LINE != 0
+        self.straddling = applied.result_pitch % self.line_bytes != 0
         # Where the result is larger than the second cache, its lines come from far away to be written.
         self.asks_ahead = (
             formula.output.size * formula.output.dtype.bytes > applied.machine.caches.l2_per_core
@@ -167,11 +171,11 @@ class ContractionNest:
         staged = self._stage() if self.shape.staged else None
         if staged is not None:
             stmts.append(self._fill(staged, self.product.data))
-        tiles = self._tiles(staged)
+        tiles = self.register_tiles(staged)
         if self.last is not None:
             is_last = te.call("eq", self.which_panel, te.as_index(self.shape.panels.count - 1))
-            tiles = If(is_last, self.last._tiles(staged), tiles)
-        panel = block(*self._before_tiles(), tiles, *self._after_tiles())
+            tiles = If(is_last, self.last.register_tiles(staged), tiles)
+        panel = block(*self.before_tiles(), tiles, *self.after_tiles())
         stmts.append(nest([(self.panel, Kind.SERIAL)], panel))
         if self.tail:
             last_chunk = te.call("eq", self.chunk, te.as_index(self.shape.chunks - 1))
@@ -192,55 +196,48 @@ class ContractionNest:
         )
         return Program(formula.name, (*inputs, formula.output), body, str(config), packings)
 
-    def _tiles(self, staged: Staged | None) -> Stmt:
+    def register_tiles(self, staged: Staged | None) -> Stmt:
         """All register tiles of a panel in a block."""
         data, rows = self.product.data, [(loop, Kind.SERIAL) for loop in self.row_loops]
         if staged is not None:
             data = te.Load(staged.buffer, (self._place_in(staged),))
         pieces = [(loop, Kind.SERIAL) for loop in self.piece_loops]
-        stmts = [nest([*pieces, *rows], self._register_tile(data, self._weight(), short=False))]
+        stmts = [nest([*pieces, *rows], self._register_tile(data, self.weight_element(), short=False))]
         if self.rest:
-            stmts.append(nest(rows, self._register_tile(data, self._weight(), short=True)))
+            stmts.append(nest(rows, self._register_tile(data, self.weight_element(), short=True)))
         return block(*stmts)
 
-    def _weight(self) -> te.Expr:
+    def weight_element(self) -> te.Expr:
         """The element of the weight that the current tap, vector and lane take."""
         packed, load = self.packed, self.product.weight_load
         if self.copy is not None:
-            return te.Load(self.copy, (counted(self.taps) * self.shape.panels.size + self.column,))
+            return te.Load(self.copy, (row_major(self.taps) * self.shape.panels.size + self.column,))
         if packed is None:
             return self.product.weight
         return te.rewrite(self.product.weight, lambda node: packed.load if node == load else None)
 
-    def _before_tiles(self) -> list[Stmt]:
+    def before_tiles(self) -> list[Stmt]:
         """What is done once for a panel."""
         if self.copy is None:
             return []
-        place = counted(self.taps) * self.shape.panels.size + self.column
+        place = row_major(self.taps) * self.shape.panels.size + self.column
         moved = Store(self.copy, place, te.substitute(self.product.weight, self.values))
         taps = [(tap, Kind.SERIAL) for tap in self.taps]
         return [nest([*taps, (self.vec, Kind.UNROLL), (self.lane, Kind.VECTOR)], moved)]
 
-    def _after_tiles(self) -> list[Stmt]:
+    def after_tiles(self) -> list[Stmt]:
         return []
 
     def _parallel(self, body: Stmt) -> Stmt:
         loops = [axis for axis in (*self.product.shared, self.chunk, self.block) if axis.extent > 1]
         parallel = te.Var("p", extent_of(loops))
-        rest: te.Expr = parallel
-        values: dict[te.Var, te.Expr] = {}
-        for loop in reversed(loops):
-            values[loop] = rest % loop.extent
-            rest = rest // loop.extent
-        return nest([(parallel, Kind.PARALLEL)], with_values(body, values))
+        return nest([(parallel, Kind.PARALLEL)], with_values(body, places_of(parallel, loops)))
 
     # -- staging ----------------------------------------------------------------------------------------------------
 
     def _stage(self) -> Staged:
         assert self.dims is not None
-        size = 1
-        for extent in self.staged_extents:
-            size *= extent
+        size = math.prod(self.staged_extents)
         buffer = Buffer("staged", self.product.data.dtype, size, Scope.SCRATCH)
         return Staged(buffer, self.dims, self.staged_extents)
 
@@ -344,7 +341,7 @@ class ContractionNest:
 
         summing = self._tap_loops(step, short)
         partial = Buffer("partial", self.accumulator.dtype, self.partial_size, Scope.SCRATCH)
-        place = counted(self.row_loops) * self.accumulator.size + self.element
+        place = row_major(self.row_loops) * self.accumulator.size + self.element
         before = te.Load(partial, (place,))
         resume = nest(self.in_tile, Store(self.accumulator, self.element, before))
         suspend = nest(self.in_tile, Store(partial, place, kept))
@@ -355,7 +352,7 @@ class ContractionNest:
         finish = nest(self.in_tile, self._finished(whole))
         if short:
             return block(*ahead, resume, summing, finish)
-        piece = counted(self.piece_loops)
+        piece = row_major(self.piece_loops)
         first = te.call("eq", piece, te.as_index(0))
         put = suspend if again is suspend else If(first, suspend, again)
         if self.rest:
@@ -396,12 +393,12 @@ class ContractionNest:
 
     def _finished(self, kept: te.Expr) -> Store:
         """What is done with a sum."""
-        value, store = self._result(kept), self.formula.store
+        value, store = self.result_of(kept), self.formula.store
         return Store(
             self.formula.output, te.substitute(store, self.values), te.substitute(value, self.values)
         )
 
-    def _result(self, total: te.Expr) -> te.Expr:
+    def result_of(self, total: te.Expr) -> te.Expr:
         """The value of an element whose sum is `total`."""
         result = self.product.reduction.result
         return te.rewrite(
@@ -478,7 +475,7 @@ class ContractionNest:
         """A line of the next panel, where the weight lies, at the current tap: each register tile asks for another."""
         load, vector = self.product.weight_load, self.product.vector
         assert isinstance(load.source, Buffer)
-        line = te.call("min", counted(self.row_loops), te.as_index(self.shape.vectors - 1))
+        line = te.call("min", row_major(self.row_loops), te.as_index(self.shape.vectors - 1))
         first = self.shape.panels.start_of(self.which_panel) + self.shape.panels.size
         place = te.substitute(load.indices[0], {**self.values, vector: first + line * self.lanes})
         return Prefetch(load.source, place, self.shape.prefetch)
@@ -493,12 +490,13 @@ class ContractionNest:
         piece_size = self.shape.panels.size * taps
         panel_size = self.shape.panels.size * self.product.length
         loops = [*self.row_loops, *tap_loops]
-        lines = -(-piece_size * size // _LINE)
-        each = -(-lines // extent_of(loops))
-        behind = te.as_index(panel_size) if short else (counted(self.piece_loops) + 1) * piece_size
+        lines = ceil_div(piece_size * size, self.line_bytes)
+        each = ceil_div(lines, extent_of(loops))
+        behind = te.as_index(panel_size) if short else (row_major(self.piece_loops) + 1) * piece_size
         following = self.which_panel * panel_size + behind
-        first = following + counted(loops) * (each * _LINE // size)
-        return [Prefetch(weight, first + n * (_LINE // size), self.shape.prefetch) for n in range(each)]
+        in_line = self.line_bytes // size
+        first = following + row_major(loops) * (each * self.line_bytes // size)
+        return [Prefetch(weight, first + n * in_line, self.shape.prefetch) for n in range(each)]
 
 
 def _chunk(steps: int, most: int) -> int:
@@ -507,11 +505,3 @@ def _chunk(steps: int, most: int) -> int:
         return steps
     least = max(1, most // 2)
     return next((count for count in range(most, least, -1) if steps % count == 0), most)
-
-
-def counted(loops: Sequence[te.Var]) -> te.Expr:
-    """How many iterations of the nest of `loops` came before this one."""
-    count: te.Expr = te.as_index(0)
-    for loop in loops:
-        count = count * loop.extent + loop
-    return count

@@ -19,6 +19,7 @@ from tilewright.loops.ir import Across, Buffer, For, Kind, Scope, Stmt, Store, b
 from tilewright.loops.tiling import Tiles, extent_of, with_values
 from tilewright.space.template import Terms
 from tilewright.space.templates.cpu.product import Product
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, linear
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def columns_apart(product: Product, lanes: int) -> int:
 
 def tail_terms(product: Product, columns: int, lanes: int, registers: int) -> Terms:
     rows = extent_of(product.rows)
-    steps = rows * -(-product.length // lanes)
+    steps = rows * ceil_div(product.length, lanes)
     each = steps / _rows_at_once(columns, registers)
     return Terms(
         arithmetic=columns * (steps + rows * _ADDED_UP),
@@ -119,7 +120,7 @@ def tail(nest_: ContractionNest, columns: int, registers: int) -> Stmt:
                 product.rows[0]: first_row + r,
                 product.vector: te.as_index(product.vector.extent - columns + c),
             }
-            value, store = nest_._result(total), nest_.formula.store
+            value, store = nest_.result_of(total), nest_.formula.store
             finish.append(Store(nest_.formula.output, te.substitute(store, at), te.substitute(value, at)))
     begin = nest(in_tile, Store(sums, place, zero))
     return with_values(nest([(tiles.var, Kind.SERIAL)], block(begin, *summing, *finish)), {})

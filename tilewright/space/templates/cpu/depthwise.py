@@ -32,10 +32,10 @@ from tilewright.loops.ir import Buffer, For, If, Kind, Program, Scope, Stmt, Sto
 from tilewright.loops.tiling import Tiles, power_of_two_below, with_values
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
+from tilewright.support.arith import ceil_div
 from tilewright.te.index import in_range, simplify
 
 NAME = "depthwise"
-_LINE = 64
 _STREAMS = 24  # that the hardware's prefetchers follow
 F32 = DType.F32
 _WRITTEN_OUT = 1200  # multiply-adds written out at most: code size and compile time
@@ -139,7 +139,7 @@ def column_tiles(window: Window, count: int) -> tuple[list[int], Tiles | None, i
         everywhere.append(outputs - count)
     if len(everywhere) <= 3:
         return everywhere, None, 0
-    first_inside = -(-window.before // window.stride)
+    first_inside = ceil_div(window.before, window.stride)
     last_inside = (window.extent - window.reach + window.before) // window.stride
     left = [start for start in everywhere if start < first_inside]
     begin = left[-1] + count if left else 0
@@ -260,14 +260,15 @@ class _Applied:
         self.work, self.chain = work, chain
         together = chain.block or chain.depthwise.channels
         self.lanes = min(work.machine.lanes(F32), power_of_two_below(together))
-        self.vectors = -(-chain.depthwise.channels // self.lanes)
+        self.vectors = ceil_div(chain.depthwise.channels, self.lanes)
 
     @cached_property
     def space(self) -> Space:
         rows = self.chain.rows.outputs
-        chunks = dict.fromkeys(-(-rows // count) for count in (1, 2, 3, 4, 6, 8, 12, 16, 28, 56))
+        chunks = dict.fromkeys(ceil_div(rows, count) for count in (1, 2, 3, 4, 6, 8, 12, 16, 28, 56))
         # Threads that write neighbouring channels must not share a cache line.
-        whole_lines = 4 * self.chain.depthwise.channels % _LINE == 0 and 4 * self.lanes % _LINE == 0
+        line = self.work.machine.line_bytes
+        whole_lines = 4 * self.chain.depthwise.channels % line == 0 and 4 * self.lanes % line == 0
         blocks = (1, 2, 4, 8, 16) if whole_lines else (1,)
         return Space(
             NAME,
@@ -282,13 +283,13 @@ class _Applied:
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
         blocks = int(values["blocks"])
-        return -(-self.vectors // blocks) * (blocks - 1) < self.vectors
+        return ceil_div(self.vectors, blocks) * (blocks - 1) < self.vectors
 
     def terms(self, config: Config) -> Terms:
         chain, count = self.chain, config.int("columns")
-        chunks = -(-chain.rows.outputs // config.int("rows"))
+        chunks = ceil_div(chain.rows.outputs, config.int("rows"))
         blocks = config.int("blocks")
-        per_block = -(-self.vectors // blocks)
+        per_block = ceil_div(self.vectors, blocks)
         rows = chain.batch * chunks * config.int("rows")
         across = Tiles(te.Var("x", chain.columns.outputs), count).count
         tiles = rows * across * blocks * per_block
@@ -326,7 +327,7 @@ class _Applied:
     def _torn(self, chunks: int, blocks: int) -> float:
         """Of the chunks of rows, the share whose blocks of channels are dealt to different threads."""
         threads = min(self.work.machine.cores, chunks * blocks)
-        ends = (-(-chunks * blocks * thread // threads) for thread in range(1, threads))
+        ends = (ceil_div(chunks * blocks * thread, threads) for thread in range(1, threads))
         return min(1.0, sum(end % blocks != 0 for end in ends) / chunks)
 
     def program(self, config: Config) -> Program:
@@ -336,7 +337,7 @@ class _Applied:
         out = Buffer("out", F32, chain.task.output.type.size)
         rows = Tiles(te.Var("y", chain.rows.outputs), config.int("rows"))
         blocks = config.int("blocks")
-        groups = Tiles(te.Var("g", self.vectors), -(-self.vectors // blocks))
+        groups = Tiles(te.Var("g", self.vectors), ceil_div(self.vectors, blocks))
         parallel = te.Var("p", chain.batch * rows.count * groups.count)
         group = parallel % groups.count
         chunk = (parallel // groups.count) % rows.count

@@ -30,11 +30,11 @@ from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.product import Coordinate, Run, coordinates, holds, run_of
 from tilewright.space.templates.cpu.turned import TurnedProduct
+from tilewright.support.arith import ceil_div, round_up
 from tilewright.te.index import coefficient, simplify
 
 NAME = "planes"
 F32 = DType.F32
-_LINE = 64
 _FEWEST_LANES = 4
 _WIDEST_STRIDE = 4  # columns that are parted in registers
 _STAGED_BYTES = 256 << 10
@@ -144,8 +144,8 @@ class _Applied:
     @cached_property
     def space(self) -> Space:
         height, width, count = self.height.extent, self.width.extent, extent_of(self.planes.outer)
-        strips = dict.fromkeys(-(-height // n) for n in (1, 2, 4, 8, 16))
-        chunks = dict.fromkeys(-(-count // n) for n in (2, 1, 4, 8, 16, 32, 64, 128))
+        strips = dict.fromkeys(ceil_div(height, n) for n in (1, 2, 4, 8, 16))
+        chunks = dict.fromkeys(ceil_div(count, n) for n in (2, 1, 4, 8, 16, 32, 64, 128))
         vectors = [n for n in (1, 2, 3, 4) if n * self.lanes <= width] or [1]
         return Space(
             NAME,
@@ -213,8 +213,8 @@ class _Applied:
             max(self.width.extent, self.wide)
             + (columns.tap.extent - 1) * columns.tap_step // self.planes.stride
         )
-        written = -(-run.end // self.planes.stride) + 1
-        return -(-max(read, written) // self.wide) * self.wide
+        written = ceil_div(run.end, self.planes.stride) + 1
+        return round_up(max(read, written), self.wide)
 
     @property
     def staged_width(self) -> int:
@@ -225,7 +225,7 @@ class _Applied:
         iterations = shape.planes.count * shape.strip.count
         strips = iterations * shape.planes.size
         staged = strips * self.staged_rows(shape)
-        across = -(-self.width.extent // (shape.vectors * shape.lanes))
+        across = ceil_div(self.width.extent, shape.vectors * shape.lanes)
         tiles = (
             strips * Tiles(shape.strip.axis, shape.rows).count * shape.strip.size // shape.strip.axis.extent
         )
@@ -234,7 +234,7 @@ class _Applied:
         taps = planes.columns.tap.extent if planes.columns.tap is not None else 1
         seen = planes.rows.extent(shape.rows) * taps * shape.vectors
         each = shape.rows * shape.vectors
-        copied = -(-(planes.run.end - planes.run.begin) // shape.lanes)
+        copied = ceil_div(planes.run.end - planes.run.begin, shape.lanes)
         output = planes.formula.output
         source = staged * (planes.run.end - planes.run.begin) * 4
         weights = 0 if shape.kept else self.window

@@ -18,7 +18,7 @@ from tilewright import te
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.guards import conjuncts
 from tilewright.loops.ir import Buffer
-from tilewright.te.index import Linear, coefficient, linear, simplify
+from tilewright.te.index import Linear, coefficient, flat_index, linear, simplify
 
 _SHORT = 16  # taps that are written out at once
 
@@ -295,10 +295,7 @@ class Staged:
     extents: tuple[int, ...]
 
     def offset(self, places: Sequence[te.Expr]) -> te.Expr:
-        offset: te.Expr = te.as_index(0)
-        for place, extent in zip(places, self.extents, strict=True):
-            offset = offset * extent + place
-        return simplify(offset)
+        return simplify(flat_index(places, self.extents))
 
 
 @dataclass(frozen=True)

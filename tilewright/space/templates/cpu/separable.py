@@ -52,11 +52,11 @@ from tilewright.space.templates.cpu.depthwise import (
     task_buffers,
     window_loads,
 )
+from tilewright.support.arith import ceil_div, round_up
 from tilewright.te.index import in_range
 
 NAME = "separable"
 _UNROLL = 4  # steps of a sum written out
-_LINE = 16  # elements
 _MOST_PREFETCHES = 4  # in a step of a sum
 
 
@@ -122,8 +122,9 @@ class _Shape:
 class _Applied:
     def __init__(self, work: Work, chain: Separable) -> None:
         self.machine, self.chain = work.machine, chain
+        self.in_line = work.machine.line_bytes // F32.bytes  # elements
         self.lanes = min(work.machine.lanes(F32), power_of_two_below(chain.depthwise.channels))
-        self.vectors = -(-chain.depthwise.channels // self.lanes)
+        self.vectors = ceil_div(chain.depthwise.channels, self.lanes)
 
     # -- the space ------------------------------------------------------------------------------------------------
 
@@ -131,7 +132,7 @@ class _Applied:
     def space(self) -> Space:
         chain, rows = self.chain, self.chain.rows.outputs
         counts = (1, 2, 3, 4, 6, 8, 12, 16, 28)
-        chunks = dict.fromkeys(-(-rows // count) for count in counts if count <= rows)
+        chunks = dict.fromkeys(ceil_div(rows, count) for count in counts if count <= rows)
         steps = tuple(n for n in (1, 2, 4, 7, 8, 14) if n < rows)
         blocks = (
             tuple(n for n in (1, 2, 4, 8, 16, 32) if n <= self.vectors) if chain.project is None else (1,)
@@ -156,7 +157,7 @@ class _Applied:
         if stage is None:
             return ("",)
         lanes = min(self.machine.lanes(F32), power_of_two_below(stage.channels))
-        vectors = -(-stage.channels // lanes)
+        vectors = ceil_div(stage.channels, lanes)
         return tuple(
             f"{rows}x{wide}"
             for wide in (1, 2, 3, 4)
@@ -168,8 +169,8 @@ class _Applied:
         shape = self._shape(values)
         if shape.chunk % shape.step:
             return False
-        groups = -(-self.vectors // shape.group)
-        if shape.blocks > groups or -(-groups // shape.blocks) * (shape.blocks - 1) >= groups:
+        groups = ceil_div(self.vectors, shape.group)
+        if shape.blocks > groups or ceil_div(groups, shape.blocks) * (shape.blocks - 1) >= groups:
             return False
         if shape.prefetch and (not shape.single or self.prefetched_lines(shape)[0] > _MOST_PREFETCHES):
             return False
@@ -214,23 +215,23 @@ class _Applied:
         """Lines of weights to ask for in a step of the expansion's sums: (of the next panel, of the projection)."""
         panels = shape.expand
         assert panels is not None
-        tiles = -(-self.chain.columns.extent // panels.rows)
+        tiles = ceil_div(self.chain.columns.extent, panels.rows)
         steps = self.ring(shape) * tiles * max(1, panels.depth // _UNROLL)
-        following = -(-panels.vectors * panels.depth * panels.lanes // (_LINE * steps))
+        following = ceil_div(panels.vectors * panels.depth * panels.lanes, self.in_line * steps)
         if shape.project is None:
             return following, 0
-        groups = -(-self.vectors // shape.group)
-        return following, -(-shape.project.packing.size // (_LINE * steps * groups))
+        groups = ceil_div(self.vectors, shape.group)
+        return following, ceil_div(shape.project.packing.size, self.in_line * steps * groups)
 
     # -- what it costs --------------------------------------------------------------------------------------------
 
     def terms(self, config: Config) -> Terms:
         shape = self._shape(dict(config.values))
         chain, caches = self.chain, self.machine.caches
-        chunks = chain.batch * -(-chain.rows.outputs // shape.chunk)
+        chunks = chain.batch * ceil_div(chain.rows.outputs, shape.chunk)
         steps = chunks * (shape.chunk // shape.step)
-        groups = -(-self.vectors // shape.group)
-        groups = -(-groups // shape.blocks) * shape.blocks
+        groups = ceil_div(self.vectors, shape.group)
+        groups = round_up(groups, shape.blocks)
         expanded, filtered = (4 * size for size in self.scratch(shape))
         near = caches.l1 * 3 // 4
         parts: list[Terms] = []
@@ -239,14 +240,14 @@ class _Applied:
             rows = float((shape.chunk - 1) * chain.rows.stride + chain.rows.reach)
             # At the upper and lower end some of a chunk's rows are padding.
             rows -= (chain.rows.before + chain.rows.behind) * chain.batch / chunks
-            tiles = chunks * rows * groups * -(-chain.columns.extent // shape.expand.rows)
+            tiles = chunks * rows * groups * ceil_div(chain.columns.extent, shape.expand.rows)
             parts.append(self._product_terms(shape.expand, tiles))
             if 4 * shape.group * self.ring(shape) * chain.columns.padded * self.lanes > near:
                 from_l2 += parts[-1].stores * 64 * (1 + chain.rows.reach / chain.rows.stride)
             from_l2 += steps * shape.expand.stage.weight.type.bytes
             from_l2 += tiles * shape.expand.rows * shape.expand.depth * 4.0
         taps, columns = chain.rows.taps * chain.columns.taps, shape.columns
-        tiles = chunks * shape.chunk * groups * shape.group * -(-chain.columns.outputs // columns)
+        tiles = chunks * shape.chunk * groups * shape.group * ceil_div(chain.columns.outputs, columns)
         parts.append(
             Terms(
                 arithmetic=tiles * columns * (max(taps, taps * 6 / columns) + behind(chain.depthwise)),
@@ -258,7 +259,7 @@ class _Applied:
         )
         if shape.project is not None:
             panels = shape.project.tiles.count
-            tiles = steps * panels * -(-shape.step * chain.columns.outputs // shape.project.rows)
+            tiles = steps * panels * ceil_div(shape.step * chain.columns.outputs, shape.project.rows)
             parts.append(self._product_terms(shape.project, tiles))
             panel = shape.project.vectors * shape.project.lanes * shape.project.depth * 4
             from_l2 += float(tiles if panel > near // 2 else steps * panels) * panel
@@ -304,6 +305,7 @@ class _Builder:
         chain = applied.chain
         self.chain, self.shape, self.lanes, self.vectors = chain, shape, applied.lanes, applied.vectors
         self.ring = applied.ring(shape)
+        self.in_line = applied.in_line
         self.prefetched = applied.prefetched_lines(shape) if shape.prefetch else (0, 0)
         self.inputs = chain.task.graph.inputs
         self.out = Buffer("out", F32, chain.task.output.type.size)
@@ -321,7 +323,7 @@ class _Builder:
 
         rows = Tiles(te.Var("y", chain.rows.outputs), shape.chunk)
         self.groups = Tiles(te.Var("g", self.vectors), shape.group)
-        in_block = Tiles(te.Var("b", self.groups.count), -(-self.groups.count // shape.blocks))
+        in_block = Tiles(te.Var("b", self.groups.count), ceil_div(self.groups.count, shape.blocks))
         self.parallel = te.Var("p", chain.batch * rows.count * in_block.count)
         self.group = te.Var("gi", in_block.size)
         which = in_block.start_of(self.parallel % in_block.count) + self.group
@@ -428,12 +430,16 @@ class _Builder:
             panels = self.shape.expand
             first = (self.first_vector + panels.vectors) * (panels.depth * panels.lanes)
             weight = self.buffers[panels.stage.weight]
-            stmts += [Prefetch(weight, first + (step * following + n) * _LINE) for n in range(following)]
+            stmts += [
+                Prefetch(weight, first + (step * following + n) * self.in_line) for n in range(following)
+            ]
         if projecting:
             assert self.shape.project is not None
-            first = self.group * (steps * projecting * _LINE)
+            first = self.group * (steps * projecting * self.in_line)
             weight = self.buffers[self.shape.project.stage.weight]
-            stmts += [Prefetch(weight, first + (step * projecting + n) * _LINE) for n in range(projecting)]
+            stmts += [
+                Prefetch(weight, first + (step * projecting + n) * self.in_line) for n in range(projecting)
+            ]
         return stmts
 
     # -- filtered rows ----------------------------------------------------------------------------------------------

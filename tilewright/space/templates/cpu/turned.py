@@ -23,23 +23,23 @@ from functools import cached_property
 from tilewright import te
 from tilewright.loops.formula import Formula
 from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, Transpose, block, nest
-from tilewright.loops.tiling import Tiles, extent_of, pack_operand, power_of_two_below, whole
+from tilewright.loops.tiling import Tiles, extent_of, pack_operand, power_of_two_below, row_major, whole
 from tilewright.space.space import Config, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.contraction import AppliedContraction, Shape
-from tilewright.space.templates.cpu.contraction_nest import ContractionNest, counted
+from tilewright.space.templates.cpu.contraction_nest import ContractionNest
 from tilewright.space.templates.cpu.product import Coordinate, Product, Staged, coordinates
+from tilewright.support.arith import ceil_div, round_up
 from tilewright.te.index import coefficient, linear
 
 NAME = "turned"
 _FEWEST_LANES = 4
 _SUMS_BYTES = 256 << 10
 _WRITTEN_WINDOW = 16  # taps of a window that are written out at most
-_LINE = 64
 _TURNING = 2.0  # cycles for a vector that is turned, beside the shuffles
 RUN = 20.0  # cycles for a run of the data that is read for the first time
 _COPIED = 1.0  # cycles for a vector of the data that is packed
-_PAGE, _PAGES = 4096, 32  # bytes, and how many of them are sure to be found at once
+_PAGES = 32  # pages that are sure to be found at once
 _PAGE_MISS = 3.0  # cycles for another
 GATHERED = 1.0  # cycles for an element that is not copied in a run
 
@@ -156,19 +156,19 @@ class AppliedTurned(AppliedContraction):
         return tuple(sorted({*super()._unrolls(), *(n for n in windows if 1 < n <= _WRITTEN_WINDOW)}))
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
-        return super()._legal(values) and self._sums_bytes(self._shape(values)) <= _SUMS_BYTES
+        return super()._legal(values) and self._sums_bytes(self.shape_of(values)) <= _SUMS_BYTES
 
     def _sums_bytes(self, shape: Shape) -> int:
         return 4 * points_of(self.product, shape) * shape.panels.size
 
     def terms(self, config: Config) -> Terms:
         terms = super().terms(config)
-        shape = self._shape(dict(config.values))
+        shape = self.shape_of(dict(config.values))
         product = self.product
         copies = extent_of(product.shared) * shape.blocks * shape.chunks
         passes = copies * shape.per_chunk
         tiles = self._tiles_per_block(shape)
-        pieces = -(-product.taps[0].extent // (shape.tap_block or product.taps[0].extent))
+        pieces = ceil_div(product.taps[0].extent, shape.tap_block or product.taps[0].extent)
         points = points_of(product, shape)
         turned = float(passes * points * shape.panels.size)
         scalar = turning_cycles(turned, points, self.lanes)
@@ -189,14 +189,16 @@ class AppliedTurned(AppliedContraction):
     def _reading(self, shape: Shape, tiles: int, pieces: int) -> float:
         """Cycles that reading a block's data takes, to stage it or by its register tiles, because of where it lies."""
         product = self.product
-        extents = self._staged_extents(shape)
+        extents = self.staged_extents(shape)
         runs = math.prod(extents[:-1])
         if self._packs(shape):
-            vectors = len(vectors_of(shape.rows)) * -(-shape.block // shape.rows) * product.length
+            vectors = len(vectors_of(shape.rows)) * ceil_div(shape.block, shape.rows) * product.length
             return runs * RUN + vectors * _COPIED
         if shape.staged:
             return runs * (RUN + (GATHERED * extents[-1] if self._gathers else 0.0))
-        pages = product.length // pieces * min(1.0, 4 * product.step(product.taps[0]) / _PAGE)
+        pages = (
+            product.length // pieces * min(1.0, 4 * product.step(product.taps[0]) / self.machine.page_bytes)
+        )
         return runs * RUN + (tiles * product.length * _PAGE_MISS if pages > _PAGES else 0.0)
 
     def _packs(self, shape: Shape) -> bool:
@@ -206,7 +208,7 @@ class AppliedTurned(AppliedContraction):
     def _staged_bytes(self, shape: Shape) -> int:
         if not self._packs(shape):
             return super()._staged_bytes(shape)
-        tiled = -(-shape.block // shape.rows) * shape.rows
+        tiled = round_up(shape.block, shape.rows)
         return tiled * self.product.length * self.product.data.dtype.bytes
 
     @cached_property
@@ -227,7 +229,7 @@ class AppliedTurned(AppliedContraction):
         outer, *window = self.product.taps
         span = (shape.rows - 1) * step + (window[-1].extent if window else 1) - 1
         rows = outer.extent * extent_of(window[:-1])
-        return rows * (_LINE + 4 * span)
+        return rows * (self.machine.line_bytes + 4 * span)
 
     def nest_of(self, shape: Shape) -> ContractionNest:
         return TurnedNest(self, shape)
@@ -282,7 +284,7 @@ class TurnedNest(ContractionNest):
 
     def _first_place(self) -> te.Expr:
         product = self.product
-        return (self._tiles_of_block.var * product.length + counted(product.taps)) * self.shape.rows
+        return (self._tiles_of_block.var * product.length + row_major(product.taps)) * self.shape.rows
 
     def _fill(self, staged: Staged, data: te.Expr) -> Stmt:
         if not packs(self.product):
@@ -315,7 +317,7 @@ class TurnedNest(ContractionNest):
             point = point * axis.extent + place
         return Store(self.sums, point * self.shape.panels.size + self.vec * self.lanes + self.lane, kept)
 
-    def _after_tiles(self) -> list[Stmt]:
+    def after_tiles(self) -> list[Stmt]:
         """The sums turned, square by square, and what is behind them."""
         side = min(self.lanes, power_of_two_below(self.points))
         square = Buffer("square", self.sums.dtype, side * side, Scope.REGISTER)
@@ -329,7 +331,7 @@ class TurnedNest(ContractionNest):
         values: dict[te.Var, te.Expr] = dict.fromkeys(self.product.image, te.as_index(0))
         values[self.product.image[-1]] = self._first_point() + points.start() + lane
         values[self.product.vector] = self.shape.panels.start_of(self.which_panel) + column * side + step
-        value = te.substitute(self._result(te.Load(square, (element,))), values)
+        value = te.substitute(self.result_of(te.Load(square, (element,))), values)
         write = nest(in_square, Store(self.formula.output, te.substitute(self.formula.store, values), value))
         turned = block(fill, Transpose(square, side, side, side), write)
         return [nest([(column, Kind.SERIAL), (points.var, Kind.SERIAL)], turned)]

@@ -38,7 +38,8 @@ from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.straight_line import operations
 from tilewright.space.templates.cpu.window import Convolution, convolution_of
-from tilewright.space.templates.cpu.winograd_nest import LINE, Nest, Shape
+from tilewright.space.templates.cpu.winograd_nest import Nest, Shape
+from tilewright.support.arith import ceil_div, round_up
 
 NAME = "winograd"
 # The relative error for each square root of the number of products summed one after another, measured on random data;
@@ -75,13 +76,15 @@ class AppliedWinograd:
     @cached_property
     def space(self) -> Space:
         conv = self.convolution
-        channels, panels = conv.channel.extent, -(-conv.output.extent // self.lanes)
+        channels, panels = conv.channel.extent, ceil_div(conv.output.extent, self.lanes)
         cut = [n for n in (512, 384, 256, 192, 128, 96, 64, 32) if n < channels and channels % n == 0]
-        padded = -(-channels // self.machine.lanes(DType.F32)) * self.machine.lanes(DType.F32)
+        padded = round_up(channels, self.machine.lanes(DType.F32))
         tiles = {1, 2, 4, 8, 12, 16, 20, 24, 30, 36, 48}
         for outputs in POINTS:  # all tiles in equal blocks
-            every = extent_of(conv.batch) * -(-conv.y.extent // outputs) * -(-conv.x.extent // outputs)
-            tiles |= {n for parts in (1, 2, 4, 8) if (n := -(-every // parts)) <= _MOST_TILES}
+            every = (
+                extent_of(conv.batch) * ceil_div(conv.y.extent, outputs) * ceil_div(conv.x.extent, outputs)
+            )
+            tiles |= {n for parts in (1, 2, 4, 8) if (n := ceil_div(every, parts)) <= _MOST_TILES}
         return Space(
             NAME,
             (
@@ -96,7 +99,7 @@ class AppliedWinograd:
         )
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
-        shape = self._shape(values)
+        shape = self.shape_of(values)
         if shape.panels.size > self.convolution.output.extent or shape.tiles > shape.all_tiles:
             return False
         if shape.shares != values["shares"]:
@@ -109,14 +112,14 @@ class AppliedWinograd:
             return False
         return (shape.seen_size + shape.products_size) * 4 <= SCRATCH_LIMIT
 
-    def _shape(self, values: Mapping[str, Value]) -> Shape:
+    def shape_of(self, values: Mapping[str, Value]) -> Shape:
         conv, outputs = self.convolution, int(values["outputs"])
         channels = int(values["channels"])
         panels = Tiles(conv.output, int(values["vectors"]) * self.lanes)
         return Shape(
             outputs=outputs,
-            tiles_y=-(-conv.y.extent // outputs),
-            tiles_x=-(-conv.x.extent // outputs),
+            tiles_y=ceil_div(conv.y.extent, outputs),
+            tiles_x=ceil_div(conv.x.extent, outputs),
             images=extent_of(conv.batch),
             tiles=int(values["tiles"]),
             rows=_rows(
@@ -127,15 +130,16 @@ class AppliedWinograd:
             ),
             vectors=int(values["vectors"]),
             channels=channels,
-            channel_blocks=-(-conv.channel.extent // channels),
+            channel_blocks=ceil_div(conv.channel.extent, channels),
             channel_lanes=self.machine.lanes(DType.F32),
             panels=panels,
-            share=-(-panels.count // int(values["shares"])),
+            share=ceil_div(panels.count, int(values["shares"])),
             in_registers=(outputs + TAPS - 1) ** 2 <= _SPILLED * self.machine.vector_registers,
+            in_line=self.machine.line_bytes // DType.F32.bytes,
         )
 
     def terms(self, config: Config) -> Terms:
-        shape, caches = self._shape(dict(config.values)), self.machine.caches
+        shape, caches = self.shape_of(dict(config.values)), self.machine.caches
         iterations = shape.shares * shape.blocks
         panels = iterations * shape.share  # panels times blocks of tiles
         every_channel = shape.channels * shape.channel_blocks
@@ -166,7 +170,7 @@ class AppliedWinograd:
         again = (shape.blocks - 1) * weight_bytes * min(1.0, max(0.0, 2 * crowding - 1.4))
         reads = 1 if panel <= caches.l1 // 2 else shape.row_tiles
         data_bytes = shape.seen_size * shape.channel_blocks * 4.0
-        from_scratch = data_bytes * (panels + 2 * iterations) + 3.0 * partial * LINE
+        from_scratch = data_bytes * (panels + 2 * iterations) + 3.0 * partial * self.machine.line_bytes
         beyond_l2 = max(0.0, 1 - caches.l2_per_core / 3 / scratch)
         # What the kernel before has left in this core's second cache, and what the one after it finds there.
         touched = self._image_bytes * min(shape.shares, self.machine.cores) + self._output_bytes
@@ -202,7 +206,7 @@ class AppliedWinograd:
         return output.size * output.dtype.bytes
 
     def program(self, config: Config) -> Program:
-        return Nest(self.convolution, self._shape(dict(config.values))).program(config)
+        return Nest(self.convolution, self.shape_of(dict(config.values))).program(config)
 
 
 @lru_cache(maxsize=1024)
@@ -212,7 +216,7 @@ def _rows(tiles: int, vectors: int, registers: int, chains: float) -> int:
     most = max(1, (registers - 1) // vectors - 1)
     return min(
         range(min(tiles, most, _MOST_ROWS), 0, -1),
-        key=lambda rows: -(-tiles // rows) * (max(rows * vectors, chains) + 1),
+        key=lambda rows: ceil_div(tiles, rows) * (max(rows * vectors, chains) + 1),
     )
 
 

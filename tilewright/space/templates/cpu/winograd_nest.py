@@ -25,12 +25,11 @@ from tilewright.loops.ir import (
 )
 from tilewright.loops.tiling import Tiles, with_values
 from tilewright.runtime.packing import Packing
-from tilewright.runtime.winograd import TAPS, matrices
+from tilewright.runtime.winograd import TAPS, WinogradWeights, matrices
 from tilewright.space.space import Config
 from tilewright.space.templates.cpu.straight_line import times_vector
 from tilewright.space.templates.cpu.window import Convolution
-
-LINE = 64  # bytes
+from tilewright.support.arith import ceil_div
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,7 @@ class Shape:
     panels: Tiles  # of the output's channels
     share: int  # panels in a parallel iteration
     in_registers: bool  # whether a transform keeps what is between its two sides there
+    in_line: int  # elements of a cache line
 
     @property
     def side(self) -> int:
@@ -65,15 +65,15 @@ class Shape:
 
     @property
     def blocks(self) -> int:
-        return -(-self.all_tiles // self.tiles)
+        return ceil_div(self.all_tiles, self.tiles)
 
     @property
     def shares(self) -> int:
-        return -(-self.panels.count // self.share)
+        return ceil_div(self.panels.count, self.share)
 
     @property
     def row_tiles(self) -> int:
-        return -(-self.tiles // self.rows)
+        return ceil_div(self.tiles, self.rows)
 
     @property
     def kept_panels(self) -> int:
@@ -195,7 +195,7 @@ class Nest:
             (shape.side, shape.side, shape.channels, shape.panels.size),
             (0, 2, 6, 4, 1, 3, 5, 7),
             zero_filled=(2,),
-            winograd=shape.outputs,
+            transforms=(WinogradWeights(shape.outputs),),
         )
         self.weight = Buffer(weight.name, weight.dtype, self.packing.size)
         self.flag = Buffer("flag", DType.F32, 1, Scope.REGISTER)
@@ -334,11 +334,11 @@ class Nest:
             [(step, Kind.UNROLL), *in_tile], Store(accumulators, place, te.call("fma", data, weight, kept))
         )
 
-        lines = shape.channels * size * 4 // LINE
-        asked = -(-lines // (shape.channels // shape.unroll * row_tiles.count))
+        lines = shape.channels * size // shape.in_line
+        asked = ceil_div(lines, shape.channels // shape.unroll * row_tiles.count)
         number = ((row_tile * vector.extent + vector) * steps.extent + steps) * asked
         following = (panel + 1) * (shape.channels * size)
-        fetch = [Prefetch(self.weight, following + (number + n) * (LINE // 4), 2) for n in range(asked)]
+        fetch = [Prefetch(self.weight, following + (number + n) * shape.in_line, 2) for n in range(asked)]
 
         partial = self._product_at(row_tile * shape.rows + row, vec, self.element) + lane
         put: Stmt = nest(in_tile, Store(self.products, partial, kept))
@@ -404,7 +404,7 @@ class Nest:
         data = conv.data if self._inside is None else te.select(self._inside, conv.data, 0.0)
         column = shape.panels.start_of(self.which_panel) + vec * self.lanes + lane
         tap = ((ky * TAPS + kx) * conv.channel.extent + channel) * conv.output.extent
-        weight = te.Load(self.weight, (tap + column + (self.packing.size - self.packing.untransformed),))
+        weight = te.Load(self.weight, (tap + column + self.packing.begin_of(self.packing.transforms[0]),))
         kept = te.Load(total, (lane,))
         update = Store(total, lane, te.call("fma", te.substitute(data, places), weight, kept))
         summed = block(

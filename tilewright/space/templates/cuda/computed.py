@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from tilewright import te
 from tilewright.dtypes import DType
-from tilewright.loops.expensive import EXPENSIVE
 from tilewright.loops.gpu.places import VECTOR_BYTES, at_places, positions, vector_lanes
 from tilewright.loops.gpu.tensor import ComputedOperand
 from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import with_values
 from tilewright.te.index import coefficient, linear, simplify
+from tilewright.te.scalars import EXPENSIVE_CALLS as EXPENSIVE
 
 _EXPENSIVE = 10.0  # instructions
 _MOST_KEPT = 16  # bytes of registers for an element

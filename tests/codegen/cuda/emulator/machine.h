@@ -1,0 +1,416 @@
+// A GPU, emulated for the tests: the threads of a block, or of a cluster of blocks, are fibers of one thread, which run
+// in turn until each waits for others. Nothing depends on time: a kernel gives the same result, or the same complaint,
+// in every run.
+//
+// It is stricter than a card. Shared memory holds NaN until it is written. An asynchronous copy fills its destination
+// with NaN when it is issued, and copies only when its thread waits for it. Every word of shared memory that is accessed
+// by address remembers who has read and written it since the last barrier: two threads that are not kept apart are
+// reported, in whatever order they happened to run. Global memory lies between pages that nobody may touch.
+#pragma once
+
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <vector>
+
+// Kernels are compiled quickly, the machine that runs them well.
+#pragma GCC push_options
+#pragma GCC optimize("O2")
+
+namespace emulator {
+
+constexpr int WARP = 32;
+constexpr unsigned POISON = 0xff;      // bytes of it are NaN in every float type
+constexpr unsigned STATIC_BYTES = 4096;  // for variables that functions declare in shared memory
+constexpr unsigned FIRST_ADDRESS = 128;  // of shared memory: zero is no address
+constexpr unsigned BLOCK_SHIFT = 24;     // where an address in the cluster has the number of the block
+
+struct Copy {
+  unsigned to;
+  const unsigned char* from;
+  int bytes, read;
+};
+
+// A word of shared memory: who wrote and read it, in which span between barriers.
+struct Word {
+  int writer = -1, reader = -1;
+  unsigned written = 0, read = 0;
+  bool flying = false;
+};
+
+struct Warp {
+  unsigned generation = 0;
+  int arrived = 0;
+  const char* name = nullptr;
+  alignas(16) unsigned char given[WARP][64], made[WARP][64];
+};
+
+struct Block {
+  unsigned char* memory = nullptr;  // the static part, then what the launch gives
+  std::vector<Word> words;
+  std::vector<Warp> warps;
+  unsigned epoch = 1, barrier = 0;
+  int arrived = 0, finished = 0;
+};
+
+struct Thread {
+  ucontext_t context;  // to begin with; then, without system calls, `here`
+  jmp_buf here;
+  unsigned char* stack = nullptr;
+  int block = 0, number = 0;
+  bool begun = false, done = false;
+  const unsigned* watched = nullptr;  // it waits until this is another number
+  unsigned seen = 0, cluster_phase = 0;
+  std::vector<Copy> open;
+  std::vector<std::vector<Copy>> groups;
+};
+
+struct Index {
+  unsigned x, y, z;
+};
+
+struct Machine {
+  int blocks, threads, cluster, shared_bytes;
+  bool descending;  // the order in which threads run
+  void (*kernel)(void** arguments);
+  void** arguments;
+  int first_block = 0;  // of the cluster that runs
+  std::vector<Block> members;
+  std::vector<Thread> fibers;
+  Thread* running = nullptr;
+  jmp_buf scheduler;
+  unsigned cluster_barrier = 0;
+  int cluster_arrived = 0;
+};
+
+inline Machine machine;
+
+inline Thread& self() { return *machine.running; }
+inline Block& own_block() { return machine.members[self().block]; }
+
+[[noreturn]] inline void fail(const char* what) {
+  const Thread* const thread = machine.running;
+  if (thread)
+    fprintf(stderr, "block %d, thread %d: %s\n", machine.first_block + thread->block, thread->number, what);
+  else
+    fprintf(stderr, "%s\n", what);
+  _exit(3);
+}
+
+// -- threads ----------------------------------------------------------------------------------------------------------
+
+inline void wait_until_changed(const unsigned& watched, unsigned seen) {
+  Thread& thread = self();
+  thread.watched = &watched;
+  thread.seen = seen;
+  if (!_setjmp(thread.here)) _longjmp(machine.scheduler, 1);
+}
+
+inline void block_barrier() {
+  Block& block = own_block();
+  const unsigned phase = block.barrier;
+  if (++block.arrived < machine.threads) return wait_until_changed(block.barrier, phase);
+  block.arrived = 0;
+  ++block.barrier;
+  ++block.epoch;
+}
+
+inline void cluster_arrive() {
+  self().cluster_phase = machine.cluster_barrier;
+  if (++machine.cluster_arrived < machine.threads * machine.cluster) return;
+  machine.cluster_arrived = 0;
+  ++machine.cluster_barrier;
+  for (Block& block : machine.members) ++block.epoch;
+}
+inline void cluster_wait() {
+  if (machine.cluster_barrier == self().cluster_phase) wait_until_changed(machine.cluster_barrier, self().cluster_phase);
+}
+
+// All lanes of a warp give something and get something: `compute(given, made)` has both of all lanes.
+template <class Given, class Made, class Compute>
+Made together(const char* name, const Given& given, Compute compute) {
+  static_assert(sizeof(Given) <= 64 && sizeof(Made) <= 64, "room of a lane");
+  const int lane = self().number % WARP;
+  Warp& warp = own_block().warps[self().number / WARP];
+  if (warp.arrived && strcmp(warp.name, name)) fail("the lanes of a warp are at different instructions");
+  warp.name = name;
+  memcpy(warp.given[lane], &given, sizeof(Given));
+  const unsigned generation = warp.generation;
+  if (++warp.arrived < WARP) {
+    wait_until_changed(warp.generation, generation);
+  } else {
+    Given all[WARP];
+    Made results[WARP];
+    for (int n = 0; n < WARP; ++n) memcpy(&all[n], warp.given[n], sizeof(Given));
+    compute(all, results);
+    for (int n = 0; n < WARP; ++n) memcpy(warp.made[n], &results[n], sizeof(Made));
+    warp.arrived = 0;
+    ++warp.generation;
+  }
+  Made made;
+  memcpy(&made, warp.made[lane], sizeof(Made));
+  return made;
+}
+
+// -- shared memory ----------------------------------------------------------------------------------------------------
+
+inline unsigned all_shared_bytes() { return STATIC_BYTES + machine.shared_bytes; }
+
+inline unsigned address_of(const void* at) {
+  const unsigned char* const memory = own_block().memory;
+  const long offset = static_cast<const unsigned char*>(at) - memory;
+  if (offset < 0 || offset > (long)all_shared_bytes()) fail("a pointer that is not to shared memory is taken for one");
+  return FIRST_ADDRESS + (unsigned)offset;
+}
+
+inline unsigned char* located(Block& block, unsigned address, int bytes) {
+  if (address % bytes) fail("an access to shared memory is not aligned");
+  if (address < FIRST_ADDRESS || address - FIRST_ADDRESS + bytes > all_shared_bytes())
+    fail("an address is outside of shared memory");
+  return block.memory + (address - FIRST_ADDRESS);
+}
+
+// `thread` reads or writes; a warp that reads together is none of its threads.
+inline void note_read(Block& block, unsigned address, int bytes, int thread) {
+  for (int n = 0; n < bytes; n += 4) {
+    Word& word = block.words[(address - FIRST_ADDRESS + n) / 4];
+    if (word.flying) fail("reads what an asynchronous copy has not brought yet");
+    if (word.written == block.epoch && word.writer != thread)
+      fail("reads what another thread has written since the last barrier");
+    word.reader = word.read == block.epoch && word.reader != thread ? -2 : thread;
+    word.read = block.epoch;
+  }
+}
+inline void note_write(Block& block, unsigned address, int bytes, int thread) {
+  for (int n = 0; n < bytes; n += 4) {
+    Word& word = block.words[(address - FIRST_ADDRESS + n) / 4];
+    if (word.flying) fail("writes where an asynchronous copy is under way");
+    if (word.written == block.epoch && word.writer != thread)
+      fail("writes what another thread has written since the last barrier");
+    if (word.read == block.epoch && word.reader != thread)
+      fail("writes what another thread has read since the last barrier");
+    word.writer = thread;
+    word.written = block.epoch;
+  }
+}
+
+template <class T>
+void store(unsigned address, const T& value) {
+  unsigned char* const at = located(own_block(), address, sizeof(T));
+  note_write(own_block(), address, sizeof(T), self().number);
+  memcpy(at, &value, sizeof(T));
+}
+template <class T>
+T load(unsigned address) {
+  const unsigned char* const at = located(own_block(), address, sizeof(T));
+  note_read(own_block(), address, sizeof(T), self().number);
+  T value;
+  memcpy(&value, at, sizeof(T));
+  return value;
+}
+
+// An address in the shared memory of another block of the cluster.
+inline unsigned in_cluster(unsigned address, unsigned block) {
+  if (block >= (unsigned)machine.cluster) fail("a block that is not in the cluster");
+  return address | (block + 1) << BLOCK_SHIFT;
+}
+template <class T>
+T load_in_cluster(unsigned address) {
+  const int number = (int)(address >> BLOCK_SHIFT) - 1;
+  Block& block = machine.members[number < 0 ? self().block : number];
+  if (block.finished) fail("reads the shared memory of a block of which threads have ended");
+  T value;
+  memcpy(&value, located(block, address & ((1u << BLOCK_SHIFT) - 1), sizeof(T)), sizeof(T));
+  return value;
+}
+
+// What a function declares in shared memory lies at the same place in every block; `key` tells variables apart.
+inline void* static_shared(const void* key, size_t bytes) {
+  static std::vector<const void*> keys;
+  static std::vector<unsigned> offsets;
+  static unsigned end = 0;
+  for (size_t n = 0; n < keys.size(); ++n)
+    if (keys[n] == key) return own_block().memory + offsets[n];
+  keys.push_back(key);
+  offsets.push_back(end);
+  end += (bytes + 15) / 16 * 16;
+  if (end > STATIC_BYTES) fail("more variables in shared memory than there is room for");
+  return own_block().memory + offsets.back();
+}
+inline unsigned char* dynamic_shared() { return own_block().memory + STATIC_BYTES; }
+
+// -- asynchronous copies ----------------------------------------------------------------------------------------------
+
+inline void begin_copy(unsigned to, const void* from, int bytes, int read) {
+  unsigned char* const at = located(own_block(), to, bytes);
+  if (read && (size_t)from % bytes) fail("the source of an asynchronous copy is not aligned");
+  note_write(own_block(), to, bytes, self().number);
+  for (int n = 0; n < bytes; n += 4) own_block().words[(to - FIRST_ADDRESS + n) / 4].flying = true;
+  memset(at, POISON, bytes);
+  self().open.push_back({to, static_cast<const unsigned char*>(from), bytes, read});
+}
+inline void commit_group() {
+  self().groups.push_back(self().open);
+  self().open.clear();
+}
+inline void wait_group(int pending) {
+  std::vector<std::vector<Copy>>& groups = self().groups;
+  Block& block = own_block();
+  while ((int)groups.size() > pending) {
+    for (const Copy& copy : groups.front()) {
+      unsigned char* const at = located(block, copy.to, copy.bytes);
+      memset(at, 0, copy.bytes);
+      memcpy(at, copy.from, copy.read);
+      for (int n = 0; n < copy.bytes; n += 4) {
+        Word& word = block.words[(copy.to - FIRST_ADDRESS + n) / 4];
+        word.flying = false;
+        word.writer = self().number;
+        word.written = block.epoch;
+      }
+    }
+    groups.erase(groups.begin());
+  }
+}
+
+// -- launches ---------------------------------------------------------------------------------------------------------
+
+constexpr size_t PAGE = 4096, STACK = 1 << 18;
+
+// Memory that ends with a page that nobody may touch, and begins with one.
+inline unsigned char* guarded(size_t bytes, size_t alignment) {
+  const size_t whole = (bytes + PAGE - 1) / PAGE * PAGE;
+  unsigned char* const all = static_cast<unsigned char*>(
+      mmap(nullptr, whole + 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  if (all == MAP_FAILED) fail("no memory");
+  mprotect(all, PAGE, PROT_NONE);
+  mprotect(all + PAGE + whole, PAGE, PROT_NONE);
+  memset(all + PAGE, POISON, whole);
+  return all + PAGE + (whole - (bytes + alignment - 1) / alignment * alignment);
+}
+
+inline void thread_body() {
+  machine.kernel(machine.arguments);
+  if (!self().open.empty() || !self().groups.empty()) fail("ends while an asynchronous copy is under way");
+  self().done = true;
+  ++own_block().finished;
+  _longjmp(machine.scheduler, 1);
+}
+
+inline void resume(Thread& thread) {
+  machine.running = &thread;
+  if (!_setjmp(machine.scheduler)) {
+    if (thread.begun) _longjmp(thread.here, 1);
+    thread.begun = true;
+    setcontext(&thread.context);
+  }
+  machine.running = nullptr;
+}
+
+inline void run_cluster() {
+  for (Block& block : machine.members) {
+    unsigned char* const memory = block.memory;
+    block = Block();
+    block.memory = memory ? memory : guarded(all_shared_bytes(), 128);
+    memset(block.memory, POISON, all_shared_bytes());
+    block.words.resize((all_shared_bytes() + 3) / 4);
+    block.warps.resize(machine.threads / WARP);
+  }
+  machine.cluster_barrier = machine.cluster_arrived = 0;
+  for (int n = 0; n < (int)machine.fibers.size(); ++n) {
+    Thread& thread = machine.fibers[n];
+    unsigned char* const stack = thread.stack ? thread.stack : guarded(STACK, 16);
+    thread = Thread();
+    thread.stack = stack;
+    thread.block = n / machine.threads;
+    thread.number = n % machine.threads;
+    getcontext(&thread.context);
+    thread.context.uc_stack.ss_sp = stack;
+    thread.context.uc_stack.ss_size = STACK;
+    thread.context.uc_link = nullptr;
+    makecontext(&thread.context, thread_body, 0);
+  }
+  const int count = (int)machine.fibers.size();
+  for (int left = count; left;) {
+    bool progress = false;
+    for (int n = 0; n < count; ++n) {
+      Thread& thread = machine.fibers[machine.descending ? count - 1 - n : n];
+      if (thread.done || (thread.watched && *thread.watched == thread.seen)) continue;
+      thread.watched = nullptr;
+      resume(thread);
+      left -= thread.done;
+      progress = true;
+    }
+    if (!progress) fail("deadlock: threads wait for others that have ended or wait elsewhere");
+  }
+}
+
+inline void run() {
+  machine.members.resize(machine.cluster);
+  machine.fibers.resize(machine.cluster * machine.threads);
+  for (machine.first_block = 0; machine.first_block < machine.blocks; machine.first_block += machine.cluster)
+    run_cluster();
+}
+
+inline void on_signal(int number) {
+  const char* const text = number == SIGSEGV || number == SIGBUS ? "an access outside of memory\n"
+                                                                 : "a misaligned access, or an index out of range\n";
+  if (write(2, text, strlen(text)) < 0) _exit(5);
+  _exit(4);
+}
+
+inline void read_all(FILE* file, void* into, size_t bytes) {
+  if (fread(into, 1, bytes, file) != bytes) fail("the file of inputs is too short");
+}
+
+struct Argument {
+  size_t bytes;
+  bool written;
+};
+
+// kernel INPUTS RESULTS COUNT ascending|descending: so many launches, with the arguments of each behind each other.
+inline int main_of(int argc, char** argv, Machine described, std::vector<Argument> arguments) {
+  if (argc != 5) fail("usage: kernel INPUTS RESULTS COUNT ascending|descending");
+  static unsigned char stack[1 << 16];
+  stack_t alternative = {};
+  alternative.ss_sp = stack;
+  alternative.ss_size = sizeof(stack);
+  sigaltstack(&alternative, nullptr);
+  struct sigaction action = {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_ONSTACK;
+  for (int number : {SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE}) sigaction(number, &action, nullptr);
+
+  machine = described;
+  machine.descending = !strcmp(argv[4], "descending");
+  FILE* const inputs = fopen(argv[1], "rb");
+  FILE* const results = fopen(argv[2], "wb");
+  if (!inputs || !results) fail("no such file");
+  std::vector<void*> pointers;
+  for (const Argument& argument : arguments) pointers.push_back(guarded(argument.bytes, 16));
+  machine.arguments = pointers.data();
+  for (int left = atoi(argv[3]); left; --left) {
+    for (size_t n = 0; n < arguments.size(); ++n) {
+      if (arguments[n].written)
+        memset(pointers[n], POISON, arguments[n].bytes);
+      else
+        read_all(inputs, pointers[n], arguments[n].bytes);
+    }
+    run();
+    for (size_t n = 0; n < arguments.size(); ++n)
+      if (arguments[n].written && fwrite(pointers[n], 1, arguments[n].bytes, results) != arguments[n].bytes)
+        fail("the results cannot be written");
+  }
+  fclose(results);
+  return 0;
+}
+
+}  // namespace emulator
+
+#pragma GCC pop_options

@@ -1,0 +1,111 @@
+"""Compiles a kernel's CUDA text for the emulator with g++, and runs it on arrays of the host."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from tests.codegen.cuda.emulator.translate import translated
+from tilewright.codegen.cuda.build import SYMBOL, GpuSource
+
+HERE = Path(__file__).parent
+COMPILER = shutil.which("g++") if sys.platform == "linux" else None
+_CLUSTER = re.compile(r"__cluster_dims__\((\d+), 1, 1\)")
+# A misaligned access and an index beyond a register array are traps.
+_FLAGS = (
+    *("-std=c++17", "-O0", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-fwrapv"),
+    *("-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"),
+)
+_UNSET_REGISTERS = "-ftrivial-auto-var-init=pattern"  # hold a pattern; from GCC 12 on
+_SECONDS = 60.0
+
+
+@lru_cache(maxsize=1)
+def _flags() -> tuple[str, ...]:
+    probe = subprocess.run(
+        [str(COMPILER), _UNSET_REGISTERS, "-fsyntax-only", "-xc++", "/dev/null"],
+        capture_output=True,
+        check=False,
+    )
+    return _FLAGS if probe.returncode else (*_FLAGS, _UNSET_REGISTERS)
+
+
+class Complaint(Exception):
+    """What the emulator found wrong with a kernel, other than its result."""
+
+
+class Emulated:
+    """A kernel as a program of this machine."""
+
+    def __init__(self, source: GpuSource, folder: Path, text: str | None = None) -> None:
+        """`text`: instead of the source's own; for mutants."""
+        assert COMPILER is not None
+        self.source, self.folder = source, folder
+        self.program = folder / "kernel"
+        written = folder / "kernel.cpp"
+        written.write_text(_main(source, source.text if text is None else text))
+        command = [COMPILER, *_flags(), f"-I{HERE}", str(written), "-o", str(self.program)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Complaint(f"it does not compile: {done.stderr[:3000]}")
+
+    def __call__(
+        self, launches: Sequence[Sequence[np.ndarray]], *, descending: bool = False
+    ) -> list[np.ndarray]:
+        """The flat result of each launch, of inputs as the task has them."""
+        inputs, results = self.folder / "inputs", self.folder / "results"
+        inputs.write_bytes(b"".join(self._stored(arrays) for arrays in launches))
+        order = "descending" if descending else "ascending"
+        command = [str(self.program), str(inputs), str(results), str(len(launches)), order]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise Complaint("it does not end") from None
+        if done.returncode:
+            raise Complaint(done.stderr.strip() or f"exit code {done.returncode}")
+        output = self.source.params[-1]
+        found = np.frombuffer(results.read_bytes(), output.dtype.numpy)
+        return list(found.reshape(len(launches), output.size))
+
+    def _stored(self, arrays: Sequence[np.ndarray]) -> bytes:
+        packings = [*self.source.packings, *[None] * (len(arrays) - len(self.source.packings))]
+        stored = [
+            np.ascontiguousarray(array if packing is None else packing.pack(array)).reshape(-1)
+            for array, packing in zip(arrays, packings, strict=True)
+        ]
+        for array, buffer in zip(stored, self.source.params, strict=False):
+            assert array.size == buffer.size and array.dtype == buffer.dtype.numpy, buffer
+        return b"".join(array.tobytes() for array in stored)
+
+
+def _main(source: GpuSource, text: str) -> str:
+    cluster = found[1] if (found := _CLUSTER.search(text)) else "1"
+    *inputs, output = source.params
+    arguments = [f"{{{b.size * b.dtype.bytes}, false}}" for b in inputs]
+    arguments.append(f"{{{output.size * output.dtype.bytes}, true}}")
+    types = [*(f"const {b.dtype.short}*" for b in inputs), f"{output.dtype.short}*"]
+    passed = ", ".join(f"({kind})arguments[{n}]" for n, kind in enumerate(types))
+    return "\n".join(
+        [
+            '#include "cuda.h"',
+            translated(text.replace(SYMBOL, "kernel")),
+            f"static void launched(void** arguments) {{ kernel({passed}); }}",
+            "int main(int argc, char** argv) {",
+            "  emulator::Machine machine = {};",
+            f"  machine.blocks = {source.blocks};",
+            f"  machine.threads = {source.threads};",
+            f"  machine.cluster = {cluster};",
+            f"  machine.shared_bytes = {source.shared_bytes};",
+            "  machine.kernel = launched;",
+            f"  return emulator::main_of(argc, argv, machine, {{{', '.join(arguments)}}});",
+            "}",
+            "",
+        ]
+    )

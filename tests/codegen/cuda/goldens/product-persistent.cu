@@ -1,0 +1,69 @@
+// tensor cores: 72 x 104 x 72 by 32 x 32 x 32, 1 x 2 warps, 3 stages, tiles in turn
+// 12 blocks of 64 threads, 17408 bytes of shared memory
+// prelude.cuh
+// tensor_cores.cuh
+// matmul.cuh
+extern "C" __global__ void __launch_bounds__(64) KERNEL_NAME(const f16* __restrict__ x0, const f16* __restrict__ x1, const f16* __restrict__ x2, const f16* __restrict__ x3, f16* __restrict__ out) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  await_turn();
+  using P = Product<f16, 32, 32, 32, 1, 2, 3, Matrix<f16, 32, 32, false, true, 8, 64, 72, false>, Matrix<f16, 32, 32, true, false, 8, 64, 104, false>>;
+  const auto left = [&](int number) {
+  const int tile = number % 12;
+  const int group = tile / 32 * 8;
+  const int height = min(3 - group, 8);
+  const int m0 = (group + tile % 32 % height) * 32;
+  const int n0 = tile % 32 / height * 32;
+  return Matrix<f16, 32, 32, false, true, 8, 64, 72, false>(x0 + 0, m0, 0, 72, 72);
+  };
+  const auto right = [&](int number) {
+  const int tile = number % 12;
+  const int group = tile / 32 * 8;
+  const int height = min(3 - group, 8);
+  const int m0 = (group + tile % 32 % height) * 32;
+  const int n0 = tile % 32 / height * 32;
+  return Matrix<f16, 32, 32, true, false, 8, 64, 104, false>(x1 + 0, n0, 0, 104, 72);
+  };
+  f32* const sums = reinterpret_cast<P::Total*>(shared + 12288);
+  int number = blockIdx.x;
+  auto a = left(number);
+  auto b = right(number);
+  P::begin(shared, a, b);
+  while (true) {
+  const int current = number;
+  number += gridDim.x;
+  P::finish(shared, sums, a, b, 3, [&] {
+    if (number < 12) {
+      a = left(number);
+      b = right(number);
+      P::begin(shared, a, b);
+    }
+  });
+  const int tile = current % 12;
+  const int group = tile / 32 * 8;
+  const int height = min(3 - group, 8);
+  const int m0 = (group + tile % 32 % height) * 32;
+  const int n0 = tile % 32 / height * 32;
+  __syncthreads();
+#pragma unroll 2
+  for (int turn = 0; turn < 2; ++turn) {
+    const int i = turn * 64 + threadIdx.x;
+    const int sum_row = i / 4;
+    const int sum_vector = i % 4;
+    const int place_m = m0 + sum_row, place_n = n0 / 8 + sum_vector;
+    if (place_m < 72 && place_n < 13) {
+      {
+        const Pack<f32, 8> x_1 = *reinterpret_cast<const Pack<f32, 8>*>(sums + ((sum_row * 40) + (sum_vector * 8)));
+        const Pack<f16, 8> x_2 = *reinterpret_cast<const Pack<f16, 8>*>(x2 + (place_n * 8));
+        const Pack<f16, 8> x_3 = *reinterpret_cast<const Pack<f16, 8>*>(x3 + ((place_m * 104) + (place_n * 8)));
+        Pack<f16, 8> x_4;
+#pragma unroll
+        for (int v = 0; v < 8; ++v) {
+          x_4.at[v] = narrow<f16>((maximum((x_1.at[v] + wide(x_2.at[v])), 0.0f) + wide(x_3.at[v])));
+        }
+        *reinterpret_cast<Pack<f16, 8>*>(out + ((place_m * 104) + (place_n * 8))) = x_4;
+      }
+    }
+  }
+  if (number >= 12) break;
+  }
+}

@@ -1,0 +1,97 @@
+"""The program of every CPU template, as the analytical model chooses it for two described machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.programs import AVX2, AVX512, AVX_VNNI, CPU_TEMPLATES, ZEN4, cpu_program, program_text
+from tests.space.checked import Inputs
+from tests.space.templates.cpu.chains import Chain
+from tests.space.templates.cpu.images import Image
+from tilewright.dtypes import DType
+from tilewright.graph.op import apply
+from tilewright.graph.task import Task
+from tilewright.hw import CpuMachine
+
+
+def linear(m: int, n: int, k: int, *, constant: bool = True) -> Task:
+    """relu(a @ b + bias)."""
+    x = Inputs()
+    total = apply("matmul", x(m, k), x(k, n, constant=constant))
+    return x.task(apply("relu", apply("add", total, x(n, constant=True))))
+
+
+def convolution(size: int, channels: tuple[int, int]) -> Task:
+    """3 x 3, with a border, channels last."""
+    x = Inputs()
+    edge, none = (0, 1, 1, 0), (0, 0, 0, 0)
+    image = apply("pad", x(1, size, size, channels[0]), low=edge, high=edge, interior=none, value=0.0)
+    attrs: dict[str, Any] = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
+    return x.task(apply("conv", image, x(3, 3, *channels, constant=True), layout="channels_last", **attrs))
+
+
+def int8_linear(m: int, n: int, k: int) -> Task:
+    x = Inputs()
+    total = apply("matmul", x(m, k, dtype=DType.U8), x(k, n, constant=True, dtype=DType.I8))
+    return x.task(apply("add", total, x(n, constant=True, dtype=DType.I32)))
+
+
+def attention(queries: int, keys: int, width: int, causal: bool) -> Task:
+    x = Inputs()
+    q, k, v = x(2, queries, width), x(2, keys, width), x(2, keys, width)
+    return x.task(apply("attention", q, k, v, scale=width**-0.5, causal=causal))
+
+
+@dataclass(frozen=True)
+class Case:
+    template: str
+    label: str
+    machine: CpuMachine
+    task: Callable[[], Task]
+    numerics: str = "fast"
+
+    @property
+    def file(self) -> str:
+        return f"{self.template}-{self.label}.txt"
+
+
+def on_both(template: str, task: Callable[[], Task], numerics: str = "fast") -> list[Case]:
+    return [
+        Case(template, name, machine, task, numerics)
+        for name, machine in (("avx2", AVX2), ("avx512", AVX512))
+    ]
+
+
+CASES = [
+    *on_both("attention", lambda: attention(8, 32, 16, causal=False)),
+    Case("attention", "causal", AVX512, lambda: attention(8, 32, 16, causal=True)),
+    *on_both("contraction", lambda: linear(12, 64, 48)),
+    Case("contraction_int8", "avx-vnni", AVX_VNNI, lambda: int8_linear(12, 64, 64)),
+    Case("contraction_int8", "avx512", AVX512, lambda: int8_linear(12, 64, 64)),
+    *on_both("depthwise", lambda: Chain(1, 8, 8, None, 32, None).task()),
+    Case("paired", "zen4", ZEN4, lambda: linear(48, 128, 64)),
+    Case("paired", "zen4-odd", ZEN4, lambda: linear(49, 131, 67)),
+    *on_both("planes", lambda: Image(1, (14, 14), (4, 4), (3, 3), low=(1, 1), high=(1, 1), groups=4).task()),
+    *on_both("separable", lambda: Chain(1, 8, 8, 8, 32, 16).task()),
+    *on_both("strassen", lambda: linear(24, 32, 96), "relaxed"),
+    *on_both("strassen_copied", lambda: linear(24, 32, 96, constant=False), "relaxed"),
+    *on_both("strassen_turned", lambda: Image(1, (8, 8), (96, 32), (1, 1)).task(), "relaxed"),
+    *on_both("turned", lambda: Image(1, (8, 8), (8, 32), (3, 3), low=(1, 1), high=(1, 1)).task()),
+    *on_both("winograd", lambda: convolution(12, (16, 32))),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.file.removesuffix(".txt"))
+def test_the_program_is_the_golden(case: Case, golden: Callable[[str, str], None]) -> None:
+    task = case.task()
+    config, program = cpu_program(case.template, task, case.machine, case.numerics)
+    golden(case.file, program_text(task, program, case.machine, config))
+
+
+def test_every_template_has_two_goldens() -> None:
+    counts = {name: sum(case.template == name for case in CASES) for name in CPU_TEMPLATES}
+    assert min(counts.values()) >= 2, counts

@@ -1,0 +1,104 @@
+"""Extensions as a user would write them: each in a module that a process which builds kernels can import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.cost.analytical import Analytical
+from tilewright.loops.default import default_program
+from tilewright.loops.ir import Program
+from tilewright.search import Search
+from tilewright.space.space import Config, Knob, Space
+from tilewright.space.template import Applied, CpuWork, Terms
+
+
+class Plain:
+    """A template of a user's own: the default program, under another name, with a knob that changes nothing."""
+
+    name = "plain"
+
+    def apply(self, work: CpuWork) -> Applied | None:
+        return None if work.formula is None else PlainApplied(work)
+
+
+@dataclass(frozen=True)
+class PlainApplied:
+    work: CpuWork
+
+    @property
+    def space(self) -> Space:
+        return Space("plain", (Knob("choice", (1, 2, 4)),), lambda values: True)
+
+    def terms(self, config: Config) -> Terms | None:
+        return None
+
+    def program(self, config: Config) -> Program:
+        assert self.work.formula is not None
+        return default_program(self.work.formula, self.work.machine)
+
+
+class Raises:
+    """One that raises whenever it is asked."""
+
+    name = "raises"
+
+    def apply(self, work: CpuWork) -> Applied | None:
+        raise ZeroDivisionError("a bug of its author's")
+
+
+class RaisesLater(Plain):
+    """One whose programs cannot be made."""
+
+    name = "raises later"
+
+    def apply(self, work: CpuWork) -> Applied | None:
+        return None if work.formula is None else _RaisesLater(work)
+
+
+@dataclass(frozen=True)
+class _RaisesLater(PlainApplied):
+    @property
+    def space(self) -> Space:
+        return Space("raises later", (Knob("choice", (1, 2)),), lambda values: True)
+
+    def program(self, config: Config) -> Program:
+        raise KeyError("a bug of its author's")
+
+    def terms(self, config: Config) -> Terms | None:
+        return Terms(arithmetic=1.0)  # and it lies about its cost
+
+
+class Wrong(Plain):
+    """One that promises to be the fastest and computes something else."""
+
+    name = "wrong"
+
+    def apply(self, work: CpuWork) -> Applied | None:
+        return None if work.formula is None else _Wrong(work)
+
+
+@dataclass(frozen=True)
+class _Wrong(PlainApplied):
+    @property
+    def space(self) -> Space:
+        return Space("wrong", (Knob("choice", (1, 2)),), lambda values: True)
+
+    def terms(self, config: Config) -> Terms | None:
+        return Terms(arithmetic=1.0)
+
+    def program(self, config: Config) -> Program:
+        from tests.faults.mutants import edits
+
+        return edits(super().program(config))[0].made()
+
+
+class FirstOnes(Search):
+    """A search of a user's own: configs as they are listed."""
+
+    def propose(self, count: int):  # type: ignore[no-untyped-def]
+        return self.candidates.configs()
+
+
+def optimist(candidates, threads, seed, experience):  # type: ignore[no-untyped-def]
+    """A cost model of a user's own."""
+    return Analytical(candidates, threads)

@@ -1,0 +1,116 @@
+"""The conformance suites hold for the compiler's own parts, and fail for what breaks a promise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.testing.extensions import Plain
+from tilewright.cost.boosted import Experience
+from tilewright.cost.model import CostModel
+from tilewright.cost.models import COST_MODELS
+from tilewright.graph.task import Task
+from tilewright.hw import host
+from tilewright.space.candidates import Candidates
+from tilewright.space.space import Config
+from tilewright.space.template import Applied, Work
+from tilewright.space.templates.cpu.contraction import Contraction
+from tilewright.targets.cpu import CpuTarget
+from tilewright.targets.target import Target
+from tilewright.testing import CostModelSuite, SearchSuite, TargetSuite, TemplateSuite, gemm
+
+
+class TestContraction(TemplateSuite):
+    template = Contraction()
+
+    def tasks(self) -> Sequence[Task]:
+        return (gemm(), gemm(7, 130, 65))
+
+
+class TestPlain(TemplateSuite):
+    template = Plain()
+
+
+class TestCpu(TargetSuite):
+    def make(self) -> Target:
+        return CpuTarget(host())
+
+
+class TestBoosted(CostModelSuite):
+    def make(
+        self, candidates: Candidates, threads: int, seed: int, experience: Sequence[Experience]
+    ) -> CostModel:
+        return COST_MODELS["boosted"](candidates, threads, seed, experience)
+
+
+class TestAnalytical(CostModelSuite):
+    learns = False
+
+    def make(
+        self, candidates: Candidates, threads: int, seed: int, experience: Sequence[Experience]
+    ) -> CostModel:
+        return COST_MODELS["analytical"](candidates, threads, seed, experience)
+
+
+class _Forgetful:
+    """A search that asks for the same again and again."""
+
+    def __init__(self, candidates: Candidates) -> None:
+        self._candidates = candidates
+
+    done, expected_gain = False, None
+
+    def ask(self, count: int) -> list[Config]:
+        return list(self._candidates.configs())[:count] if count else []
+
+    def tell(self, outcomes: object) -> None:
+        pass
+
+
+class _ForgetfulSuite(SearchSuite):
+    def make(self, candidates: Candidates, model: CostModel, seed: int) -> _Forgetful:  # type: ignore[override]
+        return _Forgetful(candidates)
+
+
+class _OffByOne(Plain):
+    name = "off by one"
+
+    def apply(self, work: Work) -> Applied | None:
+        other = Work(gemm(33, 48, 39), work.machine)  # of another task
+        return super().apply(other)
+
+
+class _OffByOneSuite(TemplateSuite):
+    template = _OffByOne()
+
+    def tasks(self) -> Sequence[Task]:
+        return (gemm(),)
+
+
+def failing(suite: object) -> Iterator[str]:
+    for name in dir(suite):
+        if name.startswith("test_"):
+            try:
+                getattr(suite, name)()
+            except Exception:
+                yield name
+
+
+def test_what_breaks_a_promise_fails() -> None:
+    assert "test_a_small_space_is_asked_for_entirely_and_then_nothing_more" in set(failing(_ForgetfulSuite()))
+    assert {"test_its_space_bears_its_name", "test_every_config_computes_the_task"} <= set(
+        failing(_OffByOneSuite())
+    )
+
+
+def test_a_suite_says_that_its_template_was_never_asked() -> None:
+    class Nothing:
+        name = "nothing"
+
+        def apply(self, work: Work) -> None:
+            return None
+
+    suite = type("Suite", (TemplateSuite,), {"template": Nothing()})()
+    with pytest.raises(AssertionError, match="declines every task of the suite"):
+        suite.test_it_applies_to_something()

@@ -1,0 +1,69 @@
+"""The cost models that learn, by name, those of users among them.
+
+One of your own is a class with the methods of a `CostModel` (see `model.py`), made of (candidates, threads, seed,
+experience): register it here, or name it as an entry point of the group `tilewright.cost_models`, and ask for it with
+`compile(cost_model=...)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from importlib import metadata
+
+from tilewright.cost.analytical import Analytical
+from tilewright.cost.boosted import Boosted, Experience
+from tilewright.cost.model import CostModel
+from tilewright.errors import OptionError
+from tilewright.space.candidates import Candidates
+
+ENTRY_POINTS = "tilewright.cost_models"
+
+# Of the candidates of one task, the threads of a call, a seed, and what was measured of other tasks.
+Factory = Callable[[Candidates, int, int, Sequence[Experience]], CostModel]
+
+
+def _boosted(candidates: Candidates, threads: int, seed: int, experience: Sequence[Experience]) -> CostModel:
+    return Boosted(candidates, threads, seed=seed, warm=experience)
+
+
+def _analytical(
+    candidates: Candidates, threads: int, seed: int, experience: Sequence[Experience]
+) -> CostModel:
+    return Analytical(candidates, threads)
+
+
+COST_MODELS: dict[str, Factory] = {"boosted": _boosted, "analytical": _analytical}
+
+
+def register(name: str, factory: Factory) -> None:
+    """A cost model of your own, under a name that `compile(cost_model=...)` takes."""
+    if not name or not callable(factory):
+        raise OptionError(
+            f"{factory!r} is no cost model",
+            remedy="give a class, or a function, of (candidates, threads, seed, experience) that returns a CostModel",
+        )
+    if name in COST_MODELS:
+        raise OptionError(f"there is a cost model {name!r} already", remedy="choose another name")
+    COST_MODELS[name] = factory
+
+
+def unregister(name: str) -> None:
+    COST_MODELS.pop(name, None)
+
+
+def cost_model_named(name: str) -> Factory:
+    """OptionError where there is none of that name."""
+    found = COST_MODELS.get(name)
+    if found is None and name in _entry_points():
+        loaded: Factory = _entry_points()[name].load()
+        return loaded
+    if found is None:
+        known = ", ".join(map(repr, (*COST_MODELS, *_entry_points())))
+        raise OptionError(f"cost_model must be one of {known}, got {name!r}")
+    return found
+
+
+@lru_cache(maxsize=1)
+def _entry_points() -> dict[str, metadata.EntryPoint]:
+    return {entry.name: entry for entry in metadata.entry_points(group=ENTRY_POINTS)}

@@ -1,0 +1,104 @@
+"""The instructions of NVIDIA's tensor cores, and those that feed them, as intrinsics of a warp.
+
+A fragment is a few elements that lie together, in the thread's registers or in shared memory.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.hw.gpu import WARP
+from tilewright.hw.intrinsics import Fragment, Intrinsic, PtxAssembly
+from tilewright.hw.memory import Scope
+
+ROWS = 8  # of the matrices that are loaded
+_ROW_BYTES = 16
+_REGISTER_BYTES = 4
+_NAMES = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: "tf32"}
+_OLDEST = ("sm_80",)  # the first with bf16, tf32 and asynchronous copies
+
+
+def columns(dtype: DType) -> int:
+    """Elements of a row of the matrices that are loaded."""
+    return _ROW_BYTES // dtype.bytes
+
+
+def _intrinsic(name: str, fragments: tuple[Fragment, ...], through: str = "") -> Intrinsic:
+    output, *inputs = (fragment.tensor for fragment in fragments)
+    emit = PtxAssembly(name, through)
+    return Intrinsic(name, output, tuple(inputs), emit, fragments=fragments, features=_OLDEST)
+
+
+@cache
+def multiply(depth: int, dtype: DType) -> Intrinsic:
+    """`c[m, n] += a[m, k] * b[n, k]` of 16 x 8 results, on tensor cores; `depth` is of one or two matrices. 32-bit
+    floats are rounded on the way in."""
+    a, b = te.Tensor("a", (16, depth), dtype), te.Tensor("b", (8, depth), dtype)
+    (k,) = te.reduce_axes([depth])
+    c = te.compute("c", (16, 8), DType.F32, lambda m, n: te.reduce_over("sum", a[m, k] * b[n, k], [k]))
+    kind, each, wide = _NAMES[dtype], _REGISTER_BYTES // dtype.bytes, columns(dtype)
+
+    def sums(lane: Any, n: Any) -> tuple[Any, ...]:
+        return lane // 4 + n // 2 * 8, lane % 4 * 2 + n % 2
+
+    def left(lane: Any, n: Any) -> tuple[Any, ...]:
+        return lane // 4 + n // each % 2 * 8, lane % 4 * each + n % each + n // (2 * each) * wide
+
+    def right(lane: Any, n: Any) -> tuple[Any, ...]:
+        return lane // 4, lane % 4 * each + n % each + n // each * wide
+
+    return _intrinsic(
+        f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{kind}.{kind}.f32",
+        (
+            Fragment(c, Scope.REGISTER, 4, sums, WARP),
+            Fragment(a, Scope.REGISTER, 16 * depth // WARP, left, WARP),
+            Fragment(b, Scope.REGISTER, 8 * depth // WARP, right, WARP),
+        ),
+        "shortened" if dtype is DType.F32 else "",
+    )
+
+
+@cache
+def multiply_add(dtype: DType) -> Intrinsic:
+    """`c[m, n] += a[m, k] * b[n, k]` of one element each, in a thread of its own: what every contraction is made of."""
+    a, b = te.Tensor("a", (1, 1), dtype), te.Tensor("b", (1, 1), dtype)
+    (k,) = te.reduce_axes([1])
+    c = te.compute("c", (1, 1), DType.F32, lambda m, n: te.reduce_over("sum", a[m, k] * b[n, k], [k]))
+    held = (Fragment(tensor, Scope.REGISTER, 1, lambda lane, n: (0, 0)) for tensor in (c, a, b))
+    return _intrinsic("fma.rn.f32", tuple(held))
+
+
+@cache
+def load_matrices(count: int, dtype: DType, turned: bool) -> Intrinsic:
+    """`count` matrices of 8 rows of 16 bytes from scratch memory, one row from where each thread says; `turned`: as
+    their transposes, of 16-bit elements alone. 1, 2 or 4."""
+    wide, each = columns(dtype), _REGISTER_BYTES // dtype.bytes
+    source = te.Tensor("source", (count, ROWS, wide), dtype)
+    into = te.compute(
+        "into",
+        (count, ROWS, wide),
+        dtype,
+        lambda g, i, j: te.Load(source, (g, j, i) if turned else (g, i, j)),
+    )
+    return _intrinsic(
+        f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' * turned}.shared.b16",
+        (
+            Fragment(
+                into,
+                Scope.REGISTER,
+                each * count,
+                lambda lane, n: (n // each, lane // 4, lane % 4 * each + n % each),
+                WARP,
+            ),
+            Fragment(
+                source,
+                Scope.SCRATCH,
+                wide,
+                lambda lane, n: (lane // ROWS, lane % ROWS, n),
+                lanes=ROWS * count,
+            ),
+        ),
+    )

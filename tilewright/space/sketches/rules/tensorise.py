@@ -1,0 +1,72 @@
+"""Registered intrinsics in the innermost tile: one sketch for each that computes what a task computes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from random import Random
+
+from tilewright.errors import ScheduleError
+from tilewright.hw.intrinsics import Intrinsic, registered_intrinsics
+from tilewright.space.sketches.acts import NativeTile
+from tilewright.space.sketches.rules.elementwise import in_tiles_of_vectors
+from tilewright.space.sketches.rules.tiling import tiled
+from tilewright.space.sketches.sketch import Sketch
+from tilewright.space.space import Space
+
+
+class Tensorise:
+    """The innermost loops given to an intrinsic of the registry (`hw/intrinsics.py`) that the machine has.
+
+        for n < 8: c[n] += a * b[n]     ->     fma_8xf32(c, a, b)
+
+    For reductions that share data, in the tiles of `tiling.py`; and for the output of a task without reductions. A
+    sketch bears the digest of the declaration in its name: what was measured of another says nothing about this one.
+    """
+
+    name = "tensorise"
+    alone = False
+
+    def apply(self, sketch: Sketch) -> Sequence[Sketch]:
+        found: list[Sketch] = []
+        for intrinsic in registered_intrinsics(sketch.work.machine):
+            found += list(_offered(sketch, intrinsic))[:1]
+        return found
+
+
+def _offered(sketch: Sketch, intrinsic: Intrinsic) -> Iterator[Sketch]:
+    """The sketches whose innermost loops match the intrinsic."""
+    name = f"{intrinsic.name}@{intrinsic.digest}"
+    if not intrinsic.accumulates:
+        if len(intrinsic.stage.axes) == 1:
+            yield from (
+                made for made in in_tiles_of_vectors(sketch, name, intrinsic) if _matches(sketch, made)
+            )
+        return
+    for native in _tiles(intrinsic):
+        made = tiled(sketch, name, micro=True, native=native)
+        yield from (each for each in made if _matches(sketch, each))
+
+
+def _tiles(intrinsic: Intrinsic) -> Iterator[NativeTile]:
+    """Which of its axes could be the vector's and which the rows'."""
+    extents = [axis.extent for axis in intrinsic.stage.axes]
+    taps = [axis.extent for axis in intrinsic.reduced]
+    if not 1 <= len(extents) <= 2 or len(taps) > 1:
+        return
+    for rows, lanes in dict.fromkeys(itertools.permutations([1, *extents][-2:])):
+        if lanes > 1:
+            yield NativeTile(intrinsic, rows, lanes, taps[0] if taps else 1)
+
+
+def _matches(before: Sketch, made: Sketch) -> bool:
+    """Whether the schedule primitives accept a config of what the rule has decided."""
+    move = made.moves[len(before.moves)]
+    config = Space("trial", move.knobs, move.legal, move.together).sample(Random(0))
+    if config is None:
+        return False
+    try:
+        move.act(made.start, dict(config.values))
+    except ScheduleError:
+        return False
+    return True

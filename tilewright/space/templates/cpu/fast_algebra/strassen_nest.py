@@ -1,0 +1,474 @@
+"""The loop nest of one config of `strassen.py`, which draws its picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.hw import CpuMachine
+from tilewright.loops.ir import (
+    Buffer,
+    For,
+    If,
+    Kind,
+    Prefetch,
+    Program,
+    Scope,
+    Stmt,
+    Store,
+    block,
+    nest,
+    set_to,
+)
+from tilewright.loops.tiling import Tiles, extent_of, places_of, power_of_two_below, row_major, with_values
+from tilewright.space.space import Config
+from tilewright.space.templates.cpu.contraction_nest import ContractionNest
+from tilewright.space.templates.cpu.contraction_tail import tail
+from tilewright.space.templates.cpu.product import Product
+from tilewright.support.arith import ceil_div
+from tilewright.te.index import coefficient
+
+Quarter = tuple[int, int]
+QUARTERS: tuple[Quarter, ...] = ((0, 0), (0, 1), (1, 0), (1, 1))  # of a matrix, by rows
+ALONE: tuple[Quarter, ...] = ((0, 0), (0, 1), (1, 1))  # those of the data that are left operands themselves
+PRODUCTS = 7
+SUMS = 4  # of quarters of the data
+DIFFERENCES = 2  # of quarters of the weight, those that are kept at a time
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The numbers that follow from a config."""
+
+    rows: int
+    vectors: int
+    lanes: int
+    unroll: int
+    panels: Tiles  # of the columns
+    per_chunk: int  # pairs of panels in a chunk
+    chunks: int
+    block: int  # rows
+    blocks: int
+    piece: int  # taps of each half of a piece
+    pieces: int
+    rest: int  # taps behind the last piece
+    prefetch: int  # level of the cache where the weight is asked for; 0: it is not
+    in_line: int  # elements of a cache line
+
+    @property
+    def pairs(self) -> int:
+        return self.panels.count // 2
+
+    @property
+    def single(self) -> bool:
+        """Whether the last panel is in no pair."""
+        return self.panels.count % 2 == 1
+
+    @property
+    def half(self) -> int:
+        """Rows of each half of a block; of an odd number the one in the middle is in both."""
+        return ceil_div(self.block, 2)
+
+    @property
+    def tiles(self) -> int:
+        """Register tiles of a half."""
+        return ceil_div(self.half, self.rows)
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one row of a sum to the next: an odd number of lines, which no cache puts into one place."""
+        lines = ceil_div(self.piece, self.in_line)
+        return (lines + 1 - lines % 2) * self.in_line
+
+    @property
+    def kept(self) -> bool:
+        """Whether results are kept from one piece to the next."""
+        return self.pieces > 1 or self.rest > 0
+
+    @property
+    def lines_of_row(self) -> int:
+        """Cache lines in which a row of a piece is: it may begin within one."""
+        return ceil_div(2 * self.piece, self.in_line) + 1
+
+    @property
+    def lines(self) -> int:
+        """Cache lines in which the rows of a block are, of one piece."""
+        return self.block * self.lines_of_row
+
+    @property
+    def sums_size(self) -> int:
+        return SUMS * self.half * self.pitch
+
+    @property
+    def differences_size(self) -> int:
+        return DIFFERENCES * self.piece * self.panels.size
+
+    @property
+    def quarter_size(self) -> int:
+        """Elements of the register tiles of a quarter of the results of a pair."""
+        return self.tiles * self.rows * self.panels.size
+
+    @property
+    def single_taps(self) -> int:
+        """Of a piece of a panel without another; 0: all."""
+        return 2 * self.piece if self.pieces > 1 else 0
+
+    @property
+    def scratch_bytes(self) -> int:
+        kept = 4 * self.per_chunk * self.quarter_size if self.kept else 0
+        single = 2 * self.quarter_size if self.single and self.single_taps else 0
+        size = self.sums_size + self.differences_size + 2 * self.quarter_size + kept + single
+        return size * DType.F32.bytes
+
+
+@dataclass(frozen=True)
+class Factors:
+    """One of the seven products: `left` times `right` is added to `begin`, and what is done with it are `ends`. A right
+    operand that has a `place` is put there by the first register tile, after what it `copies`, and read there by the
+    others."""
+
+    left: te.Expr
+    right: te.Expr
+    place: te.Load | None
+    begin: te.Expr
+    ends: tuple[Stmt, ...]
+    copies: tuple[Store, ...] = ()
+
+
+class StrassenNest:
+    def __init__(
+        self, plain: ContractionNest, shape: Shape, machine: CpuMachine, row: te.Var | None = None
+    ) -> None:
+        self.plain, self.shape, self.machine = plain, shape, machine
+        self.product, self.formula = plain.product, plain.formula
+        self.row, (self.tap,) = row or self.product.rows[0], self.product.taps
+        self.chunk, self.block = te.Var("chunk", shape.chunks), te.Var("block", shape.blocks)
+        self.pair, self.piece = te.Var("pair", shape.per_chunk), te.Var("piece", shape.pieces)
+        pairs = Tiles(te.Var("pairs", shape.pairs), shape.per_chunk)
+        self.which_pair = pairs.start_of(self.chunk) + self.pair
+        self.row_tiles = Tiles(te.Var("row", shape.half), shape.rows)
+        self.tile = self.row_tiles.var
+        self.place = self.tile * plain.accumulator.size + plain.element
+
+    # -- scratch memory -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def sums(self) -> Buffer:
+        return Buffer("sums", DType.F32, self.shape.sums_size, Scope.SCRATCH)
+
+    @cached_property
+    def differences(self) -> Buffer:
+        return Buffer("differences", DType.F32, self.shape.differences_size, Scope.SCRATCH)
+
+    @cached_property
+    def right(self) -> Buffer:
+        return Buffer("right", DType.F32, self.shape.panels.size, Scope.REGISTER)
+
+    def between(self, number: int) -> te.Load:
+        """What several results have in common, at the current element of the register tile."""
+        buffer = Buffer(f"between{number}", DType.F32, self.shape.quarter_size, Scope.SCRATCH)
+        return te.Load(buffer, (self.place,))
+
+    def kept(self, quarter: Quarter) -> te.Load:
+        """What the pieces before have left of a result."""
+        size = 4 * self.shape.per_chunk * self.shape.quarter_size
+        place = (self.pair * 4 + QUARTERS.index(quarter)) * self.shape.quarter_size + self.place
+        return te.Load(Buffer("results", DType.F32, size, Scope.SCRATCH), (place,))
+
+    # -- operands -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def block_start(self) -> te.Expr:
+        blocks = Tiles(self.row, self.shape.block)
+        return blocks.start_of(self.block) if self.shape.blocks > 1 else te.as_index(0)
+
+    def _first_row(self, row_half: int) -> te.Expr:
+        return self.block_start + row_half * (self.shape.block - self.shape.half)
+
+    def _current_row(self, row_half: int) -> te.Expr:
+        return self._first_row(row_half) + self.row_tiles.start() + self.plain.row
+
+    def _first_tap(self, tap_half: int) -> te.Expr:
+        return self.piece * (2 * self.shape.piece) + tap_half * self.shape.piece
+
+    def _weight(self, panel: int, tap: te.Expr) -> te.Expr:
+        """Of a panel of the pair, the element that the current vector and lane take."""
+        values = {
+            self.plain.chunk: te.as_index(0),
+            self.plain.panel: self.which_pair * 2 + panel,
+            self.tap: tap,
+        }
+        return te.substitute(self.plain.weight_element(), values)
+
+    def _right(self, panel: int, tap: te.Expr) -> te.Expr:
+        """The same, where a product finds it that is not the first to read it."""
+        return self._weight(panel, tap)
+
+    def _values(self, quarter: Quarter) -> dict[te.Var, te.Expr]:
+        """The formula's axes at the current element of a register tile of the results."""
+        row_half, panel = quarter
+        column = self.shape.panels.start_of(self.which_pair * 2 + panel) + self.plain.column
+        return {self.row: self._current_row(row_half), self.product.vector: column}
+
+    def _add_rows(self) -> Stmt:
+        """The left operands that are no quarters of the block's data."""
+        shape = self.shape
+        row = te.Var("sr", shape.half)
+        lanes = min(shape.lanes, power_of_two_below(shape.piece))
+        along, lane = Tiles(te.Var("st", shape.piece), lanes), te.Var("sv", lanes)
+        at = along.start() + lane
+
+        def quarter(row_half: int, tap_half: int) -> te.Expr:
+            place = {self.row: self._first_row(row_half) + row, self.tap: self._first_tap(tap_half) + at}
+            return te.substitute(self.product.data, place)
+
+        a11, a12, a21, a22 = (quarter(*halves) for halves in QUARTERS)
+        lower = a21 + a22
+        rest = lower - a11
+        stores = [
+            Store(self.sums, (row + number * shape.half) * shape.pitch + at, value)
+            for number, value in enumerate((rest, a11 - a21, lower, a12 - rest))
+        ]
+        loops = [(row, Kind.SERIAL), (along.var, Kind.SERIAL), (lane, Kind.VECTOR)]
+        return nest(loops, block(*stores))
+
+    def _data(self, row_half: int, tap_half: int, tap: te.Expr) -> te.Expr:
+        """A quarter of the data, at the current row of the register tile."""
+        place = {self.row: self._current_row(row_half), self.tap: self._first_tap(tap_half) + tap}
+        return te.substitute(self.product.data, place)
+
+    def _sum(self, number: int, tap: te.Expr) -> te.Load:
+        row = self.row_tiles.start() + self.plain.row + number * self.shape.half
+        return te.Load(self.sums, (row * self.shape.pitch + tap,))
+
+    def _difference(self, number: int, tap: te.Expr) -> te.Load:
+        place = (tap + number * self.shape.piece) * self.shape.panels.size + self.plain.column
+        return te.Load(self.differences, (place,))
+
+    # -- the products ---------------------------------------------------------------------------------------------
+
+    def _products(self) -> Stmt:
+        """All seven, for a pair of panels and a piece of the taps."""
+        tap = te.Var("t", self.shape.piece)
+        return block(*(self._product(number, tap, each) for number, each in enumerate(self._factors(tap))))
+
+    def _factors(self, tap: te.Var) -> tuple[Factors, ...]:
+        a11, a12, a22 = (self._data(*halves, tap) for halves in ALONE)
+        without_upper, upper_to_lower, lower, corner = (self._sum(number, tap) for number in range(SUMS))
+        b11, b12, b21, b22 = (
+            self._right(panel, self._first_tap(tap_half) + tap) for tap_half, panel in QUARTERS
+        )
+        rest, difference = (self._difference(number, tap) for number in range(DIFFERENCES))
+        common, other = self.between(0), self.between(1)
+        zero, total = te.const(0.0, DType.F32), te.Load(self.plain.accumulator, (self.plain.element,))
+        upper_left, upper_right, lower_left, lower_right = QUARTERS
+        return (
+            Factors(a11, b11, None, zero, (set_to(common, total),)),
+            Factors(a12, b21, None, common, (self._result(upper_left, total),)),
+            Factors(without_upper, b22 - b12 + b11, rest, common, (set_to(other, total),)),
+            Factors(upper_to_lower, b22 - b12, difference, other, (set_to(common, total),)),
+            Factors(a22, b21 - rest, difference, common, (self._result(lower_left, total),)),
+            Factors(
+                lower,
+                b12 - b11,
+                difference,
+                zero,
+                (self._result(lower_right, total + common), set_to(other, total + other)),
+            ),
+            Factors(corner, b22, None, other, (self._result(upper_right, total),)),
+        )
+
+    def _product(self, number: int, tap: te.Var, factors: Factors) -> Stmt:
+        """One of the seven, of all register tiles."""
+        plain, place = self.plain, factors.place
+        begin = nest(plain.in_tile, Store(plain.accumulator, plain.element, factors.begin))
+        finish = [nest(plain.in_tile, end) if isinstance(end, Store) else end for end in factors.ends]
+
+        def tile(step: Stmt, which: te.Expr) -> Stmt:
+            stmts = block(begin, self._summed(number, tap, step), *finish)
+            return with_values(stmts, {self.tile: which})
+
+        if place is None:
+            return nest([(self.tile, Kind.SERIAL)], tile(self._step(factors.left, factors.right), self.tile))
+        in_hand = te.Load(self.right, (plain.vec * self.shape.lanes + plain.lane,))
+        across = [(plain.vec, Kind.UNROLL), (plain.lane, Kind.VECTOR)]
+        put = block(
+            *(nest(across, copy) for copy in factors.copies),
+            nest(across, set_to(in_hand, factors.right)),
+            nest(across, set_to(place, in_hand)),
+        )
+        first = tile(block(put, self._step(factors.left, in_hand)), te.as_index(0))
+        if self.shape.tiles == 1:
+            return first
+        later = te.Var("later", self.shape.tiles - 1)
+        others = tile(self._step(factors.left, place), later + 1)
+        return block(first, nest([(later, Kind.SERIAL)], others))
+
+    def _summed(self, number: int, tap: te.Var, step: Stmt) -> Stmt:
+        unroll = min(self.shape.unroll, tap.extent)
+        counter, copy = te.Var("tu", tap.extent // unroll), te.Var("tc", unroll)
+        main = nest([(copy, Kind.UNROLL)], with_values(step, {tap: counter * unroll + copy}))
+        main = block(main, *self._prefetches(number, counter))
+        stmts: list[Stmt] = [
+            For(counter, Kind.SERIAL, main)
+            if counter.extent > 1
+            else with_values(main, {counter: te.as_index(0)})
+        ]
+        if left_over := tap.extent % unroll:
+            last = te.Var("tr", left_over)
+            stmts.append(
+                nest([(last, Kind.UNROLL)], with_values(step, {tap: last + (tap.extent - left_over)}))
+            )
+        return block(*stmts)
+
+    def _step(self, left: te.Expr, right: te.Expr) -> Stmt:
+        plain = self.plain
+        total = te.Load(plain.accumulator, (plain.element,))
+        return nest(
+            plain.in_tile, Store(plain.accumulator, plain.element, te.call("fma", left, right, total))
+        )
+
+    def _prefetches(self, number: int, counter: te.Var) -> list[Stmt]:
+        """Lines of what comes next, spread over the register tiles of all seven products."""
+        loops = [self.tile, counter]
+        step = row_major(loops) + number * extent_of(loops)
+        steps = PRODUCTS * extent_of(loops)
+        return [
+            *(self._next_pair(step, steps) if self.shape.prefetch else ()),
+            *(self._next_rows(step, steps) if asks_data(self.product, self.shape, self.machine) else ()),
+        ]
+
+    def _next_pair(self, step: te.Expr, steps: int) -> list[Stmt]:
+        """Of its two panels, or of the same piece's beginning in the next one of the taps."""
+        shape, packed = self.shape, self.plain.packed
+        assert packed is not None
+        weight = packed.load.source
+        assert isinstance(weight, Buffer)
+        panel = shape.panels.size * self.tap.extent
+        piece = 2 * shape.piece * shape.panels.size
+        done = self.piece * shape.per_chunk + self.pair + 1
+        later_chunk = done // (shape.per_chunk * shape.pieces) * shape.per_chunk
+        pair = self.which_pair - self.pair + done % shape.per_chunk + later_chunk
+        first = pair * (2 * panel) + done // shape.per_chunk % shape.pieces * piece
+        each = ceil_div(piece, shape.in_line * steps)
+        return [
+            Prefetch(weight, first + which * panel + (step * each + n) * shape.in_line, shape.prefetch)
+            for which in (0, 1)
+            for n in range(each)
+        ]
+
+    def _next_rows(self, step: te.Expr, steps: int) -> list[Stmt]:
+        """The next piece of the block's rows; of the next block the first one."""
+        data = self.product.data
+        assert isinstance(data, te.Load) and isinstance(data.source, Buffer)
+        shape = self.shape
+        each = ceil_div(shape.lines, steps * shape.per_chunk)
+        done = self.piece + 1
+        first_row = self.block_start + done // shape.pieces * shape.block
+        first_tap = done % shape.pieces * (2 * shape.piece)
+        lines = [(self.pair * steps + step) * each + n for n in range(each)]
+        places = [
+            {
+                self.row: first_row + line // shape.lines_of_row,
+                self.tap: first_tap + line % shape.lines_of_row * shape.in_line,
+            }
+            for line in lines
+        ]
+        # Through the first cache: asked for in the second alone, much of it came too late on Zen 4.
+        return [Prefetch(data.source, te.substitute(data.indices[0], place), 1) for place in places]
+
+    # -- results --------------------------------------------------------------------------------------------------
+
+    def _result(self, quarter: Quarter, value: te.Expr) -> Stmt:
+        """What this piece adds to a quarter of the results; the last piece finishes it."""
+        shape = self.shape
+        if not shape.kept:
+            return self._finished(quarter, value)
+        before = self.kept(quarter)
+        in_tile = self.plain.in_tile
+        suspended = nest(in_tile, set_to(before, value))
+        if shape.pieces == 1:
+            return suspended
+        total = value + before
+        later = nest(in_tile, set_to(before, total))
+        if not shape.rest:
+            last = te.call("eq", self.piece, te.as_index(shape.pieces - 1))
+            later = If(last, self._finished(quarter, total), later)
+        return If(te.call("eq", self.piece, te.as_index(0)), suspended, later)
+
+    def _finished(self, quarter: Quarter, value: te.Expr) -> Stmt:
+        """A block that is moved back leaves the rows that the one before it has: pairs of rows differ between them,
+        and so do the last bits."""
+        plain, values = self.plain, self._values(quarter)
+        result = te.substitute(plain.result_of(value), values)
+        store = Store(self.formula.output, te.substitute(self.formula.store, values), result)
+        if self.row.extent % self.shape.block == 0:
+            return nest(plain.in_tile, store)
+        own = te.call("le", self.block * self.shape.block, values[self.row])
+        in_row = nest(plain.in_tile[1:], store)
+        return nest(plain.in_tile[:1], If(own, in_row))
+
+    def _finish_rest(self) -> Stmt:
+        """The taps behind the last piece, product by product."""
+        shape, plain = self.shape, self.plain
+        tap = te.Var("t", shape.rest)
+        behind = tap + (self.tap.extent - shape.rest)
+        total = te.Load(plain.accumulator, (plain.element,))
+        stmts: list[Stmt] = []
+        for quarter in QUARTERS:
+            row_half, panel = quarter
+            left = te.substitute(self.product.data, {self.row: self._current_row(row_half), self.tap: behind})
+            kept = self.kept(quarter)
+            resume = nest(plain.in_tile, Store(plain.accumulator, plain.element, kept))
+            step = nest([(tap, Kind.UNROLL)], self._step(left, self._weight(panel, behind)))
+            finish = self._finished(quarter, total)
+            stmts.append(nest([(self.tile, Kind.SERIAL)], block(resume, step, finish)))
+        return nest([(self.pair, Kind.SERIAL)], block(*stmts))
+
+    # -- all of it ------------------------------------------------------------------------------------------------
+
+    def program(self, config: Config) -> Program:
+        shape = self.shape
+        pair = nest([(self.pair, Kind.SERIAL)], self._products())
+        stmts = [nest([(self.piece, Kind.SERIAL)], block(self._add_rows(), pair))]
+        if shape.rest:
+            stmts.append(self._finish_rest())
+        last = self._last_columns()
+        if last:
+            is_last = te.call("eq", self.chunk, te.as_index(shape.chunks - 1))
+            stmts.append(If(is_last, block(*last)) if shape.chunks > 1 else block(*last))
+        loops = [axis for axis in (self.chunk, self.block) if axis.extent > 1]
+        parallel = te.Var("p", extent_of(loops))
+        body = with_values(with_values(block(*stmts), {}), places_of(parallel, loops))
+        return self.plain.program_of(nest([(parallel, Kind.PARALLEL)], body), config)
+
+    def _last_columns(self) -> list[Stmt]:
+        """A panel without another, and columns that are in none: of the current block, product by product."""
+        found: list[Stmt] = []
+        if self.shape.single:
+            tiles = (self.plain.last or self.plain).register_tiles(None)
+            last = {
+                self.plain.chunk: te.as_index(0),
+                self.plain.panel: te.as_index(self.shape.panels.count - 1),
+            }
+            found.append(with_values(tiles, last))
+        if self.plain.tail:
+            found.append(tail(self.plain, self.plain.tail, self.machine.vector_registers))
+        return found
+
+
+def asks_data(product: Product, shape: Shape, machine: CpuMachine) -> bool:
+    """Whether the rows of the next piece lie in runs, come from beyond the second cache, and are about as many lines as
+    the steps in which one can be asked for."""
+    (tap,) = product.taps
+    far = extent_of(product.rows) * tap.extent * DType.F32.bytes > machine.caches.l2_per_core
+    steps = shape.per_chunk * PRODUCTS * shape.tiles * (shape.piece // shape.unroll)
+    return shape.blocks * shape.pieces > 1 and _in_runs(product) and far and 2 * shape.lines >= steps
+
+
+def _in_runs(product: Product) -> bool:
+    """Whether each row of the data lies in a run."""
+    data = product.data
+    return isinstance(data, te.Load) and coefficient(data.indices[0], product.taps[-1]) == 1

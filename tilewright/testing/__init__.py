@@ -1,0 +1,28 @@
+"""Conformance suites: what a template, rule, search, cost model or target of your own must do, as tests to inherit.
+
+    from tilewright.testing import SearchSuite
+
+    class TestMySearch(SearchSuite):
+        def make(self, candidates, model, seed):
+            return MySearch(candidates, model, seed)
+
+pytest collects the methods of the class; they need nothing but assertions. Tilewright's own parts are held to the same
+suites.
+"""
+
+from tilewright.testing.cost_models import CostModelSuite
+from tilewright.testing.problems import Inputs, gemm, softmax_rows
+from tilewright.testing.searches import SearchSuite
+from tilewright.testing.targets import TargetSuite
+from tilewright.testing.templates import RuleSuite, TemplateSuite
+
+__all__ = [
+    "CostModelSuite",
+    "Inputs",
+    "RuleSuite",
+    "SearchSuite",
+    "TargetSuite",
+    "TemplateSuite",
+    "gemm",
+    "softmax_rows",
+]

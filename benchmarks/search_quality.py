@@ -4,6 +4,7 @@
     python benchmarks/search_quality.py build [--tasks gemm_square,conv_3x3] [--builds FOLDER]
     python benchmarks/search_quality.py measure [--tasks ...] [--seconds 36]
     python benchmarks/search_quality.py replay [--tasks ...] [--json FILE] [--markdown FILE]
+    python benchmarks/search_quality.py --target cuda (--collect FILE | --from FILE)      (gpu_search.py)
 
 `build` makes every config of some tasks with small spaces: minutes a task, on this machine or, with the file of tables
 that `build --tasks ''` has begun here, on another with more cores. `measure` times all of a task in turns, for so many
@@ -30,6 +31,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
+import gpu_search
 from builds import Builds, Planned
 from search_tasks import HEAT_SECONDS, LEAST_POINTS, POINTS, TASKS, Table, best_seconds, measure
 from tilewright import knobs
@@ -47,6 +49,7 @@ from tilewright.space.space import Config
 SEEDS = 5
 BATCH = 4
 EARLY, LATE = 8, 16  # trials after which the best is looked at
+COLLECT_SECONDS = 1500.0  # on a GPU, for all tasks together
 TRIVIAL = 0.9  # random best of 16, above which a task tells nothing
 
 
@@ -262,19 +265,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("stage", choices=("build", "measure", "replay"))
-    parser.add_argument("--tasks", default=",".join(TASKS), help="names, separated by commas")
+    parser.add_argument("stage", nargs="?", choices=("build", "measure", "replay"))
+    parser.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--collect", type=Path, help="cuda: measure on the card here, into this file")
+    parser.add_argument("--from", type=Path, dest="source", help="cuda: replay searches over this file")
+    parser.add_argument("--tasks", help="names, separated by commas; all")
     parser.add_argument("--searches", default=";".join(CONTENDERS), help="names, separated by semicolons")
     parser.add_argument("--tables", type=Path, default=knobs.get("cache_dir") / "search_quality.jsonl")
     parser.add_argument("--points", type=int, default=POINTS, help="configs of each task, about")
     parser.add_argument("--builds", type=Path, default=knobs.get("cache_dir") / "search_builds")
-    parser.add_argument("--seconds", type=float, default=HEAT_SECONDS, help="for measuring a task")
+    parser.add_argument("--seconds", type=float, help="for measuring a task; cuda: for all of it")
     parser.add_argument("--threads", type=int, default=knobs.usable_cores())
     parser.add_argument("--jobs", type=int, default=1, help="tasks that are replayed at the same time")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
-    names = [name for name in options.tasks.split(",") if name]
+    if options.target == "cuda":
+        if (options.collect is None) == (options.source is None) or options.stage:
+            parser.error("with --target cuda, say either --collect FILE or --from FILE")
+        options.seconds = options.seconds or COLLECT_SECONDS
+        return gpu_search.run(options)
+    if options.stage is None:
+        parser.error("say what to do: build, measure or replay")
+    wanted = ",".join(TASKS) if options.tasks is None else options.tasks
+    names = [name for name in wanted.split(",") if name]
     unknown = [name for name in names if name not in TASKS]
     if unknown:
         parser.error(f"no task is called {', '.join(unknown)}; there are {', '.join(TASKS)}")
@@ -287,7 +301,7 @@ def main() -> int:
         run_build(tables, builds, options.threads)
         return 0
     if options.stage == "measure":
-        run_measure(tables, builds, options.seconds, options.threads)
+        run_measure(tables, builds, options.seconds or HEAT_SECONDS, options.threads)
         return 0
     contenders = options.searches.split(";")
     standings, runs = run_replay(tables, contenders, options.threads, options.jobs)

@@ -133,7 +133,15 @@ def compile(
     The result is called like the model, with torch tensors (of the target's device) or NumPy arrays.
     """
     trace = trace or Trace.off()
-    check_options(effort=effort, budget=budget, seed=seed, numerics=numerics, threads=threads, search=search)
+    check_options(
+        effort=effort,
+        budget=budget,
+        seed=seed,
+        numerics=numerics,
+        threads=threads,
+        search=search,
+        cost_model=cost_model,
+    )
     model = frontend.opened(model)
     resolved = resolve_target(target, model, example_inputs)
     numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)
@@ -183,7 +191,15 @@ def compile_all(
     The other options are those of `compile`.
     """
     trace = trace or Trace.off()
-    check_options(effort=effort, budget=budget, seed=seed, numerics=numerics, threads=threads, search=search)
+    check_options(
+        effort=effort,
+        budget=budget,
+        seed=seed,
+        numerics=numerics,
+        threads=threads,
+        search=search,
+        cost_model=cost_model,
+    )
     models = [(frontend.opened(model), inputs) for model, inputs in models]
     resolved = resolve_target(target, *models)
     numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)

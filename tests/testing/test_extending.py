@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,10 +45,13 @@ class Softmax(nn.Module):
 
 @pytest.fixture
 def registered(request: pytest.FixtureRequest) -> Iterator[str]:
-    template = getattr(extensions, request.param)()
-    register_template(template)
-    yield template.name
-    unregister_template(template.name)
+    """A module that registers a template when it is imported, here and in the processes that build."""
+    module = f"tests.testing.registering.{request.param}"
+    importlib.import_module(module)
+    name = request.param.replace("_", " ")
+    yield name
+    unregister_template(name)
+    del sys.modules[module]
 
 
 def tuned(tmp_path: Path) -> dict[str, set[str]]:
@@ -63,14 +68,14 @@ def tuned(tmp_path: Path) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("registered", ["Plain"], indirect=True)
+@pytest.mark.parametrize("registered", ["plain"], indirect=True)
 def test_a_template_takes_part_in_compile_and_tune(registered: str, tmp_path: Path) -> None:
     fast = tilewright.compile(Softmax().eval(), (X,), db=tmp_path / "none.sqlite")
     assert [info.origin.kind for info in fast.plan.tasks.values()] == ["predicted"]
     assert tuned(tmp_path)[registered] == {""}
 
 
-@pytest.mark.parametrize("registered", ["Raises"], indirect=True)
+@pytest.mark.parametrize("registered", ["raises"], indirect=True)
 def test_one_that_raises_is_left_out_with_a_warning(registered: str) -> None:
     with pytest.warns(
         TilewrightWarning, match="template 'raises' cannot be asked about softmax.*ZeroDivisionError"
@@ -79,18 +84,18 @@ def test_one_that_raises_is_left_out_with_a_warning(registered: str) -> None:
     assert torch.allclose(fast(X), torch.softmax(X, -1), atol=1e-6)
 
 
-@pytest.mark.parametrize("registered", ["RaisesLater"], indirect=True)
+@pytest.mark.parametrize("registered", ["raises_later"], indirect=True)
 def test_one_whose_programs_cannot_be_made_costs_its_trials(registered: str, tmp_path: Path) -> None:
     assert tuned(tmp_path)[registered] == {"illegal"}
 
 
-@pytest.mark.parametrize("registered", ["Wrong"], indirect=True)
+@pytest.mark.parametrize("registered", ["wrong"], indirect=True)
 def test_one_that_is_wrong_and_lies_about_its_cost_never_wins(registered: str, tmp_path: Path) -> None:
     kinds = tuned(tmp_path)
     assert kinds[registered] and "" not in kinds[registered]
 
 
-@pytest.mark.parametrize("registered", ["Plain"], indirect=True)
+@pytest.mark.parametrize("registered", ["plain"], indirect=True)
 def test_a_config_that_is_none_of_its_space_is_refused(registered: str) -> None:
     candidates = Candidates.of(Work(softmax_rows(), host()))
     assert not candidates.is_legal(Config.of(registered, {"choice": 3}))

@@ -14,6 +14,7 @@ from tests.outside.trained_models import (
     choices,
     deviation,
     main,
+    nudged,
     one_ulp,
     run_model,
     values_of,
@@ -77,3 +78,10 @@ def test_sixteen_bits_may_differ_in_the_last_place() -> None:
     beside = np.nextafter(right, np.float16(2), dtype=np.float16)
     assert 1e-4 < deviation([beside], [right])[0] <= one_ulp([right]) < 1e-3
     assert one_ulp([right.astype(np.float32), np.array([1, 2])]) == 0
+
+
+def test_nudged_inputs_stay_arrays() -> None:
+    """ONNX Runtime takes no NumPy scalar."""
+    made = nudged({"threshold": np.array(0.5, np.float32), "x": np.ones((2, 3), np.float32)})
+    assert all(isinstance(value, np.ndarray) and value.dtype == np.float32 for value in made.values())
+    assert made["threshold"].shape == () and made["threshold"] != 0.5

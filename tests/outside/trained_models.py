@@ -265,7 +265,9 @@ def nudged(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The inputs with every float moved to the next one, up or down."""
     rng = np.random.default_rng(1)
     return {
-        name: np.nextafter(value, np.where(rng.random(value.shape) < 0.5, -np.inf, np.inf), dtype=value.dtype)
+        name: np.asarray(
+            np.nextafter(value, np.where(rng.random(value.shape) < 0.5, -np.inf, np.inf), dtype=value.dtype)
+        )
         if value.dtype.kind == "f"
         else value
         for name, value in feeds.items()

@@ -118,7 +118,7 @@ def compile(
     - `budget`: seconds that measuring may take at most, or a text such as "5m". `seed`: of the search.
     - `search`: which search proposes candidates: "guided" (the default), "evolution", "annealing", "random",
       "exhaustive", or one that was registered. `cost_model`: which model ranks them: "boosted" (the default), which
-      learns from every trial, "analytical", which does not, or one that was registered (docs/07-extending.md).
+      learns from every trial, "analytical", which does not, or one that was registered (docs/08-extending.md).
     - `lock`: a file of choices. Where it exists they are taken as they are, and nothing is measured; otherwise the
       choices of this build are written there.
     - `db`: the database of what was measured; None: the one in the cache folder.
@@ -133,7 +133,15 @@ def compile(
     The result is called like the model, with torch tensors (of the target's device) or NumPy arrays.
     """
     trace = trace or Trace.off()
-    check_options(effort=effort, budget=budget, seed=seed, numerics=numerics, threads=threads, search=search)
+    check_options(
+        effort=effort,
+        budget=budget,
+        seed=seed,
+        numerics=numerics,
+        threads=threads,
+        search=search,
+        cost_model=cost_model,
+    )
     model = frontend.opened(model)
     resolved = resolve_target(target, model, example_inputs)
     numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)
@@ -183,7 +191,15 @@ def compile_all(
     The other options are those of `compile`.
     """
     trace = trace or Trace.off()
-    check_options(effort=effort, budget=budget, seed=seed, numerics=numerics, threads=threads, search=search)
+    check_options(
+        effort=effort,
+        budget=budget,
+        seed=seed,
+        numerics=numerics,
+        threads=threads,
+        search=search,
+        cost_model=cost_model,
+    )
     models = [(frontend.opened(model), inputs) for model, inputs in models]
     resolved = resolve_target(target, *models)
     numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)

@@ -2,18 +2,20 @@
 
     register_template(template, target)     a hand-structured way to compute a class of tasks (space/template.py)
     register_rule(rule)                     a rule that derives program structures on processors (space/sketches/)
+    register_intrinsic(intrinsic)           an instruction, and the expression that it computes (hw/intrinsics.py)
     register_search(name, factory)          what proposes candidates (search/searcher.py)
     register_cost_model(name, factory)      what ranks them (cost/model.py)
     register_target(name, factory)          a kind of machine (targets/target.py)
 
 A package that is installed can do the same through entry points; each module names its group. `tilewright.testing` has
-a suite for each, which says whether what was added keeps its promises. docs/07-extending.md has an example of each.
+a suite for each, which says whether what was added keeps its promises. docs/08-extending.md has an example of each.
 """
 
 from __future__ import annotations
 
 from tilewright.cost.models import register as register_cost_model
 from tilewright.cost.models import unregister as unregister_cost_model
+from tilewright.hw.intrinsics import register_intrinsic, unregister_intrinsic
 from tilewright.search.searches import register as register_search
 from tilewright.search.searches import unregister as unregister_search
 from tilewright.space.catalog import register as register_template
@@ -25,11 +27,13 @@ from tilewright.targets.resolve import unregister as unregister_target
 
 __all__ = [
     "register_cost_model",
+    "register_intrinsic",
     "register_rule",
     "register_search",
     "register_target",
     "register_template",
     "unregister_cost_model",
+    "unregister_intrinsic",
     "unregister_rule",
     "unregister_search",
     "unregister_target",

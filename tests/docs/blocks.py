@@ -2,6 +2,7 @@
 
     ```python           run; the blocks of one document share a namespace
     ```python no-run    not run
+    ```python module=x  written to x.py in the current folder, where later blocks import it; not run
     ```text             right after a Python block: what it prints; `...` stands for anything, as in doctest
     ```text llvm-22     the same, compared only where LLVM's major version is 22
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import importlib
 import io
 import re
 import sys
@@ -85,6 +87,10 @@ def run(path: Path) -> list[str]:
     problems = []
     for block in blocks(path.read_text(encoding="utf-8")):
         where = f"{path}:{block.code.line}"
+        if (module := module_of(block.code)) is not None:
+            Path(f"{module}.py").write_text(block.code.text)
+            importlib.invalidate_caches()
+            continue
         # Empty lines in front: tracebacks, and errors that quote the user's code, then name lines of the document.
         source = "\n" * (block.code.line - 1) + block.code.text
         printed = io.StringIO()
@@ -97,6 +103,11 @@ def run(path: Path) -> list[str]:
         if problem:
             problems.append(f"{where}: {problem}")
     return problems
+
+
+def module_of(code: Fence) -> str | None:
+    """The name of the module that a block is to be, if it is one."""
+    return next((o.partition("=")[2] for o in code.options if o.startswith("module=")), None)
 
 
 def difference(block: Block, printed: str) -> str:

@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -246,7 +247,7 @@ def convolution() -> Task:
     image, edge = x(2, 9, 10, 24, dtype=DType.F16), (0, 1, 1, 0)
     image = apply("pad", image, low=edge, high=edge, interior=(0, 0, 0, 0), value=0.0)
     weight = x(3, 3, 24, 40, constant=True, dtype=DType.F16)
-    plain = {"stride": (1, 1), "dilation": (1, 1), "groups": 1, "padding": ((0, 0), (0, 0))}
+    plain: dict[str, Any] = {"stride": (1, 1), "dilation": (1, 1), "groups": 1, "padding": ((0, 0), (0, 0))}
     return x.task(apply("relu", apply("conv", image, weight, layout="channels_last", **plain)))
 
 
@@ -363,7 +364,7 @@ def subjects(machine: GpuMachine, rng: Random) -> list[Subject]:
 def outcomes_of(runner: Runner, subject: Subject, numbers: Sequence[int]) -> list[str]:
     """Of each edit the kind of failure, EQUIVALENT, or PASSED: wrong and not noticed."""
     runner.build(subject.job, [])  # draws the exam
-    found = []
+    found: list[str] = []
     for number in numbers:
         mutant = subject.mutant(number)
         measured = runner.trial(subject.job, subject.config, Made(mutant, 0.0), best=BEST)

@@ -145,12 +145,12 @@ def test_of_a_third_level_larger_than_any_array_the_waits_say_nothing(large: int
 
 @pytest.mark.parametrize("third", [0, 8, 12, 16, 24, 25, 30, 32, 33, 36, 48, 54, 60, 64, 105, 480])
 def test_arrays_are_whole_lines(third: int) -> None:
-    sizes = module._growing_sizes(Caches(l3=third * M))
+    sizes = module._growing_sizes(Caches(l3=third * M), USUAL.line_bytes)
     assert all(size % 64 == 0 for size in sizes) and sizes == sorted(set(sizes))
 
 
 def test_arrays_of_any_size_are_waited_for() -> None:
-    sizes = module._growing_sizes(host().caches)[:4]  # the last is no power of two
+    sizes = module._growing_sizes(host().caches, host().line_bytes)[:4]  # the last is no power of two
     assert all(0 < seconds < 1e-6 for seconds in module.waits(host(), sizes))
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from unittest import SkipTest
 
 import pytest
 
+from tests.hw.declared import ABSENT, FMA, MUL, WRONG, pmaddwd
 from tests.testing.extensions import Plain
 from tilewright.cost.boosted import Experience
 from tilewright.cost.model import CostModel
@@ -18,7 +20,7 @@ from tilewright.space.template import Applied, Work
 from tilewright.space.templates.cpu.contraction import Contraction
 from tilewright.targets.cpu import CpuTarget
 from tilewright.targets.target import Target
-from tilewright.testing import CostModelSuite, SearchSuite, TargetSuite, TemplateSuite, gemm
+from tilewright.testing import CostModelSuite, IntrinsicSuite, SearchSuite, TargetSuite, TemplateSuite, gemm
 
 
 class TestContraction(TemplateSuite):
@@ -30,6 +32,18 @@ class TestContraction(TemplateSuite):
 
 class TestPlain(TemplateSuite):
     template = Plain()
+
+
+class TestFma(IntrinsicSuite):
+    intrinsic = FMA
+
+
+class TestMul(IntrinsicSuite):
+    intrinsic = MUL
+
+
+class TestPairs(IntrinsicSuite):
+    intrinsic = pmaddwd()
 
 
 class TestCpu(TargetSuite):
@@ -73,6 +87,14 @@ class _ForgetfulSuite(SearchSuite):
         return _Forgetful(candidates)
 
 
+class _Subtracts(IntrinsicSuite):
+    intrinsic = WRONG
+
+
+class _OfTomorrow(IntrinsicSuite):
+    intrinsic = ABSENT
+
+
 class _OffByOne(Plain):
     name = "off by one"
 
@@ -102,6 +124,19 @@ def test_what_breaks_a_promise_fails() -> None:
     assert {"test_its_space_bears_its_name", "test_every_config_computes_the_task"} <= set(
         failing(_OffByOneSuite())
     )
+
+
+@pytest.mark.skipif(bool(WRONG.missing(host())), reason="needs AVX2 and FMA")
+def test_an_intrinsic_that_computes_something_else_fails() -> None:
+    assert set(failing(_Subtracts())) == {"test_it_computes_what_it_is_declared_to"}
+    with pytest.raises(AssertionError, match="wrong_8xf32 computes something else than"):
+        _Subtracts().test_it_computes_what_it_is_declared_to()
+
+
+def test_an_intrinsic_that_this_machine_lacks_is_skipped() -> None:
+    with pytest.raises(SkipTest, match="lacks a-feature-of-tomorrow"):
+        _OfTomorrow().test_it_computes_what_it_is_declared_to()
+    assert set(failing(_OfTomorrow())) == {"test_it_computes_what_it_is_declared_to"}
 
 
 def test_a_suite_says_that_its_template_was_never_asked() -> None:

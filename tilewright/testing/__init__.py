@@ -1,4 +1,5 @@
-"""Conformance suites: what a template, rule, search, cost model or target of your own must do, as tests to inherit.
+"""Conformance suites: what a template, rule, intrinsic, search, cost model or target of
+your own must do, as tests to inherit.
 
     from tilewright.testing import SearchSuite
 
@@ -11,6 +12,7 @@ suites.
 """
 
 from tilewright.testing.cost_models import CostModelSuite
+from tilewright.testing.intrinsics import IntrinsicSuite
 from tilewright.testing.problems import Inputs, gemm, softmax_rows
 from tilewright.testing.searches import SearchSuite
 from tilewright.testing.targets import TargetSuite
@@ -19,6 +21,7 @@ from tilewright.testing.templates import RuleSuite, TemplateSuite
 __all__ = [
     "CostModelSuite",
     "Inputs",
+    "IntrinsicSuite",
     "RuleSuite",
     "SearchSuite",
     "TargetSuite",

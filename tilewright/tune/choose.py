@@ -18,7 +18,7 @@ from tilewright.errors import SpaceError, TilewrightError
 from tilewright.loops.ir import Program
 from tilewright.runtime.plan import PREDICTED, Origin
 from tilewright.space.candidates import Candidates
-from tilewright.space.catalog import catalog
+from tilewright.space.catalog import GuardedApplied, catalog
 from tilewright.space.implementation import Implementation
 from tilewright.space.space import Config
 from tilewright.space.template import Applied, Work
@@ -42,14 +42,23 @@ class Choice:
 
 def choose(work: Work) -> Choice:
     """What the analytical model expects to be fastest."""
-    best = best_of(work)
-    if best is None:
-        if work.formula is None:
-            raise SpaceError(f"no template computes {work.task.label}, and it has no default program")
-        return Choice(implementation_of(work, DEFAULT), DEFAULT, None, Origin("default"))
-    seconds, config, applied = best
-    origin = Origin("default") if config == DEFAULT else PREDICTED
-    return Choice(Candidates(work, only=(applied,)).implementation(config), config, seconds, origin)
+    some = catalog(work.machine.kind).trusted(work)
+    while (best := best_among(work, some)) is not None:
+        seconds, config, applied = best
+        try:
+            implementation = Candidates(work, only=(applied,)).implementation(config)
+        except TilewrightError:
+            if not isinstance(applied, GuardedApplied):
+                raise
+            some = [
+                each for each in some if each is not applied
+            ]  # a user's, which cannot make what it offers
+            continue
+        origin = Origin("default") if config == DEFAULT else PREDICTED
+        return Choice(implementation, config, seconds, origin)
+    if work.formula is None:
+        raise SpaceError(f"no template computes {work.task.label}, and it has no default program")
+    return Choice(implementation_of(work, DEFAULT), DEFAULT, None, Origin("default"))
 
 
 def implementation_of(work: Work, config: Config) -> Implementation:

@@ -31,7 +31,7 @@ from tilewright.loops.schedule import Schedule
 from tilewright.measure.check import relative_error
 from tilewright.space.candidates import Candidates
 from tilewright.space.template import Work
-from tilewright.space.templates.cpu.default import DEFAULT
+from tilewright.space.templates.default import DEFAULT
 from tilewright.tune.choose import choose
 
 MACHINES = {

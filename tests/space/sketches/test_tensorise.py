@@ -154,7 +154,7 @@ def test_a_model_is_compiled_with_it(tmp_path: Path) -> None:
     lock = json.loads(path.read_text())
     ((key, locked),) = lock["tasks"].items()
     imported = frontend.import_model(model, (example,))
-    partition = resolve_target("cpu", model).partitioned(imported, lock["numerics"], Trace.off())
+    partition = resolve_target("cpu", model).partition(imported, lock["numerics"], Trace.off())
     (task,) = (call.task for call in partition.calls)
     assert task.key == key
     (applied, *_) = offered(task, "fma_8xf32")

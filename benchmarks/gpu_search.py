@@ -40,11 +40,12 @@ from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
 from tilewright.search import SEARCHES
 from tilewright.space.candidates import Candidates
+from tilewright.space.implementation import Implementation, Kernel
 from tilewright.space.libraries import LIBRARIES
 from tilewright.space.outcome import Outcome
-from tilewright.space.promising import Narrowed
 from tilewright.space.space import Config, Space, Value
-from tilewright.space.template import Work
+from tilewright.space.template import Applied, Work
+from tilewright.space.terms import Counted
 
 MOST = 600  # configs of a task that are measured
 PREDICTED = 150  # of these the fastest by prediction
@@ -313,6 +314,20 @@ class Listed(Space):
         return found if found != config else rng.choice(self.listed)
 
 
+@dataclass(frozen=True)
+class Part:
+    """A template applied to a task, with the measured part of its space."""
+
+    whole: Applied
+    space: Space
+
+    def terms(self, config: Config) -> Counted | None:
+        return self.whole.terms(config)
+
+    def program(self, config: Config) -> Kernel | Implementation:
+        return self.whole.program(config)
+
+
 def restricted(work: Work, configs: Iterable[Config]) -> Candidates:
     """The measured part of the space."""
     by_template: dict[str, list[Config]] = {}
@@ -320,7 +335,7 @@ def restricted(work: Work, configs: Iterable[Config]) -> Candidates:
         by_template.setdefault(config.template, []).append(config)
     whole = Candidates.of(work)
     only = [
-        Narrowed(applied, Listed.of(applied.space, sorted(some, key=str)))
+        Part(applied, Listed.of(applied.space, sorted(some, key=str)))
         for some in by_template.values()
         for applied in [whole.of_config(some[0])]
     ]

@@ -14,7 +14,6 @@ import argparse
 import itertools
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +21,8 @@ from random import Random
 
 import numpy as np
 
-from tests.faults import templates
+from tests.faults import campaign, templates
+from tests.faults.campaign import EQUIVALENT, PASSED, Survived
 from tests.faults.kernels import KERNEL_FAULTS, harmful
 from tests.faults.mutants import Edit, edits, shuffled, widened
 from tests.space.checked import Inputs
@@ -157,27 +157,22 @@ def survived(runner: Runner, job: TaskJob, sound: Choice) -> bool:
 def run_faults(count: int, seed: int) -> int:
     """How many were not caught, not typed as they should be, or not survived."""
     rng = Random(seed)
-    bad = 0
-    tally: Counter[tuple[str, str]] = Counter()
     begin = time.monotonic()
     with runner_for_faults() as runner:
-        for fault in itertools.islice(itertools.cycle(FAULTS), count):
-            task = rng.choice(_WITH_DEFAULT)()
-            job = TaskJob.of(Work(task, host()), 2)
+
+        def attempt(fault: Fault) -> Survived:
+            job = TaskJob.of(Work(rng.choice(_WITH_DEFAULT)(), host()), 2)
             sound = choose(job.work())
             measured = inject(runner, job, sound, fault, rng)
-            alive = survived(runner, job, sound)
-            tally[fault.name, measured.failure] += 1
-            if measured.failure != fault.expected or not alive:
-                bad += 1
-                print(
-                    f"{fault} on {task.label}: {measured.failure!r} ({measured.message}), {alive=}",
-                    flush=True,
-                )
-    for (name, kind), times in sorted(tally.items()):
-        print(f"  {times:4} x {name}: {kind}")
-    print(f"{count - bad} of {count} faults caught, typed and survived, in {time.monotonic() - begin:.0f} s")
-    return bad
+            failed = time.monotonic()
+            lost = int(not survived(runner, job, sound))
+            name = f"{fault.stage}: {fault.name}"
+            recovery = time.monotonic() - failed
+            return Survived(name, measured.failure, fault.expected, lost, measured.message, recovery)
+
+        outcomes = campaign.run_faults(itertools.islice(itertools.cycle(FAULTS), count), attempt)
+    print(campaign.report(outcomes, time.monotonic() - begin))
+    return sum(not outcome.is_right for outcome in outcomes)
 
 
 # -- mutants ----------------------------------------------------------------------------------------------------------
@@ -195,6 +190,10 @@ class Subject:
     def of(cls, task: Task, config: Config, threads: int = 2) -> Subject:
         job = TaskJob.of(Work(task, host()), threads)
         return cls(job, config, Candidates.of(job.work()).program(config))
+
+    @property
+    def name(self) -> str:
+        return f"{self.config}, {self.job.work().task.label}"
 
     @cached_property
     def edits(self) -> list[Edit]:
@@ -281,46 +280,20 @@ def outcomes_of(runner: Runner, subject: Subject, numbers: Sequence[int]) -> lis
             found.append(measured.failure)
         else:
             same = subject.is_equivalent(subject.edits[number].made())
-            found.append("equivalent" if same else "passed")
+            found.append(EQUIVALENT if same else PASSED)
     return found
 
 
 def run_mutants(count: int, seed: int) -> int:
     """How many of `count` wrong ones passed the check."""
-    rng = Random(seed)
-    tried = [(subject, subject.legal_edits(rng)) for subject in subjects(rng)]
-    tally: Counter[str] = Counter()
-    kinds: Counter[str] = Counter()
-    begin = time.monotonic()
     with runner_for_faults() as runner:
-        while tried and tally.total() - tally["equivalent"] < count:
-            chosen = rng.choice(tried)
-            subject, source = chosen
-            left = count - tally.total() + tally["equivalent"]
-            numbers = list(itertools.islice(source, min(_BATCH, left)))
-            if not numbers:
-                tried.remove(chosen)
-            for number, outcome in zip(numbers, outcomes_of(runner, subject, numbers), strict=True):
-                edit = subject.edits[number]
-                tally[outcome] += 1
-                kinds[edit.kind] += outcome != "equivalent"
-                if outcome == "passed":
-                    label = subject.job.work().task.label
-                    print(
-                        f"passed: edit {number}, {edit.kind} ({edit.where}) of {subject.config}, {label}",
-                        flush=True,
-                    )
-            wrong = tally.total() - tally["equivalent"]
-            if sys.stderr.isatty() or wrong % 100 < len(numbers):
-                print(
-                    f"  {wrong} wrong ones, {tally['equivalent']} equivalent, {time.monotonic() - begin:.0f} s",
-                    flush=True,
-                )
-    print("  " + ", ".join(f"{times} {kind}" for kind, times in kinds.most_common()))
-    print("  " + ", ".join(f"{times} {kind}" for kind, times in tally.most_common()))
-    passed, wrong = tally["passed"], tally.total() - tally["equivalent"]
-    print(f"{passed} of {wrong} mutants passed the check, in {time.monotonic() - begin:.0f} s")
-    return passed
+        return campaign.run_mutants(
+            count,
+            seed,
+            subjects(Random(seed)),
+            lambda subject, numbers: outcomes_of(runner, subject, numbers),
+            _BATCH,
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

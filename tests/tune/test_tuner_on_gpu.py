@@ -18,7 +18,7 @@ from tests.space.checked import Inputs
 from tests.space.implementations import WITH_LIBRARIES
 from tests.tune import pretended_card
 from tilewright.db.database import Database
-from tilewright.db.record import Record
+from tilewright.db.record import Key, Record
 from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
@@ -344,12 +344,13 @@ def test_what_was_measured_on_another_card_is_learned_from(tmp_path: Path) -> No
     unseen = [config for config in configs[80:] if here.candidates.is_legal(config)]
     truth = [seconds(config) for config in unseen]
     with_it, without = (
-        _rank_correlation(here.model(0, past).predict(unseen).seconds, truth) for past in (experience, [])
+        _rank_correlation(here.model("boosted", 0, past).predict(unseen).seconds, truth)
+        for past in (experience, [])
     )
     assert with_it > 0.9 > without + 0.1
 
 
-def replace_numerics(tunable: TunableTask) -> object:
+def replace_numerics(tunable: TunableTask) -> Key:
     """The key of the same task where every rounding is kept: times of others say nothing about it."""
     return TunableTask(replace(tunable.work, numerics="strict"), 0).key
 
@@ -366,4 +367,4 @@ def _sampled(applied: Applied, count: int) -> list[Config]:
 
 def _rank_correlation(a: object, b: object) -> float:
     ranks = [np.argsort(np.argsort(np.asarray(values))) for values in (a, b)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])

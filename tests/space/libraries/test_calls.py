@@ -194,13 +194,15 @@ def test_the_kernels_around_a_call_take_as_long_as_they_do_alone() -> None:
         x(4, 56, 56, 64, dtype=DType.F16),
         x(1, 1, 64, 256, dtype=DType.F16, constant=True),
     )
-    window = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
+    window: dict[str, Any] = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
     total = apply("conv", image, weight, layout="channels_last", **window)
     work = Work(x.task(apply("mean", total, axes=(1, 2), keepdims=False)), WITH_LIBRARIES)
     config, implementation = next(library_calls(work))
     *_, mean = implementation.parts
     alone = Default().apply(Work(mean.task, WITH_LIBRARIES))
     assert alone is not None
-    expected = seconds(alone.terms(DEFAULT), WITH_LIBRARIES)
+    terms = alone.terms(DEFAULT)
+    assert terms is not None
+    expected = seconds(terms, WITH_LIBRARIES)
     predicted = Analytical(Candidates.of(work), 0).seconds(config)
     assert expected > 50e-6 and predicted > expected

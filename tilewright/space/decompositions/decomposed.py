@@ -86,24 +86,30 @@ class Decomposed:
     def _terms_of(self, number: int, piece: Piece, variant: Variant, inner: Config) -> Counted | None:
         if number == variant.main:
             return variant.inner.terms(inner)
-        return _default(self.work, piece).terms(DEFAULT)
+        return self._default(piece).terms(DEFAULT)
 
     def program(self, config: Config) -> Implementation:
         variant, inner = self._variant(config)
         parts = []
         for number, piece in enumerate(variant.pieces):
-            applied = variant.inner if number == variant.main else _default(self.work, piece)
+            applied = variant.inner if number == variant.main else self._default(piece)
             body = applied.program(inner if number == variant.main else DEFAULT)
             assert not isinstance(body, Implementation)
             parts.append(piece.by(body))
         return Implementation(_inputs(variant.pieces), tuple(parts))
 
+    def _default(self, piece: Piece) -> Applied:
+        """Once for each piece: it is the same for all configs of a variant."""
+        if piece not in self._defaults:
+            applied = Default().apply(GpuWork(piece.task, self.work.machine, self.work.numerics))
+            if applied is None:
+                raise SpaceError(f"{piece.task.label} has no default program")
+            self._defaults[piece] = applied
+        return self._defaults[piece]
 
-def _default(work: GpuWork, piece: Piece) -> Applied:
-    applied = Default().apply(GpuWork(piece.task, work.machine, work.numerics))
-    if applied is None:
-        raise SpaceError(f"{piece.task.label} has no default program")
-    return applied
+    @cached_property
+    def _defaults(self) -> dict[Piece, Applied]:
+        return {}
 
 
 def _inputs(pieces: Sequence[Piece]) -> tuple[Node, ...]:

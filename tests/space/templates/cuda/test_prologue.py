@@ -3,7 +3,7 @@ is better."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -138,7 +138,7 @@ def test_an_element_is_not_rounded_to_what_it_is_not() -> None:
     assert TensorCores().apply(GpuWork(task, H200, "tf32")) is not None
 
 
-def ops(nodes: tuple[Node, ...]) -> list[str]:
+def ops(nodes: Sequence[Node]) -> list[str]:
     return [node.op for node in nodes if not (node.is_input or node.is_constant)]
 
 

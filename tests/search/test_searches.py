@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from tests.search.test_conformance import THREADS, costs, large, run, searcher, small, timed
+from tests.search.spaces import THREADS, costs, large, run, searcher, small, timed
 from tilewright.cost.analytical import Analytical
 from tilewright.search.belief import Belief
 from tilewright.search.searcher import diverse, scores

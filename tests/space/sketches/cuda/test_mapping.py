@@ -7,13 +7,13 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tilewright.loops.gpu.instructions import multiply
 
 from tests.loops.gpu.products import Product
 from tests.space.sketches.cuda.tasks import CONVOLUTIONS, product_task
 from tilewright.dtypes import DType
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200
+from tilewright.hw.tensor_cores import multiply
 from tilewright.space.sketches.cuda.contraction import Contraction, contraction_of
 from tilewright.space.sketches.cuda.mapping import Matrix, access_matrix, is_valid, mappings, times, turned
 from tilewright.space.template import GpuWork

@@ -34,6 +34,7 @@ from tilewright.loops.formula import formula_of
 from tilewright.loops.gpu.default import default_program
 from tilewright.measure.gpu import GpuProgram
 from tilewright.runtime.cuda.device import Device
+from tilewright.space.implementation import Implementation
 from tilewright.space.sketches.cuda import SKETCHES
 from tilewright.space.template import GpuWork
 from tilewright.space.templates.cuda import TEMPLATES
@@ -79,7 +80,9 @@ def samples(machine: GpuMachine) -> Iterator[Sample]:
             applied = template.apply(GpuWork(task, machine))
             config = None if applied is None else applied.space.sample(Random(0))
             if applied is not None and config is not None:
-                yield f"{name}, by {template.name}", tensor_source(applied.program(config)), arrays
+                made = applied.program(config)
+                assert not isinstance(made, Implementation)
+                yield f"{name}, by {template.name}", tensor_source(made), arrays
 
 
 def run() -> None:

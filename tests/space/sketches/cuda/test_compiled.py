@@ -20,8 +20,10 @@ from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200, GpuMachine, detect
 from tilewright.runtime.cuda import device
 from tilewright.space.candidates import Candidates
+from tilewright.space.implementation import Implementation
 from tilewright.space.sketches.cuda import SKETCHES
 from tilewright.space.template import GpuWork, Template
+from tilewright.space.terms import GpuTerms
 from tilewright.tune.choose import ranked
 
 
@@ -66,11 +68,13 @@ def test_random_configs_compile_without_spills(case: Sketched, machine: GpuMachi
     assert applied is not None
     config = applied.space.sample(Random(seed))
     assert config is not None
-    kernel = build(tensor_source(applied.program(config)), machine, "fast", None)
+    made, terms = applied.program(config), applied.terms(config)
+    assert not isinstance(made, Implementation) and isinstance(terms, GpuTerms)
+    kernel = build(tensor_source(made), machine, "fast", None)
     used = kernel.resources
     assert used.spilled_bytes <= FEW_BYTES, config
     assert machine.resident_blocks(kernel.threads, used.registers, kernel.shared_bytes) >= 1
-    assert kernel.shared_bytes <= applied.terms(config).shared_bytes <= machine.shared_block
+    assert kernel.shared_bytes <= terms.shared_bytes <= machine.shared_block
 
 
 @pytest.mark.parametrize("number", range(0, len(CASES), 17))

@@ -17,7 +17,7 @@ from tilewright.graph.ir import Graph, rebuild
 from tilewright.graph.op import apply
 from tilewright.integrations.onnx_check import check_onnx
 from tilewright.space.template import Work
-from tilewright.targets import cpu
+from tilewright.targets import stages
 
 BODY = """
     half = Constant <value_float: float = 0.5> ()
@@ -97,7 +97,7 @@ def test_a_quantised_model_is_compared_in_its_own_types() -> None:
 
 
 def test_a_wrong_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = cpu.choose
+    right = stages.choose
 
     def wrong(work: Work) -> object:
         """tanh is compiled as sin."""
@@ -106,7 +106,7 @@ def test_a_wrong_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return right(replace(work, task=replace(work.task, graph=graph)))
 
-    monkeypatch.setattr(cpu, "choose", wrong)
+    monkeypatch.setattr(stages, "choose", wrong)
     model = network()
     report = check_onnx(tilewright.compile(model), model)
     assert not report.ok and report.oracle.deviation is not None and report.value is None

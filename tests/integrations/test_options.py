@@ -97,7 +97,7 @@ def test_one_lock_file_is_of_all_graphs(tmp_path: Path, monkeypatch: pytest.Monk
         ({"thread": 1}, "no option 'thread'(?s:.*)use one of numerics, threads, target, effort, budget"),
         ({"variants": 0}, "1 at least"),
         ({"numerics": "no"}, "numerics"),
-        ({"effort": "some"}, "effort='some'"),
+        ({"effort": "some"}, "effort must be one of 'none', 'quick', 'full', got 'some'"),
         ({"budget": "5s"}, "needs no budget"),
         ({"effort": "quick", "budget": "soon"}, "budget='soon'"),
         ({"threads": -1}, "threads=-1"),

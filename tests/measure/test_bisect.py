@@ -12,7 +12,7 @@ from tilewright.graph.ir import Graph, rebuild
 from tilewright.graph.op import apply
 from tilewright.measure.bisect import check_model
 from tilewright.space.template import Work
-from tilewright.targets import cpu
+from tilewright.targets import stages
 
 
 class Model(nn.Module):
@@ -49,7 +49,7 @@ def test_16_bits(x: torch.Tensor) -> None:
 
 
 def test_a_wrong_task_is_named(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = cpu.choose
+    right = stages.choose
 
     def wrong(work: Work) -> object:
         """tanh is compiled as sin."""
@@ -58,7 +58,7 @@ def test_a_wrong_task_is_named(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch)
         )
         return right(replace(work, task=replace(work.task, graph=graph)))
 
-    monkeypatch.setattr(cpu, "choose", wrong)
+    monkeypatch.setattr(stages, "choose", wrong)
     model = Model()
     report = check_model(tilewright.compile(model, (x,)), model, {"x": x})
     assert not report.ok and report.deviation is not None

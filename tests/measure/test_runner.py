@@ -22,7 +22,7 @@ from tests.space.checked import Inputs
 from tilewright.errors import MeasurementError, TilewrightWarning
 from tilewright.graph.op import apply
 from tilewright.hw import host
-from tilewright.measure import timing
+from tilewright.measure import cpu_timer, timing
 from tilewright.measure.building import Made
 from tilewright.measure.pace import Pace
 from tilewright.measure.process import Failed
@@ -144,10 +144,10 @@ def test_configs_of_many_tasks_are_handed_over_as_they_are_built(
 
 def test_of_many_those_near_the_best_go_on() -> None:
     times = {number: [1.0 + 0.01 * number] * 3 for number in range(100)}
-    assert timing._near(times, range(100), math.inf) == list(range(100))
-    assert timing._near(times, range(100), 1.5) == list(range(51))
-    assert timing._near(times, range(100), 1.1) == list(range(30))
-    assert timing._near({**times, 7: []}, range(100), 1.1) == list(range(100))
+    assert cpu_timer._near(times, range(100), math.inf) == list(range(100))
+    assert cpu_timer._near(times, range(100), 1.5) == list(range(51))
+    assert cpu_timer._near(times, range(100), 1.1) == list(range(30))
+    assert cpu_timer._near({**times, 7: []}, range(100), 1.1) == list(range(100))
 
 
 def test_an_exam_that_is_expected_is_drawn_once(runner: Runner) -> None:
@@ -237,12 +237,12 @@ def test_a_candidate_that_was_timed_on_a_machine_with_other_work_is_timed_again(
 
 
 def test_stretches_in_which_the_machine_was_slower_do_not_count() -> None:
-    times = timing._Times(best=None)
+    times = timing.Times(best=None)
     for number in range(20):
         slow = number % 3 == 0
         times.add(2.0 if slow else 1.0, 1.3 if slow else 1.0, is_steady=not slow)
     assert times.suffice(1.0) and set(times.result().times) == {1.0} and times.result().steady
-    disturbed = timing._Times(best=None)
+    disturbed = timing.Times(best=None)
     for _ in range(20):
         disturbed.add(2.0, 1.3, is_steady=False)
     assert not disturbed.suffice(0.01) and disturbed.suffice(1.0)
@@ -269,11 +269,11 @@ def test_how_well_a_median_is_known() -> None:
     assert interval_width(steady) < 0.02 < interval_width(restless)
     assert interval_width([1.0, 1.0, 1.0]) == float("inf")
     for values, suffices in ((steady, True), (restless, False)):
-        times = timing._Times(best=None)
+        times = timing.Times(best=None)
         for value in values:
             times.add(value, 1.0, is_steady=True)
         assert times.suffice(0.01) == suffices and times.suffice(1.0)
-    hopeless = timing._Times(best=0.1)
+    hopeless = timing.Times(best=0.1)
     for _ in range(3):
         hopeless.add(1.0, 1.0, is_steady=True)
     assert hopeless.suffice(0.0) and hopeless.result().steady

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from unittest import SkipTest
 
@@ -76,7 +77,7 @@ class _Forgetful:
     done, expected_gain = False, None
 
     def ask(self, count: int) -> list[Config]:
-        return list(self._candidates.configs())[:count] if count else []
+        return list(itertools.islice(self._candidates.configs(), count))
 
     def tell(self, outcomes: object) -> None:
         pass

@@ -47,7 +47,7 @@ def model() -> nn.Module:
 def works() -> dict[str, Work]:
     """The tasks of the model, as every compilation of it cuts it."""
     imported = import_model(model(), INPUTS)
-    tasks = together([CpuTarget(host()).partitioned(imported, "fast", Trace.off())])
+    tasks = together([CpuTarget(host()).partition(imported, "fast", Trace.off())])
     return {key: Work(task, host(), "fast") for key, (task, _) in tasks.items()}
 
 

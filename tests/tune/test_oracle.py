@@ -61,7 +61,7 @@ def laid_out(*outputs: Node) -> Graph:
 def test_a_task_takes_what_its_best_config_is_predicted_to_take() -> None:
     x = Inputs()
     task = x.task(apply("matmul", x(24, 40), x(40, 48, constant=True)))
-    assert ORACLE.seconds(task) == choose(Work(task, MACHINE)).predicted
+    assert ORACLE.seconds(task) == choose(Work(task, MACHINE)).seconds
     assert ORACLE.quickly(task) == (ORACLE.seconds(task), True)
 
 

@@ -34,6 +34,8 @@ def contender(number: int) -> Choice:
 class Told:
     """Models whose speed is another in each turn, and the same for all within one."""
 
+    by_task = True
+
     def __init__(self, seconds: Seconds) -> None:
         self.seconds = seconds
         self.casts: list[dict[str, int]] = []
@@ -112,4 +114,10 @@ def test_nothing_is_taken_that_there_is_no_time_to_confirm() -> None:
 
 
 def test_models_that_do_not_fit_into_memory_are_not_rehearsed() -> None:
-    assert rehearse(lambda cast: None, {}, {"a": [contender(0), contender(1)]}, deadline=math.inf) is None
+    class TooLarge:
+        by_task = True
+
+        def __call__(self, cast: Mapping[str, Choice]) -> None:
+            return None
+
+    assert rehearse(TooLarge(), {}, {"a": [contender(0), contender(1)]}, deadline=math.inf) is None

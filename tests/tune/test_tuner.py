@@ -27,8 +27,8 @@ from tilewright.graph.task import Task
 from tilewright.hw import host
 from tilewright.measure.runner import Measurement, Runner
 from tilewright.measure.trial import TaskJob
-from tilewright.space import candidates as candidates_room
 from tilewright.space.candidates import Candidates
+from tilewright.space.catalog import catalog
 from tilewright.space.space import Config, Knob, Space
 from tilewright.space.template import Work
 from tilewright.support.trace import Trace
@@ -37,6 +37,7 @@ from tilewright.tune.choose import Choice, choose
 from tilewright.tune.effort import EFFORTS, Effort, Tuning
 from tilewright.tune.progress import Progress
 from tilewright.tune.rehearse import Run
+from tilewright.tune.tunable import TunableTask
 from tilewright.tune.tuner import tune
 
 Seconds = Callable[[Config], "float | str"]
@@ -88,7 +89,12 @@ class Told:
     def __exit__(self, *_: object) -> None:
         pass
 
+    ahead = 0
+
     def expect(self, job: TaskJob) -> None:
+        pass
+
+    def prepare(self, job: TaskJob, configs: Sequence[Config]) -> None:
         pass
 
     def measure(
@@ -122,10 +128,8 @@ def tuned(
 ) -> tuple[dict[str, Choice], Progress]:
     progress = Progress()
     choices = tune(
-        {task.key: (task, 1) for task in tasks},
-        host(),
+        {task.key: (TunableTask(Work(task, host()), 1), 1) for task in tasks},
         tuning or QUICK,
-        numerics="fast",
         threads=1,
         trace=Trace(listener=progress),
         runner=told,
@@ -217,7 +221,7 @@ def test_what_cannot_be_measured_at_all_is_left_as_predicted() -> None:
 
 
 def test_a_task_with_one_candidate_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates_room, "TEMPLATES", ())
+    monkeypatch.setattr(catalog("cpu"), "templates", ())
     monkeypatch.setattr(Candidates, "_from_sketches", lambda self: [])
     task = softmax()
     choices, progress = tuned(Told(unasked), task)
@@ -226,6 +230,8 @@ def test_a_task_with_one_candidate_is_not_measured(monkeypatch: pytest.MonkeyPat
 
 class Inside:
     """Models in which a config of the only task takes the time that a function says."""
+
+    by_task = True
 
     def __init__(self, seconds: Seconds) -> None:
         self.seconds = seconds
@@ -403,7 +409,7 @@ class Choiceless:
 
 
 def test_a_knob_without_a_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates_room, "TEMPLATES", (Choiceless(),))
+    monkeypatch.setattr(catalog("cpu"), "templates", (Choiceless(),))
     with pytest.raises(SpaceError, match="knob 'rows' of 'choiceless' has nothing to choose from"):
         tuned(Told(unasked), softmax())
 
@@ -469,7 +475,7 @@ def test_several_models_share_their_tasks(
         ({"effort": "quick", "budget": "a while"}, "above 0"),
         ({"effort": "some"}, "'none', 'quick', 'full'"),
         ({"effort": "quick", "target": replace(host(), cores=host().cores + 1)}, "this machine"),
-        ({"lock": "x", "dynamic": True}, "one kind of call"),
+        ({"lock": "x", "dynamic": True}, "a single input signature"),
     ],
 )
 def test_mistakes_are_named(model: nn.Module, x: torch.Tensor, options: dict[str, object], said: str) -> None:

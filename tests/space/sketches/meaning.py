@@ -75,7 +75,7 @@ def run(count: int, start: int) -> Counter[str]:
     )
     @given(examples, st.integers(0, 1000))
     def check(example: object, number: int) -> None:
-        partition = CpuTarget(host()).partitioned(as_model(example.graph), "fast", Trace.off())  # type: ignore[attr-defined]
+        partition = CpuTarget(host()).partition(as_model(example.graph), "fast", Trace.off())
         for task, _ in computed(partition).values():
             for applied, config in some_configs(task, random.Random(number), 1):
                 met[config.template] += 1

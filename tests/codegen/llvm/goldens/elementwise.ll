@@ -14,7 +14,7 @@ i0.loop:
   %".9" = getelementptr float, ptr %".1", i64 %".8"
   %".10" = load <8 x float>, ptr %".9", align 4
   %".11" = load <8 x float>, ptr %".2", align 4
-  %".12" = fadd nsz arcp contract afn <8 x float> %".10", %".11"
+  %".12" = fadd nsz contract afn <8 x float> %".10", %".11"
   %".13" = fcmp ogt <8 x float> splat (float 0x0), %".12"
   %".14" = select <8 x i1> %".13", <8 x float> splat (float 0x0), <8 x float> %".12"
   %".15" = getelementptr float, ptr %".3", i64 %".8"
@@ -23,7 +23,7 @@ i0.loop:
   %".18" = load <8 x float>, ptr %".17", align 4
   %".19" = getelementptr float, ptr %".2", i64 8
   %".20" = load <8 x float>, ptr %".19", align 4
-  %".21" = fadd nsz arcp contract afn <8 x float> %".18", %".20"
+  %".21" = fadd nsz contract afn <8 x float> %".18", %".20"
   %".22" = fcmp ogt <8 x float> splat (float 0x0), %".21"
   %".23" = select <8 x i1> %".22", <8 x float> splat (float 0x0), <8 x float> %".21"
   %".24" = getelementptr float, ptr %".15", i64 8
@@ -32,7 +32,7 @@ i0.loop:
   %".27" = load <8 x float>, ptr %".26", align 4
   %".28" = getelementptr float, ptr %".2", i64 16
   %".29" = load <8 x float>, ptr %".28", align 4
-  %".30" = fadd nsz arcp contract afn <8 x float> %".27", %".29"
+  %".30" = fadd nsz contract afn <8 x float> %".27", %".29"
   %".31" = fcmp ogt <8 x float> splat (float 0x0), %".30"
   %".32" = select <8 x i1> %".31", <8 x float> splat (float 0x0), <8 x float> %".30"
   %".33" = getelementptr float, ptr %".15", i64 16
@@ -41,7 +41,7 @@ i0.loop:
   %".36" = load <8 x float>, ptr %".35", align 4
   %".37" = getelementptr float, ptr %".2", i64 24
   %".38" = load <8 x float>, ptr %".37", align 4
-  %".39" = fadd nsz arcp contract afn <8 x float> %".36", %".38"
+  %".39" = fadd nsz contract afn <8 x float> %".36", %".38"
   %".40" = fcmp ogt <8 x float> splat (float 0x0), %".39"
   %".41" = select <8 x i1> %".40", <8 x float> splat (float 0x0), <8 x float> %".39"
   %".42" = getelementptr float, ptr %".15", i64 24
@@ -50,7 +50,7 @@ i0.loop:
   %".45" = load <8 x float>, ptr %".44", align 4
   %".46" = getelementptr float, ptr %".2", i64 32
   %".47" = load <8 x float>, ptr %".46", align 4
-  %".48" = fadd nsz arcp contract afn <8 x float> %".45", %".47"
+  %".48" = fadd nsz contract afn <8 x float> %".45", %".47"
   %".49" = fcmp ogt <8 x float> splat (float 0x0), %".48"
   %".50" = select <8 x i1> %".49", <8 x float> splat (float 0x0), <8 x float> %".48"
   %".51" = getelementptr float, ptr %".15", i64 32

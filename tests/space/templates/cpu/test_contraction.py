@@ -307,7 +307,7 @@ def test_a_choice_is_made_without_building_anything() -> None:
     choice = choose(Work(task, host()))
     expected = "paired" if host().adds_beside else "contraction"
     assert choice.config is not None and choice.config.template == expected
-    assert choice.predicted is not None and 1e-4 < choice.predicted < 1e-2
+    assert choice.seconds is not None and 1e-4 < choice.seconds < 1e-2
 
 
 def test_no_register_tile_spills() -> None:

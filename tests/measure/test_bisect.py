@@ -56,7 +56,10 @@ def test_a_wrong_task_is_named(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch)
         graph: Graph = rebuild(
             work.task.graph, lambda node, inputs: apply("sin", *inputs) if node.op == "tanh" else None
         )
-        return right(replace(work, task=replace(work.task, graph=graph)))
+        choice = right(replace(work, task=replace(work.task, graph=graph)))
+        (part,) = choice.implementation.parts
+        made = replace(choice.implementation, parts=(replace(part, task=work.task),))
+        return replace(choice, implementation=made)
 
     monkeypatch.setattr(stages, "choose", wrong)
     model = Model()

@@ -59,7 +59,7 @@ def winner_of(work: Work) -> Decision | None:
     other = next((config for config in near if candidates.program(config) != usual.program), None)
     if other is None:
         return None
-    code = code_of(candidates.program(other), work.machine, work.numerics)
+    code = code_of(candidates.implementation(other), work.machine, work.numerics)
     return Decision(Key.of(work, THREADS), other, 1e-6, "quick", 60.0, 12, code=code, default_seconds=2e-6)
 
 

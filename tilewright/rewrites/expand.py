@@ -63,15 +63,19 @@ def expand(partition: Partition, chosen: Mapping[str, Parted], names: Mapping[st
             calls.append(call)
             continue
         parted = chosen[call.task.key]
+        if len(parted.parts) == 1 and parted.parts[0].task == call.task:
+            parts.setdefault(call.key, parted.parts[0])
+            owner.setdefault(call.key, call.task.key)
+            calls.append(call)
+            continue
         values = dict(zip(parted.inputs, call.inputs, strict=True))
-        several = len(parted.parts) > 1
         for number, part in enumerate(parted.parts):
             last = number == len(parted.parts) - 1
             output = call.output if last else replace(part.result, name="", source="")
             values[part.result] = output
             name = call.name if last else f"{call.name}.{number}"
             inputs = tuple(values[node] for node in part.operands)
-            made = TaskCall(part.task, inputs, output, name, names[call.task.key] if several else call.way)
+            made = TaskCall(part.task, inputs, output, name, names[call.task.key])
             parts.setdefault(made.key, part)
             owner.setdefault(made.key, call.task.key)
             calls.append(made)

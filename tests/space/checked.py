@@ -9,8 +9,6 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from tests.rewrites.helpers import array
-from tilewright.dtypes import DType
-from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
 from tilewright.hw import CpuMachine, host
@@ -19,24 +17,9 @@ from tilewright.loops.verify import verify_program
 from tilewright.measure.check import relative_error
 from tilewright.measure.single import SingleKernel
 from tilewright.space.space import Config, Space
+from tilewright.testing.problems import Inputs
 
-
-class Inputs:
-    """Makes the inputs of a task, and remembers which are constant."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Node] = []
-        self.constants: set[int] = set()
-
-    def __call__(self, *shape: int, constant: bool = False, dtype: DType = DType.F32) -> Node:
-        if constant:
-            self.constants.add(len(self.nodes))
-        node = input_node(len(self.nodes), TensorType(shape, dtype), f"x{len(self.nodes)}")
-        self.nodes.append(node)
-        return node
-
-    def task(self, output: Node) -> Task:
-        return Task(Graph(tuple(self.nodes), (output,)), frozenset(self.constants))
+__all__ = ["Inputs", "error", "legal_configs", "results", "same_on_two_threads", "stored_for"]
 
 
 def results(

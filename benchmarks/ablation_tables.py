@@ -19,6 +19,7 @@ GOOD = 0.98  # of the speed of the best, at which a run is asked how long it too
 MODELS = ("mobilenetv2", "bert-base")
 SPACES = ("full", "without sketches", "without templates")
 COSTS = {"both": "full", "analytical only": "analytical only", "boosted from nothing": "boosted from nothing"}
+BEFORE = "before"
 ALLOCATIONS = ("round-robin", "heaviest", "gradient")
 PARTS = (0.125, 0.25, 0.5, 0.75, 1.0)  # of the trials, after which a model's time is looked at
 
@@ -34,8 +35,8 @@ class Round(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True, tag="run"):
-    """A line of the file: a finished run. `trials`: that it could have. `predicted`: seconds of each task, before
-    anything was measured."""
+    """A line of the file: a finished run. `trials`: that it could have. `start`: of each task, what would be chosen
+    without measuring."""
 
     subject: str
     variant: str
@@ -44,7 +45,7 @@ class Run(msgspec.Struct, frozen=True, tag="run"):
     ended: str
     rounds: tuple[Round, ...]
     calls: dict[str, int]
-    predicted: dict[str, float]
+    start: dict[str, Config]
     chosen: dict[str, Config]
 
     @property
@@ -53,13 +54,14 @@ class Run(msgspec.Struct, frozen=True, tag="run"):
 
 
 class Raced(msgspec.Struct, frozen=True, tag="raced"):
-    """A line of the file: what the choices of a task's runs take, timed in turns. One that is missing has none."""
+    """A line of the file: what each task takes as each run has chosen, timed in turns, and as BEFORE. What is missing
+    has no time."""
 
     subject: str
     seed: int
     trials: int
     variants: tuple[str, ...]
-    seconds: dict[str, float]
+    seconds: dict[str, dict[str, float]]
 
 
 @dataclass
@@ -97,6 +99,23 @@ class Runs:
         asked = subject, variant, seed, trials
         return next((r for r in self.found if (r.subject, r.variant, r.seed, r.trials) == asked), None)
 
+    def of_model(self, name: str, seed: int, trials: int) -> list[Run]:
+        """A run for each allocation, with so many trials for each task on average; none where one is missing."""
+        found = [
+            next(
+                (
+                    run
+                    for run in self.found
+                    if (run.subject, run.variant, run.seed) == (name, allocation, seed)
+                    and run.trials == trials * len(run.calls)
+                ),
+                None,
+            )
+            for allocation in ALLOCATIONS
+        ]
+        complete = [run for run in found if run is not None]
+        return complete if len(complete) == len(found) else []
+
     def raced(self, subject: str, seed: int, trials: int, variants: Sequence[str]) -> Raced | None:
         """The latest race that all of these took part in."""
         asked = subject, seed, trials
@@ -114,35 +133,24 @@ class Point:
     time: float  # of a call of the task or the model
 
 
-def task_curve(run: Run, raced: float) -> list[Point]:
-    """The best time after each round, in units in which the choice takes what it took in the race."""
-    if not run.rounds:
-        return []
-    scale = raced / run.rounds[-1].best
-    return [Point(each.trials, each.seconds, scale * each.best) for each in run.rounds]
+def curve(run: Run, raced: Mapping[str, float], before: Mapping[str, float]) -> list[Point]:
+    """The time of all tasks together after each round, and before the first. `raced`: what each task's choice takes,
+    timed in turns with those of other runs, in units of which its earlier times are; `before`: the same of what would
+    be chosen without measuring, where that is to be compared with."""
+    last = {each.task: each.best for each in run.rounds}
+    now = {task: seconds for task, seconds in before.items() if task in run.calls}
+    points = []
 
+    def look(trials: int, seconds: float) -> None:
+        if all(task in now for task in run.calls):
+            total = sum(calls * now[task] for task, calls in run.calls.items())
+            points.append(Point(trials, seconds, total))
 
-def befores(runs: Sequence[Run]) -> dict[str, float]:
-    """What each task takes before tuning: the median of what runs have measured, or what was predicted."""
-    measured: dict[str, dict[str, float]] = {}
-    for number, run in enumerate(runs):
-        for each in run.rounds:
-            measured.setdefault(each.task, {})[str(number)] = each.before
-    predicted = {task: seconds for run in runs for task, seconds in run.predicted.items()}
-    return predicted | {task: statistics.median(found.values()) for task, found in measured.items()}
-
-
-def model_curve(run: Run, before: Mapping[str, float]) -> list[Point]:
-    """The sum over the tasks after each round, and first of all without any."""
-    shares = dict.fromkeys(run.calls, 1.0)
-
-    def total() -> float:
-        return sum(calls * shares[task] * before[task] for task, calls in run.calls.items())
-
-    points = [Point(0, 0.0, total())]
+    if before:
+        look(0, 0.0)
     for each in run.rounds:
-        shares[each.task] = each.best / each.before
-        points.append(Point(each.trials, each.seconds, total()))
+        now[each.task] = raced.get(each.task, each.best) * each.best / last[each.task]
+        look(each.trials, each.seconds)
     return points
 
 
@@ -184,7 +192,9 @@ def task_rows(
         if race is None or any(run is None for run in found.values()):
             continue
         times = {
-            label: race.seconds[variant] for label, variant in variants.items() if variant in race.seconds
+            label: sum(race.seconds[variant].values())
+            for label, variant in variants.items()
+            if race.seconds.get(variant)
         }
         best = min(times.values(), default=math.inf)
         for label, run in found.items():
@@ -194,7 +204,7 @@ def task_rows(
                 rows.append(Row(task, label, None, 0.0, None, run.measured, spent))
                 continue
             seconds = times[label]
-            good = reached(task_curve(run, seconds), best / GOOD)
+            good = reached(curve(run, race.seconds[variants[label]], {}), best / GOOD)
             rows.append(Row(task, label, seconds, best / seconds, good, run.measured, spent))
     return rows
 
@@ -258,21 +268,21 @@ def task_tables(rows: Sequence[Row]) -> str:
     return f"{table_of(summary)}\n\n{table_of(lines)}"
 
 
-def schedule_table(name: str, runs: Sequence[Run]) -> str:
+def schedule_table(name: str, runs: Sequence[Run], race: Raced) -> str:
     """Of one model, a row for each allocation."""
-    before = befores(runs)
-    curves = {run.variant: model_curve(run, before) for run in runs}
+    before = race.seconds[BEFORE]
+    curves = {run.variant: curve(run, race.seconds[run.variant], before) for run in runs}
     most = max(run.trials for run in runs)
-    worst = max(curve[-1].time for curve in curves.values())
+    worst = max(points[-1].time for points in curves.values())
     asked = [round(part * most) for part in PARTS]
     head = [name, "before", *(f"{count} trials" for count in asked)]
     head += [f"trials to {worst * 1e3:.3f} ms", "seconds to it", "in all"]
     lines = [head]
-    for label, curve in curves.items():
-        point = reached(curve, worst)
+    for label, points in curves.items():
+        point = reached(points, worst)
         assert point is not None
-        times = (curve[0].time, *(after(curve, count) for count in asked))
-        spent = f"{curve[-1].trials} trials, {curve[-1].seconds:.1f} s"
+        times = (points[0].time, *(after(points, count) for count in asked))
+        spent = f"{points[-1].trials} trials, {points[-1].seconds:.1f} s"
         lines.append(
             [label, *(f"{t * 1e3:.3f} ms" for t in times), str(point.trials), f"{point.seconds:.1f}", spent]
         )
@@ -301,12 +311,12 @@ def document(runs: Runs, machine: Mapping[str, Any], options: argparse.Namespace
         parts += ["## The task scheduler", SCHEDULE_TEXT.format(trials=options.model_trials)]
         missing = []
         for name in options.models:
-            own = [runs.get(name, each, options.seed, options.model_trials) for each in ALLOCATIONS]
-            complete = [run for run in own if run is not None]
-            if len(complete) < len(own):
-                missing.append(name)
+            own = runs.of_model(name, options.seed, options.model_trials)
+            race = own and runs.raced(name, options.seed, own[0].trials, ALLOCATIONS)
+            if own and race:
+                parts.append(schedule_table(name, own, race))
             else:
-                parts.append(schedule_table(name, complete))
+                missing.append(name)
         parts += _unfinished(missing)
     return "\n\n".join(parts) + "\n"
 
@@ -320,8 +330,9 @@ COST_TEXT = (
     " the first trial alone is what the analytical model would choose."
 )
 SCHEDULE_TEXT = (
-    "Each run has {trials} trials for all tasks of a model together. Times: the sum over the tasks, each as often as it"
-    " is called. The last columns: how long each took to be as fast as the slowest of them is in the end."
+    "Each run has {trials} trials for each task of a model on average. Times: the sum over the tasks, each as often as"
+    " it is called; the choices of each task are timed in turns. The last columns: how long each run took to be as fast"
+    " as the slowest of them is in the end."
 )
 
 

@@ -12,7 +12,7 @@ schedule    which task of a model the next round goes to: every task in turn, th
 The tasks are the heaviest of their kind in models of the zoo. Each run begins with an empty database and cache and has
 as many trials as the others. Then the choices of a task's runs are timed in turns, and a run's time after each round is
 in units of that: runs at different moments are not compared by the clock. A model's time is the sum over its tasks,
-each as often as it is called: what it took before, times the share of that which its best config takes in the run.
+each as often as it is called.
 
 Every finished run is a line of --runs FILE, and is not run again: a command that was interrupted, or whose --seconds
 are spent, goes on where it ended.
@@ -30,13 +30,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
-from ablation_tables import ALLOCATIONS, COSTS, MODELS, SPACES, Raced, Round, Run, Runs, document
+from ablation_tables import ALLOCATIONS, BEFORE, COSTS, MODELS, SPACES, Raced, Round, Run, Runs, document
 from peers.machine import describe
 from tilewright import frontend, zoo
 from tilewright.cost.boosted import Boosted
@@ -56,7 +56,6 @@ from tilewright.tune.tuner import tune
 FROM_NOTHING = "boosted from nothing"
 RACE_SECONDS = 0.3  # of each choice of a task
 BATCHES = {"cpu": 1, "cuda": 8}
-BY = Path(__file__).name
 
 # -- the tasks --------------------------------------------------------------------------------------------------------
 
@@ -179,7 +178,6 @@ class Watch:
 
     clock: Callable[[], float] = time.monotonic
     rounds: list[Round] = field(default_factory=list)
-    predicted: dict[str, float] = field(default_factory=dict)
     ended: str = ""
     failures: Counter[str] = field(default_factory=Counter)
     _begun: float = 0.0
@@ -188,7 +186,6 @@ class Watch:
         notes = event.notes
         if event.name == "tune.begin":
             self._begun = self.clock()
-            self.predicted = {task["key"]: task["seconds"] for task in notes["tasks"]}
         elif event.name == "tune.end":
             self.ended = notes["why"]
         elif event.name == "tune.round" and kind == "end" and "best" in notes:
@@ -222,6 +219,7 @@ class Bench:
     seconds: float
     seed: int = 0
     threads: int | None = None
+    search: str = "guided"
     runner: Callable[[int], Any] | None = None
     begun: float = field(default_factory=time.monotonic)
 
@@ -249,8 +247,14 @@ class Bench:
             some = tunables()
             with nothing_kept() as folder:
                 tuning = Tuning(
-                    "quick", self.left, self.seed, db=folder / "runs.sqlite", trials=trials, **options
-                )  # type: ignore[arg-type]
+                    "quick",
+                    self.left,
+                    self.seed,
+                    self.search,
+                    folder / "runs.sqlite",
+                    trials=trials,
+                    **options,
+                )
                 choices = tune(
                     some,
                     tuning,
@@ -279,7 +283,7 @@ class Bench:
             watch.ended,
             tuple(watch.rounds),
             {key: count for key, (_, count) in some.items()},
-            watch.predicted,
+            {key: tunable.start.config for key, (tunable, _) in some.items()},
             {key: choice.config for key, choice in choices.items()},
         )
         self.runs.add(run)
@@ -291,54 +295,56 @@ class Bench:
         found = {}
         for variant in variants:
             restricted, options = VARIANTS[variant]
-            tunable = Restricted(work, threads, **restricted)
-            run = self.tuned(
-                name,
-                variant,
-                lambda tunable=tunable: {work.task.key: (_legal(tunable), 1)},
-                trials,
-                **options,
-            )
+            run = self.tuned(name, variant, partial(_alone, work, threads, restricted), trials, **options)
             if run is None:
                 return
             found[variant] = run
-        if self.runs.raced(name, self.seed, trials, variants) is None and self.left > 0:
-            self.race(name, work, found, trials)
+        self.race(name, {work.task.key: work}, found, trials)
 
-    def race(self, name: str, work: Work, runs: Mapping[str, Run], trials: int) -> None:
-        """Once more where the machine was in no state to time anything."""
-        configs = list(dict.fromkeys(config for run in runs.values() for config in run.chosen.values()))
+    def race(self, subject: str, works: Mapping[str, Work], runs: Mapping[str, Run], trials: int) -> None:
+        """What each task takes as each run has chosen, and as would be chosen without measuring."""
+        if self.runs.raced(subject, self.seed, trials, list(runs)) is not None or self.left <= 0:
+            return
+        chosen = {variant: run.chosen for variant, run in runs.items()}
+        chosen |= {BEFORE: next(iter(runs.values())).start}
         threads = self.target.threads(self.threads)
-        job = TunableTask(work, threads).job
+        seconds: dict[str, dict[str, float]] = {variant: {} for variant in chosen}
         with nothing_kept(), (self.runner or self.target.runner)(threads) as runner:
-            times = runner.race(job, configs, RACE_SECONDS * len(configs))
-        medians = {
-            config: statistics.median(each) for config, each in zip(configs, times, strict=True) if each
-        }
-        seconds = {
-            variant: medians[config]
-            for variant, run in runs.items()
-            for config in run.chosen.values()
-            if config in medians
-        }
-        self.runs.add(Raced(name, self.seed, trials, tuple(runs), seconds))
+            for key, work in works.items():
+                configs = list(dict.fromkeys(some[key] for some in chosen.values() if key in some))
+                times = runner.race(TunableTask(work, threads).job, configs, RACE_SECONDS * len(configs))
+                medians = {
+                    config: statistics.median(each)
+                    for config, each in zip(configs, times, strict=True)
+                    if each
+                }
+                for variant, some in chosen.items():
+                    if some.get(key) in medians:
+                        seconds[variant][key] = medians[some[key]]
+        self.runs.add(Raced(subject, self.seed, trials, tuple(runs), seconds))
 
     def model(self, name: str, works: Mapping[str, tuple[Work, int]], trials: int) -> None:
-        """A run for each allocation."""
+        """A run for each allocation, with so many trials for each task on average, and a race."""
         threads = self.target.threads(self.threads)
 
         def tunables() -> dict[str, tuple[Tunable, int]]:
             return {key: (TunableTask(work, threads), count) for key, (work, count) in works.items()}
 
+        found = {}
         for allocation in ALLOCATIONS:
-            self.tuned(name, allocation, tunables, trials, allocation=allocation)
+            run = self.tuned(name, allocation, tunables, trials * len(works), allocation=allocation)
+            if run is None:
+                return
+            found[allocation] = run
+        self.race(name, {key: work for key, (work, _) in works.items()}, found, trials * len(works))
 
 
-def _legal(tunable: Restricted) -> Restricted:
+def _alone(work: Work, threads: int, restricted: Mapping[str, bool]) -> dict[str, tuple[Tunable, int]]:
     """SpaceError where nothing of this space computes it."""
+    tunable = Restricted(work, threads, **restricted)
     if not tunable.candidates.is_legal(tunable.start.config):
         raise SpaceError(f"{tunable.start.config} is not in the space")
-    return tunable
+    return {work.task.key: (tunable, 1)}
 
 
 def say(text: str) -> None:
@@ -393,8 +399,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--only", type=names(("space", "cost", "schedule")), default=["space", "cost", "schedule"])
     add("--tasks", type=names(list(TASKS)), default=list(TASKS))
     add("--models", type=names(zoo.names()), default=list(MODELS))
-    add("--trials", type=int, default=48, help="of each run of a task")
-    add("--model-trials", type=int, default=192, help="of each run of a model")
+    add("--trials", type=int, default=24, help="of each run of a task")
+    add(
+        "--model-trials", type=int, default=8, help="of each run of a model, for each of its tasks on average"
+    )
     add("--seconds", type=float, default=900.0, help="after which no run begins; the next command goes on")
     add("--seed", type=int, default=0)
     add("--threads", type=int, default=None)

@@ -93,6 +93,7 @@ def test_equal_tasks_are_taken_in_order() -> None:
     tasks = {name: standing(1.0) for name in ("x", "y", "z")}
     assert next_task(tasks, Objective((Goal(dict.fromkeys(tasks, 1)),))) == "x"
 
+
 @pytest.mark.parametrize("name", ALLOCATIONS)
 def test_every_allocation_takes_one_of_the_tasks_that_are_worth_a_round(name: str) -> None:
     allocation = ALLOCATIONS[name]

@@ -125,8 +125,8 @@ def gradient(task: str, standings: Mapping[str, Standing], weight: float) -> flo
 
 
 # Which of the tasks that are worth a round gets the next one. `weights`: of these, at least one, by how much the
-# objective falls if the task takes a second less. `standings`: of all that are not being measured; those that are not in
-# `weights` are done or fast enough.
+# objective falls if the task takes a second less. `standings`: of all that are not being measured; those that are not
+# in `weights` are done or fast enough.
 Allocation = Callable[[Mapping[str, Standing], Mapping[str, float]], str]
 
 

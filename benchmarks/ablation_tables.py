@@ -36,7 +36,7 @@ class Round(msgspec.Struct, frozen=True):
 
 class Run(msgspec.Struct, frozen=True, tag="run"):
     """A line of the file: a finished run. `trials`: that it could have. `start`: of each task, what would be chosen
-    without measuring."""
+    without measuring. `found`: after how many of its own trials each task's choice had been measured."""
 
     subject: str
     variant: str
@@ -47,6 +47,7 @@ class Run(msgspec.Struct, frozen=True, tag="run"):
     calls: dict[str, int]
     start: dict[str, Config]
     chosen: dict[str, Config]
+    found: dict[str, int]
 
     @property
     def measured(self) -> int:
@@ -135,9 +136,11 @@ class Point:
 
 def curve(run: Run, raced: Mapping[str, float], before: Mapping[str, float]) -> list[Point]:
     """The time of all tasks together after each round, and before the first. `raced`: what each task's choice takes,
-    timed in turns with those of other runs, in units of which its earlier times are; `before`: the same of what would
-    be chosen without measuring, where that is to be compared with."""
+    timed in turns with those of other runs: what it takes since it was measured, and in units of which earlier times
+    are. `before`: the same of what would be chosen without measuring, where that is to be compared with."""
     last = {each.task: each.best for each in run.rounds}
+    own = dict.fromkeys(run.calls, 0)  # trials
+    done = 0
     now = {task: seconds for task, seconds in before.items() if task in run.calls}
     points = []
 
@@ -149,7 +152,11 @@ def curve(run: Run, raced: Mapping[str, float], before: Mapping[str, float]) -> 
     if before:
         look(0, 0.0)
     for each in run.rounds:
-        now[each.task] = raced.get(each.task, each.best) * each.best / last[each.task]
+        own[each.task] += each.trials - done
+        done = each.trials
+        final = raced.get(each.task, last[each.task])
+        is_found = own[each.task] >= run.found.get(each.task, 0)
+        now[each.task] = final if is_found else max(final, final * each.best / last[each.task])
         look(each.trials, each.seconds)
     return points
 

@@ -41,6 +41,7 @@ from peers.machine import describe
 from tilewright import frontend, zoo
 from tilewright.cost.boosted import Boosted
 from tilewright.cost.models import register
+from tilewright.db.database import Database
 from tilewright.errors import SpaceError
 from tilewright.graph.task import Task
 from tilewright.space.candidates import Candidates
@@ -210,6 +211,19 @@ def nothing_kept() -> Iterator[Path]:
                 os.environ["TILEWRIGHT_CACHE_DIR"] = before
 
 
+def trials_until_found(
+    tuning: Tuning, tunables: Mapping[str, tuple[Tunable, int]], choices: Mapping[str, Choice]
+) -> dict[str, int]:
+    """Of each task, its trials up to that of its choice; none where that was not measured."""
+    found = {}
+    with Database.open(tuning.db) as database:
+        for key, (tunable, _) in tunables.items():
+            configs = [record.config for record in database.records(tunable.key)]
+            if choices[key].config in configs:
+                found[key] = configs.index(choices[key].config) + 1
+    return found
+
+
 @dataclass
 class Bench:
     """Runs what the file does not have yet, until the time is spent."""
@@ -263,8 +277,9 @@ class Bench:
                     runner=self.runner or self.target.runner,
                     timed=frozenset(some),
                 )
+                found = trials_until_found(tuning, some, choices)
         except SpaceError:
-            some, choices, watch.ended = {}, {}, "nothing computes it"
+            some, choices, found, watch.ended = {}, {}, {}, "nothing computes it"
         if watch.ended == "interrupted":
             raise KeyboardInterrupt
         done = watch.rounds[-1].trials if watch.rounds else 0
@@ -285,6 +300,7 @@ class Bench:
             {key: count for key, (_, count) in some.items()},
             {key: tunable.start.config for key, (tunable, _) in some.items()},
             {key: choice.config for key, choice in choices.items()},
+            found,
         )
         self.runs.add(run)
         return run
@@ -369,10 +385,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ]
         )
     ]
-    for name in options.tasks if variants else ():
-        bench.task(name, models.task(TASKS[name]), variants, options.trials)
-    for name in options.models if "schedule" in options.only else ():
-        bench.model(name, models.works(name), options.model_trials)
+    try:
+        for name in options.tasks if variants else ():
+            if bench.left > 0:
+                bench.task(name, models.task(TASKS[name]), variants, options.trials)
+        for name in options.models if "schedule" in options.only else ():
+            if bench.left > 0:
+                bench.model(name, models.works(name), options.model_trials)
+    except KeyboardInterrupt:
+        say("interrupted; the same command with the same --runs goes on from here")
     machine = describe() | {"target": target.machine.describe()}
     text = document(runs, machine, options)
     print(text)

@@ -7,6 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # as where it is a command
 
@@ -25,10 +26,9 @@ START, CHOSEN = Config.of("default", {}), Config.of("contraction", {"rows": 4})
 def run(
     variant: str, rounds: list[Round], calls: dict[str, int], trials: int = 8, subject: str = "one"
 ) -> Run:
-    keys = dict.fromkeys(calls, START)
-    return Run(
-        subject, variant, 0, trials, "trials", tuple(rounds), calls, keys, dict.fromkeys(calls, CHOSEN)
-    )
+    start, chosen = dict.fromkeys(calls, START), dict.fromkeys(calls, CHOSEN)
+    last = dict.fromkeys(calls, trials)  # the choice is the last trial
+    return Run(subject, variant, 0, trials, "trials", tuple(rounds), calls, start, chosen, last)
 
 
 TWO = run(
@@ -48,6 +48,13 @@ def test_a_curve_ends_where_the_race_has_it() -> None:
         Point(8, 2.0, 8.0 + 2 * 3.0),
         Point(12, 3.0, 4.0 + 2 * 3.0),
     ]
+
+
+def test_a_choice_takes_what_it_does_since_it_was_measured() -> None:
+    """The start, say: that others seemed faster later, and lost the race, is no progress."""
+    early = structs.replace(TWO, found={"a": 3, "b": 4})
+    points = tables.curve(early, {"a": 4.0, "b": 3.0}, {"a": 9.0, "b": 7.0})
+    assert [point.time for point in points] == [23.0, 18.0, 10.0, 10.0]
 
 
 def test_without_a_time_before_a_curve_begins_when_every_task_was_measured() -> None:
@@ -155,7 +162,7 @@ def test_runs_go_through_the_tuner_and_are_not_run_again(tmp_path: Path) -> None
     )
     again.task("matmul", work, names, trials=8)
     assert len(told.measured) == measured and again.runs.found == bench.runs.found
-    assert whole.rounds[-1].seconds > 0
+    assert whole.rounds[-1].seconds > 0 and all(1 <= each <= 8 for each in whole.found.values())
 
 
 def test_every_allocation_is_run_and_what_the_time_ends_is_not_kept(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def report_on_model(
     return report(name, machine, tasks, about, events)
 
 
-def _configs(work: Work | None, records: Sequence[Record], decision: Decision | None) -> dict[str, str]:
+def _configs(work: Work | None, records: Sequence[Record], decision: Decision | None) -> dict[str, Any]:
     """What would run without measuring, and what won. Where the task cannot be read any more, or is a GPU's: the first
     that was measured, which is the one to beat."""
     try:

@@ -175,14 +175,15 @@ def test_names_are_only_names() -> None:
         output=EVIL,
         schedule=EVIL,
         effort=EVIL,
+        layers=(EVIL, EVIL + "2"),
         trials=tuple(
             replace(one, config=EVIL, message=EVIL, failure=one.failure and EVIL) for one in data.trials
         ),
     )
     assert data.model is not None
-    page = render(
-        replace(data, title=EVIL, tasks=(evil,), model=replace(data.model, signature=EVIL, name=EVIL))
-    )
+    steps = tuple(replace(step, layer=EVIL) for step in data.model.steps)
+    model = replace(data.model, signature=EVIL, name=EVIL, steps=steps)
+    page = render(replace(data, title=EVIL, tasks=(evil,), model=model))
     found = Reader(page)
     assert found.tags.count("script") == 1 and "img" not in found.tags
     assert found.loaded == [] and found.handlers == [] and found.open == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from tilewright.runtime.plan import Place, Plan, aligned
 
@@ -47,8 +48,7 @@ def flow_of(plan: Plan) -> Flow:
         memory.append(written)
         if output.space == "arena":
             arena.append(written)
-    alive = tuple(_alive(arena, number) for number in range(len(plan.steps)))
-    return Flow(tuple(reads), alive)
+    return Flow(tuple(reads), _alive(arena, len(plan.steps)))
 
 
 def _read(values: Sequence[_Value], place: Place) -> _Value | None:
@@ -57,5 +57,11 @@ def _read(values: Sequence[_Value], place: Place) -> _Value | None:
     )
 
 
-def _alive(values: Sequence[_Value], step: int) -> int:
-    return sum(aligned(value.end - value.begin) for value in values if value.writer <= step <= value.last)
+def _alive(values: Sequence[_Value], steps: int) -> tuple[int, ...]:
+    """The bytes that are held while each step runs."""
+    changes = [0] * (steps + 1)
+    for value in values:
+        size = aligned(value.end - value.begin)
+        changes[value.writer] += size
+        changes[value.last + 1] -= size
+    return tuple(accumulate(changes[:-1]))

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 import tilewright
 from tilewright.runtime.contract import plan_digest
 from tilewright.support.trace import Trace
+from tilewright.tune.progress import Progress
 
 
 class Block(nn.Module):
@@ -133,6 +134,27 @@ def test_the_trace_has_them(network: nn.Module, example: torch.Tensor) -> None:
     tilewright.compile(network, (example,), trace=trace)
     named = [event.notes["layer"] for event in trace.events if event.name == "kernel"]
     assert f"{FIRST} and 1 more" in named
+
+
+def test_tuning_tells_of_layers(tmp_path: Path) -> None:
+    progress = Progress()
+    model = nn.Sequential(nn.Sequential(nn.Linear(16, 16)), nn.Sequential(nn.Linear(16, 16))).eval()
+    tilewright.compile(
+        model,
+        (torch.randn(2, 16),),
+        effort="quick",
+        budget=0.5,
+        db=tmp_path / "tuning.sqlite",
+        trace=Trace(listener=progress),
+    )
+    assert [task.name for task in progress.tasks.values()] == ["0.0 and 1 more"]
+
+
+def test_explain_prints_no_control_characters(compiled: tilewright.CompiledModel) -> None:
+    """A file may hold any name."""
+    explanation = compiled.explain(repeats=1)
+    rows = tuple(msgspec.structs.replace(row, layer="a\x1b[31mb\n") for row in explanation.rows)
+    assert "\x1b" not in msgspec.structs.replace(explanation, rows=rows).table(None)
 
 
 def test_dynamo_names_layers_as_torch_export_does(network: nn.Module, example: torch.Tensor) -> None:

@@ -143,7 +143,7 @@ def _show_tuned(sources: Sequence[Source], progress: Any, json: bool) -> None:
         return
     rows = [
         (
-            task["label"],
+            task["layer"] or task["label"],
             str(task["calls"]),
             str(task["trials"]),
             f"{task['before'] * 1e6:.1f}",
@@ -153,7 +153,7 @@ def _show_tuned(sources: Sequence[Source], progress: Any, json: bool) -> None:
         )
         for task in tuned(progress)["tasks"]
     ]
-    print_table("", ("task", "calls", "trials", "before us", "best us", "speed", ""), rows)
+    print_table("", ("layer", "calls", "trials", "before us", "best us", "speed", ""), rows)
 
 
 def tuned(progress: Any) -> dict[str, Any]:

@@ -251,7 +251,7 @@ def _rate(amount: int, seconds: float) -> str:
 
 
 def _clip(text: str, width: int) -> str:
-    text = " ".join(text.split())
+    text = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
@@ -263,7 +263,7 @@ def _template(program: str) -> str:
 def _filled(head: str, text: str, width: int | None) -> str:
     if width is None:
         return f"{head:<8} {text}"
-    lines = textwrap.wrap(text, width - 9, break_long_words=False, break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(text, max(width - 9, 20), break_long_words=False, break_on_hyphens=False) or [""]
     return "\n".join(f"{head if not number else '':<8} {line}" for number, line in enumerate(lines))
 
 

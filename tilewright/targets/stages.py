@@ -118,7 +118,8 @@ def _tuned(
     from tilewright.tune.tuner import tune
 
     calls = {key: count for key, (_, count) in together(partitions).items()}
-    tunables = {key: (TunableTask(work, threads), calls[key]) for key, work in works.items()}
+    named = _task_layers(partitions)
+    tunables = {key: (TunableTask(work, threads, named[key]), calls[key]) for key, work in works.items()}
     close = [key for key, pair in pairs.items() if _is_close(pair, beside[key], works)]
     tunables |= {key: (TunableTask(beside[key], threads), pairs[key].calls) for key in close}
     wanted = objective or Objective((Goal(calls),))
@@ -189,6 +190,15 @@ def _name(choice: Choice) -> str:
 def _default_part(task: Task, target: Target, numerics: str) -> Part:
     (part,) = implementation_of(Work(task, target.machine, numerics), DEFAULT).parts
     return part
+
+
+def _task_layers(partitions: Sequence[Partition]) -> dict[str, str]:
+    """By the key of a task: the layers that its calls compute, in one name."""
+    found: dict[str, list[str]] = {}
+    for partition in partitions:
+        for call in partition.calls:
+            found.setdefault(call.task.key, []).append(fused_name(call.layers))
+    return {key: shared_name(names) for key, names in found.items()}
 
 
 def _layers(partition: Partition) -> dict[str, list[str]]:

@@ -92,6 +92,9 @@ class Build:
     cost_model: Annotated[
         str, typer.Option("--cost-model", help="what ranks candidates: boosted (learns), analytical")
     ] = "boosted"
+    allocation: Annotated[
+        str, typer.Option(help="which task is measured next: gradient, heaviest, round-robin")
+    ] = "gradient"
 
     def check(self) -> None:
         """TilewrightError for what would fail later."""
@@ -108,6 +111,7 @@ class Build:
             threads=self.threads,
             search=self.search,
             cost_model=self.cost_model,
+            allocation=self.allocation,
         )
         if self.target is not None:
             resolve_target(self.target)
@@ -139,6 +143,7 @@ class Build:
             "seed",
             "search",
             "cost_model",
+            "allocation",
             "lock",
             "db",
             "numerics",

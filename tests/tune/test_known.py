@@ -17,10 +17,11 @@ import torch
 from torch import nn
 
 import tilewright
+from tilewright.codegen.generator import code_of
 from tilewright.db import known
 from tilewright.db.database import Database
 from tilewright.db.record import Decision, Key
-from tilewright.db.versions import Versions, code_of
+from tilewright.db.versions import Versions
 from tilewright.driver import compile_imported
 from tilewright.errors import DatabaseWarning
 from tilewright.frontend import import_model

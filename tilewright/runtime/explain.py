@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from tilewright.dtypes import DType
-from tilewright.runtime import threads
+from tilewright.runtime import notebook, threads
 from tilewright.runtime.executor import Executor
 from tilewright.runtime.plan import PREDICTED, MemoryReport, Origin, Plan, TaskInfo
 
@@ -113,6 +113,9 @@ class Explanation(msgspec.Struct, frozen=True):
             f"target   {self.target.get('cpu', '')} {self.target['triple']}, numerics {self.numerics}"
         )
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return notebook.explanation_html(self)
 
     def _by_type(self) -> str:
         sizes = sorted(self.constant_types.items(), key=lambda item: -item[1])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 import tilewright
@@ -19,8 +18,9 @@ from tilewright.cli.models import (
 )
 from tilewright.cli.options import JSON, Build, OutputFileError, check_output, compiling
 from tilewright.cli.output import compile_progress, console, print_json
-from tilewright.db.database import Database
-from tilewright.runtime.model import CompiledModel
+
+if TYPE_CHECKING:
+    from tilewright.runtime.model import CompiledModel
 
 
 @compiling
@@ -34,6 +34,9 @@ def report(
     json: JSON = False,
 ) -> None:
     """Write one HTML file, which needs no network: time and schedule of each task, its code, how tuning went."""
+    import msgspec
+
+    from tilewright.db.database import Database
     from tilewright.report.gather import report_on_database, report_on_model
     from tilewright.report.html import render
 
@@ -65,6 +68,7 @@ def _model(
 ) -> tuple[CompiledModel, Any, str, list[dict[str, Any]]]:
     """The model, inputs for it, its name, and what happened while it was compiled."""
     from tilewright.measure.check import checked_kernel
+    from tilewright.runtime.model import CompiledModel
 
     if is_artifact(model):
         build.check_loaded(model, also=("db",))

@@ -401,3 +401,22 @@ def test_an_exam_in_shared_memory_is_the_same_and_cannot_be_changed(dtype: DType
         assert (ours.name, ours.spreading, ours.l2_bound) == (theirs.name, theirs.spreading, theirs.l2_bound)
     with pytest.raises(ValueError, match="read-only"):
         loaded.ordinary.reference[0] = 1.0
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+def test_a_gated_operand_may_overflow_float16_or_stay_in_float32(rounded: bool) -> None:
+    x = Inputs()
+    gate, value = (x(40, 128, dtype=DType.F16) for _ in range(2))
+    operand = apply("mul", apply("silu", gate), value)
+    task = x.task(apply("linear", operand, x(24, 128, constant=True, dtype=DType.F16)))
+    exam = draw_exam(task, "fast", 0)
+    for case in exam.cases:
+        a, b, w = (array.astype(np.float32) for array in case.inputs)
+        with np.errstate(all="ignore"):
+            gated = a / (1 + np.exp(-a)) * b
+            if rounded:
+                gated = gated.astype(np.float16).astype(np.float32)
+            result = (gated @ w.T).astype(np.float16).reshape(-1)
+        case.error(result)
+        with pytest.raises(WrongResult):
+            case.error(np.zeros_like(result))

@@ -143,6 +143,15 @@ def test_the_pytorch_results_are_compared(cli: Command, monkeypatch: pytest.Monk
     assert rows(cli("bench", "mine:make", "--rounds", "1", "--json"))["torch"]["error"] > 0.5
 
 
+@pytest.mark.parametrize(("load", "told"), [(0.1, False), (4.0, True)])
+def test_a_busy_machine_is_told(
+    cli: Command, monkeypatch: pytest.MonkeyPatch, load: float, told: bool
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load * bench_module.knobs.usable_cores(), 0.0, 0.0))
+    done = cli("bench", "mine:make", "--against", "torch", "--rounds", "1")
+    assert ("other programs were running (4.0 processes for each core)" in done.err) is told
+
+
 @pytest.mark.slow
 def test_inductor(cli: Command) -> None:
     (row,) = rows(cli("bench", "mine:make", "--against", "inductor", "--rounds", "1", "--json")).values()

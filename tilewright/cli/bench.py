@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 import time
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewright import knobs
 from tilewright.cli.baselines import BASELINES, Baseline, Call, NotPossible, Run, chosen
 from tilewright.cli.models import (
     TRUSTED,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from tilewright.runtime.model import CompiledModel
 
+_BUSY = 0.5  # processes for each core from which on times are doubtful
 _CALLS = 3  # timed in a turn, after one that is not
 _PAUSE = 0.1  # seconds in which the threads of the others fall asleep
 
@@ -41,6 +44,7 @@ class Row:
     name: str
     label: str
     seconds: float | None = None  # of a call: the median
+    fastest: float | None = None
     speedup: float | None = None  # of Tilewright over it
     error: float | None = None  # relative, of Tilewright's results against its results
     setup_seconds: float | None = None
@@ -53,6 +57,8 @@ class Comparison:
     threads: int
     compile_seconds: float
     seconds: float | None = None
+    fastest: float | None = None
+    load: float = 0.0  # other work: processes that want a core, for each core, before this command took any
     rows: list[Row] = field(default_factory=list)
     interrupted: bool = False
 
@@ -64,6 +70,8 @@ class Comparison:
             "threads": self.threads,
             "compile_seconds": self.compile_seconds,
             "tilewright_seconds": self.seconds,
+            "tilewright_fastest": self.fastest,
+            "load": self.load,
             "best": None if best is None else best.name,
             "speedup": None if best is None else best.speedup,
             "relative_error": max((row.error for row in self.rows if row.error is not None), default=None),
@@ -92,6 +100,7 @@ def bench(
     """Time a model against PyTorch, Inductor, ONNX Runtime and OpenVINO, interleaved. An artifact is timed alone."""
     refuse_trusted(model, trusted)
     baselines, named = chosen(against)
+    load = _load()
     if is_artifact(model):
         build.check_loaded(model)
         _print_alone(load_artifact(model, build.threads, trusted).bench(), json)
@@ -99,10 +108,17 @@ def bench(
     source = load_source(model, build)
     compiled, seconds = compiled_source(source, build, json)
     comparison = compare(source, compiled, baselines, rounds, quiet=json, named=named)
-    comparison.compile_seconds = seconds
+    comparison.compile_seconds, comparison.load = seconds, load
     print_json(comparison.to_dict()) if json else show(comparison)
     if comparison.interrupted:  # the medians so far are shown
         raise typer.Exit(INTERRUPTED)
+
+
+def _load() -> float:
+    try:
+        return os.getloadavg()[0] / knobs.usable_cores()
+    except OSError:  # a system that does not count
+        return 0.0
 
 
 def _print_alone(result: Any, json: bool) -> None:
@@ -143,10 +159,11 @@ def compare(
         except KeyboardInterrupt:
             result.interrupted = True
     medians = {name: statistics.median(values) for name, values in times.items() if values}
-    result.seconds = medians.get("")
+    if times[""]:
+        result.seconds, result.fastest = medians[""], min(times[""])
     for row in result.rows:
         if row.name in medians:
-            row.seconds = medians[row.name]
+            row.seconds, row.fastest = medians[row.name], min(times[row.name])
             row.speedup = row.seconds / result.seconds if result.seconds else None
     return result
 
@@ -242,7 +259,8 @@ def show(comparison: Comparison) -> None:
     rows = [
         (
             row.label,
-            f"{row.seconds * 1e3:.2f}",
+            f"{row.seconds * 1e3:.3g}",
+            f"{(row.fastest or 0.0) * 1e3:.3g}",
             "" if row.speedup is None else f"{row.speedup:.2f}x",
             "" if row.error is None else f"{row.error:.1e}",
         )
@@ -250,8 +268,14 @@ def show(comparison: Comparison) -> None:
         if row.seconds is not None
     ]
     if comparison.seconds is not None:
-        rows.append(("Tilewright", f"{comparison.seconds * 1e3:.2f}", "", ""))
-    print_table(title, ("", "ms", "speedup of Tilewright", "difference"), rows)
+        fastest = f"{(comparison.fastest or 0.0) * 1e3:.3g}"
+        rows.append(("Tilewright", f"{comparison.seconds * 1e3:.3g}", fastest, "", ""))
+    print_table(title, ("", "median ms", "fastest", "Tilewright's speedup", "difference"), rows)
+    if comparison.load > _BUSY:
+        err.print(
+            f"other programs were running ({comparison.load:.1f} processes for each core): measure again when the"
+            " machine is idle"
+        )
     for row in comparison.rows:
         if row.reason:
             err.print(f"{row.label}: {row.reason}", markup=False)

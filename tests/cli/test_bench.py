@@ -114,9 +114,13 @@ def test_all_leaves_out_what_is_not_installed_and_tells_why_others_cannot_run(
     monkeypatch.setitem(baselines.BASELINES, "inductor", replaced)
     monkeypatch.setitem(baselines.BASELINES, "openvino", absent)
     found = rows(cli("bench", "scaled.onnx", "--rounds", "1", "--json"))
-    assert "openvino" not in found and found["onnxruntime"]["seconds"] > 0
-    assert found["torch"]["reason"] == "the model is an ONNX file"
+    assert list(found) == ["inductor", "onnxruntime"] and found["onnxruntime"]["seconds"] > 0
     assert found["inductor"]["reason"] == "RuntimeError: no compiler"
+
+
+def test_pytorch_cannot_run_an_onnx_file(cli: Command) -> None:
+    found = rows(cli("bench", "scaled.onnx", "--against", "torch", "--rounds", "1", "--json"))
+    assert found["torch"]["reason"] == "the model is an ONNX file"
 
 
 def test_an_interrupted_run_shows_the_results_so_far(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:

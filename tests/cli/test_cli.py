@@ -159,7 +159,7 @@ def test_check_an_onnx_model(tmp_path: Path) -> None:
     assert report["ok"] and report["oracle"]["outputs"][0]["error"] < 1e-6
     assert report["reference"]["outputs"][0]["error"] < 1e-6
     text = run("check", "scaled.onnx", "--inputs", "inputs.npz", folder=tmp_path)
-    assert text.returncode == 0 and text.stdout.count("right: 1 result(s)") == 2
+    assert text.returncode == 0 and text.stdout.count("OK: 1 output matches") == 2
 
 
 @pytest.mark.parametrize(

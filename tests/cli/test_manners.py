@@ -179,6 +179,31 @@ def test_errors_in_json(cli: Command, arguments: tuple[str, ...], code: int, kin
     assert error["message"] and error["remedy"]
 
 
+@pytest.mark.parametrize("json_too", [False, True])
+def test_an_exception_that_nobody_expected_is_an_internal_error(
+    cli: Command, monkeypatch: pytest.MonkeyPatch, json_too: bool
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("of ours")
+
+    monkeypatch.setattr(tilewright, "compile", broken)
+    done = cli("compile", "mine:make", *(["--json"] if json_too else []))
+    assert done.code == 3 and "Traceback" in done.err, "whoever reports it needs the frames"
+    said = json.loads(done.out)["error"]["message"] if json_too else done.err
+    assert "ZeroDivisionError: of ours" in said and "report" in done.out + done.err
+
+
+def test_gpu_is_a_name_for_cuda(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilewright.cli.models import Source
+
+    moved: list[str] = []
+    monkeypatch.setattr("tilewright.targets.resolve.resolve_target", lambda *_: None)
+    monkeypatch.setattr(Source, "on", lambda self, device: moved.append(device) or self)
+    monkeypatch.setattr(tilewright, "compile", interrupted)
+    cli("compile", "mine:make", "--target", "gpu:1")
+    assert moved == ["cuda:1"]
+
+
 def test_warnings_are_one_line(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     done = cli("compile", "mine:make", "--db", "absent.sqlite")
     assert done.code == 0

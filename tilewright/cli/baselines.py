@@ -77,14 +77,16 @@ class Baseline:
     takes_onnx: bool = True
     on_gpu: bool = False
 
-    def prepare(self, call: Call) -> Run:
-        """A call that has run once. NotPossible where it cannot run."""
+    def obstacle(self, call: Call) -> str:
+        """Why it is not for this model or this machine; "" where it may be."""
         if importlib.util.find_spec(self.package) is None:
-            raise NotPossible(f"not installed: pip install {self.package}")
+            return f"not installed: pip install {self.package}"
         if call.source.is_onnx and not self.takes_onnx:
-            raise NotPossible("the model is an ONNX file")
-        if call.source.is_on_gpu and not self.on_gpu:
-            raise NotPossible("compared on CPUs only")
+            return "the model is an ONNX file"
+        return "compared on CPUs only" if call.source.is_on_gpu and not self.on_gpu else ""
+
+    def prepare(self, call: Call) -> Run:
+        """A call that has run once. NotPossible where it fails."""
         try:
             run = self.make(call)
             run()

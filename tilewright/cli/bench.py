@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -138,6 +136,9 @@ def compare(
 ) -> Comparison:
     """Times of all that can run the model, in turns with a pause between, and how far their results are apart.
     `named`: whether the baselines were asked for by name, so that a missing one is worth a row."""
+    import statistics
+    import tempfile
+
     from tilewright.runtime.explain import random_inputs
 
     result = Comparison(source.name, compiled.threads, 0.0)
@@ -183,19 +184,21 @@ def _prepare(
 
         require_torch().set_num_threads(result.threads)
     for baseline in baselines:
-        row = Row(baseline.name, baseline.label)
+        row = Row(baseline.name, baseline.label, reason=baseline.obstacle(call))
+        if row.reason and not named:
+            continue
+        result.rows.append(row)
+        if row.reason:
+            continue
         begin = time.perf_counter()
         try:
             with working(f"preparing {baseline.label}", quiet):
                 runs[baseline.name] = baseline.prepare(call)
         except NotPossible as error:
             row.reason = str(error)
-            if not named and row.reason.startswith("not installed"):
-                continue
         else:
             row.setup_seconds = time.perf_counter() - begin
             row.error = _error(outputs, _arrays_of(runs[baseline.name]()))
-        result.rows.append(row)
 
 
 def _own_run(source: Source, compiled: CompiledModel, arrays: Sequence[np.ndarray]) -> Run:

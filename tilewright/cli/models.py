@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 import sysconfig
 import time
-import traceback
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -170,8 +169,12 @@ def load_source(argument: str, build: Build) -> Source:
         source = _from_function(argument)
     else:
         source = _from_zoo(argument, build)
-    kind = (build.target or "").partition(":")[0]
-    return source.on(build.target) if build.target is not None and kind in ("cpu", "cuda") else source
+    if build.target is None:
+        return source
+    from tilewright.targets.resolve import canonical
+
+    device = canonical(build.target)
+    return source.on(device) if device.partition(":")[0] in ("cpu", "cuda") else source
 
 
 def _from_program(argument: str) -> Source:
@@ -262,6 +265,8 @@ def _function(module_name: str, name: str) -> Any:
 
 def _raised(argument: str, error: Exception) -> str:
     """The error, and the lines of the user's code that it came through: none of Python's, PyTorch's or ours."""
+    import traceback
+
     package = argument.partition(":")[0].partition(".")[0]
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename, package)

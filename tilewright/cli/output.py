@@ -65,6 +65,9 @@ def run_guarded(app: Callable[..., Any]) -> int:
         return 1
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except Exception as error:
+        err.print_exception() if err.is_terminal else sys.excepthook(type(error), error, error.__traceback__)
+        return _failed("internal error", error, f"{type(error).__name__}: {error}", InternalError.remedy, 3)
 
 
 def _usage(error: Any) -> tuple[str, str]:

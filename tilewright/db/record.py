@@ -5,7 +5,6 @@ Plain data. Nothing of it is trusted: whoever uses a config that was read asks f
 
 from __future__ import annotations
 
-import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +78,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def seconds(self) -> float | None:
         """Of a call, as the runner takes it; None where it failed."""
+        import statistics
+
         return statistics.median(self.times) if self.times and not self.failure else None
 
     def work(self) -> Work | None:

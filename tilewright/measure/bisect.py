@@ -67,7 +67,9 @@ class CheckReport:
     def __str__(self) -> str:
         worst = max((output.error for output in self.outputs), default=0.0)
         if self.ok:
-            return f"right: {len(self.outputs)} result(s), the largest error is {worst:.1e} against float64"
+            count = len(self.outputs)
+            matching = "1 output matches" if count == 1 else f"{count} outputs match"
+            return f"OK: {matching} float64, the largest error is {worst:.1e}"
         wrong = "; ".join(
             f"{output.name} has an error of {output.error:.1e} (at most {output.bound:.1e}, the framework's own is"
             f" {output.framework_error:.1e})"

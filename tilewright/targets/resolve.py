@@ -22,6 +22,13 @@ ENTRY_POINTS = "tilewright.targets"
 
 _SYNONYMS = {"gpu": "cuda"}  # what else people call a target
 
+
+def canonical(target: str) -> str:
+    """`"gpu:1"` -> `"cuda:1"`"""
+    kind, colon, number = target.partition(":")
+    return f"{_SYNONYMS.get(kind, kind)}{colon}{number}"
+
+
 Factory = Callable[[int], Target]  # of the number behind the name: 1 of "cuda:1"
 
 _NAMED: dict[str, Factory] = {
@@ -70,8 +77,7 @@ def resolve_target(target: str | CpuMachine | GpuMachine | Target | None, *model
                 f"the model and its example inputs are on different devices: {_listed(devices)}"
             )
         target = next(iter(devices), ("cpu", 0))[0]
-    kind, _, number = target.partition(":")
-    kind = _SYNONYMS.get(kind, kind)
+    kind, _, number = canonical(target).partition(":")
     if described := re.fullmatch(r"sm_(\d+)(\d)a?", target):
         major, minor = int(described[1]), int(described[2])
         return CudaTarget.described(of_capability(f"a GPU called {target}", major, minor))

@@ -38,7 +38,7 @@ from tilewright.support.trace import Trace
 from tilewright.targets.resolve import resolve_target
 from tilewright.targets.stages import build_plan, choose_implementations
 from tilewright.targets.target import Choices, Share, Target, boundary, computed, together, unshared
-from tilewright.tune.allocate import OBJECTIVES, Combine, Goal, Objective
+from tilewright.tune.allocate import ALLOCATIONS, OBJECTIVES, Combine, Goal, Objective
 from tilewright.tune.choose import Choice
 from tilewright.tune.effort import BUILT_IN_COST_MODELS, BUILT_IN_SEARCHES, KNOWN, Tuning, parse_duration
 from tilewright.tune.effort import EFFORTS as MEASURING
@@ -59,6 +59,7 @@ def compile(
     seed: int = ...,
     search: str = ...,
     cost_model: str = ...,
+    allocation: str = ...,
     lock: str | Path | None = ...,
     db: str | Path | None = ...,
     numerics: str | None = ...,
@@ -80,6 +81,7 @@ def compile(
     seed: int = ...,
     search: str = ...,
     cost_model: str = ...,
+    allocation: str = ...,
     lock: str | Path | None = ...,
     db: str | Path | None = ...,
     numerics: str | None = ...,
@@ -100,6 +102,7 @@ def compile(
     seed: int = 0,
     search: str = "guided",
     cost_model: str = "boosted",
+    allocation: str = "gradient",
     lock: str | Path | None = None,
     db: str | Path | None = None,
     numerics: str | None = None,
@@ -140,6 +143,8 @@ def compile(
     - `search`: which search proposes candidates: "guided" (the default), "evolution", "annealing", "random",
       "exhaustive", or one that was registered. `cost_model`: which model ranks them: "boosted" (the default), which
       learns from every trial, "analytical", which does not, or one that was registered (docs/08-extending.md).
+    - `allocation`: which task is measured next: "gradient" (the default), where most is expected; "heaviest", the one
+      that takes most time; or "round-robin".
     - `lock`: a file of choices. Where it exists they are taken as they are, and nothing is measured; otherwise the
       choices of this build are written there.
     - `db`: the database of what was measured; None: the one in the cache folder.
@@ -162,12 +167,22 @@ def compile(
         threads=threads,
         search=search,
         cost_model=cost_model,
+        allocation=allocation,
     )
     model = frontend.opened(model)
     example_inputs = joined(example_inputs, example_kwargs)
     resolved = resolve_target(target, model, example_inputs)
     numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)
-    tuning = resolve_tuning(effort, budget, resolved, seed=seed, db=db, search=search, cost_model=cost_model)
+    tuning = resolve_tuning(
+        effort,
+        budget,
+        resolved,
+        seed=seed,
+        db=db,
+        search=search,
+        cost_model=cost_model,
+        allocation=allocation,
+    )
 
     if dynamic and lock is not None:
         raise OptionError(
@@ -196,6 +211,7 @@ def compile_all(
     seed: int = 0,
     search: str = "guided",
     cost_model: str = "boosted",
+    allocation: str = "gradient",
     lock: str | Path | None = None,
     db: str | Path | None = None,
     numerics: str | None = None,
@@ -222,13 +238,23 @@ def compile_all(
         threads=threads,
         search=search,
         cost_model=cost_model,
+        allocation=allocation,
     )
     examples = [
         (frontend.opened(model), joined(inputs, *kwargs or (None,))) for model, inputs, *kwargs in models
     ]
     resolved = resolve_target(target, *examples)
     numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)
-    tuning = resolve_tuning(effort, budget, resolved, seed=seed, db=db, search=search, cost_model=cost_model)
+    tuning = resolve_tuning(
+        effort,
+        budget,
+        resolved,
+        seed=seed,
+        db=db,
+        search=search,
+        cost_model=cost_model,
+        allocation=allocation,
+    )
     latencies = resolve_latency(latency, len(models))
     with trace.span("import"):
         imported = [frontend.import_model(model, inputs) for model, inputs in examples]
@@ -382,9 +408,11 @@ def check_options(
     threads: int | None = None,
     search: str = "guided",
     cost_model: str = "boosted",
+    allocation: str = "gradient",
 ) -> None:
     """OptionError for a value that `compile` could not use: what a caller may ask before it begins."""
     resolve_option("effort", effort, EFFORTS)
+    resolve_option("allocation", allocation, tuple(ALLOCATIONS))
     if numerics is not None:
         resolve_option("numerics", numerics, NUMERICS)
     if budget is not None:
@@ -416,6 +444,7 @@ def resolve_tuning(
     db: str | Path | None = None,
     search: str = "guided",
     cost_model: str = "boosted",
+    allocation: str = "gradient",
 ) -> Tuning:
     check_options(effort=effort, budget=budget, seed=seed)
     path = None if db is None else Path(db)
@@ -423,7 +452,8 @@ def resolve_tuning(
         raise OptionError(
             f'effort={effort!r} measures on this machine, and the target is another; say effort="none"'
         )
-    return Tuning(effort, None if budget is None else parse_duration(budget), seed, search, path, cost_model)
+    seconds = None if budget is None else parse_duration(budget)
+    return Tuning(effort, seconds, seed, search, path, cost_model, allocation)
 
 
 def resolve_latency(latency: Sequence[float | str | None] | None, models: int) -> list[float | None]:

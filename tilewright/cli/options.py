@@ -133,6 +133,9 @@ class Build:
             autocompletion=_one_of("boosted", "analytical"),
         ),
     ] = "boosted"
+    allocation: Annotated[
+        str, typer.Option(help="which task is measured next: gradient, heaviest, round-robin")
+    ] = "gradient"
 
     def check(self) -> None:
         """TilewrightError for what would fail later."""
@@ -149,6 +152,7 @@ class Build:
             threads=self.threads,
             search=self.search,
             cost_model=self.cost_model,
+            allocation=self.allocation,
         )
         if self.target is not None:
             resolve_target(self.target)
@@ -180,6 +184,7 @@ class Build:
             "seed",
             "search",
             "cost_model",
+            "allocation",
             "lock",
             "db",
             "numerics",

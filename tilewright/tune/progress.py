@@ -38,7 +38,7 @@ class Progress:
     tasks: dict[str, TaskProgress] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
     budget: float = 0.0
-    ended: str = ""  # why: "known", "converged", "budget", "exhausted", "met", "interrupted"
+    ended: str = ""  # why: "known", "converged", "budget", "trials", "exhausted", "met", "interrupted"
     _began: float = 0.0
 
     def __call__(self, kind: str, event: Event) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 import tilewright
@@ -20,8 +19,9 @@ from tilewright.cli.models import (
 )
 from tilewright.cli.options import JSON, Build, OutputFileError, check_output, compiling
 from tilewright.cli.output import compile_progress, console, print_json
-from tilewright.db.database import Database
-from tilewright.runtime.model import CompiledModel
+
+if TYPE_CHECKING:
+    from tilewright.runtime.model import CompiledModel
 
 if TYPE_CHECKING:
     from tilewright.report.data import Baseline
@@ -40,6 +40,9 @@ def report(
     json: JSON = False,
 ) -> None:
     """Write one HTML file, which needs no network: time and schedule of each task, its code, how tuning went."""
+    import msgspec
+
+    from tilewright.db.database import Database
     from tilewright.report.gather import report_on_database, report_on_model
     from tilewright.report.html import render
 
@@ -73,6 +76,7 @@ def _model(
 ) -> tuple[CompiledModel, Source | None, str, list[dict[str, Any]]]:
     """The model, what it was compiled from if that is known, its name, and what happened while it was compiled."""
     from tilewright.measure.check import checked_kernel
+    from tilewright.runtime.model import CompiledModel
 
     if is_artifact(model):
         build.check_loaded(model, also=("db",))

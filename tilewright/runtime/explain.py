@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from tilewright.dtypes import DType
-from tilewright.runtime import threads
+from tilewright.runtime import notebook, threads
 from tilewright.runtime.executor import Executor
 from tilewright.runtime.plan import PREDICTED, MemoryReport, Origin, Plan, TaskInfo
 
@@ -139,6 +139,9 @@ class Explanation(msgspec.Struct, frozen=True):
         why = f"{self.threads['threads']}, {self.threads['runtime']}{library}: {self.threads['why']}"
         target = f"{self.target.get('cpu', '')} {self.target['triple']}, numerics {self.numerics}"
         return [*lines, ("threads", why), ("target", target.strip())]
+
+    def _repr_html_(self) -> str:
+        return notebook.explanation_html(self)
 
     def _by_type(self) -> str:
         sizes = sorted(self.constant_types.items(), key=lambda item: -item[1])

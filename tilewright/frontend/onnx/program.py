@@ -35,6 +35,8 @@ from tilewright.frontend.onnx.types import array_of, checked_shape, dtype_of
 from tilewright.graph.ir import Graph, Node, TensorType, constant, input_node
 from tilewright.graph.provenance import Provenance
 from tilewright.runtime import tree
+from tilewright.runtime.arguments import CallArguments
+from tilewright.runtime.dynamic import bind
 from tilewright.support.budget import Budget, exhaustion
 
 NO_CONVERTER = "no converter"
@@ -397,6 +399,8 @@ def named_examples(names: Sequence[str], examples: Any) -> dict[str, Any]:
     """Example values by input name, arrays where they are tensors."""
     if examples is None:
         return {}
+    if isinstance(examples, CallArguments):
+        examples = bind(names, examples.args, examples.kwargs)
     if isinstance(examples, Mapping):
         unknown = [name for name in examples if name not in names]
         if unknown:

@@ -108,12 +108,10 @@ def across(loop: Loop, leaf: Leaf) -> Lanes | None:
     """None where the loop does not combine all lanes of a register vector. What `compute_at` says of elements beyond a
     border is the same in every lane."""
     value, inside = leaf.value, None
-    if (
-        isinstance(value, te.Select)
-        and value.other == identity(leaf)
-        and loop.var not in te.variables(value.cond)
-    ):
-        value, inside = value.then, value.cond
+    if isinstance(value, te.Select) and value.other == identity(leaf):
+        if loop.var in te.variables(value.cond):
+            return None
+        inside, value = value.cond, value.then
     if not (isinstance(value, te.Load) and isinstance(value.source, Tile)):
         return None
     tile = value.source

@@ -138,6 +138,10 @@ def test_a_branch_bounds_what_it_guards(condition: te.Expr, index: te.Expr) -> N
         (If(below(A, 5), copy(A * 16)), "accessed at 0..64"),
         (If(below(A, 4), copy(A), copy(A * 16)), "accessed at 64..112"),
         (If(below(V, 1), copy(A * 16)), "accessed at 0..112"),
+        (
+            If(te.call("and", te.call("lt", te.as_index(0), A), below(A, 7)), copy(A), copy(A * 8 - 1)),
+            "accessed at -1..55",
+        ),
         (Store(OUT, A, te.select(below(A, 5), te.Load(X, (A * 16,)), ZERO)), "accessed at 0..64"),
         (
             Store(OUT, A, te.select(below(A + V, 5), te.Load(ONE, (te.as_index(1),)), ZERO)),

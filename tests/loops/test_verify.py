@@ -143,6 +143,7 @@ def test_a_branch_bounds_what_it_guards(condition: te.Expr, index: te.Expr) -> N
             "accessed at -1..55",
         ),
         (Store(OUT, A, te.select(below(A, 5), te.Load(X, (A * 16,)), ZERO)), "accessed at 0..64"),
+        (If(below(A + V, 5), For(U, Kind.UNROLL, Store(ACC, U - 1, ZERO))), "accessed at -1..0"),
         (
             Store(OUT, A, te.select(below(A + V, 5), te.Load(ONE, (te.as_index(1),)), ZERO)),
             "accessed at 1..1",

@@ -200,7 +200,9 @@ class _Verifier:
         if not _inside(reached, buffer) and not te.loads(
             index
         ):  # what data decides is clamped where it is made
-            fixed = buffer.scope is not Scope.GLOBAL and not te.variables(index)  # whatever the guards say
+            asked = {var for condition, _ in guards for var in te.variables(condition)}
+            # Of a local buffer what the guards do not ask about is outside whatever they say.
+            fixed = buffer.scope is not Scope.GLOBAL and not asked & te.variables(index)
             reached = bounds_under(index, guards) if guards and not fixed else reached
             if reached is not None and not _inside(reached, buffer):
                 low, high = reached

@@ -14,11 +14,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -85,7 +88,7 @@ def gemm(m: int, n: int, k: int, epilogue: str = "relu", dtype: DType = F16) -> 
     total = apply("add", total, x(n, constant=True))
     if epilogue == "residual":
         return x.task(apply("relu", apply("add", total, x(m, n))))
-    attrs = {"approximate": "none"} if epilogue == "gelu" else {}
+    attrs: dict[str, Any] = {"approximate": "none"} if epilogue == "gelu" else {}
     return x.task(apply(epilogue, total, **attrs))
 
 
@@ -466,10 +469,11 @@ def run(options: argparse.Namespace) -> int:
                 print(line, flush=True)
         return 0
     tables = {name: table for name, table in read(options.source).items() if name in names and table.trials}
-    runs = []
-    for table in tables.values():
-        print(f"replaying {table.begun.name}", file=sys.stderr, flush=True)
-        runs += replay(table)
+    runs: list[Run] = []
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as processes:
+        for name, found in zip(tables, processes.map(replay, tables.values()), strict=True):
+            print(f"replayed {name}", file=sys.stderr, flush=True)
+            runs += found
     text = report(tables, runs)
     print(text)
     if options.markdown:

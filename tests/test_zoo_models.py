@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tilewright
+from tests.zoo.small import SMALL_MODELS
 from tilewright import zoo
 
 FAST_BOUND = 1e-4
@@ -57,7 +58,7 @@ LARGEST = "retinanet"
     ("name", "batch"),
     [
         pytest.param(name, batch, marks=[pytest.mark.slow] if (name, batch) == (LARGEST, 3) else [])
-        for name in zoo.names()
+        for name in SMALL_MODELS
         for batch in (1, 3)
     ],
 )

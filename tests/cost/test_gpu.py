@@ -128,7 +128,7 @@ def test_the_least_is_chosen_and_always_the_same() -> None:
     large, small = (
         best_of(GpuWork(product(*shape), H200)) for shape in ((4096, 4096, 4096), (16, 8192, 8192))
     )
-    assert large is not None and large[1].int("bm") * large[1].int("bn") >= 128 * 128
+    assert large is not None and large[1].int("bm") * large[1].int("bn") >= 64 * 128
     assert small is not None and small[1].int("bm") == 16
 
 

@@ -64,7 +64,7 @@ def test_the_memories_of_a_processor() -> None:
 def test_the_memories_of_a_card() -> None:
     registers, shared, l2, memory = H200.memories
     assert registers.shared_by == "thread" and shared.shared_by == "block" and l2.scope is None
-    assert (l2.latency, memory.latency, memory.bytes) == (200, 1350, H200.memory)
+    assert (l2.latency, memory.latency, memory.bytes) == (200, 557, H200.memory)
     assert memory.bytes_per_cycle == pytest.approx(4.8e12 / 1.98e9 / 132)
     assert set(scopes_of(A100)) == set(LOOP_SCOPES)
 

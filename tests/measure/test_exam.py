@@ -339,6 +339,33 @@ def test_each_element_is_held_to_the_bound_of_its_own_products(task: Task) -> No
         assert nonzero.max() / nonzero.min() > 1e9 and (array == 0).any()
 
 
+@pytest.mark.parametrize("seed", [1, 2, 10])
+def test_a_sum_of_sums_may_be_off_by_what_the_first_ones_are(seed: int) -> None:
+    """Large products of the first sum cancel to what its clamp lets through: the second has their error, too. Most
+    elements have none of that, and are held to their own products."""
+    x = Inputs()
+    between = apply("clamp", apply("matmul", x(256, 24), x(24, 48, constant=True)), min=0.0, max=6.0)
+    task = x.task(apply("matmul", between, x(48, 40, constant=True)))
+    case = draw_exam(task, "fast", seed).cases[-1]
+    assert case.name == "magnitudes"
+    data, first, second = case.inputs
+
+    def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        total = np.zeros((len(a), b.shape[1]), np.float32)
+        for k in range(len(b)):
+            total += a[:, k : k + 1] * b[k]
+        return total
+
+    result = product(product(data, first).clip(0.0, 6.0), second).reshape(-1)
+    case.error(result)
+    numbers = np.abs(case.reference) > 0
+    assert np.median(case.allowed[numbers] / np.abs(case.reference[numbers])) < 3e-5
+    typical = int(np.argsort(np.abs(case.reference))[case.reference.size // 2])
+    result[typical] *= 1.01
+    with pytest.raises(WrongResult, match=f"element {typical} "):
+        case.error(result)
+
+
 def test_positive_numbers_where_others_have_no_result() -> None:
     case = draw_exam(unary("log", 50), "fast", seed=0).ordinary
     assert np.isfinite(case.reference).all()
@@ -401,3 +428,22 @@ def test_an_exam_in_shared_memory_is_the_same_and_cannot_be_changed(dtype: DType
         assert (ours.name, ours.spreading, ours.l2_bound) == (theirs.name, theirs.spreading, theirs.l2_bound)
     with pytest.raises(ValueError, match="read-only"):
         loaded.ordinary.reference[0] = 1.0
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+def test_a_gated_operand_may_overflow_float16_or_stay_in_float32(rounded: bool) -> None:
+    x = Inputs()
+    gate, value = (x(40, 128, dtype=DType.F16) for _ in range(2))
+    operand = apply("mul", apply("silu", gate), value)
+    task = x.task(apply("linear", operand, x(24, 128, constant=True, dtype=DType.F16)))
+    exam = draw_exam(task, "fast", 0)
+    for case in exam.cases:
+        a, b, w = (array.astype(np.float32) for array in case.inputs)
+        with np.errstate(all="ignore"):
+            gated = a / (1 + np.exp(-a)) * b
+            if rounded:
+                gated = gated.astype(np.float16).astype(np.float32)
+            result = (gated @ w.T).astype(np.float16).reshape(-1)
+        case.error(result)
+        with pytest.raises(WrongResult):
+            case.error(np.zeros_like(result))

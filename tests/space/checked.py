@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from hypothesis import assume
@@ -16,6 +17,7 @@ from tilewright.loops.ir import Program
 from tilewright.loops.verify import verify_program
 from tilewright.measure.check import relative_error
 from tilewright.measure.single import SingleKernel
+from tilewright.runtime.executor import aligned_empty
 from tilewright.space.space import Config, Space
 from tilewright.testing.problems import Inputs
 
@@ -51,11 +53,26 @@ def same_on_two_threads(
     because: str = "",
 ) -> np.ndarray:
     """What a program computes: the same bits on one thread and on two."""
-    kernel = SingleKernel(program, machine or host(), numerics=numerics, threads=1)
-    one = kernel(stored)
+    kernel = _built(program, machine or host(), numerics)
+    inputs = [_aligned(each) for each in stored]
+    kernel.executor.threads = 1
+    one = kernel(inputs)
     kernel.executor.threads = 2
-    np.testing.assert_array_equal(kernel(stored), one, err_msg=because)
+    np.testing.assert_array_equal(kernel(inputs), one, err_msg=because)
     return one
+
+
+@lru_cache(maxsize=16)
+def _built(program: Program, machine: CpuMachine, numerics: str) -> SingleKernel:
+    """Many tests run one program on other numbers: it is compiled once."""
+    return SingleKernel(program, machine, numerics=numerics, threads=1)
+
+
+def _aligned(values: np.ndarray) -> np.ndarray:
+    """A copy of which the kernel, which outlives it, keeps none."""
+    copy = aligned_empty(values.nbytes).view(values.dtype).reshape(values.shape)
+    copy[...] = values
+    return copy
 
 
 def error(program: Program, task: Task, *, numerics: str = "fast", seed: int = 0) -> float:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.tune.allocate import Goal, Objective, Standing, gradient, kind_of, next_task
+from tilewright.tune.allocate import ALLOCATIONS, Goal, Objective, Standing, gradient, kind_of, next_task
 
 
 def standing(*times: float, kind: str = "conv", operations: float = 1e6, done: bool = False) -> Standing:
@@ -92,6 +92,54 @@ def test_a_task_that_is_fast_enough_gets_nothing() -> None:
 def test_equal_tasks_are_taken_in_order() -> None:
     tasks = {name: standing(1.0) for name in ("x", "y", "z")}
     assert next_task(tasks, Objective((Goal(dict.fromkeys(tasks, 1)),))) == "x"
+
+
+@pytest.mark.parametrize("name", ALLOCATIONS)
+def test_every_allocation_takes_one_of_the_tasks_that_are_worth_a_round(name: str) -> None:
+    allocation = ALLOCATIONS[name]
+    tasks = {"a": standing(5.0, done=True), "b": standing(1.0), "c": standing(), "d": standing(9.0)}
+    objective = Objective((Goal({"a": 9, "b": 1, "c": 1, "d": 1}),), enough={"d": 9.0})
+    taken = []
+    while (task := next_task(tasks, objective, allocation=allocation)) is not None:
+        taken.append(task)
+        tasks[task].times.append(tasks[task].best)
+        tasks[task].done = len(tasks[task].times) == 3
+    assert sorted(taken) == ["b", "b", "c", "c", "c"]
+
+
+def rounds_of(allocation: str, count: int) -> list[str]:
+    """Three tasks that get faster by a tenth each round; b is called nine times."""
+    tasks = {name: standing() for name in "abc"}
+    objective = Objective((Goal({"a": 1, "b": 9, "c": 1}),))
+    order = []
+    for _ in range(count):
+        task = next_task(tasks, objective, allocation=ALLOCATIONS[allocation])
+        assert task is not None
+        order.append(task)
+        tasks[task].times.append(0.9 * tasks[task].best)
+    return order
+
+
+def test_round_robin_gives_every_task_a_round_in_turn() -> None:
+    assert rounds_of("round-robin", 7) == ["a", "b", "c", "a", "b", "c", "a"]
+
+
+def test_heaviest_stays_with_a_task_until_it_is_as_light_as_another() -> None:
+    order = rounds_of("heaviest", 30)
+    turn = order.index("a")  # b takes as long as one of the others after 21 rounds: 9 * 0.9**21 < 1
+    assert set(order[:turn]) == {"b"} and turn == 21
+
+
+def test_gradient_takes_every_task_once_and_then_the_one_that_is_worth_most() -> None:
+    order = rounds_of("gradient", 12)
+    assert sorted(order[:3]) == ["a", "b", "c"] and order[0] == "b"
+    assert order.count("b") > 6
+
+
+def test_round_robin_goes_on_with_the_others_while_one_is_measured() -> None:
+    tasks = {"a": standing(1.0), "c": standing(1.0, 1.0)}
+    objective = Objective((Goal({"a": 1, "b": 1, "c": 1}),))
+    assert next_task(tasks, objective, {"b": 1.0}, ALLOCATIONS["round-robin"]) == "a"
 
 
 def test_the_kind_of_a_task() -> None:

@@ -31,7 +31,7 @@ from tilewright.space.candidates import Candidates
 from tilewright.space.catalog import catalog
 from tilewright.space.space import Config, Knob, Space
 from tilewright.space.template import Work
-from tilewright.support.trace import Trace
+from tilewright.support.trace import Event, Trace
 from tilewright.tune.allocate import Goal, Objective
 from tilewright.tune.choose import Choice, choose
 from tilewright.tune.effort import EFFORTS, Effort, Tuning
@@ -348,6 +348,43 @@ def test_a_model_that_is_fast_enough_is_left_alone() -> None:
     assert progress.ended in ("met", "known")
 
 
+def order_of(allocation: str, folder: Path, *tasks: Task) -> list[str]:
+    """Which task each round went to, of 24 trials."""
+    order: list[str] = []
+
+    def listen(kind: str, event: Event) -> None:
+        if event.name == "tune.round" and kind == "end":
+            order.append(event.notes["task"])
+
+    told = Told(lambda config: 1e-3 if config.template == "default" else varied(config))
+    tune(
+        {task.key: (TunableTask(Work(task, host()), 1), calls) for calls, task in enumerate(tasks, 1)},
+        replace(QUICK, allocation=allocation, trials=24, db=folder / f"{allocation}.sqlite"),
+        threads=1,
+        trace=Trace(listener=listen),
+        runner=told,
+    )
+    assert len(told.measured) == 24
+    return order
+
+
+def test_the_allocation_decides_which_task_is_measured_next(tmp_path: Path) -> None:
+    tasks = product(8), product(9), product(10)
+    light, middle, heavy = (task.key for task in tasks)
+    assert order_of("round-robin", tmp_path, *tasks) == [light, middle, heavy] * 2
+    assert order_of("heaviest", tmp_path, *tasks)[:3] == [heavy] * 3  # until it has all its trials
+    assert set(order_of("gradient", tmp_path, *tasks)[:3]) == {light, middle, heavy}
+
+
+def test_so_many_trials_and_no_more() -> None:
+    told = Told(varied)
+    limited = replace(QUICK, trials=8)
+    _, progress = tuned(told, product(), product(9), tuning=limited)
+    assert progress.ended == "trials" and progress.trials == len(told.measured) == 8
+    _, progress = tuned(told, product(), product(9), tuning=QUICK)  # has more to offer than that decision
+    assert progress.ended != "known" and progress.trials
+
+
 def test_the_budget_is_honoured() -> None:
     told = Told(lambda config: (time.sleep(0.1), varied(config))[1])
     begin = time.monotonic()
@@ -473,6 +510,7 @@ def test_several_models_share_their_tasks(
         ({"effort": "quick", "budget": -3}, "above 0"),
         ({"effort": "quick", "budget": float("nan")}, "above 0"),
         ({"effort": "quick", "budget": "a while"}, "above 0"),
+        ({"allocation": "random"}, "allocation must be one of 'gradient', 'heaviest', 'round-robin'"),
         ({"effort": "some"}, "'none', 'quick', 'full'"),
         ({"effort": "quick", "target": replace(host(), cores=host().cores + 1)}, "this machine"),
         ({"lock": "x", "dynamic": True}, "a single input signature"),

@@ -44,7 +44,7 @@ from tilewright.tune.tuner import tune
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'")
 
 
-def product(m: int = 512, n: int = 64, k: int = 256) -> Task:
+def product(m: int = 4096, n: int = 1024, k: int = 1024) -> Task:
     x = Inputs()
     total = apply("linear", x(m, k, dtype=DType.F16), x(n, k, dtype=DType.F16, constant=True))
     return x.task(apply("relu", apply("add", total, x(n, dtype=DType.F16, constant=True))))
@@ -262,7 +262,7 @@ def test_progress_can_be_followed(quick: Tuning) -> None:
     seen: list[tuple[str, str]] = []
     _, progress = tuned(
         few(product()),
-        few(product(256, 64, 128)),
+        few(product(2048, 1024, 1024)),
         tuning=quick,
         listener=lambda kind, event: seen.append((kind, event.name)),
     )
@@ -303,7 +303,7 @@ def test_what_is_faster_alone_and_slower_in_the_models_is_taken_back(quick: Tuni
 
 
 def test_of_two_winners_the_one_that_harms_the_models_is_taken_back(quick: Tuning) -> None:
-    tunables = [few(product()), few(product(256, 64, 128))]
+    tunables = [few(product()), few(product(2048, 1024, 1024))]
     starts = {tunable.work.task.key: tunable.start.config for tunable in tunables}
     harmful = tunables[0].work.task.key
 

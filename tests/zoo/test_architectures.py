@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from tests.zoo.small import SMALL_MODELS
 from tilewright import zoo
 from tilewright.zoo import bert, detr, init, layers, repvgg
 
@@ -53,7 +54,7 @@ def test_parameter_count(name: str) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("name", SMALL_MODELS)
 def test_exports(name: str) -> None:
     model = zoo.build(name, small=True)
     inputs = zoo.example_inputs(name, small=True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from tests.zoo.small import SMALL_MODELS
 from tilewright import zoo
 
 
@@ -34,7 +35,7 @@ def test_unknown_option_lists_the_known() -> None:
         zoo.build("gpt2", depth=3)
 
 
-@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("name", SMALL_MODELS)
 def test_same_seed_same_weights_and_inputs(name: str) -> None:
     first, again, other = (zoo.build(name, small=True, seed=seed).state_dict() for seed in (7, 7, 8))
     assert all(torch.equal(first[key], again[key]) for key in first)
@@ -54,7 +55,7 @@ def test_building_leaves_the_global_generator_alone() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("name", SMALL_MODELS)
 def test_state_dict_round_trip(name: str) -> None:
     inputs = zoo.example_inputs(name, small=True)
     original = zoo.build(name, small=True, seed=3)
@@ -91,3 +92,30 @@ def test_overrides_reach_model_and_inputs() -> None:
 )
 def test_canonical_input_sizes(name: str, shapes: list[tuple[int, ...]]) -> None:
     assert [tuple(tensor.shape) for tensor in zoo.example_inputs(name, batch=2)] == shapes
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_the_catalog_says_what_the_models_are(name: str) -> None:
+    entry, card = zoo.entry(name), zoo.CATALOG[name]
+    with torch.device("meta"):
+        model = entry.model(entry.config)
+    assert card.parameters == sum(parameter.numel() for parameter in model.parameters())
+    short = {torch.float32: "f32", torch.int64: "i64"}
+    inputs = zoo.example_inputs(name)
+    assert card.inputs == tuple(f"{short[x.dtype]}[{','.join(map(str, x.shape))}]" for x in inputs)
+
+
+def test_the_catalog_and_the_registry_have_the_same_models() -> None:
+    from tilewright.zoo import registry
+
+    assert list(registry.ENTRIES) == list(zoo.CATALOG) == zoo.names()
+
+
+def test_small_models_that_are_left_out_are_one_of_the_others() -> None:
+    left_out = [name for name in zoo.names() if name not in SMALL_MODELS]
+    assert left_out == ["bert-base", "bert-large", "vit-l16", "detr-6", "detr-12", "setr-naive"]
+    for one, other in (("bert-tiny", "bert-large"), ("setr-naive-base", "setr-naive")):
+        weights, same = (zoo.build(name, small=True, seed=5).state_dict() for name in (one, other))
+        assert weights.keys() == same.keys() and all(torch.equal(weights[key], same[key]) for key in weights)
+        inputs, again = (zoo.example_inputs(name, small=True, seed=6) for name in (one, other))
+        assert all(torch.equal(a, b) for a, b in zip(inputs, again, strict=True))

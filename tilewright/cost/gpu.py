@@ -15,28 +15,34 @@ from __future__ import annotations
 import math
 
 from tilewright.errors import InternalError
-from tilewright.hw.gpu import GpuMachine
+from tilewright.hw.gpu import WARP, GpuMachine
 from tilewright.space.terms import Counted, GpuTerms, Roofline
 
-# What the vendor does not publish is fitted to the times of 1,700 kernels on one H200: the tasks of
-# `benchmarks/gpu_gemm.py`, for each the first of this model's ranking and as many random ones. Those
-# that differ between cards, launches and latencies among them, are in `hw/gpu.py`.
+# What the vendor does not publish is fitted to the times of 9,200 kernels on one H200, 18 tasks of
+# `benchmarks/gpu_search.py` (`benchmarks/results/gpu_search.jsonl`), so that the fastest kernels rank first. Those that
+# differ between cards, launches and latencies among them, are in `hw/gpu.py`.
 _TOGETHER = 2.0e-6  # seconds more where blocks form clusters
-_ISSUE_CLOCK = 1.4  # instructions that a multiprocessor begins, beside all that it waits for
-_ORDINARY_CLOCK = 2.8  # of those that wait for nothing
-_COPY_CLOCK = 0.44  # copies to shared memory that it begins
-_WARPS = 6.4  # warps of a multiprocessor that keep its tensor cores busy
-_STEP = 70.0  # clocks of a barrier and what it leaves idle
+_ISSUE_CLOCK = 1.7  # instructions that a multiprocessor begins, beside all that it waits for
+_ORDINARY_CLOCK = 2.4  # of those that wait for nothing
+_COPY_CLOCK = 0.43  # copies to shared memory that it begins
+_TENSOR_WARPS, _TENSOR_POWER = 9.3, 0.73  # warps of a multiprocessor that keep its tensor cores busy
+_SCALAR_WARPS, _SCALAR_POWER = (
+    12.0,
+    0.3,
+)  # the same of its other units; with fewer they slow down by this power
+_STEP = 97.0  # clocks of a barrier and what it leaves idle
 _MEMORY_SHARE = 0.92  # of the data sheet's bandwidth
-_WRITE_SHARE = 0.9  # the same while results are written
-_WRITE_CLOCKS = 4100.0  # before the first result is written
+_WRITE_SHARE = 0.95  # the same while results are written
+_L2_SHARE = 0.92  # of the L2 cache: tensors that fit into it are still there from the kernel before
+_L2_REACHED = 0.6  # of its bandwidth, by loads and stores that would else go to memory
+_WRITE_CLOCKS = 3260.0  # before the first result is written
 _OVERLAPPED = 1.1  # how much less they count where a block begins the next tile before it ends one
-_HIDDEN = 0.18  # power of the number of blocks beside a block that hide its beginning and end
+_HIDDEN = 0.19  # power of the number of blocks beside a block that hide its beginning and end
 
 # A library's call is known by its totals alone. Shares of what the data sheet promises, as large calls of cuBLASLt and
 # cuDNN reached them on an H200 (benchmarks/results/gpu_gemm.md).
-_CALL_TENSOR, _CALL_MEMORY = 0.6, 0.73
-_SCALAR_SHARE = 0.5  # of the ordinary units' multiply-adds, by a library
+_CALL_TENSOR, _CALL_MEMORY = 0.75, 0.73
+_SCALAR_SHARE = 0.7  # of the ordinary units' multiply-adds, by a library
 _LOOP_SHARE = 0.1  # of them, by a loop that loads both operands of every multiply-add
 _LOOP_CLOCKS = 20.0  # of one of its steps, where one thread's must follow each other
 _STREAM_SHARE = 0.8  # of the bandwidth, by a kernel that computes each element by itself
@@ -61,8 +67,16 @@ def seconds(terms: Counted, machine: GpuMachine) -> float:
     if rest:
         clocks += _wave(terms, machine, -(-rest // machine.sms), rest, more=waves > 0)
     start = machine.launch_seconds + (_TOGETHER if terms.cluster > 1 else 0.0)
-    least = terms.memory / (_MEMORY_SHARE * machine.memory_bytes_per_second)
-    return start + max(clocks / _clock(machine), least)
+    moved = terms.memory / _memory_bytes_clock(terms.memory, machine, _MEMORY_SHARE)
+    return start + max(clocks, moved) / _clock(machine)
+
+
+def _memory_bytes_clock(tensors: float, machine: GpuMachine, share: float) -> float:
+    """Bytes of a kernel's tensors in a clock: from memory, or from the L2 cache, as much of them as fits into it."""
+    memory = share * machine.memory_bytes_per_second / _clock(machine)
+    cache = max(memory, _L2_REACHED * machine.l2_bytes_clock)
+    cached = min(1.0, max(0.0, 2.0 - tensors / (_L2_SHARE * machine.l2)))
+    return 1.0 / ((1.0 - cached) / memory + cached / cache)
 
 
 def _roofline(terms: Roofline, machine: GpuMachine) -> float:
@@ -76,7 +90,10 @@ def _roofline(terms: Roofline, machine: GpuMachine) -> float:
         rate = _CALL_TENSOR * tensor * (1.0 if terms.unit == "tensor16" else 0.5)
     share = _CALL_MEMORY if terms.is_call else _STREAM_SHARE
     # Memory is kept busy by fewer blocks than the multipliers need.
-    moved = terms.bytes / (share * machine.memory_bytes_per_second * min(1.0, 2 * busy))
+    memory = share * machine.memory_bytes_per_second / _clock(machine)
+    if not terms.is_call:
+        memory = _memory_bytes_clock(terms.bytes, machine, share)
+    moved = terms.bytes / (memory * _clock(machine) * min(1.0, 2 * busy))
     launch = machine.rates.library_launch_seconds if terms.is_call else machine.launch_seconds
     start = terms.launches * launch
     chained = terms.chain * _LOOP_CLOCKS / _clock(machine)
@@ -87,22 +104,24 @@ def _wave(terms: GpuTerms, machine: GpuMachine, resident: int, blocks: int, more
     """Clocks of so many blocks at once, `resident` on a multiprocessor. Where there are more of them, what is before
     and behind the main loop of one block is hidden by those beside it."""
     rates = machine.rates
-    busy = min(1.0, resident * terms.threads / 32 / _WARPS)
+    warps = resident * terms.threads / WARP
+    tensor_busy = min(1.0, warps / _TENSOR_WARPS) ** _TENSOR_POWER
+    scalar_busy = min(1.0, warps / _SCALAR_WARPS) ** _SCALAR_POWER
     work = max(
-        terms.flops / (machine.tensor_flops_clock * busy),
+        terms.flops / (machine.tensor_flops_clock * tensor_busy),
         terms.shared_traffic / rates.shared_bytes_clock,
-        terms.scalar / _ISSUE_CLOCK + terms.ordinary / _ORDINARY_CLOCK,
+        (terms.scalar / _ISSUE_CLOCK + terms.ordinary / _ORDINARY_CLOCK) / scalar_busy,
         terms.copies / _COPY_CLOCK,
     )
     use = work + _STEP / resident  # of a step, in a block's share of the multiprocessor
     cache = machine.l2_bytes_clock
-    memory = machine.memory_bytes_per_second / _clock(machine)
+    memory = _memory_bytes_clock(terms.memory, machine, _MEMORY_SHARE)
     loaded = terms.loaded * blocks
     total = terms.loaded * terms.blocks * terms.steps
     first = min(
         1.0, max(0.0, terms.memory - terms.written * terms.blocks) / max(1.0, total)
     )  # from memory, of all
-    arriving = max(loaded / cache, loaded * first / (_MEMORY_SHARE * memory))
+    arriving = max(loaded / cache, loaded * first / memory)
     load = max(rates.l2_latency, rates.memory_latency * first) + arriving
     under_way = terms.stages - 1
     step = resident * use

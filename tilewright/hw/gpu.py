@@ -29,12 +29,12 @@ class GpuRates:
     library_launch_seconds: float = 3e-6  # of a call of cuBLASLt or cuDNN that does little
     shared_bytes_clock: float = 128.0  # that shared memory gives a multiprocessor
     l2_latency: float = 200.0  # clocks from a load to its value
-    memory_latency: float = 1350.0
+    memory_latency: float = 557.0
     wgmma_flops_clock: float = 0.0  # of a multiprocessor, dense, 16-bit operands; 0: there is no wgmma
     fitted: bool = False
 
 
-# By capability, without its suffix. Latencies and launches were fitted to the times of 1,700 kernels on one H200
+# By capability, without its suffix. Latencies and launches were fitted to the times of 9,200 kernels on one H200
 # (`cost/gpu.py`); the launch of a library's call is a rough figure, not a fit. The rate of wgmma is the data sheet's:
 # 989 Tflop/s dense at 132 multiprocessors and 1.83 GHz. Shared memory is 32 banks of 4 bytes on all of them (CUDA
 # programming guide).
@@ -201,7 +201,7 @@ H200 = GpuMachine(
     shared_block=227 * _KIB,
     shared_sm=228 * _KIB,
     tensor_flops_clock=1_800,
-    l2_bytes_clock=6_000,
+    l2_bytes_clock=5_400,
     bulk_copy=True,
     warpgroup_mma=True,
     dependent_launch=True,

@@ -42,6 +42,7 @@ class Options:
     seed: int = 0
     search: str = "guided"
     cost_model: str = "boosted"
+    allocation: str = "gradient"
     db: str | Path | None = None
     lock: str | Path | None = None  # of all graphs together
     freeze: bool = True  # parameters and buffers are constants
@@ -75,6 +76,7 @@ class Options:
             threads=self.threads,
             search=self.search,
             cost_model=self.cost_model,
+            allocation=self.allocation,
         )
         if isinstance(self.variants, bool) or not isinstance(self.variants, int) or self.variants < 1:
             raise OptionError(f"variants={self.variants!r} must be a whole number, 1 at least")
@@ -111,6 +113,7 @@ class Options:
                 seed=self.seed,
                 search=self.search,
                 cost_model=self.cost_model,
+                allocation=self.allocation,
                 db=self.db,
                 lock=lock,
                 numerics=self.numerics,

@@ -26,6 +26,7 @@ from tilewright.runtime import winograd
 UNIT = 2.0**-24
 SUMS_OF_PRODUCTS = ("matmul", "linear", "conv", "conv_transpose")
 _SUMS = ("sum", "mean")
+SUMMING = (*SUMS_OF_PRODUCTS, *_SUMS)
 _TF32 = 2.0**-9  # of a product of two operands that are each rounded, or cut off, at 10 bits of fraction
 _FEW, _PER_ROOT = 16.0, 8.0  # of K, roundings that add up, and that partly cancel
 
@@ -39,7 +40,7 @@ def summed_count(node: Node) -> int:
 
 def rounding_errors(node: Node, operands: Sequence[np.ndarray], numerics: str) -> np.ndarray | None:
     """How far each element of a sum may be off that is computed in float32; None for other operators."""
-    if node.op not in SUMS_OF_PRODUCTS + _SUMS:
+    if node.op not in SUMMING:
         return None
     with np.errstate(all="ignore"):
         sizes = op_of(node.op).oracle(node.attrs, *(np.abs(operand) for operand in operands))

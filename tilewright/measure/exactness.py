@@ -18,9 +18,10 @@ import ml_dtypes
 import numpy as np
 
 from tilewright.dtypes import DType
-from tilewright.graph.ir import Graph, Node
+from tilewright.graph.ir import Graph, Node, toposort
 from tilewright.graph.op import op_of
 from tilewright.graph.oracle import evaluate_node
+from tilewright.measure.bounds import SUMMING
 
 _CHANGE = 2.0**-12  # of every value: far above rounding, and still the same function
 _SIGNS = 8191  # a prime: the pattern of signs falls differently on every row
@@ -51,7 +52,7 @@ def changed_answer(
 ) -> np.ndarray:
     """The answer where every float, inputs and intermediate results alike, is a little larger or smaller, and held in
     single precision as a kernel holds it. `errors`: of some nodes, given their operands, by how much in units of that
-    change; of others it says nothing."""
+    change, beside what the errors of earlier sums make of it; of others it says nothing."""
     rng = np.random.default_rng(len(inputs))
     factors = 1.0 + _CHANGE * (2.0 * rng.integers(0, 2, _SIGNS) - 1.0)
 
@@ -67,6 +68,10 @@ def changed_answer(
         node: changed(array, node) for node, array in zip(graph.inputs, inputs, strict=True)
     }
     unchanged = _unchanged(graph, inputs, rounded, errors is not None)
+    feeding = {node for total in graph.nodes() if total.op in SUMMING for node in toposort(total.inputs)}
+    drifted: dict[
+        Node, np.ndarray
+    ] = {}  # what later sums are of: with the errors of earlier ones, and nothing else
     for node in graph.nodes():
         if node.is_input:
             continue
@@ -84,12 +89,28 @@ def changed_answer(
                     result = np.where(np.abs(result - value) < least, value + least, result)
                 if errors is not None:
                     exact = [unchanged[operand].held for operand in node.inputs]
+                    off = [drifted.get(operand, unchanged[operand].held) for operand in node.inputs]
+                    is_off = any(operand in drifted for operand in node.inputs)
                     if (moved := errors(node, exact)) is not None:
                         result = unchanged[node].exact + _CHANGE * moved
+                        if is_off:
+                            result = result + np.copysign(_carried(node, exact, off), moved)
+                        drifted[node] = result
+                    elif is_off and node in feeding:
+                        drifted[node] = evaluate_node(node, off, precise=True)
                 if node in rounded:
                     result = result + unchanged[node].added
             values[node] = changed(result, node)
     return values[graph.outputs[0]]
+
+
+def _carried(node: Node, exact: Sequence[np.ndarray], off: Sequence[np.ndarray]) -> np.ndarray:
+    """By how much a sum is off at most where its operands are: none of their errors cancels another."""
+    oracle = op_of(node.op).oracle
+    sizes = [np.abs(operand) for operand in exact]
+    larger = [size + np.abs(moved - operand) for size, moved, operand in zip(sizes, off, exact, strict=True)]
+    carried = oracle(node.attrs, *larger) - oracle(node.attrs, *sizes)
+    return np.maximum(np.nan_to_num(carried, nan=0.0, posinf=0.0), 0.0)
 
 
 class _Value(NamedTuple):

@@ -254,6 +254,12 @@ class _Draw:
         self.rounded = rounded_nodes(self.graph, numerics)
         for node in self.rounded:  # a sum whose last digits decide may be off by a whole step of this type
             self.bound = max(self.bound, ELEMENT_BOUNDS[node.dtype])
+        self.overflowing = {
+            node
+            for total in self.sums
+            for node in toposort(total.inputs)
+            if node.dtype is DType.F16 and not (node.is_input or node.is_constant)
+        } - self.rounded
         self.extents = _index_extents(self.graph)
         self.relative = any(node.op in RELATIVE for node in self.graph.nodes())
         self.treatments = (*_TREATMENTS, lambda x: x + _FARTHER) if self.relative else _TREATMENTS
@@ -293,6 +299,11 @@ class _Draw:
         if name == "special" and self.hides_keys:
             # What a query does not see may be multiplied by 0, or not read at all: then NaN does not reach it.
             allowed = np.where(np.isfinite(answer), allowed, np.float32(np.inf))
+        if self.overflowing and name != "ordinary":
+            # A kernel may round a computed operand to float16, where it overflows, or keep it in float32.
+            (rounded,) = evaluate(self.graph, inputs, precise=True, rounded=self.overflowing)
+            overflown = np.isfinite(answer) & ~np.isfinite(rounded.reshape(-1))
+            allowed = np.where(overflown, np.float32(np.inf), allowed)
         bound = self._l2_bound(answer) if name == "ordinary" else math.inf
         return Case(name, tuple(inputs), answer, allowed, spreading, bound)
 

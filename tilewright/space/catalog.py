@@ -55,11 +55,12 @@ class Catalog:
     def all_templates(self) -> tuple[Template, ...]:
         return (*self.templates, *self.registered)
 
-    def trusted(self, work: Work, sketches: bool = True) -> list[Applied]:
+    def trusted(self, work: Work, sketches: bool = True, templates: bool = True) -> list[Applied]:
         """What a choice without measurement is made among: templates and trusted sketches; other sketches where none of
         these applies and the default program is compared too; and the default program, where its time is predicted.
-        `sketches`: whether these are asked at all."""
-        found = [applied for t in self.all_templates if (applied := t.apply(work)) is not None]
+        `sketches`, `templates`: whether these are asked at all."""
+        asked = self.all_templates if templates else ()
+        found = [applied for t in asked if (applied := t.apply(work)) is not None]
         if not self.predicts_default:
             return found
         derived = list(self.sketches(work)) if sketches else []

@@ -1,4 +1,11 @@
-"""Which task the next round of measurements goes to: the one whose time the objective is expected to fall by most.
+"""Which task the next round of measurements goes to: where the objective is expected to fall by most, unless another
+allocation is asked for.
+
+    gradient        where one more round is expected to gain most (below)
+    heaviest        the task that takes most of the time now, until its search is done
+    round-robin     every task in turn
+
+The last two are what the first is compared with (`benchmarks/ablations.py`).
 
 The objective f of a model is the sum of w_i g_i over its tasks, w_i calls of the best time g_i so far. What one more
 round for task i is worth is estimated from the task's own past and from tasks like it (the scheduler of Ansor):
@@ -117,23 +124,50 @@ def gradient(task: str, standings: Mapping[str, Standing], weight: float) -> flo
     return weight * (ALPHA * past + (1 - ALPHA) * (hoped - best))
 
 
+# Which of the tasks that are worth a round gets the next one. `weights`: of these, at least one, by how much the
+# objective falls if the task takes a second less. `standings`: of all that are not being measured; those that are not
+# in `weights` are done or fast enough.
+Allocation = Callable[[Mapping[str, Standing], Mapping[str, float]], str]
+
+
+def steepest(standings: Mapping[str, Standing], weights: Mapping[str, float]) -> str:
+    """First each once, those that take most time first, then where the gradient is steepest."""
+    fresh = {task: weight for task, weight in weights.items() if not standings[task].times}
+    if fresh:
+        return heaviest(standings, fresh)
+    return max(weights, key=lambda task: -gradient(task, standings, weights[task]))
+
+
+def heaviest(standings: Mapping[str, Standing], weights: Mapping[str, float]) -> str:
+    return max(weights, key=lambda task: weights[task] * standings[task].best)
+
+
+def round_robin(standings: Mapping[str, Standing], weights: Mapping[str, float]) -> str:
+    return min(weights, key=lambda task: len(standings[task].times))
+
+
+ALLOCATIONS: dict[str, Allocation] = {
+    "gradient": steepest,
+    "heaviest": heaviest,
+    "round-robin": round_robin,
+}
+
+
 def next_task(
-    standings: Mapping[str, Standing], objective: Objective, decided: Mapping[str, float] | None = None
+    standings: Mapping[str, Standing],
+    objective: Objective,
+    decided: Mapping[str, float] | None = None,
+    allocation: Allocation = steepest,
 ) -> str | None:
-    """The task that the next round goes to: first each once, those that take most time first, then where the gradient
-    is steepest; the earlier one where two are equal. None: no task is worth a round. `decided`: seconds of the tasks
-    that get no round at all."""
+    """The task that the next round goes to; the earlier one where two are equal. None: no task is worth a round.
+    `decided`: seconds of the tasks that get no round at all."""
     best = {**(decided or {}), **{task: standing.best for task, standing in standings.items()}}
     weights = {
         task: weight
         for task, standing in standings.items()
         if not standing.done and (weight := objective.weight(task, best))
     }
-    fresh = [task for task in weights if not standings[task].times]
-    if fresh:
-        return max(fresh, key=lambda task: weights[task] * best[task])
-    slopes = {task: -gradient(task, standings, weight) for task, weight in weights.items()}
-    return max(slopes, key=lambda task: slopes[task], default=None)
+    return allocation(standings, weights) if weights else None
 
 
 def kind_of(ops: Iterable[str]) -> str:

@@ -40,9 +40,9 @@ class Choice:
         return self.implementation.program
 
 
-def choose(work: Work) -> Choice:
-    """What the analytical model expects to be fastest."""
-    some = catalog(work.machine.kind).trusted(work)
+def choose(work: Work, *, sketches: bool = True, templates: bool = True) -> Choice:
+    """What the analytical model expects to be fastest. `sketches`, `templates`: whether these may be taken."""
+    some = catalog(work.machine.kind).trusted(work, sketches, templates)
     while (best := best_among(work, some)) is not None:
         seconds, config, applied = best
         try:

@@ -29,7 +29,8 @@ EFFORTS = {"quick": Effort(60.0, 4, 48), "full": Effort(math.inf, 8, 512)}
 @dataclass(frozen=True)
 class Tuning:
     """What a caller asks for. `effort` "none": measure nothing, and take what the database knows. `db`: the database's
-    file, None for the one in the cache folder."""
+    file, None for the one in the cache folder. `allocation`: which task a round goes to (`allocate.py`). `trials`: at
+    most so many in all, to the end of the round; None: as many as the budget allows."""
 
     effort: str = "quick"
     budget: float | None = None
@@ -37,6 +38,8 @@ class Tuning:
     search: str = "guided"
     db: Path | None = None
     cost_model: str = "boosted"
+    allocation: str = "gradient"
+    trials: int | None = None
 
     @property
     def measures(self) -> bool:
@@ -65,7 +68,7 @@ def parse_duration(value: float | str, name: str = "budget") -> float:
         seconds = float(value)
     if not seconds > 0:
         raise OptionError(
-            f"{name}={value!r} is not possible; it is a time above 0",
+            f"{name} must be a time above 0, got {value!r}",
             remedy=f'give {name} in seconds, such as 120, or with a unit, such as "120s" or "5m"',
         )
     return seconds

@@ -23,6 +23,12 @@ class TaskProgress:
     trials: int = 0
     gain: float | None = None  # expected of further trials, as a share of `best`
     state: str = "waiting"  # then "measuring", "measured", "done", "confirmed"; or "known" from the start
+    layer: str = ""  # the layers of the models that it computes
+
+    @property
+    def name(self) -> str:
+        """What the user knows it by."""
+        return self.layer or self.label
 
     @property
     def seconds(self) -> float:
@@ -38,7 +44,7 @@ class Progress:
     tasks: dict[str, TaskProgress] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
     budget: float = 0.0
-    ended: str = ""  # why: "known", "converged", "budget", "exhausted", "met", "interrupted"
+    ended: str = ""  # why: "known", "converged", "budget", "trials", "exhausted", "met", "interrupted"
     _began: float = 0.0
 
     def __call__(self, kind: str, event: Event) -> None:
@@ -52,6 +58,7 @@ class Progress:
                     task["seconds"],
                     task["seconds"],
                     state="known" if task["known"] else "waiting",
+                    layer=task["layer"],
                 )
                 for task in notes["tasks"]
             }

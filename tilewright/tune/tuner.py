@@ -32,7 +32,7 @@ from tilewright.runtime.plan import Origin
 from tilewright.space.space import Config
 from tilewright.support.fingerprint import fingerprint
 from tilewright.support.trace import Trace
-from tilewright.tune.allocate import Goal, Objective, next_task
+from tilewright.tune.allocate import ALLOCATIONS, Goal, Objective, next_task
 from tilewright.tune.choose import Choice
 from tilewright.tune.effort import CONVERGED, Tuning
 from tilewright.tune.experience import Past
@@ -146,6 +146,7 @@ class _Run:
         self.unmeasured = f"unmeasured in {fingerprint(sorted(tunables))}"
         self.subjects: dict[str, Subject] = {}
         self.chosen: dict[str, Choice] = {}
+        self._asked = 0  # trials of all rounds that were begun
         self._round_seconds = 0.0  # about what a round takes, once there was one
         self._race_seconds = _RACE_SECONDS + _RACE_OVERHEAD
         self._build_seconds = _BUILD_SECONDS
@@ -210,6 +211,7 @@ class _Run:
             {
                 "key": key,
                 "label": tunable.label,
+                "layer": tunable.layer,
                 "calls": self.calls[key],
                 "seconds": known[key].decision.seconds
                 if key in known
@@ -239,7 +241,7 @@ class _Run:
                     busy = {each.key for each in begun}
                     free = {key: standing for key, standing in standings.items() if key not in busy}
                     fixed = decided | {key: standings[key].best for key in busy}
-                    key = next_task(free, self.objective, fixed)
+                    key = next_task(free, self.objective, fixed, ALLOCATIONS[self.tuning.allocation])
                     if key is None or (why := self._reason_to_stop(key)):
                         break
                     begun.append(self._begin_round(key, runner))
@@ -256,6 +258,8 @@ class _Run:
             return "exhausted" if all(s.standing.done for s in self.subjects.values()) else "met"
         if time.monotonic() + self._reserved() + self._round_seconds / 2 >= self.deadline:
             return "budget"
+        if self.tuning.trials is not None and self._asked >= self.tuning.trials:
+            return "trials"
         gain = self._expected_gain()
         return "converged" if gain is not None and gain < CONVERGED else ""
 
@@ -287,6 +291,7 @@ class _Run:
         begin = time.monotonic()
         runner.expect(subject.job)
         configs = subject.ask()
+        self._asked += len(configs)
         if runner.ahead:
             runner.prepare(subject.job, configs)
         return _Round(key, configs, time.monotonic() - begin)
@@ -442,12 +447,13 @@ class _Run:
         if subject.complete or why == "converged":
             effort = COMPLETE
         spent = time.monotonic() - self.begun
+        whole = math.isfinite(self.tuning.seconds) and why != "trials"
         decision = Decision(
             key=subject.key,
             config=config,
             seconds=seconds,
             effort=effort,
-            budget=self.tuning.seconds if math.isfinite(self.tuning.seconds) else spent,
+            budget=self.tuning.seconds if whole else spent,
             trials=subject.trials,
             default_seconds=before,
             code=subject.tunable.code(choice) if subject.trials else "",

@@ -23,7 +23,8 @@ _TYPES = {"f16": 2, "bf16": 14, "f32": 0}
 _COMPUTE_F32, _COMPUTE_TF32, _SCALE_F32 = 68, 77, 0
 _TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6
-_MAX_WORKSPACE = 1
+_MAX_WORKSPACE, _REDUCTION_SCHEMES = 1, 3
+_REDUCED_IN_COMPUTE_TYPE = 2  # split-K sums stay float32: in the output's float16 they lose digits
 _EPILOGUES = {
     (False, ""): 1,
     (False, "relu"): 2,
@@ -143,14 +144,18 @@ class PreparedProduct:
         preference = ctypes.c_void_p()
         _call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
         try:
-            limit = ctypes.c_uint64(WORKSPACE_BYTES)
-            _call(
-                "cublasLtMatmulPreferenceSetAttribute",
-                preference,
-                ctypes.c_int(_MAX_WORKSPACE),
-                ctypes.byref(limit),
-                ctypes.c_size_t(ctypes.sizeof(limit)),
-            )
+            wanted: dict[int, ctypes.c_uint64 | ctypes.c_uint32] = {
+                _MAX_WORKSPACE: ctypes.c_uint64(WORKSPACE_BYTES),
+                _REDUCTION_SCHEMES: ctypes.c_uint32(_REDUCED_IN_COMPUTE_TYPE),
+            }
+            for attribute, value in wanted.items():
+                _call(
+                    "cublasLtMatmulPreferenceSetAttribute",
+                    preference,
+                    ctypes.c_int(attribute),
+                    ctypes.byref(value),
+                    ctypes.c_size_t(ctypes.sizeof(value)),
+                )
             results = (_Heuristic * _MOST_ALGORITHMS)()
             count = ctypes.c_int()
             _call(

@@ -278,7 +278,9 @@ def test_a_tuning_run_says_so_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(EFFORTS, "quick", Effort(60.0, 4, 8))
     path = tmp_path / "own.sqlite"
     imported = import_model(model(), INPUTS)
-    tuned = compile_imported(imported, host(), threads=THREADS, tuning=Tuning("quick", search="random", db=path))
+    tuned = compile_imported(
+        imported, host(), threads=THREADS, tuning=Tuning("quick", search="random", db=path)
+    )
     kept = rows(path)
     assert set(kinds(tuned)) <= {"tuned", "predicted"} and kinds(tuned)["tuned"]
     again = compile_imported(imported, host(), threads=THREADS, tuning=Tuning("none", db=path))

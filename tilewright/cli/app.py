@@ -27,6 +27,7 @@ from tilewright.cli.models import (
 )
 from tilewright.cli.options import JSON, MODEL, Build, check_output, compiling, parse_seconds
 from tilewright.cli.output import compile_progress, console, print_json, print_table
+from tilewright.runtime.explain import WIDTH
 from tilewright.runtime.model import CompiledModel
 from tilewright.runtime.signing import signer
 
@@ -142,7 +143,7 @@ def _show_tuned(sources: Sequence[Source], progress: Any, json: bool) -> None:
         return
     rows = [
         (
-            task["label"],
+            task["layer"] or task["label"],
             str(task["calls"]),
             str(task["trials"]),
             f"{task['before'] * 1e6:.1f}",
@@ -152,7 +153,7 @@ def _show_tuned(sources: Sequence[Source], progress: Any, json: bool) -> None:
         )
         for task in tuned(progress)["tasks"]
     ]
-    print_table("", ("task", "calls", "trials", "before us", "best us", "speed", ""), rows)
+    print_table("", ("layer", "calls", "trials", "before us", "best us", "speed", ""), rows)
 
 
 def tuned(progress: Any) -> dict[str, Any]:
@@ -202,9 +203,19 @@ def _print_bench(result: Any, json: bool) -> None:
 
 @app.command()
 @compiling
-def explain(model: MODEL, build: Build, trusted: TRUSTED = None, json: JSON = False) -> None:
-    """Show a compiled model's kernels: task, schedule, where the choice came from, operations, bytes, measured time,
-    error against the oracle."""
+def explain(
+    model: MODEL,
+    build: Build,
+    trusted: TRUSTED = None,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="every column, however wide: operators, schedule, bytes, and so on")
+    ] = False,
+    hashes: Annotated[
+        bool, typer.Option("--hashes", help="also the names of the machine code and the keys of the tasks")
+    ] = False,
+    json: JSON = False,
+) -> None:
+    """Show a compiled model's kernels by layer: time, speed, and error against float64."""
     from tilewright.measure.check import checked_kernel
 
     given: Any = None
@@ -218,9 +229,11 @@ def explain(model: MODEL, build: Build, trusted: TRUSTED = None, json: JSON = Fa
         compiled, _ = _compiled(source, build, json)
         given = source.examples
     explanation = compiled.explain(given)
-    print_json(explanation.to_dict()) if json else console.print(
-        str(explanation), soft_wrap=True, markup=False
-    )
+    if json:
+        print_json(explanation.to_dict())
+        return
+    width = None if wide else console.width if console.is_terminal else WIDTH
+    console.print(explanation.table(width, hashes=hashes), soft_wrap=True, markup=False)
 
 
 @app.command()

@@ -41,7 +41,7 @@ _HIDDEN = 0.19  # power of the number of blocks beside a block that hide its beg
 
 # A library's call is known by its totals alone. Shares of what the data sheet promises, as large calls of cuBLASLt and
 # cuDNN reached them on an H200 (benchmarks/results/gpu_gemm.md).
-_CALL_TENSOR, _CALL_MEMORY = 0.6, 0.73
+_CALL_TENSOR, _CALL_MEMORY = 0.75, 0.73
 _SCALAR_SHARE = 0.7  # of the ordinary units' multiply-adds, by a library
 _LOOP_SHARE = 0.1  # of them, by a loop that loads both operands of every multiply-add
 _LOOP_CLOCKS = 20.0  # of one of its steps, where one thread's must follow each other
@@ -67,14 +67,15 @@ def seconds(terms: Counted, machine: GpuMachine) -> float:
     if rest:
         clocks += _wave(terms, machine, -(-rest // machine.sms), rest, more=waves > 0)
     start = machine.launch_seconds + (_TOGETHER if terms.cluster > 1 else 0.0)
-    return start + max(clocks, terms.memory / _memory_bytes_clock(terms, machine)) / _clock(machine)
+    moved = terms.memory / _memory_bytes_clock(terms.memory, machine, _MEMORY_SHARE)
+    return start + max(clocks, moved) / _clock(machine)
 
 
-def _memory_bytes_clock(terms: GpuTerms, machine: GpuMachine) -> float:
-    """Bytes of this kernel's tensors in a clock: from memory, or from the L2 cache, as much of them as fits into it."""
-    memory = _MEMORY_SHARE * machine.memory_bytes_per_second / _clock(machine)
+def _memory_bytes_clock(tensors: float, machine: GpuMachine, share: float) -> float:
+    """Bytes of a kernel's tensors in a clock: from memory, or from the L2 cache, as much of them as fits into it."""
+    memory = share * machine.memory_bytes_per_second / _clock(machine)
     cache = max(memory, _L2_REACHED * machine.l2_bytes_clock)
-    cached = min(1.0, max(0.0, 2.0 - terms.memory / (_L2_SHARE * machine.l2)))
+    cached = min(1.0, max(0.0, 2.0 - tensors / (_L2_SHARE * machine.l2)))
     return 1.0 / ((1.0 - cached) / memory + cached / cache)
 
 
@@ -89,7 +90,10 @@ def _roofline(terms: Roofline, machine: GpuMachine) -> float:
         rate = _CALL_TENSOR * tensor * (1.0 if terms.unit == "tensor16" else 0.5)
     share = _CALL_MEMORY if terms.is_call else _STREAM_SHARE
     # Memory is kept busy by fewer blocks than the multipliers need.
-    moved = terms.bytes / (share * machine.memory_bytes_per_second * min(1.0, 2 * busy))
+    memory = share * machine.memory_bytes_per_second / _clock(machine)
+    if not terms.is_call:
+        memory = _memory_bytes_clock(terms.bytes, machine, share)
+    moved = terms.bytes / (memory * _clock(machine) * min(1.0, 2 * busy))
     launch = machine.rates.library_launch_seconds if terms.is_call else machine.launch_seconds
     start = terms.launches * launch
     chained = terms.chain * _LOOP_CLOCKS / _clock(machine)
@@ -111,7 +115,7 @@ def _wave(terms: GpuTerms, machine: GpuMachine, resident: int, blocks: int, more
     )
     use = work + _STEP / resident  # of a step, in a block's share of the multiprocessor
     cache = machine.l2_bytes_clock
-    memory = _memory_bytes_clock(terms, machine)
+    memory = _memory_bytes_clock(terms.memory, machine, _MEMORY_SHARE)
     loaded = terms.loaded * blocks
     total = terms.loaded * terms.blocks * terms.steps
     first = min(

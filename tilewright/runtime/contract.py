@@ -53,10 +53,12 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def plan_digest(plan: Plan) -> str:
-    """Of everything in a plan but the digests of its kernels, which have this one inside, and where choices came from:
-    the same choice makes the same code, whether it was tuned, locked or predicted."""
+    """Of everything in a plan but the digests of its kernels, which have this one inside, and what is for people alone:
+    where choices came from, since the same choice makes the same code whether it was tuned, locked or predicted, and
+    the names of layers."""
     tasks = {key: msgspec.structs.replace(info, origin=PREDICTED) for key, info in plan.tasks.items()}
-    plain = msgspec.structs.replace(plan, kernels={}, tasks=tasks)
+    steps = tuple(msgspec.structs.replace(step, layers=msgspec.UNSET) for step in plan.steps)
+    plain = msgspec.structs.replace(plan, kernels={}, tasks=tasks, steps=steps)
     text = msgspec.json.encode(plain, order="deterministic")
     return hashlib.sha256(text).hexdigest()
 

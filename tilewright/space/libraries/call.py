@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Any
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node
 from tilewright.graph.task import Task
+from tilewright.hw.gpu import GpuMachine
 from tilewright.numerics import may_round_to_tf32
 from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import VendorCall, View
@@ -165,6 +167,24 @@ class Around:
             elif (terms := self._kernels[number].terms(DEFAULT)) is not None:
                 counted.append(terms)
         return tuple(counted)
+
+
+# Rows and columns of what a block of a library's GEMM or convolution computes, and its speed for large problems.
+_TILES = ((128, 128, 1.0), (128, 64, 0.8), (64, 64, 0.5))
+_FILL = 128  # steps along K that a block's beginning and end take as long as
+_LEAST_SPLIT = 512  # steps along K of one part of split-K
+
+
+def busy_share(machine: GpuMachine, batch: int, m: int, n: int, k: int, splits: bool) -> float:
+    """The share of the machine that a library's GEMM keeps busy, with the best of its tiles. `splits`: along K too."""
+
+    def share(rows: int, columns: int) -> float:
+        blocks = batch * math.ceil(m / rows) * math.ceil(n / columns)
+        if splits:
+            blocks *= max(1, min(machine.sms // max(1, blocks), k // _LEAST_SPLIT))
+        return blocks / (math.ceil(blocks / machine.sms) * machine.sms)
+
+    return k / (k + _FILL) * max(speed * share(rows, columns) for rows, columns, speed in _TILES)
 
 
 def unit_of(anchor: Node, numerics: str) -> str:

@@ -20,6 +20,7 @@ from tilewright.space.libraries.call import (
     SHORT,
     Around,
     anchor_of,
+    busy_share,
     computed,
     epilogues,
     is_for_library,
@@ -36,7 +37,6 @@ from tilewright.space.terms import Counted
 NAME = "cudnn"
 _FRAMEWORK = "torch"  # through which it is called
 _AT_ONCE = 8  # channels that its fast kernels read
-_TILE = 128  # pixels and channels of what a block computes, about
 
 
 class Cudnn:
@@ -92,10 +92,9 @@ class AppliedCudnn:
         return self.calls[bool(config["fused"]), config.int("padded_channels")]
 
     def terms(self, config: Config) -> Counted:
-        sms = self.work.machine.sms
         batch, rows, columns, channels = self.conv.shape
-        blocks = math.ceil(batch * rows * columns / _TILE) * math.ceil(channels / _TILE)
-        busy = blocks / (math.ceil(blocks / sms) * sms)
+        summed = math.prod(self.conv.inputs[1].shape[:-1])
+        busy = busy_share(self.work.machine, 1, batch * rows * columns, channels, summed, splits=False)
         unit = unit_of(self.conv, self.work.numerics)
         if is_depthwise(self.conv) or self.conv.inputs[1].shape[2] < _AT_ONCE:
             unit, busy = "scalar", busy / 2  # nothing for tensor cores to multiply

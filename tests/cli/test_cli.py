@@ -59,7 +59,18 @@ def test_explain_an_artifact(artifact: Path) -> None:
     assert any("conv" in row["label"] for row in rows)
     assert all(row["seconds"] > 0 and row["error"] < 1e-5 for row in rows)
     text = run("explain", str(artifact), folder=artifact.parent).stdout
-    assert "conv" in text and "arena" in text
+    assert "layer1.0.conv1 + bn1 + relu" in text and "arena" in text
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80 and lines[0].startswith("layer ")
+    assert not any(row["kernel"][:12] in text or row["task"][:12] in text for row in rows)
+
+
+def test_explain_shows_more_on_request(artifact: Path) -> None:
+    rows = json.loads(run("explain", str(artifact), "--json", folder=artifact.parent).stdout)["rows"]
+    wide = run("explain", str(artifact), "--wide", folder=artifact.parent).stdout
+    assert all(row["program"] in wide and row["label"] in wide for row in rows)
+    hashes = run("explain", str(artifact), "--hashes", folder=artifact.parent).stdout
+    assert all(row["kernel"] in hashes and row["task"] in hashes for row in rows)
 
 
 def test_bench(artifact: Path) -> None:

@@ -266,7 +266,7 @@ def test_where_each_choice_came_from_is_said_and_kept_in_the_file(database: Path
     fast.save(tmp_path / "model.tw")
     for one in (fast, tilewright.load(tmp_path / "model.tw")):
         explanation = one.explain()
-        assert str(explanation).count(day) == 2 and "chosen   2 tuned" in str(explanation)
+        assert explanation.table(None).count(day) == 2 and "chosen   2 tuned" in str(explanation)
         assert {row["origin"]["kind"] for row in explanation.to_dict()["rows"]} == {"tuned"}
     locked = compiled(lock=tmp_path / "model.lock", db=tmp_path / "absent")
     assert locked.plan.kernels == fast.plan.kernels and kinds(locked) == {"lock": 2}

@@ -157,7 +157,7 @@ def _show_tuned(sources: Sequence[Source], progress: Any, json: bool) -> None:
         return
     rows = [
         (
-            task["label"],
+            task["layer"] or task["label"],
             str(task["calls"]),
             str(task["trials"]),
             f"{task['before'] * 1e6:.1f}",
@@ -167,7 +167,7 @@ def _show_tuned(sources: Sequence[Source], progress: Any, json: bool) -> None:
         )
         for task in tuned(progress)["tasks"]
     ]
-    print_table("", ("task", "calls", "trials", "before us", "best us", "speed", ""), rows)
+    print_table("", ("layer", "calls", "trials", "before us", "best us", "speed", ""), rows)
 
 
 def tuned(progress: Any) -> dict[str, Any]:
@@ -188,10 +188,21 @@ app.command()(bench_command.bench)
 
 @app.command()
 @compiling
-def explain(model: MODEL, build: Build, trusted: TRUSTED = None, json: JSON = False) -> None:
-    """Show a compiled model's kernels: task, schedule, where the choice came from, operations, bytes, measured time,
-    error against the oracle."""
+def explain(
+    model: MODEL,
+    build: Build,
+    trusted: TRUSTED = None,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="every column, however wide: operators, schedule, bytes, and so on")
+    ] = False,
+    hashes: Annotated[
+        bool, typer.Option("--hashes", help="also the names of the machine code and the keys of the tasks")
+    ] = False,
+    json: JSON = False,
+) -> None:
+    """Show a compiled model's kernels by layer: time, speed, and error against float64."""
     from tilewright.measure.check import checked_kernel
+    from tilewright.runtime.explain import WIDTH
 
     given: Any = None
     refuse_trusted(model, trusted)
@@ -204,9 +215,11 @@ def explain(model: MODEL, build: Build, trusted: TRUSTED = None, json: JSON = Fa
         compiled, _ = compiled_source(source, build, json)
         given = source.examples
     explanation = compiled.explain(given)
-    print_json(explanation.to_dict()) if json else console.print(
-        str(explanation), soft_wrap=True, markup=False
-    )
+    if json:
+        print_json(explanation.to_dict())
+        return
+    width = None if wide else console.width if console.is_terminal else WIDTH
+    console.print(explanation.table(width, hashes=hashes), soft_wrap=True, markup=False)
 
 
 @app.command()

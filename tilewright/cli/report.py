@@ -10,6 +10,7 @@ import typer
 import tilewright
 from tilewright.cli.models import (
     TRUSTED,
+    Source,
     is_artifact,
     load_artifact,
     load_source,
@@ -21,6 +22,11 @@ from tilewright.cli.output import compile_progress, console, print_json
 
 if TYPE_CHECKING:
     from tilewright.runtime.model import CompiledModel
+
+if TYPE_CHECKING:
+    from tilewright.report.data import Baseline
+
+_ROUNDS = 4  # in which PyTorch and Tilewright take turns
 
 
 @compiling
@@ -47,9 +53,11 @@ def report(
         with Database.open(build.db) as database:
             data = report_on_database(database)
     else:
-        found, inputs, name, events = _model(model, build, json, trusted)
+        found, source, name, events = _model(model, build, json, trusted)
+        baseline = None if source is None else _beside_pytorch(source, found)
+        given = None if source is None else source.examples
         with Database.open(build.db) as database:
-            data = report_on_model(found, name, database, inputs=inputs, events=events)
+            data = report_on_model(found, name, database, inputs=given, events=events, baseline=baseline)
     if json:
         print_json(msgspec.to_builtins(data))
         return
@@ -65,8 +73,8 @@ def report(
 
 def _model(
     model: str, build: Build, quiet: bool, trusted: list[Path] | None
-) -> tuple[CompiledModel, Any, str, list[dict[str, Any]]]:
-    """The model, inputs for it, its name, and what happened while it was compiled."""
+) -> tuple[CompiledModel, Source | None, str, list[dict[str, Any]]]:
+    """The model, what it was compiled from if that is known, its name, and what happened while it was compiled."""
     from tilewright.measure.check import checked_kernel
     from tilewright.runtime.model import CompiledModel
 
@@ -79,4 +87,15 @@ def _model(
     source = load_source(model, build)
     with compile_progress(quiet) as trace, sizes_wanted():
         found = tilewright.compile(source.model, source.examples, trace=trace, **build.compiling)
-    return found, source.examples, source.name, trace.chrome()["traceEvents"]
+    return found, source, source.name, trace.chrome()["traceEvents"]
+
+
+def _beside_pytorch(source: Source, compiled: CompiledModel) -> Baseline | None:
+    """What PyTorch takes for the same model, interleaved with Tilewright; None for an ONNX model."""
+    from tilewright.cli.app import compare_with_eager
+    from tilewright.report.data import Baseline
+
+    if source.is_onnx:
+        return None
+    times = compare_with_eager(source, compiled, _ROUNDS)
+    return Baseline("PyTorch", times["eager_seconds"], times["tilewright_seconds"])

@@ -355,7 +355,7 @@ class Bench:
         self.race(name, {key: work for key, (work, _) in works.items()}, found, trials * len(works))
 
 
-def _alone(work: Work, threads: int, restricted: Mapping[str, bool]) -> dict[str, tuple[Tunable, int]]:
+def _alone(work: Work, threads: int, restricted: Mapping[str, Any]) -> dict[str, tuple[Tunable, int]]:
     """SpaceError where nothing of this space computes it."""
     tunable = Restricted(work, threads, **restricted)
     if not tunable.candidates.is_legal(tunable.start.config):

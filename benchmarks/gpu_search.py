@@ -88,7 +88,7 @@ def gemm(m: int, n: int, k: int, epilogue: str = "relu", dtype: DType = F16) -> 
     total = apply("add", total, x(n, constant=True))
     if epilogue == "residual":
         return x.task(apply("relu", apply("add", total, x(m, n))))
-    attrs = {"approximate": "none"} if epilogue == "gelu" else {}
+    attrs: dict[str, Any] = {"approximate": "none"} if epilogue == "gelu" else {}
     return x.task(apply(epilogue, total, **attrs))
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -42,16 +44,78 @@ def run_python(*arguments: str, timeout: float = 120) -> subprocess.CompletedPro
 # -- what is installed ------------------------------------------------------------------------------------------------
 
 
-def test_the_core_needs_few_packages(pyproject: dict[str, Any]) -> None:
-    names = {re.split(r"[<>=!~\[; ]", line)[0] for line in pyproject["project"]["dependencies"]}
-    assert len(names) <= 11
-    assert not names & {"torch", "onnx", "ray", "triton"}, "frameworks are extras"
+LOADED = """
+import sys
+from importlib.metadata import packages_distributions
+
+path, *base = sys.argv[1:]
+owners = {name: {each.lower().replace("-", "_") for each in found} for name, found in packages_distributions().items()}
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if owners.get(name, {"tilewright"}).isdisjoint({*base, "tilewright"}):
+            raise ImportError(f"{name} is not among the dependencies")
+
+sys.meta_path.insert(0, Refuse())
+import tilewright
+model = tilewright.load(path)
+import numpy
+model(numpy.ones((2, 3), numpy.float32))
+print(*(each for each in base if not any(each in found and name in sys.modules for name, found in owners.items())))
+"""
+
+
+def test_the_core_is_what_loading_a_model_uses(pyproject: dict[str, Any], tmp_path: Path) -> None:
+    """It needs no other package, and it imports each of these."""
+    onnx = pytest.importorskip("onnx")
+    import tilewright
+
+    text = '<ir_version: 10, opset_import: ["" : 17]> g (float[2,3] x) => (float[2,3] y) {y = Relu(x)}'
+    tilewright.compile(onnx.parser.parse_model(text)).save(tmp_path / "m.tw")
+    names = [re.split(r"[<>=!~\[; ]", line)[0] for line in pyproject["project"]["dependencies"]]
+    done = run_python("-c", LOADED, str(tmp_path / "m.tw"), *names)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [], "dependencies that loading does not use"
+
+
+def test_the_extras_bring_what_they_are_for(pyproject: dict[str, Any]) -> None:
+    extras = pyproject["project"]["optional-dependencies"]
+    names = {extra: " ".join(lines) for extra, lines in extras.items()}
+    assert "typer" in names["cli"] and "jinja2" in names["cli"] and "lightgbm" in names["tune"]
+    for extra in ("torch", "onnx"):
+        assert "tilewright[cli,tune]" in extras[extra]
+    assert "tilewright[cli,tune" in names["dev"], "the tests need both"
+    assert not {"ray", "triton"} & set(extras)
+
+
+def test_the_package_says_who_and_where(pyproject: dict[str, Any]) -> None:
+    assert pyproject["project"]["authors"]
+    urls = pyproject["project"]["urls"]
+    assert {"Homepage", "Source", "Documentation", "Changelog", "Issues"} <= set(urls)
+    assert all(url.startswith("https://") for url in urls.values())
+
+
+def test_links_of_the_description_are_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
+    interface = ModuleType("hatchling")  # only the build has it
+    interface.MetadataHookInterface = object  # type: ignore[attr-defined]
+    for name in ("hatchling", "hatchling.metadata", "hatchling.metadata.plugin"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", interface)
+    absolute = runpy.run_path(str(ROOT / "hatch_build.py"))["absolute"]
+
+    text = absolute((ROOT / "README.md").read_text(), "https://github.com/a/b")
+    assert "https://github.com/a/b/blob/main/docs/01-quick-start.md" in text
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert targets and [link for link in targets if not link.startswith(("https://", "#"))] == []
+    assert absolute("![chart](docs/chart.svg)", "https://github.com/a/b") == (
+        "![chart](https://raw.githubusercontent.com/a/b/main/docs/chart.svg)"
+    )
 
 
 def test_every_dependency_has_a_lower_bound(pyproject: dict[str, Any]) -> None:
     lines = [*pyproject["project"]["dependencies"]]
     for extra in pyproject["project"]["optional-dependencies"].values():
-        lines += extra
+        lines += [line for line in extra if not line.startswith("tilewright[")]
     assert [line for line in lines if ">=" not in line] == []
 
 

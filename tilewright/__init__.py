@@ -1,9 +1,11 @@
-"""Tilewright: a tensor compiler. A PyTorch model goes in, a compiled model comes out.
+"""Tilewright: a tensor compiler. A PyTorch or ONNX model goes in, a compiled model comes out.
 
     fast = tilewright.compile(model, (x,))
     fast(x)
     fast.save("model.tw")
     tilewright.load("model.tw")
+
+`help(tilewright.compile)` has the options. Every error that a user can meet is a `tilewright.TilewrightError`.
 
 Names are imported when they are first used: `import tilewright` is cheap, and `load` needs no compiler.
 """
@@ -17,36 +19,118 @@ from tilewright.support.version import VERSION
 
 if TYPE_CHECKING:
     from tilewright.driver import compile, compile_all
-    from tilewright.errors import TilewrightError
+    from tilewright.errors import (
+        ArtifactError,
+        ArtifactMachineError,
+        ArtifactVersionError,
+        CacheError,
+        CodegenError,
+        DatabaseFileError,
+        DatabaseVersionError,
+        DatabaseWarning,
+        DeviceError,
+        ExportError,
+        ExternalDataError,
+        GradientError,
+        InputError,
+        InternalError,
+        IntrinsicError,
+        LockError,
+        MeasurementError,
+        MissingDependencyError,
+        MixedDevicesError,
+        ModelChangedError,
+        ModelFileError,
+        ModelSizeError,
+        MutationError,
+        OptionError,
+        ScheduleError,
+        SignatureError,
+        SigningKeyError,
+        SketchError,
+        SpaceError,
+        TargetError,
+        TextFormError,
+        TilewrightError,
+        TilewrightWarning,
+        TrainingModeError,
+        TypeRuleError,
+        UnknownShapeError,
+        UnsupportedModelError,
+        UnsupportedOpsError,
+        VerificationError,
+    )
     from tilewright.runtime.artifact import load
+    from tilewright.runtime.dispatch import Policy
     from tilewright.runtime.dynamic import DynamicModel
     from tilewright.runtime.model import CompiledModel
 
 __version__ = VERSION
+
 __all__ = [
+    "ArtifactError",
+    "ArtifactMachineError",
+    "ArtifactVersionError",
+    "CacheError",
+    "CodegenError",
     "CompiledModel",
+    "DatabaseFileError",
+    "DatabaseVersionError",
+    "DatabaseWarning",
+    "DeviceError",
     "DynamicModel",
+    "ExportError",
+    "ExternalDataError",
+    "GradientError",
+    "InputError",
+    "InternalError",
+    "IntrinsicError",
+    "LockError",
+    "MeasurementError",
+    "MissingDependencyError",
+    "MixedDevicesError",
+    "ModelChangedError",
+    "ModelFileError",
+    "ModelSizeError",
+    "MutationError",
+    "OptionError",
+    "Policy",
+    "ScheduleError",
+    "SignatureError",
+    "SigningKeyError",
+    "SketchError",
+    "SpaceError",
+    "TargetError",
+    "TextFormError",
     "TilewrightError",
+    "TilewrightWarning",
+    "TrainingModeError",
+    "TypeRuleError",
+    "UnknownShapeError",
+    "UnsupportedModelError",
+    "UnsupportedOpsError",
+    "VerificationError",
     "__version__",
     "compile",
     "compile_all",
     "load",
 ]
 
+# Where a name is at home; the others are errors.
 _HOMES = {
     "compile": "tilewright.driver",
     "compile_all": "tilewright.driver",
     "load": "tilewright.runtime.artifact",
     "CompiledModel": "tilewright.runtime.model",
     "DynamicModel": "tilewright.runtime.dynamic",
-    "TilewrightError": "tilewright.errors",
+    "Policy": "tilewright.runtime.dispatch",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'tilewright' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_HOMES.get(name, "tilewright.errors")), name)
 
 
 def __dir__() -> list[str]:

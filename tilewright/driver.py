@@ -25,13 +25,15 @@ from tilewright.hw import CpuMachine
 from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.passes import PassChecks, PassReport
 from tilewright.numerics import NUMERICS
+from tilewright.runtime.arguments import as_arguments, joined
 from tilewright.runtime.dispatch import Policy
 from tilewright.runtime.dynamic import Arguments, ConstantPool, DynamicModel
-from tilewright.runtime.model import CompiledModel, as_arguments
+from tilewright.runtime.model import CompiledModel
 from tilewright.runtime.threads import resolve as resolve_threads
 from tilewright.space.candidates import Candidates
 from tilewright.space.template import Work
 from tilewright.support.budget import exhaustion
+from tilewright.support.suggest import did_you_mean
 from tilewright.support.trace import Trace
 from tilewright.targets.resolve import resolve_target
 from tilewright.targets.stages import build_plan, choose_implementations
@@ -49,6 +51,7 @@ def compile(
     model: Any,
     example_inputs: Any = ...,
     *,
+    example_kwargs: Mapping[str, Any] | None = ...,
     dynamic: Literal[False] = ...,
     target: str | CpuMachine | GpuMachine | None = ...,
     effort: str = ...,
@@ -70,6 +73,7 @@ def compile(
     model: Any,
     example_inputs: Any = ...,
     *,
+    example_kwargs: Mapping[str, Any] | None = ...,
     dynamic: Literal[True] | Policy,
     target: str | CpuMachine | GpuMachine | None = ...,
     effort: str = ...,
@@ -90,6 +94,7 @@ def compile(
     model: Any,
     example_inputs: Any = None,
     *,
+    example_kwargs: Mapping[str, Any] | None = None,
     dynamic: bool | Policy = False,
     target: str | CpuMachine | GpuMachine | None = None,
     effort: str = "none",
@@ -104,16 +109,32 @@ def compile(
     threads: int | None = None,
     trace: Trace | None = None,
 ) -> CompiledModel | DynamicModel:
-    """Compile `model` for inputs like `example_inputs`.
+    """Compile a model for inputs like the examples, and return it as a `CompiledModel`, which is called like it.
+
+        import torch, tilewright
+
+        model = torch.nn.Sequential(torch.nn.Linear(64, 10), torch.nn.Softmax(dim=-1)).eval()
+        x = torch.randn(8, 64)
+        fast = tilewright.compile(model, (x,))
+        fast(x)                          # as model(x)
+        fast.save("model.tw")            # tilewright.load("model.tw") needs no PyTorch
+        print(fast.explain((x,)))        # its kernels, how long each takes, how exact it is
+
+        tilewright.compile(bert, {"input_ids": ids, "attention_mask": mask})   # keyword arguments
+        tilewright.compile(model, (x,), example_kwargs={"scale": s})           # both
+        tilewright.compile("model.onnx")                                       # ONNX; also "model.pt2"
+        tilewright.compile(model, (x,), dynamic=True)                          # shapes that change
+        tilewright.compile(model, (x,), effort="quick")                        # tuned for a minute
 
     - `model`: an `nn.Module` in eval mode, a `torch.export.ExportedProgram`, an `onnx.ModelProto`, or the path of an
       `.onnx` file or of a `.pt2` file that `torch.export.save` wrote.
-    - `example_inputs`: a tuple of positional arguments, a dict of keyword arguments, or a single tensor. An exported
-      program has its own; an ONNX model needs them only where it leaves dimensions open.
+    - `example_inputs`: a tuple of positional arguments, a dict of keyword arguments, or a single tensor; torch tensors
+      or NumPy arrays. An exported program has its own; an ONNX model needs them only where it leaves dimensions open.
+    - `example_kwargs`: keyword arguments beside positional `example_inputs`.
     - `dynamic`: True for a model that is called with other shapes too: each is compiled when it comes, into a bounded
       table with the policy of `runtime.dispatch`, which may be given instead of True.
-    - `target`: None: where the model's tensors are; "cpu" for this machine's processor, "cuda" for its NVIDIA GPU; or
-      the description of a machine.
+    - `target`: None: where the model's tensors are; "cpu" for this machine's processor, "cuda" or "gpu" for its NVIDIA
+      GPU; or the description of a machine.
     - `effort`: "none": no measurement; kernels that were tuned before are taken from the database, the others are
       chosen by an analytical model. "quick" (about a minute) and "full" (until no more than 1% is expected): candidates
       are built, checked and timed here, and what is found is kept for the next time.
@@ -149,6 +170,7 @@ def compile(
         allocation=allocation,
     )
     model = frontend.opened(model)
+    example_inputs = joined(example_inputs, example_kwargs)
     resolved = resolve_target(target, model, example_inputs)
     numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)
     tuning = resolve_tuning(
@@ -178,7 +200,7 @@ def compile(
 
 
 def compile_all(
-    models: Sequence[tuple[Any, Any]],
+    models: Sequence[tuple[Any, Any] | tuple[Any, Any, Mapping[str, Any]]],
     *,
     objective: str | Combine = "sum",
     latency: Sequence[float | str | None] | None = None,
@@ -199,6 +221,7 @@ def compile_all(
     """Compile several models, each with its example inputs, in one tuning run: tasks that they share are measured once,
     and the budget goes to where the time of all of them together falls most.
 
+    - `models`: (model, example inputs), or (model, positional examples, keyword examples), of each.
     - `objective`: what is to become small: "sum", the time of all models together; "geomean", the geometric mean of
       their times, so that a slow model does not take the whole budget; or a function of the list of their times.
     - `latency`: of each model, the time that a call may take. One that is fast enough gets no more of the budget.
@@ -217,8 +240,10 @@ def compile_all(
         cost_model=cost_model,
         allocation=allocation,
     )
-    models = [(frontend.opened(model), inputs) for model, inputs in models]
-    resolved = resolve_target(target, *models)
+    examples = [
+        (frontend.opened(model), joined(inputs, *kwargs or (None,))) for model, inputs, *kwargs in models
+    ]
+    resolved = resolve_target(target, *examples)
     numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)
     tuning = resolve_tuning(
         effort,
@@ -232,7 +257,7 @@ def compile_all(
     )
     latencies = resolve_latency(latency, len(models))
     with trace.span("import"):
-        imported = [frontend.import_model(model, inputs) for model, inputs in models]
+        imported = [frontend.import_model(model, inputs) for model, inputs in examples]
     with trace.span("rewrite"):
         partitions = [resolved.partition(one, numerics, trace) for one in imported]
     goals = tuple(
@@ -267,7 +292,7 @@ def compile_dynamic(
     trace: Trace,
     tuning: Tuning = KNOWN,
 ) -> DynamicModel:
-    """The road for each kind of call, when it comes; for that of the examples, if there are any, now."""
+    """The pipeline for each kind of call, when it comes; for that of the examples, if there are any, now."""
     source = frontend.source_of(model)
     pool = ConstantPool()
 
@@ -469,5 +494,8 @@ def resolve_task_latency(
 
 def resolve_option(name: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
-        raise OptionError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        raise OptionError(
+            f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}",
+            remedy=did_you_mean(str(value), allowed) or f"pass {name}={allowed[0]!r}, or leave it out",
+        )
     return value

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -97,9 +98,14 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 
 
 def _default_cache_dir() -> Path:
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("tilewright", appauthor=False))
+    """Where the system keeps what a program can make again."""
+    if sys.platform == "win32":
+        local = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+        return Path(local) / "tilewright" / "Cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "tilewright"
+    given = os.environ.get("XDG_CACHE_HOME", "").strip()
+    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "tilewright"
 
 
 def default_threads() -> int:
@@ -346,15 +352,15 @@ def variable(name: str) -> str:
 
 def table() -> tuple[OptionState, ...]:
     """Every option with its value and where it came from."""
-    rows = []
-    for option in OPTIONS:
-        value, source = _read(option)
-        rows.append(
-            OptionState(
-                option.name, option.variable, option.type, value, option.default_value(), source, option.doc
-            )
-        )
-    return tuple(rows)
+    return tuple(map(state, OPTIONS))
+
+
+def state(option: Option) -> OptionState:
+    """An option with its value and where it came from. OptionError where the environment has a wrong one."""
+    value, source = _read(option)
+    return OptionState(
+        option.name, option.variable, option.type, value, option.default_value(), source, option.doc
+    )
 
 
 def _read(option: Option) -> tuple[Any, str]:
@@ -364,4 +370,7 @@ def _read(option: Option) -> tuple[Any, str]:
     try:
         return option.parse(text), "environment"
     except ValueError as error:
-        raise OptionError(f"{option.variable}={text!r}: allowed is {error}") from None
+        raise OptionError(
+            f"{option.variable}={text!r} must be {error}",
+            remedy=f"correct or unset it; the default is {option.default_value()}",
+        ) from None

@@ -96,6 +96,7 @@ class Call:
     name: str = ""
     # Of arguments that are a part of a value, by number: where it begins, and the size of the value, in bytes.
     within: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    layers: tuple[str, ...] = ()  # of the user's model, that it computes
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,8 @@ def _call(partition: Partition, call: TaskCall, kernel: Linkable) -> Call:
         for number, node in enumerate((*call.inputs, call.output))
         if node in partition.offsets
     }
-    return Call(kernel, call.key, info, _arguments(partition, call, kernel), result, call.name, within)
+    arguments = _arguments(partition, call, kernel)
+    return Call(kernel, call.key, info, arguments, result, call.name, within, call.layers)
 
 
 def _arguments(partition: Partition, call: TaskCall, kernel: Linkable) -> tuple[Node | _Stored, ...]:
@@ -246,7 +248,16 @@ def _step(call: Call, places: Mapping[Hashable, Place]) -> Step:
         _part(places[value], call.within.get(number))
         for number, value in enumerate((*call.arguments, call.result))
     )
-    return Step(kernel.symbol, arguments, kernel.extent, call.key, call.name, kernel.launch, kernel.vendor)
+    return Step(
+        kernel.symbol,
+        arguments,
+        kernel.extent,
+        call.key,
+        call.name,
+        kernel.launch,
+        kernel.vendor,
+        call.layers,
+    )
 
 
 def _part(place: Place, within: tuple[int, int] | None) -> Place:

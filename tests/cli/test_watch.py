@@ -18,7 +18,7 @@ def shown(*, terminal: bool) -> tuple[str, Progress]:
     watch = Watch(Console(file=screen, force_terminal=terminal, width=100, highlight=False), progress)
     trace = Trace(listener=watch)
     tasks = [
-        {"key": key, "label": label, "calls": 2, "seconds": 1e-3, "known": False}
+        {"key": key, "label": label, "layer": "", "calls": 2, "seconds": 1e-3, "known": False}
         for key, label in (("a", "conv+relu"), ("b", "softmax[odd]"))
     ]
     trace.mark("tune.begin", budget=60.0, effort="quick", tasks=tasks)

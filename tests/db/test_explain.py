@@ -10,7 +10,8 @@ import pytest
 from tests.db.samples import config, key, record, work
 from tilewright.db.database import Database
 from tilewright.db.explain import Explanation, explain
-from tilewright.db.record import Decision, description
+from tilewright.db.record import Decision
+from tilewright.hw.machine import description
 from tilewright.space.template import Work
 
 

@@ -1,148 +1,297 @@
-"""CUDA text with one mistake in it: an index, a bound, an operator, a barrier or a wait that is not as it was.
+"""Kernels with one mistake in their CUDA text each, checked on a GPU as the tuner checks: none that is wrong may pass.
 
-The text of a kernel holds all that is compiled, helpers too. A mistake in a helper that the kernel does not use leaves
-the machine code as it was: such a mutant is no mutant.
+    python -m tests.faults.gpu_mutants --mutants 1000 --seed 7 --json FILE
+
+The mistakes are those of `gpu_edits.py`. The text of a kernel holds all that is compiled, helpers too: a mistake that
+leaves the machine code as it was is none. Mutants are compiled on all cores while the card checks others; those of a
+batch are checked side by side, and one that took too long is checked again by itself.
+
+One that passes must be equivalent: it counts as that, and not as one of the mutants, if it gives the same bits as the
+original on other random inputs, whatever lies beside its buffers: NaN, or very large numbers of either sign. A kernel
+that reads beyond a buffer and drops what it found gives the same bits as well, and counts as equivalent: no result
+depends on it, and what lies there is memory of the plan's own block. A card has no page so small that a read beyond a
+buffer faults there. All of it needs a card; what judges a mutant runs in a process that it may crash or hang.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+import argparse
+import itertools
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from pathlib import Path
 from random import Random
+from typing import Any
 
-from tilewright.codegen.cuda import toolchain
+import numpy as np
+
+from tests.faults import campaign
+from tests.faults.campaign import EQUIVALENT, PASSED
+from tests.faults.gpu_candidates import BEST, product, source_of
+from tests.faults.gpu_edits import Edit, compiled, edits, shuffled
+from tests.faults.kernels import with_part
+from tests.faults.killable import Killable
+from tests.rewrites.helpers import array
+from tests.space.checked import Inputs
 from tilewright.codegen.cuda.build import SYMBOL, GpuSource, identity
-from tilewright.errors import TilewrightError
-from tilewright.hw.gpu import GpuMachine
+from tilewright.dtypes import DType
+from tilewright.graph.op import apply
+from tilewright.graph.task import Task
+from tilewright.hw.gpu import GpuMachine, detect
+from tilewright.measure.building import Made
+from tilewright.measure.gpu_timer import BESIDE
+from tilewright.measure.kernels import packed
+from tilewright.measure.runner import Runner
+from tilewright.measure.single import Built, Run, plan_of
+from tilewright.measure.trial import TaskJob
+from tilewright.space.candidates import Candidates
+from tilewright.space.space import Config
+from tilewright.space.template import Work
 
-Changed = Callable[[re.Match[str]], str]
+_PROGRAMS = 3  # of each task
+_BATCH = 16  # mutants of one kernel that are compiled, and checked, together
+_RUNNERS = 3  # side by side: most of a check is not the card's
+_JUDGE_SECONDS = 30.0
+_STRANGERS = (1000, 2000)  # seeds of the inputs on which a mutant that passed is looked at again
+_GUARD = 4096
+
+
+# -- tasks ------------------------------------------------------------------------------------------------------------
+
+
+def softmax(axis: int) -> Task:
+    x = Inputs()
+    return x.task(apply("softmax", x(70, 90, dtype=DType.F16), axis=axis))
+
+
+def normalised() -> Task:
+    x = Inputs()
+    scaled = apply("layer_norm", x(37, 200, dtype=DType.F16), dims=1, eps=1e-5)
+    return x.task(apply("mul", scaled, x(200, constant=True, dtype=DType.F16)))
+
+
+def convolution() -> Task:
+    x = Inputs()
+    image, edge = x(2, 9, 10, 24, dtype=DType.F16), (0, 1, 1, 0)
+    image = apply("pad", image, low=edge, high=edge, interior=(0, 0, 0, 0), value=0.0)
+    weight = x(3, 3, 24, 40, constant=True, dtype=DType.F16)
+    plain: dict[str, Any] = {"stride": (1, 1), "dilation": (1, 1), "groups": 1, "padding": ((0, 0), (0, 0))}
+    return x.task(apply("relu", apply("conv", image, weight, layout="channels_last", **plain)))
+
+
+def attended() -> Task:
+    x = Inputs()
+    heads = [x(2, 3, 77, 40, dtype=DType.F16) for _ in range(3)]
+    return x.task(apply("attention", *heads, causal=True, scale=0.16))
+
+
+def summed() -> Task:
+    x = Inputs()
+    return x.task(apply("sum", apply("silu", x(700, 90)), axes=(0,), keepdims=False))
+
+
+def moved() -> Task:
+    x = Inputs()
+    return x.task(apply("permute", x(70, 50, 9, dtype=DType.F16), axes=(2, 1, 0)))
+
+
+TASKS: tuple[Callable[[], Task], ...] = (
+    lambda: product(70, 50, 72),
+    lambda: product(33, 136, 67),
+    lambda: softmax(1),
+    lambda: softmax(0),
+    normalised,
+    convolution,
+    attended,
+    summed,
+    moved,
+)
+
+
+# -- mutants ----------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def _compilers() -> ProcessPoolExecutor:
+    """Processes: a compiler may keep others of its process waiting."""
+    return ProcessPoolExecutor(os.cpu_count() or 1, multiprocessing.get_context("spawn"))
 
 
 @dataclass(frozen=True)
-class Edit:
-    """A mistake: what stands between two places of the text is replaced."""
+class Subject:
+    """A kernel of a task, whose mutants are tried."""
 
-    kind: str
-    begin: int
-    end: int
-    by: str
-    line: str
+    work: Work
+    config: Config
 
     @property
-    def where(self) -> str:
-        return self.line.strip()[:100]
+    def name(self) -> str:
+        return f"{self.config}, {self.work.task.label}"
 
-    def made(self, text: str) -> str:
-        return text[: self.begin] + self.by + text[self.end :]
+    @cached_property
+    def job(self) -> TaskJob:
+        return TaskJob.of(self.work, 0)
 
-
-def _plus(step: int) -> Changed:
-    return lambda match: f"[({match[1]}) + {step}]" if step > 0 else f"[({match[1]}) - {-step}]"
-
-
-def _number(match: re.Match[str]) -> str:
-    return str(int(match[0]) + 1)
-
-
-def _float(match: re.Match[str]) -> str:
-    return f"{float(match[1]) * 1.01 + 0.01}f"
-
-
-_INDEX = r"\[([^\[\]\"]*[a-z_][^\[\]\"]*)\]"  # has a name in it: the size of an array seldom does
-_WORD = r"[A-Za-z_][\w.]*(?:\([\w, ]*\))?|\d+"
-
-# (kind, what is looked for, what stands there instead)
-OPERATORS: tuple[tuple[str, str, Changed], ...] = (
-    ("index + 1", _INDEX, _plus(1)),
-    ("index - 1", _INDEX, _plus(-1)),
-    ("bound", r"(?<=[<>]) (\d+)(?=[;)&| ])", lambda match: f" {max(0, int(match[1]) - 1)}"),
-    ("comparison", r" < ", lambda match: " <= "),
-    ("comparison", r" <= ", lambda match: " < "),
-    ("comparison", r" >= ", lambda match: " > "),
-    ("comparison", r" == ", lambda match: " != "),
-    ("operator", r" \+ ", lambda match: " - "),
-    ("operator", r" - ", lambda match: " + "),
-    ("operator", r" \* ", lambda match: " + "),
-    ("division", r" / ", lambda match: " % "),
-    ("division", r" % ", lambda match: " / "),
-    ("shift", r" << ", lambda match: " >> "),
-    ("logic", r" && ", lambda match: " || "),
-    ("accumulation", r" \+= ", lambda match: " -= "),
-    ("minimum", r"\bmin\(", lambda match: "max("),
-    ("minimum", r"\bmax\(", lambda match: "min("),
-    ("minimum", r"\bfmaxf\(", lambda match: "fminf("),
-    ("constant", r"(?<![\w.\"%])\d+(?![\w.\"])", _number),
-    ("float constant", r"(?<![\w.])(\d+\.\d+(?:e[-+]?\d+)?)f\b", _float),
-    ("operands", rf"({_WORD}) ([-/<]) ({_WORD})", lambda match: f"{match[3]} {match[2]} {match[1]}"),
-    ("branches", r"\? ([^:?;]+) : ([^;,:?]+)(?=[;,])", lambda match: f"? {match[2]} : {match[1]}"),
-    ("barrier", r"__syncthreads\(\);|__syncwarp\(\);|meet_cluster\(\);", lambda match: ";"),
-    ("wait", r"await_\w+(?:<[^>]*>)?\([^;]*\);", lambda match: ";"),
-    ("commit", r"commit_\w+\(\);", lambda match: ";"),
-    ("dropped", r"(?<=\n)( +)[\w.\[\]()+* ]+ (?:[-+*]?=) [^;{}\n]+;(?=\n)", lambda match: f"{match[1]};"),
-)
-KINDS = tuple(dict.fromkeys(kind for kind, _, _ in OPERATORS))
-
-_SKIPPED = re.compile(r"//[^\n]*|/\*.*?\*/|#[^\n]*|\"[^\"\n]*\"", re.DOTALL)
-
-
-def edits(text: str) -> list[Edit]:
-    """Every mistake, in the order of the text. Not in comments, directives and strings."""
-    quiet = _SKIPPED.sub(lambda match: re.sub(r"[^\n]", "\0", match[0]), text)
-    found = []
-    for kind, pattern, change in OPERATORS:
-        for match in re.finditer(pattern, quiet):
-            if "\0" in match[0] or SYMBOL in match[0]:
-                continue
-            begin = text.rfind("\n", 0, match.start()) + 1
-            line = text[begin : text.find("\n", match.start())]
-            found.append(Edit(kind, match.start(), match.end(), change(match), line))
-    return sorted(found, key=lambda edit: (edit.begin, edit.end, edit.by))
-
-
-@dataclass(frozen=True)
-class MutableSource:
-    """The text of a kernel, its edits, and machine code of it with one of them."""
-
-    source: GpuSource
-    machine: GpuMachine
+    @cached_property
+    def source(self) -> GpuSource:
+        return source_of(self.work, self.config)
 
     @cached_property
     def edits(self) -> list[Edit]:
         return edits(self.source.text)
 
-    def shuffled(self, rng: Random) -> Iterator[int]:
-        """The numbers of all edits: a kind of mistake at random, then a place for it that is new."""
-        by_kind: dict[str, list[int]] = {}
-        for number, edit in enumerate(self.edits):
-            by_kind.setdefault(edit.kind, []).append(number)
-        for numbers in by_kind.values():
-            rng.shuffle(numbers)
-        while by_kind:
-            kind = rng.choice(sorted(by_kind))
-            yield by_kind[kind].pop()
-            if not by_kind[kind]:
-                del by_kind[kind]
+    def _compiling(self, text: str) -> Future[bytes | None]:
+        machine = self.work.machine
+        assert isinstance(machine, GpuMachine)
+        _, symbol = identity(self.source, machine, "fast")
+        return _compilers().submit(compiled, text.replace(SYMBOL, symbol), machine.capability)
 
-    def compiled(self, number: int | None = None) -> bytes | None:
-        """With this edit; without one where it is None. None where that is no CUDA."""
-        _, symbol = identity(self.source, self.machine, "fast")
-        text = self.source.text
-        if number is not None:
-            text = self.edits[number].made(text)
-        try:
-            return toolchain.compile_source(text.replace(SYMBOL, symbol), self.machine.capability).cubin
-        except TilewrightError:
-            return None
+    def legal_edits(self, rng: Random) -> Iterator[int]:
+        """Those that compile to other machine code, which is kept until it was tried. The next few are always being
+        compiled."""
+        original = self._compiling(self.source.text)
+        numbers = shuffled(self.edits, rng)
+        waiting: deque[tuple[int, Future[bytes | None]]] = deque()
+        while True:
+            for number in itertools.islice(numbers, 2 * _BATCH - len(waiting)):
+                waiting.append((number, self._compiling(self.edits[number].made(self.source.text))))
+            if not waiting:
+                return
+            number, future = waiting.popleft()
+            code = future.result()
+            if code is not None and code != original.result():
+                self._codes[number] = code
+                yield number
 
     @cached_property
-    def original(self) -> bytes:
-        found = self.compiled()
-        assert found is not None
-        return found
+    def _codes(self) -> dict[int, bytes]:
+        return {}
 
-    def mutant(self, number: int) -> bytes | None:
-        """None where it does not compile, or is the same machine code."""
-        made = self.compiled(number)
-        return None if made is None or made == self.original else made
+    @cached_property
+    def built(self) -> Built:
+        return Built.of(Candidates.of(self.work).implementation(self.config), self.work.machine, "fast")
+
+    def mutant(self, number: int) -> Built:
+        return with_part(self.built, code=self._codes.pop(number))
+
+
+def results(job: TaskJob, built: Built, seed: int, beside: int) -> bytes:
+    """What it computes of random inputs, on the card, in this process, with such bytes around its buffers."""
+    from tilewright.runtime.cuda.executor import GpuExecutor
+
+    work, inputs = job.work(), len(built.sources)
+    plan, objects = plan_of([Run(built, range(inputs), 0)], work.machine, inputs=inputs, outputs=1)
+    executor = GpuExecutor(plan, [], objects, guard=_GUARD)
+    nodes = work.task.graph.inputs
+    arrays = [array(*node.shape, seed=seed + n, dtype=node.dtype) for n, node in enumerate(nodes)]
+    given = [packed(arrays[n], packing) for n, packing in zip(built.sources, built.packings, strict=True)]
+    output = work.task.output
+    result = np.empty(output.type.size, output.dtype.numpy)
+    executor.poison(beside)
+    executor.run(given, [result])
+    return result.tobytes()
+
+
+def is_equivalent(job: TaskJob, original: Built, mutant: Built) -> bool:
+    """By the bits of results that it was not asked for in its check."""
+    return all(
+        results(job, mutant, seed, beside) == results(job, original, seed, beside)
+        for seed in _STRANGERS
+        for beside in BESIDE
+    )
+
+
+def subjects(machine: GpuMachine, rng: Random) -> list[Subject]:
+    """Each task with some of its kernels, of different templates and sketches as far as there are such."""
+    found = []
+    for make in TASKS:
+        work = Work(make(), machine)
+        candidates = Candidates.of(work)
+        drawn = candidates.sample(rng, 60)
+        firsts = {config.template: config for config in reversed(drawn)}
+        single = [
+            config
+            for config in dict.fromkeys((*firsts.values(), *drawn))
+            if len((made := candidates.implementation(config)).parts) == 1 and not made.uses_library
+        ]
+        found.extend(Subject(work, config) for config in single[:_PROGRAMS])
+    return found
+
+
+class Checked:
+    """The outcomes of mutants, by runners side by side. `judge`: of a job, the original and a mutant that passed."""
+
+    def __init__(self, runners: Sequence[Runner], judge: Callable[..., tuple[bool, Any]]) -> None:
+        self._runners, self._judge = runners, judge
+        self._threads = ThreadPoolExecutor(len(runners))
+
+    def __call__(self, subject: Subject, numbers: Sequence[int]) -> list[str]:
+        """Of each edit the kind of failure, EQUIVALENT, or PASSED: wrong and not noticed."""
+        mutants = [subject.mutant(number) for number in numbers]
+        shares = [range(first, len(mutants), len(self._runners)) for first in range(len(self._runners))]
+        failures = [""] * len(mutants)
+
+        def check(runner: Runner, share: range) -> None:
+            for place in share:
+                failures[place] = self._failure(runner, subject, mutants[place])
+
+        list(self._threads.map(check, self._runners, shares))
+        return [
+            self._outcome(subject, mutant, failure) for mutant, failure in zip(mutants, failures, strict=True)
+        ]
+
+    def _failure(self, runner: Runner, subject: Subject, mutant: Built) -> str:
+        runner.build(subject.job, [])  # draws the exam
+        return runner.trial(subject.job, subject.config, Made(mutant, 0.0), best=BEST).failure
+
+    def _outcome(self, subject: Subject, mutant: Built, failure: str) -> str:
+        if failure == "timeout":  # perhaps only because another kept the card to itself
+            failure = self._failure(self._runners[0], subject, mutant)
+        if failure:
+            return failure
+        worked, same = self._judge(subject.job, subject.built, mutant)
+        return EQUIVALENT if worked and same else PASSED
+
+
+def run_mutants(machine: GpuMachine, count: int, seed: int) -> int:
+    """How many of `count` wrong ones passed the check."""
+    judge = Killable(is_equivalent, _JUDGE_SECONDS)
+    with ExitStack() as stack:
+        stack.callback(judge.close)
+        stack.callback(_compilers.cache_clear)
+        stack.callback(lambda: _compilers().shutdown(cancel_futures=True))
+        runners = [stack.enter_context(Runner(0, device=0, builders=1)) for _ in range(_RUNNERS)]
+        chosen = subjects(machine, Random(seed))
+        return campaign.run_mutants(count, seed, chosen, Checked(runners, judge), _BATCH)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--mutants", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TILEWRIGHT_CACHE_DIR"] = folder  # nothing of this may stay in the cache
+        began = time.monotonic()
+        passed = run_mutants(detect(), options.mutants, options.seed)
+    if options.json:
+        found = {"mutants": options.mutants, "passed": passed, "seconds": time.monotonic() - began}
+        options.json.write_text(json.dumps(found, indent=1))
+    return int(passed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,6 +12,7 @@ from tests.faults.candidates import (
     FAULTS,
     Fault,
     Subject,
+    convolution,
     inject,
     normalised,
     outcomes_of,
@@ -22,8 +23,10 @@ from tests.faults.candidates import (
 )
 from tilewright.graph.task import Task
 from tilewright.hw import host
+from tilewright.loops.verify import verify_program
 from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
+from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.space.templates.default import DEFAULT
 from tilewright.tune.choose import choose
@@ -68,6 +71,25 @@ def test_no_mutant_passes(runner: Runner, make: Callable[[], Task]) -> None:
     numbers = list(itertools.islice(subject.legal_edits(Random(3)), 4))
     for number, outcome in zip(numbers, outcomes_of(runner, subject, numbers), strict=True):
         assert outcome != "passed", subject.edits[number]
+
+
+def test_a_kernel_that_recomputes_nan_does_not_hide_what_it_has_not_written(runner: Runner) -> None:
+    """Winograd's template computes a tile again, directly, where one of its results is no number: scratch memory that
+    happens to hold NaN would never show."""
+    config = Config(
+        "winograd",
+        (("outputs", 4), ("tiles", 4), ("vectors", 1), ("channels", 16), ("shares", 1)),
+    )
+    subject = Subject.of(convolution(), config)
+    dropped = [
+        number
+        for number, edit in enumerate(subject.edits)
+        if edit.kind == "dropped" and edit.where == "store to seen"
+    ]
+    numbers = dropped[-3:]  # those of tiles at the border, which all of these are
+    for number in numbers:
+        verify_program(subject.edits[number].made())
+    assert outcomes_of(runner, subject, numbers) == ["wrong"] * 3
 
 
 def test_an_equivalent_mutant_is_known_as_such() -> None:

@@ -295,6 +295,6 @@ def test_names_and_sources() -> None:
     gelu = graph.outputs[0].inputs[0]
     linear = gelu.inputs[0]
     assert (linear.name, gelu.name, graph.outputs[0].name) == ("linear", "gelu", "softmax")
-    assert linear.source.startswith("inner.0 test_elementwise.py:")
+    assert str(linear.source).startswith("inner.0 test_elementwise.py:")
     assert linear.inputs[1].name == "inner.0.weight"
     assert ops_of(imported(Model().eval(), floats(2, 4))).count("constant") == 2

@@ -12,6 +12,7 @@ from torch import nn
 from tests.frontend.checking import Function, floats, import_torch, integers
 from tilewright.errors import (
     ExportError,
+    InputError,
     InternalError,
     TrainingModeError,
     UnsupportedModelError,
@@ -91,8 +92,11 @@ def test_an_error_in_the_model() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return x @ torch.zeros(7, 7)  # wrong shape
 
-    with pytest.raises(ExportError, match=rf"test_errors.py:{line_of('return x @ torch.zeros(7, 7)')}"):
+    with pytest.raises(
+        InputError, match=rf"test_errors.py:{line_of('return x @ torch.zeros(7, 7)')}"
+    ) as caught:
         import_torch(Function(model), floats(3, 3))
+    assert "float32[3, 3]" in str(caught.value) and "torch.export" not in str(caught.value)
 
 
 # -- operators ------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from tilewright.dtypes import DType
 from tilewright.errors import TextFormError
 from tilewright.graph.ir import Graph, Node, TensorType, constant
 from tilewright.graph.op import apply
+from tilewright.graph.provenance import Provenance
 from tilewright.graph.text import (
     constants_of,
     parse_graph,
@@ -36,7 +37,7 @@ def round_trip(graph: Graph) -> Graph:
 def small_graph() -> Graph:
     x = x_input(1, 3, 8, 8)
     y = conv(x, weight(4, 3, 3, 3, name="conv1.weight"), stride=(2, 2))
-    z = apply("mul", y, scalar(0.1), name="out", source="layer1.0 model.py:3")
+    z = apply("mul", y, scalar(0.1), name="out", source=Provenance(("layer1.0", "layer1.1"), "model.py:3"))
     return graph_of(z)
 
 
@@ -47,20 +48,20 @@ def test_what_it_looks_like() -> None:
         '%2 = conv(%x0, %conv1.weight) {dilation=(1, 1), groups=1, layout="channels_first", '
         "padding=((0, 0), (0, 0)), stride=(2, 2)} : f32[1,4,3,3]\n"
         "%3 = constant [0.1] : f32[]\n"
-        "%out = mul(%2, %3) : f32[1,4,3,3]  # layer1.0 model.py:3\n"
+        "%out = mul(%2, %3) : f32[1,4,3,3]  # layer1.0 + layer1.1 model.py:3\n"
         "return %out\n"
     )
 
 
 def test_names_and_sources_survive() -> None:
     (out,) = round_trip(small_graph()).outputs
-    assert (out.name, out.source) == ("out", "layer1.0 model.py:3")
+    assert (out.name, out.source) == ("out", Provenance(("layer1.0", "layer1.1"), "model.py:3"))
     assert out.inputs[0].name == ""
 
 
 def test_without_names_equal_graphs_have_equal_texts() -> None:
     x, y = x_input(2), x_input(2, index=1)
-    a = graph_of(apply("add", x, y, name="one", source="here"))
+    a = graph_of(apply("add", x, y, name="one", source=Provenance(("here",))))
     b = graph_of(apply("add", x, y, name="two"))
     assert print_graph(a) != print_graph(b)
     assert print_graph(a, names=False) == print_graph(b, names=False)
@@ -161,7 +162,7 @@ def test_structural_equality_tells_differences() -> None:
     def one(node: Node) -> Graph:
         return Graph((x, y), (node,))
 
-    same = [one(apply("add", x, y)), one(apply("add", x, y, name="n", source="s"))]
+    same = [one(apply("add", x, y)), one(apply("add", x, y, name="n", source=Provenance(("s",))))]
     assert structurally_equal(*same)
     relu = apply("relu", x)
     different = [

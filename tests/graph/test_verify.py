@@ -12,10 +12,11 @@ from tilewright.dtypes import DType
 from tilewright.errors import VerificationError
 from tilewright.graph.ir import Graph, Node, TensorType, constant
 from tilewright.graph.op import apply, table
+from tilewright.graph.provenance import Provenance
 from tilewright.graph.verify import STAGES, forbidden_at, is_attr, verify
 
 X = x_input(2, 3)
-RELU = apply("relu", X, name="r", source="layer1 model.py:7")
+RELU = apply("relu", X, name="r", source=Provenance(("layer1",), "model.py:7"))
 W = constant(np.zeros((2, 2), np.float32), "w")
 
 

@@ -41,7 +41,7 @@ def test_a_right_model(numerics: str) -> None:
     assert report.ok and report.value is None and report.reference is not None
     assert [output.error < 1e-6 for output in report.reference.outputs] == [True, True]
     assert 0 < report.reference.outputs[0].framework_error < 1e-6  # the reference was run in both types
-    assert str(report).count("right: 2 result(s)") == 2
+    assert str(report).count("OK: 2 outputs match") == 2
 
 
 def test_inputs_in_each_form() -> None:

@@ -99,7 +99,7 @@ def test_one_lock_file_is_of_all_graphs(tmp_path: Path, monkeypatch: pytest.Monk
         ({"numerics": "no"}, "numerics"),
         ({"effort": "some"}, "effort must be one of 'none', 'quick', 'full', got 'some'"),
         ({"budget": "5s"}, "needs no budget"),
-        ({"effort": "quick", "budget": "soon"}, "budget='soon'"),
+        ({"effort": "quick", "budget": "soon"}, "got 'soon'"),
         ({"threads": -1}, "threads=-1"),
         ({"seed": "x"}, "seed='x'"),
         ({"freeze": "yes"}, "freeze='yes' must be True or False"),

@@ -7,7 +7,7 @@ import pytest
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.errors import VerificationError
-from tilewright.loops.ir import Block, Buffer, For, If, Kind, Prefetch, Program, Scope, Stmt, Store
+from tilewright.loops.ir import Across, Block, Buffer, For, If, Kind, Prefetch, Program, Scope, Stmt, Store
 from tilewright.loops.verify import verify_program
 
 F32 = DType.F32
@@ -46,8 +46,49 @@ def test_a_legal_program_passes() -> None:
         (For(V, Kind.VECTOR, Store(ACC, V * 2, ZERO)), "stride 2"),
         (
             Block((For(V, Kind.VECTOR, Store(ACC, V, ZERO)), Store(ACC, te.as_index(0), ZERO))),
-            "with 1 lanes and with others",
+            "vectors of 8 lanes that overlap",
         ),
+        (Store(OUT, te.as_index(0), te.Load(ACC, (te.as_index(0),))), "acc.0. is read before"),
+        (
+            Block(
+                (
+                    For(U, Kind.UNROLL, Store(ACC, U, ZERO)),
+                    Store(OUT, te.as_index(0), te.Load(ACC, (te.as_index(3),))),
+                )
+            ),
+            "acc.3. is read before",
+        ),
+        (
+            For(
+                A,
+                Kind.SERIAL,
+                Block(
+                    (
+                        Store(OUT, A, te.Load(ACC, (te.as_index(0),))),
+                        Store(ACC, te.as_index(0), ZERO),
+                    )
+                ),
+            ),
+            "acc.0. is read before",
+        ),
+        (
+            For(
+                A,
+                Kind.SERIAL,
+                If(te.call("lt", te.as_index(0), A), Store(OUT, A, te.Load(ACC, (te.as_index(0),)))),
+            ),
+            "acc.0. is read before",
+        ),
+        (
+            For(
+                V,
+                Kind.VECTOR,
+                Block((Store(ACC, V, ZERO), Store(ACC, V + 8, ZERO), Store(OUT, V, te.Load(ACC, (V + 1,))))),
+            ),
+            "vectors of 8 lanes that overlap",
+        ),
+        (Store(OUT, te.as_index(0), te.Load(ONE, (te.as_index(0),))), "scratch buffer one is read and never"),
+        (Store(OUT, te.as_index(0), Across("sum", ACC, 0, 8)), "acc.0. is read before"),
         (Store(OUT, te.as_index(0), te.Reduce("sum", te.Load(X, (A,)), (A,))), "outside of their loops"),
         (Store(Buffer("other", F32, 4), te.as_index(0), ZERO), "not the output"),
         (Store(OUT.read_as(DType.I32), te.as_index(0), te.const(0, DType.I32)), "is a view and is written"),
@@ -97,7 +138,12 @@ def test_a_branch_bounds_what_it_guards(condition: te.Expr, index: te.Expr) -> N
         (If(below(A, 5), copy(A * 16)), "accessed at 0..64"),
         (If(below(A, 4), copy(A), copy(A * 16)), "accessed at 64..112"),
         (If(below(V, 1), copy(A * 16)), "accessed at 0..112"),
+        (
+            If(te.call("and", te.call("lt", te.as_index(0), A), below(A, 7)), copy(A), copy(A * 8 - 1)),
+            "accessed at -1..55",
+        ),
         (Store(OUT, A, te.select(below(A, 5), te.Load(X, (A * 16,)), ZERO)), "accessed at 0..64"),
+        (If(below(A + V, 5), For(U, Kind.UNROLL, Store(ACC, U - 1, ZERO))), "accessed at -1..0"),
         (
             Store(OUT, A, te.select(below(A + V, 5), te.Load(ONE, (te.as_index(1),)), ZERO)),
             "accessed at 1..1",

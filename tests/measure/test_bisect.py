@@ -39,7 +39,7 @@ def test_a_right_model(x: torch.Tensor, numerics: str) -> None:
     report = check_model(tilewright.compile(model, (x,), numerics=numerics), model, (x,))
     assert report.ok and report.deviation is None
     assert len(report.outputs) == 2 and report.outputs[0].error < 1e-6
-    assert str(report).startswith("right: 2 result(s)")
+    assert str(report).startswith("OK: 2 outputs match")
 
 
 def test_16_bits(x: torch.Tensor) -> None:

@@ -50,13 +50,13 @@ def test_every_pass_is_right() -> None:
     assert [each.name for each in report.passes] == [*(each.name for each in passes()), "partition"]
     folding = next(each for each in report.passes if each.name == "fold-batch-norm")
     assert folding.changed and 0 < folding.error < 1e-6  # weights are rounded once
-    assert str(report).startswith(f"right after each of {len(report.passes)} passes, the largest error is ")
+    assert str(report).startswith(f"OK after each of {len(report.passes)} passes, the largest error is ")
 
 
 def test_a_pass_that_changes_nothing_has_the_error_of_the_one_before() -> None:
     report = checked(graph_of(apply("relu", x_input(2, 3))))
     assert not any(each.changed for each in report.passes[:-1])
-    assert str(report) == f"right after each of {len(report.passes)} passes, to the last bit of float64"
+    assert str(report) == f"OK after each of {len(report.passes)} passes, to the last bit of float64"
 
 
 @pytest.mark.parametrize("place", [0, 4, -1])

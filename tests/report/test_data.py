@@ -9,9 +9,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
+import tilewright
 from tests.report import samples
 from tilewright.db.database import Database
 from tilewright.report.data import Report
+from tilewright.report.flow import flow_of
 from tilewright.report.gather import report_on_database, report_on_model
 from tilewright.runtime.model import CompiledModel
 
@@ -67,12 +71,52 @@ def test_limits_are_limits(report: Report) -> None:
         assert task.efficiency == task.limit / task.typical
 
 
-def test_the_trace_has_the_call_and_the_trials(report: Report) -> None:
+def test_the_trace_has_the_call_and_the_trials(report: Report, compiled: CompiledModel) -> None:
     spans = [event for event in report.trace if event["ph"] == "X"]
-    assert sum(event["pid"] == 1 for event in spans) == len(report.tasks)
+    names = [event["name"] for event in spans if event["pid"] == 1]
+    assert names == [step.layer for step in compiled.plan.steps] and "0 + 1" in names
     assert sum(event["pid"] == 2 for event in spans) == len(report.trials)
     assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in spans)
     json.dumps(report.trace)
+
+
+def test_tasks_have_the_names_of_layers(report: Report) -> None:
+    assert {"0 + 1", "2", "4"} <= {task.name for task in report.tasks}
+    assert all(len(task.layers) == task.calls for task in report.tasks)
+
+
+def test_the_untuned_choice_is_compared_as_it_was_measured(report: Report) -> None:
+    """Trials run alone, and so does the one to beat: its time is one of theirs, four times that inside the model."""
+    for task in report.tasks:
+        assert task.before is not None and task.baseline is not None
+        assert task.baseline == task.trials[0].seconds
+        assert task.baseline > 3 * task.before
+
+
+def test_data_flows_as_the_plan_says(report: Report, compiled: CompiledModel) -> None:
+    assert report.model is not None
+    steps, plan = report.model.steps, compiled.plan
+    assert [step.layer for step in steps] == [step.layer for step in plan.steps]
+    assert steps[0].reads == (-1,)
+    assert all(step.reads == (number - 1,) for number, step in enumerate(steps) if number)
+    assert max(step.alive for step in steps) == plan.memory.lower_bound <= report.model.arena_bytes
+
+
+def test_what_is_read_again_later_is_kept() -> None:
+    class Residual(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (torch.nn.Linear(64, 64) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            start = torch.softmax(self.first(x), -1)
+            return torch.softmax(self.second(torch.softmax(start * 3, -1)), -1) @ start
+
+    fast = tilewright.compile(Residual().eval(), (torch.randn(64, 64),))
+    flow = flow_of(fast.plan)
+    assert max(flow.alive) == fast.plan.memory.lower_bound
+    assert flow.reads[0] == (-1,) and any(len(reads) == 2 for reads in flow.reads)
+    assert all(reads < (number,) for number, reads in enumerate(flow.reads))
 
 
 def test_the_database_alone(database: Database, compiled: CompiledModel) -> None:

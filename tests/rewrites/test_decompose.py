@@ -22,6 +22,7 @@ from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, constant
 from tilewright.graph.op import apply, flops_of
 from tilewright.graph.oracle import evaluate
+from tilewright.graph.provenance import Provenance
 from tilewright.graph.verify import MOST_CONCATENATED, verify
 from tilewright.rewrites.decompose import Decompose
 from tilewright.rewrites.fold_constants import FoldConstants
@@ -43,7 +44,12 @@ def decomposed(node: Node, tolerance: float = 1e-12) -> Graph:
 @pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4), (2, 3, 5, 4)])
 def test_linear_is_a_matmul_of_one_long_m(shape: tuple[int, ...], bias: bool) -> None:
     node = apply(
-        "linear", x_input(*shape), weight(6, 4), *([weight(6)] if bias else []), name="fc", source="fc m.py:1"
+        "linear",
+        x_input(*shape),
+        weight(6, 4),
+        *([weight(6)] if bias else []),
+        name="fc",
+        source=Provenance(("fc",), "m.py:1"),
     )
     after = decomposed(node)
     around = ["reshape"] if len(shape) != 2 else []
@@ -51,7 +57,7 @@ def test_linear_is_a_matmul_of_one_long_m(shape: tuple[int, ...], bias: bool) ->
     (product,) = (n for n in after.nodes() if n.op == "matmul")
     assert product.shape == (math.prod(shape[:-1]), 6)
     assert after.outputs[0].name == "fc"
-    assert all(n.source == "fc m.py:1" for n in after.nodes() if n.inputs)
+    assert all(n.source == Provenance(("fc",), "m.py:1") for n in after.nodes() if n.inputs)
 
 
 def test_a_matmul_with_one_matrix_is_flat_others_are_not() -> None:

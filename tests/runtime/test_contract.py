@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.runtime import toys
 from tilewright.errors import CodegenError, VerificationError
 from tilewright.runtime import elf, kinds
-from tilewright.runtime.contract import Argument, Contract, code_of, sealed, unsealed
+from tilewright.runtime.contract import Argument, Contract, Written, code_of, sealed, unsealed
 from tilewright.runtime.model import CompiledModel
 from tilewright.runtime.plan import Place, Plan, TensorSpec
 
@@ -172,6 +174,20 @@ def test_a_part_is_of_a_value_that_is_there(space: str, offset: int, whole: int,
 
 
 # -- object files -----------------------------------------------------------------------------------------------------
+
+
+@given(spans=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=30))
+def test_what_is_written_replaces_what_it_overlaps(spans: list[tuple[int, int]]) -> None:
+    buffer = Written()
+    kept: dict[int, tuple[int, Argument]] = {}
+    for number, (begin, size) in enumerate(spans):
+        value, end = Argument("f32", number), begin + size
+        buffer.write(begin, end, value)
+        kept = {at: old for at, old in kept.items() if at >= end or old[0] <= begin}
+        kept[begin] = end, value
+    for place in range(60):
+        before = max((at for at in kept if at <= place), default=None)
+        assert buffer.at(place) == (None if before is None else (before, *kept[before]))
 
 
 def test_generated_code_is_well_formed() -> None:

@@ -30,7 +30,9 @@ def test_durations(text: float | str, seconds: float) -> None:
     "value", [0, -1, math.nan, "0", "0s", "-3s", "soon", "", "3 weeks", "nan", True, None]
 )
 def test_what_is_no_duration(value: object) -> None:
-    with pytest.raises(OptionError, match=r"budget=.* is not possible[^$]*try: give budget in seconds"):
+    with pytest.raises(
+        OptionError, match=r"budget must be a time above 0, got .*[^$]*try: give budget in seconds"
+    ):
         parse_duration(value)  # type: ignore[arg-type]
 
 

@@ -17,10 +17,11 @@ import torch
 from torch import nn
 
 import tilewright
+from tilewright.codegen.generator import code_of
 from tilewright.db import known
 from tilewright.db.database import Database
 from tilewright.db.record import Decision, Key
-from tilewright.db.versions import Versions, code_of
+from tilewright.db.versions import Versions
 from tilewright.driver import compile_imported
 from tilewright.errors import DatabaseWarning
 from tilewright.frontend import import_model
@@ -265,7 +266,7 @@ def test_where_each_choice_came_from_is_said_and_kept_in_the_file(database: Path
     fast.save(tmp_path / "model.tw")
     for one in (fast, tilewright.load(tmp_path / "model.tw")):
         explanation = one.explain()
-        assert str(explanation).count(day) == 2 and "chosen   2 tuned" in str(explanation)
+        assert explanation.table(None).count(day) == 2 and "chosen   2 tuned" in str(explanation)
         assert {row["origin"]["kind"] for row in explanation.to_dict()["rows"]} == {"tuned"}
     locked = compiled(lock=tmp_path / "model.lock", db=tmp_path / "absent")
     assert locked.plan.kernels == fast.plan.kernels and kinds(locked) == {"lock": 2}
@@ -278,7 +279,9 @@ def test_a_tuning_run_says_so_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(EFFORTS, "quick", Effort(60.0, 4, 8))
     path = tmp_path / "own.sqlite"
     imported = import_model(model(), INPUTS)
-    tuned = compile_imported(imported, host(), threads=THREADS, tuning=Tuning("quick", search="random", db=path))
+    tuned = compile_imported(
+        imported, host(), threads=THREADS, tuning=Tuning("quick", search="random", db=path)
+    )
     kept = rows(path)
     assert set(kinds(tuned)) <= {"tuned", "predicted"} and kinds(tuned)["tuned"]
     again = compile_imported(imported, host(), threads=THREADS, tuning=Tuning("none", db=path))

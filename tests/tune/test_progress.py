@@ -17,8 +17,15 @@ def test_progress_follows_the_trace() -> None:
         budget=60.0,
         effort="quick",
         tasks=[
-            {"key": "a", "label": "conv", "calls": 3, "seconds": 2.0, "known": False},
-            {"key": "b", "label": "matmul", "calls": 1, "seconds": 4.0, "known": True},
+            {
+                "key": "a",
+                "label": "conv",
+                "layer": "layer1.0.conv1",
+                "calls": 3,
+                "seconds": 2.0,
+                "known": False,
+            },
+            {"key": "b", "label": "matmul", "layer": "", "calls": 1, "seconds": 4.0, "known": True},
         ],
     )
     assert progress.before == progress.best == 10.0 and progress.gain is None
@@ -43,7 +50,9 @@ def test_progress_follows_the_trace() -> None:
 def test_an_interrupted_round_leaves_things_as_they_are() -> None:
     progress = Progress()
     trace = Trace(listener=progress)
-    tasks = [{"key": "a", "label": "conv", "calls": 1, "seconds": 2.0, "known": False}]
+    tasks = [
+        {"key": "a", "label": "conv", "layer": "layer1.0.conv1", "calls": 1, "seconds": 2.0, "known": False}
+    ]
     trace.mark("tune.begin", budget=60.0, effort="quick", tasks=tasks)
     with pytest.raises(KeyboardInterrupt), trace.span("tune.round", task="a"):
         raise KeyboardInterrupt

@@ -94,6 +94,23 @@ def test_canonical_input_sizes(name: str, shapes: list[tuple[int, ...]]) -> None
     assert [tuple(tensor.shape) for tensor in zoo.example_inputs(name, batch=2)] == shapes
 
 
+@pytest.mark.parametrize("name", zoo.names())
+def test_the_catalog_says_what_the_models_are(name: str) -> None:
+    entry, card = zoo.entry(name), zoo.CATALOG[name]
+    with torch.device("meta"):
+        model = entry.model(entry.config)
+    assert card.parameters == sum(parameter.numel() for parameter in model.parameters())
+    short = {torch.float32: "f32", torch.int64: "i64"}
+    inputs = zoo.example_inputs(name)
+    assert card.inputs == tuple(f"{short[x.dtype]}[{','.join(map(str, x.shape))}]" for x in inputs)
+
+
+def test_the_catalog_and_the_registry_have_the_same_models() -> None:
+    from tilewright.zoo import registry
+
+    assert list(registry.ENTRIES) == list(zoo.CATALOG) == zoo.names()
+
+
 def test_small_models_that_are_left_out_are_one_of_the_others() -> None:
     left_out = [name for name in zoo.names() if name not in SMALL_MODELS]
     assert left_out == ["bert-base", "bert-large", "vit-l16", "detr-6", "detr-12", "setr-naive"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,44 +10,56 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import tilewright
+from tilewright.cli import bench as bench_command
 from tilewright.cli import database as database_commands
 from tilewright.cli import doctor as doctor_command
 from tilewright.cli import report as report_command
+from tilewright.cli.baselines import chosen
+from tilewright.cli.group import App, show_help
 from tilewright.cli.models import (
     TRUSTED,
     Source,
+    compiled_source,
     is_artifact,
     load_artifact,
     load_source,
     refuse_trusted,
-    require_torch,
     sizes_wanted,
 )
-from tilewright.cli.options import JSON, MODEL, Build, check_output, compiling, parse_seconds
+from tilewright.cli.options import (
+    JSON,
+    MODEL,
+    Build,
+    check_output,
+    compiling,
+    complete_model,
+    parse_seconds,
+)
 from tilewright.cli.output import compile_progress, console, print_json, print_table
-from tilewright.runtime.model import CompiledModel
-from tilewright.runtime.signing import signer
 
 if TYPE_CHECKING:
     from tilewright.measure.passes import PassReport
+    from tilewright.runtime.model import CompiledModel
 
-app = typer.Typer(
-    name="tilewright",
-    help="A tensor compiler: a PyTorch or ONNX model in, a compiled model out.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-app.add_typer(database_commands.app, name="db")
-app.command()(report_command.report)
+app = App(name="tilewright")
 
 
-def _compiled(source: Source, build: Build, quiet: bool) -> tuple[CompiledModel, float]:
-    begin = time.perf_counter()
-    with compile_progress(quiet) as trace, sizes_wanted():
-        model = tilewright.compile(source.model, source.examples, trace=trace, **build.compiling)
-    return model, time.perf_counter() - begin
+def _version(asked: bool) -> None:
+    if asked:
+        console.print(f"tilewright {tilewright.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", callback=_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """A tensor compiler: a PyTorch or ONNX model in, a compiled model out."""
+    show_help(context)
 
 
 @app.command()
@@ -69,6 +79,8 @@ def compile(
     json: JSON = False,
 ) -> None:
     """Compile a model and save it as an artifact."""
+    from tilewright.runtime.signing import signer
+
     if sign is not None:
         signer(sign)  # a key that cannot be read is found before the work
     if output is not None:
@@ -76,7 +88,7 @@ def compile(
     source = load_source(model, build)
     path = output or Path(f"{source.name}.tw")
     check_output(path)
-    compiled, seconds = _compiled(source, build, json)
+    compiled, seconds = compiled_source(source, build, json)
     compiled.save(path, sign=sign)
     plan, memory = compiled.plan, compiled.plan.memory
     result = {
@@ -105,7 +117,12 @@ def compile(
 @compiling(effort="quick")
 def tune(
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="what compile takes; several are tuned together")
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="what compile takes; several are tuned together",
+            autocompletion=complete_model,
+        ),
     ],
     build: Build,
     latency: Annotated[
@@ -132,8 +149,6 @@ def tune(
             **build.compiling,
         )
     _show_tuned(sources, progress, json)
-    if progress.ended == "interrupted":  # all that was measured is kept
-        raise typer.Exit(130)
 
 
 def _show_tuned(sources: Sequence[Source], progress: Any, json: bool) -> None:
@@ -142,7 +157,7 @@ def _show_tuned(sources: Sequence[Source], progress: Any, json: bool) -> None:
         return
     rows = [
         (
-            task["label"],
+            task["layer"] or task["label"],
             str(task["calls"]),
             str(task["trials"]),
             f"{task['before'] * 1e6:.1f}",
@@ -152,7 +167,7 @@ def _show_tuned(sources: Sequence[Source], progress: Any, json: bool) -> None:
         )
         for task in tuned(progress)["tasks"]
     ]
-    print_table("", ("task", "calls", "trials", "before us", "best us", "speed", ""), rows)
+    print_table("", ("layer", "calls", "trials", "before us", "best us", "speed", ""), rows)
 
 
 def tuned(progress: Any) -> dict[str, Any]:
@@ -168,44 +183,26 @@ def tuned(progress: Any) -> dict[str, Any]:
     }
 
 
+app.command()(bench_command.bench)
+
+
 @app.command()
 @compiling
-def bench(
+def explain(
     model: MODEL,
     build: Build,
-    rounds: Annotated[int, typer.Option(min=1, help="turns of each contender")] = 5,
     trusted: TRUSTED = None,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="every column, however wide: operators, schedule, bytes, and so on")
+    ] = False,
+    hashes: Annotated[
+        bool, typer.Option("--hashes", help="also the names of the machine code and the keys of the tasks")
+    ] = False,
     json: JSON = False,
 ) -> None:
-    """Time a model against PyTorch eager, interleaved; an artifact or an ONNX model is timed alone."""
-    refuse_trusted(model, trusted)
-    if is_artifact(model):
-        build.check_loaded(model)
-        _print_bench(load_artifact(model, build.threads, trusted).bench(), json)
-        return
-    source = load_source(model, build)
-    compiled, seconds = _compiled(source, build, json)
-    if source.is_onnx:
-        _print_bench(compiled.bench(source.examples), json)
-        return
-    figures = compare_with_eager(source, compiled, rounds)
-    figures["compile_seconds"] = seconds
-    if json:
-        print_json(figures)
-        return
-    print_comparison(figures)
-
-
-def _print_bench(result: Any, json: bool) -> None:
-    print_json(_plain(result)) if json else console.print(str(result))
-
-
-@app.command()
-@compiling
-def explain(model: MODEL, build: Build, trusted: TRUSTED = None, json: JSON = False) -> None:
-    """Show a compiled model's kernels: task, schedule, where the choice came from, operations, bytes, measured time,
-    error against the oracle."""
+    """Show a compiled model's kernels by layer: time, speed, and error against float64."""
     from tilewright.measure.check import checked_kernel
+    from tilewright.runtime.explain import WIDTH
 
     given: Any = None
     refuse_trusted(model, trusted)
@@ -215,12 +212,14 @@ def explain(model: MODEL, build: Build, trusted: TRUSTED = None, json: JSON = Fa
         compiled.checker = checked_kernel
     else:
         source = load_source(model, build)
-        compiled, _ = _compiled(source, build, json)
+        compiled, _ = compiled_source(source, build, json)
         given = source.examples
     explanation = compiled.explain(given)
-    print_json(explanation.to_dict()) if json else console.print(
-        str(explanation), soft_wrap=True, markup=False
-    )
+    if json:
+        print_json(explanation.to_dict())
+        return
+    width = None if wide else console.width if console.is_terminal else WIDTH
+    console.print(explanation.table(width, hashes=hashes), soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -236,7 +235,7 @@ def check(
     """Compare a compiled model with PyTorch, or with onnx's reference, in float64, and its graph after every pass with
     the graph as imported; on a mismatch, name the first task or pass that deviates."""
     source = load_source(model, build)
-    compiled, _ = _compiled(source, build, json)
+    compiled, _ = compiled_source(source, build, json)
     report = _checked(source, compiled, build.seed)
     rewrites = _passes_checked(source, compiled, build) if passes else None
     ok = report.ok and (rewrites is None or rewrites.ok)
@@ -267,118 +266,64 @@ def _checked(source: Source, compiled: CompiledModel, seed: int) -> Any:
         return check_onnx(compiled, source.model, source.kwargs or None, seed=seed)
     from tilewright.measure.bisect import check_model
 
-    return check_model(compiled, source.eager(), source.inputs or source.kwargs)
+    return check_model(compiled, source.eager(), source.examples)
 
 
-@app.command()
-def doctor(
-    json: JSON = False,
-    measure: Annotated[
-        bool, typer.Option(help="measure peak arithmetic, bandwidth and caches (a quarter of a minute)")
-    ] = True,
-) -> None:
-    """Describe this machine, the threads runtime, the libraries, the cache, and every option with its value."""
-    found = doctor_command.examine(measure=measure)
-    print_json(found) if json else doctor_command.show(found)
+app.command()(report_command.report)
+app.command()(doctor_command.doctor)
+app.add_typer(database_commands.app, name="db")
 
 
 @app.command()
 def zoo(json: JSON = False) -> None:
-    """List the models of the zoo."""
-    require_torch()
-    from tilewright import zoo as models
+    """List the models of the zoo, with their sizes and inputs."""
+    from tilewright.zoo import CATALOG
 
-    names = models.names()
-    print_json(names) if json else console.print("\n".join(names))
+    cards = CATALOG.values()
+    if json:
+        print_json([asdict(card) for card in cards])
+        return
+    rows = [
+        (card.name, f"{card.parameters / 1e6:.1f}M", " ".join(_counted(card.inputs)), card.description)
+        for card in cards
+    ]
+    print_table("", ("model", "weights", "inputs", "what it is"), rows, left=(0, 2, 3), clipped=(3,))
+    console.print("\ntry: tilewright demo resnet18", markup=False)
+
+
+def _counted(inputs: Sequence[str]) -> list[str]:
+    """Each different input once: `2 x f32[1,1050,256]`."""
+    return [
+        each if inputs.count(each) == 1 else f"{inputs.count(each)} x {each}"
+        for each in dict.fromkeys(inputs)
+    ]
 
 
 @app.command()
 @compiling
 def demo(
     build: Build,
-    model: Annotated[str, typer.Argument(help="a zoo model")] = "resnet50",
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="a zoo model", autocompletion=complete_model)
+    ] = "resnet50",
     json: JSON = False,
 ) -> None:
     """Compile a real network for this machine, run it, check it against PyTorch, and say what to try next."""
     source = load_source(model, build)
     source.eager()  # refuses what PyTorch cannot run, before compiling
-    compiled, seconds = _compiled(source, build, json)
-    figures = compare_with_eager(source, compiled, rounds=4)
-    figures["compile_seconds"] = seconds
+    compiled, seconds = compiled_source(source, build, json)
+    against, _ = chosen("torch")
+    comparison = bench_command.compare(source, compiled, against, rounds=4, quiet=json)
+    comparison.compile_seconds = seconds
     if json:
-        print_json(figures)
+        print_json(comparison.to_dict())
         return
-    print_comparison(figures)
-    console.print(
-        "\nTry next:\n"
-        + "\n".join(
-            f"  {command:<36} {what}"
-            for command, what in (
-                (f"tilewright explain {model}", "which kernels run, how long, how exact"),
-                (f"tilewright compile {model} -o m.tw", "save it; tilewright.load('m.tw') needs no PyTorch"),
-                ("tilewright doctor", "what this machine can do"),
-                ("docs/01-quick-start.md", "your own model"),
-            )
-        )
+    bench_command.show(comparison)
+    steps = (
+        (f"tilewright explain {model}", "which kernels run, how long, how exact"),
+        (f"tilewright compile {model} -o m.tw", "save it; tilewright.load('m.tw') needs no PyTorch"),
+        ("tilewright doctor", "what this machine can do"),
+        ("docs/01-quick-start.md", "your own model"),
     )
-
-
-def compare_with_eager(source: Source, compiled: CompiledModel, rounds: int) -> dict[str, Any]:
-    """Times of both, in turns with a pause between, and the error of our outputs."""
-    from tilewright.measure.check import relative_error
-
-    torch = require_torch()
-    eager = source.eager()
-    if compiled.threads:  # a GPU's model has none
-        torch.set_num_threads(compiled.threads)
-    wait = torch.cuda.synchronize if source.is_on_gpu else lambda: None
-    contenders = {"PyTorch eager": eager, "Tilewright": compiled}
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    with torch.no_grad():
-        expected, got = (f(*source.inputs, **source.kwargs) for f in contenders.values())
-        for _ in range(rounds):
-            for name, run in contenders.items():
-                time.sleep(0.1)  # let the other one's threads fall asleep
-                run(*source.inputs, **source.kwargs)
-                wait()
-                for _ in range(3):
-                    begin = time.perf_counter()
-                    run(*source.inputs, **source.kwargs)
-                    wait()
-                    times[name].append(time.perf_counter() - begin)
-    flat = torch.utils._pytree.tree_leaves
-    pairs = zip(flat(got), flat(expected), strict=True)
-    error = max(
-        relative_error(a.cpu().numpy(), b.cpu().numpy()) for a, b in pairs if isinstance(b, torch.Tensor)
-    )
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    return {
-        "model": source.name,
-        "threads": compiled.threads,
-        "eager_seconds": medians["PyTorch eager"],
-        "tilewright_seconds": medians["Tilewright"],
-        "speedup": medians["PyTorch eager"] / medians["Tilewright"],
-        "relative_error": error,
-    }
-
-
-def print_comparison(figures: dict[str, Any]) -> None:
-    print_table(
-        f"{figures['model']}, {figures['threads']} thread(s), compiled in {figures['compile_seconds']:.1f} s",
-        ("", "ms", "speed", "error"),
-        [
-            ("PyTorch eager", f"{figures['eager_seconds'] * 1e3:.2f}", "1.00x", ""),
-            (
-                "Tilewright",
-                f"{figures['tilewright_seconds'] * 1e3:.2f}",
-                f"{figures['speedup']:.2f}x",
-                f"{figures['relative_error']:.1e}",
-            ),
-        ],
-    )
-
-
-def _plain(value: Any) -> Any:
-    import msgspec
-
-    return msgspec.to_builtins(value)
+    console.print()
+    print_table("Try next:", ("", ""), steps, left=(0, 1), clipped=(1,))

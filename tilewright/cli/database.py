@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from tilewright import knobs
+from tilewright.cli.group import App, show_help
 from tilewright.cli.models import (
     TRUSTED,
     is_artifact,
@@ -19,21 +20,24 @@ from tilewright.cli.models import (
     refuse_trusted,
     sizes_wanted,
 )
-from tilewright.cli.options import JSON, MODEL, Build, compiling
+from tilewright.cli.options import JSON, MODEL, Build, check_output, compiling
 from tilewright.cli.output import console, print_json, print_table
-from tilewright.db.database import Database
-from tilewright.db.exchange import Imported, export_lines, import_file
-from tilewright.db.explain import explain as explain_key
-from tilewright.db.maintain import collect
-from tilewright.db.maintain import verify as verify_database
-from tilewright.db.record import Key, Record, description
 from tilewright.errors import DatabaseFileError, OptionError
-from tilewright.hw import host
-from tilewright.runtime.plan import Plan
+from tilewright.numerics import mode_of
 
-app = typer.Typer(
-    help="The tuning database: list, export, import, merge, explain, verify, gc.", no_args_is_help=True
-)
+if TYPE_CHECKING:
+    from tilewright.db.exchange import Imported
+    from tilewright.db.record import Decision, Key, Record
+    from tilewright.runtime.plan import Plan
+
+app = App()
+
+
+@app.callback()
+def root(context: typer.Context) -> None:
+    """The tuning database: list, export, import, merge, explain, verify, gc."""
+    show_help(context)
+
 
 DATABASE = Annotated[
     Path | None, typer.Option("--db", help="the database; default: tuning.sqlite in the cache folder")
@@ -41,50 +45,70 @@ DATABASE = Annotated[
 
 
 @app.command()
-def ls(db: DATABASE = None, json: JSON = False) -> None:
-    """List what is known, one line for each task on each machine."""
+def ls(
+    db: DATABASE = None,
+    long: Annotated[
+        bool, typer.Option("--long", "-l", help="also the key of each task and the config that was chosen")
+    ] = False,
+    json: JSON = False,
+) -> None:
+    """List what is known: one line for each task, those of one machine together."""
+    from tilewright.db.database import Database
+
     with Database.open(db) as database:
         found: dict[Key, list[Record]] = {}
         for record in database.records():
             found.setdefault(record.key, []).append(record)
         decisions = {key: database.decision(key) for key in found}
         path = database.path
-    rows: list[dict[str, Any]] = []
-    for key, records in found.items():
-        decision = decisions[key]
-        rows.append(
-            {
-                **msgspec.to_builtins(key),
-                "label": records[-1].label,
-                "cpu": str(records[-1].machine.get("cpu", "")),
-                "records": len(records),
-                "failures": sum(bool(record.failure) for record in records),
-                "best_seconds": min((r.seconds for r in records if r.seconds is not None), default=None),
-                "decided": None if decision is None else str(decision.config),
-                "last": max(record.when for record in records),
-            }
-        )
+    rows = [_task_row(key, records, decisions[key]) for key, records in found.items()]
     if json:
         print_json(rows)
         return
-    print_table(
-        f"{path}: {sum(row['records'] for row in rows)} records of {len(rows)} tasks",
-        ("task", "key", "machine", "threads", "records", "failed", "best us", "last", "decided"),
-        [
-            (
-                row["label"],
-                row["task"][:8],
-                f"{row['cpu']} {row['machine'][:6]}",
-                str(row["threads"]),
-                str(row["records"]),
-                str(row["failures"]),
-                "-" if row["best_seconds"] is None else f"{row['best_seconds'] * 1e6:.1f}",
-                time.strftime("%Y-%m-%d", time.localtime(row["last"])),
-                row["decided"] or "-",
-            )
-            for row in rows
-        ],
-    )
+    console.print(f"{path}: {sum(row['records'] for row in rows)} records of {len(rows)} tasks", markup=False)
+    groups: dict[tuple[str, str, int, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["machine"], row["cpu"], row["threads"], row["numerics"]), []).append(row)
+    for (_, cpu, threads, numerics), tasks in groups.items():
+        count = f", {threads} thread{'s' if threads > 1 else ''}" if threads else ""
+        where = f"{cpu or 'a GPU'}{count}, numerics {mode_of(numerics)}"
+        console.print()
+        _print_tasks(where, sorted(tasks, key=lambda row: -(row["best_seconds"] or 0.0)), long)
+
+
+def _task_row(key: Key, records: list[Record], decision: Decision | None) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        **msgspec.to_builtins(key),
+        "label": records[-1].label,
+        "cpu": str(records[-1].machine.get("cpu", "") or records[-1].machine.get("name", "")),
+        "records": len(records),
+        "failures": sum(bool(record.failure) for record in records),
+        "best_seconds": min((r.seconds for r in records if r.seconds is not None), default=None),
+        "decided": None if decision is None else str(decision.config),
+        "last": max(record.when for record in records),
+    }
+
+
+def _print_tasks(where: str, tasks: list[Mapping[str, Any]], long: bool) -> None:
+    """The slowest first. On a terminal a label is cut short rather than broken; in a pipe nothing is."""
+    columns = ["task", "trials", "failed", "best us", "tuned", "last"]
+    rows = []
+    for task in tasks:
+        best = task["best_seconds"]
+        cells = [
+            task["label"],
+            str(task["records"]),
+            str(task["failures"] or ""),
+            "-" if best is None else f"{best * 1e6:.1f}",
+            "yes" if task["decided"] else "",
+            time.strftime("%Y-%m-%d", time.localtime(task["last"])),
+        ]
+        rows.append([*cells, task["task"][:12], task["decided"] or ""] if long else cells)
+    if long:
+        columns += ["key", "config"]
+    print_table(where, columns, rows, left=(0, 6, 7), clipped=(0, 7) if long else (0,))
 
 
 @app.command()
@@ -96,6 +120,11 @@ def export(
     db: DATABASE = None,
 ) -> None:
     """Write the records as lines of JSON."""
+    from tilewright.db.database import Database
+    from tilewright.db.exchange import export_lines
+
+    if output is not None:
+        check_output(output)
     with Database.open(db) as database:
         lines = list(export_lines(database, task))
     if output is None:
@@ -131,6 +160,9 @@ def merge(
 
 
 def _take_in(files: list[Path], db: Path | None, json: bool) -> None:
+    from tilewright.db.database import Database
+    from tilewright.db.exchange import import_file
+
     found: dict[str, Imported] = {}
     with Database.open(db) as database:
         for file in files:
@@ -150,6 +182,14 @@ def _take_in(files: list[Path], db: Path | None, json: bool) -> None:
 @compiling
 def explain(model: MODEL, build: Build, trusted: TRUSTED = None, json: JSON = False) -> None:
     """Say for each task of a model what the database knows of it, or how the nearest records differ."""
+    import msgspec
+
+    from tilewright.db.database import Database
+    from tilewright.db.explain import explain as explain_key
+    from tilewright.db.record import Key
+    from tilewright.hw import host
+    from tilewright.hw.machine import description
+
     refuse_trusted(model, trusted)
     plans = _plans(model, build, trusted)
     machine = host()
@@ -190,11 +230,15 @@ def _plans(model: str, build: Build, trusted: list[Path] | None) -> list[Plan]:
 @app.command()
 def verify(db: DATABASE = None, json: JSON = False) -> None:
     """Check every row and the file; exit code 1 where something is damaged."""
+    from tilewright.db.database import Database
+    from tilewright.db.maintain import verify as verify_database
+
     with Database.open(db) as database:
         found = verify_database(database)
     if json:
         print_json({**found._asdict(), "ok": found.ok})
     else:
+        console.print("OK: " if found.ok else "", end="")
         console.print(", ".join(f"{count} {kind}" for kind, count in found.rows.items()) + " sound")
         for line in (*found.damaged, *found.structure):
             console.print(f"damaged: {line}", markup=False)
@@ -207,13 +251,17 @@ def verify(db: DATABASE = None, json: JSON = False) -> None:
 @app.command()
 def gc(
     older_than: Annotated[
-        float | None, typer.Option("--older-than", metavar="DAYS", help="also records of this age")
+        float | None,
+        typer.Option("--older-than", metavar="DAYS", min=0, help="also remove records older than this"),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
     db: DATABASE = None,
     json: JSON = False,
 ) -> None:
     """Remove damaged rows and decisions that a later one replaced, and make the file smaller."""
+    from tilewright.db.database import Database
+    from tilewright.db.maintain import collect
+
     with Database.open(db) as database:
         found = collect(database, older_than_days=older_than, dry_run=dry_run)
     if json:

@@ -10,7 +10,8 @@ package.module:name   a function without arguments that returns (nn.Module, exam
 from __future__ import annotations
 
 import sys
-import traceback
+import sysconfig
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,13 +19,19 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from tilewright.cli.options import Build
+from tilewright.cli.output import compile_progress
 from tilewright.errors import MissingDependencyError, TilewrightError, UnknownShapeError
+from tilewright.support.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tilewright.runtime.model import CompiledModel
 
 
 class ModelArgumentError(TilewrightError):
@@ -35,8 +42,6 @@ class ModelArgumentError(TilewrightError):
 
 class ModelFunctionError(TilewrightError):
     """The user's function, or the module that it is in, raised an error."""
-
-    remedy = "correct it, and try it by itself: python -c 'import MODULE; MODULE.FUNCTION()'"
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,9 @@ class Source:
     @property
     def examples(self) -> Any:
         """As `tilewright.compile` takes them."""
-        return self.inputs or self.kwargs or None
+        from tilewright.runtime.arguments import joined
+
+        return joined(self.inputs, self.kwargs) if self.inputs else self.kwargs or None
 
     @property
     def is_onnx(self) -> bool:
@@ -79,7 +86,7 @@ class Source:
         if self.is_onnx:
             raise ModelArgumentError(
                 f"{self.model} is an ONNX model, and this command compares with PyTorch",
-                remedy="use `tilewright compile`, and then `bench` or `explain` on the artifact",
+                remedy="use `tilewright bench`, which compares ONNX models with ONNX Runtime and OpenVINO",
             )
         return self.model.module() if hasattr(self.model, "graph_signature") else self.model
 
@@ -115,6 +122,17 @@ def refuse_trusted(argument: str | None, trusted: list[Path] | None) -> None:
         )
 
 
+def require_file(argument: str) -> None:
+    """ModelArgumentError unless there is such a file; it names one of nearly that name beside it."""
+    path = Path(argument)
+    if path.is_file():
+        return
+    beside = [each.name for each in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+    raise ModelArgumentError(
+        f"there is no file {argument}", remedy=did_you_mean(path.name, beside) or "check the path of the file"
+    )
+
+
 def require_torch() -> Any:
     try:
         import torch
@@ -132,15 +150,18 @@ def load_source(argument: str, build: Build) -> Source:
             f"--inputs is for ONNX models, and {argument} is none", remedy="leave --inputs out"
         )
     if is_artifact(argument):
+        require_file(argument)
         raise ModelArgumentError(
             f"{argument} is compiled already, and this command compiles",
             remedy="use `tilewright explain`, `bench` or `report` on it, or give the model that it was compiled from",
         )
-    if argument.endswith((".pt2", ".onnx")) and not Path(argument).is_file():
-        raise ModelArgumentError(f"there is no file {argument}")
+    if argument.endswith((".pt2", ".onnx")):
+        require_file(argument)
     if argument.endswith(".onnx"):
         given = {} if build.inputs is None else _arrays(build.inputs)
         return Source(Path(argument).stem, Path(argument), (), given)
+    if not argument.endswith(".pt2") and ":" not in argument:
+        require_known(argument)
     require_torch()
     if argument.endswith(".pt2"):
         source = _from_program(argument)
@@ -148,8 +169,12 @@ def load_source(argument: str, build: Build) -> Source:
         source = _from_function(argument)
     else:
         source = _from_zoo(argument, build)
-    kind = (build.target or "").partition(":")[0]
-    return source.on(build.target) if build.target is not None and kind in ("cpu", "cuda") else source
+    if build.target is None:
+        return source
+    from tilewright.targets.resolve import canonical
+
+    device = canonical(build.target)
+    return source.on(device) if device.partition(":")[0] in ("cpu", "cuda") else source
 
 
 def _from_program(argument: str) -> Source:
@@ -160,16 +185,35 @@ def _from_program(argument: str) -> Source:
     return Source(Path(argument).stem, program, tuple(args), dict(kwargs))
 
 
+def require_known(argument: str) -> None:
+    """ModelArgumentError unless there is such a model in the zoo."""
+    from tilewright.zoo import names
+
+    if argument in names():
+        return
+    if (suggestion := did_you_mean(argument, names())) and not Path(argument).exists():
+        raise ModelArgumentError(f"unknown model {argument!r}", remedy=suggestion)
+    raise ModelArgumentError(
+        f"unknown model {argument!r}: neither a zoo model nor a .pt2 or .onnx file nor package.module:function"
+    )
+
+
 def _from_zoo(argument: str, build: Build) -> Source:
     from tilewright import zoo
 
-    if argument not in zoo.names():
-        raise ModelArgumentError(
-            f"{argument!r} is no model of the zoo, no .pt2 or .onnx file and no package.module:function"
-        )
     model = zoo.build(argument, seed=build.seed, small=build.small)
     inputs = zoo.example_inputs(argument, batch=build.batch, seed=build.seed + 1, small=build.small)
     return Source(argument, model, inputs, {})
+
+
+def compiled_source(source: Source, build: Build, quiet: bool) -> tuple[CompiledModel, float]:
+    """The model compiled, with its progress shown, and the seconds that it took."""
+    import tilewright
+
+    begin = time.perf_counter()
+    with compile_progress(quiet) as trace, sizes_wanted():
+        model = tilewright.compile(source.model, source.examples, trace=trace, **build.compiling)
+    return model, time.perf_counter() - begin
 
 
 @contextmanager
@@ -183,6 +227,8 @@ def sizes_wanted() -> Iterator[None]:
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
+    import numpy as np
+
     try:
         archive = np.load(path, allow_pickle=False)
         if isinstance(archive, np.ndarray):
@@ -218,11 +264,32 @@ def _function(module_name: str, name: str) -> Any:
 
 
 def _raised(argument: str, error: Exception) -> str:
-    """The error, and the line of the user's code that it came from."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
-    where = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
-    return f"{argument} raised {type(error).__name__}: {error}{where}"
+    """The error, and the lines of the user's code that it came through: none of Python's, PyTorch's or ours."""
+    import traceback
+
+    package = argument.partition(":")[0].partition(".")[0]
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename, package)
+    ]
+    lines = [
+        f"\n  {frame.filename}:{frame.lineno}, in {frame.name}" + (f": {frame.line}" if frame.line else "")
+        for frame in frames
+    ]
+    if isinstance(error, SyntaxError) and error.filename:
+        lines.append(f"\n  {error.filename}:{error.lineno}")
+    return f"{argument} raised {type(error).__name__}: {error}{''.join(lines)}"
+
+
+def _is_users(filename: str, package: str) -> bool:
+    """Whether a file is the user's: not Tilewright's, and not an installed one but of the package that was named."""
+    if filename.startswith("<"):  # importlib's, and others without a file
+        return False
+    path = Path(filename).resolve()
+    if path.is_relative_to(Path(__file__).resolve().parents[1]):
+        return False
+    installed = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
+    roots = [root for root in installed if path.is_relative_to(root)]
+    return not roots or any(path.relative_to(root).parts[0].removesuffix(".py") == package for root in roots)
 
 
 def _from_function(argument: str) -> Source:
@@ -235,12 +302,18 @@ def _from_function(argument: str) -> Source:
     except _Absent as error:
         raise ModelArgumentError(f"cannot get {argument}: {error}") from None
     except Exception as error:  # the user's code may raise anything
-        raise ModelFunctionError(_raised(argument, error)) from error
+        call = f"python -c 'import {module_name}; {module_name}.{function_name}()'"
+        raise ModelFunctionError(
+            _raised(argument, error), remedy=f"correct the function, and try it alone: {call}"
+        ) from error
     finally:
         sys.path.remove("")
-    if not (isinstance(made, tuple) and len(made) == 2):
-        raise ModelArgumentError(f"{argument} returned a {type(made).__name__}, not (model, example inputs)")
-    model, inputs = made
+    if not (isinstance(made, tuple) and len(made) in (2, 3)):
+        raise ModelArgumentError(
+            f"{argument} returned a {type(made).__name__}, not (model, example inputs)",
+            remedy="return (model, inputs), or (model, positional inputs, keyword inputs)",
+        )
+    model, inputs, keywords = made if len(made) == 3 else (*made, {})
     if isinstance(inputs, dict):
-        return Source(function_name, model, (), inputs)
-    return Source(function_name, model, inputs if isinstance(inputs, tuple) else (inputs,), {})
+        return Source(function_name, model, (), {**inputs, **keywords})
+    return Source(function_name, model, inputs if isinstance(inputs, tuple) else (inputs,), dict(keywords))

@@ -20,6 +20,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from tilewright import knobs
+from tilewright.cli.output import interrupts_reported
 from tilewright.errors import OptionError, TilewrightError
 
 
@@ -39,13 +40,39 @@ def parse_seconds(text: str | float) -> float:
         raise typer.BadParameter("a time above 0, such as 120, 120s, 5m or 1h") from None
 
 
+def complete_model(incomplete: str) -> list[str]:
+    """For the shell: models of the zoo, and files that hold a model."""
+    from tilewright.zoo import names
+
+    folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
+    try:
+        found = [
+            f"{path}/" if path.is_dir() else str(path)
+            for path in sorted(folder.iterdir())
+            if path.is_dir() or path.suffix in MODEL_FILES
+        ]
+    except OSError:
+        found = []
+    return [each for each in (*names(), *found) if each.startswith(incomplete)]
+
+
+def _one_of(*values: str) -> Callable[[str], list[str]]:
+    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
+
+
+MODEL_FILES = (".pt2", ".onnx", ".tw")
 MODEL = Annotated[
     str,
     typer.Argument(
-        help="a zoo model, a .pt2 or .onnx file, a .tw artifact (bench, explain, report), or package.module:function"
+        metavar="MODEL",
+        help="a zoo model, a .pt2 or .onnx file, a .tw artifact (bench, explain, report), or package.module:function",
+        autocompletion=complete_model,
     ),
 ]
-JSON = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
+JSON = Annotated[
+    bool,
+    typer.Option("--json", help="print the result, or the error, as one JSON document on standard output"),
+]
 
 
 @dataclass(frozen=True)
@@ -55,14 +82,16 @@ class Build:
     target: Annotated[
         str | None,
         typer.Option(
-            help="cpu; cuda or cuda:1, a GPU here; sm_90, a GPU elsewhere (to save). Default: where the model is"
+            help="cpu; cuda or cuda:1, a GPU here; sm_90, a GPU elsewhere (to save). Default: where the model is",
+            autocompletion=_one_of("cpu", "cuda", "sm_80", "sm_86", "sm_89", "sm_90"),
         ),
     ] = None
     effort: Annotated[
         str,
         typer.Option(
             help="none: measure nothing, use what was tuned; quick: measure, for a minute; full: until no more than 1% "
-            "is expected"
+            "is expected",
+            autocompletion=_one_of("none", "quick", "full"),
         ),
     ] = "none"
     budget: Annotated[
@@ -79,7 +108,10 @@ class Build:
     inputs: Annotated[
         Path | None, typer.Option("--inputs", help="an .npz file: example inputs of an ONNX model, by name")
     ] = None
-    numerics: Annotated[str | None, typer.Option(help=", ".join(knobs.NUMERICS))] = None
+    numerics: Annotated[
+        str | None,
+        typer.Option(help=", ".join(knobs.NUMERICS), autocompletion=_one_of(*knobs.NUMERICS)),
+    ] = None
     threads: Annotated[
         int | None, typer.Option(help="threads of a call; default: as many as this process may use")
     ] = None
@@ -87,10 +119,19 @@ class Build:
     small: Annotated[bool, typer.Option("--small", help="the zoo model's small version")] = False
     seed: Annotated[int, typer.Option(help="seed of a zoo model's weights and inputs, and of the search")] = 0
     search: Annotated[
-        str, typer.Option(help="what proposes candidates: guided, evolution, annealing, random, exhaustive")
+        str,
+        typer.Option(
+            help="what proposes candidates: guided, evolution, annealing, random, exhaustive",
+            autocompletion=_one_of("guided", "evolution", "annealing", "random", "exhaustive"),
+        ),
     ] = "guided"
     cost_model: Annotated[
-        str, typer.Option("--cost-model", help="what ranks candidates: boosted (learns), analytical")
+        str,
+        typer.Option(
+            "--cost-model",
+            help="what ranks candidates: boosted (learns), analytical",
+            autocompletion=_one_of("boosted", "analytical"),
+        ),
     ] = "boosted"
     allocation: Annotated[
         str, typer.Option(help="which task is measured next: gradient, heaviest, round-robin")
@@ -171,8 +212,12 @@ def compiling(command: Callable[..., None] | None = None, *, effort: str = "none
 
     def run(**given: Any) -> None:
         build = Build(**{name: given.pop(name) for name in usual})
-        build.check()
-        command(build=build, **given)
+        if str(given.get("model") or "").endswith(".tw"):
+            knobs.table()  # an artifact is compiled already, and loading it takes none of the compiler
+        else:
+            build.check()
+        with interrupts_reported():
+            command(build=build, **given)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

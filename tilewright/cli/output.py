@@ -1,56 +1,148 @@
-"""What commands print: results to standard output (as text or JSON), progress and errors to standard error."""
+"""What commands print: results to standard output (as text or JSON), progress and errors to standard error.
+
+With `--json` standard output is one JSON document, also where the command fails: `{"error": {...}}`.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+import typer
+from rich.console import Console, ConsoleDimensions
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from tilewright.cli.watch import Watch
-from tilewright.errors import InternalError, TilewrightError
-from tilewright.support.trace import Event, Trace
-from tilewright.tune.progress import Progress as TuningProgress
+from tilewright.errors import DatabaseWarning, InternalError, TilewrightError, TilewrightWarning
 
-console = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+if TYPE_CHECKING:
+    from tilewright.support.trace import Event, Trace
+    from tilewright.tune.progress import Progress as TuningProgress
+
+_NO_WIDTH = 1 << 16  # columns: nothing is that long
+_LEAST = 12  # characters that a cell is not cut below
+# Typer has a click of its own, or the one that is installed.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+INTERRUPTED = 130
 
 
-def run_guarded(app: Callable[[], Any]) -> int:
-    """Run the command line; our errors become messages and exit codes. (A wrong command line and an interrupt end in
-    typer's own exits, 2 and 130.)"""
+class _Console(Console):
+    """A console that breaks lines for a terminal, and never in a pipe or a file."""
+
+    @property  # type: ignore[misc]  # rich's can also be set
+    def size(self) -> ConsoleDimensions:
+        return super().size if self.is_terminal else ConsoleDimensions(_NO_WIDTH, 25)
+
+    @property  # type: ignore[misc]
+    def width(self) -> int:
+        return self.size.width
+
+
+console = _Console(highlight=False)
+err = _Console(stderr=True, highlight=False)
+
+
+# -- failures ---------------------------------------------------------------------------------------------------------
+
+
+def run_guarded(app: Callable[..., Any]) -> int:
+    """Run the command line: the exit code, after a message for what a user can do something about."""
+    warnings.showwarning = _show_warning
     try:
-        app()
+        return app(standalone_mode=False, prog_name="tilewright") or 0
     except InternalError as error:
-        err.print(f"[bold red]internal error[/]: {escape(str(error))}")
-        return 3
+        return _failed("internal error", error, error.message, error.remedy, 3)
     except TilewrightError as error:
-        err.print(f"[bold red]error[/]: {escape(str(error))}")
+        return _failed("error", error, error.message, error.remedy, 1)
+    except _UsageError as error:
+        return _failed("error", error, *_usage(error), 2)
+    except BrokenPipeError:  # the reader has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    return 0
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except Exception as error:
+        err.print_exception() if err.is_terminal else sys.excepthook(type(error), error, error.__traceback__)
+        return _failed("internal error", error, f"{type(error).__name__}: {error}", InternalError.remedy, 3)
+
+
+def _usage(error: Any) -> tuple[str, str]:
+    """(What is wrong with the command line, what to try.)"""
+    if possibilities := getattr(error, "possibilities", None):
+        return error.message, f"did you mean {' or '.join(sorted(possibilities))}?"
+    message, _, suggestion = error.format_message().partition(". Did you mean ")
+    if suggestion:
+        return message, f"did you mean {suggestion}"
+    return message, f"{'tilewright' if error.ctx is None else error.ctx.command_path} --help"
+
+
+def _failed(what: str, error: Exception, message: str, remedy: str, code: int) -> int:
+    if "--json" in sys.argv:
+        kind = "UsageError" if code == 2 else type(error).__name__
+        print_json({"error": {"kind": kind, "message": message, "remedy": remedy, "exit_code": code}})
+        return code
+    text = f"{message}\n  try: {remedy}" if remedy else message
+    err.print(f"[bold red]{what}[/]: {escape(text)}")
+    return code
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: Any = None,
+) -> None:
+    """Warnings that are meant for users as one line; others as Python writes them."""
+    if issubclass(category, (TilewrightWarning, DatabaseWarning)):
+        err.print(f"[yellow]warning[/]: {escape(str(message).removeprefix('tilewright: '))}")
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
 
 
 def print_json(data: Any) -> None:
     sys.stdout.write(json.dumps(data, indent=2, default=str) + "\n")
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """The first column to the left, figures to the right."""
-    if title:  # not the table's own, which would be wrapped to the table's width
-        console.print(f"[italic]{escape(title)}[/]")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for position, column in enumerate(columns):
-        table.add_column(column, justify="left" if position == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    console.print(table)
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    left: Sequence[int] = (0,),
+    clipped: Sequence[int] = (),
+) -> None:
+    """Numbers to the right, the columns `left` to the left. `clipped`: columns that a narrow terminal cuts short, with
+    an ellipsis, so that a row stays one line; in a pipe nothing is cut."""
+    if title:
+        console.print(f"[italic]{escape(title)}[/]", soft_wrap=True)
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    excess = sum(widths) + 2 * (len(widths) - 1) - console.width
+    for position in clipped:
+        taken = min(max(excess, 0), max(widths[position] - _LEAST, 0))
+        widths[position] -= taken
+        excess -= taken
+    for number, row in enumerate((columns, *rows) if any(columns) else rows):
+        cells = [
+            cell.ljust(width) if position in left else cell.rjust(width)
+            for position, (cell, width) in enumerate(
+                (cell if len(cell) <= width else cell[: width - 1] + "…", width)
+                for cell, width in zip(row, widths, strict=True)
+            )
+        ]
+        line = escape("  ".join(cells).rstrip())
+        console.print(f"[bold]{line}[/]" if number == 0 and any(columns) else line, soft_wrap=True)
 
+
+# -- progress ---------------------------------------------------------------------------------------------------------
 
 _STAGES = {
     "import": "importing the model",
@@ -60,11 +152,40 @@ _STAGES = {
 }
 
 
+# Whether Ctrl-C has ended the tuning of this command, which then went on with the best so far.
+_interrupted = False
+
+
+@contextmanager
+def interrupts_reported() -> Iterator[None]:
+    """Exit code 130 for a command whose tuning was interrupted, after it has done its work with the best so far."""
+    global _interrupted  # noqa: PLW0603
+    _interrupted = False
+    yield
+    if _interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
 @contextmanager
 def compile_progress(quiet: bool, tuning: TuningProgress | None = None) -> Iterator[Trace]:
     """A trace whose events are shown: a bar and a table on a terminal, plain lines elsewhere. `tuning` follows the
     tuning in it."""
+    from tilewright.tune.progress import Progress as TuningProgress
+
+    global _interrupted  # noqa: PLW0603
     tuning = tuning or TuningProgress()
+    with _shown(quiet, tuning) as trace:
+        yield trace
+    _interrupted |= tuning.ended == "interrupted"
+
+
+@contextmanager
+def _shown(quiet: bool, tuning: TuningProgress) -> Iterator[Trace]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from tilewright.cli.watch import Watch
+    from tilewright.support.trace import Trace
+
     if quiet:
         yield Trace(listener=tuning)
         return
@@ -98,6 +219,19 @@ def compile_progress(quiet: bool, tuning: TuningProgress | None = None) -> Itera
             yield Trace(listener=show)
         finally:
             watch.close()
+
+
+@contextmanager
+def working(what: str, quiet: bool = False) -> Iterator[None]:
+    """A spinner on a terminal, a line elsewhere, while something takes seconds."""
+    if quiet:
+        yield
+    elif err.is_terminal:
+        with err.status(escape(what)):
+            yield
+    else:
+        err.print(what, markup=False)
+        yield
 
 
 def _plain_line(kind: str, event: Event) -> None:

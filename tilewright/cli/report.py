@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 import tilewright
 from tilewright.cli.models import (
     TRUSTED,
+    Source,
     is_artifact,
     load_artifact,
     load_source,
@@ -19,8 +19,14 @@ from tilewright.cli.models import (
 )
 from tilewright.cli.options import JSON, Build, OutputFileError, check_output, compiling
 from tilewright.cli.output import compile_progress, console, print_json
-from tilewright.db.database import Database
-from tilewright.runtime.model import CompiledModel
+
+if TYPE_CHECKING:
+    from tilewright.runtime.model import CompiledModel
+
+if TYPE_CHECKING:
+    from tilewright.report.data import Baseline
+
+_ROUNDS = 4  # in which PyTorch and Tilewright take turns
 
 
 @compiling
@@ -34,6 +40,9 @@ def report(
     json: JSON = False,
 ) -> None:
     """Write one HTML file, which needs no network: time and schedule of each task, its code, how tuning went."""
+    import msgspec
+
+    from tilewright.db.database import Database
     from tilewright.report.gather import report_on_database, report_on_model
     from tilewright.report.html import render
 
@@ -44,9 +53,11 @@ def report(
         with Database.open(build.db) as database:
             data = report_on_database(database)
     else:
-        found, inputs, name, events = _model(model, build, json, trusted)
+        found, source, name, events = _model(model, build, json, trusted)
+        baseline = None if source is None else _beside_pytorch(source, found)
+        given = None if source is None else source.examples
         with Database.open(build.db) as database:
-            data = report_on_model(found, name, database, inputs=inputs, events=events)
+            data = report_on_model(found, name, database, inputs=given, events=events, baseline=baseline)
     if json:
         print_json(msgspec.to_builtins(data))
         return
@@ -62,9 +73,10 @@ def report(
 
 def _model(
     model: str, build: Build, quiet: bool, trusted: list[Path] | None
-) -> tuple[CompiledModel, Any, str, list[dict[str, Any]]]:
-    """The model, inputs for it, its name, and what happened while it was compiled."""
+) -> tuple[CompiledModel, Source | None, str, list[dict[str, Any]]]:
+    """The model, what it was compiled from if that is known, its name, and what happened while it was compiled."""
     from tilewright.measure.check import checked_kernel
+    from tilewright.runtime.model import CompiledModel
 
     if is_artifact(model):
         build.check_loaded(model, also=("db",))
@@ -75,4 +87,15 @@ def _model(
     source = load_source(model, build)
     with compile_progress(quiet) as trace, sizes_wanted():
         found = tilewright.compile(source.model, source.examples, trace=trace, **build.compiling)
-    return found, source.examples, source.name, trace.chrome()["traceEvents"]
+    return found, source, source.name, trace.chrome()["traceEvents"]
+
+
+def _beside_pytorch(source: Source, compiled: CompiledModel) -> Baseline | None:
+    """What PyTorch takes for the same model, interleaved with Tilewright; None for an ONNX model."""
+    from tilewright.cli.app import compare_with_eager
+    from tilewright.report.data import Baseline
+
+    if source.is_onnx:
+        return None
+    times = compare_with_eager(source, compiled, _ROUNDS)
+    return Baseline("PyTorch", times["eager_seconds"], times["tilewright_seconds"])

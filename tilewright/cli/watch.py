@@ -96,7 +96,7 @@ def summary(progress: Progress) -> str:
 
 def drawn(progress: Progress) -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("task", overflow="ellipsis", no_wrap=True, max_width=44)
+    table.add_column("layer", overflow="ellipsis", no_wrap=True, max_width=44)
     for column in ("calls", "trials", "before us", "best us", "gain left", ""):
         table.add_column(column, justify="right")
     shown = sorted(progress.tasks.values(), key=lambda task: -task.seconds)
@@ -109,7 +109,7 @@ def drawn(progress: Progress) -> RenderableType:
 
 def _row(task: TaskProgress) -> tuple[str, ...]:
     return (
-        escape(task.label),
+        escape(task.name),
         str(task.calls),
         str(task.trials or ""),
         f"{task.before * 1e6:.1f}",

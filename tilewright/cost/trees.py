@@ -1,7 +1,7 @@
 """Gradient-boosted trees, set for tens of samples: shallow, slow learners, and several ensembles of them.
 
-LightGBM is imported when the first trees are grown, and not before: its wheel wants a system's OpenMP library, which is
-not everywhere.
+LightGBM is imported when the first trees are grown, and not before: it is an extra (`tilewright[tune]`), and its wheel
+wants a system's OpenMP library, which is not everywhere.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def lightgbm() -> ModuleType | None:
         import lightgbm as found
     except (ImportError, OSError) as error:
         warnings.warn(
-            f"lightgbm cannot be loaded ({error}): tuning learns with a plainer model, and may need more trials. Try:"
-            " pip install lightgbm, and the OpenMP library that it wants (libgomp1 on Debian, libgomp on Fedora)",
+            f"lightgbm cannot be loaded ({error}): tuning searches with the analytical model and a regression on"
+            " similar configs, and may need more trials. Try: pip install 'tilewright[tune]', and the OpenMP library"
+            " that lightgbm wants (libgomp1 on Debian, libgomp on Fedora)",
             TilewrightWarning,
         )
         return None

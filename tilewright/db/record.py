@@ -6,21 +6,17 @@ Plain data. Nothing of it is trusted: whoever uses a config that was read asks f
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tilewright.codegen.generator import generator
 from tilewright.db.versions import Versions
-from tilewright.graph.task import Task
-from tilewright.graph.text import parse_graph
-from tilewright.hw import Machine
-from tilewright.hw.machine import description, machine_of
-from tilewright.measure.calibration import machine_key
-from tilewright.measure.runner import typical
 from tilewright.numerics import mode_of, recorded
 from tilewright.space.space import Config
-from tilewright.space.template import Work
+
+if TYPE_CHECKING:  # to read records takes none of the compiler: `tilewright db ls` starts without it
+    from tilewright.hw import Machine
+    from tilewright.space.template import Work
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -39,6 +35,9 @@ class Key(msgspec.Struct, frozen=True):
     @classmethod
     def of_task(cls, task: str, machine: Machine, numerics: str, threads: int) -> Key:
         """`task`: the key of a task."""
+        from tilewright.codegen.generator import generator
+        from tilewright.measure.calibration import machine_key
+
         tools = generator(machine.kind).toolchain(machine)
         return cls(task, machine_key(machine), tools, recorded(numerics), threads)
 
@@ -64,6 +63,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, work: Work, threads: int, config: Config, **found: Any) -> Record:
         """A record of this moment; `found`: times, error, failure and so on."""
+        from tilewright.hw.machine import description
+
         return cls(
             key=Key.of(work, threads),
             label=work.task.label,
@@ -76,11 +77,18 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float | None:
-        """Of a call; None where it failed."""
-        return typical(self.times) if self.times and not self.failure else None
+        """Of a call, as the runner takes it; None where it failed."""
+        import statistics
+
+        return statistics.median(self.times) if self.times and not self.failure else None
 
     def work(self) -> Work | None:
         """The task and the machine again; None where this version knows no such operator or machine."""
+        from tilewright.graph.task import Task
+        from tilewright.graph.text import parse_graph
+        from tilewright.hw.machine import machine_of
+        from tilewright.space.template import Work
+
         # Text and description may be of another version: whatever is wrong with them, they are no use then.
         try:
             machine = machine_of(self.machine)

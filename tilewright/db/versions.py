@@ -22,13 +22,15 @@ import hashlib
 import platform
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from tilewright.codegen.generator import code_of
-from tilewright.hw import Machine
-from tilewright.space.implementation import Implementation
 from tilewright.support.version import VERSION
+
+if TYPE_CHECKING:
+    from tilewright.hw import Machine
+    from tilewright.space.implementation import Implementation
 
 _PACKAGE = Path(__file__).parents[1]
 _ROOMS = (
@@ -67,6 +69,8 @@ def holds(
     code: str, versions: Versions, implementation: Implementation, machine: Machine, numerics: str
 ) -> bool:
     """Whether what was timed under these versions is what `implementation` is compiled to today."""
+    from tilewright.codegen.generator import code_of
+
     return versions.sources == sources() or (
         code != "" and code == code_of(implementation, machine, numerics)
     )

@@ -19,6 +19,7 @@ from tilewright.dtypes import DType
 from tilewright.errors import TypeRuleError
 from tilewright.graph.ir import Node, constant
 from tilewright.graph.op import apply
+from tilewright.graph.provenance import Provenance
 
 Ints = Sequence[int]
 Number = int | float | bool
@@ -39,7 +40,7 @@ class Absent:
 class Builder(ABC):
     """Builds the nodes of one foreign node. `source` goes into every one of them."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: Provenance) -> None:
         self.source = source
 
     @abstractmethod

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.dtypes import DType
+from tilewright.graph.provenance import UNKNOWN, Provenance
 
 # Values are numbers, bools, strings, DTypes, None, and tuples of these.
 Attrs = Mapping[str, Any]
@@ -60,7 +61,7 @@ class Node:
     attrs: Attrs = field(default_factory=dict)
     data: np.ndarray | None = None  # of a constant; never written to
     name: str = ""  # a hint for people: the framework's name of the value
-    source: str = ""  # where in the user's model it comes from
+    source: Provenance = UNKNOWN  # where in the user's model it comes from
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 from tilewright import te
 from tilewright.errors import InternalError, TypeRuleError
 from tilewright.graph.ir import Attrs, Node, TensorType
+from tilewright.graph.provenance import UNKNOWN, Provenance
 
 
 class Fusion(enum.Enum):
@@ -81,7 +82,7 @@ def op_of(name: str) -> Op:
     return found
 
 
-def apply(op: str, *inputs: Node, name: str = "", source: str = "", **attrs: Any) -> Node:
+def apply(op: str, *inputs: Node, name: str = "", source: Provenance = UNKNOWN, **attrs: Any) -> Node:
     """The node that applies `op` to `inputs`; its type comes from the op's type rule. The way to make nodes."""
     record = op_of(op)
     if set(attrs) != set(record.attrs):

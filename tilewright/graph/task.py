@@ -102,6 +102,7 @@ class TaskCall:
     output: Node
     name: str
     way: str = ""
+    layers: tuple[str, ...] = ()  # of the user's model, that it computes
 
     @property
     def key(self) -> str:

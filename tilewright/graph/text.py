@@ -41,6 +41,7 @@ from tilewright.dtypes import DType
 from tilewright.errors import TextFormError, TilewrightError
 from tilewright.graph import op as op_table
 from tilewright.graph.ir import Graph, Node, TensorType, input_node
+from tilewright.graph.provenance import Provenance
 
 INLINE_LIMIT = 16
 
@@ -61,7 +62,7 @@ def print_graph(graph: Graph, *, names: bool = True) -> str:
     for node in nodes:
         line = f"{values[node]} = {_body(node, values, references)} : {node.type!r}"
         if names and node.source:
-            line += f"  # {' '.join(node.source.split())}"
+            line += f"  # {' '.join(str(node.source).split())}"
         lines.append(line)
     lines.append(f"return {', '.join(values[node] for node in graph.outputs)}".rstrip())
     return "\n".join(lines) + "\n"
@@ -217,7 +218,7 @@ def _parse_statement(line: str, values: dict[str, Node], constants: Mapping[str,
         attrs = _attributes(tokens) if tokens.skip("{") else {}
         tokens.take(":")
         node = _apply(op, operands, attrs, _type(tokens))
-    values[key] = replace(node, name=name, source=tokens.finish())
+    values[key] = replace(node, name=name, source=Provenance.parse(tokens.finish()))
 
 
 def _apply(op: str, operands: tuple[Node, ...], attrs: dict[str, Any], written: TensorType) -> Node:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 
 from tilewright import te
@@ -9,25 +11,61 @@ from tilewright.dtypes import DType
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import Bounds, Linear, bounds, linear, simplify
 
+_MOST_CASES = 16  # of conditions that leave a choice
 Guard = tuple[te.Expr, bool]  # a condition, and whether it holds
 
 
 def bounds_under(index: te.Expr, guards: tuple[Guard, ...]) -> Bounds | None:
     """Inclusive bounds of an index where the guards hold, both reached; None where they never do, and where that is
     not known: of conditions on several variables at once, and of indices that are not linear."""
+    cases = _all_of([_cases(condition, holds) for condition, holds in guards])
+    if len(cases) > _MOST_CASES:
+        return None
+    reached = []
+    for case in cases:
+        left = _left(case)
+        if left is None:
+            return None
+        if any(low is None or high is None or low > high for low, high in left.values()):
+            continue
+        narrower = {var: te.Var(var.name, high - low + 1) + low for var, (low, high) in left.items()}  # type: ignore[operator]
+        form = linear(simplify(te.substitute(index, narrower)))
+        if not all(isinstance(atom, te.Var) for atom in form.terms):
+            return None
+        reached.append(bounds(form.expr()))
+    lows, highs = (
+        [low for low, _ in reached if low is not None],
+        [high for _, high in reached if high is not None],
+    )
+    return (min(lows), max(highs)) if reached else None
+
+
+def _cases(condition: te.Expr, holds: bool) -> list[tuple[Guard, ...]]:
+    """Conjunctions of which one holds where the condition does, or does not."""
+    if not (
+        isinstance(condition, te.Call) and condition.op in ("and", "or") and condition.dtype is DType.BOOL
+    ):
+        return [((condition, holds),)]
+    parts = [_cases(part, holds) for part in condition.args]
+    return _all_of(parts) if (condition.op == "and") == holds else [case for part in parts for case in part]
+
+
+def _all_of(parts: Sequence[list[tuple[Guard, ...]]]) -> list[tuple[Guard, ...]]:
+    if math.prod(map(len, parts)) > _MOST_CASES:
+        return [()] * (_MOST_CASES + 1)
+    return [tuple(itertools.chain.from_iterable(chosen)) for chosen in itertools.product(*parts)]
+
+
+def _left(guards: tuple[Guard, ...]) -> dict[te.Var, Bounds] | None:
+    """What is left of the ranges of variables; None where that is not known."""
     left: dict[te.Var, Bounds] = {}
     for condition, holds in guards:
         facts = _facts(condition, holds)
         if facts is None:
             return None
         for var, low, high in facts:
-            before = left.get(var, (0, var.extent - 1))
-            left[var] = _meet(before, (low, high))
-    if any(low is None or high is None or low > high for low, high in left.values()):
-        return None
-    narrower = {var: te.Var(var.name, high - low + 1) + low for var, (low, high) in left.items()}  # type: ignore[operator]
-    form = linear(simplify(te.substitute(index, narrower)))
-    return bounds(form.expr()) if all(isinstance(atom, te.Var) for atom in form.terms) else None
+            left[var] = _meet(left.get(var, (0, var.extent - 1)), (low, high))
+    return left
 
 
 def conjuncts(condition: te.Expr) -> list[te.Expr]:
@@ -51,12 +89,9 @@ def interval_of(conditions: Sequence[te.Expr], var: te.Var) -> tuple[int, int] |
 
 
 def _facts(condition: te.Expr, holds: bool) -> list[tuple[te.Var, int | None, int | None]] | None:
-    """Variables and their bounds that are all that the condition says; None where it says something else."""
+    """Variables and their bounds that are all that a comparison says; None where it says something else."""
     if not isinstance(condition, te.Call):
         return None
-    if condition.op == ("and" if holds else "or") and condition.dtype is DType.BOOL:
-        parts = [_facts(part, holds) for part in condition.args]
-        return None if None in parts else [fact for part in parts for fact in part or ()]
     if condition.op in ("lt", "le", "eq") and condition.args[0].dtype.is_float:
         return []  # of data: no reason for an index to be where it must not
     if condition.op not in ("lt", "le", "eq") or condition.args[0].dtype is not DType.I64:

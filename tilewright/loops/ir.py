@@ -18,6 +18,7 @@ Semantics
     the next; scratch memory is the block's, and what one thread loop has written the next may read.
 - A register buffer lives in machine registers: once unrolled loops are written out, each of its accesses is at a
   constant offset (a lane counts from there), and a given element is always accessed with the same number of lanes.
+  It is written before it is read, also in the first iteration of the loops around; a branch may leave that one out.
 - A scratch buffer is memory of the thread's own (on its stack), private to one iteration of the parallel loop and
   undefined at its beginning. All of a program's together hold at most `SCRATCH_LIMIT` bytes.
 - A buffer can be read as elements of another type, its bytes taken together in the machine's order: a view, which is

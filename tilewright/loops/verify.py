@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from functools import reduce
+from operator import or_
 
 from tilewright import te
 from tilewright.errors import VerificationError
 from tilewright.hw.gpu import WARP
+from tilewright.hw.intrinsics import Intrinsic
 from tilewright.hw.memory import LOOP_SCOPES
 from tilewright.loops.guards import Guard, bounds_under
 from tilewright.loops.ir import (
@@ -53,9 +56,13 @@ class _Verifier:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.loops: list[For] = []
-        self.widths: dict[tuple[Buffer, int], int] = {}  # lanes with which a register element is accessed
+        self.accessed: set[Buffer] = set()  # local ones that are read or written
+        # Where the vectors of a register buffer begin, a bit each, by their lanes.
+        self.vectors: dict[Buffer, dict[int, int]] = {}
         self.threads = thread_count(program)
         self.guards: tuple[Guard, ...] = ()  # what the branches around say
+        self.written: dict[Buffer, int] = {}  # elements of register buffers, a bit each
+        self.awaited: list[tuple[Buffer, int]] = []  # those that branches read before they are written
 
     def fail(self, what: str) -> None:
         where = " > ".join(f"{loop.kind.value} {loop.var.name}" for loop in self.loops) or "top"
@@ -72,6 +79,12 @@ class _Verifier:
         if held > SCRATCH_LIMIT:
             self.fail(f"{held} bytes of scratch memory, of at most {SCRATCH_LIMIT}")
         self.statement(self.program.body, outermost=True)
+        for buffer, elements in self.awaited:
+            self.defined(buffer, elements)
+        for buffer, starts in self.vectors.items():
+            self.apart(buffer, starts)
+        for buffer in self.accessed - set(local_buffers(self.program)):
+            self.fail(f"{buffer.scope.value} buffer {buffer.name} is read and never written")
 
     def statement(self, stmt: Stmt, outermost: bool = False) -> None:
         if isinstance(stmt, Block):
@@ -154,6 +167,8 @@ class _Verifier:
         self.bound(stmt.index, stmt.value)
         self.access(stmt.buffer, stmt.index, self.guards)
         self.expression(stmt.value, self.guards)
+        if stmt.buffer.scope is Scope.REGISTER:
+            self.write(stmt.buffer, _elements(stmt.index))
 
     def expression(self, expr: te.Expr, guards: tuple[Guard, ...]) -> None:
         if isinstance(expr, te.Reduce):
@@ -170,8 +185,13 @@ class _Verifier:
             if expr.source.memory == self.output:
                 self.fail("the output is read")
             self.access(expr.source, expr.indices[0], guards)
-        if isinstance(expr, Across) and expr.offset + expr.lanes > expr.buffer.size:
-            self.fail(f"lanes beyond {expr.buffer.name}")
+            if expr.source.scope is Scope.REGISTER:
+                self.read(expr.source, _elements(expr.indices[0]), guards)
+        if isinstance(expr, Across):
+            if expr.offset + expr.lanes > expr.buffer.size:
+                self.fail(f"lanes beyond {expr.buffer.name}")
+            self.vector(expr.buffer, 1 << expr.offset, expr.lanes)
+            self.read(expr.buffer, _run(expr.offset, expr.lanes), guards)
         for child in te.children(expr):
             self.expression(child, guards)
 
@@ -180,11 +200,15 @@ class _Verifier:
         if not _inside(reached, buffer) and not te.loads(
             index
         ):  # what data decides is clamped where it is made
-            fixed = buffer.scope is not Scope.GLOBAL and not te.variables(index)  # whatever the guards say
+            asked = {var for condition, _ in guards for var in te.variables(condition)}
+            # Of a local buffer what the guards do not ask about is outside whatever they say.
+            fixed = buffer.scope is not Scope.GLOBAL and not asked & te.variables(index)
             reached = bounds_under(index, guards) if guards and not fixed else reached
             if reached is not None and not _inside(reached, buffer):
                 low, high = reached
                 self.fail(f"{buffer.name}[{buffer.size}] is accessed at {low}..{high}")
+        if buffer.scope is not Scope.GLOBAL:
+            self.accessed.add(buffer.memory)
         if buffer.scope is Scope.REGISTER:
             if buffer.of is not None:
                 self.fail(f"{buffer.name} is a view of registers")
@@ -199,14 +223,48 @@ class _Verifier:
         if stride not in (0, 1):
             self.fail(f"register buffer {buffer.name} is accessed with stride {stride}")
         lanes = lane.extent if lane is not None and stride == 1 else 1
-        start = linear(index).constant
-        self.width(buffer, start, lanes)
+        starts = _elements(index, without=lane if lanes > 1 else None)
+        if starts is not None:
+            self.vector(buffer, starts, lanes)
 
-    def width(self, buffer: Buffer, start: int, lanes: int) -> None:
+    def read(self, buffer: Buffer, elements: int | None, guards: tuple[Guard, ...]) -> None:
+        """Elements that nothing has written yet hold nothing in the first iteration of whatever loops are around. A
+        branch may leave that iteration out; what it reads must be written somewhere."""
+        if elements is None:
+            return
+        if guards:
+            self.awaited.append((buffer, elements))
+        else:
+            self.defined(buffer, elements)
+
+    def defined(self, buffer: Buffer, elements: int) -> None:
+        missing = elements & ~self.written.get(buffer, 0)
+        if missing:
+            first = (missing & -missing).bit_length() - 1
+            self.fail(f"register buffer {buffer.name}[{first}] is read before it is written")
+
+    def write(self, buffer: Buffer, elements: int | None) -> None:
+        """None: unknown which, then all of them may be."""
+        self.written[buffer] = self.written.get(buffer, 0) | (
+            _run(0, buffer.size) if elements is None else elements
+        )
+
+    def vector(self, buffer: Buffer, starts: int, lanes: int) -> None:
         if self.threads > 1:
             return  # the registers of a GPU's thread are scalars
-        if self.widths.setdefault((buffer, start), lanes) != lanes:
-            self.fail(f"register buffer {buffer.name} is accessed with {lanes} lanes and with others")
+        found = self.vectors.setdefault(buffer, {})
+        found[lanes] = found.get(lanes, 0) | starts
+
+    def apart(self, buffer: Buffer, starts: dict[int, int]) -> None:
+        """Each vector is a register of its own: no element is in two of them."""
+        seen = 0
+        for lanes, begins in sorted(starts.items()):
+            for lane in range(lanes):
+                if seen & begins << lane:
+                    self.fail(
+                        f"register buffer {buffer.name} is accessed in vectors of {lanes} lanes that overlap others"
+                    )
+                seen |= begins << lane
 
     def transpose(self, stmt: Transpose) -> None:
         size = stmt.rows * stmt.columns
@@ -214,16 +272,18 @@ class _Verifier:
             self.fail(f"{stmt.buffer.name} is transposed and is not in registers")
         if size > stmt.buffer.size or size % stmt.lanes:
             self.fail(f"{stmt.rows} x {stmt.columns} elements of {stmt.buffer.name} are no tile of vectors")
-        for start in range(0, size, stmt.lanes):
-            self.width(stmt.buffer, start, stmt.lanes)
+        starts = sum(1 << start for start in range(0, size, stmt.lanes))
+        self.vector(stmt.buffer, starts, stmt.lanes)
+        self.write(stmt.buffer, _run(0, size))
 
     def slide(self, stmt: Slide) -> None:
         for buffer, place in ((stmt.buffer, 0), (stmt.behind, stmt.place)):
             if buffer.scope is not Scope.REGISTER or not 0 <= place <= buffer.size - stmt.lanes:
                 self.fail(f"{buffer.name}[{place}] is no register vector of {stmt.lanes} lanes")
-            self.width(buffer, place, stmt.lanes)
+            self.vector(buffer, 1 << place, stmt.lanes)
         if stmt.buffer == stmt.behind or not 0 <= stmt.begin <= stmt.lanes:
             self.fail(f"{stmt.buffer.name} and {stmt.behind.name} have no vector from {stmt.begin} on")
+        self.write(stmt.buffer, _run(0, stmt.lanes))
 
     def combine(self, stmt: Combine) -> None:
         if any(loop.kind is Kind.THREAD for loop in self.loops):
@@ -233,7 +293,8 @@ class _Verifier:
             self.fail(f"groups of {stmt.group} among {self.threads} threads")
         if stmt.buffer.scope is not Scope.REGISTER or not 0 <= stmt.offset < stmt.buffer.size:
             self.fail(f"{stmt.buffer.name}[{stmt.offset}] is no register")
-        self.width(stmt.buffer, stmt.offset, 1)
+        self.vector(stmt.buffer, 1 << stmt.offset, 1)
+        self.read(stmt.buffer, 1 << stmt.offset, self.guards)
 
     def between_threads(self, what: str) -> None:
         if any(loop.kind is Kind.THREAD for loop in self.loops):
@@ -275,6 +336,20 @@ class _Verifier:
             for end in (0, fragment.size - 1):
                 self.access(buffer, index + end, self.guards)
             self.loops.pop()
+        fragments = [
+            (buffer, index, fragment.size)
+            for fragment, (buffer, index) in zip(stmt.instruction.fragments, stmt.operands, strict=True)
+        ]
+        self.operands(fragments, stmt.instruction)
+
+    def operands(self, operands: Sequence[tuple[Buffer, te.Expr, int]], intrinsic: Intrinsic) -> None:
+        """Of an instruction: the result, which is written, and the others; where each begins and its elements."""
+        for number, (buffer, index, size) in enumerate(operands):
+            if buffer.scope is Scope.REGISTER and (number or intrinsic.accumulates):
+                self.read(buffer, _elements(index, size), self.guards)
+        buffer, index, size = operands[0]
+        if buffer.scope is Scope.REGISTER:
+            self.write(buffer, _elements(index, size))
 
     def invoke(self, stmt: Invoke) -> None:
         name = stmt.intrinsic.name
@@ -292,6 +367,9 @@ class _Verifier:
                 self.fail(f"{name}: {place.buffer.name} cannot be its operand {fragment.tensor.name}")
             self.bound(place.index)
             self.place(name, place)
+        self.operands(
+            [(place.buffer, place.index, len(place.offsets)) for place in stmt.operands], stmt.intrinsic
+        )
 
     def place(self, name: str, place: Place) -> None:
         buffer = place.buffer
@@ -305,13 +383,37 @@ class _Verifier:
         reached = bounds(simplify(place.index + (len(place.offsets) - 1)))
         if not _inside(bounds(simplify(place.index)), buffer) or not _inside(reached, buffer):
             self.fail(f"{name}: it accesses what is outside of {buffer.name}[{buffer.size}]")
-        self.width(buffer, linear(place.index).constant, len(place.offsets))
+        starts = _elements(place.index)
+        if starts is not None:
+            self.vector(buffer, starts, len(place.offsets))
 
 
 def _inside(reached: Bounds | None, buffer: Buffer) -> bool:
     return reached is None or (
         reached[0] is not None and reached[1] is not None and reached[0] >= 0 and reached[1] < buffer.size
     )
+
+
+def _run(begin: int, count: int) -> int:
+    """So many neighbours, a bit each."""
+    return ((1 << count) - 1) << begin
+
+
+def _elements(index: te.Expr, size: int = 1, without: te.Var | None = None) -> int | None:
+    """Those of a register buffer that an access from `index` on reaches, for all values of the loops that are written
+    out but `without`, a bit each; None where that is not plain to see."""
+    form = linear(index)
+    found = _run(0, size)
+    begin = form.constant
+    for var, step in form.terms.items():
+        if not isinstance(var, te.Var):
+            return None
+        if var == without:
+            continue
+        last = step * (var.extent - 1)
+        begin += min(0, last)
+        found = reduce(or_, (found << abs(step) * n for n in range(1, var.extent)), found)
+    return found << begin if begin >= 0 else None
 
 
 def _only_stores(stmt: Stmt) -> bool:

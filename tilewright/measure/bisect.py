@@ -17,6 +17,7 @@ import numpy as np
 
 from tilewright.measure.check import kernel_error, relative_error
 from tilewright.runtime import tree
+from tilewright.runtime.arguments import as_arguments
 from tilewright.runtime.model import CompiledModel
 from tilewright.runtime.plan import Step
 
@@ -66,7 +67,9 @@ class CheckReport:
     def __str__(self) -> str:
         worst = max((output.error for output in self.outputs), default=0.0)
         if self.ok:
-            return f"right: {len(self.outputs)} result(s), the largest error is {worst:.1e} against float64"
+            count = len(self.outputs)
+            matching = "1 output matches" if count == 1 else f"{count} outputs match"
+            return f"OK: {matching} float64, the largest error is {worst:.1e}"
         wrong = "; ".join(
             f"{output.name} has an error of {output.error:.1e} (at most {output.bound:.1e}, the framework's own is"
             f" {output.framework_error:.1e})"
@@ -89,7 +92,7 @@ def check_model(compiled: CompiledModel, model: Any, inputs: Any) -> CheckReport
     """Compare `compiled` with `model`, the nn.Module it was compiled from, on `inputs`: a tuple of positional
     arguments, a dict of keyword arguments, or one tensor. The module is run in its own types, and a copy of it in
     float64."""
-    args, kwargs = _arguments(inputs)
+    args, kwargs = as_arguments(inputs)
     got = _arrays(compiled(*args, **kwargs))
     own = _arrays(_in_framework(model, args, kwargs))
     exact = _arrays(_in_float64(model, args, kwargs))
@@ -149,12 +152,6 @@ def _error(result: np.ndarray, reference: np.ndarray) -> float:
 
 
 # -- the framework ----------------------------------------------------------------------------------------------------
-
-
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, dict):
-        return (), inputs
-    return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
 
 
 def _in_framework(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -69,7 +69,9 @@ def changed_answer(
     }
     unchanged = _unchanged(graph, inputs, rounded, errors is not None)
     feeding = {node for total in graph.nodes() if total.op in SUMMING for node in toposort(total.inputs)}
-    drifted: dict[Node, np.ndarray] = {}  # what later sums are of: with the errors of earlier ones, and nothing else
+    drifted: dict[
+        Node, np.ndarray
+    ] = {}  # what later sums are of: with the errors of earlier ones, and nothing else
     for node in graph.nodes():
         if node.is_input:
             continue

@@ -2,7 +2,7 @@
 
 Every buffer lies between guards that nothing may write, results and guards are filled with NaN before each case, inputs
 must be what they were afterwards, and every element of every result is held to its own bound, on the card. A candidate
-without library calls must give the same bits twice.
+without library calls must give the same bits again, and with other numbers in the guards.
 Only then it is timed: a graph repeats it, so that launches do not count, and its operands are in L2 where they fit.
 
 A candidate may crash, hang or spoil its context: the process ends then, and one candidate is lost.
@@ -33,6 +33,9 @@ from tilewright.runtime.cuda.executor import GpuExecutor
 
 _GUARD = 4096  # bytes on both sides of every buffer
 _POISON = 0xFF
+# What may lie beside a buffer, as bytes: NaN, and numbers so large that a maximum or minimum which reads them shows it,
+# positive and negative ones, in every type of float. A maximum drops NaN.
+BESIDE = (_POISON, 0x7B, 0xFB)
 _GRAPH_SECONDS = 4e-4  # of one graph: repeats of a candidate until it takes about so long
 _MOST_REPEATS = 20
 _MOST_TURNS = 15  # of a race: the card's speed hardly changes
@@ -187,12 +190,17 @@ class GpuTimer:
         first = self._device.block(max(1, size))
         stream = loaded.stream.handle
         self._device.copy_on(stream, first.address, loaded.results[0], size)
-        executor.run_addresses(addresses, [(loaded.results[0], False)], stream)
-        loaded.stream.synchronise()
-        self._checks.clear()
-        self._checks.results_differ(loaded.results[0], first.address, size)
-        if self._checks.read()[0]:
-            raise WrongResult("it computes something else the second time")
+        for beside in BESIDE:
+            executor.poison(beside)
+            executor.run_addresses(addresses, [(loaded.results[0], False)], stream)
+            loaded.stream.synchronise()
+            self._checks.clear()
+            self._checks.results_differ(loaded.results[0], first.address, size)
+            if not self._checks.read()[0]:
+                continue
+            if beside == _POISON:
+                raise WrongResult("it computes something else the second time")
+            raise WrongResult("it computes something else where other numbers are beside its buffers")
 
     def _downloaded(self, executor: GpuExecutor, dtype: DType, size: int) -> np.ndarray:
         result = np.empty(size, dtype.numpy)

@@ -7,6 +7,7 @@ they and the output go round too.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ import numpy as np
 
 from tilewright.hw import CpuMachine
 from tilewright.measure.exam import Case, WrongResult
-from tilewright.measure.pace import Pace, poison
+from tilewright.measure.pace import LARGE, NAN, Pace, poison
 from tilewright.measure.single import Built, Run, executor_of
 from tilewright.measure.timing import Beating
 from tilewright.measure.watched import Blocks, Fences, Watched
@@ -113,23 +114,25 @@ class Kernel:
         threads, specs = self._task.threads, self._built.parameters
         watched = Watched(self._blocks, specs)
         errors, first, quick = [], b"", True
-        for case in cases:
+        for case, nonsense in zip(cases, itertools.cycle((NAN, LARGE)), strict=False):
             begin = time.perf_counter()
-            self._run_watched(watched, case, threads, beat)
+            self._run_watched(watched, case, threads, nonsense, beat)
             errors.append(case.error(watched.output))
             if case is cases[0]:
                 first, quick = watched.output.tobytes(), time.perf_counter() - begin < _SLOW_CHECK
         if quick:
             other = Watched(self._blocks, specs, shifted=True, aligned_ones=self._constants)
-            self._run_watched(other, cases[0], 2 if threads == 1 else 1, beat)
+            self._run_watched(other, cases[0], 2 if threads == 1 else 1, LARGE, beat)
             if other.output.tobytes() != first:
-                raise WrongResult("it computes something else on another number of threads")
+                raise WrongResult(
+                    "it computes something else on another number of threads, or reads what it has not written"
+                )
             other.release()
             inputs = self._inputs(cases[0])
             for at_end in (True, False):
                 with _fences().around(specs, inputs, at_end=at_end, aligned_ones=self._constants) as fenced:
                     addresses, output = fenced
-                    self._run(addresses, threads, beat)
+                    self._run(addresses, threads, NAN, beat)
                     if output.tobytes() != first:
                         raise WrongResult(
                             "it computes something else where other memory is beside its buffers"
@@ -139,15 +142,17 @@ class Kernel:
         beat(False)
         return errors[0]
 
-    def _run_watched(self, watched: Watched, case: Case, threads: int, beat: Beating) -> None:
+    def _run_watched(
+        self, watched: Watched, case: Case, threads: int, nonsense: float, beat: Beating
+    ) -> None:
         inputs = self._inputs(case)
         watched.fill(inputs)
-        self._run(watched.addresses, threads, beat)
+        self._run(watched.addresses, threads, nonsense, beat)
         watched.verify(inputs)
 
-    def _run(self, addresses: Sequence[int], threads: int, beat: Beating) -> None:
+    def _run(self, addresses: Sequence[int], threads: int, nonsense: float, beat: Beating) -> None:
         """One call, with nonsense on the stacks."""
-        poison(self._task.machine, threads).run()
+        poison(self._task.machine, threads, nonsense).run()
         beat(True)
         self._executor.threads = threads
         self._executor.time_range(*self._filled_up([addresses] * self._calls), _CALL_STEP, _CALL_STEP + 1)

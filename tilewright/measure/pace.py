@@ -20,6 +20,9 @@ from tilewright.measure.single import Built, Run, executor_of
 _REFERENCE_STEPS = 20_000  # some tens of microseconds
 _STEADY = 1.12  # by which factor the reference kernel may be slower than it typically is
 _REMEMBERED = 512  # calls of the reference kernel, of which the typical time is taken
+# What stacks are filled with. NaN shows in most results; a kernel that computes again what is no number hides it, and
+# what a large number spoils it does not. Each half of the latter is a number too, of 16 bits.
+NAN, LARGE = math.nan, float(np.array(0x4F4F4F4F, np.uint32).view(np.float32))
 _FIRST = 20  # calls of the reference kernel before anything is compared with it
 
 
@@ -66,22 +69,22 @@ def pace(machine: CpuMachine, threads: int) -> Pace:
     return Pace(machine, threads)
 
 
-@lru_cache(maxsize=4)
-def poison(machine: CpuMachine, threads: int) -> Helper:
-    """Fills the stacks of threads with NaN: scratch memory that a kernel forgets to fill is not zero by accident."""
-    program = poison_program(machine.lanes(DType.F32), threads)
+@lru_cache(maxsize=8)
+def poison(machine: CpuMachine, threads: int, value: float) -> Helper:
+    """Fills the stacks of threads: scratch memory that a kernel forgets to fill is not zero by accident."""
+    program = poison_program(machine.lanes(DType.F32), threads, value)
     return Helper(program, machine, threads, [np.zeros(1, np.int64)])
 
 
-def poison_program(lanes: int, threads: int) -> Program:
-    """for p (parallel): scratch[...] = NaN; out[p] = scratch[place[0]], so that all of it must be written."""
+def poison_program(lanes: int, threads: int, value: float) -> Program:
+    """for p (parallel): scratch[...] = value; out[p] = scratch[place[0]], so that all of it must be written."""
     place, out = Buffer("place", DType.I64, 1), Buffer("out", DType.F32, threads)
     scratch = Buffer("scratch", DType.F32, SCRATCH_LIMIT // DType.F32.bytes, Scope.SCRATCH)
     part, step, lane = te.Var("p", threads), te.Var("k", scratch.size // lanes), te.Var("v", lanes)
     body = block(
         nest(
             [(step, Kind.SERIAL), (lane, Kind.VECTOR)],
-            Store(scratch, step * lanes + lane, te.const(math.nan, DType.F32)),
+            Store(scratch, step * lanes + lane, te.const(value, DType.F32)),
         ),
         Store(out, part, te.Load(scratch, (te.Load(place, (te.const(0, DType.I64),)),))),
     )

@@ -69,10 +69,8 @@ class PassReport:
             )
         worst = max(self.passes, key=lambda each: each.error, default=None)
         if worst is None or not worst.error:
-            return f"right after each of {count} passes, to the last bit of float64"
-        return (
-            f"right after each of {count} passes, the largest error is {worst.error:.1e} after {worst.name}"
-        )
+            return f"OK after each of {count} passes, to the last bit of float64"
+        return f"OK after each of {count} passes, the largest error is {worst.error:.1e} after {worst.name}"
 
 
 class PassChecks:

@@ -20,6 +20,7 @@ from tilewright.hw import CpuMachine
 from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.calibration import Calibration, Speeds
 from tilewright.report.code import Code
+from tilewright.support.layers import shared_name
 from tilewright.support.version import VERSION
 
 
@@ -37,7 +38,7 @@ class Trial:
 @dataclass(frozen=True)
 class TaskReport:
     key: str
-    label: str
+    label: str  # its operators: "conv+add+relu"
     text: str
     output: str  # type and shape of its result
     calls: int  # in one call of the model; 1 where there is no model
@@ -46,13 +47,43 @@ class TaskReport:
     schedule: str  # what was decided, in words
     seconds: float | None  # of one call, in the model, now
     error: float | None  # relative, against the oracle
-    before: float | None  # of what would run if nothing had been measured; taking turns with `after`
-    after: float | None  # of the winner
+    before: (
+        float | None
+    )  # in the model, of what would run if nothing had been measured; interleaved with `after`
+    after: float | None  # in the model, of the winner
     effort: str  # of the search that decided; "": none has
     limit: float | None  # seconds: what the machine could do it in
     trials: tuple[Trial, ...]
     code: Code | None
     origin: str = ""  # where the choice of the kernel came from: "tuned 2026-11-18"; "": not known
+    layers: tuple[
+        str, ...
+    ] = ()  # of the model, that each of its calls computes: "layer1.0.conv1 + bn1 + relu"
+    default: str = ""  # the config that would run if nothing had been measured
+    winner: str = ""  # the config that the search has decided for
+
+    @property
+    def name(self) -> str:
+        """What the user knows it by: its layer, where there is a model."""
+        return shared_name(self.layers) or self.label
+
+    @property
+    def baseline(self) -> float | None:
+        """Seconds of what would run if nothing had been measured: alone, as every trial is measured. (`before` is a
+        time inside the model, where inputs come from another kernel: it says nothing beside a trial's.)"""
+        return min(
+            (
+                trial.seconds
+                for trial in self.trials
+                if trial.config == self.default and trial.seconds is not None
+            ),
+            default=None,
+        )
+
+    @property
+    def is_above_roof(self) -> bool:
+        """Whether it is faster than arithmetic and memory allow, by the operations that its definition counts."""
+        return self.efficiency is not None and self.efficiency > 1.0
 
     @property
     def typical(self) -> float | None:
@@ -80,6 +111,30 @@ class TaskReport:
 
 
 @dataclass(frozen=True)
+class Baseline:
+    """Another system that has run the same model, interleaved with Tilewright."""
+
+    name: str
+    seconds: float  # a call
+    ours: float  # the same of Tilewright
+
+    @property
+    def speedup(self) -> float:
+        return self.seconds / self.ours
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """A kernel call, in the order in which they run."""
+
+    layer: str
+    task: str  # key
+    seconds: float
+    reads: tuple[int, ...]  # the steps whose results it reads; -1: an input of the model
+    alive: int  # bytes of intermediate results while it runs
+
+
+@dataclass(frozen=True)
 class ModelReport:
     name: str
     signature: str
@@ -89,6 +144,8 @@ class ModelReport:
     target: str
     arena_bytes: int
     constant_bytes: int
+    baseline: Baseline | None = None
+    steps: tuple[StepReport, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -156,7 +213,7 @@ def report(
     events: Sequence[dict[str, Any]] = (),
 ) -> Report:
     """`events`: of a trace that was kept meanwhile."""
-    ordered = tuple(sorted(tasks, key=lambda task: (-task.total, task.label)))
+    ordered = tuple(sorted(tasks, key=lambda task: (-task.total, task.name)))
     made = time.strftime("%Y-%m-%d %H:%M")
     return Report(
         title,
@@ -166,7 +223,7 @@ def report(
         machine,
         model,
         ordered,
-        [*events, *_call(ordered), *_trials(ordered)],
+        [*events, *(_call(model, ordered) if model else ()), *_trials(ordered)],
     )
 
 
@@ -235,16 +292,16 @@ def decided(decision: Decision | None) -> Mapping[str, Any]:
 # -- the trace --------------------------------------------------------------------------------------------------------
 
 
-def _call(tasks: Sequence[TaskReport]) -> list[dict[str, Any]]:
-    """Where the time of a call goes: one span for each task, one after the other."""
-    events = [_name("process_name", 1, 0, "a call of the model, by task")]
+def _call(model: ModelReport, tasks: Sequence[TaskReport]) -> list[dict[str, Any]]:
+    """Where the time of a call goes: one span for each kernel, in the order in which they run."""
+    events = [_name("process_name", 1, 0, "one call of the model, by layer")]
+    by_key = {task.key: task for task in tasks}
     now = 0.0
-    for task in tasks:
-        if task.seconds is None:
-            continue
-        args = {"calls": task.calls, "schedule": task.schedule}
-        events.append(_span(task.label, "task", 1, 0, now, task.total, args))
-        now += task.total
+    for step in model.steps:
+        task = by_key[step.task]
+        args = {"operators": task.label, "schedule": task.schedule, "alive_bytes": step.alive}
+        events.append(_span(step.layer, "kernel", 1, 0, now, step.seconds, args))
+        now += step.seconds
     return events if len(events) > 1 else []
 
 
@@ -253,7 +310,7 @@ def _trials(tasks: Sequence[TaskReport]) -> list[dict[str, Any]]:
     begin = min((trial.when - trial.took for task in tasks for trial in task.trials), default=0.0)
     events = [_name("process_name", 2, 0, "trials")]
     for number, task in enumerate(task for task in tasks if task.trials):
-        events.append(_name("thread_name", 2, number, f"{task.label} {task.key[:8]}"))
+        events.append(_name("thread_name", 2, number, f"{task.name} {task.key[:8]}"))
         for trial in task.trials:
             args = {"seconds": trial.seconds, "predicted": trial.predicted, "failure": trial.failure}
             start = trial.when - trial.took - begin

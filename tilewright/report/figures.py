@@ -1,4 +1,4 @@
-"""The drawings of a report as geometry: where lines and points are, and what stands at the axes. The template draws."""
+"""Charts as geometry: scales with their ticks, lines, points and labels, and words for numbers. The template draws."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tilewright.report.data import Report, TaskReport
-
-_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 14, 12, 40
-_MOST_POINTS = 3000  # of a cloud; of more, an even sample
+LEFT, RIGHT, TOP, BOTTOM = 54, 14, 12, 40
+_LEAST_TICKS = 3
+_CHARACTER, _LINE = 6.2, 13.0  # pixels of a label's text
+_FAR = 16  # pixels from a point, from which on a line leads to its name
+# Within each power of ten, coarse first.
+_LOG_STEPS: tuple[tuple[float, ...], ...] = (
+    (1,),
+    (1, 3),
+    (1, 2, 5),
+    (1, 1.5, 2, 3, 5, 7),
+    tuple(range(1, 10)),
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,7 @@ class Point:
     radius: float
     kind: str  # what it is drawn as
     title: str
+    shape: str = "circle"  # or "square", "diamond": not told by colour alone
 
 
 @dataclass(frozen=True)
@@ -53,22 +62,23 @@ class Figure:
     lines: tuple[Line, ...] = ()
     points: tuple[Point, ...] = ()
     labels: tuple[Label, ...] = ()
+    description: str = ""  # what it shows, for those who do not see it
 
     @property
     def left(self) -> int:
-        return _LEFT
+        return LEFT
 
     @property
     def right(self) -> int:
-        return self.width - _RIGHT
+        return self.width - RIGHT
 
     @property
     def top(self) -> int:
-        return _TOP
+        return TOP
 
     @property
     def bottom(self) -> int:
-        return self.height - _BOTTOM
+        return self.height - BOTTOM
 
 
 @dataclass(frozen=True)
@@ -88,14 +98,23 @@ class Scale:
         return round(self.begin + (value - low) / (high - low) * (self.end - self.begin), 1)
 
     def ticks(self) -> list[float]:
+        """Round values, at least three wherever the scale is one, so that it can be read off."""
         if not self.log:
-            step = _round_step((self.high - self.low) / 4)
-            return [n * step for n in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
-        decades = math.log10(self.high / self.low)
-        factors = (1, 2, 5) if decades < 2 else (1,)
+            return self._even(4)
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-        found = [factor * 10.0**power for power in powers for factor in factors]
-        return [value for value in found if self.low <= value <= self.high]
+        for factors in _LOG_STEPS:
+            found = [factor * 10.0**power for power in powers for factor in factors]
+            inside = [value for value in found if self.low <= value <= self.high]
+            if len(inside) >= _LEAST_TICKS:
+                return inside
+        for parts in (4, 8, 16):  # less than a factor of two: as good as linear
+            if len(inside := self._even(parts)) >= _LEAST_TICKS:
+                break
+        return inside
+
+    def _even(self, parts: int) -> list[float]:
+        step = _round_step((self.high - self.low) / parts)
+        return [n * step for n in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
 
 
 def _round_step(step: float) -> float:
@@ -117,146 +136,42 @@ def seconds_text(seconds: float | None) -> str:
         return "–"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
-            return f"{_digits(seconds / size)} {unit}"
-    return f"{_digits(seconds / 1e-9)} ns"
+            return f"{digits(seconds / size)} {unit}"
+    return f"{digits(seconds / 1e-9)} ns"
 
 
 def rate_text(count: float, seconds: float | None, unit: str) -> str:
-    return "–" if not seconds or not count else f"{_digits(count / seconds / 1e9)} {unit}"
+    return "–" if not seconds or not count else f"{digits(count / seconds / 1e9)} {unit}"
 
 
 def count_text(count: float) -> str:
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
-            return f"{_digits(count / size)} {unit}"
+            return f"{digits(count / size)} {unit}"
     return f"{count:.0f} "
 
 
-def _digits(value: float) -> str:
+def digits(value: float) -> str:
     """Three significant ones, without an exponent."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     return f"{value:g}"
 
 
-# -- the drawings -----------------------------------------------------------------------------------------------------
+def bytes_text(count: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{digits(count / size)} {unit}"
+    return f"{count:.0f} bytes"
 
 
-def tuning_curve(task: TaskReport, width: int = 330, height: int = 190) -> Figure | None:
-    """Each trial, and the best so far; failures stand on the axis."""
-    right = [trial.seconds for trial in task.trials if trial.seconds is not None]
-    if not right:
-        return None
-    references = [task.before] if task.before else []
-    y = around([*right, *references], height - _BOTTOM - 6, _TOP)
-    x = Scale(0, max(len(task.trials), 2), _LEFT, width - _RIGHT, log=False)
-    points: list[Point] = []
-    path: list[tuple[float, float]] = []
-    best = math.inf
-    for number, trial in enumerate(task.trials, start=1):
-        if trial.seconds is None:
-            title = f"trial {number}: {trial.failure} {trial.message}\n{trial.config}"
-            points.append(Point(x(number), height - _BOTTOM, 2.5, "failed", title))
-            continue
-        title = f"trial {number}: {seconds_text(trial.seconds)}\n{trial.config}"
-        points.append(Point(x(number), y(trial.seconds), 2.5, "trial", title))
-        if trial.seconds < best:
-            path += [(x(number), y(best))] if path else []
-            best = trial.seconds
-            path.append((x(number), y(best)))
-    path.append((x(len(task.trials)), y(best)))
-    lines = [Line(_path(path), "best", "best so far")]
-    labels = []
-    if task.before:
-        lines.append(Line(_path([(x.begin, y(task.before)), (x.end, y(task.before))]), "before", "not tuned"))
-        labels.append(Label(width - _RIGHT, y(task.before) - 4, "not tuned", "end"))
-    whole = [Tick(x(tick), _short(tick)) for tick in x.ticks() if tick == int(tick)]
-    return Figure(
-        width, height, "trials", "", tuple(whole), _time_ticks(y), tuple(lines), tuple(points), tuple(labels)
-    )
+def clipped(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def predictions(report: Report, width: int = 520, height: int = 420) -> Figure | None:
-    """Predicted against measured, of every trial that has both."""
-    found = [
-        (trial.predicted, trial.seconds, task.label, trial.config)
-        for task in report.tasks
-        for trial in task.trials
-        if trial.predicted and trial.seconds
-    ]
-    if not found:
-        return None
-    found = found[:: math.ceil(len(found) / _MOST_POINTS)]
-    values = [value for predicted, seconds, _, _ in found for value in (predicted, seconds)]
-    x, y = around(values, _LEFT, width - _RIGHT), around(values, height - _BOTTOM, _TOP)
-    points = [
-        Point(
-            x(predicted), y(seconds), 2.5, "trial",
-            f"{label}: predicted {seconds_text(predicted)}, measured {seconds_text(seconds)}\n{config}",
-        )
-        for predicted, seconds, label, config in found
-    ]  # fmt: skip
-    diagonal = Line(_path([(x(x.low), y(x.low)), (x(x.high), y(x.high))]), "limit", "as predicted")
-    return Figure(
-        width, height, "predicted", "measured", _time_ticks(x), _time_ticks(y), (diagonal,), tuple(points)
-    )
-
-
-def roofline(report: Report, width: int = 520, height: int = 420) -> Figure | None:
-    """Operations a second against operations for each byte that must move; the area of a point is its share of the
-    time."""
-    tasks = [(task, task.typical) for task in report.tasks if task.flops and task.bytes]
-    found = [(task, seconds) for task, seconds in tasks if seconds]
-    if not found:
-        return None
-    machine = report.machine
-    intensities = [task.flops / task.bytes for task, _ in found]
-    ridge = machine.flops / machine.bandwidths["memory"]
-    x = around([*intensities, ridge, 0.1 * ridge], _LEFT, width - _RIGHT, margin=2)
-    rates = [task.flops / seconds for task, seconds in found]
-    y = around(
-        [*rates, machine.flops, machine.bandwidths["memory"] * x.low], height - _BOTTOM, _TOP, margin=1.6
-    )
-    lines = [Line(_path([(x(x.low), y(machine.flops)), (x(x.high), y(machine.flops))]), "limit", "peak")]
-    peak = f"peak {rate_text(machine.flops, 1.0, 'GFLOP/s')}"
-    labels = [Label(width - _RIGHT, y(machine.flops) - 5, peak, "end")]
-    for name, bandwidth in machine.bandwidths.items():
-        until = min(machine.flops / bandwidth, x.high)
-        begin = max(x.low, y.low / bandwidth)
-        if begin >= until:
-            continue
-        kind = "limit" if name == "memory" else "limit near"
-        lines.append(
-            Line(_path([(x(begin), y(bandwidth * begin)), (x(until), y(bandwidth * until))]), kind, name)
-        )
-        labels.append(Label(x(begin) + 16, y(bandwidth * begin) + 3, name))
-    whole = report.seconds or 1.0
-    points = [
-        Point(
-            x(intensity), y(rate), round(3 + 12 * math.sqrt(task.total / whole), 1), "task",
-            f"{task.label}\n{rate_text(task.flops, seconds, 'GFLOP/s')}, {_digits(intensity)} operations for a byte, "
-            f"{100 * task.total / whole:.0f}% of the time",
-        )
-        for (task, seconds), intensity, rate in zip(found, intensities, rates, strict=True)
-    ]  # fmt: skip
-    x_ticks = tuple(Tick(x(tick), _short(tick)) for tick in x.ticks())
-    y_ticks = tuple(Tick(y(tick), _short(tick / 1e9)) for tick in y.ticks())
-    return Figure(
-        width,
-        height,
-        "operations for each byte",
-        "GFLOP/s",
-        x_ticks,
-        y_ticks,
-        tuple(lines),
-        tuple(points),
-        tuple(labels),
-    )
-
-
-def _time_ticks(scale: Scale) -> tuple[Tick, ...]:
+def time_ticks(scale: Scale) -> tuple[Tick, ...]:
     return tuple(Tick(scale(tick), _round_seconds(tick)) for tick in scale.ticks())
 
 
@@ -265,5 +180,110 @@ def _round_seconds(seconds: float) -> str:
     return f"{float(number):g} {unit}"
 
 
-def _path(points: Sequence[tuple[float, float]]) -> str:
+def path(points: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x:g},{y:g}" for x, y in points)
+
+
+# -- labels that hide nothing -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Box:
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: Box) -> bool:
+        return (
+            self.left < other.right
+            and other.left < self.right
+            and self.top < other.bottom
+            and other.top < self.bottom
+        )
+
+    def within(self, other: Box) -> bool:
+        return (
+            other.left <= self.left
+            and self.right <= other.right
+            and other.top <= self.top
+            and self.bottom <= other.bottom
+        )
+
+
+class Labels:
+    """Puts labels where nothing else is: not on points, lines or other labels. One without room is left out."""
+
+    def __init__(self, frame: Box) -> None:
+        self._frame = frame
+        self._taken: list[Box] = []
+        self._names: list[Box] = []
+        self.placed: list[Label] = []
+
+    def avoid(self, *boxes: Box) -> None:
+        self._taken += boxes
+
+    def avoid_line(self, begin: tuple[float, float], end: tuple[float, float]) -> None:
+        self._taken += _along(begin, end)
+
+    def put(self, text: str, spots: Iterable[tuple[float, float, str]]) -> bool:
+        """At the first free one of `spots`: where its text is anchored, and by which end. Whether there was one."""
+        return self._put(text, spots, None) is not None
+
+    def put_beside(self, text: str, point: Point) -> tuple[tuple[float, float], tuple[float, float]] | None:
+        """The name of a point, as close to it as there is room; the line that leads there, if it is far."""
+        label = self._put(text, _around(point), point)
+        if label is None or not _leads(point, label.x, label.y):
+            return None
+        leader = (point.x, point.y), (label.x, label.y - 4)
+        self._taken += _along(*leader)
+        return leader
+
+    def _put(self, text: str, spots: Iterable[tuple[float, float, str]], point: Point | None) -> Label | None:
+        for x, y, anchor in spots:
+            width = _CHARACTER * len(text)
+            left = x - (width if anchor == "end" else width / 2 if anchor == "middle" else 0)
+            box = Box(left, y - _LINE + 3, left + width, y + 3)
+            if not box.within(self._frame) or any(box.meets(other) for other in self._taken):
+                continue
+            if point is not None and _leads(point, x, y) and self._crosses((point.x, point.y), (x, y - 4)):
+                continue
+            self._taken.append(box)
+            self._names.append(box)
+            self.placed.append(Label(round(x, 1), round(y, 1), text, anchor))
+            return self.placed[-1]
+        return None
+
+    def _crosses(self, begin: tuple[float, float], end: tuple[float, float]) -> bool:
+        """Whether a line would run through another label."""
+        return any(part.meets(name) for part in _along(begin, end) for name in self._names)
+
+
+def _along(begin: tuple[float, float], end: tuple[float, float]) -> list[Box]:
+    (x0, y0), (x1, y1) = begin, end
+    count = max(1, int(math.hypot(x1 - x0, y1 - y0) / 4))
+    steps = [n / count for n in range(count + 1)]
+    middles = [(x0 + (x1 - x0) * step, y0 + (y1 - y0) * step) for step in steps]
+    return [Box(x - 2, y - 2, x + 2, y + 2) for x, y in middles]
+
+
+def _leads(point: Point, x: float, y: float) -> bool:
+    return math.hypot(x - point.x, y - point.y) > point.radius + _FAR
+
+
+def _around(point: Point) -> list[tuple[float, float, str]]:
+    """Where the name of a point may stand: beside it, above or below, close by first."""
+    spots = []
+    for distance in (4, 20, 36, 54, 74):
+        beside = point.radius + distance
+        spots += [
+            (point.x + beside, point.y + 4, "start"),
+            (point.x - beside, point.y + 4, "end"),
+            (point.x, point.y - beside, "middle"),
+            (point.x, point.y + beside + 8, "middle"),
+            (point.x + beside, point.y - beside, "start"),
+            (point.x - beside, point.y - beside, "end"),
+            (point.x + beside, point.y + beside, "start"),
+            (point.x - beside, point.y + beside + 8, "end"),
+        ]
+    return spots

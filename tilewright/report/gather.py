@@ -8,6 +8,7 @@ from typing import Any
 
 from tilewright.db.database import Database
 from tilewright.db.record import Decision, Key, Record
+from tilewright.errors import TilewrightError
 from tilewright.graph.task import Task
 from tilewright.graph.text import parse_graph
 from tilewright.hw import CpuMachine, host
@@ -15,9 +16,11 @@ from tilewright.measure.calibration import calibration_for, machine_key
 from tilewright.measure.gpu_calibration import rated, stored
 from tilewright.report.code import Code, code_of
 from tilewright.report.data import (
+    Baseline,
     Machine,
     ModelReport,
     Report,
+    StepReport,
     TaskReport,
     by_key,
     decided,
@@ -27,11 +30,13 @@ from tilewright.report.data import (
     report,
     trial_of,
 )
+from tilewright.report.flow import flow_of
 from tilewright.runtime.cuda.model import GpuModel
 from tilewright.runtime.model import CompiledModel
 from tilewright.runtime.plan import Origin, Plan
 from tilewright.space.template import Work
 from tilewright.targets.cuda import CudaTarget
+from tilewright.tune.choose import choose
 
 _WITH_ASSEMBLY = 12  # tasks, those that take most time: LLVM needs a while for each
 _WITH_CODE = 60
@@ -44,8 +49,10 @@ def report_on_model(
     *,
     inputs: Any = None,
     events: Sequence[dict[str, Any]] = (),
+    baseline: Baseline | None = None,
 ) -> Report:
-    """Runs the model: what each of its tasks takes now, and what the database knows of each on this machine."""
+    """Runs the model: what each of its tasks takes now, and what the database knows of each on this machine.
+    `baseline`: what another system took for it."""
     plan = model.plan
     host_machine = host()
     if isinstance(model, GpuModel):
@@ -53,10 +60,15 @@ def report_on_model(
     else:
         machine = machine_report(host_machine, calibration_for(host_machine), model.threads)
         key_of = lambda task: Key.of_task(task, host_machine, plan.numerics, model.threads)  # noqa: E731
+    flow = flow_of(plan)
+    steps = []
     explanation = model.explain(inputs)
     seconds: dict[str, list[float]] = defaultdict(list)
     errors: dict[str, list[float]] = defaultdict(list)
-    for step, row in zip(plan.steps, explanation.rows, strict=True):
+    layers: dict[str, list[str]] = defaultdict(list)
+    for number, (step, row) in enumerate(zip(plan.steps, explanation.rows, strict=True)):
+        steps.append(StepReport(row.layer, step.task, row.seconds, flow.reads[number], flow.alive[number]))
+        layers[step.task].append(row.layer)
         seconds[step.task].append(row.seconds)
         if row.error is not None:
             errors[step.task].append(row.error)
@@ -65,8 +77,8 @@ def report_on_model(
         info = plan.tasks[key]
         full = key_of(key)
         records, decision = database.records(full), database.decision(full)
-        shown = rank < _WITH_CODE and not isinstance(model, GpuModel)
-        code = _code_in(plan, key, host_machine, decision, rank) if shown else None
+        work = None if isinstance(model, GpuModel) else _work_in(plan, key, host_machine)
+        code = None if work is None else _code_in(plan, key, work, decision, rank)
         tasks.append(
             TaskReport(
                 key=key,
@@ -83,6 +95,8 @@ def report_on_model(
                 trials=tuple(map(trial_of, records)),
                 code=code,
                 origin=str(info.origin),
+                layers=tuple(layers[key]),
+                **_configs(work, records, decision),
                 **decided(decision),
             )
         )
@@ -95,8 +109,21 @@ def report_on_model(
         target=f"{plan.target.get('cpu', '')} {plan.target['triple']}",
         arena_bytes=plan.memory.arena_bytes,
         constant_bytes=plan.memory.constant_bytes,
+        baseline=baseline,
+        steps=tuple(steps),
     )
     return report(name, machine, tasks, about, events)
+
+
+def _configs(work: Work | None, records: Sequence[Record], decision: Decision | None) -> dict[str, Any]:
+    """What would run without measuring, and what won. Where the task cannot be read any more, or is a GPU's: the first
+    that was measured, which is the one to beat."""
+    try:
+        default = "" if work is None or not records else str(choose(work).config)
+    except TilewrightError:
+        default = ""
+    default = default or (str(records[0].config) if records else "")
+    return {"default": default, "winner": "" if decision is None else str(decision.config)}
 
 
 def _on_gpu(model: GpuModel) -> tuple[Machine, Callable[[str], Key]]:
@@ -153,6 +180,7 @@ def _known(
         trials=tuple(map(trial_of, records)),
         code=code,
         origin="" if decision is None else str(Origin("tuned", decision.when)),
+        **_configs(work, records, decision),
         **decided(decision),
     )
 
@@ -163,13 +191,18 @@ def _fastest(records: Sequence[Record], decision: Decision | None) -> float:
     return min((record.seconds for record in records if record.seconds is not None), default=0.0)
 
 
-def _code_in(plan: Plan, key: str, machine: CpuMachine, decision: Decision | None, rank: int) -> Code | None:
-    """Of the kernel that the plan calls for this task, as far as this version still makes it."""
+def _work_in(plan: Plan, key: str, machine: CpuMachine) -> Work | None:
+    """A task of a plan again, as far as this version still makes it."""
     step = next(step for step in plan.steps if step.task == key)
     constants = [n for n, place in enumerate(step.arguments[:-1]) if place.space == "constant"]
     task = Task(parse_graph(plan.tasks[key].text, {}), frozenset(constants))
-    if task.key != key:
+    return Work(task, machine, plan.numerics) if task.key == key else None
+
+
+def _code_in(plan: Plan, key: str, work: Work, decision: Decision | None, rank: int) -> Code | None:
+    """Of the kernel that the plan calls for this task."""
+    if rank >= _WITH_CODE:
         return None
+    step = next(step for step in plan.steps if step.task == key)
     wanted = [] if decision is None else [decision.config]
-    work = Work(task, machine, plan.numerics)
     return code_of(work, wanted, step.kernel, assembly=rank < _WITH_ASSEMBLY)

@@ -14,11 +14,13 @@ from importlib import resources
 
 import jinja2
 
-from tilewright.report import figures
+from tilewright.report import charts, figures
 from tilewright.report.data import Report
+from tilewright.report.network import network
 
 MOST_BYTES = 2_000_000
 _MOST_CURVES = 24
+_MOST_LAYERS = 24  # of one kernel, by name
 _TRACE_BYTES = 600_000  # of the file, at most; of a longer trace the beginning
 _SHORTER = (160, 60, 20, 0)  # lines of each task's code, until the file is small enough
 
@@ -39,10 +41,14 @@ def _render(report: Report, code_lines: int) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"seconds": figures.seconds_text, "count": figures.count_text}
+    environment.filters |= {
+        "seconds": figures.seconds_text,
+        "count": figures.count_text,
+        "bytes": figures.bytes_text,
+    }
     environment.globals |= {"rate": figures.rate_text}
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    drawn = [(number, task, figures.tuning_curve(task)) for number, task in enumerate(report.tasks, start=1)]
+    drawn = [(number, task, charts.tuning_curve(task)) for number, task in enumerate(report.tasks, start=1)]
     curves = [one for one in drawn if one[2] is not None]
     template = environment.from_string(templates.joinpath("report.html.j2").read_text())
     return template.render(
@@ -52,8 +58,13 @@ def _render(report: Report, code_lines: int) -> str:
         script_digest=digest,
         curves=curves[:_MOST_CURVES],
         more_curves=max(0, len(curves) - _MOST_CURVES),
-        predictions=figures.predictions(report),
-        roofline=figures.roofline(report),
+        predictions=charts.predictions(report),
+        roofline=charts.roofline(report),
+        memory=charts.memory(report),
+        network=network(report),
+        shapes=charts.SHAPES,
+        above_roof=sum(task.is_above_roof for task in report.tasks),
+        most_layers=_MOST_LAYERS,
         longest=max((task.total * max(task.gain or 1.0, 1.0) for task in report.tasks), default=0.0) or 1.0,
         code_lines=code_lines,
         trace=_trace_uri(report),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from tilewright.graph.ir import Graph, Node, input_node
 from tilewright.graph.op import apply
 from tilewright.graph.task import Partition, Task, TaskCall
+from tilewright.support.layers import merged
 
 
 def reader_counts(partition: Partition) -> Counter[Node]:
@@ -39,7 +40,14 @@ def with_producer(call: TaskCall, node: Node, before: TaskCall) -> TaskCall:
         for index, x in enumerate(each.inputs)
         if index in each.task.constants and x in number
     )
-    return TaskCall(Task(graph, constants), tuple(unique), call.output, call.name, call.way)
+    return TaskCall(
+        Task(graph, constants),
+        tuple(unique),
+        call.output,
+        call.name,
+        call.way,
+        merged(before.layers, call.layers),
+    )
 
 
 def _rebuilt(output: Node, known: dict[Node, Node]) -> Node:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tilewright.graph.ir import Node
+from tilewright.graph.provenance import UNKNOWN
 from tilewright.graph.task import Partition, Task, TaskCall
 from tilewright.rewrites.calls import reader_counts, with_producer
 
@@ -71,11 +72,11 @@ def expand(partition: Partition, chosen: Mapping[str, Parted], names: Mapping[st
         values = dict(zip(parted.inputs, call.inputs, strict=True))
         for number, part in enumerate(parted.parts):
             last = number == len(parted.parts) - 1
-            output = call.output if last else replace(part.result, name="", source="")
+            output = call.output if last else replace(part.result, name="", source=UNKNOWN)
             values[part.result] = output
             name = call.name if last else f"{call.name}.{number}"
             inputs = tuple(values[node] for node in part.operands)
-            made = TaskCall(part.task, inputs, output, name, names[call.task.key])
+            made = TaskCall(part.task, inputs, output, name, names[call.task.key], call.layers)
             parts.setdefault(made.key, part)
             owner.setdefault(made.key, call.task.key)
             calls.append(made)

@@ -112,7 +112,7 @@ def fold(node: Node, affine: Affine, replaced: Node) -> Node | None:
     if not all(finite(parameter) for parameter in (weight, rounded)):
         return None
     operands = (x, weight, rounded) if bias or affine.shift is not None else (x, weight)
-    return apply(node.op, *operands, name=replaced.name, source=node.source, **node.attrs)
+    return apply(node.op, *operands, name=replaced.name, source=node.source | replaced.source, **node.attrs)
 
 
 def _bias_name(weight: Node) -> str:

@@ -60,8 +60,8 @@ def _affordable(node: Node, budget: Budget) -> bool:
     operations, peak = evaluation_cost(node)
     if not budget.can_work(operations) or not budget.has_room(peak):
         return False
-    budget.work(operations, node.source)
-    budget.hold(node.type.bytes, node.source)
+    budget.work(operations, str(node.source))
+    budget.hold(node.type.bytes, str(node.source))
     return True
 
 

@@ -19,15 +19,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tilewright.graph.ir import Graph, Node, rebuild
-from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.rewrites.base import Pass
 from tilewright.rewrites.layout_assignment import Assignment, Costs, assign, solve
-from tilewright.rewrites.layout_ways import Way, folds, gives_channels_last, ways_of, written
+from tilewright.rewrites.layout_ways import Way, folds, gives_channels_last, permuted, ways_of, written
 from tilewright.rewrites.oracle import CostOracle, FewestBytes
 from tilewright.rewrites.orders import Order, conversions, identity, named, stored
 from tilewright.rewrites.partition import partition
-from tilewright.rewrites.shapes import moves_nothing, reshape_to
+from tilewright.rewrites.shapes import moves_nothing
 from tilewright.support.trace import Event, Trace
 
 # Values alive at a step, over all steps: what an assignment takes time in proportion to. Networks have thousands of
@@ -140,11 +139,3 @@ class _Conversion:
             there[order] = permuted(there[nearest], nearest, order, value)
             self.detours += len(conversions(value.shape, nearest, order)) > 1 and not folds(value)
         return there[order]
-
-
-def permuted(node: Node, have: Order, need: Order, value: Node) -> Node:
-    """`value`, which is stored in `node` in the order `have`, in the order `need`."""
-    for parts, axes in conversions(value.shape, have, need):
-        if not moves_nothing(parts, axes):
-            node = apply("permute", reshape_to(node, parts), axes=axes, name=value.name, source=value.source)
-    return reshape_to(node, stored(value.shape, need))

@@ -20,7 +20,8 @@ Times of kernels are asked for quickly first. One that the best kernel may be be
 stands against the choice: what makes the chosen ways cheaper still does not change it.
 
 Heuristic in any case is the model of cost: an operator is asked for by itself with the border before it, not with what
-will be fused behind it, and a permute next to elementwise work costs what it adds to that.
+will be fused behind it, and a permute next to elementwise work costs what it adds to that. One in front of a reduction
+costs what the kernel of both takes longer, and no less than by itself.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from tilewright.rewrites.layout_ways import (
     Way,
     folds,
     gives_channels_last,
+    permuted,
     touched,
     ways_of,
     written,
@@ -128,8 +130,10 @@ class Costs:
             self._kernels[key] = sum(seconds for seconds, _ in found), all(best for _, best in found)
         return self._kernels[key]
 
-    def moving(self, value: Node, have: Order, need: Order, reader: Node | None = None) -> float:
-        """Seconds of putting `value` from one order into another for `reader`."""
+    def moving(
+        self, value: Node, have: Order, need: Order, reader: Node | None = None, way: Way | None = None
+    ) -> float:
+        """Seconds of putting `value` from one order into another for `reader`, which goes this `way` then."""
         if have == need or folds(value):
             return 0.0
         *before, (shape, axes) = conversions(value.shape, have, need)
@@ -140,7 +144,26 @@ class Costs:
         if reader is not None and absorbs(reader, axes, shape, self.users, self.outputs):
             return seconds
         alone = reader is None or not self._rides_along(value, reader)
-        return seconds + self._permute(TensorType(shape, value.dtype), axes, alone=alone)
+        moved = seconds + self._permute(TensorType(shape, value.dtype), axes, alone=alone)
+        if reader is None or way is None or not self._becomes_one(value, reader):
+            return moved
+        return max(moved, self._joined(value, have, reader, way) - self.kernel(reader, way))
+
+    def _becomes_one(self, value: Node, reader: Node) -> bool:
+        """Whether fusion makes one kernel of a permute of `value` and the reduction that reads it."""
+        reduces = reader.op in _IN_ANY_ORDER and op_of(reader.op).fusion is Fusion.REDUCTION
+        return reduces and len(reader.inputs) == 1 and self.readers[value] == 1
+
+    def _joined(self, value: Node, have: Order, reader: Node, way: Way) -> float:
+        """Seconds of that kernel, which reads along what is not contiguous; 0 where they are not known."""
+        key = have, _kernel_key(reader, way)
+        if key not in self._moves:
+            given = input_node(0, TensorType(stored(value.shape, have), value.dtype))
+            moved = permuted(given, have, way.operands[0], value)
+            calls = partition(Graph((given,), (written(reader, way, (moved,)),))).calls
+            found = sum(self.oracle.seconds(call.task) for call in calls)
+            self._moves[key] = found if len(calls) == 1 and math.isfinite(found) else 0.0
+        return self._moves[key]
 
     def _permute(self, type: TensorType, axes: tuple[int, ...], *, alone: bool) -> float:
         if moves_nothing(type.shape, axes):
@@ -289,7 +312,7 @@ def _moved(
             continue
         at = frontier.index(operand)
         if order not in there[at]:
-            cost += min(costs.moving(operand, have, order, node) for have in there[at])
+            cost += min(costs.moving(operand, have, order, node, way) for have in there[at])
             there[at] = _with(there[at], order)
     return there, cost
 

@@ -28,6 +28,7 @@ from tilewright.rewrites.orders import (
     blocks_of,
     channels_first,
     channels_last,
+    conversions,
     fits,
     identity,
     per_axis,
@@ -35,7 +36,7 @@ from tilewright.rewrites.orders import (
     renamed,
     stored,
 )
-from tilewright.rewrites.shapes import Shape, inverse, is_identity, reshape_to, trimmed
+from tilewright.rewrites.shapes import Shape, inverse, is_identity, moves_nothing, reshape_to, trimmed
 
 WITH_LAYOUT = ("conv", "max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool")
 _MOST_WAYS = 5  # a graph that permutes in many ways would have as many orders for each value
@@ -390,3 +391,11 @@ def _sliced(value: Node, order: Order) -> dict[str, Shape]:
         "stops": tuple(n if all_of else stop for all_of, n, stop in zip(whole, shape, stops, strict=True)),
         "steps": tuple(1 if all_of else step for all_of, step in zip(whole, steps, strict=True)),
     }
+
+
+def permuted(node: Node, have: Order, need: Order, value: Node) -> Node:
+    """`value`, which is stored in `node` in the order `have`, in the order `need`."""
+    for parts, axes in conversions(value.shape, have, need):
+        if not moves_nothing(parts, axes):
+            node = apply("permute", reshape_to(node, parts), axes=axes, name=value.name, source=value.source)
+    return reshape_to(node, stored(value.shape, need))

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
@@ -95,10 +97,12 @@ def _rule(
         if known is None:
             first = branches[0]
             weight = constant(np.concatenate([branch.weight for branch in branches], axis=1))
-            known = apply("matmul", data, weight, name=first.product.name, source=first.product.source)
+            source = reduce(or_, (branch.product.source for branch in branches))
+            known = apply("matmul", data, weight, name=first.product.name, source=source)
             if first.bias is not None:
                 biases = [b.bias.data for b in branches if b.bias is not None and b.bias.data is not None]
-                known = apply("add", known, constant(np.concatenate(biases)), name=first.result.name)
+                both = constant(np.concatenate(biases))
+                known = apply("add", known, both, name=first.result.name, source=source)
             made[id(branches)] = known
         return known
 

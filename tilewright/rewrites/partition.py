@@ -10,15 +10,17 @@ writes the output, and the value is a view of it; only where two outputs would c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from tilewright.graph.ir import Graph, Node, input_node
 from tilewright.graph.op import Fusion, apply, op_of
+from tilewright.graph.provenance import UNKNOWN
 from tilewright.graph.task import Partition, Task, TaskCall
 from tilewright.rewrites.chain import chained
 from tilewright.rewrites.defer import deferred
 from tilewright.rewrites.fuse import Group, fuse
+from tilewright.support.layers import merged
 
 _ANCHORS = (Fusion.COMPLEX, Fusion.REDUCTION)
 
@@ -40,6 +42,7 @@ def partition(
         views.pop(owner, None)
         views[value] = owner
 
+    layers = _Layers(graph)
     tasks: dict[str, Task] = {}
     names: dict[str, int] = {}
     calls = []
@@ -48,7 +51,7 @@ def partition(
         task = tasks.setdefault(task.key, task)
         output = owners.get(group.output, group.output)
         name = _unique(output.name or group.output.name or task.label, names)
-        calls.append(TaskCall(task, operands, output, name))
+        calls.append(TaskCall(task, operands, output, name, layers=layers.of(group)))
     result = Partition(graph, tuple(calls), views, fused.offsets)
     result.check()
     return result
@@ -92,6 +95,29 @@ def _unique(name: str, taken: dict[str, int]) -> str:
     taken[name] = max(number, 1)
     taken.setdefault(unique, 1)
     return unique
+
+
+class _Layers:
+    """The layers that a group computes, by the user's names for them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._users = graph.users()
+
+    def of(self, group: Group) -> tuple[str, ...]:
+        """What a rewrite has put in, a change of layout say, is a part of the layer that reads it, or is read by it."""
+        own = merged(*(node.source.layers for node in group.members))
+        return (
+            own
+            or self._nearest(group.output, lambda node: self._users[node])
+            or self._nearest(group.output, lambda node: node.inputs)
+        )
+
+    def _nearest(self, node: Node, steps: Callable[[Node], Sequence[Node]]) -> tuple[str, ...]:
+        while following := steps(node):
+            node = following[0]
+            if node.source.layers:
+                return node.source.layers[:1]
+        return ()
 
 
 # -- outputs ------------------------------------------------------------------------------------------------------
@@ -138,7 +164,7 @@ def make_task(group: Group) -> tuple[Task, tuple[Node, ...]]:
     def operand(node: Node) -> Node:
         if node not in inside:
             if node.is_constant and node.type.size == 1:
-                inside[node] = replace(node, name="", source="")
+                inside[node] = replace(node, name="", source=UNKNOWN)
             else:
                 inside[node] = input_node(len(operands), node.type)
                 operands.append(node)
@@ -146,7 +172,7 @@ def make_task(group: Group) -> tuple[Task, tuple[Node, ...]]:
 
     for node in group.members:
         inputs = tuple(map(operand, node.inputs))
-        inside[node] = replace(node, inputs=inputs, name=_numbered(node.op, counts), source="")
+        inside[node] = replace(node, inputs=inputs, name=_numbered(node.op, counts), source=UNKNOWN)
     body = Graph(_inputs(inside.values()), (inside[group.output],))
     constants = frozenset(index for index, node in enumerate(operands) if node.is_constant)
     return Task(body, constants), tuple(operands)

@@ -41,7 +41,7 @@ class RecogniseAttention(Pass):
             same = all(a is b for a, b in zip(operands, node.inputs, strict=True))
             kept = node if same else replace(node, inputs=operands)
             found = _attention(kept, single)
-            result = kept if found is None else replace(found, name=node.name, source=node.source)
+            result = kept if found is None else replace(found, name=node.name)
             if uses[node] == 1:
                 single.add(result)
             return result
@@ -75,7 +75,8 @@ def _attention(node: Node, single: set[Node]) -> Node | None:
         for mask in scores.masks[1:]:
             total = apply("add", total, mask)
         operands.append(_blind_rows_are_nan(total))
-    result = apply("attention", *operands, causal=False, scale=scores.scale)
+    source = scores.product.source | weights.source | node.source
+    result = apply("attention", *operands, causal=False, scale=scores.scale, source=source)
     return result if result.type == node.type and fits_one_kernel(result) else None
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, input_node, rebuild
 from tilewright.graph.op import apply
+from tilewright.graph.provenance import UNKNOWN, Provenance
 from tilewright.graph.task import Task
 from tilewright.rewrites.base import Pass
 from tilewright.rewrites.oracle import CostOracle
@@ -105,7 +106,7 @@ def _tasks(node: Node, parts: int) -> Iterator[Task]:
     if not node.inputs[0].is_constant and left.shape[0] > 1:
         yield Task(Graph((left,), (turned,)))
     data, weight = input_node(0, turned.type), input_node(1, _parts_of_weight(right, parts).type)
-    product = apply("matmul", data, weight)
+    product = apply("matmul", data, weight, source=node.source)
     yield Task(Graph((data, weight), (product,)), _constants(node))
     partial = input_node(0, product.type)
     yield Task(Graph((partial,), (_sum(partial),)))
@@ -119,7 +120,13 @@ def _split(node: Node, operands: tuple[Node, ...], parts: int) -> Node:
             return whole
         return apply("reshape", whole, shape=node.shape, name=node.name, source=node.source)
     left, right = operands
-    product = apply("matmul", _parts_of_data(left, parts), _parts_of_weight(right, parts), name=node.name)
+    product = apply(
+        "matmul",
+        _parts_of_data(left, parts),
+        _parts_of_weight(right, parts),
+        name=node.name,
+        source=node.source,
+    )
     return _sum(product, name=node.name, source=node.source)
 
 
@@ -158,5 +165,5 @@ def _parts_of_weight(right: Node, parts: int) -> Node:
     return apply("reshape", right, shape=(parts, terms // parts, columns))
 
 
-def _sum(product: Node, name: str = "", source: str = "") -> Node:
+def _sum(product: Node, name: str = "", source: Provenance = UNKNOWN) -> Node:
     return apply("sum", product, axes=(0,), keepdims=False, name=name, source=source)

@@ -13,6 +13,8 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -53,10 +55,12 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def plan_digest(plan: Plan) -> str:
-    """Of everything in a plan but the digests of its kernels, which have this one inside, and where choices came from:
-    the same choice makes the same code, whether it was tuned, locked or predicted."""
+    """Of everything in a plan but the digests of its kernels, which have this one inside, and what is for people alone:
+    where choices came from, since the same choice makes the same code whether it was tuned, locked or predicted, and
+    the names of layers."""
     tasks = {key: msgspec.structs.replace(info, origin=PREDICTED) for key, info in plan.tasks.items()}
-    plain = msgspec.structs.replace(plan, kernels={}, tasks=tasks)
+    steps = tuple(msgspec.structs.replace(step, layers=msgspec.UNSET) for step in plan.steps)
+    plain = msgspec.structs.replace(plan, kernels={}, tasks=tasks, steps=steps)
     text = msgspec.json.encode(plain, order="deterministic")
     return hashlib.sha256(text).hexdigest()
 
@@ -146,15 +150,13 @@ def _check_values(plan: Plan) -> None:
         "output": tuple(map(Argument.of, plan.outputs)),
         "constant": tuple(map(Argument.of, plan.constants)),
     }
-    values: dict[
-        tuple[str, int, int], tuple[int, Argument]
-    ] = {}  # in the arena and in outputs: the end, and what
+    values: defaultdict[tuple[str, int], Written] = defaultdict(Written)  # of the arena, and of each output
     most = 0
     for number, step in enumerate(plan.steps):
         info = plan.tasks[step.task]
         specs = (*info.inputs, info.output)
         for position, (place, spec) in enumerate(zip(step.arguments, specs, strict=True)):
-            argument, key = Argument.of(spec), (place.space, place.index, place.offset)
+            argument, buffer = Argument.of(spec), values[place.space, place.index]
             end = place.offset + spec.bytes
             written = position == len(specs) - 1
             if place.space in whole:
@@ -164,13 +166,8 @@ def _check_values(plan: Plan) -> None:
             if place.space == "arena":
                 most = max(most, end)
             if written:
-                values = {
-                    other: value
-                    for other, value in values.items()
-                    if other[:2] != key[:2] or other[2] >= end or value[0] <= place.offset
-                }
-                values[key] = end, argument
-            elif place.space in ("arena", "output") and spec.bytes and not _is_written(values, place, spec):
+                buffer.write(place.offset, end, argument)
+            elif place.space in ("arena", "output") and spec.bytes and not _is_written(buffer, place, spec):
                 _fail(f"step {number} reads what no step before it has written")
     memory = plan.memory
     if memory.arena_bytes > aligned(most) or memory.constant_bytes != sum(
@@ -181,20 +178,36 @@ def _check_values(plan: Plan) -> None:
         _fail("its memory has a negative size")
 
 
-def _is_written(
-    values: Mapping[tuple[str, int, int], tuple[int, Argument]], place: Place, spec: TensorSpec
-) -> bool:
+def _is_written(buffer: Written, place: Place, spec: TensorSpec) -> bool:
     """Whether this value is there, or the one that it is a part of."""
+    found = buffer.at(place.offset)
+    if found is None:
+        return False
+    begin, end, value = found
     if not place.whole:
-        return values.get((place.space, place.index, place.offset), (0, None))[1] == Argument.of(spec)
-    value, end = Argument.part(place, spec), place.offset + spec.bytes
-    return any(
-        (space, index) == (place.space, place.index)
-        and begin <= place.offset
-        and end <= stop
-        and written == value
-        for (space, index, begin), (stop, written) in values.items()
-    )
+        return begin == place.offset and value == Argument.of(spec)
+    return place.offset + spec.bytes <= end and value == Argument.part(place, spec)
+
+
+class Written:
+    """The values that a buffer holds, which lie apart from each other, in the order of their places."""
+
+    def __init__(self) -> None:
+        self._begins: list[int] = []
+        self._values: list[tuple[int, Argument]] = []  # the end, and what
+
+    def write(self, begin: int, end: int, value: Argument) -> None:
+        """In place of all that it overlaps."""
+        first, behind = bisect_left(self._begins, begin), bisect_left(self._begins, max(end, begin + 1))
+        if first and self._values[first - 1][0] > begin:
+            first -= 1
+        self._begins[first:behind] = [begin]
+        self._values[first:behind] = [(end, value)]
+
+    def at(self, place: int) -> tuple[int, int, Argument] | None:
+        """The begin, the end and what of the last value that begins at or before `place`."""
+        number = bisect_right(self._begins, place) - 1
+        return (self._begins[number], *self._values[number]) if number >= 0 else None
 
 
 def _fail(problem: str) -> NoReturn:

@@ -17,11 +17,12 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.errors import InputError
-from tilewright.runtime import signing, tree
+from tilewright.runtime import notebook, signing, tree
+from tilewright.runtime.arguments import as_arguments, joined
 from tilewright.runtime.dispatch import Policy, VariantTable
 from tilewright.runtime.executor import aligned_copy, content_key
 from tilewright.runtime.explain import BenchResult, Checker, Explanation
-from tilewright.runtime.model import CompiledModel, as_arguments
+from tilewright.runtime.model import CompiledModel
 from tilewright.runtime.plan import ALIGNMENT, TensorSpec
 from tilewright.runtime.ports import torch_module
 
@@ -128,12 +129,23 @@ class DynamicModel:
 
         save(self, path, sign=sign)
 
-    def explain(self, inputs: Any = None, *, repeats: int = 10) -> Explanation:
+    def explain(
+        self, inputs: Any = None, *, kwargs: Mapping[str, Any] | None = None, repeats: int = 10
+    ) -> Explanation:
         """As of a `CompiledModel`: the variant for `inputs`, or the first one."""
+        inputs = joined(inputs, kwargs)
         return self._for(inputs).explain(inputs, repeats=repeats)
 
-    def bench(self, inputs: Any = None, *, repeats: int | None = None, warmup: int = 3) -> BenchResult:
+    def bench(
+        self,
+        inputs: Any = None,
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        repeats: int | None = None,
+        warmup: int = 3,
+    ) -> BenchResult:
         """As of a `CompiledModel`: the variant for `inputs`, or the first one."""
+        inputs = joined(inputs, kwargs)
         return self._for(inputs).bench(inputs, repeats=repeats, warmup=warmup)
 
     def _for(self, inputs: Any) -> CompiledModel:
@@ -151,6 +163,9 @@ class DynamicModel:
     def __repr__(self) -> str:
         rows = "".join(f"\n  {model.signature}" for model in self.variants)
         return f"<DynamicModel, {len(self.variants)} variants of at most {self.policy.limit}{rows}>"
+
+    def _repr_html_(self) -> str:
+        return notebook.dynamic_html(self)
 
 
 class ConstantPool:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from tilewright.dtypes import DType
-from tilewright.runtime import threads
+from tilewright.runtime import notebook, threads
 from tilewright.runtime.executor import Executor
 from tilewright.runtime.plan import PREDICTED, MemoryReport, Origin, Plan, TaskInfo
+
+WIDTH = 80  # columns of a terminal, where nothing else is known
+_LAYER, _TEMPLATE = 31, 12  # the same of a layer's name and of a template's, at the least
+_GAP = "  "
 
 
 class Checked(NamedTuple):
@@ -30,6 +37,8 @@ Checker = Callable[[TaskInfo, Sequence[np.ndarray], np.ndarray], Checked]
 class StepRow(msgspec.Struct, frozen=True):
     step: int
     name: str
+    layer: str  # the layers of the user's model that it computes: "layer1.0.conv1 + bn1 + relu"
+    task: str  # its key
     label: str
     kernel: str
     program: str
@@ -64,55 +73,75 @@ class Explanation(msgspec.Struct, frozen=True):
         return result
 
     def __str__(self) -> str:
-        checked = any(row.error is not None for row in self.rows)
-        header = ["step", "task", "kernel", "program", "chosen", "Mflop", "MB", "us", "%", "Gflop/s", "GB/s"]
-        table = [header + (["error"] if checked else [])]
-        for row in self.rows:
-            cells = [
-                str(row.step),
-                _clip(row.label or row.name, 40),
-                _clip(row.kernel, 28),
-                _clip(row.program, 44),
-                str(row.origin),
-            ]
-            cells += [f"{row.flops / 1e6:.2f}", f"{row.bytes / 1e6:.2f}", f"{row.seconds * 1e6:.1f}"]
-            cells += [f"{row.share * 100:.1f}", _rate(row.flops, row.seconds), _rate(row.bytes, row.seconds)]
-            if checked:
-                cells.append("-" if row.error is None else f"{row.error:.1e}")
-            table.append(cells)
-        lines = _align(table, left=5)
-        lines.append("")
-        lines.append(
-            f"total    {self.seconds * 1e6:.1f} us in {len(self.rows)} kernels, {self.flops / 1e6:.2f} Mflop"
-            f" ({_rate(self.flops, self.seconds)} Gflop/s), inputs: {self.inputs}"
-        )
+        return self.table()
+
+    def table(self, width: int | None = WIDTH, *, hashes: bool = False) -> str:
+        """As text of at most so many columns: the layers and their times always, other columns as far as they fit.
+        None: all of them. `hashes`: also the names of the machine code and the keys of the tasks, beyond the width."""
+        blocks = ["\n".join(self._rows(width, hashes))]
+        blocks += [_filled(head, text, width) for head, text in self._totals()]
+        return "\n".join([blocks[0], "", *blocks[1:]])
+
+    def _rows(self, width: int | None, hashes: bool) -> list[str]:
+        rows = self.rows
+        columns = [
+            _Column("layer", [row.layer or row.label for row in rows], _LAYER, left=True),
+            _Column("operators", [row.label for row in rows], left=True, rank=1),
+            _Column("kernel", [_template(row.program) for row in rows], _TEMPLATE, left=True),
+            _Column("chosen", [str(row.origin) for row in rows], left=True, rank=3),
+            _Column("Mflop", [f"{row.flops / 1e6:.2f}" for row in rows], rank=4),
+            _Column("MB", [f"{row.bytes / 1e6:.2f}" for row in rows], rank=5),
+            _Column("us", [f"{row.seconds * 1e6:.1f}" for row in rows]),
+            _Column("%", [f"{row.share * 100:.1f}" for row in rows]),
+            _Column("Gflop/s", [_rate(row.flops, row.seconds) for row in rows]),
+            _Column("GB/s", [_rate(row.bytes, row.seconds) for row in rows], rank=2),
+        ]
+        if any(row.error is not None for row in rows):
+            errors = ["-" if row.error is None else f"{row.error:.1e}" for row in rows]
+            columns.append(_Column("error", errors))
+        columns.append(_Column("schedule", [row.program for row in rows], left=True, rank=6))
+        shown = _fitting(columns, width)
+        if hashes:
+            shown.append(_Column("machine code", [row.kernel for row in rows], left=True))
+            shown.append(_Column("task", [row.task for row in rows], left=True))
+        return [_GAP.join(cells).rstrip() for cells in zip(*(each.cells() for each in shown), strict=True)]
+
+    def _totals(self) -> list[tuple[str, str]]:
+        lines = [
+            (
+                "total",
+                f"{self.seconds * 1e6:.1f} us in {len(self.rows)} kernels, {self.flops / 1e6:.2f} Mflop"
+                f" ({_rate(self.flops, self.seconds)} Gflop/s)",
+            ),
+            ("inputs", self.inputs),
+        ]
         if self.worst_error is not None:
-            lines.append(f"error    at most {self.worst_error:.1e} in any kernel, relative to the oracle")
+            lines.append(("error", f"at most {self.worst_error:.1e} in any kernel, relative to float64"))
         paired = [row for row in self.rows if row.certified is not None]
         if paired:
             seconds = sum(row.seconds for row in paired)
             share = sum(row.seconds * (row.certified or 0.0) for row in paired) / (seconds or 1.0)
-            lines.append(
-                f"paired   {len(paired)} kernels; {share:.1%} of their register tiles are certified, the rest are"
-                " computed product by product"
-            )
+            text = f"{len(paired)} kernels; {share:.1%} of their register tiles are certified"
+            lines.append(("paired", f"{text}, the rest are computed product by product"))
         kinds = Counter(row.origin.kind for row in self.rows)
         if kinds:
-            lines.append("chosen   " + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()))
+            lines.append(("chosen", ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())))
         memory = self.memory
         lines.append(
-            f"memory   arena {memory.arena_bytes / 1e6:.2f} MB (at least {memory.lower_bound / 1e6:.2f},"
-            f" without reuse {memory.no_reuse / 1e6:.2f}), constants {memory.constant_bytes / 1e6:.2f} MB"
-            + self._by_type()
+            (
+                "memory",
+                f"arena {memory.arena_bytes / 1e6:.2f} MB (at least {memory.lower_bound / 1e6:.2f},"
+                f" without reuse {memory.no_reuse / 1e6:.2f}), constants {memory.constant_bytes / 1e6:.2f} MB"
+                + self._by_type(),
+            )
         )
-        library = f" ({self.threads['library']})" if self.threads["library"] else ""
-        lines.append(
-            f"threads  {self.threads['threads']}, {self.threads['runtime']}{library}: {self.threads['why']}"
-        )
-        lines.append(
-            f"target   {self.target.get('cpu', '')} {self.target['triple']}, numerics {self.numerics}"
-        )
-        return "\n".join(lines)
+        library = f" ({os.path.basename(self.threads['library'])})" if self.threads["library"] else ""
+        why = f"{self.threads['threads']}, {self.threads['runtime']}{library}: {self.threads['why']}"
+        target = f"{self.target.get('cpu', '')} {self.target['triple']}, numerics {self.numerics}"
+        return [*lines, ("threads", why), ("target", target.strip())]
+
+    def _repr_html_(self) -> str:
+        return notebook.explanation_html(self)
 
     def _by_type(self) -> str:
         sizes = sorted(self.constant_types.items(), key=lambda item: -item[1])
@@ -175,6 +204,8 @@ def explain(
             StepRow(
                 step=index,
                 name=step.name,
+                layer=step.layer,
+                task=step.task,
                 label=info.label,
                 kernel=step.kernel,
                 program=info.program,
@@ -223,18 +254,56 @@ def _rate(amount: int, seconds: float) -> str:
 
 
 def _clip(text: str, width: int) -> str:
-    text = " ".join(text.split())
+    text = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def _align(table: list[list[str]], left: int) -> list[str]:
-    """Columns of equal width; the first `left` of them flush left, except the step number."""
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    lines = []
-    for row in table:
-        cells = [
-            cell.ljust(width) if 0 < column < left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+def _template(program: str) -> str:
+    """What made a kernel, without the values of its knobs."""
+    return program.partition(":")[0].partition(" ")[0]
+
+
+def _filled(head: str, text: str, width: int | None) -> str:
+    if width is None:
+        return f"{head:<8} {text}"
+    lines = textwrap.wrap(text, max(width - 9, 20), break_long_words=False, break_on_hyphens=False) or [""]
+    return "\n".join(f"{head if not number else '':<8} {line}" for number, line in enumerate(lines))
+
+
+def _fitting(columns: Sequence[_Column], width: int | None) -> list[_Column]:
+    """Those that are shown in so many characters; the first one in full, if there is room for it."""
+    if width is None:
+        for column in columns:
+            column.most = None
+        return list(columns)
+    shown = [column for column in columns if not column.rank]
+    room = width - sum(column.width + len(_GAP) for column in shown[1:])
+    shown[0].most = max(room, _LAYER)
+    for column in sorted((column for column in columns if column.rank), key=lambda column: column.rank):
+        taken = sum(each.width + len(_GAP) for each in shown)
+        if taken + column.width <= width:
+            shown.append(column)
+    return [column for column in columns if column in shown]
+
+
+@dataclass(eq=False)
+class _Column:
+    """A column of a table: its cells have at most `most` characters, and are flush left or right."""
+
+    head: str
+    texts: list[str]
+    most: int | None = None
+    left: bool = False
+    rank: int = 0  # 0: always shown; others as far as there is room, the smallest first
+
+    @property
+    def natural(self) -> int:
+        return max(map(len, (self.head, *self.texts)))
+
+    @property
+    def width(self) -> int:
+        return self.natural if self.most is None else min(self.natural, self.most)
+
+    def cells(self) -> list[str]:
+        texts = [_clip(text, self.width) for text in (self.head, *self.texts)]
+        return [text.ljust(self.width) if self.left else text.rjust(self.width) for text in texts]

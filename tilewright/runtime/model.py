@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tilewright.errors import InputError
-from tilewright.runtime import signing, tree
+from tilewright.runtime import notebook, signing, tree
+from tilewright.runtime.arguments import as_arguments, joined
 from tilewright.runtime.executor import Executor
 from tilewright.runtime.explain import BenchResult, Checker, Explanation, explain, random_inputs
 from tilewright.runtime.plan import Plan, TensorSpec
@@ -115,18 +116,29 @@ class CompiledModel:
         """The variants that a file shall have of it, for one machine each; the first that can run is taken."""
         return [self]
 
-    def explain(self, inputs: Any = None, *, repeats: int = 10) -> Explanation:
+    def explain(
+        self, inputs: Any = None, *, kwargs: Mapping[str, Any] | None = None, repeats: int = 10
+    ) -> Explanation:
         """Time per kernel, and its error against the oracle where the compiler attached one.
 
-        `inputs`: a tuple of positional arguments, a dict of keyword arguments, or one tensor; random ones by default
-        (normal floats, integers 0 or 1).
+        `inputs`: a tuple of positional arguments, a dict of keyword arguments, or one tensor; `kwargs`: keyword
+        arguments beside positional ones. Random inputs by default (normal floats, integers 0 or 1).
         """
+        inputs = joined(inputs, kwargs)
         arrays = self._arrays(inputs)
         origin = "random (normal floats, integers 0 or 1)" if inputs is None else "given"
         return explain(self.executor, arrays, origin, self.checker, repeats)
 
-    def bench(self, inputs: Any = None, *, repeats: int | None = None, warmup: int = 3) -> BenchResult:
-        """Seconds per call, everything included. `inputs` as in `explain`."""
+    def bench(
+        self,
+        inputs: Any = None,
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        repeats: int | None = None,
+        warmup: int = 3,
+    ) -> BenchResult:
+        """Seconds per call, everything included. `inputs` and `kwargs` as in `explain`."""
+        inputs = joined(inputs, kwargs)
         if inputs is None:
             flat = random_inputs(self.plan)
             args, kwargs = tree.unflatten(self.plan.input_tree, flat)
@@ -146,6 +158,11 @@ class CompiledModel:
         return BenchResult(statistics.median(times), times[0], times[int(0.9 * (len(times) - 1))], len(times))
 
     @property
+    def inputs(self) -> dict[str, TensorSpec]:
+        """The tensors that a call takes, by the names that a caller uses: `input_ids`, `batch['mask']`."""
+        return {port.path: port.spec for port in self._in_ports}
+
+    @property
     def signature(self) -> str:
         """The tensors in and out: "(x: f32[8,64]) -> (f32[8,10])"."""
         inputs = ", ".join(f"{port.path}: {port.spec}" for port in self._in_ports)
@@ -154,6 +171,9 @@ class CompiledModel:
 
     def __repr__(self) -> str:
         return f"<CompiledModel {self.signature}, {len(self.plan.steps)} kernels, {self.threads} threads>"
+
+    def _repr_html_(self) -> str:
+        return notebook.model_html(self)
 
     # -- arguments -------------------------------------------------------------------------------------------------
 
@@ -182,7 +202,7 @@ class CompiledModel:
         for name, spec in self._keyword.items():
             if name not in given:
                 self._missing(name, args, kwargs)
-            tree.collect(spec, given.pop(name), f"kwargs[{name!r}]", found)
+            tree.collect(spec, given.pop(name), name, found)
         if given or extra:
             unknown = [*given, *(f"args[{index}]" for index in extra)]
             raise InputError(
@@ -207,7 +227,7 @@ class CompiledModel:
         for index, spec in enumerate(self._positional):
             _name_leaves(spec, names[index] if index < len(names) else f"args[{index}]", paths)
         for name, spec in self._keyword.items():
-            _name_leaves(spec, f"kwargs[{name!r}]", paths)
+            _name_leaves(spec, name, paths)
         return paths
 
     def _arrays(self, inputs: Any) -> list[np.ndarray]:
@@ -234,13 +254,6 @@ class CompiledModel:
                     f" {_shown(given)}",
                     remedy=f"compile the model with an example of {port.path} that has this value",
                 )
-
-
-def as_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of a tuple of positional arguments, a dict of keyword arguments, or one tensor."""
-    if isinstance(inputs, dict):
-        return (), inputs
-    return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
 
 
 def _shown(array: np.ndarray) -> str:

@@ -24,6 +24,7 @@ from tilewright.errors import VerificationError
 from tilewright.runtime import tree
 from tilewright.runtime.packing import Packing
 from tilewright.support.budget import MAX_RANK
+from tilewright.support.layers import fused_name
 
 FORMAT_VERSION = 5
 ALIGNMENT = 64
@@ -93,6 +94,15 @@ class Step(msgspec.Struct, frozen=True):
     name: str = ""  # for people: the operators, or the framework's name of the value
     launch: Launch | None = None  # on a GPU
     vendor: VendorCall | None = None
+    # The layers of the user's model that it computes. Unset, and so not written, in older files: their digests are
+    # those of plans without this field.
+    layers: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def layer(self) -> str:
+        """One name for them: `layer1.0.conv1 + bn1 + relu`. The value's own where none is known."""
+        named = "" if isinstance(self.layers, msgspec.UnsetType) else fused_name(self.layers)
+        return named or self.name
 
 
 class Origin(msgspec.Struct, frozen=True):

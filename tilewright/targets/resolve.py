@@ -12,11 +12,22 @@ from typing import Any
 from tilewright.errors import MixedDevicesError, OptionError, TargetError
 from tilewright.hw import CpuMachine, host
 from tilewright.hw.gpu import GpuMachine, of_capability
+from tilewright.runtime.arguments import CallArguments
+from tilewright.support.suggest import did_you_mean
 from tilewright.targets.cpu import CpuTarget
 from tilewright.targets.cuda import CudaTarget
 from tilewright.targets.target import Target
 
 ENTRY_POINTS = "tilewright.targets"
+
+_SYNONYMS = {"gpu": "cuda"}  # what else people call a target
+
+
+def canonical(target: str) -> str:
+    """`"gpu:1"` -> `"cuda:1"`"""
+    kind, colon, number = target.partition(":")
+    return f"{_SYNONYMS.get(kind, kind)}{colon}{number}"
+
 
 Factory = Callable[[int], Target]  # of the number behind the name: 1 of "cuda:1"
 
@@ -66,7 +77,7 @@ def resolve_target(target: str | CpuMachine | GpuMachine | Target | None, *model
                 f"the model and its example inputs are on different devices: {_listed(devices)}"
             )
         target = next(iter(devices), ("cpu", 0))[0]
-    kind, _, number = target.partition(":")
+    kind, _, number = canonical(target).partition(":")
     if described := re.fullmatch(r"sm_(\d+)(\d)a?", target):
         major, minor = int(described[1]), int(described[2])
         return CudaTarget.described(of_capability(f"a GPU called {target}", major, minor))
@@ -74,7 +85,8 @@ def resolve_target(target: str | CpuMachine | GpuMachine | Target | None, *model
     if factory is None or (number and not number.isdigit()):
         raise TargetError(
             f"no target is called {target!r}; there are {', '.join(map(repr, _NAMED))}"
-            " and GPUs by their compute capability, such as 'sm_90'"
+            " and GPUs by their compute capability, such as 'sm_90'",
+            remedy=did_you_mean(target, (*_NAMED, "sm_80", "sm_86", "sm_89", "sm_90")) or None,
         )
     numbers = {number for device, number in devices if device == kind}
     return factory(int(number) if number else min(numbers, default=0))
@@ -92,6 +104,8 @@ def _devices(values: Iterable[Any]) -> Iterator[tuple[str, int]]:
             yield from _devices([*value.parameters(), *value.buffers()])
         elif isinstance(value, torch.export.ExportedProgram):
             yield from _devices([*value.state_dict.values(), *value.constants.values()])
+        elif isinstance(value, CallArguments):
+            yield from _devices((value.args, value.kwargs))
         elif isinstance(value, dict):
             yield from _devices(value.values())
         elif isinstance(value, (tuple, list)):

@@ -17,6 +17,7 @@ from tilewright.runtime.plan import Origin
 from tilewright.space.implementation import Part
 from tilewright.space.template import Work
 from tilewright.space.templates.default import DEFAULT
+from tilewright.support.layers import fused_name, shared_name
 from tilewright.support.trace import Trace
 from tilewright.support.version import VERSION
 from tilewright.targets.target import Choices, Target, together
@@ -117,7 +118,8 @@ def _tuned(
     from tilewright.tune.tuner import tune
 
     calls = {key: count for key, (_, count) in together(partitions).items()}
-    tunables = {key: (TunableTask(work, threads), calls[key]) for key, work in works.items()}
+    named = _task_layers(partitions)
+    tunables = {key: (TunableTask(work, threads, named[key]), calls[key]) for key, work in works.items()}
     close = [key for key, pair in pairs.items() if _is_close(pair, beside[key], works)]
     tunables |= {key: (TunableTask(beside[key], threads), pairs[key].calls) for key in close}
     wanted = objective or Objective((Goal(calls),))
@@ -173,7 +175,7 @@ def build_plan(
         parts[key] = _default_part(task, target, numerics)
         origins[key] = Origin("default")
     with trace.span("build", tasks=len(parts)):
-        kernels = _build(parts, origins, target, numerics, trace, _calls(expanded.partition))
+        kernels = _build(parts, origins, target, numerics, trace, _layers(expanded.partition))
     with trace.span("link"):
         described = generator(target.machine.kind).plan_target(target.machine)
         producer = f"tilewright {VERSION}"
@@ -190,10 +192,20 @@ def _default_part(task: Task, target: Target, numerics: str) -> Part:
     return part
 
 
-def _calls(partition: Partition) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _task_layers(partitions: Sequence[Partition]) -> dict[str, str]:
+    """By the key of a task: the layers that its calls compute, in one name."""
+    found: dict[str, list[str]] = {}
+    for partition in partitions:
+        for call in partition.calls:
+            found.setdefault(call.task.key, []).append(fused_name(call.layers))
+    return {key: shared_name(names) for key, names in found.items()}
+
+
+def _layers(partition: Partition) -> dict[str, list[str]]:
+    """By the key of a kernel: the layers that each of its calls computes, in one name."""
+    found: dict[str, list[str]] = {}
     for call in partition.calls:
-        found[call.key] = found.get(call.key, 0) + 1
+        found.setdefault(call.key, []).append(fused_name(call.layers))
     return found
 
 
@@ -203,7 +215,7 @@ def _build(
     target: Target,
     numerics: str,
     trace: Trace,
-    calls: Mapping[str, int],
+    layers: Mapping[str, Sequence[str]],
 ) -> dict[str, Linkable]:
     """A kernel for every part, by the key of its calls."""
     cache = ObjectCache.default()
@@ -211,8 +223,10 @@ def _build(
     groups = [list(parts)] if at_once else [[key] for key in parts]
     kernels: dict[str, Linkable] = {}
     for keys in groups:
-        label = parts[keys[0]].task.label if len(keys) == 1 else f"{len(keys)} kernels at once"
-        with trace.span("kernel", label=label, calls=calls[keys[0]] if len(keys) == 1 else 0) as span:
+        alone = len(keys) == 1
+        label = parts[keys[0]].task.label if alone else f"{len(keys)} kernels at once"
+        named = layers[keys[0]] if alone else []
+        with trace.span("kernel", label=label, layer=shared_name(named), calls=len(named)) as span:
             built = build_parts([parts[key] for key in keys], target.machine, numerics, cache)
             span.note(cached=all(cached for _, cached in built))
         kernels |= {

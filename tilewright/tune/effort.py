@@ -68,7 +68,7 @@ def parse_duration(value: float | str, name: str = "budget") -> float:
         seconds = float(value)
     if not seconds > 0:
         raise OptionError(
-            f"{name}={value!r} is not possible; it is a time above 0",
+            f"{name} must be a time above 0, got {value!r}",
             remedy=f'give {name} in seconds, such as 120, or with a unit, such as "120s" or "5m"',
         )
     return seconds

@@ -23,6 +23,12 @@ class TaskProgress:
     trials: int = 0
     gain: float | None = None  # expected of further trials, as a share of `best`
     state: str = "waiting"  # then "measuring", "measured", "done", "confirmed"; or "known" from the start
+    layer: str = ""  # the layers of the models that it computes
+
+    @property
+    def name(self) -> str:
+        """What the user knows it by."""
+        return self.layer or self.label
 
     @property
     def seconds(self) -> float:
@@ -52,6 +58,7 @@ class Progress:
                     task["seconds"],
                     task["seconds"],
                     state="known" if task["known"] else "waiting",
+                    layer=task["layer"],
                 )
                 for task in notes["tasks"]
             }

@@ -33,7 +33,11 @@ class Tunable(Protocol):
 
     @property
     def label(self) -> str:
-        """For people."""
+        """For people: its operators."""
+
+    @property
+    def layer(self) -> str:
+        """For people: the layers of the models that it computes; "" where none is known."""
 
     @property
     def kind(self) -> str:
@@ -79,6 +83,7 @@ class TunableTask:
 
     work: Work
     threads: int
+    layer: str = ""
 
     @cached_property
     def key(self) -> Key:

@@ -211,6 +211,7 @@ class _Run:
             {
                 "key": key,
                 "label": tunable.label,
+                "layer": tunable.layer,
                 "calls": self.calls[key],
                 "seconds": known[key].decision.seconds
                 if key in known

@@ -1,4 +1,4 @@
-"""The table of models, and how one is found, configured and built."""
+"""How a model of the catalog is found, configured and built."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import bert, detr, gpt2, mobilenet, repvgg, resnet, retinanet, setr, unet, vgg, vit
+from .catalog import CATALOG, names
 from .init import initialise
 
 Inputs = tuple[Tensor, ...]
@@ -22,12 +23,18 @@ class Entry:
     """A model of the zoo. `config` is a frozen dataclass that also holds the size of example inputs."""
 
     name: str
-    description: str
-    paper: str
     model: Callable[[Any], nn.Module]
     config: Any
     small: Mapping[str, Any]  # fields of `config` to change for a model that runs in milliseconds
     inputs: Callable[[Any, int, torch.Generator], Inputs] = field(repr=False)
+
+    @property
+    def description(self) -> str:
+        return CATALOG[self.name].description
+
+    @property
+    def paper(self) -> str:
+        return CATALOG[self.name].paper
 
     def configure(self, small: bool, overrides: Mapping[str, Any]) -> Any:
         known = [f.name for f in fields(self.config)]
@@ -49,11 +56,6 @@ class UnknownOptionError(TypeError):
         super().__init__(
             f"{name} has no option {', '.join(unknown)}; its options are small, {', '.join(known)}"
         )
-
-
-def names() -> list[str]:
-    """Every model of the zoo, in the order of the table below."""
-    return list(ENTRIES)
 
 
 def entry(name: str) -> Entry:
@@ -136,8 +138,6 @@ ENTRIES: dict[str, Entry] = {
     for e in (
         Entry(
             name="resnet18",
-            description="ResNet-18, image classifier of basic residual blocks",
-            paper="He et al., Deep Residual Learning for Image Recognition, CVPR 2016",
             model=resnet.ResNet,
             config=resnet.RESNET18,
             small=_SMALL_RESNET,
@@ -145,8 +145,6 @@ ENTRIES: dict[str, Entry] = {
         ),
         Entry(
             name="resnet50",
-            description="ResNet-50, image classifier of bottleneck residual blocks",
-            paper="He et al., Deep Residual Learning for Image Recognition, CVPR 2016",
             model=resnet.ResNet,
             config=resnet.RESNET50,
             small=_SMALL_RESNET,
@@ -154,8 +152,6 @@ ENTRIES: dict[str, Entry] = {
         ),
         Entry(
             name="vgg16",
-            description="VGG-16, image classifier: 3x3 convolutions and large dense layers",
-            paper="Simonyan and Zisserman, Very Deep Convolutional Networks, ICLR 2015",
             model=vgg.Vgg,
             config=vgg.VGG16,
             small={"stages": ((8,), (16,), (32, 32)), "hidden": 64, "classes": 10, "image_size": 32},
@@ -163,8 +159,6 @@ ENTRIES: dict[str, Entry] = {
         ),
         Entry(
             name="repvgg-a0",
-            description="RepVGG-A0 in deployed form, image classifier: a plain stack of 3x3 convolutions",
-            paper="Ding et al., RepVGG: Making VGG-style ConvNets Great Again, CVPR 2021",
             model=repvgg.RepVgg,
             config=repvgg.REPVGG_A0,
             small=_SMALL_REPVGG,
@@ -172,8 +166,6 @@ ENTRIES: dict[str, Entry] = {
         ),
         Entry(
             name="repvgg-a0-branches",
-            description="RepVGG-A0 in training form, three branches in each block",
-            paper="Ding et al., RepVGG: Making VGG-style ConvNets Great Again, CVPR 2021",
             model=repvgg.RepVgg,
             config=repvgg.REPVGG_A0_BRANCHES,
             small=_SMALL_REPVGG,
@@ -181,8 +173,6 @@ ENTRIES: dict[str, Entry] = {
         ),
         Entry(
             name="mobilenetv2",
-            description="MobileNetV2, image classifier: depthwise convolutions, inverted residuals",
-            paper="Sandler et al., MobileNetV2: Inverted Residuals and Linear Bottlenecks, CVPR 2018",
             model=mobilenet.MobileNetV2,
             config=mobilenet.MOBILENET_V2,
             small={
@@ -196,8 +186,6 @@ ENTRIES: dict[str, Entry] = {
         ),
         Entry(
             name="bert-tiny",
-            description="BERT encoder, 2 layers of width 128",
-            paper="Turc et al., Well-Read Students Learn Better, 2019",
             model=bert.Bert,
             config=bert.BERT_TINY,
             small=_SMALL_BERT,
@@ -205,8 +193,6 @@ ENTRIES: dict[str, Entry] = {
         ),
         Entry(
             name="bert-base",
-            description="BERT encoder, 12 layers of width 768",
-            paper="Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers, NAACL 2019",
             model=bert.Bert,
             config=bert.BERT_BASE,
             small=_SMALL_BERT,
@@ -214,8 +200,6 @@ ENTRIES: dict[str, Entry] = {
         ),
         Entry(
             name="bert-large",
-            description="BERT encoder, 24 layers of width 1024",
-            paper="Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers, NAACL 2019",
             model=bert.Bert,
             config=bert.BERT_LARGE,
             small=_SMALL_BERT,
@@ -223,8 +207,6 @@ ENTRIES: dict[str, Entry] = {
         ),
         Entry(
             name="gpt2",
-            description="GPT-2 small, causal decoder, 12 layers of width 768",
-            paper="Radford et al., Language Models are Unsupervised Multitask Learners, 2019",
             model=gpt2.Gpt2,
             config=gpt2.GPT2,
             small=_SMALL_BERT,
@@ -232,8 +214,6 @@ ENTRIES: dict[str, Entry] = {
         ),
         Entry(
             name="vit-b16",
-            description="Vision Transformer, base, patches of 16 x 16",
-            paper="Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021",
             model=vit.Vit,
             config=vit.VIT_B16,
             small={**_SMALL_VIT, "image_size": 64},
@@ -241,8 +221,6 @@ ENTRIES: dict[str, Entry] = {
         ),
         Entry(
             name="vit-l16",
-            description="Vision Transformer, large, patches of 16 x 16",
-            paper="Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021",
             model=vit.Vit,
             config=vit.VIT_L16,
             small={**_SMALL_VIT, "image_size": 64},
@@ -250,8 +228,6 @@ ENTRIES: dict[str, Entry] = {
         ),
         Entry(
             name="vit-h14",
-            description="Vision Transformer, huge, patches of 14 x 14",
-            paper="Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021",
             model=vit.Vit,
             config=vit.VIT_H14,
             small={**_SMALL_VIT, "image_size": 56},
@@ -260,8 +236,6 @@ ENTRIES: dict[str, Entry] = {
         *(
             Entry(
                 name=f"detr-{config.encoder_layers}",
-                description=f"the transformer of DETR, {config.encoder_layers} encoder and 6 decoder layers",
-                paper="Carion et al., End-to-End Object Detection with Transformers, ECCV 2020",
                 model=detr.Detr,
                 config=config,
                 small=_SMALL_DETR,
@@ -271,8 +245,6 @@ ENTRIES: dict[str, Entry] = {
         ),
         Entry(
             name="setr-naive-base",
-            description="SETR, semantic segmentation, ViT-B encoder, naive decoder",
-            paper="Zheng et al., Rethinking Semantic Segmentation with Transformers, CVPR 2021",
             model=setr.Setr,
             config=setr.SETR_NAIVE_BASE,
             small=_SMALL_SETR,
@@ -280,8 +252,6 @@ ENTRIES: dict[str, Entry] = {
         ),
         Entry(
             name="setr-naive",
-            description="SETR, semantic segmentation, ViT-L encoder, naive decoder",
-            paper="Zheng et al., Rethinking Semantic Segmentation with Transformers, CVPR 2021",
             model=setr.Setr,
             config=setr.SETR_NAIVE,
             small=_SMALL_SETR,
@@ -289,8 +259,6 @@ ENTRIES: dict[str, Entry] = {
         ),
         Entry(
             name="setr-pup",
-            description="SETR, semantic segmentation, ViT-L encoder, progressive upsampling decoder",
-            paper="Zheng et al., Rethinking Semantic Segmentation with Transformers, CVPR 2021",
             model=setr.Setr,
             config=setr.SETR_PUP,
             small=_SMALL_SETR,
@@ -298,8 +266,6 @@ ENTRIES: dict[str, Entry] = {
         ),
         Entry(
             name="unet",
-            description="U-Net, semantic segmentation, transposed convolutions and skips",
-            paper="Ronneberger et al., U-Net: Convolutional Networks for Biomedical Segmentation, MICCAI 2015",
             model=unet.Unet,
             config=unet.UNET,
             small={"width": 8, "depth": 2, "image_size": 32},
@@ -307,8 +273,6 @@ ENTRIES: dict[str, Entry] = {
         ),
         Entry(
             name="retinanet",
-            description="RetinaNet, object detection, ResNet-50 with feature pyramid and two heads",
-            paper="Lin et al., Focal Loss for Dense Object Detection, ICCV 2017",
             model=retinanet.RetinaNet,
             config=retinanet.RETINANET,
             small={

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.space.checked import Inputs
 from tests.space.sketches.meaning import check_meaning, some_configs
-from tests.space.sketches.tasks import EXAMPLES, matmul, tasks
+from tests.space.sketches.tasks import EXAMPLES, matmul, tasks, two_convs
 from tilewright.graph.ir import constant
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
@@ -56,6 +56,19 @@ def test_partial_sums() -> None:
     configs = [config for config in applied.space.configs() if config["piece"] and config["block"]]
     assert configs
     for config in random.Random(0).sample(configs, 2):
+        check_meaning(applied, config, task)
+
+
+def test_lanes_are_combined_inside_a_border() -> None:
+    """A product in the lanes of a vector, computed where a padded window reads it: beyond the border there is none."""
+    task = two_convs(4, 2, 1, 1)
+    found = [
+        (applied, config)
+        for applied, config in some_configs(task, random.Random(1), 1)
+        if config.template.endswith("rfactor")
+    ]
+    assert found
+    for applied, config in found:
         check_meaning(applied, config, task)
 
 

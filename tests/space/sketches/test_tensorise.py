@@ -166,4 +166,4 @@ def test_a_model_is_compiled_with_it(tmp_path: Path) -> None:
     path.write_text(json.dumps(lock))
     compiled = tilewright.compile(model, (example,), target="cpu", lock=path)
     np.testing.assert_allclose(compiled(example), model(example).detach(), rtol=1e-4, atol=1e-4)
-    assert "fma_8xf32@" in str(compiled.explain())
+    assert "fma_8xf32@" in compiled.explain().table(None)

@@ -16,6 +16,7 @@ from tilewright.frontend.builder import Builder, Ints, Number, Operand, Unsuppor
 from tilewright.frontend.onnx.statics import Statics
 from tilewright.frontend.onnx.types import spanned
 from tilewright.graph.ir import Node, constant
+from tilewright.graph.provenance import Provenance
 from tilewright.support.budget import MAX_RANK, Budget
 
 Value = Any  # a Node, a list of values (a sequence), or None (an empty optional)
@@ -33,7 +34,7 @@ class Context(Builder):
     def __init__(
         self,
         proto: onnx.NodeProto,
-        source: str,
+        source: Provenance,
         opset: int,
         statics: Statics,
         run_graph: Callable[[onnx.GraphProto, Sequence[Value]], list[Value]],
@@ -59,7 +60,7 @@ class Context(Builder):
     # -- nodes ---------------------------------------------------------------------------------------------------
 
     def made(self, node: Node) -> None:
-        self.budget.count(1 + len(node.inputs) // _FEW_OPERANDS, self.source)
+        self.budget.count(1 + len(node.inputs) // _FEW_OPERANDS, str(self.source))
         if node.type.rank > MAX_RANK:
             raise Unsupported(f"a result of {node.type.rank} axes, and a tensor has at most {MAX_RANK}")
         size = spanned(node.shape) * node.dtype.bytes
@@ -70,7 +71,7 @@ class Context(Builder):
 
     def own(self, value: np.ndarray) -> Node:
         """A constant of the model's own data, which was counted when it was read."""
-        self.budget.count(1, self.source)
+        self.budget.count(1, str(self.source))
         return constant(value)
 
     def reserve(self, elements: int, what: str) -> None:

@@ -28,11 +28,15 @@ from tilewright.frontend.onnx.context import Context, Value
 from tilewright.frontend.onnx.external import ExternalData
 from tilewright.frontend.onnx.functions import bound, contradiction, function_of
 from tilewright.frontend.onnx.load import Loaded, load
+from tilewright.frontend.onnx.names import layer_of
 from tilewright.frontend.onnx.registry import STANDARD, FallBack, find
 from tilewright.frontend.onnx.statics import Statics
 from tilewright.frontend.onnx.types import array_of, checked_shape, dtype_of
 from tilewright.graph.ir import Graph, Node, TensorType, constant, input_node
+from tilewright.graph.provenance import Provenance
 from tilewright.runtime import tree
+from tilewright.runtime.arguments import CallArguments
+from tilewright.runtime.dynamic import bind
 from tilewright.support.budget import Budget, exhaustion
 
 NO_CONVERTER = "no converter"
@@ -249,11 +253,11 @@ class _Walk:
 
     def _nodes(self, protos: Sequence[onnx.NodeProto], scope: Scope, opsets: Mapping[str, int]) -> None:
         for proto in protos:
-            self.budget.count(1 + (len(proto.input) + len(proto.output)) // 16, _place(proto))
+            self.budget.count(1 + (len(proto.input) + len(proto.output)) // 16, str(_place(proto)))
             try:
                 results = self._node(proto, scope, opsets)
             except Unsupported as error:
-                self._fail(_operator(proto), _place(proto), str(error))
+                self._fail(_operator(proto), str(_place(proto)), str(error))
                 results = (_POISON,) * len(proto.output)
             for position, name in enumerate(proto.output):
                 if not name:
@@ -395,6 +399,8 @@ def named_examples(names: Sequence[str], examples: Any) -> dict[str, Any]:
     """Example values by input name, arrays where they are tensors."""
     if examples is None:
         return {}
+    if isinstance(examples, CallArguments):
+        examples = bind(names, examples.args, examples.kwargs)
     if isinstance(examples, Mapping):
         unknown = [name for name in examples if name not in names]
         if unknown:
@@ -529,6 +535,7 @@ def _operator(proto: onnx.NodeProto) -> str:
     return proto.op_type if proto.domain in STANDARD else f"{proto.domain}.{proto.op_type}"
 
 
-def _place(proto: onnx.NodeProto) -> str:
+def _place(proto: onnx.NodeProto) -> Provenance:
     output = next((name for name in proto.output if name), "")
-    return f"{proto.name} -> {output}" if proto.name and proto.name != output else output
+    layer = layer_of(proto)
+    return Provenance((layer,) if layer else (), f"-> {output}" if proto.name not in ("", output) else "")

@@ -16,6 +16,7 @@ from tilewright.errors import InternalError
 from tilewright.frontend.builder import Builder, Ints, Operand, Unsupported
 from tilewright.frontend.torch.types import common_dtype, from_torch_dtype, tensor_type, to_numpy
 from tilewright.graph.ir import Node, TensorType
+from tilewright.graph.provenance import Provenance
 
 
 class Context(Builder):
@@ -24,7 +25,7 @@ class Context(Builder):
     The name is the result's alone (`named`): what leads to it stays nameless.
     """
 
-    def __init__(self, name: str, source: str, value: Any) -> None:
+    def __init__(self, name: str, source: Provenance, value: Any) -> None:
         super().__init__(source)
         self.name = name
         self.value = value

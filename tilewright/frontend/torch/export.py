@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import re
 import traceback
@@ -11,15 +12,26 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from tilewright.errors import ExportError, ModelFileError, TrainingModeError, UnsupportedModelError
+from tilewright.errors import (
+    ExportError,
+    InputError,
+    ModelFileError,
+    TrainingModeError,
+    UnsupportedModelError,
+)
 from tilewright.frontend.torch.containers import known_containers
 from tilewright.frontend.torch.decompose import retraced
 from tilewright.frontend.torch.places import last_user_frame
 from tilewright.frontend.torch.plain_modules import plain_modules
+from tilewright.frontend.torch.types import to_torch
+from tilewright.runtime import tree
+from tilewright.runtime.arguments import CallArguments
+from tilewright.runtime.dynamic import bind
 
 _CACHE = re.compile(r"\w*Cache\b")  # Hugging Face's classes of them
 _USE_CACHE = (
@@ -57,7 +69,18 @@ def check_mode(model: nn.Module) -> None:
 def call_arguments(
     example_inputs: Any, example_kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of the example call: a tuple of arguments, a single tensor, or a dict of keyword arguments."""
+    """(args, kwargs) of the example call: a tuple of arguments, a single tensor, a dict of keyword arguments, or both.
+    NumPy arrays among them become tensors."""
+    args, kwargs = _example_call(example_inputs, example_kwargs)
+    leaves, spec = tree.flatten((args, kwargs))
+    if any(isinstance(leaf, (np.ndarray, np.generic)) for leaf in leaves):
+        args, kwargs = tree.unflatten(spec, [to_torch(leaf) for leaf in leaves])
+    return tuple(args), dict(kwargs)
+
+
+def _example_call(
+    example_inputs: Any, example_kwargs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     keywords = dict(example_kwargs or {})
     if example_inputs is None and not keywords:
         raise UnsupportedModelError(
@@ -65,7 +88,9 @@ def call_arguments(
         )
     if example_inputs is None:
         return (), keywords
-    if isinstance(example_inputs, torch.Tensor):
+    if isinstance(example_inputs, CallArguments):
+        return example_inputs.args, {**example_inputs.kwargs, **keywords}
+    if isinstance(example_inputs, (torch.Tensor, np.ndarray)):
         return (example_inputs,), keywords
     if isinstance(example_inputs, Mapping):
         return (), {**example_inputs, **keywords}
@@ -81,7 +106,8 @@ def call_arguments(
 def load_program(path: str | os.PathLike[str]) -> ExportedProgram:
     """A program that torch.export.save wrote. ModelFileError where there is none that PyTorch can read."""
     try:
-        return torch.export.load(os.fspath(path))
+        with _quiet_torch():
+            return torch.export.load(os.fspath(path))
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:  # of zip, JSON, pickle or PyTorch: a file may hold anything
@@ -98,13 +124,63 @@ def export(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any
             plain_modules,
             known_containers(model, (arguments, keywords)),
             torch.no_grad(),
+            _quiet_torch(),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")
             return torch.export.export(model, arguments, keywords or None, strict=False)
     except Exception as error:  # tracing runs the user's code, which may raise anything
+        _check_runs(model, arguments, keywords)
         remedy = _USE_CACHE if _CACHE.search(str(error)) else None
-        raise ExportError(_explained(model, error), remedy=remedy) from error
+        what = f"torch.export could not trace {type(model).__name__}"
+        raise ExportError(_explained(what, error), remedy=remedy) from error
+
+
+def _check_runs(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    """InputError where PyTorch cannot run the model on these inputs either: its own message is the better one."""
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model(*arguments, **keywords)
+    except Exception as error:
+        error.__context__ = None  # the exporter's failure, which is told only where this call succeeds
+        given = _described(bind(argument_names(model), arguments, keywords))
+        text = _explained(f"{type(model).__name__} does not run on these inputs ({given})", error)
+        raise InputError(
+            text, remedy="pass inputs that the model takes; PyTorch says above why not these"
+        ) from None
+
+
+def _described(given: Mapping[str, Any]) -> str:
+    """`x: float32[2, 5], scale: 2.0`"""
+    parts = []
+    for name, value in given.items():
+        tensors = [leaf for leaf in tree.flatten(value)[0] if isinstance(leaf, torch.Tensor)]
+        shown = [f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}" for leaf in tensors]
+        parts.append(f"{name}: {', '.join(shown) or repr(value)[:40]}")
+    return ", ".join(parts)
+
+
+@contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """Without what PyTorch logs of a failure before it raises it, unless the user has asked for logs."""
+    if os.environ.get("TORCH_LOGS"):
+        yield
+        return
+    known = logging.root.manager.loggerDict  # each logger of PyTorch's has a handler of its own
+    loggers = [logging.getLogger(name) for name in list(known) if name.partition(".")[0] == "torch"]
+    handlers = [handler for logger in loggers for handler in logger.handlers]
+    for handler in handlers:
+        handler.addFilter(_drop)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(_drop)
+
+
+def _drop(record: logging.LogRecord) -> bool:
+    return False
 
 
 Autocast = tuple[tuple[str, bool, torch.dtype], ...]  # of each kind of device: whether it is on, and its type
@@ -157,12 +233,10 @@ def _is_wrapped(node: Any) -> bool:
     )
 
 
-def _explained(model: nn.Module, error: Exception) -> str:
-    """The first lines of the exporter's message and the line of the user's code that it stopped at."""
+def _explained(what: str, error: Exception) -> str:
+    """What failed, the first lines of PyTorch's message, and the line of the user's code that it stopped at."""
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()][:4]
-    text = f"torch.export could not trace {type(model).__name__}: {type(error).__name__}: " + "\n  ".join(
-        lines
-    )
+    text = f"{what}: {type(error).__name__}: " + "\n  ".join(lines)
     file, line, code = _user_frame(error)
     return f"{text}\n  at {file}:{line}" + (f": {code}" if code else "") if file else text
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,10 +20,11 @@ from tilewright.frontend.builder import Absent, Unsupported
 from tilewright.frontend.torch.context import Context
 from tilewright.frontend.torch.decompose import decomposed, origin_of
 from tilewright.frontend.torch.mutation import Aliases, functional_name, functionalised, writes
-from tilewright.frontend.torch.places import Place, place_of
+from tilewright.frontend.torch.places import Place, place_of, places_of
 from tilewright.frontend.torch.registry import STORAGE_ARGUMENTS, Inexpressible, table
 from tilewright.frontend.torch.types import tensor_type, to_numpy
 from tilewright.graph.ir import Graph, Node, constant, input_node
+from tilewright.graph.provenance import UNKNOWN
 
 NO_CONVERTER = "no converter"
 _REMEDY = (
@@ -95,7 +96,7 @@ def _attempt(
 ) -> tuple[ImportedProgram | None, Sequence[Failure], Sequence[Failure]]:
     """The program imported, with what has no converter decomposed round by round; else None, and what failed in the
     first round and in the last."""
-    places = {node.name: place_of(node) for node in program.graph.nodes}
+    places = places_of(program.graph)
     first: list[Failure] | None = None
     for _ in range(MAX_DECOMPOSITIONS):
         program = functionalised(program, outside=outside)
@@ -259,7 +260,7 @@ class _Walk:
             raise Unsupported(_why_not(node))
         for value in _tensors(node.meta.get("val")):
             tensor_type(value)  # Unsupported for what has no type of ours
-        ctx = Context(node.name, self._place(node).short, node.meta.get("val"))
+        ctx = Context(node.name, self._place(node).provenance, node.meta.get("val"))
         keywords = {name: value for name, value in keywords.items() if name not in STORAGE_ARGUMENTS}
         result = convert(ctx, *arguments, **keywords)
         return _checked(node, ctx, result)
@@ -287,8 +288,10 @@ class _Walk:
 
     def _place(self, node: Any) -> Place:
         """Where the node comes from; what a retracing of the program lost is known from the first program."""
-        place = place_of(node)
-        return place if place.file else self.places.get(origin_of(node), place)
+        place, first = place_of(node), self.places.get(origin_of(node))
+        if first is None:
+            return place
+        return replace(place, layer=first.layer) if place.file else first
 
 
 def _live(graph: Any) -> set[Any]:
@@ -364,7 +367,7 @@ def _placeholder_for(node: Any) -> Any:
             return tuple(stand_in(inner) for inner in part)
         try:
             type = tensor_type(part)
-            return Context(node.name, "", part).full(0, type.dtype, type.shape)
+            return Context(node.name, UNKNOWN, part).full(0, type.dtype, type.shape)
         except (Unsupported, AttributeError):
             return _POISON
 

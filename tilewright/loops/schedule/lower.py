@@ -102,8 +102,10 @@ def _across(loop: Loop, leaf: Leaf) -> Stmt:
     """A reduction over the lanes of a register tile."""
     found = across(loop, leaf)
     assert found is not None and leaf.kind is not None
-    tile, start = found
-    return Store(*_target(leaf), _combined(leaf, Across(leaf.kind, _buffer(tile), start, loop.var.extent)))
+    value: te.Expr = Across(leaf.kind, _buffer(found.tile), found.start, loop.var.extent)
+    if found.inside is not None:
+        value = te.select(_value(found.inside), value, identity(leaf))
+    return Store(*_target(leaf), _combined(leaf, value))
 
 
 def _beginning(node: Node, leaf: Leaf) -> Stmt:

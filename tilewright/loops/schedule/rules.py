@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tilewright import te
 from tilewright.errors import ScheduleError
 from tilewright.loops.ir import SCRATCH_LIMIT, Kind, Scope
-from tilewright.loops.schedule.nest import Leaf, Loop, Micro, Nest, Path, Tile, flat, leaves, walk
+from tilewright.loops.schedule.nest import Leaf, Loop, Micro, Nest, Path, Tile, flat, identity, leaves, walk
 from tilewright.loops.schedule.tensorise import match
 from tilewright.te.index import coefficient, linear
 
@@ -94,15 +95,30 @@ def _vector_loop(loop: Loop) -> None:
             )
 
 
-def across(loop: Loop, leaf: Leaf) -> tuple[Tile, int] | None:
-    """The register tile and the place in it from which the vector loop combines all lanes; None where it does not."""
-    if not (isinstance(leaf.value, te.Load) and isinstance(leaf.value.source, Tile)):
+@dataclass(frozen=True)
+class Lanes:
+    """What a vector loop combines: neighbours in a register tile, or the identity where `inside` does not hold."""
+
+    tile: Tile
+    start: int
+    inside: te.Expr | None = None
+
+
+def across(loop: Loop, leaf: Leaf) -> Lanes | None:
+    """None where the loop does not combine all lanes of a register vector. What `compute_at` says of elements beyond a
+    border is the same in every lane."""
+    value, inside = leaf.value, None
+    if isinstance(value, te.Select) and value.other == identity(leaf):
+        if loop.var in te.variables(value.cond):
+            return None
+        inside, value = value.cond, value.then
+    if not (isinstance(value, te.Load) and isinstance(value.source, Tile)):
         return None
-    tile = leaf.value.source
-    form = linear(flat(tile, leaf.value.indices))
+    tile = value.source
+    form = linear(flat(tile, value.indices))
     if tile.scope is not Scope.REGISTER or form.terms != {loop.var: 1} or leaf.guards:
         return None
-    return tile, form.constant
+    return Lanes(tile, form.constant, inside)
 
 
 def _overlaps(nest: Nest) -> None:

@@ -113,11 +113,12 @@ class GpuExecutor:
         with self._lock:
             return loaded.time_steps(max(repeats, 1))
 
-    def poison(self) -> None:
-        """Fill what steps write with NaN: what none of them writes is then seen in the results."""
+    def poison(self, byte: int = 0xFF) -> None:
+        """Fill what steps write with such bytes, NaN if nothing is said: what none of them writes is then seen in the
+        results."""
         loaded = self.loaded()
         with self._lock:
-            loaded.poison()
+            loaded.poison(byte)
 
     def seconds_of_graph(self) -> float:
         """Of one launch of all steps together, on what the inputs were last."""
@@ -291,14 +292,14 @@ class _Loaded:
             else:
                 self.device.copy_on(stream, place, address, spec.bytes)
 
-    def poison(self) -> None:
-        """NaN in what steps write; in the guards too, so that what is read there shows."""
+    def poison(self, byte: int) -> None:
+        """In what steps write; in the guards too, so that what is read there shows."""
         if self.guards[0][1]:
             for offset, size in self.guards:
-                self.device.fill(self.block.address + offset, 0xFF, size)
-        self.device.fill(self.arena, 0xFF, self.plan.memory.arena_bytes)
+                self.device.fill(self.block.address + offset, byte, size)
+        self.device.fill(self.arena, byte, self.plan.memory.arena_bytes)
         for address, spec in zip(self.results, self.plan.outputs, strict=True):
-            self.device.fill(address, 0xFF, spec.bytes)
+            self.device.fill(address, byte, spec.bytes)
         self.device.synchronise()
 
     def seconds_of_graph(self) -> float:

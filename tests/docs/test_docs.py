@@ -21,6 +21,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN = [path for path in DOCUMENTS if blocks(path.read_text(encoding="utf-8"))]
 # These show programs and machine code for a processor of this kind, and run it.
 NEED_AVX2 = {"02-how-it-compiles.md"}
+NEED_NVRTC = {"gpu.md"}
 # Maps, tables and reasons: there is nothing in them to run.
 REFERENCE = {"README.md", "api.md", "command-line.md", "invariants.md", "results.md"}
 
@@ -46,6 +47,10 @@ def test_it_runs_and_prints_what_it_shows(path: Path, tmp_path: Path) -> None:
     """In a process of its own: a document may change what the process knows (one registers an operator)."""
     if path.name in NEED_AVX2 and not {"avx2", "fma", "f16c"} <= host.features():
         pytest.skip(f"its code is for another processor than this {platform.machine()}")
+    if path.name in NEED_NVRTC:
+        pytest.importorskip(
+            "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
+        )
     done = subprocess.run(
         [sys.executable, "-m", "tests.docs.blocks", str(path)],
         check=False,

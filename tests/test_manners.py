@@ -150,13 +150,16 @@ def test_a_wrong_shape_is_an_input_error(capfd: pytest.CaptureFixture[str]) -> N
     assert "fake_tensor" not in capfd.readouterr().err, "PyTorch's log of the failure"
 
 
-def test_a_model_that_pytorch_cannot_export_is_still_an_export_error() -> None:
+def test_a_model_that_pytorch_cannot_export_is_still_an_export_error(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     class Branching(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x if x.sum() > 0 else -x
 
     with pytest.raises(tilewright.ExportError, match="could not trace Branching"):
         tilewright.compile(Branching().eval(), (X,))
+    assert capfd.readouterr().err == "", "neither PyTorch's log nor its graph so far"
 
 
 def test_gpu_is_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

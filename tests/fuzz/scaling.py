@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from tests.fuzz.whole_road import as_model, random_inputs
+from tests.fuzz.whole_road import random_inputs
 from tests.rewrites.helpers import scalar, weight, x_input
 from tilewright.driver import compile_imported
 from tilewright.graph.ir import Graph, Node, constant
@@ -29,6 +29,7 @@ from tilewright.graph.op import apply
 from tilewright.graph.oracle import evaluate
 from tilewright.hw import host
 from tilewright.measure.check import relative_error
+from tilewright.testing.targets import as_model
 
 MOST_GROWTH = 1.3  # exponent of the time in the size
 BOUND = 1e-4

@@ -25,27 +25,16 @@ from tests.rewrites import random_graphs
 from tests.rewrites.random_graphs import graphs
 from tilewright.driver import compile_imported
 from tilewright.dtypes import DType
-from tilewright.frontend import ImportedModel
 from tilewright.graph.ir import Graph, Node, TensorType, constant, input_node
 from tilewright.graph.op import apply
 from tilewright.graph.text import print_graph
 from tilewright.hw import host
 from tilewright.support.trace import Trace
+from tilewright.testing.targets import as_model
 
 BOUND = 1e-4  # end to end, numerics "fast"
 # Of 16-bit floats, four roundings: with few elements, what one rounding per node gives can be small by luck.
 HALF_BOUNDS = {DType.F16: 4 * 2.0**-11, DType.BF16: 4 * 2.0**-8}
-
-
-def as_model(graph: Graph) -> ImportedModel:
-    """A bare graph as a model: its inputs by position, a tuple out."""
-
-    def leaves(count: int) -> dict[str, Any]:
-        return {"kind": "tuple", "items": [{"kind": "leaf", "index": index} for index in range(count)]}
-
-    names = tuple(f"x{index}" for index in range(len(graph.inputs)))
-    inputs = {"kind": "tuple", "items": [leaves(len(names)), {"kind": "dict", "keys": [], "items": []}]}
-    return ImportedModel(graph, names, inputs, leaves(len(graph.outputs)), names)
 
 
 def random_inputs(graph: Graph, rng: np.random.Generator) -> list[np.ndarray]:

@@ -92,10 +92,14 @@ def _model(
 
 def _beside_pytorch(source: Source, compiled: CompiledModel) -> Baseline | None:
     """What PyTorch takes for the same model, interleaved with Tilewright; None for an ONNX model."""
-    from tilewright.cli.app import compare_with_eager
+    from tilewright.cli.baselines import chosen
+    from tilewright.cli.bench import compare
     from tilewright.report.data import Baseline
 
     if source.is_onnx:
         return None
-    times = compare_with_eager(source, compiled, _ROUNDS)
-    return Baseline("PyTorch", times["eager_seconds"], times["tilewright_seconds"])
+    found = compare(source, compiled, chosen("eager")[0], _ROUNDS, quiet=True)
+    eager = next(iter(found.rows), None)
+    if eager is None or eager.seconds is None or found.seconds is None:
+        return None
+    return Baseline("PyTorch", eager.seconds, found.seconds)

@@ -8,14 +8,13 @@ experience): register it here, or name it as an entry point of the group `tilewr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from importlib import metadata
 
 from tilewright.cost.analytical import Analytical
 from tilewright.cost.boosted import Boosted, Experience
 from tilewright.cost.model import CostModel
 from tilewright.errors import OptionError
 from tilewright.space.candidates import Candidates
+from tilewright.support.plugins import named
 
 ENTRY_POINTS = "tilewright.cost_models"
 
@@ -54,16 +53,4 @@ def unregister(name: str) -> None:
 
 def cost_model_named(name: str) -> Factory:
     """OptionError where there is none of that name."""
-    found = COST_MODELS.get(name)
-    if found is None and name in _entry_points():
-        loaded: Factory = _entry_points()[name].load()
-        return loaded
-    if found is None:
-        known = ", ".join(map(repr, (*COST_MODELS, *_entry_points())))
-        raise OptionError(f"cost_model must be one of {known}, got {name!r}")
-    return found
-
-
-@lru_cache(maxsize=1)
-def _entry_points() -> dict[str, metadata.EntryPoint]:
-    return {entry.name: entry for entry in metadata.entry_points(group=ENTRY_POINTS)}
+    return named("cost_model", name, COST_MODELS, ENTRY_POINTS)

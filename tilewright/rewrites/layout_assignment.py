@@ -130,10 +130,8 @@ class Costs:
             self._kernels[key] = sum(seconds for seconds, _ in found), all(best for _, best in found)
         return self._kernels[key]
 
-    def moving(
-        self, value: Node, have: Order, need: Order, reader: Node | None = None, way: Way | None = None
-    ) -> float:
-        """Seconds of putting `value` from one order into another for `reader`, which goes this `way` then."""
+    def moving(self, value: Node, have: Order, need: Order, reader: Node | None = None) -> float:
+        """Seconds of putting `value` from one order into another for `reader`."""
         if have == need or folds(value):
             return 0.0
         *before, (shape, axes) = conversions(value.shape, have, need)
@@ -145,14 +143,23 @@ class Costs:
             return seconds
         alone = reader is None or not self._rides_along(value, reader)
         moved = seconds + self._permute(TensorType(shape, value.dtype), axes, alone=alone)
-        if reader is None or way is None or not self._becomes_one(value, reader):
+        reduction = None if reader is None or self.readers[value] > 1 else self._reduction_of(reader, value)
+        if reduction is None:
             return moved
-        return max(moved, self._joined(value, have, reader, way) - self.kernel(reader, way))
+        ways = (way for way in ways_of(reduction, [[need]], ()) if way.operands == (need,))
+        joined = (self._joined(value, have, reduction, way) - self.kernel(reduction, way) for way in ways)
+        return max([moved, *joined])
 
-    def _becomes_one(self, value: Node, reader: Node) -> bool:
-        """Whether fusion makes one kernel of a permute of `value` and the reduction that reads it."""
-        reduces = reader.op in _IN_ANY_ORDER and op_of(reader.op).fusion is Fusion.REDUCTION
-        return reduces and len(reader.inputs) == 1 and self.readers[value] == 1
+    def _reduction_of(self, reader: Node, value: Node) -> Node | None:
+        """What fusion makes one kernel with a permute of `value`: a reduction that reads it, or what elementwise work
+        makes of it."""
+        node = reader
+        while op_of(node.op).fusion is Fusion.ELEMENTWISE and node.shape == value.shape:
+            if self.readers[node] != 1 or node in self.outputs:
+                return None
+            (node,) = set(self.users[node])
+        reduces = node.op in _IN_ANY_ORDER and op_of(node.op).fusion is Fusion.REDUCTION
+        return node if reduces and len(node.inputs) == 1 and node.inputs[0].shape == value.shape else None
 
     def _joined(self, value: Node, have: Order, reader: Node, way: Way) -> float:
         """Seconds of that kernel, which reads along what is not contiguous; 0 where they are not known."""
@@ -312,7 +319,7 @@ def _moved(
             continue
         at = frontier.index(operand)
         if order not in there[at]:
-            cost += min(costs.moving(operand, have, order, node, way) for have in there[at])
+            cost += min(costs.moving(operand, have, order, node) for have in there[at])
             there[at] = _with(there[at], order)
     return there, cost
 

@@ -7,8 +7,6 @@ here, or name it as an entry point of the group `tilewright.searches`, and ask f
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
-from importlib import metadata
 
 from tilewright.cost.model import CostModel
 from tilewright.errors import OptionError
@@ -19,6 +17,7 @@ from tilewright.search.guided import Guided
 from tilewright.search.random import RandomSearch
 from tilewright.search.searcher import Searcher
 from tilewright.space.candidates import Candidates
+from tilewright.support.plugins import named
 
 ENTRY_POINTS = "tilewright.searches"
 
@@ -51,16 +50,4 @@ def unregister(name: str) -> None:
 
 def search_named(name: str) -> Factory:
     """OptionError where there is none of that name."""
-    found = SEARCHES.get(name)
-    if found is None and name in _entry_points():
-        loaded: Factory = _entry_points()[name].load()
-        return loaded
-    if found is None:
-        known = ", ".join(map(repr, (*SEARCHES, *_entry_points())))
-        raise OptionError(f"search must be one of {known}, got {name!r}")
-    return found
-
-
-@lru_cache(maxsize=1)
-def _entry_points() -> dict[str, metadata.EntryPoint]:
-    return {entry.name: entry for entry in metadata.entry_points(group=ENTRY_POINTS)}
+    return named("search", name, SEARCHES, ENTRY_POINTS)

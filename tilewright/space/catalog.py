@@ -10,7 +10,6 @@ A user's own are added with `register`, or by a package that names them as an en
 
 from __future__ import annotations
 
-import importlib.metadata
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from tilewright.space.implementation import Implementation, Kernel
 from tilewright.space.space import Config, Space
 from tilewright.space.template import Applied, Template, Work
 from tilewright.space.terms import Counted
+from tilewright.support.plugins import entry_points
 
 T = TypeVar("T")
 
@@ -202,7 +202,7 @@ class GuardedApplied:
 @lru_cache(maxsize=1)
 def _load_entry_points() -> None:
     """What installed packages add. One that fails is named in a warning and left out."""
-    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+    for entry in entry_points(ENTRY_POINTS).values():
         try:
             entry.load()()
         except Exception as error:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
-from importlib import metadata
 from typing import Any
 
 from tilewright.errors import MixedDevicesError, OptionError, TargetError
 from tilewright.hw import CpuMachine, host
 from tilewright.hw.gpu import GpuMachine, of_capability
 from tilewright.runtime.arguments import CallArguments
+from tilewright.support.plugins import entry_points
 from tilewright.support.suggest import did_you_mean
 from tilewright.targets.cpu import CpuTarget
 from tilewright.targets.cuda import CudaTarget
@@ -51,14 +50,9 @@ def unregister(name: str) -> None:
     _NAMED.pop(name, None)
 
 
-@lru_cache(maxsize=1)
-def _entry_points() -> dict[str, metadata.EntryPoint]:
-    return {entry.name: entry for entry in metadata.entry_points(group=ENTRY_POINTS)}
-
-
 def _factory(kind: str) -> Factory | None:
-    if kind not in _NAMED and kind in _entry_points():
-        _NAMED[kind] = _entry_points()[kind].load()
+    if kind not in _NAMED and kind in entry_points(ENTRY_POINTS):
+        _NAMED[kind] = entry_points(ENTRY_POINTS)[kind].load()
     return _NAMED.get(kind)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class TargetSuite:
             model = compile_imported(as_model(task.graph), self.make(), numerics=self.numerics)
             model.plan.validate()
             case = draw_exam(task, self.numerics, seed=7).ordinary
-            result = model(*case.inputs)
+            (result,) = model(*case.inputs)
             (expected,) = evaluate(task.graph, list(case.inputs), precise=True)
             error = np.linalg.norm(np.asarray(result, np.float64) - expected) / np.linalg.norm(expected)
             assert error <= self.tolerance, (task.label, error)
@@ -54,11 +55,11 @@ class TargetSuite:
 
 
 def as_model(graph: Graph) -> ImportedModel:
-    """A graph as the frontend would give it: positional arguments, one result."""
+    """A graph as the frontend would give it: its inputs by position, a tuple of its outputs."""
+
+    def leaves(count: int) -> dict[str, Any]:
+        return {"kind": "tuple", "items": [{"kind": "leaf", "index": number} for number in range(count)]}
+
     names = tuple(f"x{number}" for number in range(len(graph.inputs)))
-    leaves = [{"kind": "leaf", "index": number} for number in range(len(names))]
-    arguments = {
-        "kind": "tuple",
-        "items": [{"kind": "tuple", "items": leaves}, {"kind": "dict", "keys": [], "items": []}],
-    }
-    return ImportedModel(graph, names, arguments, {"kind": "leaf", "index": 0}, names)
+    arguments = {"kind": "tuple", "items": [leaves(len(names)), {"kind": "dict", "keys": [], "items": []}]}
+    return ImportedModel(graph, names, arguments, leaves(len(graph.outputs)), names)

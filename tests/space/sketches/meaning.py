@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.whole_road import as_model, examples
+from tests.fuzz.whole_road import examples
 from tests.rewrites.helpers import array
 from tests.space.checked import same_on_two_threads, stored_for
 from tests.te.bounds import assert_within_bounds
@@ -30,6 +30,7 @@ from tilewright.support.trace import Trace
 from tilewright.targets.cpu import CpuTarget
 from tilewright.targets.target import computed
 from tilewright.te.interpret import interpret
+from tilewright.testing.targets import as_model
 
 
 def check_meaning(applied: Applied, config: Config, task: Task, *, native: bool = True) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, _trace
 
 from tilewright.errors import (
     ExportError,
@@ -172,9 +172,12 @@ def _quiet_torch() -> Iterator[None]:
     handlers = [handler for logger in loggers for handler in logger.handlers]
     for handler in handlers:
         handler.addFilter(_drop)
+    # Of a failed trace it also prints the graph so far, to standard error: in that module print is this.
+    vars(_trace)["print"] = lambda *values, **options: None
     try:
         yield
     finally:
+        vars(_trace).pop("print", None)
         for handler in handlers:
             handler.removeFilter(_drop)
 

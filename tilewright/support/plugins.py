@@ -1,0 +1,30 @@
+"""What installed packages add to this one, under names of their own: entry points, by their groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import metadata
+from typing import TypeVar
+
+from tilewright.errors import OptionError
+
+F = TypeVar("F")
+
+
+@lru_cache(maxsize=16)
+def entry_points(group: str) -> dict[str, metadata.EntryPoint]:
+    return {entry.name: entry for entry in metadata.entry_points(group=group)}
+
+
+def named(option: str, name: str, registered: Mapping[str, F], group: str) -> F:
+    """What was registered under a name, or is an entry point of the group. OptionError, for an argument that is called
+    `option`, where there is neither."""
+    if name in registered:
+        return registered[name]
+    installed = entry_points(group)
+    if name not in installed:
+        known = ", ".join(map(repr, (*registered, *installed)))
+        raise OptionError(f"{option} must be one of {known}, got {name!r}")
+    loaded: F = installed[name].load()
+    return loaded

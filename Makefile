@@ -71,7 +71,7 @@ bench: $(BENCH)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
-	find tilewright tests benchmarks docs tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find tilewright tests benchmarks docs examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean
 	rm -rf .venv

@@ -8,7 +8,7 @@
 
 A block that prints is followed by its output. Every other fence is left alone.
 
-    python -m tests.docs.blocks docs/02-the-road.md
+    python -m tests.docs.blocks docs/02-how-it-compiles.md
 """
 
 from __future__ import annotations

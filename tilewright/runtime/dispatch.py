@@ -37,6 +37,8 @@ _WAITING = 1024  # shapes that are counted but not compiled
 
 @dataclass(frozen=True)
 class Policy:
+    """How many shapes are compiled, and when: `compile(..., dynamic=Policy(limit=4))`."""
+
     limit: int = 16  # variants at most
     eager: int = 4  # so many are compiled at once
     patience: int = 2  # a later one not before its shape comes for this time

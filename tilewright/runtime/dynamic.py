@@ -82,6 +82,7 @@ class DynamicModel:
             model.checker = checker
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the model; a shape that is new is compiled first, or runs by other means, as the policy says."""
         key = None if kwargs else _plain_key(args)
         model = self._plain.get(key) if key is not None else None
         if model is None:

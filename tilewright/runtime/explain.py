@@ -35,6 +35,8 @@ Checker = Callable[[TaskInfo, Sequence[np.ndarray], np.ndarray], Checked]
 
 
 class StepRow(msgspec.Struct, frozen=True):
+    """One kernel of a model: what it computes, how long it took, how exact it was."""
+
     step: int
     name: str
     layer: str  # the layers of the user's model that it computes: "layer1.0.conv1 + bn1 + relu"
@@ -55,6 +57,8 @@ class StepRow(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
+    """Where the time of a model goes, kernel by kernel. `print` shows it as a table; `to_dict` gives it as data."""
+
     rows: tuple[StepRow, ...]
     seconds: float  # sum over the steps
     flops: int

@@ -69,6 +69,9 @@ class CompiledModel:
         self.executor.threads = count
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the model as the original: the same arguments, the same nesting of results.
+
+        InputError says which input does not fit, what was expected and what came."""
         plain = len(args) == self._plain_arity and not kwargs
         results = self.flat(args if plain else self._bind(args, kwargs))
         return results[0] if self._one_output else tree.unflatten(self.plan.output_tree, results)

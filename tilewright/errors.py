@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilewright.support.source import SourceLocation
+
 
 class TilewrightError(Exception):
     """What went wrong, and what to try."""
@@ -280,3 +282,91 @@ class TypeRuleError(TilewrightError):
     """An operator applied to shapes, types or attributes that it does not take."""
 
     remedy = "check the shapes and types at the node that the message names"
+
+
+# -- tile kernels -------------------------------------------------------------------------------------------------
+
+
+class KernelError(TilewrightError):
+    """A mistake in a tile kernel or in its launch, shown at the user's own line."""
+
+    def __init__(
+        self, message: str, *, where: SourceLocation | None = None, remedy: str | None = None
+    ) -> None:
+        self.where = where
+        self.problem = message
+        super().__init__(message if where is None else f"{message}\n{where.excerpt()}", remedy=remedy)
+
+    def at(self, where: SourceLocation | None) -> KernelError:
+        """The same mistake at a place in the source; as it is where it has one already."""
+        if self.where is not None or where is None:
+            return self
+        return type(self)(self.problem, where=where, remedy=self.remedy)
+
+
+class KernelSyntaxError(KernelError):
+    """A Python construct that the tile language does not have."""
+
+    remedy = "see the head of tilewright/tile/__init__.py for what a kernel may contain"
+
+
+class KernelNameError(KernelError):
+    """A name that is defined nowhere, or not on every way that leads to its use."""
+
+    remedy = "define the name before it is used, or pass it as a parameter"
+
+
+class KernelTypeError(KernelError):
+    """An operation or a function of the tile language on values of a type that it does not take."""
+
+    remedy = "convert the operand with .to(dtype), or pass the kind of value that the message names"
+
+
+class KernelShapeError(KernelError):
+    """Tiles whose shapes do not go together, or a shape that a tile cannot have."""
+
+    remedy = "add an axis with x[:, None] or x[None, :], or make the block sizes agree"
+
+
+class DynamicShapeError(KernelError):
+    """A tile shape that is only known when the kernel runs."""
+
+    remedy = "make the size a parameter annotated tl.constexpr, and mask what lies beyond the data"
+
+
+class StaticAssertionError(KernelError):
+    """A static assertion of the kernel that is false for these parameters."""
+
+    remedy = "pass parameters for which the assertion holds"
+
+
+class KernelArgumentError(KernelError):
+    """A launch whose grid or arguments do not fit the kernel."""
+
+    remedy = "launch as kernel[grid](...), with a NumPy array, a CPU tensor or a number for each parameter"
+
+
+class OutOfBoundsError(KernelError):
+    """A load, store or atomic at an address outside of every tensor that was passed."""
+
+    remedy = "mask the access, as in tl.load(pointer, mask=offsets < n), or list the axis in boundary_check"
+
+
+class UnwrittenReadError(KernelError):
+    """In debug mode: a read of an element that the launch declares unwritten, before anything wrote it."""
+
+    remedy = (
+        "store the element first, or leave the tensor out of `unwritten` if it holds values at the launch"
+    )
+
+
+class RaceError(KernelError):
+    """In debug mode: two program instances access one element, at least one writes it, and not both by atomics."""
+
+    remedy = "give each instance elements of its own, or combine with tl.atomic_add"
+
+
+class DeviceAssertionError(KernelError):
+    """In debug mode: an assertion on values of the kernel that is false."""
+
+    remedy = "the message names the program instance; tl.device_print shows its values"

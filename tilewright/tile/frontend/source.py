@@ -1,0 +1,104 @@
+"""The source of a function: its syntax tree, its parameters, and locations of its nodes for errors."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.errors import KernelSyntaxError
+from tilewright.support.source import SourceLocation
+
+
+@dataclass(frozen=True)
+class Parameter:
+    name: str
+    is_constexpr: bool
+    default: Any = inspect.Parameter.empty
+
+    @property
+    def has_default(self) -> bool:
+        return self.default is not inspect.Parameter.empty
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionSource:
+    function: Callable[..., Any]
+    name: str
+    file: str
+    first_line: int  # of the text, in the file
+    indent: int
+    lines: tuple[str, ...]  # as in the file
+    tree: ast.FunctionDef
+    parameters: tuple[Parameter, ...]
+
+    def locate(self, node: ast.AST, caller: SourceLocation | None) -> SourceLocation:
+        line = getattr(node, "lineno", 1)
+        column = getattr(node, "col_offset", 0)
+        end = getattr(node, "end_col_offset", column + 1)
+        text = self.lines[line - 1] if line <= len(self.lines) else ""
+        width = end - column if getattr(node, "end_lineno", line) == line else len(text) - column
+        return SourceLocation(
+            self.file, self.first_line + line - 1, column + self.indent, width, text, self.name, caller
+        )
+
+    def lookup(self, name: str) -> tuple[bool, Any]:
+        """A name from outside of the function: in what it closes over, its module, Python's own."""
+        function: Any = inspect.unwrap(self.function)
+        if name in function.__code__.co_freevars:
+            cell = function.__closure__[function.__code__.co_freevars.index(name)]
+            try:
+                return True, cell.cell_contents
+            except ValueError:
+                return False, None
+        if name in function.__globals__:
+            return True, function.__globals__[name]
+        builtins = function.__globals__.get("__builtins__", {})
+        names = builtins if isinstance(builtins, dict) else vars(builtins)
+        return name in names, names.get(name)
+
+
+def read(function: Callable[..., Any]) -> FunctionSource:
+    """Raises KernelSyntaxError where the function has no source or takes what kernels cannot take."""
+    name = getattr(function, "__name__", "kernel")
+    try:
+        lines, first = inspect.getsourcelines(function)
+    except (OSError, TypeError):
+        raise KernelSyntaxError(
+            f"the source of {name} cannot be read",
+            remedy="write the kernel in a file or a notebook cell, not in a string or an interactive prompt",
+        ) from None
+    text = "".join(lines)
+    try:
+        tree = ast.parse(textwrap.dedent(text)).body[0]
+    except SyntaxError:
+        tree = None
+    if not isinstance(tree, ast.FunctionDef):
+        raise KernelSyntaxError(f"{name} is no function made by def", remedy="decorate a plain def")
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    file = inspect.getsourcefile(function) or "<unknown>"
+    source = FunctionSource(
+        function, name, file, first, indent, tuple(each.rstrip("\n") for each in lines), tree, ()
+    )
+    return FunctionSource(function, name, file, first, indent, source.lines, tree, tuple(_parameters(source)))
+
+
+def _parameters(source: FunctionSource) -> list[Parameter]:
+    args = source.tree.args
+    for starred in (args.vararg, args.kwarg):
+        if starred is not None:
+            raise KernelSyntaxError(
+                f"parameter *{starred.arg}: a kernel takes a fixed number of parameters",
+                where=source.locate(starred, None),
+                remedy="name each parameter",
+            )
+    signature = inspect.signature(source.function)
+    found = []
+    for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs):
+        annotation = "" if arg.annotation is None else ast.unparse(arg.annotation).strip("'\"")
+        constexpr = annotation.split(".")[-1] == "constexpr"
+        found.append(Parameter(arg.arg, constexpr, signature.parameters[arg.arg].default))
+    return found

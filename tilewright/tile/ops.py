@@ -1,0 +1,651 @@
+"""The operations of the tile IR: one table, an entry each with operands, type rule and meaning in NumPy.
+
+A rule takes the types of the operands and the attributes and gives the types of the results, or raises a
+`KernelError` without a place, to which the front end adds the user's line. A meaning takes the machine that runs it
+(memory, program ids), the attributes and the operands' values: arrays of the type's shape, addresses as int64, a
+`BlockAddress` for a block pointer.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from tilewright.dtypes import DType
+from tilewright.errors import DeviceAssertionError, KernelShapeError, KernelTypeError
+from tilewright.te.scalars import SCALARS, Scalar
+from tilewright.tile.ir import MAX_ELEMENTS, BlockPointerType, Pointer, TileType, Type
+
+Attrs = Mapping[str, Any]
+Rule = Callable[[Sequence[Any], Attrs], TileType | BlockPointerType | None]
+Meaning = Callable[..., Any]
+
+BOOL, I32, I64, F32 = DType.BOOL, DType.I32, DType.I64, DType.F32
+ATOMIC_TYPES = (DType.F16, DType.BF16, DType.F32, DType.F64, DType.I32, DType.I64)
+PRECISIONS = ("ieee", "tf32")
+
+
+class Effect(enum.Enum):
+    PURE = "pure"
+    READ = "read"
+    WRITE = "write"
+    OTHER = "other"  # prints and assertions: kept, and kept in order
+
+
+class Machine(Protocol):
+    """What runs a program instance."""
+
+    debug: bool
+
+    def program_id(self, axis: int) -> int: ...
+    def num_programs(self, axis: int) -> int: ...
+    def load(self, addresses: np.ndarray, dtype: DType, mask: np.ndarray | None) -> np.ndarray: ...
+    def store(self, addresses: np.ndarray, values: np.ndarray, mask: np.ndarray | None) -> None: ...
+    def atomic_add(
+        self, addresses: np.ndarray, values: np.ndarray, mask: np.ndarray | None
+    ) -> np.ndarray: ...
+    def print(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class BlockAddress:
+    """The value of a block pointer: addresses in bytes, the rest in elements."""
+
+    base: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    def locate(self, type: BlockPointerType, check: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
+        """The addresses of the block's elements, and which of them lie inside along the axes in `check`."""
+        addresses = np.full(type.block, self.base, np.int64)
+        inside = np.ones(type.block, np.bool_)
+        for axis, extent in enumerate(type.block):
+            index = self.offsets[axis] + np.arange(extent, dtype=np.int64)
+            along = [-1 if d == axis else 1 for d in range(len(type.block))]
+            addresses += (index * self.strides[axis] * type.dtype.bytes).reshape(along)
+            if axis in check:
+                inside &= ((index >= 0) & (index < self.shape[axis])).reshape(along)
+        return addresses, inside if check else None
+
+
+@dataclass(frozen=True)
+class OpDef:
+    name: str
+    operands: tuple[
+        str, ...
+    ]  # their names; one that ends with "?" may be left out, one with "*" stands for several
+    rule: Rule
+    meaning: Meaning
+    effect: Effect = Effect.PURE
+
+
+OPS: dict[str, OpDef] = {}
+
+
+def _op(name: str, operands: str, rule: Rule, effect: Effect = Effect.PURE) -> Callable[[Meaning], Meaning]:
+    def register(meaning: Meaning) -> Meaning:
+        OPS[name] = OpDef(name, tuple(operands.split()), rule, meaning, effect)
+        return meaning
+
+    return register
+
+
+# -- what rules ask ---------------------------------------------------------------------------------------------------
+
+
+def check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    for size in shape:
+        if size < 1 or size & (size - 1):
+            raise KernelShapeError(
+                f"a tile of shape {shape}: each size must be a power of two, got {size}",
+                remedy=f"use {1 << max(size - 1, 0).bit_length()} and mask what lies beyond the data",
+            )
+    if math.prod(shape) > MAX_ELEMENTS:
+        raise KernelShapeError(
+            f"a tile of shape {shape} has {math.prod(shape)} elements; at most {MAX_ELEMENTS} are allowed",
+            remedy="use smaller blocks, and loop over them",
+        )
+    return shape
+
+
+def check_axis(axis: int, rank: int, what: str = "axis") -> int:
+    if not -rank <= axis < rank:
+        raise KernelShapeError(
+            f"{what} {axis} of a tile with {rank} axes",
+            remedy=f"use an axis from 0 to {rank - 1}" if rank else "a scalar has no axes: use a tile",
+        )
+    return axis % rank
+
+
+def _numbers(type: Type, what: str) -> TileType:
+    if not isinstance(type, TileType) or type.is_pointer:
+        raise KernelTypeError(
+            f"{what} takes numbers, got {type}", remedy="load through the pointer with tl.load first"
+        )
+    return type
+
+
+def _same(types: Sequence[Type], what: str) -> TileType:
+    first, *others = types
+    for other in others:
+        if other != first:
+            raise KernelTypeError(f"{what} takes operands of one type, got {first} and {other}")
+    assert isinstance(first, TileType)
+    return first
+
+
+# -- scalar functions of te, elementwise ------------------------------------------------------------------------------
+
+_ANY = frozenset(["add", "sub", "mul", "min", "max", "neg", "abs"])
+_COMPARE = frozenset(["eq", "ne", "lt", "le"])
+_INTEGER = frozenset(["floordiv", "mod", "shl", "shr"])
+_BITWISE = frozenset(["and", "or", "xor", "not"])
+
+
+def _takes(name: str, dtype: DType) -> bool:
+    if name in _COMPARE:
+        return True
+    if name in _ANY:
+        return dtype is not BOOL
+    if name in _INTEGER:
+        return dtype.is_integer
+    if name in _BITWISE:
+        return not dtype.is_float
+    if name == "dot4":
+        return dtype is I32
+    return dtype.is_float
+
+
+def _scalar_rule(scalar: Scalar) -> Rule:
+    def rule(types: Sequence[Type], attrs: Attrs) -> TileType:
+        type = _same([_numbers(each, scalar.text) for each in types], scalar.text)
+        if not _takes(scalar.name, type.dtype):
+            wanted = [each.short for each in DType if _takes(scalar.name, each)]
+            raise KernelTypeError(f"{scalar.text} takes {', '.join(wanted)}; got {type}")
+        return type.of(BOOL) if scalar.predicate else type
+
+    return rule
+
+
+def _scalar_meaning(scalar: Scalar) -> Meaning:
+    def meaning(machine: Machine, attrs: Attrs, *args: np.ndarray) -> np.ndarray:
+        dtype = args[0].dtype
+        if dtype.itemsize == 2 and dtype.kind not in "iu":  # halves are computed in f32, and rounded once
+            args = tuple(each.astype(np.float32) for each in args)
+        result = np.asarray(scalar.numpy(*args))
+        return result.astype(np.bool_ if scalar.predicate else dtype, copy=False)
+
+    return meaning
+
+
+for _scalar in SCALARS.values():
+    _names = ("a", "b", "c")[: _scalar.arity]
+    OPS[_scalar.name] = OpDef(_scalar.name, _names, _scalar_rule(_scalar), _scalar_meaning(_scalar))
+
+
+# -- where tiles come from --------------------------------------------------------------------------------------------
+
+
+@_op("constant", "", lambda types, attrs: TileType(attrs["dtype"]))
+def _constant(machine: Machine, attrs: Attrs) -> np.ndarray:
+    return np.asarray(attrs["value"], attrs["dtype"].numpy)
+
+
+def _grid_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
+    if attrs["axis"] not in (0, 1, 2):
+        raise KernelShapeError(
+            f"axis {attrs['axis']} of the grid", remedy="a grid has the axes 0, 1 and 2: use one of them"
+        )
+    return TileType(I32)
+
+
+@_op("program_id", "", _grid_rule)
+def _program_id(machine: Machine, attrs: Attrs) -> np.ndarray:
+    return np.asarray(machine.program_id(attrs["axis"]), np.int32)
+
+
+@_op("num_programs", "", _grid_rule)
+def _num_programs(machine: Machine, attrs: Attrs) -> np.ndarray:
+    return np.asarray(machine.num_programs(attrs["axis"]), np.int32)
+
+
+@_op("arange", "", lambda types, attrs: TileType(I32, check_shape((attrs["end"] - attrs["start"],))))
+def _arange(machine: Machine, attrs: Attrs) -> np.ndarray:
+    return np.arange(attrs["start"], attrs["end"], dtype=np.int32)
+
+
+# -- types and shapes -------------------------------------------------------------------------------------------------
+
+
+@_op("cast", "value", lambda types, attrs: _numbers(types[0], "a cast").of(attrs["dtype"]))
+def _cast(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
+    if attrs["dtype"] is BOOL:
+        return np.asarray(value != 0)
+    return value.astype(attrs["dtype"].numpy)
+
+
+def _bitcast_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
+    type = _numbers(types[0], "a bitcast")
+    if type.dtype.bytes != attrs["dtype"].bytes:
+        raise KernelTypeError(f"a bitcast from {type} to {attrs['dtype'].short}, which has another width")
+    return type.of(attrs["dtype"])
+
+
+@_op("bitcast", "value", _bitcast_rule)
+def _bitcast(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(value).view(attrs["dtype"].numpy).reshape(value.shape)
+
+
+def broadcast_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """NumPy's rule: shapes are aligned at their last axes, and a size of 1 is stretched."""
+    rank = max(len(a), len(b))
+    left, right = (1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b
+    for axis, (x, y) in enumerate(zip(left, right, strict=True)):
+        if x != y and 1 not in (x, y):
+            raise KernelShapeError(
+                f"shapes {a} and {b} do not broadcast: {x} against {y} at axis {axis - rank}",
+            )
+    return tuple(max(x, y) for x, y in zip(left, right, strict=True))
+
+
+def _broadcast_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
+    (type,) = types
+    shape = check_shape(attrs["shape"])
+    if not isinstance(type, TileType):
+        raise KernelTypeError("a block pointer cannot be broadcast")
+    if len(type.shape) > len(shape) or broadcast_shapes(type.shape, shape) != shape:
+        raise KernelShapeError(f"{type} cannot be broadcast to {shape}")
+    return type.shaped(shape)
+
+
+@_op("broadcast", "value", _broadcast_rule)
+def _broadcast(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(value, attrs["shape"])
+
+
+def _expand_rule(types: Sequence[TileType], attrs: Attrs) -> TileType:
+    axis = check_axis(attrs["axis"], len(types[0].shape) + 1)
+    return types[0].shaped((*types[0].shape[:axis], 1, *types[0].shape[axis:]))
+
+
+@_op("expand_dims", "value", _expand_rule)
+def _expand_dims(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
+    return np.expand_dims(value, attrs["axis"])
+
+
+def _reshape_rule(types: Sequence[TileType], attrs: Attrs) -> TileType:
+    shape = check_shape(attrs["shape"])
+    if math.prod(shape) != math.prod(types[0].shape):
+        raise KernelShapeError(
+            f"{types[0]} cannot be reshaped to {shape}: {math.prod(types[0].shape)} elements and"
+            f" {math.prod(shape)}",
+            remedy="give a shape with as many elements",
+        )
+    return types[0].shaped(shape)
+
+
+@_op("reshape", "value", _reshape_rule)
+def _reshape(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
+    return value.reshape(attrs["shape"])
+
+
+def _trans_rule(types: Sequence[TileType], attrs: Attrs) -> TileType:
+    order, shape = attrs["order"], types[0].shape
+    if sorted(order) != list(range(len(shape))):
+        raise KernelShapeError(
+            f"{order} is not an order of the {len(shape)} axes of {types[0]}",
+            remedy="name each axis once, as in tl.trans(x, 1, 0)",
+        )
+    return types[0].shaped(tuple(shape[axis] for axis in order))
+
+
+@_op("trans", "value", _trans_rule)
+def _trans(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
+    return np.transpose(value, attrs["order"])
+
+
+def _join_rule(types: Sequence[TileType], attrs: Attrs) -> TileType:
+    type = _same(types, "join")
+    return type.shaped(check_shape((*type.shape, 2)))
+
+
+@_op("join", "a b", _join_rule)
+def _join(machine: Machine, attrs: Attrs, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.stack([a, b], axis=-1)
+
+
+def _select_rule(types: Sequence[TileType], attrs: Attrs) -> TileType:
+    type = _same(types[1:], "where")
+    if types[0] != type.of(BOOL):
+        raise KernelTypeError(f"where takes a condition of type {type.of(BOOL)}, got {types[0]}")
+    return type
+
+
+@_op("select", "condition then other", _select_rule)
+def _select(machine: Machine, attrs: Attrs, condition: Any, then: Any, other: Any) -> np.ndarray:
+    return np.where(condition, then, other)
+
+
+# -- along an axis ----------------------------------------------------------------------------------------------------
+
+
+def sum_type(dtype: DType) -> DType:
+    """The type of a sum: integers of fewer than 32 bits and bools are summed in i32."""
+    return I32 if not dtype.is_float and dtype.bytes < 4 else dtype
+
+
+def _reduce_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
+    kind = attrs["kind"]
+    type = _numbers(types[0], kind)
+    axis = check_axis(attrs["axis"], len(type.shape))
+    kept = type.shape[:axis] + type.shape[axis + 1 :]
+    if kind == "sum":
+        return TileType(sum_type(type.dtype), kept)
+    return TileType(I32 if kind.startswith("arg") else type.dtype, kept)
+
+
+_REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "max": np.max,
+    "min": np.min,
+    "argmax": np.argmax,
+    "argmin": np.argmin,
+}
+REDUCTIONS = ("sum", *_REDUCTIONS)
+
+
+@_op("reduce", "value", _reduce_rule)
+def _reduce(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
+    kind, axis = attrs["kind"], attrs["axis"]
+    dtype = DType.of(value)
+    wide = value.astype(dtype.compute.numpy)
+    if kind == "sum":
+        result = sum_type(dtype)
+        return np.asarray(np.sum(wide, axis=axis, dtype=result.compute.numpy)).astype(result.numpy)
+    found = np.asarray(_REDUCTIONS[kind](wide, axis=axis))
+    return found.astype(np.int32 if kind.startswith("arg") else value.dtype)
+
+
+def _scan_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
+    type = _numbers(types[0], "cumsum")
+    check_axis(attrs["axis"], len(type.shape))
+    return type.of(sum_type(type.dtype))
+
+
+@_op("cumsum", "value", _scan_rule)
+def _cumsum(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
+    result = sum_type(DType.of(value))
+    return np.cumsum(value, axis=attrs["axis"], dtype=result.compute.numpy).astype(result.numpy)
+
+
+def _sort_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
+    type = _numbers(types[0], "sort")
+    check_axis(attrs["axis"], len(type.shape))
+    return type
+
+
+@_op("sort", "value", _sort_rule)
+def _sort(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
+    wide = value.astype(DType.of(value).compute.numpy)
+    found = np.sort(wide, axis=attrs["axis"])
+    if attrs["descending"]:
+        found = np.flip(found, axis=attrs["axis"])
+    return found.astype(value.dtype)
+
+
+# -- dot --------------------------------------------------------------------------------------------------------------
+
+
+def dot_type(dtype: DType) -> DType | None:
+    """The type in which products of this type are accumulated, and the type of the result."""
+    if dtype in (DType.I8, DType.U8):
+        return I32
+    if dtype.is_float:
+        return DType.F64 if dtype is DType.F64 else F32
+    return None
+
+
+def _dot_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
+    a, b = _numbers(types[0], "dot"), _numbers(types[1], "dot")
+    into = dot_type(a.dtype)
+    if into is None or a.dtype is not b.dtype:
+        raise KernelTypeError(
+            f"dot takes two tiles of one type out of f16, bf16, f32, f64, i8 and u8; got {a} and {b}"
+        )
+    if attrs["precision"] not in PRECISIONS:
+        raise KernelTypeError(
+            f"precision must be one of {', '.join(PRECISIONS)}, got {attrs['precision']!r}",
+            remedy='use input_precision="ieee" or "tf32"',
+        )
+    if len(a.shape) != len(b.shape) or len(a.shape) not in (2, 3) or a.shape[:-2] != b.shape[:-2]:
+        raise KernelShapeError(
+            f"dot of {a} and {b}: both must have 2 axes, or 3 with the same first one",
+            remedy="reshape the operands, or reduce with tl.sum(a * b, axis)",
+        )
+    if a.shape[-1] != b.shape[-2]:
+        raise KernelShapeError(
+            f"dot of {a} and {b}: K is {a.shape[-1]} in the first and {b.shape[-2]} in the second",
+            remedy="make the last axis of the first operand and the last but one of the second agree; tl.trans swaps",
+        )
+    result = TileType(into, (*a.shape[:-1], b.shape[-1]))
+    if len(types) == 3 and types[2] != result:
+        raise KernelTypeError(
+            f"the accumulator of dot must be {result}, got {types[2]}",
+            remedy=f"start from tl.zeros({result.shape}, tl.{result.dtype.numpy.name})",
+        )
+    return result
+
+
+def round_to_tf32(value: np.ndarray) -> np.ndarray:
+    """To 10 bits of mantissa, to nearest, halves away from zero, as the tensor cores' conversion does."""
+    bits = value.view(np.uint32)
+    rounded = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isfinite(value), rounded, value)
+
+
+@_op("dot", "a b acc?", _dot_rule)
+def _dot(machine: Machine, attrs: Attrs, a: np.ndarray, b: np.ndarray, acc: Any = None) -> np.ndarray:
+    dtype = DType.of(a)
+    if dtype.is_integer:  # exact: |products| <= 2^16 and K <= 2^20
+        result = np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(np.int64).astype(np.int32)
+    else:
+        wide = dtype.compute.numpy
+        a, b = a.astype(wide), b.astype(wide)
+        if attrs["precision"] == "tf32" and dtype is F32:
+            a, b = round_to_tf32(a), round_to_tf32(b)
+        result = np.matmul(a, b)
+    return result if acc is None else acc + result
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def _addptr_rule(types: Sequence[TileType], attrs: Attrs) -> TileType:
+    pointer, offset = types
+    if not offset.dtype.is_integer or offset.is_pointer:
+        raise KernelTypeError(
+            f"a pointer moves by integers, got {offset}", remedy="convert the offset with .to(tl.int32)"
+        )
+    if pointer.shape != offset.shape:
+        raise KernelShapeError(f"pointers {pointer} and offsets {offset} have different shapes")
+    return pointer
+
+
+@_op("addptr", "pointer offset", _addptr_rule)
+def _addptr(machine: Machine, attrs: Attrs, pointer: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    return np.asarray(pointer + offset.astype(np.int64) * attrs["bytes"])
+
+
+def _pointed(type: Type, what: str) -> TileType:
+    if not isinstance(type, TileType) or not type.is_pointer:
+        raise KernelTypeError(
+            f"{what} takes a pointer, got {type}", remedy="pass a tensor parameter plus offsets"
+        )
+    return type
+
+
+def _mask_rule(pointer: TileType, masks: Sequence[Type], what: str) -> None:
+    for mask in masks:
+        if mask != TileType(BOOL, pointer.shape):
+            raise KernelTypeError(
+                f"the mask of a {what} of {pointer} must be bool{list(pointer.shape)}, got {mask}"
+            )
+
+
+def _load_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
+    pointer = _pointed(types[0], "load")
+    _mask_rule(pointer, types[1:2], "load")
+    value = pointer.of(pointer.dtype)
+    if len(types) == 3 and types[2] != value:
+        raise KernelTypeError(f"other of a load of {pointer} must be {value}, got {types[2]}")
+    return value
+
+
+@_op("load", "pointer mask? other?", _load_rule, Effect.READ)
+def _load(
+    machine: Machine, attrs: Attrs, pointer: np.ndarray, mask: Any = None, other: Any = None
+) -> np.ndarray:
+    found = machine.load(pointer, attrs["dtype"], mask)
+    return found if other is None else np.where(mask, found, other)
+
+
+def _store_rule(types: Sequence[Type], attrs: Attrs) -> None:
+    pointer = _pointed(types[0], "store")
+    if types[1] != pointer.of(pointer.dtype):
+        raise KernelTypeError(f"a store to {pointer} takes {pointer.of(pointer.dtype)}, got {types[1]}")
+    _mask_rule(pointer, types[2:], "store")
+
+
+@_op("store", "pointer value mask?", _store_rule, Effect.WRITE)
+def _store(machine: Machine, attrs: Attrs, pointer: np.ndarray, value: np.ndarray, mask: Any = None) -> None:
+    machine.store(pointer, value, mask)
+
+
+def _atomic_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
+    _store_rule(types, attrs)
+    pointer = types[0]
+    assert isinstance(pointer, TileType)
+    if pointer.dtype not in ATOMIC_TYPES:
+        names = ", ".join(each.short for each in ATOMIC_TYPES)
+        raise KernelTypeError(f"atomic_add takes {names}; got {pointer.dtype.short}")
+    return pointer.of(pointer.dtype)
+
+
+@_op("atomic_add", "pointer value mask?", _atomic_rule, Effect.WRITE)
+def _atomic_add(machine: Machine, attrs: Attrs, pointer: Any, value: Any, mask: Any = None) -> np.ndarray:
+    return machine.atomic_add(pointer, value, mask)
+
+
+# -- block pointers ---------------------------------------------------------------------------------------------------
+
+
+def _block_pointer_rule(types: Sequence[Type], attrs: Attrs) -> BlockPointerType:
+    base, *numbers = types
+    pointer, block, order = _pointed(base, "make_block_ptr"), check_shape(attrs["block"]), attrs["order"]
+    if pointer.shape or len(numbers) != 3 * len(block) or any(each != TileType(I64) for each in numbers):
+        raise KernelTypeError(
+            f"make_block_ptr takes a scalar pointer and, for each of the {len(block)} axes of the block, a size, a"
+            " stride and an offset",
+            remedy="give shape, strides, offsets and block_shape the same length",
+        )
+    if sorted(order) != list(range(len(block))):
+        raise KernelShapeError(
+            f"order {order} does not name each of the {len(block)} axes once",
+            remedy="list the axes from the one with the smallest stride, as in order=(1, 0)",
+        )
+    return BlockPointerType(pointer.dtype, block, order)
+
+
+@_op("make_block_ptr", "base numbers*", _block_pointer_rule)
+def _make_block_ptr(machine: Machine, attrs: Attrs, base: np.ndarray, *numbers: np.ndarray) -> BlockAddress:
+    rank = len(attrs["block"])
+    shape, strides, offsets = (tuple(int(n) for n in numbers[i * rank : (i + 1) * rank]) for i in range(3))
+    return BlockAddress(int(base), shape, strides, offsets)
+
+
+def block_pointer(type: Type, what: str) -> BlockPointerType:
+    if not isinstance(type, BlockPointerType):
+        raise KernelTypeError(
+            f"{what} takes a block pointer, got {type}", remedy="make one with tl.make_block_ptr"
+        )
+    return type
+
+
+def _advance_rule(types: Sequence[Type], attrs: Attrs) -> BlockPointerType:
+    type = block_pointer(types[0], "advance")
+    if len(types) - 1 != len(type.block):
+        raise KernelShapeError(f"advance takes {len(type.block)} offsets for {type}, got {len(types) - 1}")
+    return type
+
+
+@_op("advance", "pointer offsets*", _advance_rule)
+def _advance(machine: Machine, attrs: Attrs, pointer: BlockAddress, *offsets: np.ndarray) -> BlockAddress:
+    moved = tuple(old + int(by) for old, by in zip(pointer.offsets, offsets, strict=True))
+    return replace(pointer, offsets=moved)
+
+
+def _check_rule(type: BlockPointerType, attrs: Attrs) -> TileType:
+    for axis in attrs["check"]:
+        check_axis(axis, len(type.block), "boundary_check of axis")
+    return TileType(type.dtype, type.block)
+
+
+def _load_block_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
+    if attrs["padding"] not in ("zero", "nan"):
+        raise KernelTypeError(
+            f"padding_option must be zero or nan, got {attrs['padding']!r}", remedy='use "zero" or "nan"'
+        )
+    type = block_pointer(types[0], "load")
+    if attrs["padding"] == "nan" and not type.dtype.is_float:
+        raise KernelTypeError(f"padding with nan of {type}, which holds no floats", remedy='use "zero"')
+    return _check_rule(type, attrs)
+
+
+@_op("load_block", "pointer", _load_block_rule, Effect.READ)
+def _load_block(machine: Machine, attrs: Attrs, pointer: BlockAddress) -> np.ndarray:
+    type: BlockPointerType = attrs["type"]
+    addresses, inside = pointer.locate(type, attrs["check"])
+    found = machine.load(addresses, type.dtype, inside)
+    padding = type.dtype.numpy.type(math.nan if attrs["padding"] == "nan" else 0)
+    return found if inside is None else np.where(inside, found, padding)
+
+
+def _store_block_rule(types: Sequence[Type], attrs: Attrs) -> None:
+    wanted = _check_rule(block_pointer(types[0], "store"), attrs)
+    if types[1] != wanted:
+        raise KernelTypeError(f"a store to {types[0]} takes {wanted}, got {types[1]}")
+
+
+@_op("store_block", "pointer value", _store_block_rule, Effect.WRITE)
+def _store_block(machine: Machine, attrs: Attrs, pointer: BlockAddress, value: np.ndarray) -> None:
+    addresses, inside = pointer.locate(attrs["type"], attrs["check"])
+    machine.store(addresses, value, inside)
+
+
+# -- for the user who debugs ------------------------------------------------------------------------------------------
+
+
+@_op("print", "values*", lambda types, attrs: None, Effect.OTHER)
+def _print(machine: Machine, attrs: Attrs, *values: np.ndarray) -> None:
+    machine.print(" ".join([attrs["prefix"], *(str(each) for each in values)]))
+
+
+def _assert_rule(types: Sequence[Type], attrs: Attrs) -> None:
+    if not isinstance(types[0], TileType) or types[0].element is not BOOL:
+        raise KernelTypeError(f"device_assert takes a bool, got {types[0]}", remedy="compare, as in x >= 0")
+
+
+@_op("assert", "condition", _assert_rule, Effect.OTHER)
+def _assert(machine: Machine, attrs: Attrs, condition: np.ndarray) -> None:
+    if machine.debug and not np.all(condition):
+        failed = "" if condition.shape == () else f" at index {tuple(map(int, np.argwhere(~condition)[0]))}"
+        raise DeviceAssertionError(f"assertion failed{failed}: {attrs['message']}")
+
+
+def pointer_to(dtype: DType, shape: tuple[int, ...] = ()) -> TileType:
+    return TileType(Pointer(dtype), shape)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -75,7 +76,8 @@ class _Allocation:
 
 class _Shadow:
     """For each granule the program instance and the access that last wrote it, read it, and added to it: -1 is none.
-    Of reads the first one and the last by another instance are kept: with both, no race with a later write is missed."""
+    Of reads the first one and the last by another instance are kept: with both, no race with a later write is missed.
+    """
 
     def __init__(self, granules: int) -> None:
         self.writer, self.reader, self.second, self.adder = (
@@ -105,7 +107,7 @@ class Memory:
         start = min(tensor.extent[0] for tensor in tensors)
         size = max(tensor.extent[1] for tensor in tensors) - start
         granule = min(tensor.dtype.bytes for tensor in tensors)
-        raw = (ctypes.c_ubyte * size).from_address(start) if size else b""
+        raw: Any = (ctypes.c_ubyte * size).from_address(start) if size else b""
         data = np.frombuffer(raw, np.uint8)
         member = np.zeros(-(-size // granule), np.bool_)
         writable = all(tensor.writable for tensor in tensors)
@@ -176,7 +178,7 @@ class Memory:
         if not taken.size:
             return []
         owners = taken >> _ROOM
-        found = []
+        found: list[tuple[_Allocation, tuple[np.ndarray, ...], np.ndarray]] = []
         for owner in np.unique(owners):
             chosen = owners == owner
             offsets = (taken[chosen] & ((1 << _ROOM) - 1)) - _ORIGIN

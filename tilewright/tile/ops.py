@@ -239,7 +239,7 @@ def _bitcast_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
 
 @_op("bitcast", "value", _bitcast_rule)
 def _bitcast(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(value).view(attrs["dtype"].numpy).reshape(value.shape)
+    return np.asarray(np.ascontiguousarray(value).view(attrs["dtype"].numpy).reshape(value.shape))
 
 
 def broadcast_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
@@ -329,7 +329,7 @@ def _select_rule(types: Sequence[TileType], attrs: Attrs) -> TileType:
 
 @_op("select", "condition then other", _select_rule)
 def _select(machine: Machine, attrs: Attrs, condition: Any, then: Any, other: Any) -> np.ndarray:
-    return np.where(condition, then, other)
+    return np.asarray(np.where(condition, then, other))
 
 
 # -- along an axis ----------------------------------------------------------------------------------------------------
@@ -459,7 +459,7 @@ def _dot(machine: Machine, attrs: Attrs, a: np.ndarray, b: np.ndarray, acc: Any 
         if attrs["precision"] == "tf32" and dtype is F32:
             a, b = round_to_tf32(a), round_to_tf32(b)
         result = np.matmul(a, b)
-    return result if acc is None else acc + result
+    return np.asarray(result if acc is None else acc + result)
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

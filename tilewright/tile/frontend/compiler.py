@@ -447,6 +447,8 @@ class Function(Expressions):
                 yields.append(self.b.value(found))
         for name, value in before.items():  # a constexpr is the same in every iteration
             changed = self.names.get(name)
+            if isinstance(value, Absent):
+                continue
             if name not in names and name in _assigned(body) and not _equal(changed, value):
                 raise KernelTypeError(
                     f"`{name}` is {describe(value)} before the loop, and the loop changes it to {describe(changed)}",
@@ -473,7 +475,7 @@ class Function(Expressions):
         for name in (*_assigned(body), *also):
             if name not in self.names:
                 self.names[name] = Absent(
-                    f"it is assigned in the loop in line {where.line}, whose body may never run; give it a value before"
+                    f"it is assigned in the loop in line {where.line}, which may not run; give it a value before"
                 )
 
 

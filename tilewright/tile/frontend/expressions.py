@@ -10,9 +10,8 @@ import operator
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.errors import (
@@ -27,7 +26,7 @@ from tilewright.tile.frontend import language
 from tilewright.tile.frontend.builder import Builder, describe, is_number, pointer_type, tile_type
 from tilewright.tile.frontend.builtin import Builtin
 from tilewright.tile.frontend.source import FunctionSource
-from tilewright.tile.ir import Block, If, Pointer, TileType, Value
+from tilewright.tile.ir import Block, If, Pointer, Value
 from tilewright.tile.ops import BOOL, F32, I32
 
 # Operators of Python: on constexprs, and the scalar function on values.
@@ -52,6 +51,11 @@ _COMPARE: dict[type, tuple[Callable[[Any, Any], Any], str, bool]] = {  # the las
     ast.LtE: (operator.le, "le", False),
     ast.Gt: (operator.gt, "lt", True),
     ast.GtE: (operator.ge, "le", True),
+}
+_UNARY: dict[type, Callable[[Any], Any]] = {
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Invert: operator.invert,
 }
 # Functions of Python that are called while compiling, on constexprs alone.
 _PYTHON = {
@@ -219,9 +223,7 @@ class Expressions:
                 self.b.emit("not", self.b.condition(value, "not")) if isinstance(value, Value) else not value
             )
         if not isinstance(value, Value):
-            return {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}[
-                type(node.op)
-            ](value)
+            return _UNARY[type(node.op)](value)
         if isinstance(node.op, ast.UAdd):
             return self.b.tile(value, "+")
         return self.b.emit("neg" if isinstance(node.op, ast.USub) else "not", value)
@@ -265,10 +267,13 @@ class Expressions:
                 result = self.evaluate(each)
                 continue
             condition = self.b.condition(result, "and" if both else "or")
-            rest: Callable[[], Any] = lambda each=each: self.b.condition(self.evaluate(each), "and, or")  # noqa: E731
-            known: Callable[[], Any] = lambda both=both: self.b.constant(not both)  # noqa: E731
+            rest = partial(self._condition, each)
+            known = partial(self.b.constant, not both)
             result = self.choose(condition, *((rest, known) if both else (known, rest)))
         return result
+
+    def _condition(self, node: ast.expr) -> Value:
+        return self.b.condition(self.evaluate(node), "and, or")
 
     def _IfExp(self, node: ast.IfExp) -> Any:
         test = self.evaluate(node.test)
@@ -397,8 +402,7 @@ def _usable(value: Any) -> bool:
     """Something from outside of the kernel that an expression may name: functions and modules."""
     return (
         callable(value)
-        or isinstance(value, (types.ModuleType, Pointer, np.dtype))
-        or isinstance(value, TileType)
+        or isinstance(value, (types.ModuleType, Pointer, np.dtype, TileType))
     )
 
 

@@ -61,13 +61,13 @@ def full(b: Builder, shape: Any, value: Any, dtype: DType) -> Value:
 
 
 @builtin
-def zeros(b: Builder, shape: Any, dtype: DType) -> Value:
+def zeros(b: Builder, shape: Any, dtype: DType) -> Any:
     """A tile of zeros."""
     return full.apply(b, (shape, 0, dtype), {})
 
 
 @builtin
-def zeros_like(b: Builder, x: Any) -> Value:
+def zeros_like(b: Builder, x: Any) -> Any:
     """A tile of zeros with the shape and type of another."""
     kind = tile_type(b.tile(x, "zeros_like"))
     return full.apply(b, (kind.shape, 0, kind.dtype), {})
@@ -141,7 +141,7 @@ def trans(b: Builder, x: Any, *dims: Any) -> Value:
 
 
 @builtin
-def permute(b: Builder, x: Any, *dims: Any) -> Value:
+def permute(b: Builder, x: Any, *dims: Any) -> Any:
     """The axes in another order; `trans` with all axes named."""
     return trans.apply(b, (x, *dims), {})
 
@@ -193,24 +193,7 @@ def _scalar_function(scalar: Scalar) -> Builtin:
 
 
 _ON_INTEGERS = frozenset(
-    [
-        "add",
-        "sub",
-        "mul",
-        "min",
-        "max",
-        "neg",
-        "abs",
-        "floordiv",
-        "mod",
-        "shl",
-        "shr",
-        "and",
-        "or",
-        "xor",
-        "not",
-    ]
-    + ["eq", "ne", "lt", "le", "dot4"]
+    ["add", "sub", "mul", "min", "max", "neg", "abs", "floordiv", "mod", "shl", "shr", "and", "or", "xor", "not", "eq", "ne", "lt", "le", "dot4"]
 )
 
 
@@ -403,8 +386,8 @@ def load(
     boundary_check: Any = (),
     padding_option: str = "zero",
 ) -> Value:
-    """What the pointers point to. Where `mask` is false nothing is read and the element is `other`, or undefined without
-    it. Of a block pointer: the block; elements outside along the axes in `boundary_check` are 0, or NaN with
+    """What the pointers point to. Where `mask` is false nothing is read and the element is `other`, or undefined
+    without it. Of a block pointer: the block; elements outside along the axes in `boundary_check` are 0, or NaN with
     padding_option="nan"."""
     if isinstance(pointer, Value) and isinstance(pointer.type, BlockPointerType):
         _no_mask(mask, other)
@@ -424,7 +407,7 @@ def load(
     return b.emit("load", *operands, dtype=kind.dtype)
 
 
-def _converted(b: Builder, given: Any, dtype: DType) -> Value:
+def _converted(b: Builder, given: Any, dtype: DType) -> Any:
     """A value to be stored: converted to the type in memory."""
     return cast.apply(b, (given, dtype), {})
 

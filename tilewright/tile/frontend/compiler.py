@@ -465,7 +465,7 @@ class Function(Expressions):
                 raise KernelTypeError(
                     f"`{name}` is {param.type} before the loop, and {last.type} after its body",
                     where=where,
-                    remedy=f"start `{name}` with the shape and type that it has in the loop, as with tl.zeros, or convert"
+                    remedy=f"start `{name}` with the type that it has in the loop, as with tl.zeros, or convert"
                     " it with .to(dtype)",
                 )
 

@@ -400,10 +400,7 @@ def _of_math(function: Any) -> bool:
 
 def _usable(value: Any) -> bool:
     """Something from outside of the kernel that an expression may name: functions and modules."""
-    return (
-        callable(value)
-        or isinstance(value, (types.ModuleType, Pointer, np.dtype, TileType))
-    )
+    return callable(value) or isinstance(value, (types.ModuleType, Pointer))
 
 
 def _construct(node: ast.AST) -> str:

@@ -193,8 +193,24 @@ def _scalar_function(scalar: Scalar) -> Builtin:
 
 
 _ON_INTEGERS = frozenset(
-    ["add", "sub", "mul", "min", "max", "neg", "abs", "floordiv", "mod", "shl", "shr", "and", "or", "xor", "not", "eq", "ne", "lt", "le", "dot4"]
-)
+    [
+        "add",
+        "sub",
+        "mul",
+        "min",
+        "max",
+        "neg",
+        "abs",
+        "floordiv",
+        "mod",
+        "shl",
+        "shr",
+        "and",
+        "or",
+        "xor",
+        "not",
+    ]
+).union(["eq", "ne", "lt", "le", "dot4"])
 
 
 def _only_floats(scalar: Scalar) -> bool:
@@ -498,7 +514,7 @@ def static_assert(b: Builder, condition: Any, message: str = "") -> None:
 @builtin
 def static_print(b: Builder, *values: Any) -> None:
     """Prints constexprs, and the types of values, while the kernel is compiled."""
-    print(*(str(each.type) if isinstance(each, Value) else each for each in values))
+    print(*(each if isinstance(each, str) else describe(each) for each in values))
 
 
 @builtin

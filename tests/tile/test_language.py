@@ -1,0 +1,499 @@
+# ruff: noqa: B007, C416, F821, F841
+"""Control flow, device functions, specialisation, prints; and every mistake of a user, shown at the user's line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewright
+import tilewright.tile as tl
+from tilewright import errors
+
+WIDTH = 8
+
+
+def value_of(kernel: Any, *args: Any, size: int = 1, dtype: Any = np.int32, **kwargs: Any) -> list[Any]:
+    """What a kernel stores through its first parameter."""
+    out = np.zeros(size, dtype)
+    kernel[1](out, *args, **kwargs)
+    return out.tolist()
+
+
+# -- control flow -----------------------------------------------------------------------------------------------------
+
+
+@tilewright.kernel
+def collatz(out, n):
+    steps = 0
+    while n != 1 and steps < 1000:
+        if n % 2 == 0:
+            n = n // 2
+        else:
+            n = 3 * n + 1
+        steps += 1
+    tl.store(out, steps)
+
+
+@tilewright.kernel
+def loops(out, n, UNROLLED: tl.constexpr):
+    total = 0
+    for i in range(n, 0, -2):
+        total += i
+    for i in tl.static_range(UNROLLED):
+        total += 100 * i
+    for a, b in ((1, 2), (3, 4)):
+        total += 1000 * a * b
+    tl.store(out, total if n > 3 else -total)
+
+
+@tilewright.kernel
+def early(out, n):
+    if n > 10:
+        if n > 20:
+            tl.store(out, 3)
+            return
+        tl.store(out + 1, 5)
+    tl.store(out, 2)
+    if n < 0:
+        return
+    tl.store(out + 1, 7)
+
+
+@tilewright.kernel
+def guarded(out, x, n):
+    """The load runs only where the index is inside."""
+    count = 0
+    while count < n and tl.load(x + count) > 0:
+        count += 1
+    tl.store(out, count)
+
+
+def test_while_if_and_short_circuit() -> None:
+    assert value_of(collatz, 27) == [111]
+    assert value_of(guarded, np.ones(5, np.int32), 5) == [5]
+    assert value_of(guarded, np.array([1, 1, 0, 1], np.int32), 4) == [2]
+
+
+def test_for_static_range_and_conditional_expressions() -> None:
+    assert value_of(loops, 7, UNROLLED=3) == [7 + 5 + 3 + 1 + 300 + 14000]
+    assert value_of(loops, 0, UNROLLED=0) == [-14000]
+
+
+@pytest.mark.parametrize(("n", "wanted"), [(25, [3, 0]), (15, [2, 7]), (5, [2, 7]), (-1, [2, 0])])
+def test_early_returns(n: int, wanted: list[int]) -> None:
+    assert value_of(early, n, size=2) == wanted
+
+
+# -- device functions, constants from outside, specialisation ---------------------------------------------------------
+
+
+def minmax(x, y):
+    return tl.minimum(x, y), tl.maximum(x, y)
+
+
+@tilewright.kernel
+def clamp(x, low=0, HIGH: tl.constexpr = 9):
+    if HIGH is None:
+        return tl.maximum(x, low)
+    return tl.minimum(tl.maximum(x, low), HIGH)
+
+
+@tilewright.kernel
+def calls(out, a, b):
+    small, big = minmax(a, b)
+    tl.store(out + 0, small)
+    tl.store(out + 1, big)
+    tl.store(out + 2, clamp(big))
+    tl.store(out + 3, clamp(x=big, HIGH=None))
+
+
+def test_device_functions() -> None:
+    assert value_of(calls, 12, -3, size=4) == [-3, 12, 9, 12]
+
+
+@tilewright.kernel
+def uses_global(out):
+    tl.store(out + tl.arange(0, WIDTH), tl.arange(0, WIDTH))
+
+
+def test_a_constant_from_outside_that_changes_compiles_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert value_of(uses_global, size=8) == list(range(8))
+    monkeypatch.setitem(globals(), "WIDTH", 4)
+    assert value_of(uses_global, size=8) == [0, 1, 2, 3, 0, 0, 0, 0]
+
+
+@tilewright.kernel
+def types(out, n, x):
+    tl.static_print(n.dtype, x.dtype, out.dtype.element_ty)
+    tl.store(out, n)
+
+
+def test_numbers_have_the_types_that_the_semantics_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert value_of(types, 2**40, 1.5, dtype=np.int64) == [2**40]
+    assert value_of(types, 5, True, dtype=np.float32) == [5.0]
+    assert value_of(types, 6, False, dtype=np.float32) == [6.0]
+    assert capsys.readouterr().out.splitlines() == ["i64 f32 i64", "i32 bool f32"], (
+        "compiled once for each type"
+    )
+
+
+@tilewright.kernel
+def prints(out):
+    tl.device_print("id", tl.program_id(0), tl.arange(0, 2))
+
+
+def test_device_print(capsys: pytest.CaptureFixture[str]) -> None:
+    prints[2](np.zeros(1))
+    assert capsys.readouterr().out == "(0, 0, 0) id 0 [0 1]\n(1, 0, 0) id 1 [0 1]\n"
+
+
+# -- mistakes while compiling -----------------------------------------------------------------------------------------
+
+
+@tilewright.kernel
+def bad_broadcast(x):
+    a = tl.arange(0, 8)
+    return a + tl.arange(0, 16)
+
+
+@tilewright.kernel
+def bad_dynamic_shape(x, n):
+    a = tl.zeros((n, 8), tl.float32)
+
+
+@tilewright.kernel
+def bad_dynamic_arange(x, n):
+    a = tl.arange(0, n)
+
+
+@tilewright.kernel
+def bad_name(x):
+    offsets = tl.arange(0, 8)
+    tl.load(x + ofsets)
+
+
+@tilewright.kernel
+def bad_tl_name(x):
+    tl.laod(x)
+
+
+@tilewright.kernel
+def bad_branch_name(x, n):
+    if n > 0:
+        y = 1
+    tl.store(x, y)
+
+
+@tilewright.kernel
+def bad_loop_name(x, n):
+    for i in range(n):
+        y = i
+    tl.store(x, y)
+
+
+@tilewright.kernel
+def bad_construct(x):
+    a = [i for i in range(3)]
+
+
+@tilewright.kernel
+def bad_break(x, n):
+    for i in range(n):
+        break
+
+
+@tilewright.kernel
+def bad_item(x):
+    a = tl.arange(0, 8)
+    a[0] = 1
+
+
+@tilewright.kernel
+def bad_matmul_operator(x):
+    a = tl.zeros((8, 8), tl.float32)
+    b = a @ a
+
+
+@tilewright.kernel
+def bad_float_shift(x):
+    a = tl.zeros((8,), tl.float32) << 1
+
+
+@tilewright.kernel
+def bad_loop_type(x, n):
+    acc = 0
+    for i in range(n):
+        acc += 0.5
+
+
+@tilewright.kernel
+def bad_tile_if(x):
+    if tl.arange(0, 8) > 3:
+        tl.store(x, 1)
+
+
+@tilewright.kernel
+def bad_mask(x):
+    tl.load(x + tl.arange(0, 8), mask=tl.arange(0, 8))
+
+
+@tilewright.kernel
+def bad_dot(x):
+    tl.dot(tl.zeros((8, 16), tl.float16), tl.zeros((8, 16), tl.float16))
+
+
+@tilewright.kernel
+def bad_power(x):
+    tl.zeros((12,), tl.float32)
+
+
+@tilewright.kernel
+def bad_argument(x):
+    tl.sum(tl.arange(0, 8), dim=0)
+
+
+@tilewright.kernel
+def bad_static(x):
+    tl.static_assert(WIDTH == 7, "widths of seven only")
+
+
+@tilewright.kernel
+def bad_pointer(x):
+    tl.store(x, x * 2)
+
+
+def helper(a):
+    return a + tl.zeros((16,), tl.float32)
+
+
+@tilewright.kernel
+def bad_inside(x):
+    helper(tl.zeros((8,), tl.float32))
+
+
+MISTAKES = [
+    (bad_broadcast, errors.KernelShapeError, r"\(8,\) and \(16,\) do not broadcast", "a + tl.arange(0, 16)"),
+    (
+        bad_dynamic_shape,
+        errors.DynamicShapeError,
+        "`n` is a value of type i32",
+        "tl.zeros((n, 8), tl.float32)",
+    ),
+    (bad_dynamic_arange, errors.DynamicShapeError, "`n` is a value of type i32", "tl.arange(0, n)"),
+    (bad_name, errors.KernelNameError, "`ofsets` is not defined(.|\n)*did you mean `offsets`", "ofsets"),
+    (bad_tl_name, errors.KernelNameError, "has no `laod`(.|\n)*did you mean `load`", "tl.laod"),
+    (bad_branch_name, errors.KernelNameError, "one branch of the `if` in line", "y"),
+    (bad_loop_name, errors.KernelNameError, "assigned in the loop in line", "y"),
+    (bad_construct, errors.KernelSyntaxError, "a list comprehension is not part", "[i for i in range(3)]"),
+    (bad_break, errors.KernelSyntaxError, "break is not part", "break"),
+    (bad_item, errors.KernelSyntaxError, "tiles are values", "a[0]"),
+    (bad_matmul_operator, errors.KernelSyntaxError, "use tl.dot", "a @ a"),
+    (bad_float_shift, errors.KernelTypeError, "<< takes", "tl.zeros((8,), tl.float32) << 1"),
+    (
+        bad_loop_type,
+        errors.KernelTypeError,
+        "`acc` is i32 before the loop, and f32 after",
+        "for i in range(n):",
+    ),
+    (bad_tile_if, errors.KernelTypeError, "takes a scalar", "tl.arange(0, 8) > 3"),
+    (
+        bad_mask,
+        errors.KernelTypeError,
+        "a mask must be bool",
+        "tl.load(x + tl.arange(0, 8), mask=tl.arange(0, 8))",
+    ),
+    (bad_dot, errors.KernelShapeError, "K is 16 in the first and 8", None),
+    (bad_power, errors.KernelShapeError, "power of two(.|\n)*use 16", "tl.zeros((12,), tl.float32)"),
+    (
+        bad_argument,
+        errors.KernelTypeError,
+        "unexpected keyword argument 'dim'",
+        "tl.sum(tl.arange(0, 8), dim=0)",
+    ),
+    (bad_static, errors.StaticAssertionError, "widths of seven only", None),
+    (bad_pointer, errors.KernelTypeError, "pointers can be moved", "x * 2"),
+    (bad_inside, errors.KernelShapeError, 'called from "(.|\n)*helper', "a + tl.zeros((16,), tl.float32)"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind", "message", "under"), MISTAKES, ids=lambda each: getattr(each, "__name__", "")
+)
+def test_a_mistake_is_shown_at_its_place(kernel: Any, kind: type, message: str, under: str | None) -> None:
+    names = [parameter.name for parameter in kernel.source.parameters]
+    with pytest.raises(kind, match=message) as caught:
+        kernel.program(*[np.zeros(8, np.float32), 5][: len(names)])
+    text = str(caught.value)
+    assert "\n  try: " in text
+    where = caught.value.where
+    assert where is not None and where.file == __file__
+    lines = text.splitlines()
+    caret = next(i for i, line in enumerate(lines) if re.fullmatch(r" +\^+", line))
+    start, end = lines[caret].index("^"), len(lines[caret])
+    if under is not None:
+        assert lines[caret - 1][start:end] == under
+    assert Path(__file__).read_text(encoding="utf-8").splitlines()[where.line - 1] == where.text
+
+
+# -- mistakes at the launch -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("launch", "message"),
+    [
+        (lambda x: uses_global(x), "without a grid"),
+        (lambda x: uses_global[1](), "needs `out`"),
+        (lambda x: uses_global[1](x, 1), "takes 1 arguments"),
+        (lambda x: uses_global[1](x, blocks=1), "no parameter `blocks`"),
+        (lambda x: uses_global[1]([1.0]), "is a list"),
+        (lambda x: uses_global[1](x.astype(np.complex64)), "elements of type complex64"),
+        (lambda x: uses_global[1.5](x), "one to three numbers"),
+        (lambda x: uses_global[1, 1, 1, 1](x), "one to three numbers"),
+        (lambda x: uses_global[lambda meta: -1](x), "one to three numbers"),
+        (lambda x: uses_global[1](x, debug=True, unwritten=["y"]), "'y' is no tensor"),
+        (lambda x: uses_global[1](np.frombuffer(bytes(32), np.float32)), "read-only"),
+        (lambda x: loops[1](x, 3, UNROLLED=[]), "not hashable"),
+    ],
+)
+def test_a_launch_that_does_not_fit(launch: Any, message: str) -> None:
+    with pytest.raises(errors.KernelArgumentError, match=message):
+        launch(np.zeros(8, np.float32))
+
+
+def test_functions_of_the_language_outside_of_a_kernel() -> None:
+    with pytest.raises(errors.KernelSyntaxError, match=r"tl.load was called outside of a kernel"):
+        tl.load(1)
+    assert tl.cdiv(10, 4) == 3 and tl.next_power_of_2(33) == 64
+
+
+# -- mistakes that the interpreter finds ------------------------------------------------------------------------------
+
+
+@tilewright.kernel
+def unmasked(x, out, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at))
+
+
+def test_an_access_out_of_bounds() -> None:
+    x, out = np.zeros(20, np.float32), np.zeros(32, np.float32)
+    with pytest.raises(errors.OutOfBoundsError) as caught:
+        unmasked[2](x, out, BLOCK=16, debug=True)
+    assert "program instance (1, 0, 0): load of `x` at element offset 20 (tile index (4,))" in str(
+        caught.value
+    )
+    assert "12 elements of the access" in str(caught.value)
+    assert caught.value.where is not None and "tl.load(x + at)" in caught.value.where.text
+    inside = np.zeros((4, 8), np.float32)[:, :4]
+    with pytest.raises(errors.OutOfBoundsError, match="element offset 4 "):
+        unmasked[1](inside, out, BLOCK=16)  # between the rows of a view
+
+
+@tilewright.kernel
+def accumulate(out, n):
+    for i in range(n):
+        tl.store(out + i, tl.load(out + i) + 1)
+
+
+def test_a_read_of_what_nothing_wrote() -> None:
+    out = np.zeros(4, np.float32)
+    accumulate[1](out, 4, debug=True)
+    with pytest.raises(
+        errors.UnwrittenReadError, match=r"instance \(0, 0, 0\): load of `out` at element offset 0"
+    ):
+        accumulate[1](out, 4, debug=True, unwritten=["out"])
+
+
+@tilewright.kernel
+def writes_same(x, out):
+    tl.store(out, tl.program_id(0))
+
+
+@tilewright.kernel
+def reads_neighbour(x, out):
+    i = tl.program_id(0)
+    tl.store(out + i, tl.load(x + i + 1))
+
+
+@tilewright.kernel
+def reads_then_writes(x, out):
+    i = tl.program_id(0)
+    value = tl.load(x)
+    if i == 0:
+        tl.store(x, value + 1)
+
+
+@tilewright.kernel
+def mixes_atomics(x, out):
+    if tl.program_id(0) == 0:
+        tl.atomic_add(out, 1.0)
+    else:
+        tl.store(out, 2.0)
+
+
+@tilewright.kernel
+def adds(x, out):
+    tl.atomic_add(out, 1.0)
+
+
+@pytest.mark.parametrize("kernel", [writes_same, mixes_atomics])
+def test_races_between_writes(kernel: Any) -> None:
+    x, out = np.zeros(8, np.float32), np.zeros(8, np.float32)
+    kernel[3](x, out)
+    with pytest.raises(
+        errors.RaceError, match=r"instance \(1, 0, 0\): race on element offset 0 of `out`"
+    ) as caught:
+        kernel[3](x, out, debug=True)
+    assert re.search(
+        r"and instance \(0, 0, 0\) (writes|adds to) it at .*test_language.py:\d+", str(caught.value)
+    )
+
+
+def test_races_between_reads_and_writes_also_through_two_views() -> None:
+    x = np.zeros(9, np.float32)
+    reads_neighbour[8](x, np.zeros(8, np.float32), debug=True)
+    with pytest.raises(errors.RaceError, match="element offset 1"):
+        reads_neighbour[8](x, x, debug=True)
+    with pytest.raises(errors.RaceError, match="race"):
+        reads_neighbour[8](x, x[:8], debug=True)
+    # One instance writes what the others read after it: found although it is the first that wrote.
+    with pytest.raises(errors.RaceError, match=r"this instance reads it, and instance .* writes it"):
+        reads_then_writes[2](x, x, debug=True)
+
+
+def test_atomics_alone_do_not_race() -> None:
+    out = np.zeros(1, np.float32)
+    adds[5](out, out, debug=True)
+    assert out[0] == 5
+
+
+@tilewright.kernel
+def forgets_other(x, out, n):
+    at = tl.arange(0, 8)
+    tl.store(out, tl.sum(tl.load(x + at, mask=at < n), axis=0))
+
+
+def test_debug_mode_shows_the_use_of_a_masked_element() -> None:
+    x, out = np.ones(8, np.float32), np.zeros(1, np.float32)
+    forgets_other[1](x, out, 5, debug=True)
+    assert np.isnan(out[0])
+
+
+@tilewright.kernel
+def asserts(x, n):
+    at = tl.arange(0, 8)
+    assert WIDTH == 8
+    tl.device_assert(at < n, "too many")
+
+
+def test_device_assert() -> None:
+    asserts[1](np.zeros(1), 5)
+    with pytest.raises(
+        errors.DeviceAssertionError, match=r"instance \(0, 0, 0\): assertion failed at index \(5,\): too"
+    ):
+        asserts[1](np.zeros(1), 5, debug=True)

@@ -45,6 +45,7 @@ from tests.rewrites.helpers import array
 from tests.space.checked import Inputs
 from tilewright.codegen.cuda.build import SYMBOL, GpuSource, identity
 from tilewright.dtypes import DType
+from tilewright.errors import MeasurementError
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine, detect
@@ -62,6 +63,7 @@ _PROGRAMS = 3  # of each task
 _BATCH = 16  # mutants of one kernel that are compiled, and checked, together
 _RUNNERS = 3  # side by side: most of a check is not the card's
 _JUDGE_SECONDS = 30.0
+_RETURNS, _RETURN_SECONDS = 8, 4.0  # how often a card that is being reset is tried again
 _STRANGERS = (1000, 2000)  # seeds of the inputs on which a mutant that passed is looked at again
 _GUARD = 4096
 
@@ -251,8 +253,14 @@ class Checked:
         ]
 
     def _failure(self, runner: Runner, subject: Subject, mutant: Built) -> str:
-        runner.build(subject.job, [])  # draws the exam
-        return runner.trial(subject.job, subject.config, Made(mutant, 0.0), best=BEST).failure
+        for _ in range(_RETURNS):
+            try:
+                runner.build(subject.job, [])  # draws the exam
+                return runner.trial(subject.job, subject.config, Made(mutant, 0.0), best=BEST).failure
+            except MeasurementError as error:  # a mutant beside it made the driver reset the card
+                lost = error
+                time.sleep(_RETURN_SECONDS)
+        raise lost
 
     def _outcome(self, subject: Subject, mutant: Built, failure: str) -> str:
         if failure == "timeout":  # perhaps only because another kept the card to itself

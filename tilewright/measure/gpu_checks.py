@@ -96,6 +96,18 @@ extern "C" __global__ void tw_differing(const unsigned char* a, const unsigned c
   if (wrong) atomicAdd(found, wrong);
 }
 
+// Loads and stores of lines far apart, which keep memory busy and push everything else out of the caches.
+extern "C" __global__ void tw_disturb(u64* data, u64 words, u64 rounds) {
+  u64 at = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * 2654435761ull;
+  u64 sum = 0;
+  for (u64 round = 0; round < rounds; ++round) {
+    at = (at * 6364136223846793005ull + 1442695040888963407ull);
+    u64 place = (at >> 20) % words;
+    sum += data[place];
+    data[place] = sum;
+  }
+}
+
 // table: (address, bytes) of each guard.
 extern "C" __global__ void tw_touched(const u64* table, u64 count, u64 byte, u64* found) {
   for (u64 guard = blockIdx.x; guard < count; guard += gridDim.x) {
@@ -119,7 +131,7 @@ def _functions(ordinal: int) -> dict[str, Function]:
         cache.put(key, msgspec.msgpack.encode(compiled))
     else:
         compiled = msgspec.msgpack.decode(found, type=Compiled)
-    names = ("tw_compare", "tw_gather", "tw_differing", "tw_touched")
+    names = ("tw_compare", "tw_gather", "tw_differing", "tw_touched", "tw_disturb")
     return {name: device.load(compiled.cubin, name) for name in names}
 
 
@@ -200,6 +212,35 @@ class Checks:
     def _launch(self, name: str, size: int, values: Sequence[int]) -> None:
         blocks = max(1, min(_MOST_BLOCKS, -(-size // _THREADS)))
         self._functions[name].launch(blocks, _THREADS, values)
+
+
+class Disturbance:
+    """Another kernel on the card: a candidate beside it, with cold caches, finds its loads late and its warps apart.
+
+    A barrier or a wait that is missing seldom shows while a kernel has the card to itself and its inputs in the cache.
+    """
+
+    # Blocks for each multiprocessor, and accesses of each thread: some that leave room beside them, and many.
+    KINDS = ((1, 400), (4, 100))
+
+    def __init__(self, ordinal: int) -> None:
+        self._device = Device(ordinal)
+        self._function = _functions(ordinal)["tw_disturb"]
+        self._sms = self._device.attribute("MULTIPROCESSOR_COUNT")
+        self._bytes = 2 * self._device.attribute("L2_CACHE_SIZE")
+        self._data = self._device.block(self._bytes)
+        self._stream = self._device.new_stream()
+
+    def begin(self, kind: tuple[int, int]) -> None:
+        """The caches are full of other things when this returns, and the card is busy for some 100 us."""
+        self._device.fill(self._data.address, 0, self._bytes)
+        self._device.synchronise()
+        blocks, rounds = kind
+        values = [self._data.address, self._bytes // 8, rounds]
+        self._function.launch(blocks * self._sms, _THREADS, values, self._stream.handle)
+
+    def end(self) -> None:
+        self._stream.synchronise()
 
 
 def guard_table(spans: Sequence[tuple[int, int]]) -> np.ndarray:

@@ -24,7 +24,7 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.errors import DeviceError
 from tilewright.measure.exam import Case, Exam, StrayWrite, WrongResult
-from tilewright.measure.gpu_checks import Checks, Uploaded, guard_table
+from tilewright.measure.gpu_checks import Checks, Disturbance, Uploaded, guard_table
 from tilewright.measure.kernels import packed
 from tilewright.measure.single import Built, Run, plan_of
 from tilewright.measure.timing import BEAT_SECONDS, RACE_TURNS, Beating, CandidateFailed, Sit, Timed, Times
@@ -84,6 +84,7 @@ class GpuTimer:
 
             torch.empty(1, device=f"cuda:{task.device}")
         self._device = Device(task.device)
+        self._disturbance = Disturbance(task.device)
         self._checks = Checks(task.device)
         self._cases = [_CardCase(case, self._device, self._checks) for case in exam.cases]
         self._by_digest: OrderedDict[str, _Candidate] = OrderedDict()
@@ -190,14 +191,25 @@ class GpuTimer:
         first = self._device.block(max(1, size))
         stream = loaded.stream.handle
         self._device.copy_on(stream, first.address, loaded.results[0], size)
-        for beside in BESIDE:
+        for beside, kind in [
+            *((beside, None) for beside in BESIDE),
+            *((_POISON, kind) for kind in Disturbance.KINDS),
+        ]:
             executor.poison(beside)
+            if kind is not None:
+                self._disturbance.begin(kind)
             executor.run_addresses(addresses, [(loaded.results[0], False)], stream)
             loaded.stream.synchronise()
+            if kind is not None:
+                self._disturbance.end()
             self._checks.clear()
             self._checks.results_differ(loaded.results[0], first.address, size)
             if not self._checks.read()[0]:
                 continue
+            if kind is not None:
+                raise WrongResult(
+                    "it computes something else while another kernel runs: a race between its threads"
+                )
             if beside == _POISON:
                 raise WrongResult("it computes something else the second time")
             raise WrongResult("it computes something else where other numbers are beside its buffers")

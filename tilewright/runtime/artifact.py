@@ -252,9 +252,14 @@ def load(
     *,
     trusted: signing.Key | Sequence[signing.Key] | None = None,
 ) -> CompiledModel | DynamicModel:
-    """A model from its file: for one kind of call, or for as many as it was saved for. Everything is verified before
-    anything runs; ArtifactError says what is wrong. `trusted`: a key or several; SignatureError unless the file is
-    signed with one of them."""
+    """Load a saved model. It needs neither PyTorch nor the compiler.
+
+    - `threads`: how many threads a call uses; None: `TILEWRIGHT_THREADS`, or as many as this process may use.
+    - `trusted`: a key or several; SignatureError unless the file is signed with one of them.
+
+    The whole file is verified before anything of it runs; ArtifactError says what is wrong. The result is a
+    `DynamicModel` if the file holds variants for several input signatures, and a `CompiledModel` otherwise.
+    """
     from tilewright.runtime.dynamic import DynamicModel
 
     place = str(path)

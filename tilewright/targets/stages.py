@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.codegen.cache import ObjectCache
-from tilewright.codegen.generator import build_parts, generator
+from tilewright.codegen.generator import building, generator
 from tilewright.graph.task import Partition, Task
 from tilewright.link import Boundary, Linkable, Linked, link
 from tilewright.rewrites.expand import expand
@@ -206,16 +206,12 @@ def _build(
     calls: Mapping[str, int],
 ) -> dict[str, Linkable]:
     """A kernel for every part, by the key of its calls."""
-    cache = ObjectCache.default()
-    at_once = generator(target.machine.kind).PARALLEL
-    groups = [list(parts)] if at_once else [[key] for key in parts]
     kernels: dict[str, Linkable] = {}
-    for keys in groups:
-        label = parts[keys[0]].task.label if len(keys) == 1 else f"{len(keys)} kernels at once"
-        with trace.span("kernel", label=label, calls=calls[keys[0]] if len(keys) == 1 else 0) as span:
-            built = build_parts([parts[key] for key in keys], target.machine, numerics, cache)
-            span.note(cached=all(cached for _, cached in built))
-        kernels |= {
-            key: replace(kernel, origin=origins[key]) for key, (kernel, _) in zip(keys, built, strict=True)
-        }
+    with building(list(parts.values()), target.machine, numerics, ObjectCache.default()) as built:
+        for key, part in parts.items():
+            # Until it is there: others may have been built meanwhile.
+            with trace.span("kernel", label=part.task.label, calls=calls[key]) as span:
+                kernel, cached = next(built)
+                span.note(cached=cached)
+            kernels[key] = replace(kernel, origin=origins[key])
     return kernels

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -33,6 +34,7 @@ from tilewright.runtime.threads import resolve as resolve_threads
 from tilewright.space.candidates import Candidates
 from tilewright.space.template import Work
 from tilewright.support.budget import exhaustion
+from tilewright.support.collecting import collecting_the_young
 from tilewright.support.suggest import did_you_mean
 from tilewright.support.trace import Trace
 from tilewright.targets.resolve import resolve_target
@@ -329,7 +331,9 @@ def compile_imported(
     """The road from a graph on, whatever frontend it came from. `tuning`: how much to measure."""
     trace = trace or Trace.off()
     resolved = resolve_target(target)
-    with exhaustion("compiling the model"):
+    # Measuring takes long, and what is measured is to have the usual conditions.
+    collecting = nullcontext() if tuning.measures else collecting_the_young()
+    with exhaustion("compiling the model"), collecting:
         with trace.span("rewrite"):
             partition = resolved.partition(imported, numerics, trace)
         chosen = choose_implementations(

@@ -72,12 +72,12 @@ class CpuMachine:
         """What is known of its cores by their name."""
         return core_of(self.cpu)
 
-    @property
+    @cached_property
     def line_bytes(self) -> int:
         """Bytes of a cache line."""
         return self.core.line_bytes
 
-    @property
+    @cached_property
     def page_bytes(self) -> int:
         """Bytes of a page of memory, of the usual size."""
         return self.core.page_bytes
@@ -109,7 +109,7 @@ class CpuMachine:
             core.l3,
         )
 
-    @property
+    @cached_property
     def chains(self) -> float:
         """Sums at a time, in whole vectors, below which multiply-adds wait for those before them."""
         return self.fma_latency * self.throughput.multiply_adds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from msgspec import structs
 
@@ -37,7 +38,7 @@ class Tiles:
     axis: te.Var
     size: int
 
-    @property
+    @cached_property
     def count(self) -> int:
         return ceil_div(self.axis.extent, self.size)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.codegen.cache import ObjectCache
-from tilewright.codegen.generator import build_parts, generator
+from tilewright.codegen.generator import building, generator
 from tilewright.graph.task import Partition, Task
 from tilewright.link import Boundary, Linkable, Linked, link
 from tilewright.rewrites.expand import expand
@@ -218,18 +218,14 @@ def _build(
     layers: Mapping[str, Sequence[str]],
 ) -> dict[str, Linkable]:
     """A kernel for every part, by the key of its calls."""
-    cache = ObjectCache.default()
-    at_once = generator(target.machine.kind).PARALLEL
-    groups = [list(parts)] if at_once else [[key] for key in parts]
     kernels: dict[str, Linkable] = {}
-    for keys in groups:
-        alone = len(keys) == 1
-        label = parts[keys[0]].task.label if alone else f"{len(keys)} kernels at once"
-        named = layers[keys[0]] if alone else []
-        with trace.span("kernel", label=label, layer=shared_name(named), calls=len(named)) as span:
-            built = build_parts([parts[key] for key in keys], target.machine, numerics, cache)
-            span.note(cached=all(cached for _, cached in built))
-        kernels |= {
-            key: replace(kernel, origin=origins[key]) for key, (kernel, _) in zip(keys, built, strict=True)
-        }
+    with building(list(parts.values()), target.machine, numerics, ObjectCache.default()) as built:
+        for key, part in parts.items():
+            # Until it is there: others may have been built meanwhile.
+            named = layers.get(key, [])
+            span_of = trace.span("kernel", label=part.task.label, layer=shared_name(named), calls=len(named))
+            with span_of as span:
+                kernel, cached = next(built)
+                span.note(cached=cached)
+            kernels[key] = replace(kernel, origin=origins[key])
     return kernels

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from llvmlite import ir
 
@@ -171,6 +172,7 @@ class IndexEmitter(ABC):
         return splat(self.builder, self.index_value(expr), self.lanes).value
 
 
+@lru_cache(maxsize=4096)
 def _reads_local_memory(expr: te.Expr) -> bool:
     """Whether it reads a buffer that may be written between two evaluations: inputs never are."""
     return any(

@@ -125,7 +125,7 @@ class Shape:
     last_vectors: int = 0  # of the last panel, where it is narrower than the others
     last_rows: int = 0
 
-    @property
+    @cached_property
     def last(self) -> Shape | None:
         """The shape of the last panel, if it has one of its own."""
         if not self.last_vectors:
@@ -149,6 +149,10 @@ class AppliedContraction:
         self.registers_each = max(1, accumulator.bytes * self.lanes // work.machine.vector_bytes)
         # Integers are widened, multiplied (two instructions on most machines) and added.
         self.instructions = 1.0 if accumulator.is_float else 3.0
+        # A descent asks for thousands of configs, and of most whether they are legal and then what they cost.
+        self._shape: tuple[object, Shape] | None = None
+        self._last_tiles: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self._staged_extents: dict[int, tuple[int, ...]] = {}
 
     @cached_property
     def apart(self) -> bool:
@@ -270,6 +274,13 @@ class AppliedContraction:
         return shape.rows * shape.vectors + shape.vectors + beside
 
     def shape_of(self, values: Mapping[str, Value]) -> Shape:
+        asked = tuple(values.items())
+        known = self._shape
+        if known is None or known[0] != asked:
+            known = self._shape = asked, self._made_shape(values)
+        return known[1]
+
+    def _made_shape(self, values: Mapping[str, Value]) -> Shape:
         rows, vectors = int(values["rows"]), int(values["vectors"])
         columns = self.columns
         if vectors * self.lanes > columns.extent:
@@ -279,7 +290,10 @@ class AppliedContraction:
         outer = self.product.rows[0].extent if self.product.rows else 1
         unit = rows if len(self.product.rows) == 1 else 1
         size = even_block(outer, int(values["block"]) * unit or outer, unit)
-        last_rows, last_vectors = self.last_tile(panels, vectors, size, int(values["unroll"]))
+        tile = vectors, size, int(values["unroll"])
+        if tile not in self._last_tiles:
+            self._last_tiles[tile] = self.last_tile(panels, *tile)
+        last_rows, last_vectors = self._last_tiles[tile]
         return Shape(
             rows=rows,
             vectors=vectors,
@@ -316,12 +330,14 @@ class AppliedContraction:
         return shape.panels.size * self.product.length * self.product.weight.dtype.bytes
 
     def staged_extents(self, shape: Shape) -> tuple[int, ...]:
-        assert self.dims is not None
-        outer = self.product.rows[0] if self.product.rows else None
-        return tuple(
-            dim.extent(shape.block if dim.axis == outer else dim.axis.extent if dim.axis else 1)
-            for dim in self.dims
-        )
+        if shape.block not in self._staged_extents:
+            assert self.dims is not None
+            outer = self.product.rows[0] if self.product.rows else None
+            self._staged_extents[shape.block] = tuple(
+                dim.extent(shape.block if dim.axis == outer else dim.axis.extent if dim.axis else 1)
+                for dim in self.dims
+            )
+        return self._staged_extents[shape.block]
 
     def _tiles_per_block(self, shape: Shape) -> int:
         """Register tiles of one panel in one block."""
@@ -330,8 +346,12 @@ class AppliedContraction:
             return 1
         if len(rows) == 1:
             return ceil_div(shape.block, shape.rows)
-        inner = extent_of(rows[1:-1]) * ceil_div(rows[-1].extent, shape.rows)
-        return shape.block * inner
+        return shape.block * self._between * ceil_div(rows[-1].extent, shape.rows)
+
+    @cached_property
+    def _between(self) -> int:
+        """Rows of the result for each value of the outermost and the innermost row axis."""
+        return extent_of(self.product.rows[1:-1])
 
     def partial_size(self, shape: Shape) -> int:
         wide = self._tiles_per_block(shape) * shape.rows * shape.vectors * self.lanes
@@ -352,7 +372,7 @@ class AppliedContraction:
     def terms(self, config: Config) -> Terms:
         shape = self.shape_of(dict(config.values))
         product, machine = self.product, self.machine
-        repeats = extent_of(product.shared)
+        repeats = self._repeats
         passes = repeats * shape.blocks * shape.chunks * shape.per_chunk
         length = product.length
         pieces = ceil_div(length, shape.tap_block * product.whole_taps) if shape.tap_block else 1
@@ -432,6 +452,10 @@ class AppliedContraction:
             + self._far_strips(shape),
         )
 
+    @cached_property
+    def _repeats(self) -> int:
+        return extent_of(self.product.shared)
+
     def _asked(self, shape: Shape, passes: int, panel: int) -> float:
         """Prefetches: each line of a panel once, or one at each tap of every register tile."""
         if self.product.constant_weight:
@@ -463,7 +487,7 @@ class AppliedContraction:
             return 0.0
         at_once = 1 if shape.staged else pieces
         pages = product.length // at_once * product.data.dtype.bytes / self.machine.page_bytes
-        return extent_of((*product.shared, *product.rows)) * at_once * max(1.0, pages) * FAR_RUN
+        return self._all_rows * at_once * max(1.0, pages) * FAR_RUN
 
     @cached_property
     def _streams(self) -> bool:
@@ -482,18 +506,24 @@ class AppliedContraction:
 
     def _far_strips(self, shape: Shape) -> float:
         """Cycles that it costs to write panels into rows far from each other, more of them than are followed."""
+        pages = self._pages_apart
+        if not pages or self._tiles_per_block(shape) * shape.rows * pages <= _FOLLOWED:
+            return 0.0
+        return self._all_rows * shape.panels.count * pages * _FAR_STRIP
+
+    @cached_property
+    def _pages_apart(self) -> float:
+        """From one row of the result to the next, where it does not stay in L2; at most 1."""
         formula, machine = self.product.formula, self.machine
         output = formula.output
-        if coefficient(formula.store, self.product.vector) != 1:
-            return 0.0
-        pages = min(
-            1.0, self.product.vector.extent * output.dtype.bytes / machine.page_bytes
-        )  # from one row to the next
         kept = output.size * output.dtype.bytes <= 2 * machine.caches.l2_per_core * machine.cores
-        if kept or self._tiles_per_block(shape) * shape.rows * pages <= _FOLLOWED:
+        if kept or coefficient(formula.store, self.product.vector) != 1:
             return 0.0
-        strips = extent_of((*self.product.shared, *self.product.rows)) * shape.panels.count
-        return strips * pages * _FAR_STRIP
+        return min(1.0, self.product.vector.extent * output.dtype.bytes / machine.page_bytes)
+
+    @cached_property
+    def _all_rows(self) -> int:
+        return self._repeats * extent_of(self.product.rows)
 
     def unpacked_cycles(self, shape: Shape, steps: float, visits: float) -> float:
         """Cycles that it costs to read the weight where it lies, in `steps`; in `visits` of them, which are the first
@@ -514,12 +544,15 @@ class AppliedContraction:
     def _displaced_rows(self, shape: Shape) -> float:
         """Rows of a register tile that others of it have displaced from the first cache before their next element is
         read: of lines whole pages apart it holds one in each of its ways, which are as large as a page."""
+        return min(shape.rows, 2 * max(0.0, shape.rows - self._held_rows))
+
+    @cached_property
+    def _held_rows(self) -> float:
         data, rows = self.product.data, self.product.rows
         if not rows or not isinstance(data, te.Load):
-            return 0.0
+            return math.inf
         pitch = abs(coefficient(data.indices[0], rows[-1]) or 1) * data.dtype.bytes
-        places = self.machine.caches.l1 / math.gcd(pitch, self.machine.page_bytes)
-        return min(shape.rows, 2 * max(0.0, shape.rows - places))
+        return self.machine.caches.l1 / math.gcd(pitch, self.machine.page_bytes)
 
     @cached_property
     def _weight_pitch(self) -> int:

@@ -57,12 +57,12 @@ class Product:
     def constant_weight(self) -> bool:
         return self.weight_load.source in self.formula.constants
 
-    @property
+    @cached_property
     def taps(self) -> tuple[te.Var, ...]:
         """What is counted along the sum, outermost first."""
         return self.reduction.axes
 
-    @property
+    @cached_property
     def length(self) -> int:
         return math.prod(tap.extent for tap in self.taps)
 
@@ -71,12 +71,12 @@ class Product:
         """Which of the taps is cut where a panel is read in pieces: all behind it are in every piece."""
         return len(self.taps) - 1
 
-    @property
+    @cached_property
     def whole_taps(self) -> int:
         """Taps for each value of the one that is cut."""
         return math.prod(tap.extent for tap in self.taps[self.cut + 1 :])
 
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         """Of the weight, for one tap and one place along `vector`."""
         return self.weight_load.dtype.bytes

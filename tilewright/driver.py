@@ -1,4 +1,4 @@
-"""The road as code: what happens to a model, top to bottom, on every target.
+"""The pipeline as code: what happens to a model, top to bottom, on every target.
 
     import      model -> Graph                                frontend/
     partition   Graph -> Partition (Tasks)                    rewrites/, with the target's cost oracle
@@ -132,7 +132,7 @@ def compile(
       `.onnx` file or of a `.pt2` file that `torch.export.save` wrote.
     - `example_inputs`: a tuple of positional arguments, a dict of keyword arguments, or a single tensor; torch tensors
       or NumPy arrays. An exported program has its own; an ONNX model needs them only where it leaves dimensions open.
-    - `example_kwargs`: keyword arguments beside positional `example_inputs`.
+    - `example_kwargs`: keyword arguments alongside positional `example_inputs`.
     - `dynamic`: True for a model that is called with other shapes too: each is compiled when it comes, into a bounded
       table with the policy of `runtime.dispatch`, which may be given instead of True.
     - `target`: None: where the model's tensors are; "cpu" for this machine's processor, "cuda" or "gpu" for its NVIDIA
@@ -328,7 +328,7 @@ def compile_imported(
     tuning: Tuning = KNOWN,
     lock: str | Path | None = None,
 ) -> CompiledModel:
-    """The road from a graph on, whatever frontend it came from. `tuning`: how much to measure."""
+    """The pipeline from a graph on, whatever frontend it came from. `tuning`: how much to measure."""
     trace = trace or Trace.off()
     resolved = resolve_target(target)
     # Measuring takes long, and what is measured is to have the usual conditions.
@@ -392,7 +392,7 @@ def check_passes(
     numerics: str | None = None,
     trace: Trace | None = None,
 ) -> PassReport:
-    """Whether the graph of a model, run by the oracle, computes the same after every pass: the road up to its
+    """Whether the graph of a model, run by the oracle, computes the same after every pass: the pipeline up to its
     tasks, with the decisions of `compile` with these options. `inputs`: arrays for the graph's inputs, in order."""
     model = frontend.opened(model)
     resolved = resolve_target(target, model, example_inputs)

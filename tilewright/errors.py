@@ -56,7 +56,7 @@ class UnsupportedOpsError(TilewrightError):
     def __init__(self, uses: Sequence[tuple[str, str]], *, remedy: str | None = None) -> None:
         """`uses`: (operator with the reason, place in the model) for every node that is not supported."""
         self.uses = tuple(uses)
-        lines = "\n".join(f"  {op}: {place}" for op, place in self.uses)
+        lines = "\n".join(f"  {op}: {location}" for op, location in self.uses)
         operators = len({op for op, _ in self.uses})
         message = f"{operators} unsupported operator(s), {len(self.uses)} use(s):\n{lines}"
         super().__init__(message, remedy=remedy)
@@ -104,7 +104,7 @@ class ExternalDataError(ModelFileError):
     """Tensor data outside the model file that is refused: not a plain file inside the model's own folder, or not all
     of the bytes that the model wants."""
 
-    remedy = "keep the data files beside the model, as onnx.save_model(..., save_as_external_data=True) writes them"
+    remedy = "keep the data files alongside the model, as onnx.save_model(..., save_as_external_data=True) writes them"
 
 
 class UnknownShapeError(TilewrightError):

@@ -1,4 +1,4 @@
-"""Code generation by kind of machine: what the rooms above ask, and who answers.
+"""Code generation by kind of machine: what the packages above ask, and who answers.
 
     Kernel description (space/implementation.py) --> machine code with what a plan needs to know of it
 

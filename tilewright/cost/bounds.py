@@ -23,7 +23,7 @@ def least_seconds(flops: float, bytes: float, machine: CpuMachine | GpuMachine) 
         bandwidth = machine.memory_bytes_per_second
         return max(flops / peak, bytes / bandwidth) + _GPU_LAUNCH
     rates = nominal_rates(machine).all
-    per_cycle = machine.throughput.multiply_adds * machine.lanes(DType.F32) * (2 if machine.has_fma else 1)
+    per_cycle = machine.throughput.fmas * machine.lanes(DType.F32) * (2 if machine.has_fma else 1)
     cycles = machine.cores * rates.hertz  # of all cores in a second
     caches = machine.caches
     if bytes <= caches.l2_per_core * machine.cores:

@@ -108,6 +108,6 @@ class Decision(msgspec.Struct, frozen=True):
     budget: float  # seconds, for the whole model
     trials: int
     when: float = msgspec.field(default_factory=time.time)
-    default_seconds: float | None = None  # what would have run without measuring, timed beside the winner
+    default_seconds: float | None = None  # what would have run without measuring, timed alongside the winner
     code: str = ""
     versions: Versions = msgspec.field(default_factory=Versions.now)

@@ -46,7 +46,7 @@ _ROOMS = (
 class Versions(msgspec.Struct, frozen=True):
     tilewright: str
     python: str
-    sources: str  # fingerprint of the rooms that make that text of a config
+    sources: str  # fingerprint of the packages that make that text of a config
 
     @staticmethod
     def now() -> Versions:

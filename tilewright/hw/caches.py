@@ -38,7 +38,7 @@ class Caches:
         return self.l2 // self.l2_cores
 
     def keep(self, touched: float) -> bool:
-        """Whether the second cache still holds so many bytes of a core's when they are wanted again: other things come
+        """Whether L2 still holds so many bytes of a core's when they are wanted again: other things come
         by meanwhile."""
         return touched <= 0.75 * self.l2_per_core
 

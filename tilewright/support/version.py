@@ -1,4 +1,4 @@
-"""The version, where every room may ask for it."""
+"""The version, where every package may ask for it."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _same(one: Expr, other: Expr) -> bool:
 
 
 def _own_parts(expr: Expr) -> tuple[Any, ...]:
-    """What an expression is beside its children."""
+    """What an expression is alongside its children."""
     if isinstance(expr, Call):
         return expr.op, expr.dtype, len(expr.args)
     if isinstance(expr, Load):

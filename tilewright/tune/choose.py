@@ -87,7 +87,7 @@ def _descended(applied: Applied, work: Work, predictor: Predictor) -> tuple[floa
     """The same once for each task: rewrites, choices and searches all begin with it."""
     key = work.task, work.machine, work.numerics, applied.space.template
     if key not in _known:
-        if len(_known) >= _MOST_KNOWN:
+        if len(_known) >= _MAX_KNOWN:
             _known.clear()
         _known[key] = descend(applied, work, predictor)
     found = _known[key]
@@ -95,7 +95,7 @@ def _descended(applied: Applied, work: Work, predictor: Predictor) -> tuple[floa
     return found if found is None or found[1] in applied.space else descend(applied, work, predictor)
 
 
-_MOST_KNOWN = 4096
+_MAX_KNOWN = 4096
 _known: dict[object, tuple[float, Config] | None] = {}
 
 

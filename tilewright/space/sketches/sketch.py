@@ -16,7 +16,7 @@ from tilewright.space.space import Knob, Value
 from tilewright.space.template import Terms, Work
 
 if TYPE_CHECKING:
-    from tilewright.space.sketches.product import Tiled
+    from tilewright.space.sketches.gemm import Tiled
 
 Values = Mapping[str, Value]
 Box = Callable[[Values], Extents]
@@ -84,7 +84,7 @@ class Sketch:
         frame: Frame | None = None,
         boxes: Mapping[str, Box] | None = None,
         operand: str = "",
-        product: Tiled | None = None,
+        gemm: Tiled | None = None,
         bare: bool = False,
         then: Sequence[str] = (),
     ) -> Sketch:
@@ -101,7 +101,7 @@ class Sketch:
             frame=frame or self.frame,
             boxes={**self.boxes, **(boxes or {})},
             operands={**self.operands, self.stage: operand} if operand else self.operands,
-            products=self.products if product is None else (*self.products, product),
+            products=self.products if gemm is None else (*self.products, gemm),
             bare=self.bare | {self.stage} if bare else self.bare,
         )
 

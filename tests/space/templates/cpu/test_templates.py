@@ -13,12 +13,12 @@ def test_names_are_those_that_records_have() -> None:
         "contraction_int8",
         "depthwise",
         "paired",
-        "planes",
+        "depthwise_channels_first",
         "separable",
         "strassen",
-        "strassen_copied",
-        "strassen_turned",
-        "turned",
+        "strassen_packed",
+        "strassen_transposed",
+        "contraction_transposed",
         "winograd",
     ]
 

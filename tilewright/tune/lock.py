@@ -19,6 +19,7 @@ from tilewright.codegen.generator import locked_code_of
 from tilewright.errors import LockError, TilewrightError
 from tilewright.runtime.plan import Origin
 from tilewright.space.candidates import Candidates
+from tilewright.space.former_names import current_config
 from tilewright.space.space import Config, Value
 from tilewright.space.template import Work
 from tilewright.support.files import read_regular
@@ -37,7 +38,7 @@ class LockedTask(msgspec.Struct, frozen=True):
 
     @property
     def config(self) -> Config:
-        return Config.of(self.template, self.values)
+        return current_config(Config.of(self.template, self.values))
 
 
 class Lock(msgspec.Struct, frozen=True):

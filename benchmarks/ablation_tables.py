@@ -338,8 +338,8 @@ COST_TEXT = (
 )
 SCHEDULE_TEXT = (
     "Each run has {trials} trials for each task of a model on average. Times: the sum over the tasks, each as often as"
-    " it is called; the choices of each task are timed interleaved. The last columns: how long each run took to be as fast"
-    " as the slowest of them is in the end."
+    " it is called; the choices of each task are timed interleaved. The last columns: how long each run took to be as"
+    " fast as the slowest of them is in the end."
 )
 
 

@@ -278,8 +278,8 @@ OPTIONS: tuple[Option, ...] = (
         "choice",
         _one_of(*DEPENDENT_LAUNCHES),
         "own",
-        "own: of two of Tilewright's kernels on a GPU the second may start while the first ends, where the GPU can; all: after"
-        " a library's too; off: one after another",
+        "own: programmatic dependent launch between Tilewright's own kernels, where the GPU has it; all: after a"
+        " library's kernels too; off: never",
     ),
     Option(
         "import_memory",

@@ -79,7 +79,7 @@ MUTANTS = [
     Mutant("no barrier between partial sums", "sums-rows", BARRIER, after="const int part = m0"),
     # Clusters.
     Mutant("no barrier before the parts", "product-split", "meet_cluster();", after="inline void add_parts"),
-    Mutant("a block that ends too early", "product-split", "meet_cluster();", after="inline void add_parts", position=1),
+    Mutant("a block ends too early", "product-split", "meet_cluster();", after="inline void add_parts", position=1),
     Mutant("the part of another block", "product-split", "part * SHARE", "(PARTS - 1 - part) * SHARE"),
     # Edges.
     Mutant("an edge along k", "product-nn", "&& depth < depths", "&& depth <= depths"),

@@ -1,4 +1,4 @@
-"""The pipeline as code: what happens to a model, top to bottom, on every target.
+"""The pipeline as code: the stages that a model goes through, top to bottom, on every target.
 
     import      model -> Graph                                frontend/
     partition   Graph -> Partition (Tasks)                    rewrites/, with the target's cost oracle

@@ -1,4 +1,4 @@
-"""The element types of tensors: one table, shared by every package.
+"""The element types of tensors: one table that every package uses.
 
 bfloat16 has no NumPy type of its own; `ml_dtypes` registers one.
 """

@@ -1,4 +1,4 @@
-"""Code generation by kind of machine: what the packages above ask, and who answers.
+"""Code generation by kind of machine: the one interface that the packages above use.
 
     Kernel description (space/implementation.py) --> machine code with what a plan needs to know of it
 

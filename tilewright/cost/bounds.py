@@ -1,4 +1,4 @@
-"""The least time that an amount of arithmetic and memory traffic takes: for operators that no template computes.
+"""Lower bounds on time from arithmetic and memory traffic, for operators that no template computes.
 
 A roofline at the machine's nominal rates. It knows nothing of how an operator is implemented, so it serves to compare
 parts of one model with each other, not to predict a time.

@@ -1,4 +1,4 @@
-"""Terms -> seconds on a processor: bounds of the ports, and the share of each level's traffic that cannot hide.
+"""Terms to seconds on a CPU: port bounds, and the share of each cache level's traffic that cannot be hidden.
 
 A core runs vector instructions on its ports while lines come from the caches below. Of a level's traffic the part that
 out-of-order execution and the hardware's own prefetchers hide is larger the nearer the level; what the program

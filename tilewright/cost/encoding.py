@@ -1,4 +1,4 @@
-"""Config -> the numbers that a model that learns sees: where the predicted time goes, and the knobs.
+"""Encodes a config for a learned model: the terms of the predicted time, and the knobs.
 
 What is learned on one task should hold on another and on another machine. So terms are shares of the predicted time and
 ratios, never totals, and each number has a name under which other tasks have it too.

@@ -1,4 +1,4 @@
-"""Why the database has no answer for a task: which part of the key differs from the records that are nearest to it."""
+"""Explains why the database has no answer for a task: which part of the key differs from the nearest records."""
 
 from __future__ import annotations
 

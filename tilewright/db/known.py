@@ -1,4 +1,4 @@
-"""What a compilation that measures nothing asks the database: the confirmed winners of some tasks.
+"""Reads the confirmed winners of tasks, for a compilation that measures nothing.
 
 Every compilation asks, so asking is cheap and changes nothing: no file is created, locked or repaired, and nothing but
 the rows in question is read. A database that cannot be read costs one warning and never a compilation: the analytical

@@ -1,4 +1,4 @@
-"""Where the database is, and what kind of place that is."""
+"""Where the database lives, and whether that is a network file system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered: every trial of a config, as a Record, and the winner of every task, as a Decision.
+"""The records of tuning: every trial of a config (Record), and the winner of every task (Decision).
 
 Plain data. Nothing of it is trusted: whoever uses a config that was read asks first whether it is legal today.
 """

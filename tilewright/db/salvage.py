@@ -1,4 +1,4 @@
-"""What is sound in a database file of which the rest is not.
+"""Recovers the intact rows of a damaged database file.
 
 First as far as SQLite can read it; then, whatever is broken, every body that lies in the file as a whole with its
 digest in front of it.

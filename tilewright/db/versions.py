@@ -1,4 +1,4 @@
-"""What a record depends on besides the task and the machine, and which of it belongs to the key.
+"""The versions that a record depends on besides the task and the machine, and which of them are part of its key.
 
 A record says how long the machine code of a config took. Three things make that code:
 

@@ -1,4 +1,4 @@
-"""Separable convolutions: chains that one kernel can compute without writing what is between them.
+"""Separable convolutions: chains of convolutions that one kernel computes without storing the intermediate images.
 
     expand      1x1 convolution, elementwise nodes behind it        (may be absent)
     depthwise   zero padding, a window for each channel by itself, elementwise nodes behind it

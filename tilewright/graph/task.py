@@ -1,4 +1,4 @@
-"""Tasks: the pieces that a graph is cut into, each computed by one kernel and tuned as one unit.
+"""Tasks: the subgraphs that a graph is cut into, each computed by one kernel and tuned as one unit.
 
 A `Task` is a small graph of its own and knows nothing of the model around it, so equal pieces of a model, or of two
 models, are one task with one `key`. A `TaskCall` is a task applied in a graph, and a `Partition` is a whole graph cut

@@ -1,4 +1,4 @@
-"""What is known of processor cores by name: the constants that the operating system does not report.
+"""Known processor cores by name: the constants that the operating system does not report.
 
 Each row says where its numbers come from. A core that is not in the table is `USUAL`; code that has no machine at hand
 takes its cache line and page from there too. None of this is a field of `CpuMachine`: a machine's fingerprint, and with

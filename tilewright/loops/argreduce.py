@@ -1,4 +1,4 @@
-"""Places that a reduction looks for, as `argmax` does, in 32 bits where all of them fit: twice as many in a vector.
+"""Narrows the indices of argmax-like reductions to 32 bits where they fit: twice as many per vector.
 
 min over k of (k if here else n)   ->   wide(min over k of (narrow(k) if here else narrow(n)))
 """

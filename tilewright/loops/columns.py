@@ -1,4 +1,4 @@
-"""Long reductions of what is contiguous along the *output*, each element read once: sums over leading axes.
+"""Column reductions: long reductions that are contiguous along the *output*, each element read once.
 
     for every block of columns c:                    (parallel)
       acc[c] = identity                              (in L1)

@@ -1,4 +1,4 @@
-"""A task in normal form: what a schedule has to arrange.
+"""A task in normal form: what a schedule arranges.
 
 `formula_of` takes the stages of a task's tensor expressions and leaves as little structure as possible:
 

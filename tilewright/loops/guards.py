@@ -1,4 +1,4 @@
-"""What conditions on single variables say about the indices that they guard."""
+"""Bounds of indices that follow from the conditions guarding them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows that move along the axis in vectors: pools of images with channels first.
+"""Pooling of channels-first images: windows that move along the vector axis.
 
 Neighbouring windows share what they see, and of windows that move by two only every second element of a vector begins
 one. So the window is taken in two steps, a few rows of the result at a time: down its columns, along memory as it lies,

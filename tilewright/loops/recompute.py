@@ -1,4 +1,4 @@
-"""What costs many times an addition, and is better kept than computed again."""
+"""Decides which expressions are cheaper to store than to recompute."""
 
 from __future__ import annotations
 

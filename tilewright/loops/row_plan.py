@@ -1,4 +1,4 @@
-"""How rows are taken where each is reduced along itself: all that is decided before a statement is made.
+"""Plans row reductions: everything decided before a statement is emitted.
 
 Rows are taken together where they are short, so that one waits for the end of a reduction while others compute. A
 look-ahead that follows loads loses those that go from row to row: where there is one, only rows are taken together that

@@ -1,4 +1,4 @@
-"""Reductions that are contiguous along the *reduced* axis: one row after another, lanes hold partial results.
+"""Row reductions, contiguous along the *reduced* axis: one row after another, lanes hold partial results.
 
     for every few rows w:                            (parallel)
       acc[w, u, :] = identity

@@ -1,5 +1,4 @@
-"""Reductions of rows that are a few vectors long and end within a line, with results that are written with non-temporal
-stores.
+"""Row reductions over short rows that are not a multiple of a cache line, with non-temporal stores.
 
 What goes past them has to be whole lines. So vectors begin with lines, not with rows: those at both ends of a row leave
 out the lanes of its neighbours, and a line that two rows share waits for the second one in a register.

@@ -1,4 +1,4 @@
-"""Exponentials of what is at most 0, as a softmax takes them: `exp(x - max x)` by the shorter `exp2_nonpositive`.
+"""Fast exp for non-positive arguments, as in a softmax: `exp(x - max x)` by the shorter `exp2_nonpositive`.
 
 The product with log2(e) is rounded, which costs |x - max x| / 2**24 of the result: least where the result counts most.
 What is divided by the sum of such weights, which is at least 1, is multiplied by its reciprocal: one division a row.

@@ -1,4 +1,4 @@
-"""What schedules are made of: tiles of an axis, the parallel loop, operands in packed order."""
+"""Building blocks of schedules: tiles of an axis, the parallel loop, operands in packed order."""
 
 from __future__ import annotations
 

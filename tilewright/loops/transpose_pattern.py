@@ -1,4 +1,4 @@
-"""What is read along one axis and written along another, and in which tiles it can be transposed in registers."""
+"""Recognises transposes: loads along one axis, stores along another, and the tiles for registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transposed tiles whose rows of the output begin anywhere in a line, with non-temporal stores all the same.
+"""Transposes with unaligned output rows, still written with non-temporal stores.
 
 What is written past them has to be whole lines, and where these begin differs from row to row of the output. So the
 tiles go down the axis that is written, the last one of each row of the output stays in scratch, and the line that

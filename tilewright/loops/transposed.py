@@ -1,4 +1,4 @@
-"""Elements that are read along one axis and written along another: tiles transposed in registers.
+"""Transposes: elements read along one axis and written along another, tile by tile in registers.
 
     for every block of tiles:                        (parallel)
       for every tile in it:

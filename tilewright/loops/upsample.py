@@ -1,5 +1,4 @@
-"""Images enlarged by a whole factor, each element from its neighbours: as many vectors of results, transposed in
-registers.
+"""Upsampling by an integer factor: vectors of neighbours interleaved in registers.
 
 Along the axis that is written, the elements o * factor + r of one r are read in order and weighed alike, for each r in
 another way. Only the first and the last o have neighbours that do not exist.

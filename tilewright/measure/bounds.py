@@ -1,4 +1,4 @@
-"""How far rounding may move each element of a sum of products, from the task and the numerics alone.
+"""Rounding-error bounds for each element of a contraction, from the task and the numerics alone.
 
 u = 2^-24. A sum of K products of float32, in any order, has |error| <= K u sum_k |a_k b_k|. Kernels come to a small
 part of that, and validation asks for it: (16 + 8 sqrt(K)) u sum |a_k b_k|, where that is less. Certified paired

@@ -1,4 +1,4 @@
-"""The process that builds: a config becomes object code, and a task becomes an validation.
+"""The build process: turns configs into object code, and tasks into validation inputs.
 
 Whatever a template or LLVM does to it costs one candidate: it may be killed at any moment, and there are several.
 """

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured: arithmetic and memory, through our own code generator and threads.
+"""Measures this machine's peak arithmetic and memory rates, through Tilewright's own code generator and threads.
 
 The peak is a loop of independent FMAs on registers. Bandwidth is a sum over (reads) and a copy of (reads and
 writes) arrays. How large the caches are, waiting shows: each line of an array says which one is read next, in an order

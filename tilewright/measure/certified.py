@@ -1,4 +1,4 @@
-"""How many register tiles of a paired product were computed in pairs, on the inputs that its kernel was given.
+"""The share of register tiles of a paired GEMM that took the paired path, on the inputs its kernel was given.
 
 A kernel decides tile by tile (`runtime/paired.py`) and keeps no count. Its decision follows from the norms of rows and
 the ratios that are stored behind the packed weight, so it is made again here.

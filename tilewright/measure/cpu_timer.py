@@ -1,4 +1,4 @@
-"""Checking and timing on a processor: object code is loaded, validated, and run alone.
+"""Validation and timing on a CPU: object code is loaded, validated, and run alone.
 
 A kernel runs first on guarded memory: every buffer lies between canaries, inputs must be what they were
 afterwards, the output is filled with NaN before, and so are the stacks that hold scratch memory. It runs on the number

@@ -1,4 +1,4 @@
-"""How far each element of an answer may be off.
+"""Error bounds for each element of an answer.
 
 That depends on the task: a sum that cancels has lost digits before anybody rounds it. So the oracle answers twice, the
 second time with each value that it computes changed by a known small amount, in single precision. Where that changes an

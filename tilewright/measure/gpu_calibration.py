@@ -1,5 +1,4 @@
-"""What a card really does, measured once and kept alongside the processors' figures: how fast it copies, and how fast
-its tensor cores multiply through `mma.sync`.
+"""A GPU's measured rates, kept with those of CPUs: copy bandwidth, and tensor-core throughput through `mma.sync`.
 
 The analytical model's constants hold for the card that it was fitted on; what another one differs by from its data
 sheet is what these two figures say. `rated` is the card with rates to match. They rank configs, and are no part of what

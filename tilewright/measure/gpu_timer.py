@@ -1,4 +1,4 @@
-"""Checking and timing on an NVIDIA GPU: a candidate is loaded as a plan, validated on the card, and run as a CUDA
+"""Validation and timing on an NVIDIA GPU: a candidate is loaded as a plan, validated on the GPU, and run as a CUDA
 graph.
 
 Every buffer lies between guards that nothing may write, results and guards are filled with NaN before each case, inputs

@@ -1,5 +1,4 @@
-"""Memory that shows whether a kernel keeps to its own: canaries around every buffer, inputs that are compared, and
-pages between buffers that nobody may touch."""
+"""Guarded memory: canaries around every buffer, inputs compared afterwards, and guard pages between buffers."""
 
 from __future__ import annotations
 

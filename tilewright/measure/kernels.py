@@ -1,4 +1,4 @@
-"""Kernels as the timing process has them: loaded, checked on guarded memory, and called in rounds.
+"""Kernels in the timing process: loaded, checked on guarded memory, and called in rounds.
 
 Constants are weights, which in a model come from memory and not from a cache: calls go round copies that together are
 larger than the caches. Other inputs were just written when a model runs, and stay where they are; in the cold mode

@@ -1,4 +1,4 @@
-"""Inputs of sums of products whose elements differ in size by many orders of magnitude, weights included.
+"""Validation inputs of contractions whose elements differ in size by many orders of magnitude, weights included.
 
 An algorithm that is exact for numbers of one size may lose everything where large numbers of a row meet small ones of a
 column. So rows of the data and columns of the weight are each of several kinds, and every kind meets every other:

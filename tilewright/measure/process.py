@@ -1,4 +1,5 @@
-"""Processes that may crash, hang or eat memory: interpreters that answer messages, and are killed when they must be.
+"""Child processes that may crash, hang or run out of memory: interpreters that answer messages, and are killed when
+they must be.
 
 They are not those of `multiprocessing`, which would run the caller's script again. A message is its length and its
 bytes, on a pair of sockets; descriptors of shared memory may travel with one. A process ends by itself when the one who

@@ -1,4 +1,4 @@
-"""Programs of our own in the process that times: how fast the machine is now, and nonsense on its stacks."""
+"""Helper kernels of the timing process: a reference kernel that measures drift, and one that poisons the stacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large tasks on few distinct rows: what makes a float64 oracle affordable for batches.
+"""Large tasks on few distinct rows, which makes a float64 oracle affordable for batches.
 
 Where the leading axes of a task are a batch whose rows are computed independently, the oracle answers for a few rows,
 and the inputs of the whole task repeat these rows in random order. Every element of the whole result is then known: a

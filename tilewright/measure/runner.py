@@ -1,4 +1,4 @@
-"""Trials: configs of a task built, checked and timed, in processes that a bad one can only take down with itself.
+"""The runner: builds, validates and times configs of a task, in processes that a bad config can only crash itself.
 
     build   all configs of a batch, on all cores, by processes that make object code (`building.py`); meanwhile one of
             them draws the task's validation (`validation.py`), once, into memory that is shared

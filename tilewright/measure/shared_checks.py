@@ -1,4 +1,4 @@
-"""An validation in memory that processes share: one draws it, another holds kernels to it."""
+"""Validation inputs in shared memory: one process makes them, another checks kernels against them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What computes one task as a model of its own: built, linked and run by the same executor as any plan."""
+"""One task as a model of its own: built, linked and run by the same executor as any plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that checks and times: what is built is loaded, validated, and run alone.
+"""The timing process: loads what was built, validates it, and runs it alone.
 
 What it is told and what it answers is the same for all machines; how a candidate is run on one is a Timer's own:
 `cpu_timer.py` and `gpu_timer.py`.

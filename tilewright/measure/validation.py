@@ -1,4 +1,5 @@
-"""What a kernel is asked before its time counts: inputs, the oracle's answers, and how far each element may be off.
+"""Validation: the inputs a kernel must pass before its time counts, the oracle's answers, and the error each element
+may have.
 
     ordinary   random numbers of both signs, where most of the result is a number then; also what is timed
     edges      zeros, equal numbers, very large and very small ones, stretches of another magnitude

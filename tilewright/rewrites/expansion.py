@@ -1,4 +1,4 @@
-"""How large the formula of a fused group becomes.
+"""Estimates how large the formula of a fused group becomes.
 
 In a formula a value that is read twice is written twice: `x * sigmoid(x)` doubles what `x` is, and a chain of n of
 them has 2^n copies of its input. Whoever walks over a formula takes time by its size and stack by its depth, so `fuse`

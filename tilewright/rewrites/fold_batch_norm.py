@@ -1,4 +1,4 @@
-"""fold-batch-norm: what multiplies or shifts the channels of a contraction goes into its weights.
+"""fold-batch-norm: folds per-channel scales and shifts of a contraction into its weights.
 
     %1 = conv(%x, %w)
     %2 = batch_norm(%1, %g, %b, %mean, %var)        ->      %2 = conv(%x, %w', %b')

@@ -1,4 +1,4 @@
-"""Which way every operator of a graph goes, so that kernels and permutes together take the least time.
+"""Assigns a layout to every operator of a graph, so that kernels and permutes together take the least time.
 
 The graph is walked once, producers first. Behind each node stands a frontier: the values that later nodes still read. A
 state says in which orders each of them is there, and of all ways to come to a state only the cheapest is kept:

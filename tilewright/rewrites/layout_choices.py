@@ -1,4 +1,4 @@
-"""The orders in which operators can work: what the layout pass chooses among.
+"""The layouts in which each operator can work: the choices of the layout pass.
 
 A value is kept as a stored node and the order of its axes in storage (`orders.py`). Every operator has one or more
 `LayoutChoice`s: its operands in certain orders give its result in a certain one.

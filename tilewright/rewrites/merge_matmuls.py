@@ -1,4 +1,4 @@
-"""merge-matmuls: matmuls of one operand with several weights, as one product.
+"""merge-matmuls: matmuls of one operand with several weights become one matmul.
 
     q = x @ wq + bq                       all = x @ [wq wk wv] + [bq bk bv]
     k = x @ wk + bk              ->       q, k, v = slices of all

@@ -1,4 +1,4 @@
-"""What a rewrite may ask about time, without knowing a machine: the driver hands an oracle in."""
+"""The cost oracle protocol of the rewrites: times, without knowing a machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rewrites in order: what happens to a model between the frontend and the tuner, on one page."""
+"""The rewrites in order: all passes between the frontend and the tuner, on one page."""
 
 from __future__ import annotations
 

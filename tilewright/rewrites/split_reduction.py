@@ -1,4 +1,5 @@
-"""split-reduction: a matmul of few results and long sums, or a reduction to few, as several of shorter ones.
+"""split-reduction: splits a long K of a matmul with few results, or a long reduction to few results, into parallel
+parts.
 
     y = x @ w                    x as [parts, m, k / parts], w as [parts, k / parts, n]
                         ->       y = sum(x @ w, over the parts)

@@ -1,4 +1,4 @@
-"""Which threads run a kernel: an OpenMP runtime that the process has loaded, or a pool of our own.
+"""The threads that run a kernel: an OpenMP runtime that the process has loaded, or Tilewright's own pool.
 
 Sharing torch's OpenMP threads matters when torch runs alongside us: two sets of threads would fight for the cores. It
 is never loaded for this purpose; a second copy in one process is a well-known source of trouble.

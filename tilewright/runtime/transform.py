@@ -1,4 +1,4 @@
-"""What is done with a constant before it is put into a kernel's order (`packing.py`).
+"""Transforms of a constant before it is packed into a kernel's order (`packing.py`).
 
 Winograd's algorithm wants its weights transformed, Winograd's inner-product trick wants them scaled. Each is a
 `Transform`: a record with a tag, which a saved model names it by, and pure functions in NumPy. It stands alongside the

@@ -1,4 +1,4 @@
-"""What is believed of the times of configs: a model's predictions, corrected by its errors on those measured.
+"""The search's belief about the times of configs: a model's predictions, corrected by its errors on measured ones.
 
 The logarithm of a config's time is normal around the prediction, with the model's spread. Errors of two configs go
 together: those of one template have a part in common, so have those with like values of a knob, and the more so the

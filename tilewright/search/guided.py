@@ -1,4 +1,4 @@
-"""The search by default: few trials, each of them where the model and what was measured so far promise most.
+"""The default search: few trials, each where the model and the results so far promise most.
 
 draft     of each template the configs that the fresh model predicts best: all of a small space; of a large one
           samples, and what a descent from the best of them meets

@@ -1,4 +1,4 @@
-"""What is to be built for a task: one kernel, or several parts that run one after another.
+"""The implementation of a task: one kernel, or several parts that run one after another.
 
 A part is a kernel of the compiler's own (a loop Program, or one of the tensor-core kernels that are described as data)
 or a call of a library. On a processor an implementation has one part; on a GPU a library call may have kernels around

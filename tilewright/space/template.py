@@ -1,4 +1,4 @@
-"""What a template is: a way to compute a class of tasks, structured by hand or by rules, with knobs.
+"""The template protocol: an implementation of a class of tasks, structured by hand or by rules, with knobs.
 
 A template looks at a piece of Work and either declines or answers with an `Applied`: the space of its configs for that
 task, what each would cost in counted terms, and what each builds. Configs are legal by construction: every one of the

@@ -1,4 +1,4 @@
-"""What a candidate does, counted: what an analytical model (`cost/`) turns into time.
+"""The operation counts of a candidate, which an analytical model (`cost/`) converts to time.
 
 Each kind of machine counts what its time depends on. A candidate of several kernels is a tuple of their terms.
 """

@@ -1,4 +1,4 @@
-"""Models as they would run, with kernels of the tuner's choice: what `tune/confirm_in_model.py` runs interleaved."""
+"""Whole models with kernels of the tuner's choice, which `tune/confirm_in_model.py` runs interleaved."""
 
 from __future__ import annotations
 

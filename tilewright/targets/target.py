@@ -1,4 +1,4 @@
-"""What a target is: the part of the pipeline that depends on the kind of machine.
+"""The target protocol: the part of the pipeline that depends on the kind of machine.
 
 Everything else is the same for all of them and stands in `driver.py`: the tasks are chosen by one tuner, built by one
 code generation per kind (`codegen/generator.py`) and linked by one linker.

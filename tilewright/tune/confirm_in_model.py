@@ -1,4 +1,4 @@
-"""The last choice, inside the models: what is faster alone need not be so between its neighbours.
+"""Confirms the winners inside the models: a kernel that is faster alone need not be faster between its neighbours.
 
 Alone, a kernel finds its inputs where its last call left them; in a model the step before it has just written them, on
 other threads, and what it writes is read by the next. So those that are fastest alone run where they will run: in each

@@ -1,4 +1,4 @@
-"""What was learned from other tasks, on other machines and by earlier sources, for a cost model to begin with."""
+"""Records of other tasks, machines and source versions that a cost model starts from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The times that rewrites ask for, predicted: of each task the config that `choose` would take."""
+"""Predicted times for rewrites: of each task the config that `choose` would take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One tunable while it is tuned: what could compute it, what was measured, what to measure next."""
+"""The tuning state of one task: its candidates, its measurements, and what to measure next."""
 
 from __future__ import annotations
 

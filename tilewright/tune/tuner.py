@@ -1,4 +1,5 @@
-"""The loop: rounds of measurements, each for the task where they are worth most, and a last race for each winner.
+"""The tuning loop: rounds of measurements, each for the task with the most to gain, and a final comparison for each
+winner.
 
     tasks that the database has decided on are taken from there; if all are, nothing is measured
     each other task: what earlier runs have measured is learned from as if it were measured now

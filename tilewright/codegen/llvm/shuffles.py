@@ -1,4 +1,4 @@
-"""Tiles of vectors turned by shuffles.
+"""Transposes of register tiles by vector shuffles.
 
 A matrix of `rows` rows lies in vectors, row after row. Where both sides are powers of two, its transpose takes a few
 rounds over all vectors: to interleave the first half of the elements with the second moves the bits of every element's

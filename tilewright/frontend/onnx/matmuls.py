@@ -1,4 +1,4 @@
-"""Products and convolutions, of floats and of bytes.
+"""Matmuls and convolutions of floats and of bytes, for the ONNX operators built on them.
 
 Bytes stay bytes up to the contraction, whose sums are exact in i32. Zero points are taken off afterwards:
 

@@ -1,4 +1,4 @@
-"""Sums of products: matmuls, convolutions, einsum."""
+"""Contractions: matmuls, convolutions, einsum."""
 
 from __future__ import annotations
 

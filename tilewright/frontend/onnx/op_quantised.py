@@ -1,4 +1,4 @@
-"""Quantised arithmetic. Sums of products of bytes are exact in i32; only the rescaling is in floats.
+"""Quantised arithmetic. Contractions of bytes accumulate exactly in i32; only the rescaling is in floats.
 
 A product of two dequantised tensors (the QDQ form) is taken of the bytes too, see `matmuls.py`.
 """

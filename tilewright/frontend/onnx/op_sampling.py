@@ -1,4 +1,4 @@
-"""Reading a tensor at places that are themselves computed: grid_sample, roi_align, deformable convolution; and col2im.
+"""Operators that read a tensor at computed coordinates: grid_sample, roi_align, deformable convolution; and col2im.
 
 Places become positions in the flattened image, and every reading is one `take` of rows of channels.
 """

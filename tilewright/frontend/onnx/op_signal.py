@@ -1,4 +1,4 @@
-"""Fourier transforms, as products with matrices of sines and cosines made when the model is compiled."""
+"""Fourier transforms, as matmuls with matrices of sines and cosines built at compile time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contractions: sums of products, where the arithmetic of most models is.
+"""Contractions (matmul, linear, convolution): most of the arithmetic of most models.
 
 - `matmul` of (a [..., M, K], b [..., K, N]); leading axes broadcast.
 - `linear` of (x [..., K], w [N, K]) or (x, w, bias [N]): x times w transposed.

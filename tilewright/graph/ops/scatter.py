@@ -1,4 +1,4 @@
-"""Operators that write at places which are data: a tensor with some elements replaced or combined.
+"""Scatter operators: a tensor with the elements at given indices replaced or combined.
 
 - `put(axis, combine)` of (x, indices of rank 1, updates): x with slice n of `updates` along `axis` written at
   `indices[n]`; the inverse of `take`.

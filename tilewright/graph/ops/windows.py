@@ -1,4 +1,4 @@
-"""Pooling: a combination of the elements in a window, for every place of the window.
+"""Pooling: a reduction over the elements of a window, for every position of the window.
 
 - `max_pool(kernel, stride, padding, dilation, ceil_mode, layout)`
 - `avg_pool(kernel, stride, padding, ceil_mode, count_include_pad, divisor, layout)`; `divisor` is None or the number to

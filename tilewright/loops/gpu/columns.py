@@ -1,5 +1,5 @@
-"""Reductions that do not run along memory: a thread for a few results that are neighbours in memory, as are those of
-neighbouring threads.
+"""Column reductions on a GPU: a thread computes a few results that are neighbours in memory, as do neighbouring
+threads.
 
 for blocks b:                                     (parallel)
   for threads t: n = b * threads + t

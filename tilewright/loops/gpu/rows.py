@@ -1,4 +1,4 @@
-"""Reductions along memory: a group of threads for each row, which stays in their registers.
+"""Row reductions on a GPU: a group of threads for each row, which stays in their registers.
 
     for blocks b:                                     (parallel)
       for threads t: row, g = the group's row, the place in the group

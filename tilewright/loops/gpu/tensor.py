@@ -1,5 +1,5 @@
-"""Matmuls for tensor cores, as data: what the operands are and where, how the work is cut, and what becomes of
-each sum. The loops themselves are written by hand, in CUDA C++, with this filled in.
+"""GEMMs for tensor cores, as data: the operands, the tiling, and the epilogue. The loops themselves are written by
+hand, in CUDA C++, with this filled in.
 
     for batches, tiles of BM x BN:                    (blocks)
       sums[BM, BN] = a[m, k] * b[k, n] over all k     (STAGES tiles of depth BK under way in shared memory)

@@ -1,4 +1,4 @@
-"""Which thread computes what: positions along axes from the number of a thread, and vectors that memory allows."""
+"""Thread indexing: positions along axes from the thread index, and the vector widths that memory allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formulas read along another axis than they are written along: tiles transposed in shared memory.
+"""Formulas that read and write along different axes: tiles transposed in shared memory.
 
     for tiles:                                        (parallel)
       for threads: tile[b, a] = x[a, b]               (neighbours along a: as it is read)

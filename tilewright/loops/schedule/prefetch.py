@@ -1,4 +1,4 @@
-"""Memory prefetched before it is needed."""
+"""The primitive `prefetch`: loads issued before they are needed."""
 
 from __future__ import annotations
 

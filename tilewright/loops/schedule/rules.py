@@ -1,4 +1,4 @@
-"""What holds of every nest, checked after each primitive: a later one may not undo what an earlier one needed."""
+"""Invariants of a loop nest, checked after each primitive: a later one may not undo what an earlier one needed."""
 
 from __future__ import annotations
 

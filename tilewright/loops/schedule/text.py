@@ -1,4 +1,4 @@
-"""A schedule's tree as text: what its loops are called, and what is where."""
+"""A schedule's tree as text: its loops by name, and its statements."""
 
 from __future__ import annotations
 

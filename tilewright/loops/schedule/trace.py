@@ -1,4 +1,4 @@
-"""What was done to a schedule, as plain data: it can be stored, changed and done again.
+"""The trace of a schedule as plain data: it can be stored, changed and replayed.
 
 A `TraceStep` is a primitive's name and its arguments: names of loops and stages, numbers, lists of them. In JSON a
 trace is a list of objects, `{"primitive": "split", "loop": "out.i0", "factor": 8}`.

@@ -1,4 +1,4 @@
-"""Matmuls by cuBLASLt: with the bias, what is added, and the activation in one call, written where we want it.
+"""GEMMs by cuBLASLt, with bias, residual and activation in one call, written in place.
 
 The framework's own functions offer less: no call of theirs adds both a bias and a residual, and most return memory of
 their own. The library comes with the framework, or with a CUDA installation.

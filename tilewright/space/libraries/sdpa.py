@@ -1,4 +1,4 @@
-"""The framework's scaled dot-product attention, of operands that are strided views of what the task is given."""
+"""The framework's scaled dot-product attention, on strided views of the task's inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What moves are made of: a few primitives in a row, for whatever loops are there when a config is carried out."""
+"""Scheduling steps that moves are made of: a few primitives in a row, on the loops that a config leaves."""
 
 from __future__ import annotations
 

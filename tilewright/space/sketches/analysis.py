@@ -1,4 +1,4 @@
-"""What a rule asks about a stage: who reads it, what it reads, which axes it shares, how much of it a tile needs."""
+"""Queries of rules about a stage: who reads it, what it reads, which axes it shares, how much of it a tile needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a config costs, in closed form: that of a product in tiles, and of the stages that are computed alongside it."""
+"""The cost of a config in closed form: of a tiled GEMM, and of the stages computed with it."""
 
 from __future__ import annotations
 

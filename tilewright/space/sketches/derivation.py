@@ -1,4 +1,4 @@
-"""Task -> sketches: stages and inputs visited from the output back, each rule in turn asked what it makes of them."""
+"""Derives the sketches of a task: visits stages and inputs from the output back, and applies each rule in order."""
 
 from __future__ import annotations
 

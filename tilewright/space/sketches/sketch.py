@@ -1,4 +1,4 @@
-"""A sketch: what rules have decided about a task so far, and what is left to a config.
+"""A sketch: the decisions of the rules about a task so far, and those left to a config.
 
 A structure without numbers. `start` is the schedule after the primitives that need no number; each `Move` is the part
 of the structure that does, with its knobs. A config gives the numbers, and the moves, done in order, the program.

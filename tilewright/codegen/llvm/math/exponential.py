@@ -94,8 +94,8 @@ def exp2_nonpositive(x: Real) -> Real:
 
 def exp2_rough(x: Real) -> Real:
     """`exp2_nonpositive` of any argument, to 20 bits at least: infinity above the finite numbers. Where a core
-    multiplies one vector at a time, three of five FMAs become shuffles of tables in registers: in each 16th of an
-    octave 2^r is a + b r + c r^2 with numbers of its own."""
+    multiplies one vector at a time, three of five FMAs become shuffles of tables in registers: in each 16th of
+    an octave 2^r is a + b r + c r^2 with numbers of its own."""
     emit = x.emit
     if not emit.scales:
         return exp2_nonpositive(x.at_most(float(emit.bias + 1)))

@@ -1,4 +1,4 @@
-"""Formulas seen as contractions: the sum, over some axes, of a product of two factors.
+"""Recognises contractions: the sum, over some axes, of a product of two factors.
 
     out[spatial axes] = value(sum over reduced axes of left[...] * right[...])
 

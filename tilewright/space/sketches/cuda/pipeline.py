@@ -1,4 +1,4 @@
-"""How tiles come and go: `stages` of them are in scratch memory, all but the one in use on their way."""
+"""The software pipeline: `stages` tiles are in shared memory, all but the one in use in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tile for a reduction that several stages read, or that is read in another way than element by element."""
+"""Rule `cache`: a tile for a reduction that several stages read, or that is not read element by element."""
 
 from __future__ import annotations
 

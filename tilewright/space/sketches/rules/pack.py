@@ -1,4 +1,4 @@
-"""Operands of products in the order in which they are read: constants when the model is linked, others as a copy."""
+"""Rule `pack`: operands of GEMMs in the order they are read; constants are packed at link time, others are copied."""
 
 from __future__ import annotations
 

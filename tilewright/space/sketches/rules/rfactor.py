@@ -1,4 +1,4 @@
-"""A reduction along what is contiguous in memory keeps a partial result in each lane of a vector."""
+"""Rule `rfactor`: a reduction along contiguous memory keeps a partial result in each lane of a vector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read often is put into memory of its own first, as much as a block or a panel needs."""
+"""Rule `stage`: copies operands that are read often into local memory, as much as a block or a panel needs."""
 
 from __future__ import annotations
 

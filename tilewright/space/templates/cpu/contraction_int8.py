@@ -1,4 +1,4 @@
-"""Matmuls and convolutions of bytes, four steps of K at a time, summed exactly in i32.
+"""Int8 matmuls and convolutions: four steps of K per instruction, accumulated exactly in i32.
 
 The loops are those of `contraction.py`; one step of K is a word of four neighbouring bytes along the innermost axis of
 the sum:

@@ -1,4 +1,4 @@
-"""The last columns of a matmul, too few for a vector: summed along K, a vector of them at a time.
+"""The last columns of a matmul, too few for a vector: reduced along K, a vector at a time.
 
     for every few rows of the block:
       acc[row, column, :] = 0

@@ -1,5 +1,5 @@
-"""Sums of products, seen as matmuls: which operand is walked along the vector axis, which axes give rows, and
-how the other operand can be laid out in scratch memory.
+"""Contractions seen as GEMMs: the operand along the vector axis, the axes that give rows, and how the other operand can
+be laid out in scratch memory.
 
     out[batch, rows, vector] = epilogue(sum over steps of K of data[batch, rows, steps of K] * weight[batch, steps of K,
     vector])

@@ -1,4 +1,4 @@
-"""Chains of a 1x1, a depthwise and a 1x1 convolution, either 1x1 possibly absent, without what is between in memory.
+"""Chains of a 1x1, a depthwise and a 1x1 convolution (either 1x1 may be absent), without storing the images between.
 
     for every chunk of rows (and block of channels, where nothing sums over them):          (parallel)
       for every `step` rows of the chunk:

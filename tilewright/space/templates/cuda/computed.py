@@ -1,4 +1,4 @@
-"""Operands of a product that are computed of what is in memory: what stands before the contraction, whatever it is.
+"""Fused prologues: operands of a GEMM that are computed from what is in memory.
 
     a[m, k] = value(x[m, k], gate[m, k], scale[k], mean[m], ...)    and zero where a guard does not hold
 

@@ -1,4 +1,4 @@
-"""Products on tensor cores whose results are combined over rows or columns at once: they are never written.
+"""Matmuls on tensor cores fused with a row or column reduction of their results, which are never stored.
 
     out[part, n] = sum, mean, highest or lowest of epilogue(a @ b)[rows of the part, n]
     out[m, part] = the same of epilogue(a @ b)[m, columns of the part]

@@ -1,4 +1,4 @@
-"""Formulas seen as matmuls: out[batch, m, n] = epilogue(sum over k of a[batch, m, k] * b[batch, k, n]).
+"""Recognises matmuls: out[batch, m, n] = epilogue(sum over k of a[batch, m, k] * b[batch, k, n]).
 
 m, n and k are one axis each, or several that are counted as one. `b` is a matrix in memory. Where `a` is not, its rows
 are gathered: a convolution is such a product, with the image's places for m and the window's places and channels for k;

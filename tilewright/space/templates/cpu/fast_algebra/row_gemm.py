@@ -1,5 +1,4 @@
-"""A product by a constant as rows of steps of K: one row for each row of a matrix or each pixel of a convolution's
-result.
+"""GEMMs by a constant as rows of K: one row for each row of a matrix or each pixel of a convolution's result.
 
     out[row, vector] = epilogue(sum over outer and run of data[row, outer, run] * weight[outer, run, vector])
 

@@ -45,6 +45,7 @@ _PLANS = (
     "tilewright/runtime/*",
     "tilewright/link.py",
     "tilewright/measure/single.py",
+    "tilewright/report/flow.py",
     "tests/*",
 )  # a Plan has Places
 
@@ -65,7 +66,7 @@ WORDS = (
     Word("rehearsal", "confirmation in the model"),
     Word("contender", "system, alternative", NAMES + CODE),
     Word("contenders", "systems, alternatives", NAMES + CODE),
-    Word("subject", "task_state", NAMES, ("tests/runtime/*",)),
+    Word("subject", "task_state", NAMES, ("tests/*", "benchmarks/*")),
     Word("verdict", "confirmed choice", NAMES, ("benchmarks/*", "tests/*", "tilewright/cli/*")),
     Word("peer", "baseline", NAMES + CODE),
     Word("peers", "baselines", NAMES + CODE),

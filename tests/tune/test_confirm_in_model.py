@@ -19,7 +19,7 @@ from tilewright.tune.confirm_in_model import Confirmed, ModelRun, confirm_in_mod
 
 Seconds = Callable[
     [Mapping[str, int]], Mapping[str, float]
-]  # of each task, by the alternatives that are in the cast
+]  # of each task, by the alternatives in the assignment
 
 
 @pytest.fixture(autouse=True)

@@ -1,19 +1,18 @@
 """Transposes with unaligned output rows, still written with non-temporal stores.
 
-What is written past them has to be whole lines, and where these begin differs from row to row of the output. So the
-tiles go down the axis that is written, the last one of each row of the output stays in scratch, and the line that
-begins in it and ends in the next is put together in registers:
+Non-temporal stores must write whole cache lines, and the offset of a line differs from row to row of the output. So
+the tiles advance along the written axis, the last tile of each output row stays in scratch, and the line that begins in
+it and ends in the next one is assembled in registers:
 
     for every block of rows of the output:           (parallel)
       for lines of what is written, t:
         for tiles of the block:
           tile = x[rows of t, columns of the tile], transposed
           for row in the tile: out[row, line] = the end of stage[row] with the begin of tile[row]
-          stage = tile                               (after all of them: stores in between hold up what is streamed)
-      what is left at both ends of a row, which shares its line with another
+          stage = tile                               (after all of them: stores in between would stall streaming)
+      the partial lines at both ends of a row, which share a cache line with another row
 
-In registers that takes a place to begin that is known for each row of a tile: they are the same ones in every tile of
-whole lines.
+In registers the offset of each row of a tile must be a constant: it is the same in every tile of whole lines.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Confirms the winners inside the models: a kernel that is faster alone need not be faster between its neighbours.
 
-Alone, a kernel finds its inputs where its last call left them; in a model the step before it has just written them, on
-other threads, and what it writes is read by the next. So those that are fastest alone run where they will run: in each
-turn the models are run with every alternative of each task, all tasks at once, and the steps are timed. Then the models
-with all winners run against those with what would have been chosen without measuring, and a winner that does not gain
-there is dropped; all of them are, where the models as a whole do not gain.
+Alone, a kernel finds its inputs in the caches where its last call left them; in a model the previous step has just
+written them, on other threads. So the fastest candidates run inside the models: each repetition runs the models with
+every alternative of each task, all tasks at once, and times the steps. Then the models with all winners run against
+those with the unmeasured choices. A winner that gains nothing there is dropped; if the models as a whole do not gain,
+all of them are.
 
-On a GPU kernels of one model overlap, and a step has no time of its own. There whole models run: all winners against
-all choices to beat, and then, the heaviest first, with one winner taken back at a time.
+On a GPU the kernels of a model overlap, and a step has no time of its own. There whole models are timed: all winners
+against all unmeasured choices, and then, the heaviest task first, with one winner reverted at a time.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Protocol
 from tilewright.tune.choose import Choice
 
 _BETTER = 0.98  # of the time to beat: what a winner must stay under to be tried with the others
-# Where one run of a model may take 15% longer than the next, so many turns tell shares apart that differ by 2%.
+# Where one run of a model may take 15% longer than the next, so many repetitions distinguish shares that differ by 2%.
 _REPETITIONS, _MIN_REPETITIONS = 60, 8
-_MIN_SECONDS, _MAX_SECONDS = 0.5, 20.0  # of the turns of one comparison
+_MIN_SECONDS, _MAX_SECONDS = 0.5, 20.0  # of one comparison
 
 Assignment = Mapping[str, Choice]  # a choice for every task
 # The models once: the seconds of each task, all its calls together; under WHOLE alone where steps overlap.
 ModelRun = Callable[[], Mapping[str, float]]
-Repetition = Sequence[Mapping[str, float]]  # the same for each of several casts, alternating
+Repetition = Sequence[Mapping[str, float]]  # the same for each of several assignments
 
 
 WHOLE = ""  # instead of a task's key: all of them
@@ -38,7 +38,7 @@ _TAKEN_BACK = 0.99  # of the time with a winner, that the models must take witho
 
 
 class Models(Protocol):
-    """The models that are tuned, with any cast. `by_task`: whether a run has a time for each task."""
+    """The models that are tuned, with any assignment. `by_task`: whether a run has a time for each task."""
 
     by_task: bool
 
@@ -64,8 +64,8 @@ def confirm_in_model(
     deadline: float,
     seed: int = 0,
 ) -> dict[str, Confirmed] | None:
-    """A verdict for each task that has alternatives, of which the first is the one to beat; `known`: of all others.
-    None where the models cannot be run."""
+    """The confirmed choice of each task that has alternatives, the first of them the unmeasured choice. `known`: the
+    choices of all other tasks. None where the models cannot run."""
     comparison = _Comparison(models, Random(seed), deadline)
     if not models.by_task:
         return _confirm_whole_models(comparison, known, alternatives)
@@ -119,7 +119,7 @@ def _confirm_whole_models(
 
 
 def comparison_seconds(models_seconds: float, assignments: int, *, hasty: bool = False) -> float:
-    """About what it takes to compare so many casts of models that take so long."""
+    """The seconds that a comparison of so many assignments takes, for models that take `models_seconds`."""
     repetition = 2 * assignments * models_seconds
     least = _MIN_REPETITIONS * repetition
     return least if hasty else max(least, min(_REPETITIONS * repetition, _MAX_SECONDS), _MIN_SECONDS)
@@ -134,8 +134,8 @@ class _Comparison:
         return time.monotonic() >= self._deadline
 
     def repetitions(self, assignments: Sequence[Assignment]) -> list[Repetition] | None:
-        """Each cast once in every turn, in any order, for half of the time that is left at most. What another has left
-        in the caches is gone by the second of two runs, which is the one that counts."""
+        """Runs each assignment once per repetition, in random order, for at most half of the remaining time. Each runs
+        twice and the second run counts, so that the caches hold nothing of another assignment."""
         runs = []
         for assignment in assignments:
             run = self._models(assignment)
@@ -177,7 +177,7 @@ def _suffices(repetitions: int, seconds: float, most: float) -> bool:
 
 
 def _share(repetitions: Sequence[Repetition], number: int, key: str | None = None) -> float:
-    """The time of a cast, of one task or of all, in units of the first's."""
+    """The time of an assignment relative to the first one, of one task or of all."""
     return statistics.median(
         repetition[number][key] / repetition[0][key]
         if key

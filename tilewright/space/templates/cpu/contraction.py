@@ -4,22 +4,22 @@
       stage the block's data in scratch                             (where it is a formula: a padding, a conversion)
       for every panel of the weight, `vectors` registers wide:
         copy it to scratch                                          (where it is no constant and rows pass it often)
-        for blocks of K:                                     (where a panel is longer than L1)
+        for blocks of K:                                            (where a panel is larger than L1)
           for every `rows` rows of the block:
-            acc[rows, vectors] = 0, or what the K block before left
-            for steps of K, `unroll` written out: acc += data[row, step of K] * panel[step of K, :]
-              prefetch a line of the next K block                     (of the next panel, where none is packed)
+            acc[rows, vectors] = 0, or the partial sums of the previous block
+            for k, unrolled by `unroll`: acc += data[row, k] * panel[k, :]
+              prefetch a line of the next block of K                (of the next panel, where none is packed)
             out = epilogue(acc)
 
-The last K block is as long as what is left. The last panel has register tiles of its own where it is narrower than the
-others: columns that it shares with the panel before are not computed again. Where there is one panel, its
-last vector overlaps the one before it as far as it is not whole. A few columns after the last whole vector are in no
-panel where that pays: the last chunk sums them along K (`contraction_tail.py`).
+The last block of K is as long as what is left. A last panel that is narrower than the others has register tiles of its
+own, so that no column is computed twice. If there is only one panel, its last vector overlaps the one before it. If
+that is faster, the few columns after the last whole vector belong to no panel, and the last chunk reduces them along K
+(`contraction_tail.py`).
 
-A panel of a constant weight is contiguous in the order in which it is read. It stays in L2 while the rows
-of the block pass; the rows of the block stay there while the panels of the chunk pass. Where there are so few rows that
-reading the weight is all there is to do, each vector of a panel is stored apart, its steps of K after each other:
-memory gives more to a core that reads from several places at once.
+A panel of a constant weight is contiguous in the order in which it is read. The panel stays in L2 while the rows of the
+block pass, and the rows of the block stay there while the panels of the chunk pass. With so few rows that the kernel is
+bound by reading the weight, each vector of a panel is stored separately, contiguous along K: a core that reads several
+streams concurrently gets more bandwidth.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ _STAGED_BYTES = 512 << 10
 _PARTIAL_BYTES = 256 << 10
 _PANEL_BYTES = 256 << 10
 _STRADDLING, _STRADDLING_STORE = 0.75, 1.5  # cycles for a vector in two cache lines
-_UNALIGNED = 0.5  # of the tensors that could be aligned, those that are not: a caller's may begin anywhere
+_UNALIGNED = 0.5  # assumed fraction of the caller's tensors that are not aligned to a cache line
 _TALL_AND_WIDE = 1.25  # cycles for a row beyond 8 in a step, in tiles of 3 vectors and more
 _FAR_LINE, _FAR_LINE_PREFETCHED = (
     4.0,
     2.0,
 )  # cycles for a line from L3, not in a run of lines; prefetched before
-# Of L2, what data and a panel may fill so that panels which come by displace nothing; of the data, what
-# they displace where it is twice as much. (What windows pass is read more often, and stays longer.)
+# The share of L2 that data and a panel may fill without evictions by the next panels; the share of the data that is
+# evicted where it is twice as large. (Data under overlapping windows is read more often, and stays longer.)
 _ROOMY, _DISPLACED = 0.4, 0.45
-PREFETCHED_COST = 0.25  # of what panels from L3 cost, where they are prefetched a K block ahead
+PREFETCHED_COST = 0.25  # of the cost of panels from L3, where they are prefetched a block of K ahead
 COPIED_BYTES = 16.0  # a cycle, while data is staged: nothing is computed that would hide where it comes from
 _NEXT_RUN = 4.0  # cycles from one block of channels to the next, which the hardware does not foresee
 FAR_RUN = 20.0  # cycles for the beginning of a run of the data that comes from there

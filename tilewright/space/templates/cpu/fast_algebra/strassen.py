@@ -1,6 +1,6 @@
 """Matmuls by one level of Strassen in Winograd's form: seven products of quarters instead of eight.
 
-The rows of a block, K of a K block and the panels of a pair are each cut into two halves, so that the operands are
+The rows of a block, the k of a block of K and the panels of a pair are each cut in half, so that the operands are
 2 x 2 quarters, a11 ... and b11 ...; with
 
     s1 = a21 + a22    s2 = s1 - a11    s3 = a11 - a21    s4 = a12 - s2
@@ -22,18 +22,18 @@ and the loops, over the packed panels of `contraction.py`:
           for each of the seven products:
             for every `rows` rows of half the block:
               acc[rows, vectors] = 0, or a sum that it shares with the product before
-              for steps of K, `unroll` written out: acc += left[row, step of K] * right[step of K, :]
-                prefetch lines of the next pair, of the rows' next K block
-              to scratch what other products begin with; out = epilogue(acc), or what the next K block goes on with
-      steps of K that are in no K block: eight products, as usual
+              for k, unrolled by `unroll`: acc += left[row, k] * right[k, :]
+                prefetch lines of the next pair, and of the rows' next block of K
+              store to scratch what other products begin with; out = epilogue(acc), or partial sums for the next block
+      the rest of K that fills no block: eight products, as usual
       a last panel that is in no pair, columns after the panels: as in a contraction
 
-The first register tile of a product computes its t in registers, alongside FMAs that wait for nothing else, and
-puts it where the other tiles find it in L1. Nothing is stored twice: the weight is as in a contraction.
+The first register tile of a product computes its t in registers, between FMAs that do not depend on it, and stores it
+where the other tiles find it in L1. Nothing is stored twice: the weight is packed as in a contraction.
 
-What is added up is rounded at the size of what it is added to: the error is small compared with the largest rows and
-steps of K that are paired, not alongside each one. On random data it is that of a contraction. No element's
-error is bounded by its own products, so it is for `relaxed` numerics alone.
+Sums are rounded relative to the larger summand, so the error is small relative to the largest of the rows and columns
+that are added, not relative to each one. On random data it equals that of a contraction. Since no element's error is
+bounded by its own products, the template is for `relaxed` numerics alone.
 """
 
 from __future__ import annotations

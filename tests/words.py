@@ -54,7 +54,7 @@ WORDS = (
     Word("exam", "validation", NAMES + CODE),
     Word("exams", "validations", NAMES + CODE),
     Word("sit", "load_task", NAMES),
-    Word("glance", "quick timing"),
+    Word("glance", "quick timing", NAMES + CODE),
     Word("heats", "successive halving"),
     Word("watched", "guarded, monitored", NAMES, ("tests/*",)),
     Word("watched memory", "guarded memory", TEXTS),

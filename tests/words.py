@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 NAMES = ("identifiers", "files")
 TEXTS = ("messages", "prose", "documents")
-CODE = ("messages", "prose")  # documents still use these words
 ALL = NAMES + TEXTS
 
 
@@ -51,10 +50,10 @@ _PLANS = (
 
 WORDS = (
     # validation and measurement
-    Word("exam", "validation", NAMES + CODE),
-    Word("exams", "validations", NAMES + CODE),
+    Word("exam", "validation"),
+    Word("exams", "validations"),
     Word("sit", "load_task", NAMES),
-    Word("glance", "quick timing", NAMES + CODE),
+    Word("glance", "quick timing"),
     Word("heats", "successive halving"),
     Word("watched", "guarded, monitored", NAMES, ("tests/*",)),
     Word("watched memory", "guarded memory", TEXTS),
@@ -64,23 +63,23 @@ WORDS = (
     # tuning
     Word("rehearse", "confirm_in_model"),
     Word("rehearsal", "confirmation in the model"),
-    Word("contender", "system, alternative", NAMES + CODE),
-    Word("contenders", "systems, alternatives", NAMES + CODE),
+    Word("contender", "system, alternative"),
+    Word("contenders", "systems, alternatives"),
     Word("subject", "task_state", NAMES, ("tests/*", "benchmarks/*")),
     Word("verdict", "confirmed choice", NAMES, ("benchmarks/*", "tests/*", "tilewright/cli/*")),
-    Word("peer", "baseline", NAMES + CODE),
-    Word("peers", "baselines", NAMES + CODE),
-    Word("by turns", "interleaved", CODE),
+    Word("peer", "baseline"),
+    Word("peers", "baselines"),
+    Word("by turns", "interleaved", TEXTS),
     Word("promising", "nondominated, pruned", NAMES),
     Word("quickly", "upper_bound", NAMES),
     Word("telling", "informative", NAMES),
     # GEMMs, loops, memory
-    Word("matrix product", "matmul, GEMM", CODE),
-    Word("matrix products", "matmuls, GEMMs", CODE),
-    Word("convolution of one pixel", "1x1 convolution", CODE),
-    Word("products in pairs", "Winograd's inner-product trick", CODE),
-    Word("multiply-add", "FMA", CODE),
-    Word("multiply-adds", "FMAs", CODE),
+    Word("matrix product", "matmul, GEMM", TEXTS),
+    Word("matrix products", "matmuls, GEMMs", TEXTS),
+    Word("convolution of one pixel", "1x1 convolution", TEXTS),
+    Word("products in pairs", "Winograd's inner-product trick", TEXTS),
+    Word("multiply-add", "FMA", TEXTS),
+    Word("multiply-adds", "FMAs", TEXTS),
     Word("tap", "k", NAMES, _WINDOWS),
     Word("taps", "k", NAMES, _WINDOWS),
     Word("turned", "transposed, channels_first", NAMES, ("tests/*",)),
@@ -98,19 +97,19 @@ WORDS = (
     Word("beside", "other, alternative, interleaved", NAMES, ("tests/*",)),
     Word("apart", "separate, distance", NAMES, ("tests/*",)),
     Word("behind", "after, trailing", NAMES, ("tests/*",)),
-    Word("first cache", "L1", CODE),
-    Word("second cache", "L2", CODE),
-    Word("third cache", "L3", CODE),
-    Word("past the caches", "with non-temporal stores", CODE),
-    Word("beyond the caches", "larger than the last-level cache", CODE),
+    Word("first cache", "L1", TEXTS),
+    Word("second cache", "L2", TEXTS),
+    Word("third cache", "L3", TEXTS),
+    Word("past the caches", "with non-temporal stores", TEXTS),
+    Word("beyond the caches", "larger than the last-level cache", TEXTS),
     Word("asked for ahead", "prefetched"),
     Word("most", "MAX", ("constants",)),
     Word("fewest", "MIN", ("constants",)),
     Word("least", "MIN", ("constants",)),
     # how the project speaks of itself
     Word("a kernel of ours", "one of Tilewright's kernels"),
-    Word("kernels of ours", "Tilewright's kernels", CODE),
-    Word("a bug of ours", "an internal error", CODE),
-    Word("the road", "the pipeline", CODE),
-    Word("rooms", "packages", CODE),
+    Word("kernels of ours", "Tilewright's kernels", TEXTS),
+    Word("a bug of ours", "an internal error", TEXTS),
+    Word("the road", "the pipeline", TEXTS),
+    Word("rooms", "packages", TEXTS),
 )

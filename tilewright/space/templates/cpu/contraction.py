@@ -515,13 +515,13 @@ class AppliedContraction:
 
     def _far_strips(self, shape: ContractionTiling) -> float:
         """Cycles that it costs to write panels into rows far from each other, more of them than are followed."""
-        pages = self._pages_apart
+        pages = self._pages_between
         if not pages or self._tiles_per_block(shape) * shape.rows * pages <= _FOLLOWED:
             return 0.0
         return self._all_rows * shape.panels.count * pages * _FAR_STRIP
 
     @cached_property
-    def _pages_apart(self) -> float:
+    def _pages_between(self) -> float:
         """From one row of the result to the next, where it does not stay in L2; at most 1."""
         formula, machine = self.gemm.formula, self.machine
         output = formula.output

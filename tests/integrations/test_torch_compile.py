@@ -108,9 +108,8 @@ def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     Compiled(Net(), numerics="strict", threads=1).check(images())
     (options,) = seen
-    given = {
-        name: value for name, value in options.items() if value not in (None, 0, "none", "guided", "boosted")
-    }
+    defaults = (None, 0, "none", "guided", "boosted", "gradient")
+    given = {name: value for name, value in options.items() if value not in defaults}
     assert given == {"target": "cpu", "numerics": "strict", "threads": 1}
 
 

@@ -328,7 +328,7 @@ def test_rows_are_written_while_the_next_are_computed(make, rows: int, columns: 
     with np.errstate(all="ignore"):
         program = check(task, machine, arrays)
     written = rows * columns * 4
-    assert ("behind" in program.decisions) == (written >= machine.caches.last and rows > 1)
+    assert ("delayed by" in program.decisions) == (written >= machine.caches.last and rows > 1)
 
 
 @settings(max_examples=6, deadline=None)

@@ -172,7 +172,8 @@ class Costs:
         """Seconds of that kernel, which reads along what is not contiguous; 0 where they are not known."""
         key = have, _kernel_key(reader, choice)
         if key not in self._moves:
-            given = input_node(0, TensorType(stored(value.shape, have), value.dtype))
+            # The type that is reduced: `value` may be the mask of a select between them.
+            given = input_node(0, TensorType(stored(value.shape, have), reader.inputs[0].dtype))
             moved = permuted(given, have, choice.operands[0], value)
             calls = partition(Graph((given,), (written(reader, choice, (moved,)),))).calls
             found = sum(self.oracle.seconds(call.task) for call in calls)

@@ -162,7 +162,7 @@ def _extent(stmt: Stmt, name: str) -> int:
 
 
 def _window(operand: WindowOperand) -> te.Expr:
-    element = te.cast(te.Load(operand.buffer, (operand.offset + operand.row + operand.depth,)), DType.F32)
+    element = te.cast(te.Load(operand.buffer, (operand.offset + operand.row + operand.k_offset,)), DType.F32)
     conditions = [] if operand.inside is None else [operand.inside]
     for needed in operand.needed:
         allowed: te.Expr = te.const(False, DType.BOOL)

@@ -11,14 +11,14 @@ def test_names_are_those_that_records_have() -> None:
         "attention",
         "contraction",
         "contraction_int8",
+        "contraction_transposed",
         "depthwise",
-        "paired",
         "depthwise_channels_first",
+        "paired",
         "separable",
         "strassen",
         "strassen_packed",
         "strassen_transposed",
-        "contraction_transposed",
         "winograd",
     ]
 

@@ -30,15 +30,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tilewright import te
-from tilewright.loops.ir import (
-    Buffer,
-    Program,
-)
-from tilewright.loops.tiling import (
-    Tiles,
-    extent_of,
-    lanes_for,
-)
+from tilewright.loops.ir import Buffer, Program
+from tilewright.loops.tiling import Tiles, extent_of, lanes_for
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest
@@ -432,29 +425,26 @@ class AppliedContraction:
         copied = passes * self.gemm.length * shape.vectors if shape.copied else 0  # vectors
         # Of the passes. A chunk without one is the last to end.
         narrow = repeats * shape.blocks if shape.last is not None and shape.chunks == 1 else 0
-        tiles = [self.tile_terms(shape, passes - narrow, k_blocks)]
+        tiles = self.tile_terms(shape, passes - narrow, k_blocks)
         if shape.last is not None:
-            tiles.append(self.tile_terms(shape.last, narrow, k_blocks))
+            tiles = _both(tiles, self.tile_terms(shape.last, narrow, k_blocks))
         if self.tail:
-            tiles.append(tail_terms(gemm, self.tail, self.lanes, machine.vector_registers))
+            tiles = _both(tiles, tail_terms(gemm, self.tail, self.lanes, machine.vector_registers))
             if caches.keep(block_bytes):
                 from_l2 += data_bytes
             else:
                 from_l3 += data_bytes
         return Terms(
-            arithmetic=sum(each.arithmetic for each in tiles),
-            loads=sum(each.loads for each in tiles)
-            + (staged / 4 + partial / 2) / self.lanes
-            + copied
-            + prefetched,
-            stores=sum(each.stores for each in tiles) + (staged / 4 + partial / 2) / self.lanes + copied,
-            branches=sum(each.branches for each in tiles),
-            from_l2=from_l2 + staged + sum(each.from_l2 for each in tiles),
+            arithmetic=tiles.arithmetic,
+            loads=tiles.loads + (staged / 4 + partial / 2) / self.lanes + copied + prefetched,
+            stores=tiles.stores + (staged / 4 + partial / 2) / self.lanes + copied,
+            branches=tiles.branches,
+            from_l2=from_l2 + staged + tiles.from_l2,
             from_l3=from_l3,
             from_memory=from_memory,
             prefetched=from_memory if shape.prefetch else 0.0,
             iterations=repeats * shape.chunks * shape.blocks,
-            scalar=sum(each.scalar for each in tiles)
+            scalar=tiles.scalar
             + passes * (BEGIN + panel / _BROUGHT)
             + staged / COPIED_BYTES
             + self._far_runs(shape, k_blocks) * (comes + beyond * shape.chunks * (shape.per_chunk - 1))
@@ -594,6 +584,18 @@ class AppliedContraction:
 
     def nest_of(self, shape: ContractionTiling) -> ContractionNest:
         return ContractionNest(self, shape)
+
+
+def _both(one: Terms, other: Terms) -> Terms:
+    """The work of register tiles, added."""
+    return Terms(
+        arithmetic=one.arithmetic + other.arithmetic,
+        loads=one.loads + other.loads,
+        stores=one.stores + other.stores,
+        branches=one.branches + other.branches,
+        from_l2=one.from_l2 + other.from_l2,
+        scalar=one.scalar + other.scalar,
+    )
 
 
 def even_block(extent: int, size: int, unit: int) -> int:

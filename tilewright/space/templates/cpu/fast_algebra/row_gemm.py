@@ -59,7 +59,7 @@ class RowGemm:
             and coefficient(load.indices[0], self.row) == self.run.extent
         )
 
-    @property
+    @cached_property
     def data_bytes(self) -> int:
         """What is read of the data, each element once."""
         (load,) = te.loads(self.data)

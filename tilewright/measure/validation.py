@@ -100,18 +100,8 @@ _MINIMA = {"amin", "argmin"}
 # What these do to numbers of one size they do to those of any.
 _SIZE_BLIND = {
     *("neg", "abs", "relu", "leaky_relu", "add", "sub", "mul", "maximum", "minimum", "batch_norm"),
-    *(
-        "sum",
-        "mean",
-        "amax",
-        "amin",
-        "cumsum",
-        "max_pool",
-        "avg_pool",
-        "adaptive_max_pool",
-        "adaptive_avg_pool",
-    ),
-    *("matmul", "linear", "conv", "conv_transpose"),
+    *("sum", "mean", "amax", "amin", "cumsum", "matmul", "linear", "conv", "conv_transpose"),
+    *("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool"),
 }
 
 

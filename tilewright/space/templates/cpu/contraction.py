@@ -35,7 +35,7 @@ from tilewright.loops.tiling import Tiles, extent_of, lanes_for
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest
-from tilewright.space.templates.cpu.contraction_tail import tail_columns, tail_terms
+from tilewright.space.templates.cpu.contraction_tail import both, tail_columns, tail_terms
 from tilewright.space.templates.cpu.gemm import (
     Coordinate,
     Gemm,
@@ -427,9 +427,9 @@ class AppliedContraction:
         narrow = repeats * shape.blocks if shape.last is not None and shape.chunks == 1 else 0
         tiles = self.tile_terms(shape, passes - narrow, k_blocks)
         if shape.last is not None:
-            tiles = _both(tiles, self.tile_terms(shape.last, narrow, k_blocks))
+            tiles = both(tiles, self.tile_terms(shape.last, narrow, k_blocks))
         if self.tail:
-            tiles = _both(tiles, tail_terms(gemm, self.tail, self.lanes, machine.vector_registers))
+            tiles = both(tiles, tail_terms(gemm, self.tail, self.lanes, machine.vector_registers))
             if caches.keep(block_bytes):
                 from_l2 += data_bytes
             else:
@@ -584,18 +584,6 @@ class AppliedContraction:
 
     def nest_of(self, shape: ContractionTiling) -> ContractionNest:
         return ContractionNest(self, shape)
-
-
-def _both(one: Terms, other: Terms) -> Terms:
-    """The work of register tiles, added."""
-    return Terms(
-        arithmetic=one.arithmetic + other.arithmetic,
-        loads=one.loads + other.loads,
-        stores=one.stores + other.stores,
-        branches=one.branches + other.branches,
-        from_l2=one.from_l2 + other.from_l2,
-        scalar=one.scalar + other.scalar,
-    )
 
 
 def even_block(extent: int, size: int, unit: int) -> int:

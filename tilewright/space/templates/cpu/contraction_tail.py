@@ -125,3 +125,15 @@ def tail(nest_: ContractionNest, columns: int, registers: int) -> Stmt:
             finish.append(Store(nest_.formula.output, te.substitute(store, at), te.substitute(value, at)))
     begin = nest(in_tile, Store(sums, position, zero))
     return with_values(nest([(tiles.var, Kind.SERIAL)], block(begin, *summing, *finish)), {})
+
+
+def both(one: Terms, other: Terms) -> Terms:
+    """The work of register tiles, added."""
+    return Terms(
+        arithmetic=one.arithmetic + other.arithmetic,
+        loads=one.loads + other.loads,
+        stores=one.stores + other.stores,
+        branches=one.branches + other.branches,
+        from_l2=one.from_l2 + other.from_l2,
+        scalar=one.scalar + other.scalar,
+    )

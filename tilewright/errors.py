@@ -343,7 +343,7 @@ class StaticAssertionError(KernelError):
 class KernelArgumentError(KernelError):
     """A launch whose grid or arguments do not fit the kernel."""
 
-    remedy = "launch as kernel[grid](...), with a NumPy array, a CPU tensor or a number for each parameter"
+    remedy = "give the grid in brackets, and a NumPy array, a CPU tensor or a number for each parameter"
 
 
 class OutOfBoundsError(KernelError):

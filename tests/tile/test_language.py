@@ -112,6 +112,22 @@ def calls(out, a, b):
     tl.store(out + 3, clamp(x=big, HIGH=None))
 
 
+def twice(x):
+    y = x
+    return y, x
+
+
+@tilewright.kernel
+def aliases(out, a):
+    p, q = twice(a + 1)
+    tl.store(out, p * 10 + q)
+
+
+def test_two_names_of_one_value() -> None:
+    assert value_of(aliases, 2) == [33]
+    assert "%y = add" in str(aliases.program(np.zeros(1), 2))
+
+
 def test_device_functions() -> None:
     assert value_of(calls, 12, -3, size=4) == [-3, 12, 9, 12]
 

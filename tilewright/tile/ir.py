@@ -83,7 +83,7 @@ Type = TileType | BlockPointerType
 @dataclass(frozen=True, eq=False)
 class Value:
     type: Type
-    name: str = ""  # the user's, for the printer
+    name: str = ""  # of parameters and carried values
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +150,7 @@ class TileProgram:
     params: tuple[Value, ...]
     body: Block
     constants: tuple[tuple[str, Any], ...] = ()
+    names: tuple[tuple[Value, str], ...] = ()  # the user's names of values that have none of their own
 
     def __str__(self) -> str:
         from tilewright.tile.text import print_tile_program

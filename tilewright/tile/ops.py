@@ -8,136 +8,39 @@ A rule takes the types of the operands and the attributes and gives the types of
 
 from __future__ import annotations
 
-import enum
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.errors import DeviceAssertionError, KernelShapeError, KernelTypeError
 from tilewright.te.scalars import SCALARS, Scalar
-from tilewright.tile.ir import MAX_ELEMENTS, BlockPointerType, Pointer, TileType, Type
+from tilewright.tile.ir import BlockPointerType, Pointer, TileType, Type
+from tilewright.tile.op import (
+    BOOL,
+    F32,
+    I32,
+    I64,
+    TABLE,
+    Attrs,
+    Effect,
+    Machine,
+    Meaning,
+    OpDef,
+    Rule,
+    check_axis,
+    check_shape,
+    numbers,
+    op,
+    same,
+)
 
-Attrs = Mapping[str, Any]
-Rule = Callable[[Sequence[Any], Attrs], TileType | BlockPointerType | None]
-Meaning = Callable[..., Any]
-
-BOOL, I32, I64, F32 = DType.BOOL, DType.I32, DType.I64, DType.F32
+OPS = TABLE  # complete when this module is imported
 ATOMIC_TYPES = (DType.F16, DType.BF16, DType.F32, DType.F64, DType.I32, DType.I64)
 PRECISIONS = ("ieee", "tf32")
-
-
-class Effect(enum.Enum):
-    PURE = "pure"
-    READ = "read"
-    WRITE = "write"
-    OTHER = "other"  # prints and assertions: kept, and kept in order
-
-
-class Machine(Protocol):
-    """What runs a program instance."""
-
-    debug: bool
-
-    def program_id(self, axis: int) -> int: ...
-    def num_programs(self, axis: int) -> int: ...
-    def load(self, addresses: np.ndarray, dtype: DType, mask: np.ndarray | None) -> np.ndarray: ...
-    def store(self, addresses: np.ndarray, values: np.ndarray, mask: np.ndarray | None) -> None: ...
-    def atomic_add(
-        self, addresses: np.ndarray, values: np.ndarray, mask: np.ndarray | None
-    ) -> np.ndarray: ...
-    def print(self, text: str) -> None: ...
-
-
-@dataclass(frozen=True)
-class BlockAddress:
-    """The value of a block pointer: addresses in bytes, the rest in elements."""
-
-    base: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offsets: tuple[int, ...]
-
-    def locate(self, type: BlockPointerType, check: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
-        """The addresses of the block's elements, and which of them lie inside along the axes in `check`."""
-        addresses = np.full(type.block, self.base, np.int64)
-        inside = np.ones(type.block, np.bool_)
-        for axis, extent in enumerate(type.block):
-            index = self.offsets[axis] + np.arange(extent, dtype=np.int64)
-            along = [-1 if d == axis else 1 for d in range(len(type.block))]
-            addresses += (index * self.strides[axis] * type.dtype.bytes).reshape(along)
-            if axis in check:
-                inside &= ((index >= 0) & (index < self.shape[axis])).reshape(along)
-        return addresses, inside if check else None
-
-
-@dataclass(frozen=True)
-class OpDef:
-    name: str
-    operands: tuple[
-        str, ...
-    ]  # their names; one that ends with "?" may be left out, one with "*" stands for several
-    rule: Rule
-    meaning: Meaning
-    effect: Effect = Effect.PURE
-
-
-OPS: dict[str, OpDef] = {}
-
-
-def _op(name: str, operands: str, rule: Rule, effect: Effect = Effect.PURE) -> Callable[[Meaning], Meaning]:
-    def register(meaning: Meaning) -> Meaning:
-        OPS[name] = OpDef(name, tuple(operands.split()), rule, meaning, effect)
-        return meaning
-
-    return register
-
-
-# -- what rules ask ---------------------------------------------------------------------------------------------------
-
-
-def check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    for size in shape:
-        if size < 1 or size & (size - 1):
-            raise KernelShapeError(
-                f"a tile of shape {shape}: each size must be a power of two, got {size}",
-                remedy=f"use {1 << max(size - 1, 0).bit_length()} and mask what lies beyond the data",
-            )
-    if math.prod(shape) > MAX_ELEMENTS:
-        raise KernelShapeError(
-            f"a tile of shape {shape} has {math.prod(shape)} elements; at most {MAX_ELEMENTS} are allowed",
-            remedy="use smaller blocks, and loop over them",
-        )
-    return shape
-
-
-def check_axis(axis: int, rank: int, what: str = "axis") -> int:
-    if not -rank <= axis < rank:
-        raise KernelShapeError(
-            f"{what} {axis} of a tile with {rank} axes",
-            remedy=f"use an axis from 0 to {rank - 1}" if rank else "a scalar has no axes: use a tile",
-        )
-    return axis % rank
-
-
-def _numbers(type: Type, what: str) -> TileType:
-    if not isinstance(type, TileType) or type.is_pointer:
-        raise KernelTypeError(
-            f"{what} takes numbers, got {type}", remedy="load through the pointer with tl.load first"
-        )
-    return type
-
-
-def _same(types: Sequence[Type], what: str) -> TileType:
-    first, *others = types
-    for other in others:
-        if other != first:
-            raise KernelTypeError(f"{what} takes operands of one type, got {first} and {other}")
-    assert isinstance(first, TileType)
-    return first
 
 
 # -- scalar functions of te, elementwise ------------------------------------------------------------------------------
@@ -164,7 +67,7 @@ def _takes(name: str, dtype: DType) -> bool:
 
 def _scalar_rule(scalar: Scalar) -> Rule:
     def rule(types: Sequence[Type], attrs: Attrs) -> TileType:
-        type = _same([_numbers(each, scalar.text) for each in types], scalar.text)
+        type = same([numbers(each, scalar.text) for each in types], scalar.text)
         if not _takes(scalar.name, type.dtype):
             wanted = [each.short for each in DType if _takes(scalar.name, each)]
             raise KernelTypeError(f"{scalar.text} takes {', '.join(wanted)}; got {type}")
@@ -192,7 +95,7 @@ for _scalar in SCALARS.values():
 # -- where tiles come from --------------------------------------------------------------------------------------------
 
 
-@_op("constant", "", lambda types, attrs: TileType(attrs["dtype"]))
+@op("constant", "", lambda types, attrs: TileType(attrs["dtype"]))
 def _constant(machine: Machine, attrs: Attrs) -> np.ndarray:
     return np.asarray(attrs["value"], attrs["dtype"].numpy)
 
@@ -205,17 +108,17 @@ def _grid_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
     return TileType(I32)
 
 
-@_op("program_id", "", _grid_rule)
+@op("program_id", "", _grid_rule)
 def _program_id(machine: Machine, attrs: Attrs) -> np.ndarray:
     return np.asarray(machine.program_id(attrs["axis"]), np.int32)
 
 
-@_op("num_programs", "", _grid_rule)
+@op("num_programs", "", _grid_rule)
 def _num_programs(machine: Machine, attrs: Attrs) -> np.ndarray:
     return np.asarray(machine.num_programs(attrs["axis"]), np.int32)
 
 
-@_op("arange", "", lambda types, attrs: TileType(I32, check_shape((attrs["end"] - attrs["start"],))))
+@op("arange", "", lambda types, attrs: TileType(I32, check_shape((attrs["end"] - attrs["start"],))))
 def _arange(machine: Machine, attrs: Attrs) -> np.ndarray:
     return np.arange(attrs["start"], attrs["end"], dtype=np.int32)
 
@@ -223,7 +126,7 @@ def _arange(machine: Machine, attrs: Attrs) -> np.ndarray:
 # -- types and shapes -------------------------------------------------------------------------------------------------
 
 
-@_op("cast", "value", lambda types, attrs: _numbers(types[0], "a cast").of(attrs["dtype"]))
+@op("cast", "value", lambda types, attrs: numbers(types[0], "a cast").of(attrs["dtype"]))
 def _cast(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
     if attrs["dtype"] is BOOL:
         return np.asarray(value != 0)
@@ -231,13 +134,13 @@ def _cast(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
 
 
 def _bitcast_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
-    type = _numbers(types[0], "a bitcast")
+    type = numbers(types[0], "a bitcast")
     if type.dtype.bytes != attrs["dtype"].bytes:
         raise KernelTypeError(f"a bitcast from {type} to {attrs['dtype'].short}, which has another width")
     return type.of(attrs["dtype"])
 
 
-@_op("bitcast", "value", _bitcast_rule)
+@op("bitcast", "value", _bitcast_rule)
 def _bitcast(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
     return np.asarray(np.ascontiguousarray(value).view(attrs["dtype"].numpy).reshape(value.shape))
 
@@ -264,7 +167,7 @@ def _broadcast_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
     return type.shaped(shape)
 
 
-@_op("broadcast", "value", _broadcast_rule)
+@op("broadcast", "value", _broadcast_rule)
 def _broadcast(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
     return np.broadcast_to(value, attrs["shape"])
 
@@ -274,7 +177,7 @@ def _expand_rule(types: Sequence[TileType], attrs: Attrs) -> TileType:
     return types[0].shaped((*types[0].shape[:axis], 1, *types[0].shape[axis:]))
 
 
-@_op("expand_dims", "value", _expand_rule)
+@op("expand_dims", "value", _expand_rule)
 def _expand_dims(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
     return np.expand_dims(value, attrs["axis"])
 
@@ -290,7 +193,7 @@ def _reshape_rule(types: Sequence[TileType], attrs: Attrs) -> TileType:
     return types[0].shaped(shape)
 
 
-@_op("reshape", "value", _reshape_rule)
+@op("reshape", "value", _reshape_rule)
 def _reshape(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
     return value.reshape(attrs["shape"])
 
@@ -305,29 +208,29 @@ def _trans_rule(types: Sequence[TileType], attrs: Attrs) -> TileType:
     return types[0].shaped(tuple(shape[axis] for axis in order))
 
 
-@_op("trans", "value", _trans_rule)
+@op("trans", "value", _trans_rule)
 def _trans(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
     return np.transpose(value, attrs["order"])
 
 
 def _join_rule(types: Sequence[TileType], attrs: Attrs) -> TileType:
-    type = _same(types, "join")
+    type = same(types, "join")
     return type.shaped(check_shape((*type.shape, 2)))
 
 
-@_op("join", "a b", _join_rule)
+@op("join", "a b", _join_rule)
 def _join(machine: Machine, attrs: Attrs, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.stack([a, b], axis=-1)
 
 
 def _select_rule(types: Sequence[TileType], attrs: Attrs) -> TileType:
-    type = _same(types[1:], "where")
+    type = same(types[1:], "where")
     if types[0] != type.of(BOOL):
         raise KernelTypeError(f"where takes a condition of type {type.of(BOOL)}, got {types[0]}")
     return type
 
 
-@_op("select", "condition then other", _select_rule)
+@op("select", "condition then other", _select_rule)
 def _select(machine: Machine, attrs: Attrs, condition: Any, then: Any, other: Any) -> np.ndarray:
     return np.asarray(np.where(condition, then, other))
 
@@ -342,7 +245,7 @@ def sum_type(dtype: DType) -> DType:
 
 def _reduce_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
     kind = attrs["kind"]
-    type = _numbers(types[0], kind)
+    type = numbers(types[0], kind)
     axis = check_axis(attrs["axis"], len(type.shape))
     kept = type.shape[:axis] + type.shape[axis + 1 :]
     if kind == "sum":
@@ -359,7 +262,7 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
 REDUCTIONS = ("sum", *_REDUCTIONS)
 
 
-@_op("reduce", "value", _reduce_rule)
+@op("reduce", "value", _reduce_rule)
 def _reduce(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
     kind, axis = attrs["kind"], attrs["axis"]
     dtype = DType.of(value)
@@ -372,24 +275,24 @@ def _reduce(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
 
 
 def _scan_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
-    type = _numbers(types[0], "cumsum")
+    type = numbers(types[0], "cumsum")
     check_axis(attrs["axis"], len(type.shape))
     return type.of(sum_type(type.dtype))
 
 
-@_op("cumsum", "value", _scan_rule)
+@op("cumsum", "value", _scan_rule)
 def _cumsum(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
     result = sum_type(DType.of(value))
     return np.cumsum(value, axis=attrs["axis"], dtype=result.compute.numpy).astype(result.numpy)
 
 
 def _sort_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
-    type = _numbers(types[0], "sort")
+    type = numbers(types[0], "sort")
     check_axis(attrs["axis"], len(type.shape))
     return type
 
 
-@_op("sort", "value", _sort_rule)
+@op("sort", "value", _sort_rule)
 def _sort(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
     wide = value.astype(DType.of(value).compute.numpy)
     found = np.sort(wide, axis=attrs["axis"])
@@ -411,7 +314,7 @@ def dot_type(dtype: DType) -> DType | None:
 
 
 def _dot_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
-    a, b = _numbers(types[0], "dot"), _numbers(types[1], "dot")
+    a, b = numbers(types[0], "dot"), numbers(types[1], "dot")
     into = dot_type(a.dtype)
     if into is None or a.dtype is not b.dtype:
         raise KernelTypeError(
@@ -448,7 +351,7 @@ def round_to_tf32(value: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(value), rounded, value)
 
 
-@_op("dot", "a b acc?", _dot_rule)
+@op("dot", "a b acc?", _dot_rule)
 def _dot(machine: Machine, attrs: Attrs, a: np.ndarray, b: np.ndarray, acc: Any = None) -> np.ndarray:
     dtype = DType.of(a)
     if dtype.is_integer:  # exact: |products| <= 2^16 and K <= 2^20
@@ -476,7 +379,7 @@ def _addptr_rule(types: Sequence[TileType], attrs: Attrs) -> TileType:
     return pointer
 
 
-@_op("addptr", "pointer offset", _addptr_rule)
+@op("addptr", "pointer offset", _addptr_rule)
 def _addptr(machine: Machine, attrs: Attrs, pointer: np.ndarray, offset: np.ndarray) -> np.ndarray:
     return np.asarray(pointer + offset.astype(np.int64) * attrs["bytes"])
 
@@ -506,7 +409,7 @@ def _load_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
     return value
 
 
-@_op("load", "pointer mask? other?", _load_rule, Effect.READ)
+@op("load", "pointer mask? other?", _load_rule, Effect.READ)
 def _load(
     machine: Machine, attrs: Attrs, pointer: np.ndarray, mask: Any = None, other: Any = None
 ) -> np.ndarray:
@@ -521,7 +424,7 @@ def _store_rule(types: Sequence[Type], attrs: Attrs) -> None:
     _mask_rule(pointer, types[2:], "store")
 
 
-@_op("store", "pointer value mask?", _store_rule, Effect.WRITE)
+@op("store", "pointer value mask?", _store_rule, Effect.WRITE)
 def _store(machine: Machine, attrs: Attrs, pointer: np.ndarray, value: np.ndarray, mask: Any = None) -> None:
     machine.store(pointer, value, mask)
 
@@ -536,12 +439,34 @@ def _atomic_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
     return pointer.of(pointer.dtype)
 
 
-@_op("atomic_add", "pointer value mask?", _atomic_rule, Effect.WRITE)
+@op("atomic_add", "pointer value mask?", _atomic_rule, Effect.WRITE)
 def _atomic_add(machine: Machine, attrs: Attrs, pointer: Any, value: Any, mask: Any = None) -> np.ndarray:
     return machine.atomic_add(pointer, value, mask)
 
 
 # -- block pointers ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BlockAddress:
+    """The value of a block pointer: addresses in bytes, the rest in elements."""
+
+    base: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    def locate(self, type: BlockPointerType, check: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
+        """The addresses of the block's elements, and which of them lie inside along the axes in `check`."""
+        addresses = np.full(type.block, self.base, np.int64)
+        inside = np.ones(type.block, np.bool_)
+        for axis, extent in enumerate(type.block):
+            index = self.offsets[axis] + np.arange(extent, dtype=np.int64)
+            along = [-1 if d == axis else 1 for d in range(len(type.block))]
+            addresses += (index * self.strides[axis] * type.dtype.bytes).reshape(along)
+            if axis in check:
+                inside &= ((index >= 0) & (index < self.shape[axis])).reshape(along)
+        return addresses, inside if check else None
 
 
 def _block_pointer_rule(types: Sequence[Type], attrs: Attrs) -> BlockPointerType:
@@ -561,7 +486,7 @@ def _block_pointer_rule(types: Sequence[Type], attrs: Attrs) -> BlockPointerType
     return BlockPointerType(pointer.dtype, block, order)
 
 
-@_op("make_block_ptr", "base numbers*", _block_pointer_rule)
+@op("make_block_ptr", "base numbers*", _block_pointer_rule)
 def _make_block_ptr(machine: Machine, attrs: Attrs, base: np.ndarray, *numbers: np.ndarray) -> BlockAddress:
     rank = len(attrs["block"])
     shape, strides, offsets = (tuple(int(n) for n in numbers[i * rank : (i + 1) * rank]) for i in range(3))
@@ -583,7 +508,7 @@ def _advance_rule(types: Sequence[Type], attrs: Attrs) -> BlockPointerType:
     return type
 
 
-@_op("advance", "pointer offsets*", _advance_rule)
+@op("advance", "pointer offsets*", _advance_rule)
 def _advance(machine: Machine, attrs: Attrs, pointer: BlockAddress, *offsets: np.ndarray) -> BlockAddress:
     moved = tuple(old + int(by) for old, by in zip(pointer.offsets, offsets, strict=True))
     return replace(pointer, offsets=moved)
@@ -606,7 +531,7 @@ def _load_block_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
     return _check_rule(type, attrs)
 
 
-@_op("load_block", "pointer", _load_block_rule, Effect.READ)
+@op("load_block", "pointer", _load_block_rule, Effect.READ)
 def _load_block(machine: Machine, attrs: Attrs, pointer: BlockAddress) -> np.ndarray:
     type: BlockPointerType = attrs["type"]
     addresses, inside = pointer.locate(type, attrs["check"])
@@ -621,7 +546,7 @@ def _store_block_rule(types: Sequence[Type], attrs: Attrs) -> None:
         raise KernelTypeError(f"a store to {types[0]} takes {wanted}, got {types[1]}")
 
 
-@_op("store_block", "pointer value", _store_block_rule, Effect.WRITE)
+@op("store_block", "pointer value", _store_block_rule, Effect.WRITE)
 def _store_block(machine: Machine, attrs: Attrs, pointer: BlockAddress, value: np.ndarray) -> None:
     addresses, inside = pointer.locate(attrs["type"], attrs["check"])
     machine.store(addresses, value, inside)
@@ -630,7 +555,7 @@ def _store_block(machine: Machine, attrs: Attrs, pointer: BlockAddress, value: n
 # -- for the user who debugs ------------------------------------------------------------------------------------------
 
 
-@_op("print", "values*", lambda types, attrs: None, Effect.OTHER)
+@op("print", "values*", lambda types, attrs: None, Effect.OTHER)
 def _print(machine: Machine, attrs: Attrs, *values: np.ndarray) -> None:
     machine.print(" ".join([attrs["prefix"], *(str(each) for each in values)]))
 
@@ -640,7 +565,7 @@ def _assert_rule(types: Sequence[Type], attrs: Attrs) -> None:
         raise KernelTypeError(f"device_assert takes a bool, got {types[0]}", remedy="compare, as in x >= 0")
 
 
-@_op("assert", "condition", _assert_rule, Effect.OTHER)
+@op("assert", "condition", _assert_rule, Effect.OTHER)
 def _assert(machine: Machine, attrs: Attrs, condition: np.ndarray) -> None:
     if machine.debug and not np.all(condition):
         failed = "" if condition.shape == () else f" at index {tuple(map(int, np.argwhere(~condition)[0]))}"

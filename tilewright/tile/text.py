@@ -16,6 +16,7 @@ class _Printer:
     def __init__(self, program: TileProgram) -> None:
         self.program = program
         self.names: dict[Value, str] = {}
+        self.given = dict(program.names)
         self.used: set[str] = set()
         self.lines: list[str] = []
 
@@ -29,7 +30,7 @@ class _Printer:
 
     def define(self, value: Value) -> str:
         """A name of its own: the user's, with a number from the second value of that name on."""
-        base = value.name or "v"
+        base = value.name or self.given.get(value, "v")
         name, count = f"%{base}", 1
         while name in self.used:
             count += 1

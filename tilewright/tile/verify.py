@@ -17,7 +17,8 @@ from tilewright.tile.ir import (
     While,
     operands_of,
 )
-from tilewright.tile.ops import BOOL, OPS, check_shape
+from tilewright.tile.op import BOOL, check_shape
+from tilewright.tile.ops import OPS
 
 
 def verify_tile_program(program: TileProgram) -> None:

@@ -15,7 +15,8 @@ from tilewright.dtypes import DType
 from tilewright.errors import DynamicShapeError, KernelError, KernelTypeError
 from tilewright.support.source import SourceLocation
 from tilewright.tile.ir import BlockPointerType, Node, Op, Pointer, TileType, Type, Value
-from tilewright.tile.ops import BOOL, F32, I32, I64, OPS, broadcast_shapes, check_shape
+from tilewright.tile.op import BOOL, F32, I32, I64, check_shape
+from tilewright.tile.ops import OPS, broadcast_shapes
 
 _FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
 _INTEGERS = (DType.U8, DType.I8, DType.I16, DType.I32, DType.I64)
@@ -68,6 +69,7 @@ class Builder:
     def __init__(self) -> None:
         self.where: SourceLocation | None = None
         self.nodes: list[Node] = []
+        self.names: dict[Value, str] = {}  # the user's, for the printer
 
     @contextmanager
     def inside(self) -> Iterator[list[Node]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tilewright.errors import KernelError, KernelNameError, KernelSyntaxError, KernelTypeError
@@ -22,7 +22,7 @@ from tilewright.tile.frontend.builder import Builder, describe, is_number, tile_
 from tilewright.tile.frontend.expressions import Absent, Expressions, _construct
 from tilewright.tile.frontend.source import FunctionSource
 from tilewright.tile.ir import Block, For, If, Node, TileProgram, TileType, Type, Value, While
-from tilewright.tile.ops import I32, I64
+from tilewright.tile.op import I32, I64
 from tilewright.tile.verify import verify_tile_program
 
 _DEEPEST_CALL = 32
@@ -54,7 +54,11 @@ def compile_kernel(function: FunctionSource, params: dict[str, Type], constants:
             remedy="store results through pointers; only device functions return values",
         )
     program = TileProgram(
-        function.name, tuple(values.values()), Block((), tuple(builder.nodes), ()), tuple(constants.items())
+        function.name,
+        tuple(values.values()),
+        Block((), tuple(builder.nodes), ()),
+        tuple(constants.items()),
+        tuple(builder.names.items()),
     )
     verify_tile_program(program)
     return Compiled(program, tuple((key[0], key[1], value) for key, value in body.captured.items()))
@@ -172,7 +176,7 @@ class Function(Expressions):
     def assign(self, target: ast.expr, value: Any) -> None:
         if isinstance(target, ast.Name):
             if isinstance(value, Value) and not value.name:
-                value = self.named(value, target.id)
+                self.b.names.setdefault(value, target.id)
             self.names[target.id] = value
         elif isinstance(target, (ast.Tuple, ast.List)):
             if not isinstance(value, tuple) or len(value) != len(target.elts):
@@ -191,14 +195,6 @@ class Function(Expressions):
                 "only names can be assigned to: tiles are values",
                 "make another tile with tl.where, or write memory with tl.store",
             )
-
-    def named(self, value: Value, name: str) -> Value:
-        """The value with the user's name, for the printer; only what the last node has just defined can get one."""
-        if self.b.nodes and self.b.nodes[-1].results == (value,):
-            renamed = Value(value.type, name)
-            self.b.nodes[-1] = replace(self.b.nodes[-1], results=(renamed,))
-            return renamed
-        return value
 
     def returned(self, node: ast.Return) -> _Returned:
         if self.in_loop:

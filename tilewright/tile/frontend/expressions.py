@@ -27,7 +27,7 @@ from tilewright.tile.frontend.builder import Builder, describe, is_number, point
 from tilewright.tile.frontend.builtin import Builtin
 from tilewright.tile.frontend.source import FunctionSource
 from tilewright.tile.ir import Block, If, Pointer, Value
-from tilewright.tile.ops import BOOL, F32, I32
+from tilewright.tile.op import BOOL, F32, I32
 
 # Operators of Python: on constexprs, and the scalar function on values.
 _BINARY: dict[type, tuple[Callable[[Any, Any], Any], str]] = {

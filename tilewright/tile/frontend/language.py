@@ -11,7 +11,8 @@ from tilewright.te.scalars import SCALARS, Scalar
 from tilewright.tile.frontend.builder import Builder, describe, is_number, pointer_type, tile_type
 from tilewright.tile.frontend.builtin import Builtin, builtin
 from tilewright.tile.ir import BlockPointerType, TileType, Value
-from tilewright.tile.ops import BOOL, F32, I64, check_axis, dot_type
+from tilewright.tile.op import BOOL, F32, I64, check_axis
+from tilewright.tile.ops import dot_type
 
 
 class constexpr:

@@ -28,7 +28,7 @@ Semantics
   instances. `atomic_add` is indivisible for each element, also against instances, and orders nothing else.
 - **Races.** If two instances access one element, one of them writes, and not both are atomic, the launch is undefined.
 
-What is undefined never is a silent wish: debug mode reports accesses out of bounds, reads of unwritten elements and
+Debug mode reports accesses out of bounds, reads of unwritten elements and
 races, with the user's line and the instance; masked elements without `other` are NaN there.
 
 The way of a kernel: `frontend/` compiles a function's syntax tree to the IR of `ir.py`, whose operations are the table

@@ -13,7 +13,7 @@ from tilewright.dtypes import DType
 from tilewright.errors import KernelArgumentError, KernelSyntaxError
 from tilewright.tile.frontend.builder import is_number, literal_type
 from tilewright.tile.frontend.compiler import Compiled, compile_kernel
-from tilewright.tile.frontend.source import FunctionSource, read
+from tilewright.tile.frontend.source import FunctionSource, lookup, read
 from tilewright.tile.interpret import interpret
 from tilewright.tile.ir import MAX_GRID, Pointer, TileProgram, TileType, Type
 from tilewright.tile.memory import TensorArgument
@@ -116,7 +116,7 @@ class Kernel:
                 remedy="pass numbers, strings, types and tuples as constexprs",
             ) from None
         if known is None or any(
-            read(function).lookup(name) != (True, value) for function, name, value in known.captured
+            lookup(function, name) != (True, value) for function, name, value in known.captured
         ):
             known = compile_kernel(self.source, arguments.types, arguments.constants)
             self._compiled[key] = known

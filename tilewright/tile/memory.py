@@ -256,7 +256,7 @@ class Memory:
         raise self.failure(
             RaceError,
             f"race on element offset {element} of {allocation.names}: this instance {what} it,"
-            f" and instance {self.instance(other)} {_VERBS[id_of(allocation, record)]} it{there}",
+            f" and instance {self.instance(other)} {_VERBS[_record_name(allocation, record)]} it{there}",
         )
 
     def _read(self, allocation: _Allocation, index: np.ndarray, dtype: DType) -> None:
@@ -302,7 +302,7 @@ class Memory:
 _VERBS = {"writer": "writes", "adder": "adds to", "reader": "reads", "second": "reads"}
 
 
-def id_of(allocation: _Allocation, record: np.ndarray) -> str:
+def _record_name(allocation: _Allocation, record: np.ndarray) -> str:
     return next(name for name, each in vars(allocation.shadow).items() if each is record)
 
 

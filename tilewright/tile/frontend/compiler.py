@@ -19,7 +19,7 @@ from tilewright.errors import KernelError, KernelNameError, KernelSyntaxError, K
 from tilewright.support.source import SourceLocation
 from tilewright.tile.frontend import language, source
 from tilewright.tile.frontend.builder import Builder, describe, is_number, tile_type
-from tilewright.tile.frontend.expressions import Absent, Expressions, _construct
+from tilewright.tile.frontend.expressions import Absent, Expressions, construct
 from tilewright.tile.frontend.source import FunctionSource
 from tilewright.tile.ir import Block, For, If, Node, TileProgram, TileType, Type, Value, While
 from tilewright.tile.op import I32, I64
@@ -169,7 +169,7 @@ class Function(Expressions):
             if isinstance(node, (ast.Break, ast.Continue)):
                 remedy = "put the condition into a `while`, or into an `if` around the rest of the body"
             raise self.error(
-                KernelSyntaxError, node, f"{_construct(node)} is not part of the tile language", remedy
+                KernelSyntaxError, node, f"{construct(node)} is not part of the tile language", remedy
             )
         return None
 

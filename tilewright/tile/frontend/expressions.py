@@ -25,7 +25,7 @@ from tilewright.support.source import SourceLocation
 from tilewright.tile.frontend import language
 from tilewright.tile.frontend.builder import Builder, describe, is_number, pointer_type, tile_type
 from tilewright.tile.frontend.builtin import Builtin
-from tilewright.tile.frontend.source import FunctionSource
+from tilewright.tile.frontend.source import FunctionSource, lookup
 from tilewright.tile.ir import Block, If, Pointer, Value
 from tilewright.tile.op import BOOL, F32, I32
 
@@ -112,7 +112,7 @@ class Expressions:
         """The value of an expression; errors get the place of the innermost one that has the mistake."""
         method = getattr(self, f"_{type(node).__name__}", None)
         if method is None:
-            raise self.error(KernelSyntaxError, node, f"{_construct(node)} is not part of the tile language")
+            raise self.error(KernelSyntaxError, node, f"{construct(node)} is not part of the tile language")
         outer = self.b.where
         self.b.where = self.source.locate(node, self.caller)
         try:
@@ -141,7 +141,7 @@ class Expressions:
             if isinstance(value, Absent):
                 raise KernelNameError(f"`{node.id}` is not defined here: {value.why}")
             return value
-        found, value = self.source.lookup(node.id)
+        found, value = lookup(self.source.function, node.id)
         if not found:
             close = difflib.get_close_matches(node.id, list(self.names), n=1)
             remedy = f"did you mean `{close[0]}`?" if close else None
@@ -403,7 +403,7 @@ def _usable(value: Any) -> bool:
     return callable(value) or isinstance(value, (types.ModuleType, Pointer))
 
 
-def _construct(node: ast.AST) -> str:
+def construct(node: ast.AST) -> str:
     names = {
         "ListComp": "a list comprehension", "GeneratorExp": "a generator expression", "DictComp": "a comprehension",
         "SetComp": "a comprehension", "Lambda": "lambda", "Dict": "a dict", "Set": "a set", "NamedExpr": "`:=`",

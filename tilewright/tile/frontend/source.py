@@ -45,20 +45,21 @@ class FunctionSource:
             self.file, self.first_line + line - 1, column + self.indent, width, text, self.name, caller
         )
 
-    def lookup(self, name: str) -> tuple[bool, Any]:
-        """A name from outside of the function: in what it closes over, its module, Python's own."""
-        function: Any = inspect.unwrap(self.function)
-        if name in function.__code__.co_freevars:
-            cell = function.__closure__[function.__code__.co_freevars.index(name)]
-            try:
-                return True, cell.cell_contents
-            except ValueError:
-                return False, None
-        if name in function.__globals__:
-            return True, function.__globals__[name]
-        builtins = function.__globals__.get("__builtins__", {})
-        names = builtins if isinstance(builtins, dict) else vars(builtins)
-        return name in names, names.get(name)
+
+def lookup(function: Any, name: str) -> tuple[bool, Any]:
+    """A name from outside of the function: in what it closes over, its module, Python's own."""
+    function = inspect.unwrap(function)
+    if name in function.__code__.co_freevars:
+        cell = function.__closure__[function.__code__.co_freevars.index(name)]
+        try:
+            return True, cell.cell_contents
+        except ValueError:
+            return False, None
+    if name in function.__globals__:
+        return True, function.__globals__[name]
+    builtins = function.__globals__.get("__builtins__", {})
+    names = builtins if isinstance(builtins, dict) else vars(builtins)
+    return name in names, names.get(name)
 
 
 def read(function: Callable[..., Any]) -> FunctionSource:

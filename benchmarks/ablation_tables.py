@@ -55,8 +55,8 @@ class Run(msgspec.Struct, frozen=True, tag="run"):
 
 
 class Raced(msgspec.Struct, frozen=True, tag="raced"):
-    """A line of the file: what each task takes as each run has chosen, timed in turns, and as BEFORE. What is missing
-    has no time."""
+    """A line of the file: what each task takes as each run has chosen, timed interleaved, and as BEFORE. What is
+    missing has no time."""
 
     subject: str
     seed: int
@@ -136,7 +136,7 @@ class Point:
 
 def curve(run: Run, raced: Mapping[str, float], before: Mapping[str, float]) -> list[Point]:
     """The time of all tasks together after each round, and before the first. `raced`: what each task's choice takes,
-    timed in turns with those of other runs: what it takes since it was measured, and in units of which earlier times
+    timed interleaved with those of other runs: what it takes since it was measured, and in units of which earlier times
     are. `before`: the same of what would be chosen without measuring, where that is to be compared with."""
     last = {each.task: each.best for each in run.rounds}
     own = dict.fromkeys(run.calls, 0)  # trials
@@ -330,7 +330,7 @@ def document(runs: Runs, machine: Mapping[str, Any], options: argparse.Namespace
 
 SPACE_TEXT = (
     "Each run has {trials} trials of one task, fewer where its search ends before that. The choices of a task are timed"
-    " in turns. 98%: of the speed of the fastest of these choices."
+    " interleaved. 98%: of the speed of the fastest of these choices."
 )
 COST_TEXT = (
     "The whole space, {trials} trials of one task at most. Boosted from nothing: the trees learn the time itself, and"
@@ -338,8 +338,8 @@ COST_TEXT = (
 )
 SCHEDULE_TEXT = (
     "Each run has {trials} trials for each task of a model on average. Times: the sum over the tasks, each as often as"
-    " it is called; the choices of each task are timed in turns. The last columns: how long each run took to be as fast"
-    " as the slowest of them is in the end."
+    " it is called; the choices of each task are timed interleaved. The last columns: how long each run took to be as"
+    " fast as the slowest of them is in the end."
 )
 
 

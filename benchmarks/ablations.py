@@ -10,8 +10,8 @@ cost        the analytical model alone; boosted trees that begin with nothing; b
 schedule    which task of a model the next round goes to: every task in turn, the heaviest, the steepest gradient
 
 The tasks are the heaviest of their kind in models of the zoo. Each run begins with an empty database and cache and has
-as many trials as the others. Then the choices of a task's runs are timed in turns, and a run's time after each round is
-in units of that: runs at different moments are not compared by the clock. A model's time is the sum over its tasks,
+as many trials as the others. Then the choices of a task's runs are timed interleaved, and a run's time after each round
+is in units of that: runs at different moments are not compared by the clock. A model's time is the sum over its tasks,
 each as often as it is called.
 
 Every finished run is a line of --runs FILE, and is not run again: a command that was interrupted, or whose --seconds
@@ -37,7 +37,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
 from ablation_tables import ALLOCATIONS, BEFORE, COSTS, MODELS, SPACES, Raced, Round, Run, Runs, document
-from peers.machine import describe
+from baselines.machine import describe
 from tilewright import frontend, zoo
 from tilewright.cost.boosted import Boosted
 from tilewright.cost.models import register

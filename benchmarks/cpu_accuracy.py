@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Errors of single elements of float32 matmuls beside PyTorch's, on data that is hard for fast algorithms.
+"""Errors of single elements of float32 matmuls compared with PyTorch's, on data that is hard for fast algorithms.
 
     python benchmarks/cpu_accuracy.py [--markdown table.md]
 
@@ -80,7 +80,7 @@ def main() -> int:
     )
     parser.add_argument("--markdown", type=Path, help="where the table is written")
     options = parser.parse_args()
-    from peers.machine import describe
+    from baselines.machine import describe
 
     machine: dict[str, Any] = describe()
     versions = machine["versions"]

@@ -26,10 +26,10 @@ import psutil
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
+from baselines.interleaved import SystemError, fix_threads, prepare_separately, spawn
+from baselines.job import Job, NotAvailable, load_arrays, onnx_model, torch_model, untuned
+from baselines.machine import describe
 from cpu_models import DEFAULT_MODELS, aligned, names_list, say
-from peers.job import Job, NotAvailable, load_arrays, onnx_model, torch_model, untuned
-from peers.machine import describe
-from peers.turns import ContenderError, fix_threads, prepare_apart, spawn
 
 RUNS = 3
 ARENA_OVER_BOUND = 1.1  # what is asked of the planner
@@ -130,7 +130,7 @@ def _answer(function: Callable[[Job], Any], job: Job, pipe: Connection) -> None:
         pipe.send((False, str(reason)))
 
 
-def apart(function: Callable[[Job], Any], job: Job) -> Any:
+def separate(function: Callable[[Job], Any], job: Job) -> Any:
     """What `function` gives in a process of its own. ContenderError where it cannot or the process dies."""
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_answer, args=(function, job, theirs))
@@ -142,7 +142,7 @@ def apart(function: Callable[[Job], Any], job: Job) -> Any:
         done, value = False, "its process died"
     process.join()
     if not done:
-        raise ContenderError(value)
+        raise SystemError(value)
     return value
 
 
@@ -154,12 +154,12 @@ def measure(model: str, options: argparse.Namespace, scratch: Path) -> Memory:
     folder.mkdir()
     job = Job(model, options.quick, 1, options.threads, folder)
     say(model)
-    prepare_apart(job, with_onnx=True)
-    plan = apart(save_ours, job)
-    ours = apart(run_ours, job)
+    prepare_separately(job, with_onnx=True)
+    plan = separate(save_ours, job)
+    ours = separate(run_ours, job)
     try:
-        theirs, absent = apart(run_onnx_runtime, job), ""
-    except ContenderError as error:
+        theirs, absent = separate(run_onnx_runtime, job), ""
+    except SystemError as error:
         theirs, absent = None, str(error)
     return Memory(model, **plan, ours_resident=ours, onnx_runtime_resident=theirs, absent=absent)
 

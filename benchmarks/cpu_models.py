@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Whole models on the CPU: Tilewright and what users would pick instead, taking turns.
+"""Whole models on the CPU: Tilewright and what users would pick instead, alternating.
 
     python benchmarks/cpu_models.py                                    # the six models of the README's table
     python benchmarks/cpu_models.py --models resnet50,gpt2 --threads 4 --markdown table.md --json results.json
     python benchmarks/cpu_models.py --scaling --models resnet50,bert-base   # ours on one thread and on all of them
-    python benchmarks/cpu_models.py --small --rounds 1 --models resnet18 --contenders torch-eager,ours   # does it work?
+    python benchmarks/cpu_models.py --small --rounds 1 --models resnet18 --systems torch-eager,ours   # does it work?
 
-One process per contender. Rounds of turns are handed out with a pause after each turn; in its turn a contender runs
+One process per system. Rounds of turns are handed out with a pause after each turn; in its turn a system runs
 the model once untimed, then for about a second. A figure is the median over all its turns, and a claim is a ratio
-within one run: absolute times drift from hour to hour. The exit status is 1 where a contender failed (not where it is
+within one run: absolute times drift from hour to hour. The exit status is 1 where a system failed (not where it is
 not available).
 """
 
@@ -29,13 +29,13 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
-from peers import CONTENDERS, EAGER, OURS, RELAXED
-from peers.job import Job, load_arrays
-from peers.machine import describe
-from peers.turns import ContenderError, Seat, fix_threads, prepare_apart, take_turns
+from baselines import EAGER, OURS, RELAXED, SYSTEMS
+from baselines.interleaved import Seat, SystemError, fix_threads, prepare_separately, run_interleaved
+from baselines.job import Job, load_arrays
+from baselines.machine import describe
 
 DEFAULT_MODELS = ("resnet50", "mobilenetv2", "vgg16", "vit-b16", "bert-base", "gpt2")
-BUSY_WHILE_IDLE = 0.05  # of a core, above which a contender disturbed the others
+BUSY_WHILE_IDLE = 0.05  # of a core, above which a system disturbed the others
 
 
 # -- results ----------------------------------------------------------------------------------------------------------
@@ -67,25 +67,25 @@ class ModelResult:
     absences: dict[str, Absence] = field(default_factory=dict)
 
     @property
-    def best_peer(self) -> str | None:
-        peers = [name for name in self.timings if name not in (OURS, RELAXED)]
-        return min(peers, key=lambda name: self.timings[name].median_ms, default=None)
+    def best_baseline(self) -> str | None:
+        baselines = [name for name in self.timings if name not in (OURS, RELAXED)]
+        return min(baselines, key=lambda name: self.timings[name].median_ms, default=None)
 
-    def speedup_over(self, peer: str | None) -> float | None:
+    def speedup_over(self, baseline: str | None) -> float | None:
         """How many times faster ours is; under 1, slower."""
-        if peer not in self.timings or OURS not in self.timings:
+        if baseline not in self.timings or OURS not in self.timings:
             return None
-        return self.timings[peer].median_ms / self.timings[OURS].median_ms
+        return self.timings[baseline].median_ms / self.timings[OURS].median_ms
 
     def as_json(self) -> dict[str, Any]:
         return {
             "model": self.model,
             "batch": self.batch,
             "small": self.small,
-            "best_peer": self.best_peer,
-            "ours_over_best_peer": self.speedup_over(self.best_peer),
+            "best_baseline": self.best_baseline,
+            "ours_over_best_baseline": self.speedup_over(self.best_baseline),
             "ours_over_torch_eager": self.speedup_over(EAGER),
-            "contenders": {name: asdict(timing) for name, timing in self.timings.items()},
+            "systems": {name: asdict(timing) for name, timing in self.timings.items()},
             "absent": {name: asdict(absence) for name, absence in self.absences.items()},
         }
 
@@ -110,34 +110,34 @@ def job_of(model: str, options: argparse.Namespace, folder: Path) -> Job:
 
 
 def measure(model: str, names: Sequence[str], options: argparse.Namespace, scratch: Path) -> ModelResult:
-    """Every contender set up one after the other, then all of them in turns."""
+    """Every system set up one after the other, then all of them interleaved."""
     result = ModelResult(model, options.batch, options.small)
     folder = scratch / model
     folder.mkdir()
     job = job_of(model, options, folder)
     say(f"{model}: preparing")
     try:
-        prepare_apart(job, with_onnx=any(CONTENDERS[name].needs_onnx for name in names))
-    except ContenderError as error:
+        prepare_separately(job, with_onnx=any(SYSTEMS[name].needs_onnx for name in names))
+    except SystemError as error:
         result.absences = {name: Absence(str(error), failed=True) for name in names}
         return result
 
     seats: list[Seat] = []
     try:
         for name in names:
-            say(f"{model}: setting up {CONTENDERS[name].title}")
+            say(f"{model}: setting up {SYSTEMS[name].title}")
             try:
-                seats.append(Seat(CONTENDERS[name], job, options.timeout))
-            except ContenderError as error:
+                seats.append(Seat(SYSTEMS[name], job, options.timeout))
+            except SystemError as error:
                 result.absences[name] = Absence(str(error), failed=error.available)
         say(f"{model}: {options.rounds} rounds")
-        failed = take_turns(seats, options.rounds, options.turn, options.gap) if seats else {}
+        failed = run_interleaved(seats, options.rounds, options.turn, options.gap) if seats else {}
     finally:
         for seat in seats:
             seat.close()
 
     for seat in seats:
-        name = seat.contender.name
+        name = seat.system.name
         if name in failed:
             result.absences[name] = Absence(str(failed[name]), failed=True)
         else:
@@ -146,17 +146,17 @@ def measure(model: str, names: Sequence[str], options: argparse.Namespace, scrat
 
 
 def measure_scaling(model: str, options: argparse.Namespace, scratch: Path) -> float:
-    """How many times faster ours is on all threads than on one, taking turns."""
+    """How many times faster ours is on all threads than on one, alternating."""
     folder = scratch / f"{model}-scaling"
     folder.mkdir()
     job = job_of(model, options, folder)
-    prepare_apart(job, with_onnx=False)
+    prepare_separately(job, with_onnx=False)
     seats: list[Seat] = []
     try:
         for threads in (1, options.threads):
-            contender = replace(CONTENDERS[OURS], name=f"{OURS}-{threads}", title=f"{threads} thread(s)")
-            seats.append(Seat(contender, replace(job, threads=threads), options.timeout))
-        if failed := take_turns(seats, options.rounds, options.turn, options.gap):
+            system = replace(SYSTEMS[OURS], name=f"{OURS}-{threads}", title=f"{threads} thread(s)")
+            seats.append(Seat(system, replace(job, threads=threads), options.timeout))
+        if failed := run_interleaved(seats, options.rounds, options.turn, options.gap):
             raise next(iter(failed.values()))
         one, every = (statistics.median(seat.seconds) for seat in seats)
     finally:
@@ -182,8 +182,8 @@ def summary(seat: Seat, error: float) -> Timing:
 
 
 def header(names: Sequence[str]) -> list[str]:
-    titles = [CONTENDERS[name].title for name in names]
-    return ["model", *titles, "best peer", "vs best peer", "vs torch eager", "error of ours"]
+    titles = [SYSTEMS[name].title for name in names]
+    return ["model", *titles, "best baseline", "vs best baseline", "vs torch eager", "error of ours"]
 
 
 def row(result: ModelResult, names: Sequence[str]) -> list[str]:
@@ -193,8 +193,8 @@ def row(result: ModelResult, names: Sequence[str]) -> list[str]:
             cells.append(f"{result.timings[name].median_ms:.2f}")
         else:
             cells.append("failed" if result.absences[name].failed else "-")
-    best = result.best_peer
-    cells.append(CONTENDERS[best].title if best else "-")
+    best = result.best_baseline
+    cells.append(SYSTEMS[best].title if best else "-")
     cells += [ratio(result.speedup_over(best)), ratio(result.speedup_over(EAGER))]
     cells.append(f"{result.timings[OURS].error:.1e}" if OURS in result.timings else "-")
     return cells
@@ -209,21 +209,21 @@ def remarks(result: ModelResult) -> list[str]:
     lines = []
     for name, absence in result.absences.items():
         state = "failed" if absence.failed else "not available"
-        lines.append(f"{result.model}, {CONTENDERS[name].title}: {state}: {absence.reason}")
+        lines.append(f"{result.model}, {SYSTEMS[name].title}: {state}: {absence.reason}")
     for name, timing in result.timings.items():
         if timing.idle_share > BUSY_WHILE_IDLE:
             busy = f"kept {timing.idle_share:.0%} of a core busy while the others ran"
-            lines.append(f"{result.model}, {CONTENDERS[name].title}: {busy}")
+            lines.append(f"{result.model}, {SYSTEMS[name].title}: {busy}")
     return lines
 
 
 def means(results: Sequence[ModelResult]) -> str:
     """The geometric means of the two ratios, over the models where there are any."""
-    over_best = [s for r in results if (s := r.speedup_over(r.best_peer)) is not None]
+    over_best = [s for r in results if (s := r.speedup_over(r.best_baseline)) is not None]
     over_eager = [s for r in results if (s := r.speedup_over(EAGER)) is not None]
     parts = [
         f"{statistics.geometric_mean(values):.2f}x {text} ({len(values)} models)"
-        for values, text in ((over_best, "the best peer's speed"), (over_eager, "torch eager's"))
+        for values, text in ((over_best, "the best baseline's speed"), (over_eager, "torch eager's"))
         if values
     ]
     return "geometric mean of ours: " + ", ".join(parts) if parts else "no ratio to report"
@@ -260,20 +260,18 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", type=names_list, default=list(DEFAULT_MODELS), metavar="A,B")
     parser.add_argument("--all-zoo", action="store_true", help="every model of the zoo")
-    parser.add_argument("--contenders", type=names_list, default=list(CONTENDERS), metavar="A,B",
-                        help=f"among {','.join(CONTENDERS)}")  # fmt: skip
+    parser.add_argument("--systems", type=names_list, default=list(SYSTEMS), metavar="A,B",
+                        help=f"among {','.join(SYSTEMS)}")  # fmt: skip
     parser.add_argument("--threads", type=int, default=2, help="the same for all (default: 2)")
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=7, help="turns for each contender (default: 7)")
+    parser.add_argument("--rounds", type=int, default=7, help="turns for each system (default: 7)")
     parser.add_argument(
         "--turn", type=float, default=None, metavar="S", help="seconds of a turn (default: 1)"
     )
     parser.add_argument(
         "--gap", type=float, default=0.25, metavar="S", help="pause after a turn (default: 0.25)"
     )
-    parser.add_argument(
-        "--timeout", type=float, default=1800, metavar="S", help="for one answer of a contender"
-    )
+    parser.add_argument("--timeout", type=float, default=1800, metavar="S", help="for one answer of a system")
     parser.add_argument("--effort", default="none", help="of ours: none, quick or full (default: none)")
     parser.add_argument("--budget", type=float, metavar="S", help="of ours, for each model")
     parser.add_argument("--scaling", action="store_true", help="only ours: all threads against one")
@@ -283,8 +281,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--markdown", type=Path, metavar="FILE", help="write the table here, after each model"
     )
     options = parser.parse_args(argv)
-    if unknown := [name for name in options.contenders if name not in CONTENDERS]:
-        parser.error(f"no contender {', '.join(unknown)}; there are {', '.join(CONTENDERS)}")
+    if unknown := [name for name in options.systems if name not in SYSTEMS]:
+        parser.error(f"no system {', '.join(unknown)}; there are {', '.join(SYSTEMS)}")
     if min(options.threads, options.batch, options.rounds) < 1:
         parser.error("--threads, --batch and --rounds are at least 1")
     if options.turn is None:
@@ -309,13 +307,13 @@ def say(text: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
-    names = [name for name in CONTENDERS if name in options.contenders]
+    names = [name for name in SYSTEMS if name in options.systems]
     fix_threads(options.threads)
     about = describe()
     effort = "" if options.effort == "none" else f"ours with effort {options.effort}, "
     method = (
         f"fp32, batch {options.batch}, {options.threads} threads, {effort}median milliseconds over "
-        f"{options.rounds} turns of about {options.turn:g} s, one process per contender"
+        f"{options.rounds} turns of about {options.turn:g} s, one process per system"
         f"{', reduced models' if options.small else ''}."
     )
     say(f"{about['cpu']}, {about['cores']} cores, load {about['load_average']}; {method}")

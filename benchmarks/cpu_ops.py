@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Single operators on the CPU: Tilewright, NumPy (OpenBLAS), torch and ONNX Runtime on the same sizes, taking turns.
+"""Single operators on the CPU: Tilewright, NumPy (OpenBLAS), torch and ONNX Runtime on the same sizes, alternating.
 
     python benchmarks/cpu_ops.py                                       # everything: about an hour on two cores
     python benchmarks/cpu_ops.py --only gemm,attention --json ops.json --markdown ops.md
     python benchmarks/cpu_ops.py --quick                               # a few small sizes: does it work?
 
-One process per contender, through its Python interface; weights are constant, and whoever can rearrange them beforehand
-may. The machine's own limit (a loop of multiply-adds, a sum over or a copy of a large array) takes turns like a
-contender, so an efficiency compares figures of the same minutes. A figure is the median over all turns. Each section
-ends with what is asked of ours beside what was reached. The exit status is 1 where a contender failed.
+One process per system, through its Python interface; weights are constant, and whoever can rearrange them beforehand
+may. The machine's own limit (a loop of FMAs, a sum over or a copy of a large array) takes turns like a
+system, so an efficiency compares figures of the same minutes. A figure is the median over all turns. Each section
+ends with what is asked of ours compared with what was reached. The exit status is 1 where a system failed.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
+from baselines import System
+from baselines.interleaved import Seat, SystemError, fix_threads, run_interleaved
+from baselines.job import load_arrays
+from baselines.machine import describe
 from cpu_models import BUSY_WHILE_IDLE, Absence, names_list, ratio, relative_error, say, summary
-from operators import CONTENDERS, MACHINE, OURS, OURS_FP32, PREPARER
+from operators import MACHINE, OURS, OURS_FP32, PREPARER, SYSTEMS
 from operators.cases import SECTIONS, Case, OperatorJob, Options, Section
 from operators.criteria import Criterion, criteria_of
 from operators.results import OperatorResult
-from peers import Contender
-from peers.job import load_arrays
-from peers.machine import describe
-from peers.turns import ContenderError, Seat, fix_threads, take_turns
 
 DOT_PRODUCTS = {
     "avx512_vnni": "AVX-512 VNNI: vpdpbusd, 64 products of bytes an instruction into exact 32-bit sums",
@@ -42,24 +42,24 @@ DOT_PRODUCTS = {
     "asimddp": "NEON sdot and udot: 16 products of bytes an instruction into exact 32-bit sums",
 }
 ABOVE_THE_LIMIT = 1.02  # a share that arithmetic alone cannot reach: it is explained or not believed
-NO_DOT_PRODUCT = "no dot product of bytes that is exact: 16-bit multiply-adds are what remains"
+NO_DOT_PRODUCT = "no dot product of bytes that is exact: 16-bit FMAs are what remains"
 
 
 # -- one case ---------------------------------------------------------------------------------------------------------
 
 
 class Table:
-    """The contenders' processes: kept from case to case, started again after a death."""
+    """The systems' processes: kept from case to case, started again after a death."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._seats: dict[str, Seat] = {}
 
-    def load(self, contender: Contender, job: OperatorJob) -> Seat:
+    def load(self, system: System, job: OperatorJob) -> Seat:
         """Raises ContenderError."""
-        seat = self._seats.get(contender.name)
+        seat = self._seats.get(system.name)
         if seat is None or not seat.alive:
-            seat = self._seats[contender.name] = Seat(contender, None, self._timeout)
+            seat = self._seats[system.name] = Seat(system, None, self._timeout)
         seat.load(job)
         return seat
 
@@ -85,15 +85,15 @@ def measure(
         table.load(PREPARER, job)
         for name in names:
             try:
-                seats.append(table.load(CONTENDERS[name], job))
-            except ContenderError as error:
+                seats.append(table.load(SYSTEMS[name], job))
+            except SystemError as error:
                 result.absences[name] = Absence(str(error), failed=error.available)
-        failed = take_turns(seats, options.rounds, options.turn, options.gap) if seats else {}
-    except ContenderError as error:
+        failed = run_interleaved(seats, options.rounds, options.turn, options.gap) if seats else {}
+    except SystemError as error:
         result.absences = {name: Absence(f"not prepared: {error}", failed=True) for name in names}
         return result
     for seat in seats:
-        name = seat.contender.name
+        name = seat.system.name
         if name in failed:
             result.absences[name] = Absence(str(failed[name]), failed=True)
         elif name == MACHINE:
@@ -113,18 +113,18 @@ def measure(
 
 
 def header(section: Section) -> list[str]:
-    shown = [CONTENDERS[name].title for name in section.contenders if name != MACHINE]
+    shown = [SYSTEMS[name].title for name in section.systems if name != MACHINE]
     limits = {"flops": "of the FMA peak", "read": "of read bandwidth", "copy": "of copy bandwidth"}
-    limit = limits[section.bound] if MACHINE in section.contenders else "of a limit"
+    limit = limits[section.bound] if MACHINE in section.systems else "of a limit"
     against = ["vs fp32"] if section.name == "int8" else []
-    return [section.name, *shown, "GFLOP/s" if section.bound == "flops" else "GB/s", limit, "vs best peer",
+    return [section.name, *shown, "GFLOP/s" if section.bound == "flops" else "GB/s", limit, "vs best baseline",
             *against, "error"]  # fmt: skip
 
 
 def row(result: OperatorResult) -> list[str]:
     section = result.section
     cells = [result.case.name]
-    for name in section.contenders:
+    for name in section.systems:
         if name == MACHINE:
             continue
         if name in result.timings:
@@ -143,18 +143,18 @@ def row(result: OperatorResult) -> list[str]:
 
 
 def remarks(result: OperatorResult) -> list[str]:
-    place = f"{result.section.name} {result.case.name}"
+    position = f"{result.section.name} {result.case.name}"
     lines = [
-        f"{place}, {CONTENDERS[name].title}: {'failed' if absence.failed else 'not available'}: {absence.reason}"
+        f"{position}, {SYSTEMS[name].title}: {'failed' if absence.failed else 'not available'}: {absence.reason}"
         for name, absence in result.absences.items()
     ]
     if (efficiency := result.efficiency) is not None and efficiency > ABOVE_THE_LIMIT:
         lines.append(
-            f"{place}: {efficiency:.0%} of the limit: fewer operations than counted (Winograd, Strassen), data in a "
+            f"{position}: {efficiency:.0%} of the limit: fewer operations than counted (Winograd, Strassen), data in a "
             "cache, or a limit that was disturbed"
         )
     return lines + [
-        f"{place}, {CONTENDERS[name].title}: kept {timing.idle_share:.0%} of a core busy while the others ran"
+        f"{position}, {SYSTEMS[name].title}: kept {timing.idle_share:.0%} of a core busy while the others ran"
         for name, timing in result.timings.items()
         if timing.idle_share > BUSY_WHILE_IDLE
     ]
@@ -165,12 +165,12 @@ def aligned(cells: Sequence[str]) -> str:
 
 
 def losses(results: Sequence[OperatorResult]) -> list[str]:
-    """Where the best peer is faster, the worst first."""
+    """Where the best baseline is faster, the worst first."""
     lost = [(speedup, r) for r in results if (speedup := r.speedup) is not None and speedup < 1]
     return [
-        f"{result.case.name}: {speedup:.2f}x of {CONTENDERS[result.best_peer].title}"
+        f"{result.case.name}: {speedup:.2f}x of {SYSTEMS[result.best_baseline].title}"
         for speedup, result in sorted(lost, key=lambda pair: pair[0])
-        if result.best_peer
+        if result.best_baseline
     ]
 
 
@@ -179,7 +179,7 @@ def conclusion(section: Section, results: Sequence[OperatorResult], about: dict[
     if section.name == "int8":
         lines.append(f"this instruction set has {dot_products(about['features'])}")
     if lost := losses(results):
-        lines.append(f"slower than the best peer at {len(lost)} of {len(results)}: {'; '.join(lost)}")
+        lines.append(f"slower than the best baseline at {len(lost)} of {len(results)}: {'; '.join(lost)}")
     return lines
 
 
@@ -225,20 +225,18 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", type=names_list, default=list(SECTIONS), metavar="A,B",
                         help=f"sections among {','.join(SECTIONS)}")  # fmt: skip
-    parser.add_argument("--contenders", type=names_list, default=list(CONTENDERS), metavar="A,B",
-                        help=f"among {','.join(CONTENDERS)}")  # fmt: skip
+    parser.add_argument("--systems", type=names_list, default=list(SYSTEMS), metavar="A,B",
+                        help=f"among {','.join(SYSTEMS)}")  # fmt: skip
     parser.add_argument("--cases", default="", metavar="TEXT", help="only cases whose name contains this")
     parser.add_argument("--threads", type=int, default=2, help="the same for all (default: 2)")
-    parser.add_argument("--rounds", type=int, help="turns for each contender (default: 5; quick: 1)")
+    parser.add_argument("--rounds", type=int, help="turns for each system (default: 5; quick: 1)")
     parser.add_argument(
         "--turn", type=float, metavar="S", help="seconds of a turn (default: 0.3; quick: 0.02)"
     )
     parser.add_argument(
         "--gap", type=float, default=0.1, metavar="S", help="pause after a turn (default: 0.1)"
     )
-    parser.add_argument(
-        "--timeout", type=float, default=600, metavar="S", help="for one answer of a contender"
-    )
+    parser.add_argument("--timeout", type=float, default=600, metavar="S", help="for one answer of a system")
     parser.add_argument("--seed", type=int, default=2024, help="of the random sizes (default: 2024)")
     parser.add_argument("--effort", default="none", help="of ours: none, quick or full (default: none)")
     parser.add_argument("--budget", type=float, metavar="S", help="of ours, for each operator")
@@ -254,8 +252,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if unknown := [name for name in options.only if name not in SECTIONS]:
         parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
-    if unknown := [name for name in options.contenders if name not in CONTENDERS]:
-        parser.error(f"no contender {', '.join(unknown)}; there are {', '.join(CONTENDERS)}")
+    if unknown := [name for name in options.systems if name not in SYSTEMS]:
+        parser.error(f"no system {', '.join(unknown)}; there are {', '.join(SYSTEMS)}")
     options.rounds = options.rounds or (1 if options.quick else 5)
     options.turn = options.turn or (0.02 if options.quick else 0.3)
     return options
@@ -267,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = describe()
     method = (
         f"fp32, {options.threads} threads, effort {options.effort}, median milliseconds over {options.rounds} turns of "
-        f"about {options.turn:g} s, one process per contender; random sizes drawn with seed {options.seed}"
+        f"about {options.turn:g} s, one process per system; random sizes drawn with seed {options.seed}"
         f"{'; reduced sizes' if options.quick else ''}."
     )
     say(f"{about['cpu']}, {about['cores']} cores, load {about['load_average']}; {method}")
@@ -289,7 +287,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_section(
     section: Section, table: Table, options: argparse.Namespace, about: dict[str, Any], scratch: Path
 ) -> list[OperatorResult]:
-    names = [name for name in section.contenders if name in options.contenders]
+    names = [name for name in section.systems if name in options.systems]
     cases = [
         case for case in section.cases(Options(options.quick, options.seed)) if options.cases in case.name
     ]

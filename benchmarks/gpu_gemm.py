@@ -1,10 +1,10 @@
-"""Matrix products, convolutions and attention of 16-bit floats on an NVIDIA GPU: our templates beside the vendor's.
+"""Matmuls, convolutions and attention of 16-bit floats on an NVIDIA GPU: our templates compared with the vendor's.
 
     python benchmarks/gpu_gemm.py [--json FILE] [--markdown FILE] [--only WORD] [--measured N] [--random N] [--compile]
 
-Each row is one kernel of ours with its epilogue. The peers are PyTorch's: the library's call with what it can take in
-(bias), then the rest as separate kernels; with --compile, torch.compile too. Times are medians of launches replayed
-from a CUDA graph, taking turns. Of our configs, the N that the analytical model ranks first are tried, and so many
+Each row is one kernel of ours with its epilogue. The baselines are PyTorch's: the library's call with what it can take
+in (bias), then the rest as separate kernels; with --compile, torch.compile too. Times are medians of launches replayed
+from a CUDA graph, alternating. Of our configs, the N that the analytical model ranks first are tried, and so many
 random ones; every one is checked against float64 first. "Unmeasured" is the one that the model alone would take.
 """
 
@@ -33,7 +33,7 @@ from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine, detect
-from tilewright.runtime.cuda.device import Device, Function
+from tilewright.runtime.cuda.device import CudaFunction, Device
 from tilewright.space.implementation import Implementation, Kernel
 from tilewright.space.space import Config
 from tilewright.space.template import Applied, GpuWork, Template
@@ -373,7 +373,7 @@ def measure(
     exact = case.whole([t.double() for t in tensors])
     out = torch.empty_like(exact, dtype=torch.half).contiguous()
     addresses = [t.data_ptr() for t in (*tensors, out)]
-    kept: list[Function] = []
+    kept: list[CudaFunction] = []
     launches: dict[str, Callable[[], None]] = {}
     graphs: dict[str, torch.cuda.CUDAGraph] = {}
     trials: dict[str, Trial] = {}
@@ -382,7 +382,7 @@ def measure(
         kept.append(function)
 
         def launch(
-            function: Function = function, blocks: int = kernel.blocks, threads: int = kernel.threads
+            function: CudaFunction = function, blocks: int = kernel.blocks, threads: int = kernel.threads
         ) -> None:
             function.launch(blocks, threads, addresses, torch.cuda.current_stream().cuda_stream)
 
@@ -410,13 +410,13 @@ def measure(
             f"  {trials[name].us:9.1f} us  {rate:6.1f} TFLOP/s  {name} ({trials[name].registers} registers)",
             flush=True,
         )
-    peers = {"library": partial(case.alone, tensors), "whole": partial(case.whole, tensors)}
+    baselines = {"library": partial(case.alone, tensors), "whole": partial(case.whole, tensors)}
     if compiled:
         fused = torch.compile(case.whole)
-        peers["compiled"] = partial(fused, tensors)
+        baselines["compiled"] = partial(fused, tensors)
     first = kernels[0].decisions if kernels[0].decisions in trials else order[0]
     finals = {name: replayed(launches[name]) for name in dict.fromkeys([*order[:3], first])}
-    final = race({**{name: replayed(peer) for name, peer in peers.items()}, **finals})
+    final = race({**{name: replayed(baseline) for name, baseline in baselines.items()}, **finals})
     best = min(finals, key=lambda name: final[name])
     return Row(
         case.name, case.flops, final["library"], final["whole"], final.get("compiled"), final[best], final[first],
@@ -431,7 +431,7 @@ def table(rows: Sequence[Row], heading: str) -> str:
         *(
             "Tilewright, all in one",
             "of the library's speed",
-            "vs best peer",
+            "vs best baseline",
             "unmeasured",
             "error",
             "config",
@@ -439,11 +439,11 @@ def table(rows: Sequence[Row], heading: str) -> str:
     ]
     lines = [heading, "", f"| {' | '.join(titles)} |", "| --- " * len(titles) + "|"]
     for row in rows:
-        peer = min(row.whole_us, row.compiled_us or row.whole_us)
+        baseline = min(row.whole_us, row.compiled_us or row.whole_us)
         cells = [
             *(row.name, f"{row.library_us:.1f}", f"{row.whole_us:.1f}"),
             *([f"{row.compiled_us:.1f}" if row.compiled_us else "-"] if compiled else []),
-            *(f"{row.ours_us:.1f}", f"{row.library_us / row.ours_us:.0%}", f"{peer / row.ours_us:.2f}x"),
+            *(f"{row.ours_us:.1f}", f"{row.library_us / row.ours_us:.0%}", f"{baseline / row.ours_us:.2f}x"),
             *(f"{row.unmeasured_us:.1f}", f"{row.error:.1e}", row.decisions),
         ]
         lines.append(f"| {' | '.join(cells)} |")

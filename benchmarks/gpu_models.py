@@ -1,17 +1,18 @@
-"""Whole models on an NVIDIA GPU in half precision: ours beside PyTorch's eager kernels in a CUDA graph, torch.compile
-with CUDA graphs and its max-autotune, from one run.
+"""Whole models on an NVIDIA GPU in half precision: ours compared with PyTorch's eager kernels in a CUDA graph,
+torch.compile with CUDA graphs and its max-autotune, from one run.
 
     python benchmarks/gpu_models.py                              all twelve rows
     python benchmarks/gpu_models.py --only resnet50 --batch 1    one of them
-    python benchmarks/gpu_models.py --peers eager max-autotune --effort none --json FILE --markdown FILE
-    python benchmarks/gpu_models.py --together FOLDER            a process for each row: peers are compiled at the same
+    python benchmarks/gpu_models.py --baselines eager max-autotune --effort none --json FILE --markdown FILE
+    python benchmarks/gpu_models.py --together FOLDER            a process for each row: baselines are compiled at the
+    same
                                                                  time, ours and all timings come one after another
 
-The contenders take turns; a turn is a run of calls between two events of the card, long enough to be timed. A row says
-the medians, the ratio of the best peer to ours with a 95% interval (bootstrap over turns), and the error of ours and of
-PyTorch against the same weights in float64. Ours begins with an empty cache and database, and is then compiled again
-from what it left there: a row has the seconds that the card spent on races, those of both compilations, and what the
-second one measured. PyTorch's convolutional networks have their channels last, which is what it
+The systems alternate; a turn is a run of calls between two events of the card, long enough to be timed. A row says
+the medians, the ratio of the best baseline to ours with a 95% interval (bootstrap over turns), and the error of ours
+and of PyTorch against the same weights in float64. Ours begins with an empty cache and database, and is then compiled
+again from what it left there: a row has the seconds that the card spent on races, those of both compilations, and what
+the second one measured. PyTorch's convolutional networks have their channels last, which is what it
 is fastest with; ours takes the input as the model was written.
 """
 
@@ -47,7 +48,7 @@ from tilewright.support.trace import Trace
 from tilewright.zoo import registry
 
 TURNS = 15
-THREADS = 3  # with which each of several processes compiles its peers
+THREADS = 3  # with which each of several processes compiles its baselines
 PATIENCE_SECONDS = 300.0  # that a process waits for others to be ready
 TURN_SECONDS = 0.02
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -59,7 +60,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "GPT-2, 512 tokens": ("gpt2", {"tokens": 512}),
 }
 CONVOLUTIONAL = ("resnet50", "mobilenetv2", "vgg16")
-PEERS = {
+BASELINES = {
     "eager": "eager in a CUDA graph",
     "compile": "torch.compile + graphs",
     "max-autotune": "max-autotune",
@@ -71,7 +72,7 @@ class Row:
     model: str
     batch: int
     milliseconds: dict[str, float]
-    ratio: float  # of the best peer to ours
+    ratio: float  # of the best baseline to ours
     interval: tuple[float, float]
     error: float
     eager_error: float
@@ -117,15 +118,15 @@ def timed(call: Callable[[], object], calls: int) -> float:
     return begin.elapsed_time(end) / calls
 
 
-def by_turns(contenders: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {contender: [] for contender in contenders}
+def interleaved(systems: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {system: [] for system in systems}
     calls = {}
-    for contender, call in contenders.items():
+    for system, call in systems.items():
         timed(call, 3)
-        calls[contender] = max(3, int(TURN_SECONDS * 1e3 / timed(call, 3)))
+        calls[system] = max(3, int(TURN_SECONDS * 1e3 / timed(call, 3)))
     for _ in range(TURNS):
-        for contender, call in contenders.items():
-            times[contender].append(timed(call, calls[contender]))
+        for system, call in systems.items():
+            times[system].append(timed(call, calls[system]))
     return times
 
 
@@ -136,20 +137,22 @@ def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(wide - expected) / torch.linalg.vector_norm(expected))
 
 
-def interval(peer: Sequence[float], own: Sequence[float]) -> tuple[float, float]:
+def interval(baseline: Sequence[float], own: Sequence[float]) -> tuple[float, float]:
     """Of the ratio of medians, by drawing turns again."""
     rng = random.Random(0)
     ratios = []
     for _ in range(1000):
         turns = [rng.randrange(len(own)) for _ in own]
-        ratios.append(statistics.median(peer[t] for t in turns) / statistics.median(own[t] for t in turns))
+        ratios.append(
+            statistics.median(baseline[t] for t in turns) / statistics.median(own[t] for t in turns)
+        )
     ratios.sort()
     return ratios[25], ratios[974]
 
 
 @contextlib.contextmanager
 def alone(folder: Path | None, rows: int) -> Iterator[None]:
-    """Where several processes share the card: once all have prepared their peers, one at a time."""
+    """Where several processes share the card: once all have prepared their baselines, one at a time."""
     if folder is None:
         yield
         return
@@ -202,7 +205,7 @@ def launched_otherwise(
 def measure(
     title: str,
     batch: int,
-    peers: Sequence[str],
+    baselines: Sequence[str],
     effort: str,
     folder: Path | None = None,
     rows: int = 1,
@@ -229,27 +232,27 @@ def measure(
             "compile": lambda: compiled(theirs, given, "reduce-overhead"),
             "max-autotune": lambda: compiled(theirs, given, "max-autotune"),
         }
-        contenders: dict[str, Callable[[], object]] = {}
-        for peer in peers:
+        systems: dict[str, Callable[[], object]] = {}
+        for baseline in baselines:
             began = time.perf_counter()
             try:
-                contenders[peer] = makers[peer]()
+                systems[baseline] = makers[baseline]()
                 torch.cuda.synchronize()
-                timed(contenders[peer], 1)
-            except Exception as failure:  # a peer that cannot do it is left out
-                print(f"{title}, {batch}: {peer} left out: {failure}", file=sys.stderr)
-                contenders.pop(peer, None)
-            seconds[peer] = time.perf_counter() - began
+                timed(systems[baseline], 1)
+            except Exception as failure:  # a baseline that cannot do it is left out
+                print(f"{title}, {batch}: {baseline} left out: {failure}", file=sys.stderr)
+                systems.pop(baseline, None)
+            seconds[baseline] = time.perf_counter() - began
         with alone(folder, rows):
             ours, tuning = compiled_twice(model, inputs, effort)
             result = ours(*inputs)
             seconds["ours"] = tuning["seconds"]
             error = relative_error(result, expected)
-            contenders["ours"] = lambda: ours(*inputs)
-            contenders |= launched_otherwise(ours, inputs) if launches else {}
-            times = by_turns(contenders)
-    medians = {contender: statistics.median(taken) for contender, taken in times.items()}
-    best = min((p for p in peers if p in contenders), key=lambda p: medians[p], default="ours")
+            systems["ours"] = lambda: ours(*inputs)
+            systems |= launched_otherwise(ours, inputs) if launches else {}
+            times = interleaved(systems)
+    medians = {system: statistics.median(taken) for system, taken in times.items()}
+    best = min((p for p in baselines if p in systems), key=lambda p: medians[p], default="ours")
     plan = ours.plan
     steps = {"all": len(plan.steps), "of libraries": sum(step.vendor is not None for step in plan.steps)}
     return Row(
@@ -266,19 +269,19 @@ def measure(
     )
 
 
-def table(rows: Sequence[Row], peers: Sequence[str], effort: str) -> str:
-    heads = "".join(f" {PEERS[peer]} |" for peer in peers)
+def table(rows: Sequence[Row], baselines: Sequence[str], effort: str) -> str:
+    heads = "".join(f" {BASELINES[baseline]} |" for baseline in baselines)
     lines = [
         f"{detect().describe()}, torch {torch.__version__}, fp16, effort {effort!r}, {time.strftime('%Y-%m-%d')};"
         f" milliseconds, medians of {TURNS} turns.",
         "",
-        f"| model | batch |{heads} Tilewright | vs best peer | 95% | error (PyTorch's) | steps (of libraries)"
+        f"| model | batch |{heads} Tilewright | vs best baseline | 95% | error (PyTorch's) | steps (of libraries)"
         " | seconds of races | seconds to compile | again, warm | measurements then |",
-        "| --- " * (11 + len(peers)) + "|",
+        "| --- " * (11 + len(baselines)) + "|",
     ]
     for row in rows:
         cells = "".join(
-            f" {row.milliseconds[p]:.3f} |" if p in row.milliseconds else " - |" for p in (*peers, "ours")
+            f" {row.milliseconds[p]:.3f} |" if p in row.milliseconds else " - |" for p in (*baselines, "ours")
         )
         low, high = row.interval
         lines.append(
@@ -317,14 +320,14 @@ def in_processes(options: argparse.Namespace) -> None:
             "--effort",
             options.effort,
         ]
-        command += ["--peers", *options.peers, "--json", str(folder / f"row{number:02}.json")]
+        command += ["--baselines", *options.baselines, "--json", str(folder / f"row{number:02}.json")]
         command += ["--together", str(folder), "--row-of", str(len(wanted))]
         running.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
     for process in running:
         process.wait()
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("row*.json"))]
     rows = [Row(**each) for row in found for each in row]
-    text = table(rows, options.peers, options.effort)
+    text = table(rows, options.baselines, options.effort)
     print(text)
     if options.markdown:
         options.markdown.write_text(text)
@@ -336,7 +339,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="*", default=[""], help="models whose name has one of these in it")
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 32])
-    parser.add_argument("--peers", nargs="*", default=["eager", "compile"], choices=list(PEERS))
+    parser.add_argument("--baselines", nargs="*", default=["eager", "compile"], choices=list(BASELINES))
     parser.add_argument("--effort", default="quick")
     parser.add_argument(
         "--launches", action="store_true", help="time ours with each way to start kernels, too (JSON)"
@@ -356,21 +359,21 @@ def main() -> None:
                 measure(
                     title,
                     batch,
-                    options.peers,
+                    options.baselines,
                     options.effort,
                     options.together,
                     options.row_of,
                     options.launches,
                 )
             )
-            print(table(rows[-1:], options.peers, options.effort).splitlines()[4], flush=True)
+            print(table(rows[-1:], options.baselines, options.effort).splitlines()[4], flush=True)
             torch.cuda.empty_cache()
-            text = table(rows, options.peers, options.effort)
+            text = table(rows, options.baselines, options.effort)
             if options.markdown:
                 options.markdown.write_text(text)
             if options.json:
                 options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    print(table(rows, options.peers, options.effort))
+    print(table(rows, options.baselines, options.effort))
 
 
 if __name__ == "__main__":

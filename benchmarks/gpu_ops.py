@@ -1,11 +1,11 @@
-"""Single operators on an NVIDIA GPU: ours beside PyTorch's eager kernels and torch.compile, from one run.
+"""Single operators on an NVIDIA GPU: ours compared with PyTorch's eager kernels and torch.compile, from one run.
 
     python benchmarks/gpu_ops.py                        every case
     python benchmarks/gpu_ops.py --only softmax transpose --json FILE --markdown FILE
     python benchmarks/gpu_ops.py --eager                without torch.compile, which takes most of the time
 
-Every case is larger than the card's second cache; times are of the kernel alone (events around a run of launches, the
-contenders taking turns, medians), and the yardstick is the copy of a buffer as large, measured in the same run.
+Every case is larger than the card's L2; times are of the kernel alone (events around a run of launches, the
+systems alternating, medians), and the yardstick is the copy of a buffer as large, measured in the same run.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        peers = [self.eager_us] + ([self.compiled_us] if self.compiled_us else [])
-        return min(peers) / self.ours_us
+        baselines = [self.eager_us] + ([self.compiled_us] if self.compiled_us else [])
+        return min(baselines) / self.ours_us
 
 
 def timed(launch: Callable[[], object]) -> float:
@@ -166,14 +166,14 @@ class Ours:
         self.own = [program.addresses for program in self.programs]
 
     def bind(self, inputs: Sequence[torch.Tensor], result: torch.Tensor) -> None:
-        places = {
+        positions = {
             node: (self.constants[x] if x in self.constants else inputs[x.attrs["index"]]).data_ptr()
             for node, x in zip(self.implementation.inputs, self.given, strict=True)
         }
         parts = self.implementation.parts
         for part, program in zip(parts, self.programs, strict=True):
-            places[part.result] = result.data_ptr() if part is parts[-1] else program.addresses[-1]
-            program.addresses = [places[node] for node in (*part.operands, part.result)]
+            positions[part.result] = result.data_ptr() if part is parts[-1] else program.addresses[-1]
+            program.addresses = [positions[node] for node in (*part.operands, part.result)]
 
     def launch(self, stream: int) -> None:
         for program in self.programs:
@@ -216,23 +216,23 @@ def measure(case: Case, machine: GpuMachine, device: Device, eager_alone: bool =
         error = float("nan")
     size = sum(x.nbytes for x in (*inputs, result)) // 2
     source, target = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
-    contenders: dict[str, Callable[[], object]] = {
+    systems: dict[str, Callable[[], object]] = {
         "copy": lambda: target.copy_(source),
         "eager": lambda: case.function(*inputs),
         "compiled": lambda: compiled(*inputs),
         "ours": lambda: program.launch(stream),
     }
     if eager_alone:
-        del contenders["compiled"]
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for name, launch in list(contenders.items()):
+        del systems["compiled"]
+    times: dict[str, list[float]] = {name: [] for name in systems}
+    for name, launch in list(systems.items()):
         try:
             timed(launch)
-        except Exception as failure:  # a peer that cannot do it is left out
+        except Exception as failure:  # a baseline that cannot do it is left out
             print(f"{case.name}: {name} left out: {failure}", file=sys.stderr)
-            del contenders[name]
+            del systems[name]
     for _ in range(TURNS):
-        for name, launch in contenders.items():
+        for name, launch in systems.items():
             times[name].append(timed(launch))
     medians = {name: statistics.median(taken) for name, taken in times.items() if taken}
     program.close()
@@ -253,7 +253,7 @@ def table(rows: Sequence[Row], machine: GpuMachine) -> str:
         f"{machine.describe()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}; microseconds, medians of"
         f" {TURNS} turns of {LAUNCHES} launches.",
         "",
-        "| | MB | copy | eager | torch.compile | Tilewright | of copy | vs best peer | error | schedule |",
+        "| | MB | copy | eager | torch.compile | Tilewright | of copy | vs best baseline | error | schedule |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:

@@ -1,4 +1,4 @@
-"""Searches on a GPU beside what was measured: the tasks, the file of results, and replays of searches over it.
+"""Searches on a GPU alongside what was measured: the tasks, the file of results, and replays of searches over it.
 
     python benchmarks/search_quality.py --target cuda --collect FILE [--seconds 1500] [--tasks gemm_gelu,conv3_56]
     python benchmarks/search_quality.py --target cuda --from FILE [--markdown FILE]
@@ -50,9 +50,9 @@ from tilewright.space.space import Config, Space, Value
 from tilewright.space.template import Applied, Work
 from tilewright.space.terms import Counted
 
-MOST = 600  # configs of a task that are measured
+MAX = 600  # configs of a task that are measured
 PREDICTED = 150  # of these the fastest by prediction
-LEAST_SPACE = 500  # configs that a task's space must have to count
+MIN_SPACE = 500  # configs that a task's space must have to count
 TOGETHER = 16  # configs that are measured before the file is written
 SEEDS = 10
 BATCH = 4
@@ -221,7 +221,7 @@ def append(path: Path, lines: Iterable[Begun | Trial]) -> None:
         file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
-def chosen(candidates: Candidates, most: int = MOST) -> list[Config]:
+def chosen(candidates: Candidates, most: int = MAX) -> list[Config]:
     """All library calls, then the fastest by prediction, then others at random: the same in every run."""
     configs = list(candidates.configs())
     names = {template.name for template in LIBRARIES}
@@ -234,7 +234,7 @@ def chosen(candidates: Candidates, most: int = MOST) -> list[Config]:
 
 
 def collect(
-    path: Path, names: Sequence[str], machine: Machine, runner: Runner, seconds: float, most: int = MOST
+    path: Path, names: Sequence[str], machine: Machine, runner: Runner, seconds: float, most: int = MAX
 ) -> Iterator[str]:
     """Measures what the file does not have yet, task by task, for so long; says what was done."""
     deadline = time.monotonic() + seconds
@@ -356,7 +356,7 @@ def _analytical(candidates: Candidates, seed: int) -> CostModel:
     return Analytical(candidates, 0)
 
 
-CONTENDERS: dict[str, tuple[str, Model]] = {
+SYSTEMS: dict[str, tuple[str, Model]] = {
     "guided": ("guided", _learning),
     "random": ("random", _analytical),
     "annealing": ("annealing", _learning),
@@ -369,7 +369,7 @@ RANKING = "analytical ranking"
 class Run:
     """One search on one task: shares of the speed of the best measured config."""
 
-    contender: str
+    system: str
     task: str
     first: float  # before anything is measured
     early: float
@@ -388,7 +388,7 @@ def replayed(
     name: str, task: str, candidates: Candidates, outcomes: Mapping[Config, Outcome], seed: int
 ) -> Run:
     """A search over the measured configs, which it is told the times of."""
-    search, model = CONTENDERS[name]
+    search, model = SYSTEMS[name]
     searcher = SEARCHES[search](candidates, model(candidates, seed), seed)
     speed = shares(outcomes)
     found: list[float] = []
@@ -412,30 +412,32 @@ def replay(table: Table, seeds: int = SEEDS) -> list[Run]:
     outcomes = table.outcomes()
     candidates = restricted(table.work, outcomes)
     runs = [ranking(table.begun.name, candidates, outcomes)]
-    for name in CONTENDERS:
+    for name in SYSTEMS:
         runs += [replayed(name, table.begun.name, candidates, outcomes, seed) for seed in range(seeds)]
     return runs
 
 
 def report(tables: Mapping[str, Table], runs: Sequence[Run]) -> str:
     """Means over tasks whose space is large enough, and the tasks one by one."""
-    counted = {name for name, table in tables.items() if table.begun.size >= LEAST_SPACE} or set(tables)
-    names = [RANKING, *CONTENDERS]
+    counted = {name for name, table in tables.items() if table.begun.size >= MIN_SPACE} or set(tables)
+    names = [RANKING, *SYSTEMS]
     summary = [["search", "without measuring", f"best of {EARLY}", f"best of {LATE}"]]
     for name in names:
-        own = [run for run in runs if run.contender == name and run.task in counted]
+        own = [run for run in runs if run.system == name and run.task in counted]
         summary.append([name, *(_percent([getattr(run, each) for run in own]) for each in _COLUMNS)])
     head = ["task", "configs", "measured", "failed", *(f"{name}, {EARLY} / {LATE}" for name in names)]
     by_task = [head]
     for task, table in tables.items():
         cells = []
         for name in names:
-            own = [run for run in runs if run.contender == name and run.task == task]
+            own = [run for run in runs if run.system == name and run.task == task]
             early, late = (_percent([getattr(run, each) for run in own]) for each in _COLUMNS[1:])
             cells.append(f"{early} / {late}")
         failed = sum(trial.seconds is None for trial in table.trials.values())
         by_task.append([task, str(table.begun.size), str(len(table.trials)), str(failed), *cells])
-    words = f"{len(counted)} tasks count: a space of at least {LEAST_SPACE} configs; {SEEDS} seeds of each search."
+    words = (
+        f"{len(counted)} tasks count: a space of at least {MIN_SPACE} configs; {SEEDS} seeds of each search."
+    )
     return "\n\n".join([_table(summary), words, _table(by_task)])
 
 
@@ -477,5 +479,5 @@ def run(options: argparse.Namespace) -> int:
     text = report(tables, runs)
     print(text)
     if options.markdown:
-        options.markdown.write_text(f"# Searches on a GPU beside what was measured\n\n{text}\n")
+        options.markdown.write_text(f"# Searches on a GPU alongside what was measured\n\n{text}\n")
     return 0

@@ -1,4 +1,4 @@
-"""Sketches on an NVIDIA GPU beside our own templates and the vendor: products and convolutions, in fp16 and fp32.
+"""Sketches on an NVIDIA GPU alongside our own templates and the vendor: products and convolutions, in fp16 and fp32.
 
     python benchmarks/gpu_sketches.py [--json FILE] [--markdown FILE] [--only WORD] [--ranked N] [--random N]
                                       [--seconds N]
@@ -35,8 +35,8 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that 
 
 AHEAD = 2  # tasks whose kernels are compiled while one is measured
 QUIET_SECONDS = 45.0  # of a child, after which it counts as hanging
-MOST_ERROR = {"f16": 1e-3, "bf16": 8e-3, "f32": 2e-6, "tf32": 1e-3}
-KINDS = ("templates", "tensorised", "tiled", "default", "shared-sums")
+MAX_ERROR = {"f16": 1e-3, "bf16": 8e-3, "f32": 2e-6, "tf32": 1e-3}
+KINDS = ("templates", "tensorised", "tiled", "default", "block-reduction")
 
 
 # -- odd shapes -------------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def check(number: int, name: str, task: Any, numerics: str, configs: int) -> dic
     machine, device = detect(), Device()
     arrays = [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
     (reference,) = evaluate(task.graph, arrays, precise=True)
-    most = MOST_ERROR[numerics if numerics == "tf32" else task.graph.inputs[0].dtype.short]
+    most = MAX_ERROR[numerics if numerics == "tf32" else task.graph.inputs[0].dtype.short]
     rng = random.Random(number)
     found: dict[str, Any] = {"check": name, "wrong": [], "errors": {}}
     for sketch in SKETCHES:
@@ -143,7 +143,7 @@ def summed(rows: int, columns: int) -> Any:
 
 
 def plain_case(
-    name: str, flops: float, shapes: Sequence[tuple[int, ...]], op: str, peer: Any, **attrs: Any
+    name: str, flops: float, shapes: Sequence[tuple[int, ...]], op: str, baseline: Any, **attrs: Any
 ) -> Any:
     import torch
 
@@ -161,7 +161,7 @@ def plain_case(
         tensors = [torch.randn(node.shape, device="cuda") for node in nodes]
         return Task(Graph(nodes, (apply(op, *nodes, **attrs),))), tensors
 
-    return Case(name, flops, make, peer, peer)
+    return Case(name, flops, make, baseline, baseline)
 
 
 def chosen(kind: str, task: Any, numerics: str, machine: Any, count: int, drawn: int) -> list[Any]:
@@ -345,7 +345,7 @@ def table(rows: list[dict[str, Any]], heading: str) -> str:
             ratio(us, "library", "tiled"),
             "; ".join(
                 f"{kind}: {' '.join(map(str, row['configs'][kind].values()))}"
-                for kind in ("tensorised", "tiled", "shared-sums")
+                for kind in ("tensorised", "tiled", "block-reduction")
                 if kind in row["configs"]
             ),
         ]

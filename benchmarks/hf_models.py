@@ -4,7 +4,7 @@
     python benchmarks/hf_models.py --small             tiny configurations, as in the tests
     python benchmarks/hf_models.py --models bert vit --threads 2
 
-Each line: milliseconds per call (median, the three taking turns) in PyTorch, through
+Each line: milliseconds per call (median, the three alternating) in PyTorch, through
 `torch.compile(backend="tilewright")` and through `tilewright.compile`, the seconds of compiling, and the largest
 relative L2 error of any result against float64. The exit status is 1 if an error is above the bound or a model fails;
 the others are run all the same.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How good searches are, beside what measuring everything finds.
+"""How good searches are, compared with what measuring everything finds.
 
     python benchmarks/search_quality.py build [--tasks gemm_square,conv_3x3] [--builds FOLDER]
     python benchmarks/search_quality.py measure [--tasks ...] [--seconds 36]
@@ -7,10 +7,10 @@
     python benchmarks/search_quality.py --target cuda (--collect FILE | --from FILE)      (gpu_search.py)
 
 `build` makes every config of some tasks with small spaces: minutes a task, on this machine or, with the file of tables
-that `build --tasks ''` has begun here, on another with more cores. `measure` times all of a task in turns, for so many
-seconds, and keeps them in the file; it wants a quiet machine. Both go on where they were interrupted. `replay` runs
-each search on the complete tables, with several seeds, and prints by how much what it finds falls short of the best
-there is. It measures nothing.
+that `build --tasks ''` has begun here, on another with more cores. `measure` times all of a task interleaved, for so
+many seconds, and keeps them in the file; it wants a quiet machine. Both go on where they were interrupted. `replay`
+runs each search on the complete tables, with several seeds, and prints by how much what it finds falls short of the
+best there is. It measures nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that 
 
 import gpu_search
 from builds import Builds, Planned
-from search_tasks import HEAT_SECONDS, LEAST_POINTS, POINTS, TASKS, Table, best_seconds, measure
+from search_tasks import MIN_POINTS, POINTS, ROUND_SECONDS, TASKS, Table, best_seconds, measure
 from tilewright import knobs
 from tilewright.cost.analytical import Analytical
 from tilewright.cost.boosted import Boosted
@@ -54,31 +54,31 @@ TRIVIAL = 0.9  # random best of 16, above which a task tells nothing
 
 
 @dataclass(frozen=True)
-class Contender:
+class SearchMethod:
     """A search with its model: what the tuner could be made of."""
 
     search: str
     model: Callable[[Candidates, int, int], CostModel]
 
 
-CONTENDERS: dict[str, Contender] = {
-    "guided": Contender("guided", lambda c, threads, seed: Boosted(c, threads, seed=seed)),
-    "guided, analytical only": Contender("guided", lambda c, threads, seed: Analytical(c, threads)),
-    "guided, LambdaRank": Contender(
+SYSTEMS: dict[str, SearchMethod] = {
+    "guided": SearchMethod("guided", lambda c, threads, seed: Boosted(c, threads, seed=seed)),
+    "guided, analytical only": SearchMethod("guided", lambda c, threads, seed: Analytical(c, threads)),
+    "guided, LambdaRank": SearchMethod(
         "guided", lambda c, threads, seed: Boosted(c, threads, objective="rank", seed=seed)
     ),
-    "guided, no prior": Contender(
+    "guided, no prior": SearchMethod(
         "guided", lambda c, threads, seed: Boosted(c, threads, prior=False, seed=seed)
     ),
-    "annealing": Contender("annealing", lambda c, threads, seed: Boosted(c, threads, seed=seed)),
-    "annealing, no prior": Contender(
+    "annealing": SearchMethod("annealing", lambda c, threads, seed: Boosted(c, threads, seed=seed)),
+    "annealing, no prior": SearchMethod(
         "annealing", lambda c, threads, seed: Boosted(c, threads, prior=False, seed=seed)
     ),
-    "evolution": Contender("evolution", lambda c, threads, seed: Boosted(c, threads, seed=seed)),
-    "evolution, no prior": Contender(
+    "evolution": SearchMethod("evolution", lambda c, threads, seed: Boosted(c, threads, seed=seed)),
+    "evolution, no prior": SearchMethod(
         "evolution", lambda c, threads, seed: Boosted(c, threads, prior=False, seed=seed)
     ),
-    "random": Contender("random", lambda c, threads, seed: Analytical(c, threads)),
+    "random": SearchMethod("random", lambda c, threads, seed: Analytical(c, threads)),
 }
 
 
@@ -86,7 +86,7 @@ CONTENDERS: dict[str, Contender] = {
 class Run:
     """One search on one task. Shares of the best speed there is."""
 
-    contender: str
+    system: str
     task: str
     seed: int
     early: float
@@ -108,7 +108,7 @@ class Standing:
 
     @property
     def counts(self) -> bool:
-        return self.points >= LEAST_POINTS and self.random <= TRIVIAL
+        return self.points >= MIN_POINTS and self.random <= TRIVIAL
 
 
 def standing(table: Table, outcomes: dict[Config, Outcome], threads: int) -> Standing:
@@ -127,9 +127,9 @@ def share(outcome: Outcome, best: float) -> float:
 
 
 def replay(name: str, table: Table, outcomes: dict[Config, Outcome], seed: int, threads: int) -> Run:
-    contender = CONTENDERS[name]
-    model = contender.model(table.candidates, threads, seed)
-    searcher = SEARCHES[contender.search](table.candidates, model, seed)
+    system = SYSTEMS[name]
+    model = system.model(table.candidates, threads, seed)
+    searcher = SEARCHES[system.search](table.candidates, model, seed)
     best = best_seconds(outcomes)
     found: list[float] = []
     stopped = None
@@ -175,10 +175,10 @@ def report(standings: Sequence[Standing], runs: Sequence[Run]) -> str:
         ]
         for s in standings
     ]
-    names = list(dict.fromkeys(run.contender for run in runs))
+    names = list(dict.fromkeys(run.system for run in runs))
     summary = [["search", f"best in {EARLY}", f"best in {LATE}", "when it stops", "after", "thinking, s"]]
     for name in names:
-        own = [run for run in runs if run.contender == name and run.task in summed]
+        own = [run for run in runs if run.system == name and run.task in summed]
         summary.append(
             [
                 name,
@@ -193,7 +193,7 @@ def report(standings: Sequence[Standing], runs: Sequence[Run]) -> str:
     for one in standings:
         cells = []
         for name in names:
-            own = [run for run in runs if run.contender == name and run.task == one.task]
+            own = [run for run in runs if run.system == name and run.task == one.task]
             cells.append(
                 f"{percent(_mean([run.early for run in own]))} / {percent(_mean([run.late for run in own]))}"
             )
@@ -203,7 +203,7 @@ def report(standings: Sequence[Standing], runs: Sequence[Run]) -> str:
         f"without measurement: {percent(_mean(zeros))} on average,"
         f" {percent(float(np.percentile(zeros, 10)) if zeros else math.nan)} at the 10th percentile"
     )
-    counts = f"{len(counted)} tasks count: at least {LEAST_POINTS} configs, random best of {LATE} at most 90%"
+    counts = f"{len(counted)} tasks count: at least {MIN_POINTS} configs, random best of {LATE} at most 90%"
     return "\n\n".join([table_of([head, *lines]), counts, chosen, table_of(summary), table_of(by_task)])
 
 
@@ -237,7 +237,7 @@ def run_measure(tables: Sequence[Table], builds: Builds, seconds: float, threads
 
 
 def run_replay(
-    tables: Sequence[Table], contenders: Sequence[str], threads: int, jobs: int
+    tables: Sequence[Table], systems: Sequence[str], threads: int, jobs: int
 ) -> tuple[list[Standing], list[Run]]:
     complete = []
     for table in tables:
@@ -245,19 +245,17 @@ def run_replay(
             complete.append(table)
         else:
             print(f"{table.name}: not measured completely, left out", file=sys.stderr)
-    sources = [(table.name, table.path, table.points, tuple(contenders), threads) for table in complete]
+    sources = [(table.name, table.path, table.points, tuple(systems), threads) for table in complete]
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         found = list(pool.map(_replayed, sources))
     return [standing for standing, _ in found], [run for _, runs in found for run in runs]
 
 
 def _replayed(source: tuple[str, Path, int, tuple[str, ...], int]) -> tuple[Standing, list[Run]]:
-    name, path, points, contenders, threads = source
+    name, path, points, systems, threads = source
     table = Table.open(name, path, points)
     outcomes = table.outcomes()
-    runs = [
-        replay(contender, table, outcomes, seed, threads) for contender in contenders for seed in range(SEEDS)
-    ]
+    runs = [replay(system, table, outcomes, seed, threads) for system in systems for seed in range(SEEDS)]
     return standing(table, outcomes, threads), runs
 
 
@@ -270,7 +268,7 @@ def main() -> int:
     parser.add_argument("--collect", type=Path, help="cuda: measure on the card here, into this file")
     parser.add_argument("--from", type=Path, dest="source", help="cuda: replay searches over this file")
     parser.add_argument("--tasks", help="names, separated by commas; all")
-    parser.add_argument("--searches", default=";".join(CONTENDERS), help="names, separated by semicolons")
+    parser.add_argument("--searches", default=";".join(SYSTEMS), help="names, separated by semicolons")
     parser.add_argument("--tables", type=Path, default=knobs.get("cache_dir") / "search_quality.jsonl")
     parser.add_argument("--points", type=int, default=POINTS, help="configs of each task, about")
     parser.add_argument("--builds", type=Path, default=knobs.get("cache_dir") / "search_builds")
@@ -301,14 +299,14 @@ def main() -> int:
         run_build(tables, builds, options.threads)
         return 0
     if options.stage == "measure":
-        run_measure(tables, builds, options.seconds or HEAT_SECONDS, options.threads)
+        run_measure(tables, builds, options.seconds or ROUND_SECONDS, options.threads)
         return 0
-    contenders = options.searches.split(";")
-    standings, runs = run_replay(tables, contenders, options.threads, options.jobs)
+    systems = options.searches.split(";")
+    standings, runs = run_replay(tables, systems, options.threads, options.jobs)
     text = report(standings, runs)
     print(text)
     if options.markdown:
-        options.markdown.write_text(f"# Searches beside measuring everything\n\n{text}\n")
+        options.markdown.write_text(f"# Searches alongside measuring everything\n\n{text}\n")
     if options.json:
         plain = {"tasks": list(map(asdict, standings)), "runs": list(map(asdict, runs))}
         options.json.write_text(json.dumps(plain, indent=1))

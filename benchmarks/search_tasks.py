@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from builds import Builds
-from promising import Narrowed
+from nondominated import Narrowed
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.op import apply
@@ -36,8 +36,8 @@ from tilewright.space.space import Config, Knob, Space
 from tilewright.space.template import Applied, Work
 
 POINTS = 1080  # configs that a task's space is to have
-LEAST_POINTS = 1000
-HEAT_SECONDS = 36.0  # for all configs of a task together
+MIN_POINTS = 1000
+ROUND_SECONDS = 36.0  # for all configs of a task together
 
 # -- the tasks --------------------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class Source(NamedTuple):
 
 
 # A reduction of its own has some ten configs, and nothing to search: those here are of what a product computes. The
-# kinds take turns, so that a part of the list has something of everything.
+# kinds alternate, so that a part of the list has something of everything.
 TASKS: dict[str, Source] = {
     "conv_1x1": Source(lambda: convolution(28, (128, 96), 1)),
     "gemm_square": Source(lambda: product(256, 256, 256)),
@@ -197,8 +197,8 @@ def part_candidates(source: Source, points: int = POINTS, machine: CpuMachine | 
     whole = Candidates.of(Work(source.task(), machine or host()), source.templates, source.sketches)
     left, parts = points, []
     by_size = sorted(whole.applied, key=lambda applied: applied.space.size)
-    for place, applied in enumerate(by_size):
-        part = part_of(applied, max(1, left // (len(by_size) - place)))
+    for position, applied in enumerate(by_size):
+        part = part_of(applied, max(1, left // (len(by_size) - position)))
         left -= _count(part.space, points)
         parts.append(part)
     return Candidates(whole.work, only=tuple(parts))
@@ -208,7 +208,7 @@ def part_candidates(source: Source, points: int = POINTS, machine: CpuMachine | 
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One line of the file: what a config took, in turns with all others of the task, or the kind of its failure."""
+    """One line of the file: what a config took, interleaved with all others of the task, or the kind of its failure."""
 
     task: str
     config: Config
@@ -284,13 +284,13 @@ class Table:
         return {config: known[config] for config in self.listed if config in known}
 
 
-def measure(table: Table, runner: Runner, builds: Builds, seconds: float = HEAT_SECONDS) -> str:
-    """All configs that were built, in turns. A machine that is slow for a while is slow for all, and those near the
+def measure(table: Table, runner: Runner, builds: Builds, seconds: float = ROUND_SECONDS) -> str:
+    """All configs that were built, interleaved. A machine that is slow for a while is slow for all, and those near the
     best have the most turns, so that none of them is best by luck."""
     job = TaskJob.of(table.candidates.work, runner.threads)
     built = builds.of(table.name, list(table.listed))
     made = {config: each for config, each in built.items() if isinstance(each, Made)}
-    times = runner.heats(job, made, seconds)
+    times = runner.successive_halving(job, made, seconds)
     table.begin()
     for config, each in built.items():
         if config in times:

@@ -1,4 +1,4 @@
-"""The cost of torch.compile beside tilewright.compile: the same model through both, and Dynamo's own part apart.
+"""The cost of torch.compile alongside tilewright.compile: the same model through both, and Dynamo's own part apart.
 
     python benchmarks/torch_compile_overhead.py [--seconds 3] [--threads 1] [--json FILE]
 
@@ -6,7 +6,7 @@ Timed interleaved, some calls of each in a row: the model that `tilewright.compi
 backend "tilewright"; and torch.compile with a backend that does nothing but call the model that `tilewright.compile`
 gives. What the last takes longer than the first is the cost of Dynamo, its guards and frames, in caches that the same
 kernels have used. `beyond guards` is (torch.compile - Dynamo) / tilewright.compile. PyTorch itself comes after them,
-since its threads go on spinning beside whoever comes next. Times are medians in microseconds.
+since its threads go on spinning alongside whoever comes next. Times are medians in microseconds.
 """
 
 from __future__ import annotations
@@ -63,32 +63,32 @@ def measured(
     model.eval()
     torch._dynamo.reset()
     direct = tilewright.compile(model, (x,), threads=threads)
-    ways: dict[str, Callable[[torch.Tensor], Any]] = {
+    modes: dict[str, Callable[[torch.Tensor], Any]] = {
         "tilewright": direct,
         "torch_compile": torch.compile(model, backend="tilewright", options={"threads": threads}),
         "around": torch.compile(model, backend=lambda graph, examples: lambda *arguments: [direct(x)]),
         "pytorch": model,
     }
     with torch.no_grad():
-        compiled = {name: way for name, way in ways.items() if name != "pytorch"}
+        compiled = {name: mode for name, mode in modes.items() if name != "pytorch"}
         row = {**_timed(compiled, x, seconds), **_timed({"pytorch": model}, x, seconds / 3)}
     row["dynamo"] = row.pop("around") - row["tilewright"]
     return row
 
 
 def _timed(
-    ways: Mapping[str, Callable[[torch.Tensor], Any]], x: torch.Tensor, seconds: float
+    modes: Mapping[str, Callable[[torch.Tensor], Any]], x: torch.Tensor, seconds: float
 ) -> dict[str, float]:
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for way in ways.values():
+    times: dict[str, list[float]] = {name: [] for name in modes}
+    for mode in modes.values():
         for _ in range(20):
-            way(x)
+            mode(x)
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
-        for name, way in ways.items():
+        for name, mode in modes.items():
             for number in range(_RUN):
                 began = time.perf_counter()
-                way(x)
+                mode(x)
                 took = time.perf_counter() - began
                 if number >= _RUN // 4:  # the caches hold what this way needs
                     times[name].append(took)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A matrix product tuned from sketches alone, beside our template, NumPy (OpenBLAS), torch and TVM's MetaSchedule.
+"""A matmul tuned from sketches alone, alongside our template, NumPy (OpenBLAS), torch and TVM's MetaSchedule.
 
     python benchmarks/tune_gemm.py                                   # 1024 x 1024 x 1024, two minutes on two cores
     python benchmarks/tune_gemm.py --size 512x768x3072 --json gemm.json --markdown gemm.md
 
 First the search is given what rules derive from the expression, and no template; then the template, under the same
-limits. Then all take turns, each in a process of its own: the best kernel of either, and the others, which choose for
+limits. Then all alternate, each in a process of its own: the best kernel of either, and the others, which choose for
 themselves. The second operand is a weight: constant, so whoever can rearrange it beforehand may. Asked for: at least
 85% of the template's speed, within 64 trials and 60 seconds. The exit status is 1 where that was not reached.
 
@@ -34,20 +34,20 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
-from peers import Contender
-from peers.job import Files, NotAvailable, Run
-from peers.machine import describe
-from peers.turns import ContenderError, Seat, fix_threads, take_turns
+from baselines import System
+from baselines.interleaved import Seat, SystemError, fix_threads, run_interleaved
+from baselines.job import Files, NotAvailable, Run
+from baselines.machine import describe
 
-LEAST_SHARE, MOST_TRIALS, MOST_SECONDS = 0.85, 64, 60.0
-LEAST_TIMES_TVM, MOST_OF_TVMS_TIME = 1.5, 1 / 3
+MIN_SHARE, MAX_TRIALS, MAX_SECONDS = 0.85, 64, 60.0
+MIN_TIMES_TVM, MAX_OF_TVMS_TIME = 1.5, 1 / 3
 SKETCHES, TEMPLATE, NUMPY, TORCH, TVM = "sketches", "template", "numpy", "torch", "tvm"
-CONTENDERS = (
-    Contender(SKETCHES, "Tilewright, sketches", "tune_gemm:load_sketches"),
-    Contender(TEMPLATE, "Tilewright, template", "tune_gemm:load_template"),
-    Contender(NUMPY, "NumPy", "tune_gemm:load_numpy"),
-    Contender(TORCH, "torch", "tune_gemm:load_torch"),
-    Contender(TVM, "TVM MetaSchedule", "tune_gemm:load_tvm"),
+SYSTEMS = (
+    System(SKETCHES, "Tilewright, sketches", "tune_gemm:load_sketches"),
+    System(TEMPLATE, "Tilewright, template", "tune_gemm:load_template"),
+    System(NUMPY, "NumPy", "tune_gemm:load_numpy"),
+    System(TORCH, "torch", "tune_gemm:load_torch"),
+    System(TVM, "TVM MetaSchedule", "tune_gemm:load_tvm"),
 )
 _ERROR = 1e-5
 
@@ -130,7 +130,7 @@ def tuned(options: argparse.Namespace, *, templates: bool) -> Tuned:
     return found
 
 
-# -- contenders, each in a process of its own -------------------------------------------------------------------------
+# -- systems, each in a process of its own -------------------------------------------------------------------------
 
 
 def load_sketches(job: GemmJob) -> Run:
@@ -242,19 +242,19 @@ def load_tvm(job: GemmJob) -> Run:
 def report(options: argparse.Namespace, found: dict[str, Tuned], rows: dict[str, dict[str, Any]]) -> str:
     m, k, n = options.size
     lines = [
-        f"Matrix product {m} x {k} x {n}, fp32, {options.threads} threads; speeds are medians of turns.",
+        f"Matmul {m} x {k} x {n}, fp32, {options.threads} threads; speeds are medians of turns.",
         "",
         "| | GFLOP/s | ms | trials | seconds of tuning |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for contender in CONTENDERS:
-        row = rows[contender.name]
-        one = found.get(contender.name)
+    for system in SYSTEMS:
+        row = rows[system.name]
+        one = found.get(system.name)
         tuning = (
             f"{one.trials} | {one.wall:.1f}" if one else f" | {row['setup']:.1f}" if "setup" in row else " | "
         )
         speed = row.get("absent") or f"{row['gflops']:.0f}"
-        lines.append(f"| {contender.title} | {speed} | {row.get('ms', '')} | {tuning} |")
+        lines.append(f"| {system.title} | {speed} | {row.get('ms', '')} | {tuning} |")
     lines.append("")
     for name, one in found.items():
         reached = ", ".join(
@@ -289,23 +289,23 @@ def main() -> int:
     ours, theirs = rows[SKETCHES].get("gflops"), rows[TEMPLATE].get("gflops")
     share = ours / theirs if ours and theirs else 0.0
     one = found[SKETCHES]
-    reached = share >= LEAST_SHARE and one.trials <= MOST_TRIALS and one.wall <= MOST_SECONDS + 2
+    reached = share >= MIN_SHARE and one.trials <= MAX_TRIALS and one.wall <= MAX_SECONDS + 2
     text += (
         f"Sketches reach {share:.0%} of the template's speed in {one.trials} trials and {one.wall:.0f} s;"
-        f" asked for: {LEAST_SHARE:.0%} in {MOST_TRIALS} and {MOST_SECONDS:.0f}:"
+        f" asked for: {MIN_SHARE:.0%} in {MAX_TRIALS} and {MAX_SECONDS:.0f}:"
         f" {'reached' if reached else 'missed'}.\n"
     )
-    beside = rows[TVM]
-    if ours and "gflops" in beside:
-        times, of_its_time = ours / beside["gflops"], one.wall / beside["setup"]
-        ahead = times >= LEAST_TIMES_TVM and of_its_time <= MOST_OF_TVMS_TIME
+    others = rows[TVM]
+    if ours and "gflops" in others:
+        times, of_its_time = ours / others["gflops"], one.wall / others["setup"]
+        ahead = times >= MIN_TIMES_TVM and of_its_time <= MAX_OF_TVMS_TIME
         text += (
             f"\nThey are {times:.2f} times as fast as MetaSchedule's, in {of_its_time:.0%} of its time; asked for:"
-            f" {LEAST_TIMES_TVM} times in {MOST_OF_TVMS_TIME:.0%}: {'reached' if ahead else 'missed'}.\n"
+            f" {MIN_TIMES_TVM} times in {MAX_OF_TVMS_TIME:.0%}: {'reached' if ahead else 'missed'}.\n"
         )
         reached = reached and ahead
     else:
-        text += f"\nNothing to compare with MetaSchedule: {beside.get('absent', 'no sketch was found')}.\n"
+        text += f"\nNothing to compare with MetaSchedule: {others.get('absent', 'no sketch was found')}.\n"
     print(text)
     if options.markdown:
         options.markdown.write_text(text, encoding="utf-8")
@@ -326,19 +326,19 @@ def main() -> int:
 
 
 def race(job: GemmJob, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Everybody's speed, taking turns; why somebody is absent."""
+    """Everybody's speed, alternating; why somebody is absent."""
     rows: dict[str, dict[str, Any]] = {}
     seats: list[Seat] = []
-    for contender in CONTENDERS:
+    for system in SYSTEMS:
         try:
-            seats.append(Seat(contender, job, options.timeout))
-        except ContenderError as error:
-            rows[contender.name] = {"absent": str(error)}
+            seats.append(Seat(system, job, options.timeout))
+        except SystemError as error:
+            rows[system.name] = {"absent": str(error)}
     a, b = job.operands()
     reference = a.astype(np.float64) @ b.astype(np.float64)
-    failed = take_turns(seats, options.rounds, options.turn, options.gap)
+    failed = run_interleaved(seats, options.rounds, options.turn, options.gap)
     for seat in seats:
-        name = seat.contender.name
+        name = seat.system.name
         with np.load(job.outputs_file(name)) as stored:
             wrong = np.linalg.norm(stored["arr_0"] - reference) / np.linalg.norm(reference)
         if name in failed or not wrong <= _ERROR:
@@ -367,15 +367,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add = parser.add_argument
     add("--size", type=sizes, default=(1024, 1024, 1024), help="rows x depth x columns, as 512x768x3072")
     add("--threads", type=int, default=2)
-    add("--trials", type=int, default=MOST_TRIALS)
-    add("--seconds", type=float, default=MOST_SECONDS)
+    add("--trials", type=int, default=MAX_TRIALS)
+    add("--seconds", type=float, default=MAX_SECONDS)
     add("--batch", type=int, default=8, help="trials between two looks at the model")
     add("--search", default="guided")
     add("--seed", type=int, default=0)
-    add("--rounds", type=int, default=8, help="turns of each contender")
+    add("--rounds", type=int, default=8, help="turns of each system")
     add("--turn", type=float, default=0.3, help="seconds")
     add("--gap", type=float, default=0.1, help="seconds of rest between turns")
-    add("--timeout", type=float, default=900.0, help="seconds that a contender may take to be ready")
+    add("--timeout", type=float, default=900.0, help="seconds that a system may take to be ready")
     add("--json", type=Path)
     add("--markdown", type=Path)
     return parser.parse_args(arguments)

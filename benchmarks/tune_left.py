@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How much is left in a model: what measuring everything finds, beside what is chosen without a measurement.
+"""How much is left in a model: what measuring everything finds, alongside what is chosen without a measurement.
 
     python benchmarks/tune_left.py plan [--model resnet50] [--points 240] [--plan FILE]
     python benchmarks/tune_left.py build [--model resnet50] [--points 240] [--builds FOLDER]
@@ -7,14 +7,15 @@
     python benchmarks/tune_left.py report [--model resnet50] [--markdown FILE]
 
 The configs are, of each of the model's heaviest tasks, all that no other does better by construction (`--points 0`; the
-rules are in `promising.py`), or a part of the space: of each knob some values, evenly spread; and
+rules are in `nondominated.py`), or a part of the space: of each knob some values, evenly spread; and
 all that differ from the choice without measuring in one knob. `build` makes them; or `plan` lists them, and
 `builds.py` makes them on another machine with more cores.
 
-`measure` first runs each a few times, in turns with the choice without measuring. Those far behind the best are kept as
-slow: these are not checked, since no result of theirs could make them worth taking. The others are checked and timed in
-turns, some hundred at a time, and all of it is kept in a database. Builds and times go on where they were interrupted,
-and hold for the templates that made them. `report` takes the fastest of each task into the model, where they take turns
+`measure` first runs each a few times, interleaved with the choice without measuring. Those far behind the best are kept
+as slow: these are not checked, since no result of theirs could make them worth taking. The others are checked and timed
+ interleaved, some hundred at a time, and all of it is kept in a database. Builds and times go on where they were
+ interrupted,
+and hold for the templates that made them. `report` takes the fastest of each task into the model, where they alternate
 with what would have been chosen, and prints what all of them together gain there. The last two want a quiet machine.
 """
 
@@ -31,9 +32,9 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
+from baselines.machine import describe
 from builds import Builds, Planned, write_plan
-from peers.machine import describe
-from promising import promising
+from nondominated import nondominated
 from search_tasks import Source, part_candidates
 from tilewright import frontend, knobs, zoo
 from tilewright.db.database import Database
@@ -52,14 +53,14 @@ from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.support.trace import Trace
 from tilewright.targets.cpu import CpuTarget
-from tilewright.targets.staged import Staged
+from tilewright.targets.model_runs import ModelRuns
 from tilewright.targets.stages import build_plan
 from tilewright.targets.target import Choices, computed
 from tilewright.tune.choose import Choice, choose
-from tilewright.tune.rehearse import Verdict, rehearse
+from tilewright.tune.confirm_in_model import Confirmed, confirm_in_model
 
 SHARE = 0.9  # of the model's predicted time: what the heavy tasks take together
-GROUP = 400  # configs that take turns with each other
+GROUP = 400  # configs that alternate with each other
 GROUP_SECONDS = 8.0
 NEAR = 1.2  # times as long as the best, by a few calls: what has to be checked and timed
 BEST = 1 / 50  # of the configs are ahead of the one that is taken for the best: it is not there by luck
@@ -87,7 +88,7 @@ class Heavy:
     @cached_property
     def configs(self) -> list[Config]:
         whole = Candidates.of(self.work, sketches=False)
-        part = part_candidates(Source(lambda: self.task), self.points) if self.points else promising(whole)
+        part = part_candidates(Source(lambda: self.task), self.points) if self.points else nondominated(whole)
         start = self.start.config
         return list(dict.fromkeys((start, *whole.neighbours(start), *part.configs())))
 
@@ -128,7 +129,9 @@ class Model:
         ranked = sorted(seconds, key=lambda key: -seconds[key])
         if self._tasks is None:
             left = SHARE * sum(seconds.values())
-            count = sum(sum(seconds[key] for key in ranked[:place]) < left for place in range(len(ranked)))
+            count = sum(
+                sum(seconds[key] for key in ranked[:position]) < left for position in range(len(ranked))
+            )
         else:
             count = self._tasks
         return {key: self.all[key] for key in ranked[:count]}
@@ -152,11 +155,13 @@ def measure(model: Model, database: Database, builds: Builds, threads: int, seco
             usual = known[start].seconds if start in known else None
             if missing and start in made and time.monotonic() < deadline:
                 screened = runner.screen(job, start, {config: made[config] for config in (start, *missing)})
-                missing, behind = near(screened)
-                database.add([each.record(config, None, kind, threads) for config, kind in behind.items()])
+                missing, after = near(screened)
+                database.add([each.record(config, None, kind, threads) for config, kind in after.items()])
             while missing and start in made and time.monotonic() < deadline:
                 group, missing = missing[:GROUP], missing[GROUP:]
-                times = runner.heats(job, {config: made[config] for config in (start, *group)}, GROUP_SECONDS)
+                times = runner.successive_halving(
+                    job, {config: made[config] for config in (start, *group)}, GROUP_SECONDS
+                )
                 if start not in times:
                     break  # there is nothing to compare with
                 usual = usual or undisturbed(times[start])
@@ -191,7 +196,7 @@ class Found:
     heavy: Heavy
     ran: int
     near: int
-    inside: Verdict
+    inside: Confirmed
 
     @property
     def before(self) -> float:
@@ -206,7 +211,7 @@ class Found:
 
 
 def found_in(model: Model, database: Database, threads: int) -> list[Found]:
-    contenders: dict[str, list[Choice]] = {}
+    alternatives: dict[str, list[Choice]] = {}
     ran: dict[str, list[Record]] = {}
     for key, each in model.heavy.items():
         known = each.known(database, threads)
@@ -214,25 +219,25 @@ def found_in(model: Model, database: Database, threads: int) -> list[Found]:
         candidates = Candidates.of(each.work)
         seconds = {config: record.seconds for config, record in known.items() if record.seconds is not None}
         seconds.pop(each.start.config, None)
-        contenders[key] = [
+        alternatives[key] = [
             each.start,
             *(
                 Choice(candidates.implementation(config), config, seconds[config])
                 for config in sorted(seconds, key=lambda config: seconds[config])[:TAKEN]
             ),
         ]
-    rest = {key: each.start for key, each in model.all.items() if key not in contenders}
+    rest = {key: each.start for key, each in model.all.items() if key not in alternatives}
 
     def linked(
         partition: Partition, choices: Choices, boundary: Boundary
     ) -> tuple[Linked, Mapping[str, str]]:
         return build_plan(model.target, partition, choices, boundary, NUMERICS, Trace.off())
 
-    models = Staged(model.target, [model.partition], linked, threads)
-    verdicts = rehearse(models, rest, contenders, deadline=math.inf)
-    assert verdicts is not None, "there is not enough memory"
+    models = ModelRuns(model.target, [model.partition], linked, threads)
+    confirmed_choices = confirm_in_model(models, rest, alternatives, deadline=math.inf)
+    assert confirmed_choices is not None, "there is not enough memory"
     return [
-        Found(each, len(ran[key]), sum(record.failure != SLOW for record in ran[key]), verdicts[key])
+        Found(each, len(ran[key]), sum(record.failure != SLOW for record in ran[key]), confirmed_choices[key])
         for key, each in model.heavy.items()
     ]
 

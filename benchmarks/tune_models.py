@@ -6,7 +6,7 @@
     python benchmarks/tune_models.py --left 20m                        # and how much is left: one of them goes on
     python benchmarks/tune_models.py --models resnet18 --small --budget 10s --rounds 2    # does it work?
 
-Every tuning begins with an empty database. Afterwards the models run in turns, in this process: as chosen without
+Every tuning begins with an empty database. Afterwards the models run interleaved, in this process: as chosen without
 measuring (twice: what these two differ by is what can be told apart), as tuned by each run, and as tuned for longer. A
 time is the median over all turns, a gain the median of the ratios within a turn, since the machine's speed changes from
 one turn to the next. The same model is then compiled again from each database, which must measure nothing and give the
@@ -33,8 +33,8 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
 import tilewright
-from peers.job import untuned
-from peers.machine import describe
+from baselines.job import untuned
+from baselines.machine import describe
 from tilewright import zoo
 from tilewright.runtime.model import CompiledModel
 from tilewright.support.trace import Trace
@@ -111,7 +111,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> Result:
         run, fast = tuned("for longer", model, inputs, folder / "0.sqlite", tuning, options)
         runs.append(run)
         compiled[run.name] = fast
-    times = in_turns(compiled, inputs, options.rounds)
+    times = interleaved(compiled, inputs, options.rounds)
     medians = {each: statistics.median(found) for each, found in times.items()}
     gains = {
         each: statistics.median(none / own for none, own in zip(times[NONE], found, strict=True))
@@ -159,7 +159,7 @@ def tuned(
     return run, fast
 
 
-def in_turns(
+def interleaved(
     models: Mapping[str, CompiledModel], inputs: Sequence[Any], rounds: int
 ) -> dict[str, list[float]]:
     """Seconds of a call in each turn, in which the models come in any order."""

@@ -145,7 +145,7 @@ def signature(name: str, value: Any) -> str:
 
 def parameter_texts(called: inspect.Signature) -> Iterator[str]:
     """Annotations are text in this project (`from __future__ import annotations`), and shown without quotes."""
-    star = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    star: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     starred = False
     for parameter in called.parameters.values():
         if parameter.name in ("self", "cls"):
@@ -166,7 +166,7 @@ def parameter_texts(called: inspect.Signature) -> Iterator[str]:
 
 def markdown(doc: str) -> str:
     """Indented paragraphs, which begin after an empty line, as blocks of code. Nothing in them is run."""
-    parts = []
+    parts: list[str] = []
     for paragraph in re.split(r"\n\n+", doc):
         if paragraph.startswith("    "):
             code = textwrap.dedent(paragraph)

@@ -16,7 +16,7 @@ import numpy as np
 
 import tilewright
 
-MOST_BYTES = 64 << 20  # of one request
+MAX_BYTES = 64 << 20  # of one request
 
 
 def server_of(path: str, port: int, threads: int = 1) -> ThreadingHTTPServer:
@@ -26,7 +26,7 @@ def server_of(path: str, port: int, threads: int = 1) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             length = int(self.headers.get("Content-Length", 0))
-            if length > MOST_BYTES:
+            if length > MAX_BYTES:
                 return self.answer(413, b"the request is too large\n")
             try:
                 array = np.load(io.BytesIO(self.rfile.read(length)), allow_pickle=False)

@@ -62,7 +62,7 @@ def clean_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """`golden("conv.txt", text)` compares `text` with `goldens/conv.txt` beside the test; see --update-goldens."""
+    """`golden("conv.txt", text)` compares `text` with `goldens/conv.txt` alongside the test; see --update-goldens."""
 
     def compare(name: str, text: str) -> None:
         path = request.path.parent / "goldens" / name

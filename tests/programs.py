@@ -24,10 +24,10 @@ from tilewright.loops import default as cpu_default
 from tilewright.loops.formula import Formula, formula_of
 from tilewright.loops.gpu import default as gpu_default
 from tilewright.loops.ir import Program
+from tilewright.loops.softmax_exp import with_softmax_exp
 from tilewright.loops.text import print_program
 from tilewright.loops.verify import verify_program
-from tilewright.loops.weights import with_weights
-from tilewright.measure.exam import Case, draw_exam
+from tilewright.measure.validation import CheckCase, make_validation
 from tilewright.rewrites.pipeline import run_pipeline
 from tilewright.runtime.packing import Packing
 from tilewright.runtime.paired import PairedWeights
@@ -35,7 +35,7 @@ from tilewright.runtime.transform import Transform
 from tilewright.runtime.winograd import WinogradWeights
 from tilewright.space.catalog import SKETCHED
 from tilewright.space.implementation import Implementation, Kernel
-from tilewright.space.sketches.cuda.shared_sums import SharedSums
+from tilewright.space.sketches.cuda.block_reduction import BlockReduction
 from tilewright.space.sketches.cuda.tensorised import Tensorised
 from tilewright.space.sketches.cuda.tiled import Tiled
 from tilewright.space.space import Config
@@ -43,7 +43,7 @@ from tilewright.space.template import GpuWork, Template, Work
 from tilewright.space.templates.cpu import TEMPLATES
 from tilewright.space.templates.cuda.attention import TensorCoreAttention
 from tilewright.space.templates.cuda.matmul import TensorCores
-from tilewright.space.templates.cuda.sums import TensorSums
+from tilewright.space.templates.cuda.matmul_reduction import TensorMatmulReduction
 from tilewright.support.trace import Trace
 from tilewright.tune.choose import descend
 from tilewright.tune.oracle import PredictedCosts
@@ -99,11 +99,11 @@ GPU: GpuMachine = H200
 GPU_SKETCHES: dict[str, Template] = {
     "tensorised": Tensorised(),
     "tiled": Tiled(),
-    "shared-sums": SharedSums(),
+    "block-reduction": BlockReduction(),
 }
 GPU_TEMPLATES: dict[str, Template] = {
     "product": TensorCores(),
-    "sums": TensorSums(),
+    "sums": TensorMatmulReduction(),
     "attention": TensorCoreAttention(),
 }
 CPU_TEMPLATES = {template.name: template for template in TEMPLATES}
@@ -154,7 +154,7 @@ def gpu_kernel(
 def formula(task: Task) -> Formula:
     """As schedules get it in `fast` numerics."""
     output, inputs = lower_graph(task.graph)
-    return with_weights(formula_of(output, inputs, constants=task.constants))
+    return with_softmax_exp(formula_of(output, inputs, constants=task.constants))
 
 
 def default_program(task: Task, machine: CpuMachine | GpuMachine) -> Program:
@@ -264,6 +264,6 @@ def _calls(cut: Partition) -> list[str]:
 # -- validation -------------------------------------------------------------------------------------------------------
 
 
-def validation(task: Task, numerics: str, seed: int = 0) -> Sequence[Case]:
+def validation(task: Task, numerics: str, seed: int = 0) -> Sequence[CheckCase]:
     """Inputs of several kinds, the oracle's answers, and how far each element may be off."""
-    return draw_exam(task, numerics, seed).cases
+    return make_validation(task, numerics, seed).cases

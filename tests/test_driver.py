@@ -1,4 +1,4 @@
-"""The road as a user takes it: `tilewright.compile`, call, save, load; and each mistake a user can make."""
+"""The pipeline as a user takes it: `tilewright.compile`, call, save, load; and each mistake a user can make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The project keeps its own promises: few dependencies, rooms in order, a light import, a CI that runs what we say."""
+"""The project keeps its own promises: few dependencies, packages in order, a light import, a CI that runs what we
+say."""
 
 from __future__ import annotations
 
@@ -126,10 +127,10 @@ def test_importing_tilewright_loads_no_framework() -> None:
     assert done.stdout.strip() == "[]"
 
 
-# -- the rooms --------------------------------------------------------------------------------------------------------
+# -- the packages -----------------------------------------------------------------------------------------------------
 
 
-def test_every_room_has_its_place_among_the_layers(pyproject: dict[str, Any]) -> None:
+def test_every_room_has_its_position_among_the_layers(pyproject: dict[str, Any]) -> None:
     layers = next(
         c["layers"] for c in pyproject["tool"]["importlinter"]["contracts"] if c["type"] == "layers"
     )
@@ -166,18 +167,18 @@ def test_the_package_says_that_it_is_typed() -> None:
 # -- the benchmark ----------------------------------------------------------------------------------------------------
 
 
-def test_the_benchmark_runs_and_outlives_a_contender_that_is_missing(tmp_path: Path) -> None:
+def test_the_benchmark_runs_and_outlives_a_system_that_is_missing(tmp_path: Path) -> None:
     results, table = tmp_path / "results.json", tmp_path / "table.md"
     done = run_python(
-        "benchmarks/cpu_models.py", "--small", "--models=bert-tiny", "--contenders=torch-eager,torch-nhwc,ours",
+        "benchmarks/cpu_models.py", "--small", "--models=bert-tiny", "--systems=torch-eager,torch-nhwc,ours",
         "--rounds=1", f"--json={results}", f"--markdown={table}", timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (model,) = json.loads(results.read_text())["models"]
     assert model["absent"] == {"torch-nhwc": {"reason": "the model takes no images", "failed": False}}
     assert model["ours_over_torch_eager"] > 0
-    assert model["contenders"]["torch-eager"]["error"] == 0
-    assert model["contenders"]["ours"]["error"] < 1e-4
+    assert model["systems"]["torch-eager"]["error"] == 0
+    assert model["systems"]["ours"]["error"] < 1e-4
     assert "| bert-tiny |" in table.read_text()
 
 
@@ -185,14 +186,14 @@ def test_the_benchmark_of_operators_runs(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     results, table = tmp_path / "results.json", tmp_path / "table.md"
     done = run_python(
-        "benchmarks/cpu_ops.py", "--quick", "--only=gemm,attention", "--cases=x", "--contenders=numpy,ours,machine",
+        "benchmarks/cpu_ops.py", "--quick", "--only=gemm,attention", "--cases=x", "--systems=numpy,ours,machine",
         "--threads=1", f"--json={results}", f"--markdown={table}", timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(results.read_text())
     assert [case["section"] for case in found["cases"]] == ["gemm"] * 3 + ["attention"]
     for case in found["cases"]:
-        assert case["best_peer"] == "numpy" and case["limit"] > 0 and case["efficiency"] > 0
-        assert all(timing["error"] < 1e-5 for timing in case["contenders"].values())
+        assert case["best_baseline"] == "numpy" and case["limit"] > 0 and case["efficiency"] > 0
+        assert all(timing["error"] < 1e-5 for timing in case["systems"].values())
     assert {c["met"] for criteria in found["criteria"].values() for c in criteria} <= {True, False}
     assert "## attention" in table.read_text()

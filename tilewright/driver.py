@@ -1,4 +1,4 @@
-"""The road as code: what happens to a model, top to bottom, on every target.
+"""The pipeline as code: the stages that a model goes through, top to bottom, on every target.
 
     import      model -> Graph                                frontend/
     partition   Graph -> Partition (Tasks)                    rewrites/, with the target's cost oracle
@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -33,6 +34,7 @@ from tilewright.runtime.threads import resolve as resolve_threads
 from tilewright.space.candidates import Candidates
 from tilewright.space.template import Work
 from tilewright.support.budget import exhaustion
+from tilewright.support.collecting import collecting_the_young
 from tilewright.support.suggest import did_you_mean
 from tilewright.support.trace import Trace
 from tilewright.targets.resolve import resolve_target
@@ -130,7 +132,7 @@ def compile(
       `.onnx` file or of a `.pt2` file that `torch.export.save` wrote.
     - `example_inputs`: a tuple of positional arguments, a dict of keyword arguments, or a single tensor; torch tensors
       or NumPy arrays. An exported program has its own; an ONNX model needs them only where it leaves dimensions open.
-    - `example_kwargs`: keyword arguments beside positional `example_inputs`.
+    - `example_kwargs`: keyword arguments alongside positional `example_inputs`.
     - `dynamic`: True for a model that is called with other shapes too: each is compiled when it comes, into a bounded
       table with the policy of `runtime.dispatch`, which may be given instead of True.
     - `target`: None: where the model's tensors are; "cpu" for this machine's processor, "cuda" or "gpu" for its NVIDIA
@@ -326,10 +328,12 @@ def compile_imported(
     tuning: Tuning = KNOWN,
     lock: str | Path | None = None,
 ) -> CompiledModel:
-    """The road from a graph on, whatever frontend it came from. `tuning`: how much to measure."""
+    """The pipeline from a graph on, whatever frontend it came from. `tuning`: how much to measure."""
     trace = trace or Trace.off()
     resolved = resolve_target(target)
-    with exhaustion("compiling the model"):
+    # Measuring takes long, and what is measured is to have the usual conditions.
+    collecting = nullcontext() if tuning.measures else collecting_the_young()
+    with exhaustion("compiling the model"), collecting:
         with trace.span("rewrite"):
             partition = resolved.partition(imported, numerics, trace)
         chosen = choose_implementations(
@@ -388,7 +392,7 @@ def check_passes(
     numerics: str | None = None,
     trace: Trace | None = None,
 ) -> PassReport:
-    """Whether the graph of a model, run by the oracle, computes the same after every pass: the road up to its
+    """Whether the graph of a model, run by the oracle, computes the same after every pass: the pipeline up to its
     tasks, with the decisions of `compile` with these options. `inputs`: arrays for the graph's inputs, in order."""
     model = frontend.opened(model)
     resolved = resolve_target(target, model, example_inputs)

@@ -21,15 +21,15 @@ class TilewrightError(Exception):
 
 
 class TilewrightWarning(UserWarning):
-    """A model, or a part of one, runs by other means although it was meant to be compiled."""
+    """A model, or a part of one, was not compiled and runs in PyTorch or NumPy instead."""
 
 
 class DatabaseWarning(UserWarning):
-    """The tuning database cannot be used as it should be, and what is done instead. Nothing that it holds is lost."""
+    """The tuning database cannot be used normally; the message says what is done instead. No record is lost."""
 
 
 class InternalError(TilewrightError):
-    """A broken invariant of the compiler: our bug, not the user's."""
+    """A broken invariant of the compiler: a bug in Tilewright, not a mistake of the user."""
 
     remedy = (
         "this is a bug in Tilewright; please report it with the model or the repro that the message names"
@@ -40,7 +40,7 @@ class InternalError(TilewrightError):
 
 
 class UnsupportedModelError(TilewrightError):
-    """The thing handed to `compile` is not a model that it knows."""
+    """`compile` does not know this kind of model."""
 
     remedy = (
         "pass an nn.Module with example inputs, a torch.export.ExportedProgram, an onnx.ModelProto or the path of an"
@@ -56,7 +56,7 @@ class UnsupportedOpsError(TilewrightError):
     def __init__(self, uses: Sequence[tuple[str, str]], *, remedy: str | None = None) -> None:
         """`uses`: (operator with the reason, place in the model) for every node that is not supported."""
         self.uses = tuple(uses)
-        lines = "\n".join(f"  {op}: {place}" for op, place in self.uses)
+        lines = "\n".join(f"  {op}: {location}" for op, location in self.uses)
         operators = len({op for op, _ in self.uses})
         message = f"{operators} unsupported operator(s), {len(self.uses)} use(s):\n{lines}"
         super().__init__(message, remedy=remedy)
@@ -104,7 +104,7 @@ class ExternalDataError(ModelFileError):
     """Tensor data outside the model file that is refused: not a plain file inside the model's own folder, or not all
     of the bytes that the model wants."""
 
-    remedy = "keep the data files beside the model, as onnx.save_model(..., save_as_external_data=True) writes them"
+    remedy = "keep the data files alongside the model, as onnx.save_model(..., save_as_external_data=True) writes them"
 
 
 class UnknownShapeError(TilewrightError):
@@ -169,7 +169,7 @@ class MeasurementError(TilewrightError):
 
 
 class CodegenError(InternalError):
-    """LLVM refused what we generated, or the object needs a symbol that it may not have."""
+    """LLVM refused the generated code, or the object needs a symbol that it may not have."""
 
 
 # -- files --------------------------------------------------------------------------------------------------------

@@ -278,8 +278,8 @@ OPTIONS: tuple[Option, ...] = (
         "choice",
         _one_of(*DEPENDENT_LAUNCHES),
         "own",
-        "own: of two kernels of ours on a GPU the second may start while the first ends, where the GPU can; all: after"
-        " a library's too; off: one after another",
+        "own: programmatic dependent launch between Tilewright's own kernels, where the GPU has it; all: after a"
+        " library's kernels too; off: never",
     ),
     Option(
         "import_memory",
@@ -304,7 +304,7 @@ OPTIONS: tuple[Option, ...] = (
         "count",
         parse_count,
         4_000_000_000,
-        "operations on elements that may be computed while a model is imported, beside those on its own weights",
+        "operations on elements that may be computed while a model is imported, alongside those on its own weights",
     ),
     Option(
         "import_depth",

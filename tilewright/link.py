@@ -18,7 +18,7 @@ from tilewright.graph.ir import Node, TensorType
 from tilewright.graph.task import Partition, Task, TaskCall
 from tilewright.runtime.contract import Argument, Contract, plan_digest, sealed
 from tilewright.runtime.loader import object_digest
-from tilewright.runtime.memory import Buffer, plan_memory
+from tilewright.runtime.memory import LiveBuffer, plan_memory
 from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import (
     PREDICTED,
@@ -85,7 +85,7 @@ class Linked:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class KernelCall:
     """A kernel applied to values. Values are told apart by any hashable key."""
 
     kernel: Linkable
@@ -133,7 +133,7 @@ def link(
 
 
 def link_calls(
-    calls: Sequence[Call],
+    calls: Sequence[KernelCall],
     values: Values,
     boundary: Boundary,
     target: dict[str, Any],
@@ -193,7 +193,7 @@ class _Stored:
         return self.node.data if self.packing is None else self.packing.pack(self.node.data)
 
 
-def _call(partition: Partition, call: TaskCall, kernel: Linkable) -> Call:
+def _call(partition: Partition, call: TaskCall, kernel: Linkable) -> KernelCall:
     info, result = task_info(call.task, kernel), partition.buffer_of(call.output)
     within = {
         number: (partition.offsets[node], partition.buffer_of(node).type.bytes)
@@ -201,7 +201,7 @@ def _call(partition: Partition, call: TaskCall, kernel: Linkable) -> Call:
         if node in partition.offsets
     }
     arguments = _arguments(partition, call, kernel)
-    return Call(kernel, call.key, info, arguments, result, call.name, within, call.layers)
+    return KernelCall(kernel, call.key, info, arguments, result, call.name, within, call.layers)
 
 
 def _arguments(partition: Partition, call: TaskCall, kernel: Linkable) -> tuple[Node | _Stored, ...]:
@@ -213,7 +213,7 @@ def _arguments(partition: Partition, call: TaskCall, kernel: Linkable) -> tuple[
     return tuple(arguments)
 
 
-def _places(calls: Sequence[Call], values: Values) -> tuple[dict[Hashable, Place], MemoryReport]:
+def _places(calls: Sequence[KernelCall], values: Values) -> tuple[dict[Hashable, Place], MemoryReport]:
     """A place for every value, and how good the arena is."""
     places: dict[Hashable, Place] = {
         value: Place(space, index)
@@ -234,7 +234,7 @@ def _places(calls: Sequence[Call], values: Values) -> tuple[dict[Hashable, Place
     sizes = {call.result: call.info.output.bytes for call in calls}
     kept = [value for value in first if value in sizes]
     constant_bytes = sum(spec.bytes for spec in values.constants.values())
-    buffers = [Buffer(sizes[value], first[value], last[value]) for value in kept]
+    buffers = [LiveBuffer(sizes[value], first[value], last[value]) for value in kept]
     offsets, memory = plan_memory(buffers, constant_bytes)
     places |= {value: Place("arena", 0, offset) for value, offset in zip(kept, offsets, strict=True)}
     # What is read and never written has no elements: any place does.
@@ -242,7 +242,7 @@ def _places(calls: Sequence[Call], values: Values) -> tuple[dict[Hashable, Place
     return places, memory
 
 
-def _step(call: Call, places: Mapping[Hashable, Place]) -> Step:
+def _step(call: KernelCall, places: Mapping[Hashable, Place]) -> Step:
     kernel = call.kernel
     arguments = tuple(
         _part(places[value], call.within.get(number))

@@ -1,22 +1,22 @@
 """Single operators for `cpu_ops.py`: what they are (`table.py`), at which sizes (`cases.py`), who computes them
-(`contenders.py`), and what is asked of ours (`criteria.py`). The turns are those of `peers`."""
+(`systems.py`), and what is asked of ours (`criteria.py`). The turns are those of `baselines`."""
 
 from __future__ import annotations
 
-from peers import Contender
+from baselines import System
 
 NUMPY, TORCH, ONNX_RUNTIME = "numpy", "torch", "onnxruntime"
 OURS, OURS_FP32, MACHINE = "ours", "ours-fp32", "machine"
 
-CONTENDERS: dict[str, Contender] = {
+SYSTEMS: dict[str, System] = {
     c.name: c
     for c in (
-        Contender(NUMPY, "NumPy", "operators.contenders:load_numpy"),
-        Contender(TORCH, "torch", "operators.contenders:load_torch"),
-        Contender(ONNX_RUNTIME, "ONNX Runtime", "operators.contenders:load_onnx_runtime", needs_onnx=True),
-        Contender(OURS, "Tilewright", "operators.contenders:load_ours"),
-        Contender(OURS_FP32, "Tilewright fp32", "operators.contenders:load_ours_in_fp32"),
-        Contender(MACHINE, "machine", "operators.contenders:load_machine"),
+        System(NUMPY, "NumPy", "operators.systems:load_numpy"),
+        System(TORCH, "torch", "operators.systems:load_torch"),
+        System(ONNX_RUNTIME, "ONNX Runtime", "operators.systems:load_onnx_runtime", needs_onnx=True),
+        System(OURS, "Tilewright", "operators.systems:load_ours"),
+        System(OURS_FP32, "Tilewright fp32", "operators.systems:load_ours_in_fp32"),
+        System(MACHINE, "machine", "operators.systems:load_machine"),
     )
 }
-PREPARER = Contender("prepare", "prepare", "operators.prepare:load")
+PREPARER = System("prepare", "prepare", "operators.prepare:load")

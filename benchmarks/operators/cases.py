@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from baselines.job import Files
 from operators import MACHINE, NUMPY, ONNX_RUNTIME, OURS, OURS_FP32, TORCH
 from operators.table import OPERATORS, Arrays, Operator, Sizes, operands
-from peers.job import Files
 
 CONV_MODELS = ("resnet50", "vgg16", "mobilenetv2")
 PLAIN_3X3 = "3x3 stride 1"  # a group of convolutions
@@ -45,12 +45,12 @@ class Section:
 
     name: str
     bound: str
-    contenders: tuple[str, ...]
+    systems: tuple[str, ...]
     cases: Callable[[Options], Sequence[Case]]
 
     @property
-    def peers(self) -> tuple[str, ...]:
-        return tuple(name for name in self.contenders if name in (NUMPY, TORCH, ONNX_RUNTIME))
+    def baselines(self) -> tuple[str, ...]:
+        return tuple(name for name in self.systems if name in (NUMPY, TORCH, ONNX_RUNTIME))
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class OperatorJob(Files):
         return self.folder / "moved.npz"
 
 
-# -- matrix products --------------------------------------------------------------------------------------------------
+# -- matmuls --------------------------------------------------------------------------------------------------
 
 NAMED_PRODUCTS = (
     (128, 768, 768),

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from baselines.job import Run, save_arrays
 from operators.cases import Case, OperatorJob
 from operators.table import Arrays
-from peers.job import Run, save_arrays
 
 _LINE = 64  # bytes
 

@@ -19,13 +19,13 @@ class OperatorResult:
     moved: int = 0  # bytes of operands and result
     limit: float | None = None  # operations or bytes a second of the machine, in the same turns
 
-    def seconds(self, contender: str) -> float | None:
-        timing = self.timings.get(contender)
+    def seconds(self, system: str) -> float | None:
+        timing = self.timings.get(system)
         return None if timing is None else timing.median_ms / 1000
 
-    def rate(self, contender: str) -> float | None:
+    def rate(self, system: str) -> float | None:
         """Operations or bytes a second, after what bounds the section."""
-        seconds = self.seconds(contender)
+        seconds = self.seconds(system)
         done = self.case.flops if self.section.bound == "flops" else self.moved
         return None if seconds is None else done / seconds
 
@@ -36,19 +36,19 @@ class OperatorResult:
         return None if rate is None or not self.limit else rate / self.limit
 
     @property
-    def best_peer(self) -> str | None:
-        peers = [name for name in self.section.peers if name in self.timings]
-        return min(peers, key=lambda name: self.timings[name].median_ms, default=None)
+    def best_baseline(self) -> str | None:
+        baselines = [name for name in self.section.baselines if name in self.timings]
+        return min(baselines, key=lambda name: self.timings[name].median_ms, default=None)
 
     @property
     def speedup(self) -> float | None:
-        """How many times faster ours is than the best peer."""
-        return self._over(self.best_peer)
+        """How many times faster ours is than the best baseline."""
+        return self._over(self.best_baseline)
 
     @property
     def room(self) -> float | None:
-        """How many times faster than the best peer the machine's limit lets anyone be."""
-        rate = self.rate(self.best_peer) if self.best_peer else None
+        """How many times faster than the best baseline the machine's limit lets anyone be."""
+        rate = self.rate(self.best_baseline) if self.best_baseline else None
         return None if rate is None or not self.limit else self.limit / rate
 
     @property
@@ -69,10 +69,10 @@ class OperatorResult:
             "bytes": self.moved,
             "limit": self.limit,
             "efficiency": self.efficiency,
-            "best_peer": self.best_peer,
-            "ours_over_best_peer": self.speedup,
-            "limit_over_best_peer": self.room,
+            "best_baseline": self.best_baseline,
+            "ours_over_best_baseline": self.speedup,
+            "limit_over_best_baseline": self.room,
             "ours_over_fp32": self.over_fp32,
-            "contenders": {name: asdict(t) for name, t in self.timings.items() if name != MACHINE},
+            "systems": {name: asdict(t) for name, t in self.timings.items() if name != MACHINE},
             "absent": {name: asdict(absence) for name, absence in self.absences.items()},
         }

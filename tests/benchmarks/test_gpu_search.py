@@ -38,13 +38,13 @@ def work_of(name: str) -> Work:
 @pytest.mark.slow
 def test_at_least_twelve_tasks_have_large_spaces() -> None:
     sizes = {name: sum(1 for _ in Candidates.of(work_of(name)).configs()) for name in TASKS}
-    assert sum(size >= module.LEAST_SPACE for size in sizes.values()) >= 12, sizes
+    assert sum(size >= module.MIN_SPACE for size in sizes.values()) >= 12, sizes
 
 
 def test_what_is_measured_has_all_library_calls_and_the_fastest_by_prediction() -> None:
     candidates = Candidates.of(work_of("gemm_f32"))
     found = chosen(candidates)
-    assert len(found) == len(set(found)) == module.MOST and found == chosen(candidates)
+    assert len(found) == len(set(found)) == module.MAX and found == chosen(candidates)
     assert all(candidates.is_legal(config) for config in found)
     calls = [config for config in candidates.configs() if config.template == "cublaslt"]
     assert found[: len(calls)] == calls
@@ -53,7 +53,7 @@ def test_what_is_measured_has_all_library_calls_and_the_fastest_by_prediction() 
 def test_collecting_goes_on_where_it_ended(tmp_path: Path) -> None:
     """With a process in the place of the card."""
     path, names = tmp_path / "trials.jsonl", ["gemm_f32"]
-    timing = "tests.tune.pretended_card:serve"
+    timing = "tests.tune.fake_gpu:serve"
     with Runner(0, device=0, builders=2, timing=timing) as runner:
         (said,) = collect(path, names, WITH_LIBRARIES, runner, 60.0, most=8)
         assert "8 of 8 measured, 0 failed" in said
@@ -100,15 +100,15 @@ def test_only_what_was_measured_is_searched(table: Table) -> None:
 
 def test_each_search_is_replayed_and_reported(table: Table) -> None:
     runs = replay(table, seeds=2)
-    assert [run.contender for run in runs] == [
+    assert [run.system for run in runs] == [
         module.RANKING,
-        *(name for name in module.CONTENDERS for _ in range(2)),
+        *(name for name in module.SYSTEMS for _ in range(2)),
     ]
     for run in runs:
         assert 0 <= run.first <= run.early <= run.late <= 1 or math.isclose(run.late, 1)
     assert max(run.late for run in runs) > 0.9
     text = report({"sum_columns": table}, runs)
-    assert all(name in text for name in (module.RANKING, *module.CONTENDERS, "best of 16"))
+    assert all(name in text for name in (module.RANKING, *module.SYSTEMS, "best of 16"))
 
 
 def test_configs_that_are_legal_no_more_are_left_out(table: Table) -> None:

@@ -177,7 +177,7 @@ def test_check_an_onnx_model(tmp_path: Path) -> None:
     ("model", "inputs", "complaint"),
     [
         ("absent.onnx", None, "there is no file absent.onnx"),
-        ("broken.onnx", None, "no ONNX model, or a truncated one"),
+        ("broken.onnx", None, "not an ONNX model, or a truncated one"),
         (
             "scaled.onnx",
             None,
@@ -316,7 +316,7 @@ def test_tune_with_a_lock(tmp_path: Path) -> None:
     assert (tmp_path / "product.lock").read_text() == (tmp_path / "kept.lock").read_text()
     (tmp_path / "product.lock").write_text("{}")
     broken = run("compile", "product.onnx", "--lock", "product.lock", folder=tmp_path, **cache)
-    assert broken.returncode == 1 and "is no lock file" in broken.stderr
+    assert broken.returncode == 1 and "is not a lock file" in broken.stderr
 
 
 @pytest.mark.parametrize("budget", ["0", "-5s", "soon"])

@@ -194,11 +194,11 @@ def test_an_exception_that_nobody_expected_is_an_internal_error(
 
 
 def test_gpu_is_a_name_for_cuda(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tilewright.cli.models import Source
+    from tilewright.cli.models import ModelSource
 
     moved: list[str] = []
     monkeypatch.setattr("tilewright.targets.resolve.resolve_target", lambda *_: None)
-    monkeypatch.setattr(Source, "on", lambda self, device: moved.append(device) or self)
+    monkeypatch.setattr(ModelSource, "on", lambda self, device: moved.append(device) or self)
     monkeypatch.setattr(tilewright, "compile", interrupted)
     cli("compile", "mine:make", "--target", "gpu:1")
     assert moved == ["cuda:1"]

@@ -34,7 +34,7 @@ def test_the_file_and_the_data(database: Path, tmp_path: Path) -> None:
     assert len(task["trials"]) == 10 and task["code"]["loops"].startswith("program")
 
 
-def test_a_place_that_cannot_be_written(database: Path, tmp_path: Path) -> None:
+def test_a_position_that_cannot_be_written(database: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", "--db", str(database), "-o", str(tmp_path / "no" / "r.html")])
     assert isinstance(done.exception, OutputFileError)
     assert "cannot write" in str(done.exception) and "try: name a file" in str(done.exception)

@@ -28,7 +28,7 @@ from tests.cli.test_cli import environment
 from tests.tune.test_known import winner_of
 from tilewright import zoo as models
 from tilewright.cli.app import app
-from tilewright.cli.options import Build
+from tilewright.cli.options import BuildOptions
 from tilewright.db.database import Database
 from tilewright.frontend import import_model
 from tilewright.hw import host
@@ -193,7 +193,7 @@ def test_every_command_that_compiles_takes_the_same_options() -> None:
         assert set(SHARED) <= options, command.name
         efforts = {p.default for p in command.params if p.name == "effort"}
         assert efforts == {"quick" if command.name == "tune" else "none"}
-    assert set(inspect.signature(Build).parameters) >= {option.removeprefix("--") for option in SHARED}
+    assert set(inspect.signature(BuildOptions).parameters) >= {option.removeprefix("--") for option in SHARED}
 
 
 # -- mistakes, found before anything is compiled ----------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_every_command_that_compiles_takes_the_same_options() -> None:
         (("explain", *ZOO, "--target", "tpu"), 1, "no target is called 'tpu'"),
         (("compile", *ZOO, "--target", "sm_70"), 1, "compute capability 7.0"),
         (("tune", *ZOO, "--lock", "absent/x.lock"), 1, "there is no folder absent"),
-        (("compile", *ZOO, "--lock", "broken.lock"), 1, "broken.lock is no lock file"),
+        (("compile", *ZOO, "--lock", "broken.lock"), 1, "broken.lock is not a lock file"),
         (("check", "damaged.pt2"), 1, "damaged.pt2 is no exported program, or a damaged one"),
         (("compile", "mine:raises"), 1, "mine.py:2, in raises: return {}['weights']"),
         (("compile", "syntax:make"), 1, "syntax:make raised SyntaxError"),
@@ -262,7 +262,7 @@ def test_mistakes_are_found_early_and_have_a_message(
 def test_options_of_the_environment_are_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWRIGHT_CACHE_LIMIT", "foo")
     with pytest.raises(tilewright.errors.OptionError, match="TILEWRIGHT_CACHE_LIMIT='foo'"):
-        Build().check()
+        BuildOptions().check()
 
 
 def test_a_program_in_a_file_is_a_model_in_python_too(tmp_path: Path) -> None:

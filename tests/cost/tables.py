@@ -1,4 +1,4 @@
-"""Times that were measured once, beside the code: what a model that learns can be tried on without measuring.
+"""Times that were measured once, alongside the code: what a model that learns can be tried on without measuring.
 
 `measured.json` says on which machine and when: the candidates are those of that machine. Templates change: knobs that
 are new have their defaults, and configs that are not legal any more are left out.
@@ -30,8 +30,8 @@ class Table:
     configs: tuple[Config, ...]
     seconds: np.ndarray
 
-    def outcomes(self, places: np.ndarray | range) -> list[Outcome]:
-        return [Outcome(self.configs[place], float(self.seconds[place])) for place in places]
+    def outcomes(self, positions: np.ndarray | range) -> list[Outcome]:
+        return [Outcome(self.configs[position], float(self.seconds[position])) for position in positions]
 
 
 @lru_cache(maxsize=1)

@@ -46,7 +46,7 @@ def test_a_prediction_has_one_element_for_each_config() -> None:
     assert [len(part) for part in predicted] == [7, 7, 7]
     assert (predicted.seconds > 0).all() and (predicted.spread > 0).all() and (predicted.valid > 0.9).all()
     assert [len(part) for part in Analytical(found, 2).predict([])] == [0, 0, 0]
-    assert (predicted.lowest(1.0) < predicted.seconds).all()
+    assert (predicted.optimistic(1.0) < predicted.seconds).all()
 
 
 def test_it_learns_nothing() -> None:
@@ -141,7 +141,7 @@ def test_without_a_calibration_rates_are_nominal(folder: Path) -> None:
 
 def test_a_calibrated_machine_is_predicted_by_its_own_rates(folder: Path) -> None:
     most = host().throughput
-    peak = most.hertz * most.multiply_adds * (2 if host().has_fma else 1) * LANES
+    peak = most.hertz * most.fmas * (2 if host().has_fma else 1) * LANES
     keep(peak, 1.0)
     found = candidates(product(2, 1024, 1024))  # little arithmetic for each weight
     usual = Analytical(found, 2).seconds(DEFAULT)

@@ -181,7 +181,7 @@ def held_out(table: Table, model: Analytical | Boosted, seen: int, seed: int) ->
     order = np.random.default_rng(seed).permutation(len(table.configs))
     model.update(table.outcomes(order[:seen]))
     rest = order[seen:]
-    predicted = model.predict([table.configs[place] for place in rest])
+    predicted = model.predict([table.configs[position] for position in rest])
     return errors(predicted, table.seconds[rest]), agreement(predicted, table.seconds[rest])
 
 

@@ -69,7 +69,7 @@ def test_a_product_uses_what_it_reads_again() -> None:
         "unroll": 4,
         "block": 0,
         "chunks": 1,
-        "tap_block": 0,
+        "k_block": 0,
         "prefetch": 0,
         "stage": False,
     }

@@ -57,9 +57,9 @@ def test_what_does_not_lie_together_is_read_one_by_one() -> None:
 def test_a_transposition_takes_more_than_its_traffic() -> None:
     copy, turn = Inputs(), Inputs()
     plain = counted(copy, apply("relu", copy(64, 64)))
-    turned = counted(turn, apply("permute", turn(64, 64), axes=(1, 0)))
-    assert turned.from_l3 == plain.from_l3
-    assert turned.arithmetic + turned.scalar > 4 * plain.arithmetic
+    transposed = counted(turn, apply("permute", turn(64, 64), axes=(1, 0)))
+    assert transposed.from_l3 == plain.from_l3
+    assert transposed.arithmetic + transposed.scalar > 4 * plain.arithmetic
 
 
 @pytest.mark.parametrize("parts", [2, 3])
@@ -70,15 +70,15 @@ def test_branches_share_the_cases(parts: int) -> None:
 
 
 def test_what_does_not_fit_a_cache_is_brought_in_again() -> None:
-    """A product whose second operand is larger than the first cache, and then than the second."""
+    """A product whose second operand is larger than L1, and then than the second."""
 
-    def turned_product(columns: int) -> Terms:
+    def transposed_product(columns: int) -> Terms:
         x = Inputs()
         return counted(x, apply("matmul", x(64, 64), x(64, columns)))
 
     caches = host().caches
-    small = turned_product(caches.l1 // 4 // 64 // 8)
-    large = turned_product(4 * caches.l1 // 4 // 64)
+    small = transposed_product(caches.l1 // 4 // 64 // 8)
+    large = transposed_product(4 * caches.l1 // 4 // 64)
     assert small.from_l2 == 0.0
     assert large.from_l2 / large.arithmetic > small.from_l2 / small.arithmetic
 
@@ -99,13 +99,13 @@ def test_sums_wait_for_the_ones_before_them(chains: int) -> None:
     x, out = Buffer("x", DType.F32, 64 * chains * LANES), Buffer("out", DType.F32, chains * LANES)
     sums = Buffer("sums", DType.F32, chains * LANES, Scope.REGISTER)
     k, chain, lane = te.Var("k", 64), te.Var("c", chains), te.Var("v", LANES)
-    place = chain * LANES + lane
+    position = chain * LANES + lane
     tile = [(chain, Kind.UNROLL), (lane, Kind.VECTOR)]
-    total = te.call("add", te.Load(sums, (place,)), te.Load(x, (k * (chains * LANES) + place,)))
+    total = te.call("add", te.Load(sums, (position,)), te.Load(x, (k * (chains * LANES) + position,)))
     body = block(
-        nest(tile, Store(sums, place, te.const(0.0, DType.F32))),
-        nest([(k, Kind.SERIAL), *tile], Store(sums, place, total)),
-        nest(tile, Store(out, place, te.Load(sums, (place,)))),
+        nest(tile, Store(sums, position, te.const(0.0, DType.F32))),
+        nest([(k, Kind.SERIAL), *tile], Store(sums, position, total)),
+        nest(tile, Store(out, position, te.Load(sums, (position,)))),
     )
     # Four cycles each: with as many of them at once as begin in that time, none waits.
     assert terms_of(Program("sums", (x, out), body), host()).arithmetic == 64 * max(chains, host().chains)

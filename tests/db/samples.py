@@ -22,7 +22,7 @@ KINDS = ("", "", "", "timeout", "wrong")
 
 @lru_cache(maxsize=64)
 def work(rows: int = 8, *, cores: int | None = None, numerics: str = "fast") -> Work:
-    """A matrix product with a ReLU, on this machine or on one like it with so many cores."""
+    """A matmul with a ReLU, on this machine or on one like it with so many cores."""
     a = input_node(0, TensorType((rows, 16), DType.F32))
     b = input_node(1, TensorType((16, 4), DType.F32))
     task = Task(Graph((a, b), (apply("relu", apply("matmul", a, b)),)), frozenset([1]))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.db.samples import config, key, record, work
 from tilewright.db.database import Database
-from tilewright.db.explain import Explanation, explain
+from tilewright.db.explain import MissExplanation, explain
 from tilewright.db.record import Decision
 from tilewright.hw.machine import description
 from tilewright.space.template import Work
@@ -22,7 +22,7 @@ def database(tmp_path: Path) -> Database:
     return database
 
 
-def asked(database: Database, of: Work, threads: int = 2) -> Explanation:
+def asked(database: Database, of: Work, threads: int = 2) -> MissExplanation:
     return explain(database, key(of, threads), of.task.label, of.task.text, description(of.machine))
 
 

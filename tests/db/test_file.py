@@ -1,4 +1,5 @@
-"""The file in circumstances: other versions, damage, places where it cannot be written, processes beside each other."""
+"""The file in circumstances: other versions, damage, places where it cannot be written, processes next to each
+other."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from tests.db.samples import key, record
 from tests.faults import database as faults
 from tilewright.db import schema
 from tilewright.db.database import Database
+from tilewright.db.location import is_network
 from tilewright.db.maintain import verify
-from tilewright.db.place import is_network
 from tilewright.errors import DatabaseFileError, DatabaseVersionError, DatabaseWarning
 
 ROOT = Path(__file__).parents[2]
@@ -323,9 +324,9 @@ def test_a_writer_goes_on_in_the_new_file_when_its_own_is_taken_away(path: Path,
 
 
 def test_a_file_that_is_set_aside_while_it_is_opened(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(place: Path, *, network: bool) -> sqlite3.Connection:
+    def interrupted(slot: Path, *, network: bool) -> sqlite3.Connection:
         monkeypatch.undo()
-        connection = schema.connect(place, network=network)
+        connection = schema.connect(slot, network=network)
         for suffix in ("", "-wal", "-shm"):
             Path(f"{path}{suffix}").rename(f"{path}{suffix}.aside")
         return connection

@@ -1,4 +1,4 @@
-"""The scripts under examples/ run and do what their heads say; the API reference and the server page are up to date."""
+"""The scripts under examples/ run and do what their heads say; pages that copy code or results are up to date."""
 
 from __future__ import annotations
 
@@ -148,3 +148,21 @@ def test_the_page_shows_the_server_of_the_example() -> None:
 def test_the_api_reference_is_up_to_date(tmp_path: Path) -> None:
     """If this fails: python docs/generate_api.py"""
     run(str(ROOT / "docs" / "generate_api.py"), "--check", cwd=tmp_path)
+
+
+# -- the results ------------------------------------------------------------------------------------------------------
+
+
+def rows_of(path: Path) -> list[list[str]]:
+    """The cells of every row of the tables of a document, their heads included."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+
+
+@pytest.mark.parametrize("name", ["cpu_models", "hf_models", "gpu_models"])
+def test_the_page_of_results_shows_the_committed_results(name: str) -> None:
+    """By the first eight cells of a row: a benchmark that is run again also changes docs/results.md."""
+    shown = {tuple(row[:8]) for row in rows_of(ROOT / "docs" / "results.md")}
+    measured = [row for row in rows_of(ROOT / "benchmarks" / "results" / f"{name}.md") if "." in row[2]]
+    assert len(measured) > 5
+    assert [row for row in measured if tuple(row[:8]) not in shown] == []

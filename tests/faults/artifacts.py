@@ -1,4 +1,4 @@
-"""Artifacts that were changed and hashed again: none crashes, raises anything raw or touches memory beside its own.
+"""Artifacts that were changed and hashed again: none crashes, raises anything raw or touches memory alongside its own.
 
     python -m tests.faults.artifacts --files 2000
     python -m tests.faults.artifacts --files 200 --seed 7 --keep /tmp/bad      keep those that failed
@@ -122,7 +122,7 @@ class Content:
         return resealed(stream.getvalue(), last.offset, last.bytes, self.header)
 
 
-def _plain(part: artifact.Part) -> dict[str, Any]:
+def _plain(part: artifact.ArchivePart) -> dict[str, Any]:
     return {"name": part.name, "offset": part.offset, "bytes": part.bytes, "sha256": part.sha256}
 
 

@@ -104,30 +104,30 @@ M = TypeVar("M", bound=Mutable)
 def run_mutants(
     count: int,
     seed: int,
-    subjects: Sequence[M],
+    fault_targets: Sequence[M],
     outcomes_of: Callable[[M, Sequence[int]], Sequence[str]],
     batch: int,
 ) -> int:
     """How many of `count` wrong ones passed the check. `outcomes_of`: of each edit of a subject the kind of failure,
     or EQUIVALENT, or PASSED: wrong and not noticed."""
     rng = Random(seed)
-    tried = [(subject, subject.legal_edits(rng)) for subject in subjects]
+    tried = [(fault_target, fault_target.legal_edits(rng)) for fault_target in fault_targets]
     tally: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     begin = time.monotonic()
     while tried and tally.total() - tally[EQUIVALENT] < count:
         chosen = rng.choice(tried)
-        subject, source = chosen
+        fault_target, source = chosen
         left = count - tally.total() + tally[EQUIVALENT]
         numbers = list(itertools.islice(source, min(batch, left)))
         if not numbers:
             tried.remove(chosen)
-        for number, outcome in zip(numbers, outcomes_of(subject, numbers), strict=True):
-            edit: Edited = subject.edits[number]
+        for number, outcome in zip(numbers, outcomes_of(fault_target, numbers), strict=True):
+            edit: Edited = fault_target.edits[number]
             tally[outcome] += 1
             kinds[edit.kind] += outcome != EQUIVALENT
             if outcome == PASSED:
-                print(f"passed: edit {number}, {edit.kind} ({edit.where}) of {subject.name}", flush=True)
+                print(f"passed: edit {number}, {edit.kind} ({edit.where}) of {fault_target.name}", flush=True)
         wrong = tally.total() - tally[EQUIVALENT]
         if sys.stderr.isatty() or wrong % _SAID < len(numbers):
             spent = time.monotonic() - begin

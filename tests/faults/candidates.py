@@ -5,7 +5,7 @@
 First `count` faults, in what builds and in what runs, each of a known kind: every one must come back as that kind, and
 a good candidate measured after it must be as good as ever. Then programs with one mistake each, no two alike: one that
 passes the check must be equivalent. It counts as that, and not as one of the `mutants`, if it is right on the inputs of
-forty other exams too, and differs from the original by rounding alone: not at all, or not in double precision.
+forty other validations too, and differs from the original by rounding alone: not at all, or not in double precision.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from tilewright.loops.interpret import interpret_program
 from tilewright.loops.ir import Program
 from tilewright.loops.verify import verify_program
 from tilewright.measure.building import Made
-from tilewright.measure.exam import Case, WrongResult, draw_exam
 from tilewright.measure.runner import Measurement, Runner
 from tilewright.measure.single import SingleKernel
 from tilewright.measure.trial import TaskJob
+from tilewright.measure.validation import CheckCase, WrongResult, make_validation
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 from tilewright.space.template import Work
@@ -144,7 +144,7 @@ def inject(runner: Runner, job: TaskJob, sound: Choice, fault: Fault, rng: Rando
     if fault.stage == "build":
         (measured,) = runner.measure(job, [templates.config(fault.name)], best=BEST)
         return measured
-    runner.build(job, [sound.config])  # draws the exam
+    runner.build(job, [sound.config])  # draws the validation
     made = Made(harmful(sound.program, fault.name, rng), 0.0)
     return runner.trial(job, sound.config, made, best=BEST)
 
@@ -179,7 +179,7 @@ def run_faults(count: int, seed: int) -> int:
 
 
 @dataclass
-class Subject:
+class FaultTarget:
     """A task with a program for it, whose mutants are tried."""
 
     job: TaskJob
@@ -187,7 +187,7 @@ class Subject:
     program: Program
 
     @classmethod
-    def of(cls, task: Task, config: Config, threads: int = 2) -> Subject:
+    def of(cls, task: Task, config: Config, threads: int = 2) -> FaultTarget:
         job = TaskJob.of(Work(task, host()), threads)
         return cls(job, config, Candidates.of(job.work()).program(config))
 
@@ -209,20 +209,20 @@ class Subject:
             yield number
 
     @cached_property
-    def strangers(self) -> list[list[tuple[Case, list[np.ndarray], np.ndarray]]]:
-        """The cases of other exams, with the inputs as the program wants them and what it makes of them."""
+    def strangers(self) -> list[list[tuple[CheckCase, list[np.ndarray], np.ndarray]]]:
+        """The cases of other validations, with the inputs as the program wants them and what it makes of them."""
         task = self.job.work().task
         original = SingleKernel(self.program, host(), threads=1)
         packings = (*self.program.packings, *[None] * len(self.program.params))
 
-        def asked(case: Case) -> tuple[Case, list[np.ndarray], np.ndarray]:
+        def asked(case: CheckCase) -> tuple[CheckCase, list[np.ndarray], np.ndarray]:
             inputs = [
                 values.reshape(-1) if packing is None else packing.pack(values)
                 for values, packing in zip(case.inputs, packings, strict=False)
             ]
             return case, inputs, original(inputs)
 
-        return [list(map(asked, draw_exam(task, "fast", seed).cases)) for seed in _STRANGERS]
+        return [list(map(asked, make_validation(task, "fast", seed).cases)) for seed in _STRANGERS]
 
     def is_equivalent(self, mutant: Program) -> bool:
         """Whether it is right as machine code on all of the strangers, of which there are many times as many as a
@@ -230,7 +230,9 @@ class Subject:
         not at all there, or not in double precision."""
         kernel = SingleKernel(mutant, host(), threads=1)
         results = [
-            (case, kernel(inputs), original) for exam in self.strangers for case, inputs, original in exam
+            (case, kernel(inputs), original)
+            for validation in self.strangers
+            for case, inputs, original in validation
         ]
         try:
             for case, result, _ in results:
@@ -247,18 +249,18 @@ class Subject:
             _is_near(
                 case, interpret_program(wide, inputs), interpret_program(original, inputs), _SAME_IN_DOUBLE
             )
-            for exam in self.strangers[:2]
-            for case, inputs, _ in exam
+            for validation in self.strangers[:2]
+            for case, inputs, _ in validation
         )
 
 
-def _is_near(case: Case, result: np.ndarray, original: np.ndarray, share: float) -> bool:
+def _is_near(case: CheckCase, result: np.ndarray, original: np.ndarray, share: float) -> bool:
     with np.errstate(all="ignore"):
         near = np.abs(result.astype(np.float64) - original) <= share * case.allowed + 1e-30
     return bool((near | (result == original) | (np.isnan(result) & np.isnan(original))).all())
 
 
-def subjects(rng: Random) -> list[Subject]:
+def fault_targets(rng: Random) -> list[FaultTarget]:
     """Each task with some of the programs for it, of different templates and sketches as far as there are such."""
     found = []
     for make in TASKS:
@@ -267,19 +269,19 @@ def subjects(rng: Random) -> list[Subject]:
         drawn = candidates.sample(rng, 40)
         firsts = {config.template: config for config in reversed(drawn)}
         chosen = list(dict.fromkeys((*firsts.values(), *drawn)))[:_PROGRAMS]
-        found.extend(Subject.of(task, config) for config in chosen)
+        found.extend(FaultTarget.of(task, config) for config in chosen)
     return found
 
 
-def outcomes_of(runner: Runner, subject: Subject, numbers: Sequence[int]) -> list[str]:
+def outcomes_of(runner: Runner, fault_target: FaultTarget, numbers: Sequence[int]) -> list[str]:
     """Of each edit the kind of failure, "equivalent", or "passed": wrong and not noticed."""
-    configs = [templates.mutated(subject.config, number) for number in numbers]
+    configs = [templates.mutated(fault_target.config, number) for number in numbers]
     found = []
-    for number, measured in zip(numbers, runner.measure(subject.job, configs, best=BEST), strict=True):
+    for number, measured in zip(numbers, runner.measure(fault_target.job, configs, best=BEST), strict=True):
         if measured.failure:
             found.append(measured.failure)
         else:
-            same = subject.is_equivalent(subject.edits[number].made())
+            same = fault_target.is_equivalent(fault_target.edits[number].made())
             found.append(EQUIVALENT if same else PASSED)
     return found
 
@@ -290,8 +292,8 @@ def run_mutants(count: int, seed: int) -> int:
         return campaign.run_mutants(
             count,
             seed,
-            subjects(Random(seed)),
-            lambda subject, numbers: outcomes_of(runner, subject, numbers),
+            fault_targets(Random(seed)),
+            lambda fault_target, numbers: outcomes_of(runner, fault_target, numbers),
             _BATCH,
         )
 

@@ -137,11 +137,11 @@ def flips(count: int, folder: Path, seed: int = 0) -> Flips:
     data = original.read_bytes()
     found = Flips()
     for number in range(count):
-        place = rng.randrange(len(data))
+        position = rng.randrange(len(data))
         if number % 2:
-            place = place // 16384 * 16384 + rng.randrange(120)
+            position = position // 16384 * 16384 + rng.randrange(120)
         flipped = bytearray(data)
-        flipped[place] ^= 1 << rng.randrange(8)
+        flipped[position] ^= 1 << rng.randrange(8)
         inside = folder / f"flip{number}"
         inside.mkdir()
         path = inside / "tuning.sqlite"

@@ -7,10 +7,10 @@ leaves the machine code as it was is none. Mutants are compiled on all cores whi
 batch are checked side by side, and one that took too long is checked again by itself.
 
 One that passes must be equivalent: it counts as that, and not as one of the mutants, if it gives the same bits as the
-original on other random inputs, whatever lies beside its buffers: NaN, or very large numbers of either sign. A kernel
-that reads beyond a buffer and drops what it found gives the same bits as well, and counts as equivalent: no result
-depends on it, and what lies there is memory of the plan's own block. A card has no page so small that a read beyond a
-buffer faults there. All of it needs a card; what judges a mutant runs in a process that it may crash or hang.
+original on other random inputs, whatever lies alongside its buffers: NaN, or very large numbers of either sign. A
+kernel that reads beyond a buffer and drops what it found gives the same bits as well, and counts as equivalent: no
+result depends on it, and what lies there is memory of the plan's own block. A card has no page so small that a read
+beyond a buffer faults there. All of it needs a card; what judges a mutant runs in a process that it may crash or hang.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine, detect
 from tilewright.measure.building import Made
-from tilewright.measure.gpu_timer import BESIDE
+from tilewright.measure.gpu_timer import SURROUNDINGS
 from tilewright.measure.kernels import packed
 from tilewright.measure.runner import Runner
-from tilewright.measure.single import Built, Run, plan_of
+from tilewright.measure.single import Built, KernelRun, plan_of
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
@@ -130,7 +130,7 @@ def _compilers() -> ProcessPoolExecutor:
 
 
 @dataclass(frozen=True)
-class Subject:
+class FaultTarget:
     """A kernel of a task, whose mutants are tried."""
 
     work: Work
@@ -187,19 +187,19 @@ class Subject:
         return with_part(self.built, code=self._codes.pop(number))
 
 
-def results(job: TaskJob, built: Built, seed: int, beside: int) -> bytes:
+def results(job: TaskJob, built: Built, seed: int, surrounding: int) -> bytes:
     """What it computes of random inputs, on the card, in this process, with such bytes around its buffers."""
     from tilewright.runtime.cuda.executor import GpuExecutor
 
     work, inputs = job.work(), len(built.sources)
-    plan, objects = plan_of([Run(built, range(inputs), 0)], work.machine, inputs=inputs, outputs=1)
+    plan, objects = plan_of([KernelRun(built, range(inputs), 0)], work.machine, inputs=inputs, outputs=1)
     executor = GpuExecutor(plan, [], objects, guard=_GUARD)
     nodes = work.task.graph.inputs
     arrays = [array(*node.shape, seed=seed + n, dtype=node.dtype) for n, node in enumerate(nodes)]
     given = [packed(arrays[n], packing) for n, packing in zip(built.sources, built.packings, strict=True)]
     output = work.task.output
     result = np.empty(output.type.size, output.dtype.numpy)
-    executor.poison(beside)
+    executor.poison(surrounding)
     executor.run(given, [result])
     return result.tobytes()
 
@@ -207,13 +207,13 @@ def results(job: TaskJob, built: Built, seed: int, beside: int) -> bytes:
 def is_equivalent(job: TaskJob, original: Built, mutant: Built) -> bool:
     """By the bits of results that it was not asked for in its check."""
     return all(
-        results(job, mutant, seed, beside) == results(job, original, seed, beside)
+        results(job, mutant, seed, surrounding) == results(job, original, seed, surrounding)
         for seed in _STRANGERS
-        for beside in BESIDE
+        for surrounding in SURROUNDINGS
     )
 
 
-def subjects(machine: GpuMachine, rng: Random) -> list[Subject]:
+def fault_targets(machine: GpuMachine, rng: Random) -> list[FaultTarget]:
     """Each task with some of its kernels, of different templates and sketches as far as there are such."""
     found = []
     for make in TASKS:
@@ -226,7 +226,7 @@ def subjects(machine: GpuMachine, rng: Random) -> list[Subject]:
             for config in dict.fromkeys((*firsts.values(), *drawn))
             if len((made := candidates.implementation(config)).parts) == 1 and not made.uses_library
         ]
-        found.extend(Subject(work, config) for config in single[:_PROGRAMS])
+        found.extend(FaultTarget(work, config) for config in single[:_PROGRAMS])
     return found
 
 
@@ -237,37 +237,40 @@ class Checked:
         self._runners, self._judge = runners, judge
         self._threads = ThreadPoolExecutor(len(runners))
 
-    def __call__(self, subject: Subject, numbers: Sequence[int]) -> list[str]:
+    def __call__(self, fault_target: FaultTarget, numbers: Sequence[int]) -> list[str]:
         """Of each edit the kind of failure, EQUIVALENT, or PASSED: wrong and not noticed."""
-        mutants = [subject.mutant(number) for number in numbers]
+        mutants = [fault_target.mutant(number) for number in numbers]
         shares = [range(first, len(mutants), len(self._runners)) for first in range(len(self._runners))]
         failures = [""] * len(mutants)
 
         def check(runner: Runner, share: range) -> None:
-            for place in share:
-                failures[place] = self._failure(runner, subject, mutants[place])
+            for position in share:
+                failures[position] = self._failure(runner, fault_target, mutants[position])
 
         list(self._threads.map(check, self._runners, shares))
         return [
-            self._outcome(subject, mutant, failure) for mutant, failure in zip(mutants, failures, strict=True)
+            self._outcome(fault_target, mutant, failure)
+            for mutant, failure in zip(mutants, failures, strict=True)
         ]
 
-    def _failure(self, runner: Runner, subject: Subject, mutant: Built) -> str:
+    def _failure(self, runner: Runner, fault_target: FaultTarget, mutant: Built) -> str:
         for _ in range(_RETURNS):
             try:
-                runner.build(subject.job, [])  # draws the exam
-                return runner.trial(subject.job, subject.config, Made(mutant, 0.0), best=BEST).failure
-            except MeasurementError as error:  # a mutant beside it made the driver reset the card
+                runner.build(fault_target.job, [])  # draws the validation
+                return runner.trial(
+                    fault_target.job, fault_target.config, Made(mutant, 0.0), best=BEST
+                ).failure
+            except MeasurementError as error:  # a mutant alongside it made the driver reset the card
                 lost = error
                 time.sleep(_RETURN_SECONDS)
         raise lost
 
-    def _outcome(self, subject: Subject, mutant: Built, failure: str) -> str:
+    def _outcome(self, fault_target: FaultTarget, mutant: Built, failure: str) -> str:
         if failure == "timeout":  # perhaps only because another kept the card to itself
-            failure = self._failure(self._runners[0], subject, mutant)
+            failure = self._failure(self._runners[0], fault_target, mutant)
         if failure:
             return failure
-        worked, same = self._judge(subject.job, subject.built, mutant)
+        worked, same = self._judge(fault_target.job, fault_target.built, mutant)
         return EQUIVALENT if worked and same else PASSED
 
 
@@ -279,7 +282,7 @@ def run_mutants(machine: GpuMachine, count: int, seed: int) -> int:
         stack.callback(_compilers.cache_clear)
         stack.callback(lambda: _compilers().shutdown(cancel_futures=True))
         runners = [stack.enter_context(Runner(0, device=0, builders=1)) for _ in range(_RUNNERS)]
-        chosen = subjects(machine, Random(seed))
+        chosen = fault_targets(machine, Random(seed))
         return campaign.run_mutants(count, seed, chosen, Checked(runners, judge), _BATCH)
 
 

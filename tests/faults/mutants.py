@@ -21,7 +21,7 @@ _OTHER_OPERATOR = {
     "lt": "le",
     "le": "lt",
     "exp": "abs",
-    "exp2_weight": "abs",
+    "exp2_nonpositive": "abs",
     "sqrt": "abs",
     "rsqrt": "sqrt",
     "tanh": "abs",

@@ -11,7 +11,7 @@ import pytest
 from tests.faults.candidates import (
     FAULTS,
     Fault,
-    Subject,
+    FaultTarget,
     convolution,
     inject,
     normalised,
@@ -67,10 +67,10 @@ def test_it_is_caught_typed_and_survived(runner: Runner, fault: Fault) -> None:
 
 @pytest.mark.parametrize("make", [product, softmax, normalised], ids=lambda make: make.__name__)
 def test_no_mutant_passes(runner: Runner, make: Callable[[], Task]) -> None:
-    subject = Subject.of(make(), DEFAULT)
-    numbers = list(itertools.islice(subject.legal_edits(Random(3)), 4))
-    for number, outcome in zip(numbers, outcomes_of(runner, subject, numbers), strict=True):
-        assert outcome != "passed", subject.edits[number]
+    fault_target = FaultTarget.of(make(), DEFAULT)
+    numbers = list(itertools.islice(fault_target.legal_edits(Random(3)), 4))
+    for number, outcome in zip(numbers, outcomes_of(runner, fault_target, numbers), strict=True):
+        assert outcome != "passed", fault_target.edits[number]
 
 
 def test_a_kernel_that_recomputes_nan_does_not_hide_what_it_has_not_written(runner: Runner) -> None:
@@ -78,22 +78,22 @@ def test_a_kernel_that_recomputes_nan_does_not_hide_what_it_has_not_written(runn
     happens to hold NaN would never show."""
     config = Config(
         "winograd",
-        (("outputs", 4), ("tiles", 4), ("vectors", 1), ("channels", 16), ("shares", 1)),
+        (("outputs", 4), ("tiles", 4), ("vectors", 1), ("channels", 16), ("panel_groups", 1)),
     )
-    subject = Subject.of(convolution(), config)
+    fault_target = FaultTarget.of(convolution(), config)
     dropped = [
         number
-        for number, edit in enumerate(subject.edits)
+        for number, edit in enumerate(fault_target.edits)
         if edit.kind == "dropped" and edit.where == "store to seen"
     ]
     numbers = dropped[-3:]  # those of tiles at the border, which all of these are
     for number in numbers:
-        verify_program(subject.edits[number].made())
-    assert outcomes_of(runner, subject, numbers) == ["wrong"] * 3
+        verify_program(fault_target.edits[number].made())
+    assert outcomes_of(runner, fault_target, numbers) == ["wrong"] * 3
 
 
 def test_an_equivalent_mutant_is_known_as_such() -> None:
-    subject = Subject.of(product(), DEFAULT)
-    assert subject.is_equivalent(subject.program)
-    without = next(edit for edit in subject.edits if edit.kind == "dropped")
-    assert not subject.is_equivalent(without.made())
+    fault_target = FaultTarget.of(product(), DEFAULT)
+    assert fault_target.is_equivalent(fault_target.program)
+    without = next(edit for edit in fault_target.edits if edit.kind == "dropped")
+    assert not fault_target.is_equivalent(without.made())

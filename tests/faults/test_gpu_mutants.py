@@ -14,7 +14,15 @@ import pytest
 
 from tests.faults import gpu_mutants
 from tests.faults.gpu_edits import KINDS, OPERATORS
-from tests.faults.gpu_mutants import EQUIVALENT, PASSED, TASKS, Checked, Subject, run_mutants, subjects
+from tests.faults.gpu_mutants import (
+    EQUIVALENT,
+    PASSED,
+    TASKS,
+    Checked,
+    FaultTarget,
+    fault_targets,
+    run_mutants,
+)
 from tests.faults.killable import Killable
 from tilewright.hw.gpu import H200, detect
 from tilewright.measure.runner import Runner
@@ -26,22 +34,22 @@ pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip i
 
 def test_there_are_many_kinds_of_mistakes() -> None:
     assert len(KINDS) >= 10 and len(OPERATORS) > len(KINDS)
-    found = subjects(H200, Random(0))
-    assert len({subject.work.task.key for subject in found}) == len(TASKS)
-    templates = {subject.config.template for subject in found}
-    assert {"tensor-product", "tensor-attention", "sketch:tensorised", "default"} <= templates
-    met = {edit.kind for subject in found for edit in subject.edits}
+    found = fault_targets(H200, Random(0))
+    assert len({fault_target.work.task.key for fault_target in found}) == len(TASKS)
+    templates = {fault_target.config.template for fault_target in found}
+    assert {"tensor-core-matmul", "tensor-core-attention", "sketch:tensorised", "default"} <= templates
+    met = {edit.kind for fault_target in found for edit in fault_target.edits}
     assert met == set(KINDS)
 
 
 @pytest.mark.parametrize("number", [0, 2])
 def test_mutants_compile_to_other_machine_code(number: int) -> None:
-    subject = Subject(Work(TASKS[number](), H200), DEFAULT)
-    some = list(itertools.islice(subject.legal_edits(Random(1)), 10))
-    codes = {subject.mutant(each).parts[0].code for each in some}
-    assert len(some) == 10 and len(codes) > 7 and subject.built.parts[0].code not in codes
-    assert len({subject.edits[each].kind for each in some}) >= 4
-    again = list(itertools.islice(Subject(subject.work, DEFAULT).legal_edits(Random(1)), 10))
+    fault_target = FaultTarget(Work(TASKS[number](), H200), DEFAULT)
+    some = list(itertools.islice(fault_target.legal_edits(Random(1)), 10))
+    codes = {fault_target.mutant(each).parts[0].code for each in some}
+    assert len(some) == 10 and len(codes) > 7 and fault_target.built.parts[0].code not in codes
+    assert len({fault_target.edits[each].kind for each in some}) >= 4
+    again = list(itertools.islice(FaultTarget(fault_target.work, DEFAULT).legal_edits(Random(1)), 10))
     assert again == some, "the seed says which"
 
 
@@ -77,34 +85,34 @@ def test_a_judge_that_hangs_is_ended() -> None:
         judge.close()
 
 
-class _PretendedRunner:
-    """Fails with what the code of a mutant says; where it says "slow", only beside another."""
+class _FakeRunner:
+    """Fails with what the code of a mutant says; where it says "slow", only alongside another."""
 
-    def __init__(self, beside: bool) -> None:
-        self.beside = beside
+    def __init__(self, surrounding: bool) -> None:
+        self.surrounding = surrounding
 
     def build(self, *_: object) -> None: ...
 
     def trial(self, job: object, config: object, made: Any, *, best: float) -> SimpleNamespace:
         code = made.built.decode()
         if code == "slow":
-            return SimpleNamespace(failure="timeout" if self.beside else "wrong")
+            return SimpleNamespace(failure="timeout" if self.surrounding else "wrong")
         return SimpleNamespace(failure=code if code in ("wrong", "timeout", "illegal") else "")
 
 
 def test_outcomes_of_mutants_side_by_side() -> None:
     """In order, whichever runner had them; and what took too long is asked again, by the first alone."""
     codes = ["wrong", "slow", "same", "illegal", "other", "timeout", "crashes"]
-    subject = SimpleNamespace(
+    fault_target = SimpleNamespace(
         job=None, config=None, built=b"same", mutant=lambda number: codes[number].encode()
     )
 
     def judge(job: object, original: bytes, mutant: bytes) -> tuple[bool, Any]:
         return (False, "its process ended") if mutant == b"crashes" else (True, mutant == original)
 
-    runners = [_PretendedRunner(beside=number > 0) for number in range(3)]
+    runners = [_FakeRunner(surrounding=number > 0) for number in range(3)]
     checked = Checked(cast(list[Runner], runners), judge)
-    outcomes = checked(cast(Subject, subject), range(len(codes)))
+    outcomes = checked(cast(FaultTarget, fault_target), range(len(codes)))
     assert outcomes == ["wrong", "wrong", EQUIVALENT, "illegal", PASSED, "timeout", PASSED]
 
 

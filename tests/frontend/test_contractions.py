@@ -1,4 +1,4 @@
-"""Matrix products, einsum and convolutions."""
+"""Matmuls, einsum and convolutions."""
 
 from __future__ import annotations
 

@@ -123,18 +123,19 @@ class Unsupported(nn.Module):
 def test_all_unsupported_operators_at_once() -> None:
     with pytest.raises(UnsupportedOpsError) as caught:
         import_torch(Unsupported(), floats(4, 4))
-    places = dict(caught.value.uses)
-    operators = [name.split(" ")[0] for name in places]
+    locations = dict(caught.value.uses)
+    operators = [name.split(" ")[0] for name in locations]
     assert [name.split(".")[1] for name in operators][:2] == ["mode", "fft_rfft"]
     assert {"aten.rand.default", "aten.linalg_det.default"} <= set(operators)
-    mode = next(name for name in places if "mode" in name)
+    mode = next(name for name in locations if "mode" in name)
     assert "counting equal elements is not supported" in mode
     first = line_of("values, _ = x.mode(dim=-1)")
     assert (
-        f"in module inner.0, at {__file__}:{first}: values, _ = x.mode(dim=-1)  # the first" in places[mode]
+        f"in module inner.0, at {__file__}:{first}: values, _ = x.mode(dim=-1)  # the first"
+        in locations[mode]
     )
-    fft = next(name for name in places if "fft" in name)
-    assert f"{__file__}:{line_of('z = torch.fft.rfft(y)')}" in places[fft]
+    fft = next(name for name in locations if "fft" in name)
+    assert f"{__file__}:{line_of('z = torch.fft.rfft(y)')}" in locations[fft]
 
 
 def test_each_use_is_listed() -> None:
@@ -173,12 +174,12 @@ class Writing(nn.Module):
         return y + row
 
 
-def test_writes_at_indices_keep_their_place() -> None:
+def test_writes_at_indices_keep_their_location() -> None:
     with pytest.raises(UnsupportedOpsError) as caught:
         import_torch(Writing().eval(), (floats(4), integers(4, low=1, high=4)))
-    ((operator, place),) = caught.value.uses
+    ((operator, location),) = caught.value.uses
     assert operator.startswith("aten.index_put.default (writing a value for each place of a mask")
-    assert f"test_errors.py:{line_of('y[i > 0] = x')}" in place
+    assert f"test_errors.py:{line_of('y[i > 0] = x')}" in location
 
 
 def test_dynamic_shapes() -> None:

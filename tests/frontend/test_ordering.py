@@ -166,8 +166,8 @@ def test_pooling_with_indices() -> None:
     check(functions(pools), floats(2, 3, 7, 6))
 
     def there_and_back(x: torch.Tensor) -> torch.Tensor:
-        values, places = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
-        return torch.nn.functional.max_unpool2d(values, places, 2)
+        values, positions = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
+        return torch.nn.functional.max_unpool2d(values, positions, 2)
 
     check(there_and_back, floats(2, 3, 6, 6))
 

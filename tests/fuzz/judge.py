@@ -30,7 +30,7 @@ def largest_value(graph: Graph, arrays: Sequence[np.ndarray]) -> float:
 
 
 def deviation(result: np.ndarray, truth: np.ndarray, floor: float) -> float:
-    """The relative error, where a truth that is small beside `floor` counts as a hundredth of it."""
+    """The relative error, where a truth that is small compared with `floor` counts as a hundredth of it."""
     error = relative_error(result, truth)
     if math.isinf(error) or result.dtype.kind in "iub" or not result.size:
         return error
@@ -48,7 +48,7 @@ def deviation(result: np.ndarray, truth: np.ndarray, floor: float) -> float:
 @dataclass
 class Judge:
     """Compares results with the oracle's. Where large values cancel, what is left is rounding: a result that is small
-    beside the largest value inside counts as a hundredth of that."""
+    compared with the largest value inside counts as a hundredth of that."""
 
     graph: Graph
     inputs: Sequence[np.ndarray]

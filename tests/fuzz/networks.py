@@ -45,8 +45,8 @@ from tilewright.tune.oracle import PredictedCosts
 SIZES = ((8, 8), (5, 15), (7, 7), (4, 4), (1, 1), (1, 9), (12, 6), (16, 16), (2, 2))
 CHANNELS = (3, 3, 1, 4, 8, 16, 24, 46)
 LARGE = (1, 16, 128, 128)  # enough for a reduction to be cut into several
-MOST_ELEMENTS = 30_000
-MOST_LAYERS = 5
+MAX_ELEMENTS = 30_000
+MAX_LAYERS = 5
 BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 4 * 2.0**-11, torch.bfloat16: 4 * 2.0**-8}
 
 
@@ -91,7 +91,7 @@ class Drawn:
     def functions(self) -> list[Layer]:
         draw = self.draw("layers")
         functions, weights = zip(*LAYERS, strict=True)
-        chosen = draw.choices(functions, weights, k=draw.randint(1, MOST_LAYERS))
+        chosen = draw.choices(functions, weights, k=draw.randint(1, MAX_LAYERS))
         return [*chosen, draw.choice(TAILS)]
 
     def shape(self) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ class Drawn:
                 continue
             with torch.no_grad():
                 value = made.eval()(values)
-            if 0 < value.numel() <= max(MOST_ELEMENTS, x.numel()):
+            if 0 < value.numel() <= max(MAX_ELEMENTS, x.numel()):
                 layers.append(made)
                 values.append(value)
         draw = self.draw("results")

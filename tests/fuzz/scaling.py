@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from tests.fuzz.whole_road import random_inputs
+from tests.fuzz.whole_pipeline import random_inputs
 from tests.rewrites.helpers import scalar, weight, x_input
 from tilewright.driver import compile_imported
 from tilewright.graph.ir import Graph, Node, constant
@@ -31,7 +31,7 @@ from tilewright.hw import host
 from tilewright.measure.check import relative_error
 from tilewright.testing.targets import as_model
 
-MOST_GROWTH = 1.3  # exponent of the time in the size
+MAX_GROWTH = 1.3  # exponent of the time in the size
 BOUND = 1e-4
 DOUBLINGS = 2
 
@@ -134,8 +134,8 @@ def layers(n: int) -> Graph:
     """An MLP."""
     x = value = x_input(2, 8)
     for k in range(n):
-        turned = constant(np.roll(np.eye(8, dtype=np.float32), k % 7, axis=1))  # of which no power grows
-        value = apply("relu", apply("linear", value, turned, weight(8, seed=k % 7)))
+        transposed = constant(np.roll(np.eye(8, dtype=np.float32), k % 7, axis=1))  # of which no power grows
+        value = apply("relu", apply("linear", value, transposed, weight(8, seed=k % 7)))
     return Graph((x,), (value,))
 
 
@@ -331,7 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name:14} {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
             continue
         exponent = growth(sizes, seconds)
-        failed += [name] if exponent > MOST_GROWTH else []
+        failed += [name] if exponent > MAX_GROWTH else []
         times = "  ".join(f"{size}: {each:.2f} s" for size, each in zip(sizes, seconds, strict=True))
         print(f"{name:14} n^{exponent:.2f}   {times}", flush=True)
     print(f"{len(failed)} of {len(chosen)} kinds failed{': ' if failed else ''}{', '.join(failed)}")

@@ -121,7 +121,7 @@ def test_a_network_is_the_same_every_time() -> None:
 def test_what_was_never_taken_is_named() -> None:
     names = list(coverage.expected(compiled=True))
     assert len(set(names)) == len(names) and coverage.missing(Counter(), compiled=True) == names
-    assert "simplify: concat_slices" in names and "pass merge-products, priced" in names
+    assert "simplify: concat_slices" in names and "pass merge-matmuls, priced" in names
     blocks = Counter({"order concat, blocks of 12, priced": 1, "order conv, channels_by_24, compiled": 2})
     left = coverage.missing(blocks, compiled=True)
     assert "order concat, blocks, priced" not in left and "order conv, all in one block, compiled" not in left

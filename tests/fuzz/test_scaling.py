@@ -11,14 +11,14 @@ import pytest
 from tests.fuzz import scaling
 
 # Frames that a compilation may nest, whatever the size of its model: half of Python's default limit.
-MOST_FRAMES = 500
+MAX_FRAMES = 500
 
 
 @pytest.fixture
 def few_frames() -> Iterator[None]:
     before = sys.getrecursionlimit()
     scaling.compiled_right(scaling.layers(1))  # what is imported or built once may nest as it likes
-    sys.setrecursionlimit(len(inspect.stack(0)) + MOST_FRAMES)
+    sys.setrecursionlimit(len(inspect.stack(0)) + MAX_FRAMES)
     yield
     sys.setrecursionlimit(before)
 

@@ -17,7 +17,7 @@ def test_neon_and_sve() -> None:
     assert neon.triple.startswith("aarch64") and neon.vector_registers == 32 and neon.has_fma
     assert aarch64("neoverse-v2", sve_bits=128).vscale == 1
     # Four pipelines of 128 bits are two of 256.
-    assert (neon.throughput.multiply_adds, sve.throughput.multiply_adds) == (4, 2)
+    assert (neon.throughput.fmas, sve.throughput.fmas) == (4, 2)
 
 
 def test_products_of_bytes() -> None:

@@ -38,7 +38,7 @@ def test_zen_has_a_stride_prefetcher(cpu: str) -> None:
 def test_lines_and_pages_differ() -> None:
     machine = replace(host(), cpu="apple-m1", vector_bytes=16)
     assert (machine.line_bytes, machine.page_bytes) == (128, 16384)
-    assert machine.throughput.multiply_adds == 4
+    assert machine.throughput.fmas == 4
 
 
 @pytest.mark.parametrize("name", sorted(CORES))

@@ -25,8 +25,8 @@ def test_vectors_wider_than_the_units_take_longer(
 ) -> None:
     machine = replace(host(), cpu=cpu, vector_bytes=vector_bytes)
     found = machine.throughput
-    assert (found.multiply_adds, found.loads, found.stores) == expected
-    assert machine.chains == 4 * found.multiply_adds
+    assert (found.fmas, found.loads, found.stores) == expected
+    assert machine.chains == 4 * found.fmas
 
 
 def test_a_processor_that_nobody_knows_is_a_usual_one() -> None:
@@ -38,4 +38,4 @@ def test_a_processor_that_nobody_knows_is_a_usual_one() -> None:
     [("icelake-server", True), ("znver2", False), ("znver4", False), ("nobody-knows", True)],
 )
 def test_what_the_look_ahead_follows(cpu: str, pages: bool) -> None:
-    assert replace(host(), cpu=cpu).follows_pages == pages
+    assert replace(host(), cpu=cpu).prefetches_by_page == pages

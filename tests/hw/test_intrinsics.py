@@ -64,11 +64,11 @@ def test_each_mistake_of_a_declaration_is_named(changes: dict, words: str) -> No
 
 def test_fragments() -> None:
     matrix = te.Tensor("m", (2, 3), F32)
-    assert vector(matrix).places() == ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2))
-    assert broadcast(te.Tensor("s", (1,), F32), 4).places() == ((0,),) * 4
+    assert vector(matrix).positions() == ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2))
+    assert broadcast(te.Tensor("s", (1,), F32), 4).positions() == ((0,),) * 4
     with pytest.raises(IntrinsicError, match="one is broadcast"):
         broadcast(matrix, 4)
-    assert pmaddwd().fragment("a").places()[:4] == ((0,), (1,), (0,), (1,))
+    assert pmaddwd().fragment("a").positions()[:4] == ((0,), (1,), (0,), (1,))
     mma = multiply(16, DType.F16)
     held = mma.fragments[1]
     rows, _ = held.element(np.arange(32)[:, None], np.arange(held.size)[None])

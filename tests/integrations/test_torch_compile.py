@@ -19,7 +19,7 @@ from tilewright.errors import InputError
 from tilewright.frontend.torch.left import Left
 from tilewright.integrations import torch_compile
 from tilewright.integrations.left_in_torch import share_left
-from tilewright.integrations.torch_compile import Outcome, TilewrightWarning, register
+from tilewright.integrations.torch_compile import RegionOutcome, TilewrightWarning, register
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +39,7 @@ class Compiled:
     """A function or module through the backend, with what became of its graphs."""
 
     def __init__(self, function: Any, *, dynamic: bool | None = None, **options: Any) -> None:
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[RegionOutcome] = []
         self.function = function
         given = {"observe": self.outcomes.append, **options}
         self.fast = torch.compile(function, backend="tilewright", dynamic=dynamic, options=given)
@@ -108,9 +108,8 @@ def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     Compiled(Net(), numerics="strict", threads=1).check(images())
     (options,) = seen
-    given = {
-        name: value for name, value in options.items() if value not in (None, 0, "none", "guided", "boosted")
-    }
+    defaults = (None, 0, "none", "guided", "boosted", "gradient")
+    given = {name: value for name, value in options.items() if value not in defaults}
     assert given == {"target": "cpu", "numerics": "strict", "threads": 1}
 
 
@@ -451,7 +450,7 @@ def test_modules_that_share_a_graph() -> None:
             self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
 
     stack = Stack()
-    outcomes: list[Outcome] = []
+    outcomes: list[RegionOutcome] = []
     x = torch.randn(2, 4)
     with torch.no_grad():
         for layer in stack.layers:

@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.frontend.checking import floats
 from tilewright.integrations import torch_compile
-from tilewright.integrations.torch_compile import Outcome, TilewrightWarning, register
+from tilewright.integrations.torch_compile import RegionOutcome, TilewrightWarning, register
 
 BATCH, LENGTH, WIDTH = 2, 6, 16
 
@@ -42,7 +42,7 @@ def square() -> torch.Tensor:
 
 def check(model: nn.Module, *arguments: Any, visible: Any = ..., **keywords: Any) -> None:
     """One graph, one region, nothing left, and PyTorch's values where `visible`."""
-    outcomes: list[Outcome] = []
+    outcomes: list[RegionOutcome] = []
     fast = torch.compile(model, backend="tilewright", options={"observe": outcomes.append})
     with torch.no_grad():
         got, expected = fast(*arguments, **keywords), model(*arguments, **keywords)

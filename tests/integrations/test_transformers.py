@@ -11,7 +11,7 @@ import torch
 import tilewright
 from benchmarks.hf_models import MODELS, error, in_float64, tensors
 from tilewright.errors import TilewrightWarning
-from tilewright.integrations.torch_compile import Outcome, register
+from tilewright.integrations.torch_compile import RegionOutcome, register
 
 BOUND = 1e-4
 SLOW = ("mobilenetv2", "segformer", "detr", "clip")  # many different kernels: -m slow
@@ -24,7 +24,7 @@ def test_model(name: str) -> None:
     model, call = MODELS[name].build(True)
     register()
     torch._dynamo.reset()
-    outcomes: list[Outcome] = []
+    outcomes: list[RegionOutcome] = []
     with torch.no_grad():
         truth = in_float64(model, call)
         through = torch.compile(model, backend="tilewright", options={"observe": outcomes.append})
@@ -51,7 +51,7 @@ def test_generate_compiles_nothing_at_the_second_call(cache: str) -> None:
     tokens = {"bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
     config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=32, n_positions=32, **tokens)
     model, ids = GPT2LMHeadModel(config).eval(), torch.tensor([[5, 17, 4]])
-    outcomes: list[Outcome] = []
+    outcomes: list[RegionOutcome] = []
 
     def generated() -> torch.Tensor:
         with torch.no_grad():

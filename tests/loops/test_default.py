@@ -64,8 +64,8 @@ def test_axes_are_joined_and_split() -> None:
     whole = formula_of(te.compute("y", x.shape, x.dtype, lambda i, j, k: x[i, j, k] * 2.0), [x])
     assert [axis.extent for axis in whole.axes] == [4 * 6 * 8]
     flat = te.compute("flat", (24, 8), x.dtype, lambda i, k: x[i // 6, i % 6, k])
-    turned = te.compute("turned", (8, 24), x.dtype, lambda k, i: flat[i, k])
-    assert [axis.extent for axis in formula_of(turned, [x]).axes] == [8, 24]
+    transposed = te.compute("turned", (8, 24), x.dtype, lambda k, i: flat[i, k])
+    assert [axis.extent for axis in formula_of(transposed, [x]).axes] == [8, 24]
 
 
 EXAMPLE_DTYPE = EXAMPLES[0].make()[0].dtype

@@ -1,4 +1,5 @@
-"""Schedules of what memory bounds are right for odd sizes: as loop programs, as machine code, past the caches too."""
+"""Schedules of what memory bounds are right for odd sizes: as loop programs, as machine code, with non-temporal stores
+too."""
 
 from __future__ import annotations
 
@@ -112,10 +113,10 @@ def permutations(draw: st.DrawFn) -> Task:
     inputs = Inputs()
     x = inputs(*shape, dtype=draw(st.sampled_from([F32, F32, F16, I8, I64])))
     axes = tuple(draw(st.permutations(range(len(shape)))))
-    turned = apply("permute", x, axes=axes)
+    transposed = apply("permute", x, axes=axes)
     if x.dtype is F32 and draw(st.booleans()):
-        turned = apply("add", turned, inputs(turned.shape[-1]))
-    return inputs.task(turned)
+        transposed = apply("add", transposed, inputs(transposed.shape[-1]))
+    return inputs.task(transposed)
 
 
 @settings(max_examples=60, deadline=None)
@@ -132,7 +133,7 @@ def test_matrices_as_loops(rows: int, columns: int, machine: CpuMachine) -> None
 
 
 @pytest.mark.parametrize("shape", [(3, 70), (70, 3), (2, 65), (64, 4), (150, 150)])
-def test_tiles_are_turned_in_registers(shape: tuple[int, int]) -> None:
+def test_tiles_are_transposed_in_registers(shape: tuple[int, int]) -> None:
     inputs = Inputs()
     program = check(inputs.task(apply("permute", inputs(*shape), axes=(1, 0))), with_vectors(64))
     assert statements(program, Transpose)
@@ -160,7 +161,7 @@ def test_what_is_not_whole_lines_is_put_together_before_it_is_streamed() -> None
     "shape",
     [(48, 1024), (48, 464), (48, 928), (64, 928), (2, 32, 768), (2, 64, 160), (2, 48, 304), (3, 112, 32)],
 )
-def test_each_block_of_a_turned_matrix_asks_for_the_next(shape: tuple[int, ...]) -> None:
+def test_each_block_of_a_transposed_matrix_asks_for_the_next(shape: tuple[int, ...]) -> None:
     """Together for every line of what is read, but for those of the first block."""
     inputs, axes = Inputs(), (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
     program = check(inputs.task(apply("permute", inputs(*shape), axes=axes)), with_vectors(64, streams=True))
@@ -173,10 +174,10 @@ def test_each_block_of_a_turned_matrix_asks_for_the_next(shape: tuple[int, ...])
         assert isinstance(asked, Prefetch)
         around = [loop.var for loop in loops if asked in walk_stmts(loop)]
         for values in itertools.product(*(range(var.extent) for var in around)):
-            places = dict(zip(around, map(te.as_index, values), strict=True))
-            place = simplify(te.substitute(asked.index, places))
-            assert isinstance(place, te.Const)
-            lines.add(int(place.value) // 16)
+            positions = dict(zip(around, map(te.as_index, values), strict=True))
+            position = simplify(te.substitute(asked.index, positions))
+            assert isinstance(position, te.Const)
+            lines.add(int(position.value) // 16)
     missed = set(range(size // 16)) - lines
     height = 16 * len(statements(program, Transpose))
     assert (
@@ -200,13 +201,13 @@ def test_lines_are_asked_for_as_they_lie_beside_those_that_are_written(shape: tu
     assert any(isinstance(stmt, Store) and stmt.streamed for stmt in walk_stmts(steps))
     asked = list(walk_prefetches(steps))
     others = dict.fromkeys({var for fetch in asked for var in te.variables(fetch.index)}, te.as_index(0))
-    places = [
+    positions = [
         simplify(te.substitute(fetch.index, {**others, steps.var: te.as_index(step)}))
         for step in range(steps.var.extent)
         for fetch in asked
     ]
-    values = [place.value for place in places if isinstance(place, te.Const)]
-    assert len(values) == len(places) == 16 * len(statements(program, Transpose))
+    values = [position.value for position in positions if isinstance(position, te.Const)]
+    assert len(values) == len(positions) == 16 * len(statements(program, Transpose))
     assert values == sorted(set(values))
 
 
@@ -228,8 +229,8 @@ def walk_prefetches(stmt: Stmt) -> Iterator[Prefetch]:
 )
 def test_two_tiles_are_written_together(shape: tuple[int, int], bias: bool, tiles: int) -> None:
     inputs = Inputs()
-    turned = apply("permute", inputs(*shape), axes=(1, 0))
-    task = inputs.task(apply("add", turned, inputs(shape[0])) if bias else turned)
+    transposed = apply("permute", inputs(*shape), axes=(1, 0))
+    task = inputs.task(apply("add", transposed, inputs(shape[0])) if bias else transposed)
     assert len(statements(check(task, with_vectors(64, streams=True)), Transpose)) == tiles
 
 
@@ -241,8 +242,10 @@ def odd_matrices(draw: st.DrawFn) -> Task:
     rows, columns = draw(st.integers(4 * lanes, 7 * lanes)), draw(st.integers(lanes, 3 * lanes))
     inputs = Inputs()
     x = inputs(draw(st.sampled_from([1, lanes])), rows, columns, dtype=dtype)
-    turned = apply("permute", x, axes=(0, 2, 1))
-    return inputs.task(apply("add", turned, inputs(rows)) if dtype is F32 and draw(st.booleans()) else turned)
+    transposed = apply("permute", x, axes=(0, 2, 1))
+    return inputs.task(
+        apply("add", transposed, inputs(rows)) if dtype is F32 and draw(st.booleans()) else transposed
+    )
 
 
 @settings(max_examples=6, deadline=None)
@@ -284,15 +287,15 @@ def test_a_vector_out_of_two(dtype: DType) -> None:
     lanes, begins = 8, [0, 3, 8]
     x, out = Buffer("x", dtype, 4 * lanes), Buffer("out", dtype, lanes * len(begins))
     first = Buffer("first", dtype, lanes, Scope.REGISTER)
-    behind = Buffer("behind", dtype, 2 * lanes, Scope.REGISTER)
+    following = Buffer("behind", dtype, 2 * lanes, Scope.REGISTER)
     lane = te.Var("v", lanes)
 
-    def move(to: Buffer, place: int, source: Buffer, origin: int) -> For:
-        return For(lane, Kind.VECTOR, Store(to, lane + place, te.Load(source, (lane + origin,))))
+    def move(to: Buffer, position: int, source: Buffer, origin: int) -> For:
+        return For(lane, Kind.VECTOR, Store(to, lane + position, te.Load(source, (lane + origin,))))
 
-    stmts = [move(behind, lanes, x, 2 * lanes)]
+    stmts = [move(following, lanes, x, 2 * lanes)]
     for number, begin in enumerate(begins):
-        slide = Slide(first, behind, lanes, lanes, begin)
+        slide = Slide(first, following, lanes, lanes, begin)
         stmts += [move(first, 0, x, lanes), slide, move(out, number * lanes, first, 0)]
     program = Program("slide", (x, out), block(*stmts))
     verify_program(program)
@@ -303,13 +306,14 @@ def test_a_vector_out_of_two(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "begin", "complaint"), [(12, 0, "no register vector of 8 lanes"), (0, 9, "no vector from 9 on")]
+    ("position", "begin", "complaint"),
+    [(12, 0, "no register vector of 8 lanes"), (0, 9, "no vector from 9 on")],
 )
-def test_an_illegal_slide_is_named(place: int, begin: int, complaint: str) -> None:
+def test_an_illegal_slide_is_named(position: int, begin: int, complaint: str) -> None:
     x, out = Buffer("x", F32, 16), Buffer("out", F32, 16)
-    first, behind = (Buffer(name, F32, 16, Scope.REGISTER) for name in ("first", "behind"))
+    first, following = (Buffer(name, F32, 16, Scope.REGISTER) for name in ("first", "behind"))
     with pytest.raises(VerificationError, match=complaint):
-        verify_program(Program("p", (x, out), Slide(first, behind, place, 8, begin)))
+        verify_program(Program("p", (x, out), Slide(first, following, position, 8, begin)))
 
 
 @pytest.mark.parametrize("lanes", [2, 4, 8, 16])
@@ -324,7 +328,7 @@ def test_the_transpose_of_any_tile(lanes: int, dtype: DType) -> None:
         (4, 2 * lanes),
         (1, lanes),
     ]:
-        program = turning(rows, columns, lanes, dtype)
+        program = transposing(rows, columns, lanes, dtype)
         verify_program(program)
         values = np.arange(rows * columns).astype(dtype.numpy)
         expected = values.reshape(rows, columns).T.reshape(-1)
@@ -332,7 +336,7 @@ def test_the_transpose_of_any_tile(lanes: int, dtype: DType) -> None:
         np.testing.assert_array_equal(run_program(program, [values]), expected)
 
 
-def turning(rows: int, columns: int, lanes: int, dtype: DType) -> Program:
+def transposing(rows: int, columns: int, lanes: int, dtype: DType) -> Program:
     size = rows * columns
     x, out = Buffer("x", dtype, size), Buffer("out", dtype, size)
     tile = Buffer("tile", dtype, size, Scope.REGISTER)
@@ -403,7 +407,7 @@ def group_norm(inputs: Inputs, rows: int, columns: int) -> Node:
 
 
 def total(inputs: Inputs, rows: int, columns: int) -> Node:
-    x = apply("abs", inputs(rows, columns))  # where a sum cancels, no error is small beside it
+    x = apply("abs", inputs(rows, columns))  # where a sum cancels, no error is small compared with it
     return apply("sum", x, axes=(1,), keepdims=False)
 
 
@@ -453,7 +457,7 @@ def test_exponentials_are_computed_once() -> None:
     computed = {
         stmt.buffer.name
         for stmt in stores
-        if any(isinstance(node, te.Call) and node.op == "exp2_weight" for node in te.walk(stmt.value))
+        if any(isinstance(node, te.Call) and node.op == "exp2_nonpositive" for node in te.walk(stmt.value))
     }
     assert computed == {"kept"}
 
@@ -493,7 +497,7 @@ def test_the_next_rows_come_into_the_first_cache_where_it_holds_all_that_is_used
     assert prefetch_levels(task, l1=32 << 10) == {2}
 
 
-# -- past the caches ------------------------------------------------------------------------------------------------
+# -- with non-temporal stores -----------------------------------------------------------------------------------------
 
 
 def streamed(task: Task, machine: CpuMachine) -> bool:
@@ -553,7 +557,7 @@ def test_groups_of_channels_are_written_a_group_behind(
     task = inputs.task(apply("group_norm", *weights, groups=groups, eps=1e-5))
     machine = dataclasses.replace(with_vectors(64), caches=dataclasses.replace(SMALL_CACHES, l2=1 << 20))
     program = check(task, machine)
-    assert "a row behind" in program.decisions or images * groups == 1
+    assert "delayed by a row" in program.decisions or images * groups == 1
 
 
 def test_a_group_of_rows_is_written_while_the_next_one_is_computed() -> None:

@@ -20,7 +20,7 @@ from tests.loops.test_memory_bound import (
     softmax,
     statements,
     total,
-    turning,
+    transposing,
     where_largest,
     with_vectors,
 )
@@ -86,7 +86,7 @@ def test_windows_along_an_image(task: Task, machine: CpuMachine, cpu: str) -> No
 
 @pytest.mark.parametrize("operator", ["max_pool", "avg_pool"])
 @pytest.mark.parametrize(("planes", "height"), [(16, 16), (3, 17)])
-def test_what_is_bound_by_reading_reads_several_places(operator: str, planes: int, height: int) -> None:
+def test_what_is_bound_by_reading_reads_several_positions(operator: str, planes: int, height: int) -> None:
     inputs = Inputs()
     attrs = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1), "ceil_mode": False}
     attrs |= {"dilation": (1, 1)} if operator == "max_pool" else {"count_include_pad": False, "divisor": None}
@@ -208,7 +208,7 @@ def test_enlarged_images(
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 @pytest.mark.parametrize("factor", [2, 3, 4])
-def test_results_of_the_same_neighbours_are_turned_in_registers(mode: str, factor: int) -> None:
+def test_results_of_the_same_neighbours_are_transposed_in_registers(mode: str, factor: int) -> None:
     inputs = Inputs()
     coordinates = "half_pixel" if mode == "linear" else "asymmetric"
     x = inputs(2, 5, 50)
@@ -303,15 +303,15 @@ def test_rows_that_follow_each_other_where_one_was_looked_up_are_not_asked_for()
     assert not statements(program, Prefetch)
 
 
-def test_no_place_is_looked_up_behind_the_last() -> None:
+def test_no_position_is_looked_up_behind_the_last() -> None:
     """Of planes that are turned, and of rows that are put together: the next ones are not asked for."""
     inputs = Inputs()
     planes = apply("take", inputs(7, 64, 64), inputs(40, dtype=I64), axis=0)
-    turned = inputs.task(apply("permute", planes, axes=(0, 2, 1)))
+    transposed = inputs.task(apply("permute", planes, axes=(0, 2, 1)))
     more = Inputs()
     rows = apply("take", more(7, 48, 10), more(16, dtype=I64), axis=0)
     together = more.task(apply("add", rows, more(10)))
-    for task, words in ((turned, "transposed"), (together, "staged")):
+    for task, words in ((transposed, "transposed"), (together, "staged")):
         arrays = [array(*node.shape, seed=i) for i, node in enumerate(task.graph.inputs)]
         arrays[1] = np.random.default_rng(0).integers(0, 7, task.graph.inputs[1].shape)
         assert words in check(task, with_vectors(64, streams=True), arrays).decisions
@@ -328,7 +328,7 @@ def test_rows_are_written_while_the_next_are_computed(make, rows: int, columns: 
     with np.errstate(all="ignore"):
         program = check(task, machine, arrays)
     written = rows * columns * 4
-    assert ("behind" in program.decisions) == (written >= machine.caches.last and rows > 1)
+    assert ("delayed by" in program.decisions) == (written >= machine.caches.last and rows > 1)
 
 
 @settings(max_examples=6, deadline=None)
@@ -392,5 +392,5 @@ def test_what_is_kept_of_long_rows_has_room(columns: int, second_cache: int, dty
 @pytest.mark.parametrize("dtype", [F16, I8])
 def test_squares_of_thirty_two(dtype: DType) -> None:
     values = (np.arange(1024) % 127).astype(dtype.numpy)
-    result = run_program(turning(32, 32, 32, dtype), [values])
+    result = run_program(transposing(32, 32, 32, dtype), [values])
     np.testing.assert_array_equal(result, values.reshape(32, 32).T.reshape(-1))

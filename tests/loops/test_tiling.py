@@ -44,5 +44,5 @@ def test_what_is_counted_by_one_number_is_where_it_was(
 
 def test_axes_that_are_walked_as_one_need_no_division() -> None:
     y, x, channel, pixel = te.Var("y", 7), te.Var("x", 9), te.Var("c", 5), te.Var("pixel", 63)
-    place = (y * 9 + x) * 5 + channel
-    assert simplify(counted_by(pixel, (y, x), place)) == simplify(pixel * 5 + channel)
+    position = (y * 9 + x) * 5 + channel
+    assert simplify(counted_by(pixel, (y, x), position)) == simplify(pixel * 5 + channel)

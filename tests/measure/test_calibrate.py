@@ -171,7 +171,7 @@ def test_the_nearest_that_never_falls(values: list[float]) -> None:
 
 
 def test_a_chain_is_followed() -> None:
-    program = module.follow_program(places=24, steps=5)
+    program = module.follow_program(positions=24, steps=5)
     verify_program(program)
     chain = np.zeros(24, np.int64)
     chain[[0, 16, 8]] = [16, 8, 0]
@@ -199,7 +199,7 @@ def in_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_measurement_is_kept(in_short: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST_SHARE", 0.0)
+    monkeypatch.setattr(module, "MIN_SHARE", 0.0)
     machine = replace(host(), cores=1)
     found = calibrate(machine)
     assert found.measured and found.sensible and found.machine == machine_key(machine)
@@ -211,7 +211,7 @@ def test_a_measurement_is_kept(in_short: None, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_measurement_beside_other_work_is_not_kept(in_short: None, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = replace(host(), cores=1)
-    monkeypatch.setattr(module, "LEAST_SHARE", 2.0)  # more than there is
+    monkeypatch.setattr(module, "MIN_SHARE", 2.0)  # more than there is
     assert calibrate(machine).measured and stored(machine) is None
     earlier = msgspec.structs.replace(nominal(machine), measured=True)
     records.keep(machine, earlier)
@@ -253,7 +253,7 @@ def test_calls_are_long_enough_to_hide_their_start() -> None:
     """A call of 50 microseconds, a third of them spent on its start, once gave three quarters of the peak."""
     kernel, operands, _ = module.peak_kernel(host(), 1)
     assert kernel.seconds(operands, at_least=0.01) > 1e-3
-    fastest_imaginable = 1e12  # bytes a second, of one thread from its first cache
+    fastest_imaginable = 1e12  # bytes a second, of one thread from its L1
     assert module._READ_BYTES / fastest_imaginable > 2e-4
 
 

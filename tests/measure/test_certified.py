@@ -10,7 +10,7 @@ import tilewright
 from tests.machines import ZEN_4
 from tilewright.hw import host
 
-pytestmark = pytest.mark.skipif(not host().adds_beside, reason="only such machines multiply in pairs")
+pytestmark = pytest.mark.skipif(not host().independent_adds, reason="only such machines multiply in pairs")
 
 
 def explained(x: torch.Tensor) -> list[float]:
@@ -39,4 +39,4 @@ def test_convolutions_count_pixels() -> None:
     fast = tilewright.compile(model, (x,), target="cpu")
     certified = [row.certified for row in fast.explain((x,), repeats=1).rows if row.certified is not None]
     assert certified == [1.0] and "are certified" in str(fast.explain((x,), repeats=1))
-    assert np.isfinite(fast(x).numpy()).all() and ZEN_4.adds_beside
+    assert np.isfinite(fast(x).numpy()).all() and ZEN_4.independent_adds

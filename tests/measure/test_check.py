@@ -18,7 +18,7 @@ def test_relative_error() -> None:
 
 
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
-def test_special_values_must_stand_in_the_same_places(special: float) -> None:
+def test_special_values_must_stand_in_the_same_positions(special: float) -> None:
     assert relative_error(np.array([1.0, special]), np.array([1.0, special])) == 0
     assert relative_error(np.array([1.0, 2.0]), np.array([1.0, special])) == np.inf
     assert relative_error(np.array([special, 2.0]), np.array([1.0, 2.0])) == np.inf

@@ -18,7 +18,7 @@ from tilewright.rewrites.pipeline import passes, run_pipeline
 
 @dataclass(frozen=True)
 class Broken(Pass):
-    """Pools, or convolves, what lies in memory beside what it should."""
+    """Pools, or convolves, what lies in memory alongside what it should."""
 
     name = "broken"
 

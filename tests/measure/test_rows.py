@@ -21,8 +21,8 @@ from tilewright.graph.op import apply
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
 from tilewright.measure import rows
-from tilewright.measure.exam import Repeats, WrongResult, draw_exam
 from tilewright.measure.rows import FewRows, few_rows
+from tilewright.measure.validation import Repeats, WrongResult, make_validation
 
 BATCH = 5
 
@@ -30,8 +30,8 @@ BATCH = 5
 @pytest.fixture(autouse=True, scope="module")
 def small_tasks_are_large() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "_MOST_FLOPS", 1.0)
-        patch.setattr(rows, "_MOST_ELEMENTS", 1.0)
+        patch.setattr(rows, "_MAX_FLOPS", 1.0)
+        patch.setattr(rows, "_MAX_ELEMENTS", 1.0)
         yield
 
 
@@ -161,8 +161,8 @@ def test_weights_and_constants_are_not_repeated() -> None:
 
 
 def test_small_tasks_are_left_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_MOST_FLOPS", 1e9)
-    monkeypatch.setattr(rows, "_MOST_ELEMENTS", 1e9)
+    monkeypatch.setattr(rows, "_MAX_FLOPS", 1e9)
+    monkeypatch.setattr(rows, "_MAX_ELEMENTS", 1e9)
     assert few_rows(linear()) is None
 
 
@@ -170,8 +170,8 @@ def test_there_are_as_many_rows_as_the_limit_allows(monkeypatch: pytest.MonkeyPa
     x = Inputs()
     task = x.task(apply("linear", x(1000, 16), x(8, 16, constant=True)))
     for share in (2, 10, 100):
-        monkeypatch.setattr(rows, "_MOST_FLOPS", task.flops / share)
-        monkeypatch.setattr(rows, "_MOST_ELEMENTS", 1e9)
+        monkeypatch.setattr(rows, "_MAX_FLOPS", task.flops / share)
+        monkeypatch.setattr(rows, "_MAX_ELEMENTS", 1e9)
         found = few_rows(task)
         assert found is not None and found.count == 1000 // share
 
@@ -388,8 +388,8 @@ def test_rows_that_depend_on_each_other_are_declined(name: str) -> None:
 @pytest.mark.parametrize("name", ["linear", "convolution", "attention"])
 def test_a_kernel_that_mixes_two_rows_is_caught(name: str) -> None:
     task = TAKEN[name]()
-    exam = draw_exam(task, "fast", seed=3)
-    case = exam.ordinary
+    validation = make_validation(task, "fast", seed=3)
+    case = validation.ordinary
     assert case.repeats is not None
     (right,) = evaluate(task.graph, list(case.inputs), precise=True)
     flat = np.asarray(right, task.output.dtype.numpy)
@@ -409,7 +409,7 @@ def test_a_kernel_that_mixes_two_rows_is_caught(name: str) -> None:
 
 def test_inputs_of_the_whole_are_the_few_rows_again() -> None:
     task = residual()
-    case = draw_exam(task, "fast", seed=1).ordinary
+    case = make_validation(task, "fast", seed=1).ordinary
     assert case.repeats is not None
     for number, node in enumerate(task.graph.inputs):
         whole = case.input(number)

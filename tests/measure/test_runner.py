@@ -24,8 +24,8 @@ from tilewright.graph.op import apply
 from tilewright.hw import host
 from tilewright.measure import cpu_timer, timing
 from tilewright.measure.building import Made
-from tilewright.measure.pace import Pace
 from tilewright.measure.process import Failed
+from tilewright.measure.reference_kernel import DriftMonitor
 from tilewright.measure.runner import Measurement, Runner, typical
 from tilewright.measure.timing import Timed, interval_width
 from tilewright.measure.trial import TaskJob
@@ -91,18 +91,18 @@ def test_a_race_gives_each_its_times_and_a_bad_one_none(
     assert runner.race(job, [NOBODY], 0.05) == [[]]
 
 
-def test_heats_give_each_its_times_and_those_near_the_best_more(
+def test_successive_halving_gives_each_its_times_and_those_near_the_best_more(
     runner: Runner, job: TaskJob, configs: list[Config]
 ) -> None:
     made = {
         c: each for c, each in zip(configs, runner.build(job, configs), strict=True) if isinstance(each, Made)
     }
-    times = runner.heats(job, made, 0.1)
+    times = runner.successive_halving(job, made, 0.1)
     assert set(times) == set(configs) and all(min(each) > 0 for each in times.values())
     assert len(min(times.values(), key=min)) == max(map(len, times.values())), "the best stays to the end"
     broken = with_part(made[configs[0]].built, code=b"nothing")
     bad = {**made, configs[0]: Made(broken, 0.0)}
-    assert set(runner.heats(job, bad, 0.05)) == set(configs) - {configs[0]}
+    assert set(runner.successive_halving(job, bad, 0.05)) == set(configs) - {configs[0]}
 
 
 def test_a_screening_runs_what_nobody_has_checked(runner: Runner, job: TaskJob) -> None:
@@ -124,7 +124,7 @@ def test_a_screening_runs_what_nobody_has_checked(runner: Runner, job: TaskJob) 
     failed = screened[bad]
     assert isinstance(failed, Failed) and failed.kind == "build"
     assert runner.screen(job, bad, {bad: broken}) == {bad: failed}
-    assert set(runner.heats(job, {**made, wrong: unlike}, 0.05)) == {
+    assert set(runner.successive_halving(job, {**made, wrong: unlike}, 0.05)) == {
         start,
         other,
         bad,
@@ -150,7 +150,7 @@ def test_of_many_those_near_the_best_go_on() -> None:
     assert cpu_timer._near({**times, 7: []}, range(100), 1.1) == list(range(100))
 
 
-def test_an_exam_that_is_expected_is_drawn_once(runner: Runner) -> None:
+def test_an_validation_that_is_expected_is_drawn_once(runner: Runner) -> None:
     """By the time it is wanted, or never: descriptors are closed either way."""
     job, other = (TaskJob.of(Work(softmax(rows, 33), host()), 2) for rows in (6, 9))
     for expected in (job, job, other):
@@ -249,17 +249,21 @@ def test_stretches_in_which_the_machine_was_slower_do_not_count() -> None:
     assert not disturbed.result().steady and len(disturbed.result().times) == 20
 
 
-def test_the_pace_of_the_machine() -> None:
-    pace = Pace(host(), 1)
-    pace._recent.clear()
-    pace.note([1.0] * 100)
-    assert pace.is_steady(1.0, 1.05) and not pace.is_steady(1.0, 1.3) and not pace.is_steady(1.3, 1.0)
-    pace.note([1.3] * 50)
-    assert not pace.is_steady(1.3, 1.3)
-    pace.note([1.3] * 100)
-    assert pace.is_steady(1.3, 1.3)  # it stays so
-    pace.note([1.0] * 200)
-    assert not pace.is_steady(1.3, 1.3)  # and it has recovered
+def test_the_drift_of_the_machine() -> None:
+    drift_monitor = DriftMonitor(host(), 1)
+    drift_monitor._recent.clear()
+    drift_monitor.note([1.0] * 100)
+    assert (
+        drift_monitor.is_steady(1.0, 1.05)
+        and not drift_monitor.is_steady(1.0, 1.3)
+        and not drift_monitor.is_steady(1.3, 1.0)
+    )
+    drift_monitor.note([1.3] * 50)
+    assert not drift_monitor.is_steady(1.3, 1.3)
+    drift_monitor.note([1.3] * 100)
+    assert drift_monitor.is_steady(1.3, 1.3)  # it stays so
+    drift_monitor.note([1.0] * 200)
+    assert not drift_monitor.is_steady(1.3, 1.3)  # and it has recovered
 
 
 def test_how_well_a_median_is_known() -> None:

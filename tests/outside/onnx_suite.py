@@ -105,10 +105,10 @@ def run_case(kind: str, case: Any, numerics: str = "strict") -> Outcome:
         pinned = {name for variant in variants for name in variant.pinned}
         compiled = [variant.model for variant in variants] or ([rep.general] if rep else [])
         reading = any(
-            place.space == "input"
+            slot.space == "input"
             for model in compiled
             for step in model.plan.steps
-            for place in step.arguments
+            for slot in step.arguments
         )
         constant = bool(compiled) and not reading
         seconds = time.perf_counter() - began
@@ -160,7 +160,7 @@ def case_data(case: Any) -> tuple[Any, list[tuple[list[Any], list[Any]]]]:
 
     if case.model is not None:
         return case.model, case.data_sets
-    if case.url is not None:  # a light model: inputs are made up, outputs are beside the model
+    if case.url is not None:  # a light model: inputs are made up, outputs are alongside the model
         path = Path(onnx.__file__).parents[1] / case.url
         model = onnx.load(path)
         initialised = {tensor.name for tensor in model.graph.initializer}

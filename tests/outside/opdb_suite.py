@@ -165,9 +165,9 @@ def run_sample(op: Any, sample: Any) -> tuple[str, str]:
     """(kind, detail) of one sample."""
     import torch
 
-    from tilewright.integrations.torch_compile import Outcome, backend
+    from tilewright.integrations.torch_compile import RegionOutcome, backend
 
-    outcomes: list[Outcome] = []
+    outcomes: list[RegionOutcome] = []
     function = lambda *args, **kwargs: op(*args, **kwargs)  # noqa: E731
     arguments = (sample.input, *sample.args)
     torch._dynamo.reset()

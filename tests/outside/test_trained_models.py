@@ -73,7 +73,7 @@ def test_deviation() -> None:
     assert "float64" in deviation([right.astype(np.float64)], [right])[1]
 
 
-def test_sixteen_bits_may_differ_in_the_last_place() -> None:
+def test_sixteen_bits_may_differ_in_the_last_slot() -> None:
     right = np.array([0.87, 0.1], np.float16)
     beside = np.nextafter(right, np.float16(2), dtype=np.float16)
     assert 1e-4 < deviation([beside], [right])[0] <= one_ulp([right]) < 1e-3

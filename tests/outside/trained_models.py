@@ -43,7 +43,7 @@ import numpy as np
 
 BATCHES = (1, 2, 4)
 TOLERANCE = 1e-4
-LEAST = 1e-3  # magnitude that an output's error is related to
+MIN = 1e-3  # magnitude that an output's error is related to
 OWN = 4  # an error of this many times ONNX Runtime's own deviation is not counted
 BAD = ("wrong", "error", "crash")
 REFERENCE, COMPILING = "reference", "compiling"  # what a process is at, for the case that it dies
@@ -229,7 +229,7 @@ def deviation(got: Sequence[Any], wanted: Sequence[Any]) -> tuple[float, str]:
             same = (a == b) | (np.isnan(a) & np.isnan(b))
             apart = np.where(same, 0.0, np.abs(a - b))
         finite = np.abs(b[np.isfinite(b)])
-        scale = max(float(finite.max()) if finite.size else 1.0, LEAST)
+        scale = max(float(finite.max()) if finite.size else 1.0, MIN)
         worst = max(worst, float(np.where(np.isnan(apart), np.inf, apart).max()) / scale)
     return worst, ""
 
@@ -343,8 +343,8 @@ def run_model(
             import traceback
 
             last = traceback.extract_tb(error.__traceback__)[-1]
-            place = f"{Path(last.filename).name}:{last.lineno}"
-            yield Outcome(name, batch, "error", f"{type(error).__name__}: {error} ({place})")
+            slot = f"{Path(last.filename).name}:{last.lineno}"
+            yield Outcome(name, batch, "error", f"{type(error).__name__}: {error} ({slot})")
 
 
 def work(pipe: Any, *arguments: Any) -> None:

@@ -74,7 +74,7 @@ def works(compiled: CompiledModel) -> list[Work]:
     plan = compiled.plan
     found = {}
     for step in plan.steps:
-        constants = [n for n, place in enumerate(step.arguments[:-1]) if place.space == "constant"]
+        constants = [n for n, position in enumerate(step.arguments[:-1]) if position.space == "constant"]
         task = Task(parse_graph(plan.tasks[step.task].text, {}), frozenset(constants))
         found[task.key] = Work(task, host(), plan.numerics)
     return list(found.values())

@@ -17,19 +17,19 @@ from tilewright.report.charts import memory, roofline, tuning_curve
 from tilewright.report.code import Code, clipped, hot_loop
 from tilewright.report.data import (
     Baseline,
-    Machine,
+    MachineSummary,
     ModelReport,
     Report,
     StepReport,
     TaskReport,
-    Trial,
+    TrialPoint,
     report,
 )
 from tilewright.report.figures import Label, Scale, bytes_text, count_text, rate_text, seconds_text
-from tilewright.report.html import MOST_BYTES, render
+from tilewright.report.html import MAX_BYTES, render
 
 EVIL = "<script>alert('x')</script>\"><img src=http://evil.example/x onerror=alert(1)>"
-MACHINE = Machine("a processor", True, 2, 3e11, {"L2": 2e11, "L3": 8e10, "memory": 2e10}, 48 << 20)
+MACHINE = MachineSummary("a processor", True, 2, 3e11, {"L2": 2e11, "L3": 8e10, "memory": 2e10}, 48 << 20)
 
 
 def task(
@@ -52,7 +52,7 @@ def task(
         effort="quick",
         limit=0.6 * seconds,
         trials=tuple(
-            Trial(
+            TrialPoint(
                 f"contraction: rows={n}",
                 None if n % 6 == 5 else seconds * (1 + 1 / (n + 1)),
                 seconds * 1.3,
@@ -193,7 +193,7 @@ def test_names_are_only_names() -> None:
 @pytest.mark.parametrize(("tasks", "trials"), [(0, 0), (1, 0), (1, 1), (120, 48)])
 def test_it_stays_small(tasks: int, trials: int) -> None:
     page = render(sample(tasks, trials=trials, code="  x[i] = a[i] * b[i]\n" * 150))
-    assert len(page.encode()) < MOST_BYTES
+    assert len(page.encode()) < MAX_BYTES
     assert Reader(page).open == []
 
 
@@ -220,7 +220,7 @@ def test_the_headline_is_the_speed_beside_pytorch() -> None:
 
 
 def test_a_tuning_curve_compares_with_the_untuned_choice_as_it_was_measured_among_the_trials() -> None:
-    """In the model it takes half as long, as everything does: beside the trials that would look like a loss."""
+    """In the model it takes half as long, as everything does: alongside the trials that would look like a loss."""
     one = replace(task(1), before=1.5e-5, after=1e-5)
     assert one.baseline == one.trials[0].seconds
     figure = tuning_curve(one)

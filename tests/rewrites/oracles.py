@@ -21,10 +21,10 @@ class Whims:
     def seconds(self, task: Task) -> float:
         return int(task.key[self.seed : self.seed + 3], 16) / 4096
 
-    def quickly(self, task: Task) -> tuple[float, bool]:
+    def upper_bound(self, task: Task) -> tuple[float, bool]:
         return self.seconds(task), True
 
-    def moving(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
+    def permute_seconds(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
         return type.bytes * (2e-4 if alone else 1e-4)
 
     def block(self, channels: int, dtype: DType) -> int:
@@ -43,7 +43,7 @@ class Priced:
     def seconds(self, task: Task) -> float:
         return sum(self.price(node) for node in task.graph.nodes())
 
-    def quickly(self, task: Task) -> tuple[float, bool]:
+    def upper_bound(self, task: Task) -> tuple[float, bool]:
         return self.seconds(task), True
 
     def price(self, node: Node) -> float:
@@ -53,7 +53,7 @@ class Priced:
         channels = channels_of(node.shape, layout)
         return self.prices[node.op, channels, "turning" if layout == by(channels) else layout]
 
-    def moving(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
+    def permute_seconds(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
         return self.per_byte * type.bytes
 
     def block(self, channels: int, dtype: DType) -> int:
@@ -81,10 +81,10 @@ class Dice:
         )
         return self._throw(task.key) * (0.1 if favoured else 1.0)
 
-    def quickly(self, task: Task) -> tuple[float, bool]:
+    def upper_bound(self, task: Task) -> tuple[float, bool]:
         return self.seconds(task), True
 
-    def moving(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
+    def permute_seconds(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
         return max(0.0, 0.1 * self._throw(type.shape, tuple(axes), alone) - 0.05)
 
     def block(self, channels: int, dtype: DType) -> int:

@@ -23,7 +23,7 @@ from tilewright.graph.ir import Graph, Node, constant
 from tilewright.graph.op import apply, flops_of
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.provenance import Provenance
-from tilewright.graph.verify import MOST_CONCATENATED, verify
+from tilewright.graph.verify import MAX_CONCATENATED, verify
 from tilewright.rewrites.decompose import Decompose
 from tilewright.rewrites.fold_constants import FoldConstants
 from tilewright.rewrites.simplify import Simplify
@@ -245,7 +245,7 @@ def test_wide_concatenations_become_several(count: int) -> None:
     after = Decompose().run(before)
     for graph in (after, Simplify().run(after)):  # which does not join them again
         found = [len(node.inputs) for node in graph.nodes() if node.op == "concat"]
-        assert max(found, default=0) <= MOST_CONCATENATED
+        assert max(found, default=0) <= MAX_CONCATENATED
         assert_same_function(before, graph)
     inner = [node for node in after.nodes() if node.op == "concat" and node is not after.outputs[0]]
     assert len(inner) == -(-max(count - 32, 0) // 31)

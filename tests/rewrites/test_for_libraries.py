@@ -49,8 +49,8 @@ def test_products_of_one_operand_become_one() -> None:
     x = torch.randn(2, 16, 32)
     model = Attends()
     graph = graph_of(model, x)
-    merged, apart = run_pipeline(graph, abilities=WITH_LIBRARIES), run_pipeline(graph)
-    assert [sum("matmul" in call.task.label for call in p.calls) for p in (merged, apart)] == [1, 3]
+    merged, split = run_pipeline(graph, abilities=WITH_LIBRARIES), run_pipeline(graph)
+    assert [sum("matmul" in call.task.label for call in p.calls) for p in (merged, split)] == [1, 3]
     assert np.allclose(computed(merged, x.numpy()), model(x).detach().numpy(), atol=1e-5)
 
 

@@ -28,7 +28,7 @@ from tilewright.graph.verify import verify
 from tilewright.rewrites.decompose import Decompose
 from tilewright.rewrites.fold_constants import FoldConstants
 from tilewright.rewrites.layout import Layout, permuted_bytes
-from tilewright.rewrites.layout_ways import reshape_stored
+from tilewright.rewrites.layout_choices import reshape_stored
 from tilewright.rewrites.simplify import Simplify
 
 IMAGE = x_input(2, 4, 6, 8)
@@ -274,10 +274,10 @@ class ChainsCost:
             return self.chain
         return sum({"channels_first": 1.0, "channels_last": 2.0}[layout] for layout in layouts)
 
-    def quickly(self, task: Task) -> tuple[float, bool]:
+    def upper_bound(self, task: Task) -> tuple[float, bool]:
         return self.seconds(task), True
 
-    def moving(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
+    def permute_seconds(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
         return 0.001
 
     def block(self, channels: int, dtype: DType) -> int:

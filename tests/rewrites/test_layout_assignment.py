@@ -24,13 +24,13 @@ from tilewright.rewrites import layout_assignment
 from tilewright.rewrites.decompose import Decompose
 from tilewright.rewrites.layout import Layout
 from tilewright.rewrites.layout_assignment import Costs, assign, solve
-from tilewright.rewrites.layout_ways import WITH_LAYOUT, Way, folds
+from tilewright.rewrites.layout_choices import WITH_LAYOUT, LayoutChoice, folds
 from tilewright.rewrites.oracle import FewestBytes
 from tilewright.rewrites.partition import partition
 from tilewright.tune.oracle import PredictedCosts
 
 LAYOUTS = ("channels_first", "channels_last")
-BLOCKED, TURNING = "channels_by_2", "turning"
+BLOCKED, TRANSPOSING = "channels_by_2", "turning"
 WIDTHS = (3, 4, 5, 6)
 # What stands between convolutions, and works on their results in blocks.
 IN_BLOCKS = (
@@ -116,12 +116,12 @@ def brute_force(graph: Graph, oracle: Priced) -> float:
         return oracle.size > 0 and node.shape[1] % oracle.size == 0
 
     def choices(node: Node) -> tuple[str, ...]:
-        turning = (TURNING,) if node.op == "conv" and not whole(node.inputs[0]) else ()
-        return (*LAYOUTS, BLOCKED, *turning) if whole(node) else LAYOUTS
+        transposing = (TRANSPOSING,) if node.op == "conv" and not whole(node.inputs[0]) else ()
+        return (*LAYOUTS, BLOCKED, *transposing) if whole(node) else LAYOUTS
 
     def needed(node: Node, layout: str) -> str:
         """A convolution reads what has no whole blocks with channels first."""
-        return LAYOUTS[0] if layout == TURNING or (layout == BLOCKED and not whole(node)) else layout
+        return LAYOUTS[0] if layout == TRANSPOSING or (layout == BLOCKED and not whole(node)) else layout
 
     for chosen in itertools.product(*map(choices, free)):
         layout = dict(zip(free, chosen, strict=True))
@@ -130,7 +130,7 @@ def brute_force(graph: Graph, oracle: Priced) -> float:
             have = layout.get(node, "channels_first")
             if node.op in WITH_LAYOUT:
                 total += oracle.prices[node.op, node.shape[1], have]
-            have = LAYOUTS[1] if have == TURNING else have
+            have = LAYOUTS[1] if have == TRANSPOSING else have
             needs = {needed(node, layout[user]) for user in users[node]}
             needs |= {"channels_first"} if node in graph.outputs else set()
             total += oracle.per_byte * node.type.bytes * len(needs - {have})
@@ -141,7 +141,7 @@ def brute_force(graph: Graph, oracle: Priced) -> float:
 def cost_of(graph: Graph, oracle: Priced) -> float:
     """What a graph costs as it is written."""
     permutes = [node for node in graph.nodes() if node.op == "permute" and not folds(node)]
-    return sum(map(oracle.price, graph.nodes())) + sum(oracle.moving(p.type, ()) for p in permutes)
+    return sum(map(oracle.price, graph.nodes())) + sum(oracle.permute_seconds(p.type, ()) for p in permutes)
 
 
 @QUICK
@@ -161,7 +161,7 @@ def test_what_is_written_costs_what_was_counted(graph: Graph, oracle: Priced) ->
 
 
 @settings(QUICK, max_examples=25)
-@given(networks(most=6), prices((*LAYOUTS, BLOCKED, TURNING)))
+@given(networks(most=6), prices((*LAYOUTS, BLOCKED, TRANSPOSING)))
 def test_blocks_of_channels_where_they_are_best(graph: Graph, oracle: Priced) -> None:
     best, _ = assign(graph, oracle)
     assert best.total == pytest.approx(brute_force(graph, oracle))
@@ -173,7 +173,7 @@ def test_blocks_of_channels_where_they_are_best(graph: Graph, oracle: Priced) ->
 class Hesitant(Priced):
     """Quick answers are too high for some."""
 
-    def quickly(self, task: Task) -> tuple[float, bool]:
+    def upper_bound(self, task: Task) -> tuple[float, bool]:
         exact = int(task.key[0], 16) % 2 == 0
         return self.seconds(task) * (1.0 if exact else 1.0 + int(task.key[1], 16) / 8), exact
 
@@ -216,10 +216,12 @@ def test_there_is_an_assignment_whatever_kernels_are_missing(graph: Graph, seed:
         patch.setattr(layout_assignment, "BEAM", beam)
         for oracle in (Kernelless(seed), FewestBytes()):
             found, costs = assign(graph, oracle)
-            assert set(found.ways) == {n for n in graph.nodes() if not n.is_input and not folds(n)}
+            assert set(found.choices) == {n for n in graph.nodes() if not n.is_input and not folds(n)}
             assert math.isfinite(found.total)
-            nothing = solve(graph, costs, lambda node, way: False)  # nothing allowed: a preference, not a law
-            assert set(nothing.ways) == set(found.ways)
+            nothing = solve(
+                graph, costs, lambda node, choice: False
+            )  # nothing allowed: a preference, not a law
+            assert set(nothing.choices) == set(found.choices)
             assert_same_function(graph, Layout(oracle).run(graph), tolerance=1e-6)
 
 
@@ -234,11 +236,11 @@ def test_a_way_without_a_kernel_is_taken_only_where_there_is_no_other() -> None:
     first = conv(x, weight(8, 4, 1, 1))
     best, _ = assign(graph_of(conv(first, weight(4, 8, 1, 1))), oracle)
     assert best.unknown == 1
-    assert best.ways[first].layout == LAYOUTS[1]
+    assert best.choices[first].layout == LAYOUTS[1]
 
 
-def _only(layout: str) -> Callable[[Node, Way], bool]:
-    return lambda node, way: way.layout == layout
+def _only(layout: str) -> Callable[[Node, LayoutChoice], bool]:
+    return lambda node, choice: choice.layout == layout
 
 
 @QUICK
@@ -262,7 +264,7 @@ def test_blocks_that_do_not_divide_each_other() -> None:
     resized = apply("resize", joined, sizes=(10, 30), mode="nearest", coordinates="asymmetric")
     prices = {("conv", 24, layout): 1.0 for layout in (*LAYOUTS, "channels_by_8")}
     prices |= {("max_pool", 48, layout): 1.0 for layout in LAYOUTS}
-    prices |= {("conv", 24, TURNING): 0.0, ("max_pool", 48, "channels_by_16"): 0.0}
+    prices |= {("conv", 24, TRANSPOSING): 0.0, ("max_pool", 48, "channels_by_16"): 0.0}
 
     class Mixed(Priced):
         def block(self, channels: int, dtype: DType) -> int:
@@ -332,7 +334,7 @@ def test_a_permute_beside_elementwise_work_costs_what_it_adds() -> None:
     """The image is permuted in the kernel of the sine; the sum of the channels is so in either order."""
 
     class Riding(Priced):
-        def moving(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
+        def permute_seconds(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
             return 1.0 if alone else 0.1
 
     prices = {("conv", 5, "channels_first"): 0.5, ("conv", 5, "channels_last"): 0.0}

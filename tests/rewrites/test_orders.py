@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.rewrites.layout_ways import reshape_stored
-from tilewright.rewrites.orders import Block, Order, axis_of, blocks_of, conversions, fits, stored
+from tilewright.rewrites.layout_choices import reshape_stored
+from tilewright.rewrites.orders import AxisBlock, Order, axis_of, blocks_of, conversions, fits, stored
 from tilewright.rewrites.shapes import moves_nothing
 
 
@@ -16,7 +16,7 @@ from tilewright.rewrites.shapes import moves_nothing
 def orders(draw: st.DrawFn, rank: int) -> Order:
     """Any order of the axes, some of them in blocks."""
     cut = draw(st.sets(st.integers(0, rank - 1), max_size=2))
-    blocks = [Block(axis, draw(st.sampled_from((1, 2, 3, 4, 6, 8)))) for axis in sorted(cut)]
+    blocks = [AxisBlock(axis, draw(st.sampled_from((1, 2, 3, 4, 6, 8)))) for axis in sorted(cut)]
     return tuple(draw(st.permutations([*range(rank), *blocks])))
 
 
@@ -28,9 +28,9 @@ def in_order(value: np.ndarray, order: Order) -> np.ndarray:
         for axis, extent in enumerate(value.shape)
         for part in ((extent // sizes.get(axis, 1), sizes.get(axis, 1)) if extent != 1 else (1, 1))
     ]
-    places = [2 * axis_of(entry) + isinstance(entry, Block) for entry in order]
-    left = [axis for axis in range(len(split)) if axis not in places]
-    return value.reshape(split).transpose(*places, *left).reshape(stored(value.shape, order))
+    positions = [2 * axis_of(entry) + isinstance(entry, AxisBlock) for entry in order]
+    left = [axis for axis in range(len(split)) if axis not in positions]
+    return value.reshape(split).transpose(*positions, *left).reshape(stored(value.shape, order))
 
 
 @settings(max_examples=100, deadline=None)
@@ -53,16 +53,19 @@ def test_blocks_of_one_and_of_all_move_nothing() -> None:
     def still(have: Order, need: Order) -> bool:
         return all(moves_nothing(*each) for each in conversions(shape, have, need))
 
-    assert still(image, (*image, Block(1, 1)))
-    assert still((0, 2, 3, 1), (*image, Block(1, 8)))
-    assert not still(image, (*image, Block(1, 4)))
+    assert still(image, (*image, AxisBlock(1, 1)))
+    assert still((0, 2, 3, 1), (*image, AxisBlock(1, 8)))
+    assert not still(image, (*image, AxisBlock(1, 4)))
 
 
 def test_one_permute_between_blocks_of_whole_blocks_and_two_between_others() -> None:
     shape, image = (1, 48, 5, 15), (0, 1, 2, 3)
 
     def permutes(have: int, need: int) -> list[tuple[int, ...]]:
-        return [parts for parts, _ in conversions(shape, (*image, Block(1, have)), (*image, Block(1, need)))]
+        return [
+            parts
+            for parts, _ in conversions(shape, (*image, AxisBlock(1, have)), (*image, AxisBlock(1, need)))
+        ]
 
     assert permutes(8, 24) == [(1, 2, 3, 5, 15, 8)]
     assert permutes(24, 16) == [(1, 2, 5, 15, 24), (1, 5, 15, 3, 16)]
@@ -71,9 +74,9 @@ def test_one_permute_between_blocks_of_whole_blocks_and_two_between_others() -> 
 @pytest.mark.parametrize(
     ("source", "target", "expected"),
     [
-        ((2, 8, 1, 1), (2, 8), ((2, 2, 4), (0, 1, Block(1, 4)))),
-        ((2, 8, 6, 8), (2, 8, 48), ((2, 2, 48, 4), (0, 1, 2, Block(1, 4)))),
-        ((1, 8, 6, 8), (8, 6, 8), ((2, 6, 8, 4), (0, 1, 2, Block(0, 4)))),
+        ((2, 8, 1, 1), (2, 8), ((2, 2, 4), (0, 1, AxisBlock(1, 4)))),
+        ((2, 8, 6, 8), (2, 8, 48), ((2, 2, 48, 4), (0, 1, 2, AxisBlock(1, 4)))),
+        ((1, 8, 6, 8), (8, 6, 8), ((2, 6, 8, 4), (0, 1, 2, AxisBlock(0, 4)))),
         ((2, 8, 6, 8), (2, 2, 4, 6, 8), None),
         ((2, 8, 6, 8), (16, 6, 8), None),
     ],
@@ -81,4 +84,4 @@ def test_one_permute_between_blocks_of_whole_blocks_and_two_between_others() -> 
 def test_reshapes_keep_blocks_of_axes_that_they_leave_alone(
     source: tuple[int, ...], target: tuple[int, ...], expected: tuple[tuple[int, ...], Order] | None
 ) -> None:
-    assert reshape_stored(source, target, (0, 1, 2, 3, Block(1, 4))) == expected
+    assert reshape_stored(source, target, (0, 1, 2, 3, AxisBlock(1, 4))) == expected

@@ -26,7 +26,7 @@ from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Partition, Task
 from tilewright.loops.formula import formula_of
 from tilewright.measure.passes import run_calls
-from tilewright.rewrites.expansion import MOST_PARTS
+from tilewright.rewrites.expansion import MAX_PARTS
 from tilewright.rewrites.fuse import EXPENSIVE_OPERATORS, MAX_NODES, OVERLAPPING
 from tilewright.rewrites.partition import partition
 
@@ -191,7 +191,7 @@ def test_formulas_stay_small_however_often_a_value_is_read(start: Node, step: Ca
         node = step(node)
     result = cut(node)
     assert 2 <= len(result.calls) <= 60
-    assert max(written_out(task) for task, _ in result.tasks().values()) <= 2 * MOST_PARTS
+    assert max(written_out(task) for task, _ in result.tasks().values()) <= 2 * MAX_PARTS
 
 
 def test_a_few_activations_in_a_row_are_one_kernel() -> None:

@@ -46,15 +46,15 @@ def test_a_reshape_alone_stays_a_view() -> None:
     assert labels(graph) == ["slice", "matmul"]
 
 
-@pytest.mark.parametrize("way", ["two readers", "the other operand", "an output"])
-def test_it_stays_apart(way: str) -> None:
+@pytest.mark.parametrize("choice", ["two readers", "the other operand", "an output"])
+def test_it_stays_apart(choice: str) -> None:
     x, weight, other = given = inputs((8, 16), (16, 8), (8, 16))
     before = apply("relu", x)
     total = apply("matmul", before, weight)
     outputs: tuple[Node, ...] = (total,)
-    if way == "two readers":
+    if choice == "two readers":
         outputs = (total, apply("matmul", before, apply("permute", other, axes=(1, 0))))
-    elif way == "the other operand":
+    elif choice == "the other operand":
         outputs = (apply("matmul", other, apply("relu", weight)),)
     else:
         outputs = (total, before)

@@ -72,8 +72,8 @@ def test_which_slices_lie_side_by_side(bounds: tuple[tuple[int, int], ...], offs
 
 
 def test_the_steps_of_a_recurrence_are_one_task() -> None:
-    apart, together = cut(recurrence(X), slices=False), cut(recurrence(X))
-    assert len(apart.tasks()) > STEPS - 2
+    split, together = cut(recurrence(X), slices=False), cut(recurrence(X))
+    assert len(split.tasks()) > STEPS - 2
     assert len(together.tasks()) == 1
     assert len(together.calls) == STEPS - 1
     offsets = [together.offsets[call.inputs[-1]] for call in together.calls]

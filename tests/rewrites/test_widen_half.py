@@ -86,9 +86,9 @@ def test_conversions_to_16_bits_and_back_are_left_out_unless_strict() -> None:
 @HALF
 def test_results_of_other_types_are_kept(dtype: DType) -> None:
     x = x_input(3, 5, dtype=dtype)
-    places = apply("argmax", x, axis=1, keepdims=False)
+    positions = apply("argmax", x, axis=1, keepdims=False)
     wide = apply("cast", apply("exp", x), dtype=DType.F64)
-    after = widened(places, wide, apply("cast", places, dtype=dtype))
+    after = widened(positions, wide, apply("cast", positions, dtype=dtype))
     assert [node.dtype for node in after.outputs] == [DType.I64, DType.F64, dtype]
 
 
@@ -97,8 +97,8 @@ def test_results_of_other_types_are_kept(dtype: DType) -> None:
 
 @HALF
 def test_a_table_is_not_doubled(dtype: DType) -> None:
-    table, places = weight(100, 8, dtype=dtype), x_input(4, dtype=DType.I64)
-    after = rewrite(graph_of(apply("exp", apply("take", table, places, axis=0))))
+    table, positions = weight(100, 8, dtype=dtype), x_input(4, dtype=DType.I64)
+    after = rewrite(graph_of(apply("exp", apply("take", table, positions, axis=0))))
     assert ops_of(after) == ["take", "cast", "exp", "cast"]
     assert table in after.nodes()
 

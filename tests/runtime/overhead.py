@@ -1,4 +1,4 @@
-"""How much a compiled call costs beside its kernels. Not a test: `python -m tests.runtime.overhead [--torch]`."""
+"""How much a compiled call costs alongside its kernels. Not a test: `python -m tests.runtime.overhead [--torch]`."""
 
 from __future__ import annotations
 

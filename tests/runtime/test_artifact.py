@@ -187,10 +187,10 @@ def test_two_hundred_corruptions(saved: Path) -> None:
         elif kind == 2:  # a piece is missing
             del damaged[position : position + chance.randint(1, 100)]
         elif kind == 3:  # a piece is other data
-            piece = chance.randbytes(chance.randint(1, 50))
-            if damaged[position : position + len(piece)] == piece:
+            block = chance.randbytes(chance.randint(1, 50))
+            if damaged[position : position + len(block)] == block:
                 continue
-            damaged[position : position + len(piece)] = piece
+            damaged[position : position + len(block)] = block
         else:  # a piece too much
             damaged[position:position] = chance.randbytes(chance.randint(1, 50))
         if bytes(damaged) != data:

@@ -6,21 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.runtime.memory import Buffer, plan_memory
+from tilewright.runtime.memory import LiveBuffer, plan_memory
 from tilewright.runtime.plan import aligned
 
 
 @st.composite
-def buffers(draw: st.DrawFn) -> list[Buffer]:
+def buffers(draw: st.DrawFn) -> list[LiveBuffer]:
     result = []
     for _ in range(draw(st.integers(0, 30))):
         first = draw(st.integers(0, 20))
-        result.append(Buffer(draw(st.integers(0, 5000)), first, first + draw(st.integers(0, 8))))
+        result.append(LiveBuffer(draw(st.integers(0, 5000)), first, first + draw(st.integers(0, 8))))
     return result
 
 
 @given(buffers())
-def test_live_buffers_never_overlap(given_buffers: list[Buffer]) -> None:
+def test_live_buffers_never_overlap(given_buffers: list[LiveBuffer]) -> None:
     offsets, report = plan_memory(given_buffers)
     assert len(offsets) == len(given_buffers)
     for index, (mine, at) in enumerate(zip(given_buffers, offsets, strict=True)):
@@ -34,7 +34,7 @@ def test_live_buffers_never_overlap(given_buffers: list[Buffer]) -> None:
 
 
 @given(buffers())
-def test_it_is_deterministic(given_buffers: list[Buffer]) -> None:
+def test_it_is_deterministic(given_buffers: list[LiveBuffer]) -> None:
     assert plan_memory(given_buffers) == plan_memory(given_buffers)
 
 
@@ -52,8 +52,8 @@ class Net:
         self.step += 1
         return len(self.lives) - 1
 
-    def buffers(self) -> list[Buffer]:
-        return [Buffer(*life) for life in self.lives]
+    def buffers(self) -> list[LiveBuffer]:
+        return [LiveBuffer(*life) for life in self.lives]
 
 
 def quality(net: Net) -> float:
@@ -110,7 +110,7 @@ def test_u_nets(depth: int, base: int, growth: int) -> None:
 
 def test_reuse_is_reported() -> None:
     offsets, report = plan_memory(
-        [Buffer(1000, 0, 1), Buffer(1000, 1, 2), Buffer(1000, 2, 3)], constant_bytes=5
+        [LiveBuffer(1000, 0, 1), LiveBuffer(1000, 1, 2), LiveBuffer(1000, 2, 3)], constant_bytes=5
     )
     assert offsets[0] == offsets[2] != offsets[1]
     assert report.arena_bytes == report.lower_bound == 2 * aligned(1000)
@@ -120,8 +120,8 @@ def test_reuse_is_reported() -> None:
 
 def test_nothing_and_nonsense() -> None:
     assert plan_memory([])[0] == []
-    assert plan_memory([Buffer(0, 3, 4)])[1].arena_bytes == 0
+    assert plan_memory([LiveBuffer(0, 3, 4)])[1].arena_bytes == 0
     with pytest.raises(ValueError):
-        plan_memory([Buffer(10, 3, 2)])
+        plan_memory([LiveBuffer(10, 3, 2)])
     with pytest.raises(ValueError):
-        plan_memory([Buffer(-1, 2, 2)])
+        plan_memory([LiveBuffer(-1, 2, 2)])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tilewright.runtime.packing import LastApart, Packing, dense_order
+from tilewright.runtime.packing import Packing, SeparateTail, dense_order
 from tilewright.runtime.paired import GROUP, HALF, PairedWeights, pair_signs, prepare_weights
 from tilewright.runtime.transform import Transform
 from tilewright.runtime.winograd import TAPS, WinogradWeights, matrices
@@ -34,7 +34,7 @@ def packings_with_tails(draw: st.DrawFn) -> Packing:
     """Of the first axis, some of whose elements come behind all else."""
     packing, last = draw(packings()), draw(st.integers(1, 3))
     longer = (packing.shape[0] + last, *packing.shape[1:])
-    return replace(packing, shape=longer, transforms=(LastApart(0, last),))
+    return replace(packing, shape=longer, transforms=(SeparateTail(0, last),))
 
 
 @given(packings() | packings_with_tails())
@@ -49,7 +49,7 @@ def test_unpack_undoes_pack(packing: Packing) -> None:
 def test_a_tail_comes_behind_the_rest(packing: Packing) -> None:
     array = (np.arange(packing.original_size) + 1).reshape(packing.shape)
     (apart,) = packing.transforms
-    assert isinstance(apart, LastApart)
+    assert isinstance(apart, SeparateTail)
     last = apart.count
     short = replace(packing, shape=packing.walked, transforms=())
     expected = [*short.pack(array[:-last]), *array[-last:].reshape(-1)]
@@ -130,8 +130,8 @@ def test_columns_of_pairs_are_scaled_exactly_and_bring_their_corrections(
     extent = math.prod(packing.shape[axis] for axis in taps)
     one = np.moveaxis(array, taps, range(len(taps))).reshape(extent, -1)
     columns, corrections, sizes, ratios = prepare_weights(one)
-    behind = [*corrections, *sizes, *ratios, *pair_signs(extent)]
-    np.testing.assert_array_equal(packed[-len(behind) :], behind)
+    trailing = [*corrections, *sizes, *ratios, *pair_signs(extent)]
+    np.testing.assert_array_equal(packed[-len(trailing) :], trailing)
     whole = np.zeros((-(-extent // GROUP), 2, HALF, corrections.size))
     whole.reshape(-1, corrections.size)[:extent] = columns
     first, second = whole[:, 0], whole[:, 1]
@@ -148,8 +148,8 @@ def test_what_the_last_transform_stores_comes_first_behind_the_blocks(packing: P
     assert packed.size == both.size
     np.testing.assert_array_equal(both.unpack(packed), array.reshape(-1))
     paired, apart = both.transforms
-    scaled, behind = paired.apply(array)
-    np.testing.assert_array_equal(packed[both.begin_of(paired) :], behind)
+    scaled, trailing = paired.apply(array)
+    np.testing.assert_array_equal(packed[both.begin_of(paired) :], trailing)
     np.testing.assert_array_equal(
         packed[both.begin_of(apart) : both.begin_of(paired)], apart.apply(scaled)[1]
     )
@@ -158,11 +158,11 @@ def test_what_the_last_transform_stores_comes_first_behind_the_blocks(packing: P
 @pytest.mark.parametrize(
     "transform",
     [
-        LastApart(1, 0),
-        LastApart(4, 1),
-        LastApart(-1, 1),
-        LastApart(0, 3),
-        LastApart(0, -1),
+        SeparateTail(1, 0),
+        SeparateTail(4, 1),
+        SeparateTail(-1, 1),
+        SeparateTail(0, 3),
+        SeparateTail(0, -1),
         PairedWeights(()),
         PairedWeights((0, 0)),
         PairedWeights((4,)),
@@ -173,11 +173,11 @@ def test_what_the_last_transform_stores_comes_first_behind_the_blocks(packing: P
 )
 def test_a_transform_that_cannot_be_is_not_sound(transform: Transform) -> None:
     shape = (3, 3, 5, 8)
-    assert transform.is_sound(shape) is (transform == LastApart(1, 0))
+    assert transform.is_sound(shape) is (transform == SeparateTail(1, 0))
     assert not WinogradWeights(2).is_sound((3, 3)) and not WinogradWeights(2).is_sound((3, 2, 5, 8))
 
 
-@pytest.mark.parametrize("transform", [LastApart(3, 2), PairedWeights((0, 1, 2)), WinogradWeights(4)])
+@pytest.mark.parametrize("transform", [SeparateTail(3, 2), PairedWeights((0, 1, 2)), WinogradWeights(4)])
 def test_a_saved_packing_is_the_same_when_it_is_read(transform: Transform) -> None:
     packing = Packing((3, 3, 5, 8), (3, 3, 5, 2), tuple(range(8)), transforms=(transform,))  # type: ignore[arg-type]
     assert msgspec.json.decode(msgspec.json.encode(packing), type=Packing) == packing

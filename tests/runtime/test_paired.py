@@ -19,14 +19,14 @@ from tilewright.runtime.paired import (
 KINDS = ("normal", "sparse", "decades", "outliers", "relu", "one")
 
 
-def line(kind: str, taps: int, rng: np.random.Generator) -> np.ndarray:
-    values = rng.standard_normal(taps)
+def line(kind: str, k_size: int, rng: np.random.Generator) -> np.ndarray:
+    values = rng.standard_normal(k_size)
     if kind == "sparse":
-        values *= rng.random(taps) < 0.1
+        values *= rng.random(k_size) < 0.1
     elif kind == "decades":
-        values *= 10.0 ** rng.uniform(-6, 6, taps)
+        values *= 10.0 ** rng.uniform(-6, 6, k_size)
     elif kind == "outliers":
-        values[rng.integers(0, taps, 3)] *= 10.0 ** rng.uniform(0, 4)
+        values[rng.integers(0, k_size, 3)] *= 10.0 ** rng.uniform(0, 4)
     elif kind == "relu":
         values = np.maximum(values, 0)
     elif kind == "one":
@@ -36,19 +36,21 @@ def line(kind: str, taps: int, rng: np.random.Generator) -> np.ndarray:
 
 @given(
     kinds=st.tuples(st.sampled_from(KINDS), st.sampled_from(KINDS)),
-    taps=st.sampled_from((32, 64, 100, 768, 4608)),
+    k_size=st.sampled_from((32, 64, 100, 768, 4608)),
     seed=st.integers(0, 10_000),
 )
 @settings(max_examples=200, deadline=None)
-def test_a_certified_row_and_column_have_a_small_kappa(kinds: tuple[str, str], taps: int, seed: int) -> None:
+def test_a_certified_row_and_column_have_a_small_kappa(
+    kinds: tuple[str, str], k_size: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
-    rows = np.stack([line(kinds[0], taps, rng) for _ in range(6)])
-    columns = np.stack([line(kinds[1], taps, rng) for _ in range(6)], axis=1)
-    columns = columns[rng.permutation(taps)]
+    rows = np.stack([line(kinds[0], k_size, rng) for _ in range(6)])
+    columns = np.stack([line(kinds[1], k_size, rng) for _ in range(6)], axis=1)
+    columns = columns[rng.permutation(k_size)]
     certified = row_ratios(rows)[:, None] >= certified_ratios(columns)
     wide, tall = np.abs(rows).astype(np.float64), np.abs(columns).astype(np.float64)
     norms = np.outer(np.linalg.norm(wide, axis=1), np.linalg.norm(tall, axis=0))
-    assert (norms[certified] <= largest_kappa(taps) * (wide @ tall)[certified]).all()
+    assert (norms[certified] <= largest_kappa(k_size) * (wide @ tall)[certified]).all()
 
 
 def test_adversarial_supports_are_refused() -> None:
@@ -67,10 +69,10 @@ def test_which_data_is_certified(kind: str, share: float) -> None:
     assert np.mean(row_ratios(rows)[:, None] >= certified_ratios(columns)) == share
 
 
-@pytest.mark.parametrize("taps", [32, 64, 128, 256, 768, 4608, 25088])
-def test_the_promised_bound_follows_from_the_largest_kappa(taps: int) -> None:
-    assert 1.25 * error_constant(taps) * largest_kappa(taps) <= BOUND_FACTOR * taps * (1 + 1e-12)
-    assert largest_kappa(taps) > 10
+@pytest.mark.parametrize("k_size", [32, 64, 128, 256, 768, 4608, 25088])
+def test_the_promised_bound_follows_from_the_largest_kappa(k_size: int) -> None:
+    assert 1.25 * error_constant(k_size) * largest_kappa(k_size) <= BOUND_FACTOR * k_size * (1 + 1e-12)
+    assert largest_kappa(k_size) > 10
 
 
 def test_columns_that_cannot_be_certified_are_stored_as_they_are() -> None:

@@ -98,7 +98,7 @@ def test_unknown_namedtuple_is_made_on_the_fly() -> None:
 def test_unknown_record_is_read_only() -> None:
     leaves, spec = tree.flatten(Output(Leaf(), [1]))
     record = tree.unflatten(without_class(spec), leaves)
-    assert isinstance(record, tree.Record)
+    assert isinstance(record, tree.TreeRecord)
     assert record.logits is record["logits"] is record[0] is leaves[0]
     assert dict(record) == {"logits": leaves[0], "extra": [1]}
     assert "Output(logits=" in repr(record)
@@ -107,7 +107,7 @@ def test_unknown_record_is_read_only() -> None:
     with pytest.raises(AttributeError, match="logits"):
         _ = record.nothing
     assert copy.copy(record).logits is leaves[0]
-    assert pickle.loads(pickle.dumps(tree.Record("a.B", {"x": 1}))).x == 1
+    assert pickle.loads(pickle.dumps(tree.TreeRecord("a.B", {"x": 1}))).x == 1
     assert tree.flatten_like(spec, record) == leaves
     assert tree.flatten(record)[1]["fields"] == ["logits", "extra"]
 
@@ -139,7 +139,7 @@ def test_registered_constructor() -> None:
 
     name = f"{Plain.__module__}.{Plain.__qualname__}"
     spec = {"kind": "record", "name": name, "fields": ["a"], "items": [{"kind": "leaf", "index": 0}]}
-    assert isinstance(tree.unflatten(spec, [1]), tree.Record)
+    assert isinstance(tree.unflatten(spec, [1]), tree.TreeRecord)
     tree.register(Plain)
     assert tree.unflatten(spec, [1]).fields == {"a": 1}
     tree.register(Plain, lambda a: ["built", a])

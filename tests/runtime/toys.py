@@ -19,7 +19,7 @@ from tilewright.dtypes import DType
 from tilewright.runtime import host, tree
 from tilewright.runtime.contract import Argument, Contract, plan_digest, sealed
 from tilewright.runtime.loader import object_digest
-from tilewright.runtime.memory import Buffer, plan_memory
+from tilewright.runtime.memory import LiveBuffer, plan_memory
 from tilewright.runtime.model import CompiledModel
 from tilewright.runtime.plan import Place, Plan, Step, TaskInfo, TensorSpec
 
@@ -187,7 +187,7 @@ class Toy:
             output.place = Place("output", index)
         inner = [value for value in self.temporaries if value.place is None]
         offsets, memory = plan_memory(
-            [Buffer(v.size, v.first, v.last) for v in inner], sum(a.nbytes for a in self.data)
+            [LiveBuffer(v.size, v.first, v.last) for v in inner], sum(a.nbytes for a in self.data)
         )
         for value, offset in zip(inner, offsets, strict=True):
             value.place = Place("arena", 0, offset)

@@ -31,5 +31,5 @@ def test_a_search_of_ones_own_is_found_by_name() -> None:
         unregister("mine")
     with pytest.raises(OptionError, match=r"search must be one of 'guided', .*, got 'mine'"):
         search_named("mine")
-    with pytest.raises(OptionError, match="is no search"):
+    with pytest.raises(OptionError, match="is not a search"):
         register("other", "not callable")  # type: ignore[arg-type]

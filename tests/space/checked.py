@@ -1,4 +1,4 @@
-"""Running what templates make: a task of its own, any config's program, its result beside the oracle's."""
+"""Running what templates make: a task of its own, any config's program, its result compared with the oracle's."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tilewright.graph.ir import Node
 from tilewright.graph.oracle import evaluate
 from tilewright.hw.gpu import H200, GpuMachine
 from tilewright.measure.kernels import packed
-from tilewright.measure.single import Built, Run, plan_of
+from tilewright.measure.single import Built, KernelRun, plan_of
 from tilewright.runtime.plan import VendorCall, View
 from tilewright.space.implementation import Implementation
 from tilewright.space.libraries import LIBRARIES
@@ -90,7 +90,7 @@ def run_on_a_card(
 
     built = Built.of(implementation, machine, "fast")
     inputs = len(built.sources)
-    plan, objects = plan_of([Run(built, range(inputs), 0)], machine, inputs=inputs, outputs=1)
+    plan, objects = plan_of([KernelRun(built, range(inputs), 0)], machine, inputs=inputs, outputs=1)
     executor = GpuExecutor(plan, [], objects)
     given = [
         packed(arrays[source], packing) for source, packing in zip(built.sources, built.packings, strict=True)

@@ -35,8 +35,8 @@ from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 from tilewright.space.template import Applied, Work
 from tilewright.space.templates.cpu.fast_algebra.paired import AppliedPaired
-from tilewright.space.templates.cpu.fast_algebra.row_product import row_product_of
-from tilewright.space.templates.cpu.product import product_of
+from tilewright.space.templates.cpu.fast_algebra.row_gemm import row_gemm_of
+from tilewright.space.templates.cpu.gemm import gemm_of
 
 UNDERFLOW = 2.0**-78  # for each product: of rows and columns that are scaled by up to 2^24
 _EXPONENTIAL = 2.0**-19  # relative error of a weight of attention: exponentials have 20 bits
@@ -46,7 +46,7 @@ _EXPONENTIAL = 2.0**-19  # relative error of a weight of attention: exponentials
 class Violation:
     template: str
     seed: int
-    excess: float  # the error beside the bound
+    excess: float  # the error relative to the bound
 
     def __str__(self) -> str:
         return f"{self.template}: {self.excess:.2f} times the bound (seed {self.seed})"
@@ -82,7 +82,7 @@ def implementations(task: Task, random: Random) -> Iterator[tuple[Applied, Confi
     """A config of each template and sketch that computes a task; paired products also where they do not pay."""
     work = Work(task, host())
     applied = list(Candidates.of(work).applied)
-    sums = row_product_of(product_of(work.formula))
+    sums = row_gemm_of(gemm_of(work.formula))
     if (
         sums is not None
         and host().vector_registers >= 32

@@ -38,11 +38,11 @@ def spaces(draw: st.DrawFn) -> Space:
     count = draw(st.integers(0, 4))
     own = tuple(draw(knobs(f"k{number}")) for number in range(count))
     salt, modulus = draw(st.integers(0, 99)), draw(st.integers(1, 4))
-    places = [{choice: at for at, choice in enumerate(knob.choices)} for knob in own]
+    positions = [{choice: at for at, choice in enumerate(knob.choices)} for knob in own]
 
     def legal(values: object) -> bool:
         assert isinstance(values, dict)
-        total = sum((at + 1) * places[at][values[knob.name]] for at, knob in enumerate(own))
+        total = sum((at + 1) * positions[at][values[knob.name]] for at, knob in enumerate(own))
         return total == 0 or (total + salt) % modulus == 0  # the first choices are always legal together
 
     together = (("k0", "k1"),) if count >= 2 and draw(st.booleans()) else ()

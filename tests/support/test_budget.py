@@ -22,7 +22,7 @@ def test_memory_that_stays_and_memory_for_a_moment() -> None:
     budget.hold(60, "a weight")
     assert budget.has_room(40) and not budget.has_room(41)
     with pytest.raises(
-        ModelSizeError, match=r"a table needs 41 bytes beside the 60 .* limit of 100"
+        ModelSizeError, match=r"a table needs 41 bytes alongside the 60 .* limit of 100"
     ) as caught:
         budget.fits(41, "a table")
     assert "TILEWRIGHT_IMPORT_MEMORY" in str(caught.value)

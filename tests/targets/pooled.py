@@ -48,5 +48,5 @@ def imported(model: nn.Module, size: int = 7) -> ImportedModel:
 def partitioned(model: nn.Module, size: int = 7) -> Partition:
     """With channels last throughout, as a model has it whose neighbours want it so: what the layout pass expects of a
     single convolution depends on predicted times."""
-    abilities = Abilities(chains=False, half=True, prologues=True, splits_sums=False)
+    abilities = Abilities(chains=False, half=True, prologues=True, splits_reductions=False)
     return run_pipeline(imported(model, size).graph, oracle=FewestBytes(), abilities=abilities)

@@ -22,7 +22,7 @@ from tilewright.targets.cuda import CudaTarget
 from tilewright.targets.stages import Chosen, choose_implementations
 from tilewright.tune.choose import choose
 
-JOINED = ("tensor-sums", "fused-reduction")
+JOINED = ("tensor-core-matmul-reduction", "fused-reduction")
 
 
 def chosen(
@@ -52,7 +52,9 @@ def test_groups_of_columns_with_more_behind_stay_apart() -> None:
     assert labels_of(chosen(Groups())[1])[-1] == "amax+tanh"
 
 
-@pytest.mark.parametrize(("size", "template", "kernels"), [(7, "tensor-sums", 1), (56, "fused-reduction", 2)])
+@pytest.mark.parametrize(
+    ("size", "template", "kernels"), [(7, "tensor-core-matmul-reduction", 1), (56, "fused-reduction", 2)]
+)
 def test_a_mean_joins_the_convolution_before_it(size: int, template: str, kernels: int) -> None:
     """One kernel where a tile has all of an image, else two."""
     partition, found = chosen(Head(), size)
@@ -66,15 +68,15 @@ def test_a_long_mean_is_joined_though_by_itself_it_would_be_cut() -> None:
     """Of 65,536 pixels, which two kernels of their own would combine."""
     partition = partitioned(Head(), 256)
     (pair,) = alternatives([partition]).values()
-    assert choose(Work(pair.apart[1], H200)).config.template == "two-pass-reduction"
+    assert choose(Work(pair.separate[1], H200)).config.template == "two-pass-reduction"
     found = choose_implementations(CudaTarget(H200), [partition], "fast", None, Trace.off())
     assert "fused-reduction" in templates_of(found)
-    assert pair.apart[1].key not in {call.task.key for call in found.partitions[0].calls}
+    assert pair.separate[1].key not in {call.task.key for call in found.partitions[0].calls}
 
 
 def test_joined_or_apart_is_a_comparison_of_predicted_times() -> None:
     """With tensor cores a million times slower it does not matter that one kernel less is started, and a library's
-    call beside a second kernel is joined only if the template is predicted to be faster than both."""
+    call alongside a second kernel is joined only if the template is predicted to be faster than both."""
     for machine in (H200, WITH_LIBRARIES, replace(H200, tensor_flops_clock=H200.tensor_flops_clock / 1e6)):
         partition = partitioned(Head(), 56)
         target = CudaTarget(machine)
@@ -108,10 +110,12 @@ def test_a_product_that_is_read_beside_its_mean_is_not_joined_with_it() -> None:
     *others, product, mean = partition.calls
     flat = apply("reshape", product.output, shape=(product.output.type.size,))
     body = mean.task.graph
-    beside = input_node(len(body.inputs), flat.type)
-    first = apply("slice", beside, starts=(0,), stops=(1,), steps=(1,))
+    alternative_tasks = input_node(len(body.inputs), flat.type)
+    first = apply("slice", alternative_tasks, starts=(0,), stops=(1,), steps=(1,))
     output = apply("add", body.outputs[0], first)
-    call = replace(mean, task=Task(Graph((*body.inputs, beside), (output,))), inputs=(*mean.inputs, flat))
+    call = replace(
+        mean, task=Task(Graph((*body.inputs, alternative_tasks), (output,))), inputs=(*mean.inputs, flat)
+    )
     views = {**partition.views, flat: partition.buffer_of(product.output)}
     both = Partition(partition.graph, (*others, product, call), views)
     both.check()

@@ -159,10 +159,10 @@ def test_explain_prints_no_control_characters(compiled: tilewright.CompiledModel
 
 def test_dynamo_names_layers_as_torch_export_does(network: nn.Module, example: torch.Tensor) -> None:
     seen: list[list[str]] = []
-    from tilewright.frontend.torch import places
+    from tilewright.frontend.torch import source_location
 
     def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
-        seen.append([place.layer for place in places.places_of(graph.graph).values()])
+        seen.append([position.layer for position in source_location.indices_of(graph.graph).values()])
         return graph.forward
 
     torch._dynamo.reset()

@@ -275,7 +275,11 @@ def test_a_product_and_the_mean_of_its_results_are_measured_as_one(
     first, second = ({key: choice.config for key, choice in each.choices.items()} for each in found)
     assert first == second and ended[0] != "known" == ended[1]
     with Database.open(tmp_path / "tuning.db") as database:
-        joined = [r for r in database.records() if r.config.template in ("tensor-sums", "fused-reduction")]
+        joined = [
+            r
+            for r in database.records()
+            if r.config.template in ("tensor-core-matmul-reduction", "fused-reduction")
+        ]
     assert joined and {record.failure for record in joined} == {""}, [record.message for record in joined]
     x = torch.randn(4, 64, size, size).half().cuda()
     for keys in ((), tuple(alternatives([partition]))):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.targets.pooled import Pooled, imported, partitioned
-from tests.tune import pretended_card
+from tests.tune import fake_gpu
 from tilewright.db.database import Database
 from tilewright.driver import compile_imported
 from tilewright.hw.gpu import H200
@@ -30,7 +30,7 @@ JOINED = "conv+add+relu+mean"
 
 
 @dataclass(frozen=True)
-class PretendedExecutor:
+class FakeExecutor:
     """Runs a plan on no card: a model takes as long as it has steps."""
 
     plan: Plan
@@ -46,7 +46,7 @@ class PretendedExecutor:
 
 
 @dataclass(frozen=True)
-class PretendedTarget(CudaTarget):
+class FakeTarget(CudaTarget):
     """An H200 that is there."""
 
     @property
@@ -54,13 +54,13 @@ class PretendedTarget(CudaTarget):
         return True
 
     def runner(self, threads: int) -> Any:
-        return Runner(threads, device=0, builders=2, timing="tests.tune.pretended_card:serve")
+        return Runner(threads, device=0, builders=2, timing="tests.tune.fake_gpu:serve")
 
     def executor(self, linked: Linked, threads: int) -> Any:
-        return PretendedExecutor(linked.plan)
+        return FakeExecutor(linked.plan)
 
 
-TARGET = PretendedTarget(H200, 0)
+TARGET = FakeTarget(H200, 0)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def is_joined(found: Chosen) -> bool:
 def test_whether_a_pair_is_joined_is_measured_and_remembered(
     joined: bool, tuning: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(pretended_card.FAST if joined else pretended_card.SLOW, JOINED)
+    monkeypatch.setenv(fake_gpu.FAST if joined else fake_gpu.SLOW, JOINED)
     found, progress = chosen(tuning)
     assert is_joined(found) == joined and progress.trials >= 5
     assert JOINED in {task.label for task in progress.tasks.values()}, "it is measured either way"

@@ -148,11 +148,11 @@ class _Lanes:
         source = self.values[load.source]
         if not source.value.size:
             return _exact(np.zeros((), source.value.dtype))
-        places = [
+        positions = [
             np.clip(self.of(index).value, 0, extent - 1)
             for index, extent in zip(load.indices, source.value.shape, strict=True)
         ]
-        return Bounded(np.asarray(source.value[tuple(places)]), np.asarray(source.error[tuple(places)]))
+        return Bounded(np.asarray(source.value[tuple(positions)]), np.asarray(source.error[tuple(positions)]))
 
     def _select(self, select: te.Select) -> Bounded:
         cond, then, other = self.of(select.cond), self.of(select.then), self.of(select.other)

@@ -103,7 +103,7 @@ def test_a_config_that_is_none_of_its_space_is_refused(registered: str) -> None:
 
 
 def test_what_is_no_template_is_refused() -> None:
-    with pytest.raises(OptionError, match="is no template"):
+    with pytest.raises(OptionError, match="is not a template"):
         register_template(object())  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"target must be one of 'cpu', 'cuda', got 'tpu'"):
         register_template(extensions.Plain(), target="tpu")
@@ -137,7 +137,7 @@ def test_a_search_and_a_cost_model_of_ones_own(tmp_path: Path) -> None:
         cost_model_named("optimist")
     with pytest.raises(OptionError, match="cost_model must be one of"):
         tilewright.compile(Softmax().eval(), (X,), cost_model="optimist")
-    with pytest.raises(OptionError, match="is no cost model"):
+    with pytest.raises(OptionError, match="is not a cost model"):
         register_cost_model("other", None)  # type: ignore[arg-type]
 
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.tune.allocate import ALLOCATIONS, Goal, Objective, Standing, gradient, kind_of, next_task
+from tilewright.tune.allocate import ALLOCATIONS, Goal, Objective, TaskStanding, gradient, kind_of, next_task
 
 
-def standing(*times: float, kind: str = "conv", operations: float = 1e6, done: bool = False) -> Standing:
-    return Standing(kind, operations, 1.0, list(times), done)
+def standing(*times: float, kind: str = "conv", operations: float = 1e6, done: bool = False) -> TaskStanding:
+    return TaskStanding(kind, operations, 1.0, list(times), done)
 
 
 def test_the_gradient_by_hand() -> None:
@@ -24,9 +24,9 @@ def test_the_gradient_by_hand() -> None:
 
 def test_a_task_far_behind_one_of_its_kind_is_worth_more() -> None:
     slow = [8.0, 8.0, 8.0, 8.0]
-    beside = {"a": standing(*slow), "b": standing(1.0)}
+    alternative_tasks = {"a": standing(*slow), "b": standing(1.0)}
     alone = {"a": standing(*slow), "b": standing(1.0, kind="softmax")}
-    assert gradient("a", beside, 1) < gradient("a", alone, 1) < 0
+    assert gradient("a", alternative_tasks, 1) < gradient("a", alone, 1) < 0
 
 
 times = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=8).map(lambda found: sorted(found, reverse=True))

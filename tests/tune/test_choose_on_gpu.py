@@ -31,12 +31,12 @@ def product(m: int, n: int, k: int, dtype: DType) -> Task:
 @pytest.mark.parametrize(
     ("task", "chosen"),
     [
-        (summed(16384, 512, 0), "two-pass-reduction sketch:shared-sums"),
+        (summed(16384, 512, 0), "two-pass-reduction sketch:block-reduction"),
         (summed(512, 16384, 1), "default"),
         (summed(32, 500_000, 0), "default"),
         (product(512, 512, 512, DType.F32), "sketch:tiled"),
-        (product(512, 512, 512, DType.F16), "tensor-product"),
-        (product(1, 512, 512, DType.F32), "sketch:shared-sums"),
+        (product(512, 512, 512, DType.F16), "tensor-core-matmul"),
+        (product(1, 512, 512, DType.F32), "sketch:block-reduction"),
     ],
     ids=["columns", "rows", "many", "f32", "f16", "one row"],
 )
@@ -60,7 +60,7 @@ def test_a_large_product_is_the_librarys_where_there_is_one(shape: tuple[int, in
     """Its kernels use instructions that the templates do not (wgmma)."""
     machine = replace(H200, libraries=("cublaslt", "torch"))
     assert choose(Work(product(*shape, DType.F16), machine)).config.template == "cublaslt"
-    assert choose(Work(product(*shape, DType.F16), H200)).config.template == "tensor-product"
+    assert choose(Work(product(*shape, DType.F16), H200)).config.template == "tensor-core-matmul"
 
 
 def test_attention_without_a_kernel_is_not_left_whole() -> None:

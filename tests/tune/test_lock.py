@@ -105,11 +105,11 @@ def test_another_model_machine_or_numerics(works: dict[str, Work], lock: Lock) -
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"\xff\xfe", "is no lock file"),
-        (b"[]", "is no lock file"),
-        (b'{"format": 2}', "is no lock file"),
-        (b'{"format": 2, "numerics": "fast", "tasks": {"a": {"label": 3}}}', "is no lock file"),
-        (b'{"format": 99, "anything": 1}', "is of format 99, and this version of Tilewright writes 2"),
+        (b"\xff\xfe", "is not a lock file"),
+        (b"[]", "is not a lock file"),
+        (b'{"format": 2}', "is not a lock file"),
+        (b'{"format": 2, "numerics": "fast", "tasks": {"a": {"label": 3}}}', "is not a lock file"),
+        (b'{"format": 99, "anything": 1}', "has format 99, and this version of Tilewright writes 2"),
     ],
 )
 def test_a_file_that_is_no_lock(content: bytes, said: str, tmp_path: Path) -> None:

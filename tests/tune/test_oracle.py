@@ -62,7 +62,7 @@ def test_a_task_takes_what_its_best_config_is_predicted_to_take() -> None:
     x = Inputs()
     task = x.task(apply("matmul", x(24, 40), x(40, 48, constant=True)))
     assert ORACLE.seconds(task) == choose(Work(task, MACHINE)).seconds
-    assert ORACLE.quickly(task) == (ORACLE.seconds(task), True)
+    assert ORACLE.upper_bound(task) == (ORACLE.seconds(task), True)
 
 
 def test_a_quick_answer_is_a_kernels_but_may_not_be_the_bests() -> None:
@@ -71,7 +71,7 @@ def test_a_quick_answer_is_a_kernels_but_may_not_be_the_bests() -> None:
         x(1, 30, 30, 64), x(3, 3, 64, 64, constant=True), padding=((0, 0), (0, 0)), layout="channels_last"
     )
     task = x.task(convolution)
-    seconds, best = ORACLE.quickly(task)
+    seconds, best = ORACLE.upper_bound(task)
     assert not best and seconds > ORACLE.seconds(task)  # a direct convolution, and Winograd's
 
 
@@ -94,7 +94,7 @@ def test_a_template_without_a_legal_config_leaves_the_default_program(batch: int
     for machine in (MACHINE, ZEN_4):
         costs = PredictedCosts(machine)
         assert math.isfinite(costs.seconds(call.task))
-        assert math.isfinite(costs.quickly(call.task)[0])
+        assert math.isfinite(costs.upper_bound(call.task)[0])
         assert choose(Work(call.task, machine)).program
 
 
@@ -111,8 +111,8 @@ def test_predictions_are_made_once() -> None:
 @pytest.mark.parametrize("shape", [(1, 64, 56, 56), (1, 3, 64, 64), (2, 5, 7, 3)])
 def test_a_permute_costs_less_in_company(shape: tuple[int, ...]) -> None:
     kind = TensorType(shape, DType.F32)
-    alone = ORACLE.moving(kind, (0, 2, 3, 1))
-    assert 0 <= ORACLE.moving(kind, (0, 2, 3, 1), alone=False) < alone
+    alone = ORACLE.permute_seconds(kind, (0, 2, 3, 1))
+    assert 0 <= ORACLE.permute_seconds(kind, (0, 2, 3, 1), alone=False) < alone
 
 
 # -- layouts ----------------------------------------------------------------------------------------------------------

@@ -34,9 +34,9 @@ from tilewright.space.template import Work
 from tilewright.support.trace import Event, Trace
 from tilewright.tune.allocate import Goal, Objective
 from tilewright.tune.choose import Choice, choose
+from tilewright.tune.confirm_in_model import ModelRun
 from tilewright.tune.effort import EFFORTS, Effort, Tuning
 from tilewright.tune.progress import Progress
-from tilewright.tune.rehearse import Run
 from tilewright.tune.tunable import TunableTask
 from tilewright.tune.tuner import tune
 
@@ -69,7 +69,7 @@ def softmax() -> Task:
 
 class Told:
     """A machine on which a config takes the seconds that a function says; a text is the kind of its failure. Its speed
-    is another at each measurement, and the same for those that take turns."""
+    is another at each measurement, and the same for those that alternate."""
 
     def __init__(self, seconds: Seconds) -> None:
         self.seconds = seconds
@@ -236,8 +236,8 @@ class Inside:
     def __init__(self, seconds: Seconds) -> None:
         self.seconds = seconds
 
-    def __call__(self, cast: Mapping[str, Choice]) -> Run:
-        return lambda: {key: float(self.seconds(choice.config)) for key, choice in cast.items()}
+    def __call__(self, assignment: Mapping[str, Choice]) -> ModelRun:
+        return lambda: {key: float(self.seconds(choice.config)) for key, choice in assignment.items()}
 
 
 def test_what_is_faster_alone_but_not_in_the_model_is_not_taken() -> None:

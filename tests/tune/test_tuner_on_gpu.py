@@ -16,7 +16,7 @@ import pytest
 
 from tests.space.checked import Inputs
 from tests.space.implementations import WITH_LIBRARIES
-from tests.tune import pretended_card
+from tests.tune import fake_gpu
 from tilewright.db.database import Database
 from tilewright.db.record import Key, Record
 from tilewright.dtypes import DType
@@ -33,11 +33,11 @@ from tilewright.space.templates.cuda.matmul import TensorCores
 from tilewright.support.trace import Event, Trace
 from tilewright.tune.allocate import Goal, Objective
 from tilewright.tune.choose import Choice
+from tilewright.tune.confirm_in_model import WHOLE, ModelRun
 from tilewright.tune.effort import EFFORTS, Effort, Tuning
-from tilewright.tune.experience import Past
+from tilewright.tune.experience import PastRecords
 from tilewright.tune.known import COMPLETE, known_choices
 from tilewright.tune.progress import Progress
-from tilewright.tune.rehearse import WHOLE, Run
 from tilewright.tune.tunable import TunableTask
 from tilewright.tune.tuner import tune
 
@@ -71,7 +71,7 @@ def tuned(
     card: str = "serve",
     objective: Objective | None = None,
     listener: Callable[[str, Event], None] | None = None,
-    models: Callable[[Mapping[str, Choice]], Run] | None = None,
+    models: Callable[[Mapping[str, Choice]], ModelRun] | None = None,
 ) -> tuple[dict[str, Choice], Progress]:
     progress = Progress()
 
@@ -86,9 +86,7 @@ def tuned(
         threads=0,
         trace=Trace(listener=listen),
         objective=objective,
-        runner=lambda threads: Runner(
-            threads, device=0, builders=2, timing=f"tests.tune.pretended_card:{card}"
-        ),
+        runner=lambda threads: Runner(threads, device=0, builders=2, timing=f"tests.tune.fake_gpu:{card}"),
         models=models,  # type: ignore[arg-type]
     )
     return choices, progress
@@ -169,7 +167,7 @@ def test_the_whole_space_is_searched_with_kernels_that_nvrtc_compiles(
 def test_each_failure_costs_one_candidate_and_the_spare_process_takes_over(
     quick: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(pretended_card.LOG, str(log := tmp_path / "log"))
+    monkeypatch.setenv(fake_gpu.LOG, str(log := tmp_path / "log"))
     choices, progress = tuned(few(product()), tuning=quick, card="serve_faults")
     (choice,) = choices.values()
     assert algorithm_of(choice.config) in (0, None), "the others failed"
@@ -246,7 +244,7 @@ def test_full_effort_goes_on_until_there_is_nothing_left(quick: Tuning) -> None:
 
 def test_no_more_rounds_once_the_latency_is_reached(quick: Tuning, monkeypatch: pytest.MonkeyPatch) -> None:
     """Predicted are some 5 us, which is too long; measured are 0.2 us."""
-    monkeypatch.setenv(pretended_card.SCALE, "0.01")
+    monkeypatch.setenv(fake_gpu.SCALE, "0.01")
     monkeypatch.setitem(EFFORTS, "quick", Effort(60.0, 2, 48))
     calls = {product().key: 1}
     wanted = Objective((Goal(calls, latency=1e-6),))
@@ -284,15 +282,15 @@ class Whole:
     def __init__(self, seconds: Callable[[Mapping[str, Choice]], float]) -> None:
         self.seconds, self.asked = seconds, 0
 
-    def __call__(self, cast: Mapping[str, Choice]) -> Run:
+    def __call__(self, assignment: Mapping[str, Choice]) -> ModelRun:
         self.asked += 1
-        return lambda: {WHOLE: self.seconds(cast)}
+        return lambda: {WHOLE: self.seconds(assignment)}
 
 
 def test_what_is_faster_alone_and_slower_in_the_models_is_taken_back(quick: Tuning) -> None:
     tunable = few(product())
     start = tunable.start.config
-    slower = Whole(lambda cast: sum(1e-3 if c.config == start else 1.1e-3 for c in cast.values()))
+    slower = Whole(lambda assignment: sum(1e-3 if c.config == start else 1.1e-3 for c in assignment.values()))
     choices, _ = tuned(tunable, tuning=quick, models=slower)
     choice = choices[product().key]
     (measured,) = (record for record in records_of(quick) if record.config == start)
@@ -307,8 +305,8 @@ def test_of_two_winners_the_one_that_harms_the_models_is_taken_back(quick: Tunin
     starts = {tunable.work.task.key: tunable.start.config for tunable in tunables}
     harmful = tunables[0].work.task.key
 
-    def seconds(cast: Mapping[str, Choice]) -> float:
-        gains = {key: choice.config != starts[key] for key, choice in cast.items()}
+    def seconds(assignment: Mapping[str, Choice]) -> float:
+        gains = {key: choice.config != starts[key] for key, choice in assignment.items()}
         return 1e-3 + sum((1e-4 if key == harmful else -3e-4) * gain for key, gain in gains.items())
 
     choices, _ = tuned(*tunables, tuning=quick, models=Whole(seconds))
@@ -338,9 +336,9 @@ def test_what_was_measured_on_another_card_is_learned_from(tmp_path: Path) -> No
         database.add(
             [there.record(config, times=(seconds(config),) * 3, error=0.0) for config in configs[:80]]
         )
-        experience = Past(database).experience(here.key, here.label)
+        experience = PastRecords(database).experience(here.key, here.label)
         assert [len(each.outcomes) for each in experience] == [80]
-        assert not Past(database).experience(replace_numerics(here), here.label)
+        assert not PastRecords(database).experience(replace_numerics(here), here.label)
     unseen = [config for config in configs[80:] if here.candidates.is_legal(config)]
     truth = [seconds(config) for config in unseen]
     with_it, without = (

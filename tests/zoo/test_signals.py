@@ -25,7 +25,7 @@ INVISIBLE = (
 
 
 def relative_change(output: list[Tensor], reference: list[Tensor]) -> float:
-    """The largest over the tensors of an output: a coarse pyramid level is small beside the finest one."""
+    """The largest over the tensors of an output: a coarse pyramid level is small compared with the finest one."""
     return max(((a - b).norm() / b.norm()).item() for a, b in zip(output, reference, strict=True))
 
 

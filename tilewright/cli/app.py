@@ -18,7 +18,7 @@ from tilewright.cli.baselines import chosen
 from tilewright.cli.group import App, show_help
 from tilewright.cli.models import (
     TRUSTED,
-    Source,
+    ModelSource,
     compiled_source,
     is_artifact,
     load_artifact,
@@ -29,7 +29,7 @@ from tilewright.cli.models import (
 from tilewright.cli.options import (
     JSON,
     MODEL,
-    Build,
+    BuildOptions,
     check_output,
     compiling,
     complete_model,
@@ -66,7 +66,7 @@ def root(
 @compiling
 def compile(
     model: MODEL,
-    build: Build,
+    build: BuildOptions,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="where to save; default: MODEL.tw")
     ] = None,
@@ -124,7 +124,7 @@ def tune(
             autocompletion=complete_model,
         ),
     ],
-    build: Build,
+    build: BuildOptions,
     latency: Annotated[
         float | None,
         typer.Option(
@@ -151,7 +151,7 @@ def tune(
     _show_tuned(sources, progress, json)
 
 
-def _show_tuned(sources: Sequence[Source], progress: Any, json: bool) -> None:
+def _show_tuned(sources: Sequence[ModelSource], progress: Any, json: bool) -> None:
     if json:
         print_json({"models": [source.name for source in sources], **tuned(progress)})
         return
@@ -190,7 +190,7 @@ app.command()(bench_command.bench)
 @compiling
 def explain(
     model: MODEL,
-    build: Build,
+    build: BuildOptions,
     trusted: TRUSTED = None,
     wide: Annotated[
         bool, typer.Option("--wide", help="every column, however wide: operators, schedule, bytes, and so on")
@@ -226,7 +226,7 @@ def explain(
 @compiling
 def check(
     model: MODEL,
-    build: Build,
+    build: BuildOptions,
     passes: Annotated[
         bool, typer.Option(help="also run the graph after every pass by the oracle, in float64")
     ] = True,
@@ -250,7 +250,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _passes_checked(source: Source, compiled: CompiledModel, build: Build) -> PassReport:
+def _passes_checked(source: ModelSource, compiled: CompiledModel, build: BuildOptions) -> PassReport:
     from tilewright.driver import check_passes
     from tilewright.runtime.explain import random_inputs
 
@@ -259,7 +259,7 @@ def _passes_checked(source: Source, compiled: CompiledModel, build: Build) -> Pa
     return check_passes(source.model, given, arrays, target=build.target, numerics=compiled.plan.numerics)
 
 
-def _checked(source: Source, compiled: CompiledModel, seed: int) -> Any:
+def _checked(source: ModelSource, compiled: CompiledModel, seed: int) -> Any:
     if source.is_onnx:
         from tilewright.integrations.onnx_check import check_onnx
 
@@ -302,7 +302,7 @@ def _counted(inputs: Sequence[str]) -> list[str]:
 @app.command()
 @compiling
 def demo(
-    build: Build,
+    build: BuildOptions,
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="a zoo model", autocompletion=complete_model)
     ] = "resnet50",

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright.cli.models import Source, require_torch
+from tilewright.cli.models import ModelSource, require_torch
 from tilewright.errors import OptionError
 from tilewright.support.suggest import did_you_mean
 
@@ -35,7 +35,7 @@ class NotPossible(Exception):
 class Call:
     """The model, the inputs of one call, and where files may be left."""
 
-    source: Source
+    source: ModelSource
     arrays: Sequence[np.ndarray]  # the model's tensors, in order
     names: Sequence[str]  # of them
     threads: int

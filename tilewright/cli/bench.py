@@ -15,14 +15,14 @@ from tilewright import knobs
 from tilewright.cli.baselines import BASELINES, Baseline, Call, NotPossible, Run, chosen
 from tilewright.cli.models import (
     TRUSTED,
-    Source,
+    ModelSource,
     compiled_source,
     is_artifact,
     load_artifact,
     load_source,
     refuse_trusted,
 )
-from tilewright.cli.options import JSON, MODEL, Build, compiling
+from tilewright.cli.options import JSON, MODEL, BuildOptions, compiling
 from tilewright.cli.output import INTERRUPTED, console, err, print_json, print_table, working
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Comparison:
 @compiling
 def bench(
     model: MODEL,
-    build: Build,
+    build: BuildOptions,
     against: Annotated[
         str,
         typer.Option(
@@ -126,7 +126,7 @@ def _print_alone(result: Any, json: bool) -> None:
 
 
 def compare(
-    source: Source,
+    source: ModelSource,
     compiled: CompiledModel,
     baselines: Sequence[Baseline],
     rounds: int,
@@ -134,7 +134,7 @@ def compare(
     quiet: bool = False,
     named: bool = True,
 ) -> Comparison:
-    """Times of all that can run the model, in turns with a pause between, and how far their results are apart.
+    """Times of all that can run the model, interleaved with a pause between, and how far their results are apart.
     `named`: whether the baselines were asked for by name, so that a missing one is worth a row."""
     import statistics
     import tempfile
@@ -201,7 +201,7 @@ def _prepare(
             row.error = _error(outputs, _arrays_of(runs[baseline.name]()))
 
 
-def _own_run(source: Source, compiled: CompiledModel, arrays: Sequence[np.ndarray]) -> Run:
+def _own_run(source: ModelSource, compiled: CompiledModel, arrays: Sequence[np.ndarray]) -> Run:
     if source.is_onnx or not (source.inputs or source.kwargs):
         return lambda: compiled.flat(arrays)
     wait: Callable[[], None] = lambda: None  # noqa: E731

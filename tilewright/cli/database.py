@@ -20,7 +20,7 @@ from tilewright.cli.models import (
     refuse_trusted,
     sizes_wanted,
 )
-from tilewright.cli.options import JSON, MODEL, Build, check_output, compiling
+from tilewright.cli.options import JSON, MODEL, BuildOptions, check_output, compiling
 from tilewright.cli.output import console, print_json, print_table
 from tilewright.errors import DatabaseFileError, OptionError
 from tilewright.numerics import mode_of
@@ -180,7 +180,7 @@ def _take_in(files: list[Path], db: Path | None, json: bool) -> None:
 
 @app.command()
 @compiling
-def explain(model: MODEL, build: Build, trusted: TRUSTED = None, json: JSON = False) -> None:
+def explain(model: MODEL, build: BuildOptions, trusted: TRUSTED = None, json: JSON = False) -> None:
     """Say for each task of a model what the database knows of it, or how the nearest records differ."""
     import msgspec
 
@@ -207,7 +207,7 @@ def explain(model: MODEL, build: Build, trusted: TRUSTED = None, json: JSON = Fa
         console.print(str(one), markup=False, soft_wrap=True)
 
 
-def _plans(model: str, build: Build, trusted: list[Path] | None) -> list[Plan]:
+def _plans(model: str, build: BuildOptions, trusted: list[Path] | None) -> list[Plan]:
     import tilewright
 
     if is_artifact(model):

@@ -102,7 +102,7 @@ def examine(facts: dict[str, Any], *, measure: bool, quiet: bool = True) -> Iter
 def _guarded(
     part: Callable[[dict[str, Any]], Iterator[Finding]], name: str, facts: dict[str, Any]
 ) -> Iterator[Finding]:
-    """What a part finds; an error of its own is a problem, and the others are examined all the same."""
+    """What a part finds; an error of its own is a problem, and the others are validated all the same."""
     try:
         yield from part(facts)
     except TilewrightError as error:
@@ -201,7 +201,7 @@ def _cache(facts: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _database(facts: dict[str, Any]) -> Iterator[Finding]:
-    from tilewright.db.place import default_path
+    from tilewright.db.location import default_path
 
     path = default_path()
     facts["database"] = {"path": str(path), "bytes": path.stat().st_size if path.exists() else 0}
@@ -251,9 +251,9 @@ def calibration_findings(machine: CpuMachine, found: Calibration) -> Iterator[Fi
 
 
 def _least_share() -> float:
-    from tilewright.measure.calibrate import LEAST_SHARE
+    from tilewright.measure.calibrate import MIN_SHARE
 
-    return LEAST_SHARE
+    return MIN_SHARE
 
 
 def _speeds(speeds: Speeds) -> str:

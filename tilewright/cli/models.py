@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewright.cli.options import Build
+from tilewright.cli.options import BuildOptions
 from tilewright.cli.output import compile_progress
 from tilewright.errors import MissingDependencyError, TilewrightError, UnknownShapeError
 from tilewright.support.suggest import did_you_mean
@@ -45,7 +45,7 @@ class ModelFunctionError(TilewrightError):
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A model that is not compiled yet."""
 
     name: str
@@ -70,7 +70,7 @@ class Source:
         leaves = [] if torch is None else torch.utils._pytree.tree_leaves((self.inputs, self.kwargs))
         return any(getattr(leaf, "is_cuda", False) for leaf in leaves)
 
-    def on(self, device: str) -> Source:
+    def on(self, device: str) -> ModelSource:
         """A model of PyTorch's, and its inputs, on that device."""
         torch = require_torch()
         if isinstance(self.model, torch.nn.Module):
@@ -79,7 +79,7 @@ class Source:
             model = torch.export.passes.move_to_device_pass(self.model, device)
         move = partial(_moved, device=device)
         inputs, kwargs = torch.utils._pytree.tree_map(move, (self.inputs, self.kwargs))
-        return Source(self.name, model, tuple(inputs), dict(kwargs))
+        return ModelSource(self.name, model, tuple(inputs), dict(kwargs))
 
     def eager(self) -> Any:
         """The model as PyTorch runs it."""
@@ -123,13 +123,14 @@ def refuse_trusted(argument: str | None, trusted: list[Path] | None) -> None:
 
 
 def require_file(argument: str) -> None:
-    """ModelArgumentError unless there is such a file; it names one of nearly that name beside it."""
+    """ModelArgumentError unless there is such a file; it names one of nearly that name alongside it."""
     path = Path(argument)
     if path.is_file():
         return
-    beside = [each.name for each in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+    siblings = [each.name for each in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
     raise ModelArgumentError(
-        f"there is no file {argument}", remedy=did_you_mean(path.name, beside) or "check the path of the file"
+        f"there is no file {argument}",
+        remedy=did_you_mean(path.name, siblings) or "check the path of the file",
     )
 
 
@@ -143,7 +144,7 @@ def require_torch() -> Any:
     return torch
 
 
-def load_source(argument: str, build: Build) -> Source:
+def load_source(argument: str, build: BuildOptions) -> ModelSource:
     """The model that an argument names. PyTorch's are moved to the GPU that they are compiled for, if it is here."""
     if build.inputs is not None and not argument.endswith(".onnx"):
         raise ModelArgumentError(
@@ -159,7 +160,7 @@ def load_source(argument: str, build: Build) -> Source:
         require_file(argument)
     if argument.endswith(".onnx"):
         given = {} if build.inputs is None else _arrays(build.inputs)
-        return Source(Path(argument).stem, Path(argument), (), given)
+        return ModelSource(Path(argument).stem, Path(argument), (), given)
     if not argument.endswith(".pt2") and ":" not in argument:
         require_known(argument)
     require_torch()
@@ -177,12 +178,12 @@ def load_source(argument: str, build: Build) -> Source:
     return source.on(device) if device.partition(":")[0] in ("cpu", "cuda") else source
 
 
-def _from_program(argument: str) -> Source:
+def _from_program(argument: str) -> ModelSource:
     from tilewright.frontend.torch.export import load_program
 
     program = load_program(argument)
     args, kwargs = program.example_inputs or ((), {})
-    return Source(Path(argument).stem, program, tuple(args), dict(kwargs))
+    return ModelSource(Path(argument).stem, program, tuple(args), dict(kwargs))
 
 
 def require_known(argument: str) -> None:
@@ -198,15 +199,15 @@ def require_known(argument: str) -> None:
     )
 
 
-def _from_zoo(argument: str, build: Build) -> Source:
+def _from_zoo(argument: str, build: BuildOptions) -> ModelSource:
     from tilewright import zoo
 
     model = zoo.build(argument, seed=build.seed, small=build.small)
     inputs = zoo.example_inputs(argument, batch=build.batch, seed=build.seed + 1, small=build.small)
-    return Source(argument, model, inputs, {})
+    return ModelSource(argument, model, inputs, {})
 
 
-def compiled_source(source: Source, build: Build, quiet: bool) -> tuple[CompiledModel, float]:
+def compiled_source(source: ModelSource, build: BuildOptions, quiet: bool) -> tuple[CompiledModel, float]:
     """The model compiled, with its progress shown, and the seconds that it took."""
     import tilewright
 
@@ -292,7 +293,7 @@ def _is_users(filename: str, package: str) -> bool:
     return not roots or any(path.relative_to(root).parts[0].removesuffix(".py") == package for root in roots)
 
 
-def _from_function(argument: str) -> Source:
+def _from_function(argument: str) -> ModelSource:
     module_name, _, function_name = argument.partition(":")
     # The user's module is usually here. Last, so that no file here is taken for an installed module.
     sys.path.append("")
@@ -315,5 +316,7 @@ def _from_function(argument: str) -> Source:
         )
     model, inputs, keywords = made if len(made) == 3 else (*made, {})
     if isinstance(inputs, dict):
-        return Source(function_name, model, (), {**inputs, **keywords})
-    return Source(function_name, model, inputs if isinstance(inputs, tuple) else (inputs,), dict(keywords))
+        return ModelSource(function_name, model, (), {**inputs, **keywords})
+    return ModelSource(
+        function_name, model, inputs if isinstance(inputs, tuple) else (inputs,), dict(keywords)
+    )

@@ -4,7 +4,7 @@
 @compiling
 def explain(model: MODEL, build: Build, json: JSON = False) -> None: ...
 
-`compiling` puts the fields of `Build` in the place of the parameter `build`, as options of the command.
+`compiling` puts the fields of `BuildOptions` in the place of the parameter `build`, as options of the command.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ JSON = Annotated[
 
 
 @dataclass(frozen=True)
-class Build:
+class BuildOptions:
     """How a model is loaded and compiled."""
 
     target: Annotated[
@@ -198,8 +198,8 @@ def compiling(command: Callable[..., None] | None = None, *, effort: str = "none
     if command is None:
         return functools.partial(compiling, effort=effort)
     own = get_type_hints(command, include_extras=True)
-    shared = get_type_hints(Build, include_extras=True)
-    usual = {field.name: field.default for field in fields(Build)} | {"effort": effort}
+    shared = get_type_hints(BuildOptions, include_extras=True)
+    usual = {field.name: field.default for field in fields(BuildOptions)} | {"effort": effort}
     parameters = [
         parameter.replace(annotation=own[name], kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in inspect.signature(command).parameters.items()
@@ -211,7 +211,7 @@ def compiling(command: Callable[..., None] | None = None, *, effort: str = "none
     ]
 
     def run(**given: Any) -> None:
-        build = Build(**{name: given.pop(name) for name in usual})
+        build = BuildOptions(**{name: given.pop(name) for name in usual})
         if str(given.get("model") or "").endswith(".tw"):
             knobs.table()  # an artifact is compiled already, and loading it takes none of the compiler
         else:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tilewright.tune.progress import Progress as TuningProgress
 
 _NO_WIDTH = 1 << 16  # columns: nothing is that long
-_LEAST = 12  # characters that a cell is not cut below
+_MIN = 12  # characters that a cell is not cut below
 # Typer has a click of its own, or the one that is installed.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 INTERRUPTED = 130
@@ -127,7 +127,7 @@ def print_table(
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
     excess = sum(widths) + 2 * (len(widths) - 1) - console.width
     for position in clipped:
-        taken = min(max(excess, 0), max(widths[position] - _LEAST, 0))
+        taken = min(max(excess, 0), max(widths[position] - _MIN, 0))
         widths[position] -= taken
         excess -= taken
     for number, row in enumerate((columns, *rows) if any(columns) else rows):

@@ -10,14 +10,14 @@ import typer
 import tilewright
 from tilewright.cli.models import (
     TRUSTED,
-    Source,
+    ModelSource,
     is_artifact,
     load_artifact,
     load_source,
     refuse_trusted,
     sizes_wanted,
 )
-from tilewright.cli.options import JSON, Build, OutputFileError, check_output, compiling
+from tilewright.cli.options import JSON, BuildOptions, OutputFileError, check_output, compiling
 from tilewright.cli.output import compile_progress, console, print_json
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from tilewright.report.data import Baseline
 
-_ROUNDS = 4  # in which PyTorch and Tilewright take turns
+_ROUNDS = 4  # in which PyTorch and Tilewright alternate
 
 
 @compiling
 def report(
-    build: Build,
+    build: BuildOptions,
     model: Annotated[
         str | None, typer.Argument(help="a .tw artifact, or what compile takes; none: the database alone")
     ] = None,
@@ -54,7 +54,7 @@ def report(
             data = report_on_database(database)
     else:
         found, source, name, events = _model(model, build, json, trusted)
-        baseline = None if source is None else _beside_pytorch(source, found)
+        baseline = None if source is None else _pytorch_baseline(source, found)
         given = None if source is None else source.examples
         with Database.open(build.db) as database:
             data = report_on_model(found, name, database, inputs=given, events=events, baseline=baseline)
@@ -72,8 +72,8 @@ def report(
 
 
 def _model(
-    model: str, build: Build, quiet: bool, trusted: list[Path] | None
-) -> tuple[CompiledModel, Source | None, str, list[dict[str, Any]]]:
+    model: str, build: BuildOptions, quiet: bool, trusted: list[Path] | None
+) -> tuple[CompiledModel, ModelSource | None, str, list[dict[str, Any]]]:
     """The model, what it was compiled from if that is known, its name, and what happened while it was compiled."""
     from tilewright.measure.check import checked_kernel
     from tilewright.runtime.model import CompiledModel
@@ -90,7 +90,7 @@ def _model(
     return found, source, source.name, trace.chrome()["traceEvents"]
 
 
-def _beside_pytorch(source: Source, compiled: CompiledModel) -> Baseline | None:
+def _pytorch_baseline(source: ModelSource, compiled: CompiledModel) -> Baseline | None:
     """What PyTorch takes for the same model, interleaved with Tilewright; None for an ONNX model."""
     from tilewright.cli.baselines import chosen
     from tilewright.cli.bench import compare

@@ -1,4 +1,4 @@
-"""Code generation by kind of machine: what the rooms above ask, and who answers.
+"""Code generation by kind of machine: the one interface that the packages above use.
 
     Kernel description (space/implementation.py) --> machine code with what a plan needs to know of it
 
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol, cast
@@ -26,11 +28,15 @@ from tilewright.support.fingerprint import fingerprint
 
 _SLICES = {"cpu": "tilewright.codegen.llvm.generator", "cuda": "tilewright.codegen.cuda.generator"}
 
+_STACK_BYTES = (
+    8 << 20
+)  # of a thread that builds: some systems give new ones far less than a process begins with
+
 
 class Generator(Protocol):
     """What a slice offers: functions of a module."""
 
-    PARALLEL: bool  # whether several kernels may be built at once in one process
+    AT_ONCE: int  # kernels that are worth building at once in one process
     KEEPS_TRIALS: bool  # whether the machine code of trials is worth keeping in the cache
 
     def build(
@@ -70,14 +76,25 @@ def build_part(
     return replace(made, packings=(*made.packings, *[None] * (inputs - len(made.packings)))), cached
 
 
-def build_parts(
+@contextmanager
+def building(
     parts: Sequence[Part], machine: Machine, numerics: str, cache: ObjectCache | None
-) -> list[tuple[Linkable, bool]]:
-    """Several parts, at once where the slice allows it."""
-    if len(parts) < 2 or not generator(machine.kind).PARALLEL:
-        return [build_part(part, machine, numerics, cache) for part in parts]
-    with ThreadPoolExecutor(min(len(parts), knobs.usable_cores())) as pool:
-        return list(pool.map(lambda part: build_part(part, machine, numerics, cache), parts))
+) -> Iterator[Iterator[tuple[Linkable, bool]]]:
+    """Each part in turn; meanwhile threads build those behind it, as far as that pays."""
+    threads = min(len(parts), generator(machine.kind).AT_ONCE, knobs.usable_cores())
+    if threads < 2:
+        yield (build_part(part, machine, numerics, cache) for part in parts)
+        return
+    pool = ThreadPoolExecutor(threads, "tilewright-build")
+    before = threading.stack_size(_STACK_BYTES)
+    try:
+        waiting = [pool.submit(build_part, part, machine, numerics, cache) for part in parts]
+    finally:
+        threading.stack_size(before)
+    try:
+        yield (each.result() for each in waiting)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def code_of(implementation: Implementation, machine: Machine, numerics: str) -> str:

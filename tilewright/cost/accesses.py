@@ -39,7 +39,7 @@ Innermost = Store | Prefetch | Transpose | Slide | Combine | Invoke
 
 
 @dataclass(frozen=True, eq=False)
-class Loop:
+class EnclosingLoop:
     """A loop of a program: itself only."""
 
     var: te.Var
@@ -52,7 +52,7 @@ class Loop:
 
 
 @dataclass(eq=False)
-class Access:
+class StatementAccess:
     """Reads and writes of one buffer by one statement. `moves`: by which step each loop moves the place, and how many
     places that gives."""
 
@@ -71,10 +71,10 @@ class Statement:
     """`path`: the loops around it, the outermost first."""
 
     stmt: Innermost
-    path: tuple[Loop, ...]
+    path: tuple[EnclosingLoop, ...]
     executions: float
     loads: list[te.Load]
-    accesses: list[Access]
+    accesses: list[StatementAccess]
 
     @property
     def target(self) -> Buffer | None:
@@ -93,9 +93,11 @@ def statements_of(program: Program, line: int = LINE) -> list[Statement]:
     return list(_statements(program.body, (), 1.0, line))
 
 
-def _statements(stmt: Stmt, path: tuple[Loop, ...], executions: float, line: int) -> Iterator[Statement]:
+def _statements(
+    stmt: Stmt, path: tuple[EnclosingLoop, ...], executions: float, line: int
+) -> Iterator[Statement]:
     if isinstance(stmt, For):
-        loop = Loop(stmt.var, stmt.kind)
+        loop = EnclosingLoop(stmt.var, stmt.kind)
         yield from _statements(stmt.body, (*path, loop), executions * stmt.var.extent, line)
     elif isinstance(stmt, Block):
         for child in stmt.stmts:
@@ -110,8 +112,8 @@ def _statements(stmt: Stmt, path: tuple[Loop, ...], executions: float, line: int
         yield _statement(stmt, path, executions, line)
 
 
-def _statement(stmt: Innermost, path: tuple[Loop, ...], executions: float, line: int) -> Statement:
-    accesses: dict[Buffer, Access] = {}
+def _statement(stmt: Innermost, path: tuple[EnclosingLoop, ...], executions: float, line: int) -> Statement:
+    accesses: dict[Buffer, StatementAccess] = {}
     loads: list[te.Load] = []
     if isinstance(stmt, Prefetch):
         _add(accesses, stmt.buffer, stmt.index, write=False)
@@ -122,8 +124,8 @@ def _statement(stmt: Innermost, path: tuple[Loop, ...], executions: float, line:
         _add(accesses, stmt.buffer, stmt.index, write=True)
     elif isinstance(stmt, Invoke):
         result, *inputs = stmt.operands
-        for place in inputs:
-            _add(accesses, place.buffer, place.index, write=False)
+        for position in inputs:
+            _add(accesses, position.buffer, position.index, write=False)
         if stmt.intrinsic.accumulates:
             loads.append(te.Load(result.buffer, (result.index,)))
             _add(accesses, result.buffer, result.index, write=False)
@@ -142,13 +144,13 @@ def _find_loads(expr: te.Expr, found: list[te.Load]) -> None:
         _find_loads(child, found)
 
 
-def _add(accesses: dict[Buffer, Access], source: te.Source, index: te.Expr, *, write: bool) -> None:
+def _add(accesses: dict[Buffer, StatementAccess], source: te.Source, index: te.Expr, *, write: bool) -> None:
     assert isinstance(source, Buffer)
     if source.scope is Scope.REGISTER:
         return
     access = accesses.get(source.memory)
     if access is None:
-        access = accesses[source.memory] = Access(source, moves_of(index))
+        access = accesses[source.memory] = StatementAccess(source, moves_of(index))
     else:
         access.count += 1
     access.reads, access.writes = access.reads or not write, access.writes or write
@@ -166,22 +168,22 @@ def moves_of(index: te.Expr) -> dict[te.Var, tuple[float, float]]:
             for factor, other in (index.args, index.args[::-1]):
                 if isinstance(factor, te.Const):
                     by = float(factor.value)
-                    return {var: (step * by, places) for var, (step, places) in moves_of(other).items()}
+                    return {var: (step * by, positions) for var, (step, positions) in moves_of(other).items()}
         elif index.op in ("floordiv", "mod") and isinstance(index.args[1], te.Const):
             return _divided(index.op, moves_of(index.args[0]), float(index.args[1].value))
     found: dict[te.Var, tuple[float, float]] = {}
     subtracts = isinstance(index, te.Call) and index.op == "sub"
     sums = isinstance(index, te.Call) and index.op in ("add", "sub")
     for number, child in enumerate(te.children(index)):
-        for var, (step, places) in moves_of(child).items():
+        for var, (step, positions) in moves_of(child).items():
             step = -step if subtracts and number == 1 else step
             before = found.get(var)
             if before is None:
-                found[var] = (step, places)
+                found[var] = (step, positions)
             elif sums:
-                found[var] = (before[0] + step, max(before[1], places))
+                found[var] = (before[0] + step, max(before[1], positions))
             elif abs(step) > abs(before[0]):
-                found[var] = (step, places)
+                found[var] = (step, positions)
     return found
 
 
@@ -189,25 +191,27 @@ def _divided(
     op: str, moves: dict[te.Var, tuple[float, float]], divisor: float
 ) -> dict[te.Var, tuple[float, float]]:
     found = {}
-    for var, (step, places) in moves.items():
+    for var, (step, positions) in moves.items():
         if op == "floordiv":
             if abs(step) < divisor:
-                places = min(places, math.floor(abs(step) * (places - 1) / divisor) + 1.0)
+                positions = min(positions, math.floor(abs(step) * (positions - 1) / divisor) + 1.0)
             step = step / divisor
         elif step % divisor == 0:
             continue
         else:
-            places = min(places, max(1.0, divisor / abs(step)))
-        if places > 1:
-            found[var] = (step, places)
+            positions = min(positions, max(1.0, divisor / abs(step)))
+        if positions > 1:
+            found[var] = (step, positions)
     return found
 
 
-def _touched(access: Access, inside_out: Sequence[Loop], line: int) -> tuple[list[float], list[float]]:
+def _touched(
+    access: StatementAccess, inside_out: Sequence[EnclosingLoop], line: int
+) -> tuple[list[float], list[float]]:
     size = access.buffer.dtype.bytes
     whole = access.buffer.size * float(size)
     whole_lines = line * math.ceil(whole / line)
-    places, span = 1.0, 1.0
+    positions, span = 1.0, 1.0
     run, runs = float(size), 1.0  # bytes without a gap of a line, and how many such runs
     unique, lines = [float(size)], [float(line)]
     for loop in inside_out:
@@ -215,18 +219,18 @@ def _touched(access: Access, inside_out: Sequence[Loop], line: int) -> tuple[lis
         if move is not None:
             step, count = abs(move[0]), move[1]
             reach = span + step * (count - 1)
-            places = places * count if step >= span else min(places * count, reach)
+            positions = positions * count if step >= span else min(positions * count, reach)
             span = reach
             if step * size <= max(run, line):
                 run += step * size * (count - 1)
             else:
                 runs *= count
-        unique.append(min(places * size, whole))
+        unique.append(min(positions * size, whole))
         lines.append(min(runs * max(float(line), run), whole_lines))
     return unique, lines
 
 
-def shared_loops(one: Sequence[Loop], other: Sequence[Loop]) -> int:
+def shared_loops(one: Sequence[EnclosingLoop], other: Sequence[EnclosingLoop]) -> int:
     """How many of the outermost loops two statements have in common."""
     count = 0
     for a, b in zip(one, other, strict=False):
@@ -236,9 +240,9 @@ def shared_loops(one: Sequence[Loop], other: Sequence[Loop]) -> int:
     return count
 
 
-def first_written(statements: Sequence[Statement]) -> dict[Buffer, tuple[Loop, ...]]:
+def first_written(statements: Sequence[Statement]) -> dict[Buffer, tuple[EnclosingLoop, ...]]:
     """The loops around the statement that gives each buffer its first values."""
-    born: dict[Buffer, tuple[Loop, ...]] = {}
+    born: dict[Buffer, tuple[EnclosingLoop, ...]] = {}
     for statement in statements:
         target = statement.target
         if target is not None and target not in born and not statement.accumulates:
@@ -246,7 +250,7 @@ def first_written(statements: Sequence[Statement]) -> dict[Buffer, tuple[Loop, .
     return born
 
 
-def reduced_loops(statement: Statement, born: dict[Buffer, tuple[Loop, ...]]) -> list[Loop]:
+def reduced_loops(statement: Statement, born: dict[Buffer, tuple[EnclosingLoop, ...]]) -> list[EnclosingLoop]:
     """The loops in which a statement adds to the same place: they run since the place was given a first value, and do
     not move it."""
     stmt = statement.stmt

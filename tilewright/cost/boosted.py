@@ -28,10 +28,10 @@ from tilewright.space.space import Config
 
 OBJECTIVES = ("squared", "rank")
 
-_LEAST = 3  # outcomes, before more than their mean is learned
+_MIN = 3  # outcomes, before more than their mean is learned
 _TREES = 8  # outcomes, before trees are grown
 _FOREIGN = 0.25  # what an outcome of another task weighs
-_MOST_FOREIGN = 400  # outcomes of other tasks: those that come first
+_MAX_FOREIGN = 400  # outcomes of other tasks: those that come first
 _OFFSET = 1.0  # outcomes that the analytical model's own scale counts for
 _CAUTION = 2.0  # trials that a value's usual rate of failures counts for
 _TO_BLAME = 0.5  # rate of failures from which on a value is to blame
@@ -79,7 +79,7 @@ class Boosted:
         self._objective, self._prior, self._seed = objective, prior, seed
         self._times: dict[Config, list[float]] = {}
         self._validity = Validity()
-        self._foreign = [self._samples_of(one) for one in _first(warm, _MOST_FOREIGN)]
+        self._foreign = [self._samples_of(one) for one in _first(warm, _MAX_FOREIGN)]
         self._learned: _Learned | None = None
         self._columns = np.array([], dtype=int)  # those that it has learned from
         self._stale = bool(self._foreign)
@@ -127,7 +127,7 @@ class Boosted:
         parts += [_centred(part) for part in self._foreign if len(part.residuals) > 1]
         width = len(self._encoder.columns)
         rows = np.concatenate([_widened(part.rows, width) for part in parts])
-        self._columns = self._encoder.telling(rows)
+        self._columns = self._encoder.informative(rows)
         samples = _Samples(
             rows[:, self._columns],
             np.concatenate([part.base for part in parts]),
@@ -196,7 +196,7 @@ class _Learned:
     def of(cls, samples: _Samples, base: np.ndarray, offset: float, objective: str, seed: int) -> _Learned:
         learned = cls(offset)
         rows, residuals, weights = samples.rows, samples.residuals, samples.weights
-        if len(residuals) < _LEAST:
+        if len(residuals) < _MIN:
             return learned
         learned.smooth = Smooth(rows, residuals, weights)
         learned.smooth_believed = _believed(learned.smooth.left_out, residuals, weights)
@@ -223,13 +223,13 @@ class _Learned:
         learned = self.smooth_believed * similar
         if self.ranking is not None:
             grown, at_zero, slope = self.ranking
-            scores, apart = grown.predict(rows)
+            scores, spread = grown.predict(rows)
             line = at_zero + slope * (scores - _RANK_SCALE * (base + learned))
-            return line + self.offset, np.hypot(deviation, slope * apart)
+            return line + self.offset, np.hypot(deviation, slope * spread)
         if self.trees is not None:
-            grown_mean, apart = self.trees.predict(rows)
+            grown_mean, spread = self.trees.predict(rows)
             learned = learned + self.trees_believed * (grown_mean - learned)
-            deviation = np.hypot(deviation, self.trees_believed * apart)
+            deviation = np.hypot(deviation, self.trees_believed * spread)
         return base + learned + self.offset, deviation
 
 
@@ -247,8 +247,8 @@ def _believed(left_out: np.ndarray, residuals: np.ndarray, weights: np.ndarray) 
 def _falling_line(scores: np.ndarray, logarithms: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
     """(at 0, slope) of the logarithm of seconds over the score: a higher score never is more seconds."""
     score, logarithm = np.average(scores, weights=weights), np.average(logarithms, weights=weights)
-    apart = scores - score
-    slope = np.sum(weights * apart * (logarithms - logarithm)) / (np.sum(weights * apart**2) + 1e-9)
+    spread = scores - score
+    slope = np.sum(weights * spread * (logarithms - logarithm)) / (np.sum(weights * spread**2) + 1e-9)
     slope = min(float(slope), -0.1 / _RANK_SCALE)
     return float(logarithm - slope * score), slope
 

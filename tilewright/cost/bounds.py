@@ -1,4 +1,4 @@
-"""The least time that an amount of arithmetic and memory traffic takes: for operators that no template computes.
+"""Lower bounds on time from arithmetic and memory traffic, for operators that no template computes.
 
 A roofline at the machine's nominal rates. It knows nothing of how an operator is implemented, so it serves to compare
 parts of one model with each other, not to predict a time.
@@ -23,7 +23,7 @@ def least_seconds(flops: float, bytes: float, machine: CpuMachine | GpuMachine) 
         bandwidth = machine.memory_bytes_per_second
         return max(flops / peak, bytes / bandwidth) + _GPU_LAUNCH
     rates = nominal_rates(machine).all
-    per_cycle = machine.throughput.multiply_adds * machine.lanes(DType.F32) * (2 if machine.has_fma else 1)
+    per_cycle = machine.throughput.fmas * machine.lanes(DType.F32) * (2 if machine.has_fma else 1)
     cycles = machine.cores * rates.hertz  # of all cores in a second
     caches = machine.caches
     if bytes <= caches.l2_per_core * machine.cores:

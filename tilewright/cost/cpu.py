@@ -1,4 +1,4 @@
-"""Terms -> seconds on a processor: bounds of the ports, and the share of each level's traffic that cannot hide.
+"""Terms to seconds on a CPU: port bounds, and the share of each cache level's traffic that cannot be hidden.
 
 A core runs vector instructions on its ports while lines come from the caches below. Of a level's traffic the part that
 out-of-order execution and the hardware's own prefetchers hide is larger the nearer the level; what the program
@@ -19,7 +19,7 @@ from tilewright.space.template import Terms
 LAUNCH_SECONDS = 1.5e-6  # to start and to join the threads
 
 _MEMORY = 4.5  # bytes per cycle from there, nominally
-_LOADS = 1.25  # per cycle: elements that are spread and lines that arrive take turns with them
+_LOADS = 1.25  # per cycle: elements that are spread and lines that arrive alternate with them
 _LOADED = 0.9  # of the whole vectors that could be loaded at most, where that is less
 _SHOWN_L2, _SHOWN_L3, _SHOWN_MEMORY = 0.2, 0.5, 0.6  # of the time of the traffic, what cannot be hidden
 _SHARP = 4.0  # near where two bounds meet, neither is reached
@@ -68,7 +68,7 @@ def rates_of(machine: CpuMachine) -> MachineRates:
 def _rates(speeds: Speeds, machine: CpuMachine) -> Rates:
     """Rates of one thread, as far as they are believed."""
     nominal = nominal_rates(machine).one
-    operations = machine.throughput.multiply_adds * machine.lanes(DType.F32) * (2 if machine.has_fma else 1)
+    operations = machine.throughput.fmas * machine.lanes(DType.F32) * (2 if machine.has_fma else 1)
     hertz = _near(speeds.flops / speeds.threads / operations, nominal.hertz)
     each = hertz * speeds.threads
     return Rates(
@@ -96,7 +96,7 @@ def seconds(
         share *= 1 + _UNEVEN * max(0.0, 1 - terms.iterations / (busy * _ENOUGH))
     most = machine.throughput
     loads = min(_LOADS, _LOADED * most.loads)
-    core = max(terms.arithmetic / most.multiply_adds, terms.loads / loads, terms.stores / most.stores)
+    core = max(terms.arithmetic / most.fmas, terms.loads / loads, terms.stores / most.stores)
     core += terms.branches * _BRANCH + terms.loads * _LOAD + terms.scalar
     fetched = terms.from_memory - terms.prefetched
     l2, l3, memory = terms.from_l2 / at.l2, terms.from_l3 / at.l3, fetched / at.memory

@@ -1,4 +1,4 @@
-"""Config -> the numbers that a model that learns sees: where the predicted time goes, and the knobs.
+"""Encodes a config for a learned model: the terms of the predicted time, and the knobs.
 
 What is learned on one task should hold on another and on another machine. So terms are shares of the predicted time and
 ratios, never totals, and each number has a name under which other tasks have it too.
@@ -95,12 +95,14 @@ class Encoder:
             found[at, : len(row)] = row
         return found
 
-    def telling(self, rows: np.ndarray) -> np.ndarray:
+    def informative(self, rows: np.ndarray) -> np.ndarray:
         """Places of the columns in which the rows differ, in an order that does not depend on what was asked first."""
         missing = np.isnan(rows)
         filled = np.where(missing, 0.0, rows)
         differ = (filled != filled[:1]).any(axis=0) | (missing != missing[:1]).any(axis=0)
-        names = sorted(name for name, place in self.columns.items() if place < len(differ) and differ[place])
+        names = sorted(
+            name for name, position in self.columns.items() if position < len(differ) and differ[position]
+        )
         return np.array([self.columns[name] for name in names], dtype=int)
 
     def _row(self, model: Analytical, config: Config) -> np.ndarray:
@@ -108,9 +110,9 @@ class Encoder:
         key = model, config
         if key not in self._rows:
             numbers = self._numbers(model, config)
-            places = [self.columns.setdefault(name, len(self.columns)) for name in numbers]
+            positions = [self.columns.setdefault(name, len(self.columns)) for name in numbers]
             row = np.full(len(self.columns), np.nan)
-            row[places] = list(numbers.values())
+            row[positions] = list(numbers.values())
             self._rows[key] = row
         return self._rows[key]
 
@@ -122,8 +124,8 @@ class Encoder:
         row = features_of(terms, self.threads)
         row[f"is {config.template}"] = 1.0
         for knob in applied.space.knobs:
-            for place, number in enumerate(knob.encode(values[knob.name])):
-                row[f"{config.template}.{knob.name}.{place}"] = number
+            for position, number in enumerate(knob.encode(values[knob.name])):
+                row[f"{config.template}.{knob.name}.{position}"] = number
         if config in model.counted:
             features = program_features(model.candidates.program(config)).tolist()
             row |= zip(PROGRAM_FEATURES, features, strict=True)

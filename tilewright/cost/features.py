@@ -20,9 +20,9 @@ import numpy as np
 from tilewright import te
 from tilewright.cost.accesses import (
     LINE,
-    Access,
-    Loop,
+    EnclosingLoop,
     Statement,
+    StatementAccess,
     first_written,
     reduced_loops,
     shared_loops,
@@ -102,7 +102,7 @@ _KINDS = {
     **dict.fromkeys(("div", "floordiv", "mod", "fmod"), "divmod"),
     **dict.fromkeys(("min", "max", "eq", "ne", "lt", "le"), "cmp"),
     **dict.fromkeys(
-        ("sqrt", "rsqrt", "exp", "exp2_weight", "exp2_rough", "expm1",
+        ("sqrt", "rsqrt", "exp", "exp2_nonpositive", "exp2_rough", "expm1",
          "log", "log1p", "sin", "cos", "tanh", "erf", "pow", "atan2"),
         "math",
     ),
@@ -155,14 +155,14 @@ class _Context:
     """What a statement's features need to know of the others: where each local buffer is first written, how many
     statements access a buffer, and how many copies of statements the innermost loop around each holds."""
 
-    born: dict[Buffer, tuple[Loop, ...]]
+    born: dict[Buffer, tuple[EnclosingLoop, ...]]
     users: dict[Buffer, int]
-    copies: dict[Loop | None, float]
+    copies: dict[EnclosingLoop | None, float]
 
     @classmethod
     def of(cls, statements: Sequence[Statement]) -> _Context:
         users: dict[Buffer, int] = {}
-        copies: dict[Loop | None, float] = {}
+        copies: dict[EnclosingLoop | None, float] = {}
         for statement in statements:
             for access in statement.accesses:
                 users[access.buffer] = users.get(access.buffer, 0) + 1
@@ -171,7 +171,7 @@ class _Context:
         return cls(first_written(statements), users, copies)
 
 
-def _innermost_running(path: Sequence[Loop]) -> tuple[Loop | None, float]:
+def _innermost_running(path: Sequence[EnclosingLoop]) -> tuple[EnclosingLoop | None, float]:
     """(which loop, copies): the innermost loop that is not written out, and how often the statement stands in it."""
     written = 1.0
     for loop in reversed(path):
@@ -256,8 +256,8 @@ def _annotations(statement: Statement, context: _Context) -> list[float]:
         if loops:
             inner = loops[-1]
             among, what = (spatial, "spatial") if inner in spatial else (reduced, "reduce")
-            place = among.index(inner)
-            where = "inner" if place == len(among) - 1 else "outer" if place == 0 else "middle"
+            slot = among.index(inner)
+            where = "inner" if slot == len(among) - 1 else "outer" if slot == 0 else "middle"
             position = f"{where}_{what}"
         row += [
             float(len(loops)),
@@ -315,8 +315,8 @@ def _buffers(
 
 
 def _reuse(
-    access: Access,
-    inside_out: Sequence[Loop],
+    access: StatementAccess,
+    inside_out: Sequence[EnclosingLoop],
     runs: list[float],
     together: list[float],
     context: _Context,

@@ -22,7 +22,7 @@ from tilewright.space.terms import Counted, GpuTerms, Roofline
 # `benchmarks/gpu_search.py` (`benchmarks/results/gpu_search.jsonl`), so that the fastest kernels rank first. Those that
 # differ between cards, launches and latencies among them, are in `hw/gpu.py`.
 _TOGETHER = 2.0e-6  # seconds more where blocks form clusters
-_ISSUE_CLOCK = 1.7  # instructions that a multiprocessor begins, beside all that it waits for
+_ISSUE_CLOCK = 1.7  # instructions that a multiprocessor begins, alongside all that it waits for
 _ORDINARY_CLOCK = 2.4  # of those that wait for nothing
 _COPY_CLOCK = 0.43  # copies to shared memory that it begins
 _TENSOR_WARPS, _TENSOR_POWER = 9.3, 0.73  # warps of a multiprocessor that keep its tensor cores busy
@@ -37,13 +37,13 @@ _L2_SHARE = 0.92  # of the L2 cache: tensors that fit into it are still there fr
 _L2_REACHED = 0.6  # of its bandwidth, by loads and stores that would else go to memory
 _WRITE_CLOCKS = 3260.0  # before the first result is written
 _OVERLAPPED = 1.1  # how much less they count where a block begins the next tile before it ends one
-_HIDDEN = 0.19  # power of the number of blocks beside a block that hide its beginning and end
+_HIDDEN = 0.19  # power of the number of blocks alongside a block that hide its beginning and end
 
 # A library's call is known by its totals alone. Shares of what the data sheet promises, as large calls of cuBLASLt and
 # cuDNN reached them on an H200 (benchmarks/results/gpu_gemm.md).
 _CALL_TENSOR, _CALL_MEMORY = 0.75, 0.73
-_SCALAR_SHARE = 0.7  # of the ordinary units' multiply-adds, by a library
-_LOOP_SHARE = 0.1  # of them, by a loop that loads both operands of every multiply-add
+_SCALAR_SHARE = 0.7  # of the ordinary units' FMAs, by a library
+_LOOP_SHARE = 0.1  # of them, by a loop that loads both operands of every FMA
 _LOOP_CLOCKS = 20.0  # of one of its steps, where one thread's must follow each other
 _STREAM_SHARE = 0.8  # of the bandwidth, by a kernel that computes each element by itself
 _FMA_CLOCK = 256.0  # operations of the ordinary units of a multiprocessor in a clock
@@ -102,7 +102,7 @@ def _roofline(terms: Roofline, machine: GpuMachine) -> float:
 
 def _wave(terms: GpuTerms, machine: GpuMachine, resident: int, blocks: int, more: bool) -> float:
     """Clocks of so many blocks at once, `resident` on a multiprocessor. Where there are more of them, what is before
-    and behind the main loop of one block is hidden by those beside it."""
+    and behind the main loop of one block is hidden by those alongside it."""
     rates = machine.rates
     warps = resident * terms.threads / WARP
     tensor_busy = min(1.0, warps / _TENSOR_WARPS) ** _TENSOR_POWER
@@ -123,10 +123,10 @@ def _wave(terms: GpuTerms, machine: GpuMachine, resident: int, blocks: int, more
     )  # from memory, of all
     arriving = max(loaded / cache, loaded * first / memory)
     load = max(rates.l2_latency, rates.memory_latency * first) + arriving
-    under_way = terms.stages - 1
+    in_flight = terms.stages - 1
     step = resident * use
-    if load > (under_way * resident - 1) * use:
-        step = max(step, (load + use) / max(1, under_way))
+    if load > (in_flight * resident - 1) * use:
+        step = max(step, (load + use) / max(1, in_flight))
     loop = terms.steps * max(step, arriving)
     results = resident * terms.write_shared / rates.shared_bytes_clock + _WRITE_CLOCKS
     results += blocks * (terms.written + terms.write_loaded) / (_WRITE_SHARE * memory)

@@ -22,7 +22,7 @@ class Prediction(NamedTuple):
     spread: np.ndarray  # standard deviation of the logarithm of the seconds
     valid: np.ndarray  # probability that it can be built, runs and is right
 
-    def lowest(self, deviations: float = 1.0) -> np.ndarray:
+    def optimistic(self, deviations: float = 1.0) -> np.ndarray:
         """Seconds that it may take if the model errs by so many deviations: what a search that explores ranks by."""
         return np.asarray(self.seconds * np.exp(-deviations * self.spread))
 

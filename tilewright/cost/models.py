@@ -39,7 +39,7 @@ def register(name: str, factory: Factory) -> None:
     """A cost model of your own, under a name that `compile(cost_model=...)` takes."""
     if not name or not callable(factory):
         raise OptionError(
-            f"{factory!r} is no cost model",
+            f"{factory!r} is not a cost model",
             remedy="give a class, or a function, of (candidates, threads, seed, experience) that returns a CostModel",
         )
     if name in COST_MODELS:

@@ -39,7 +39,8 @@ def calibrated(machine: Machine, threads: int) -> Predictor:
 
 
 def _cpu_nominal(machine: CpuMachine) -> Predictor:
-    return lambda terms: cpu.seconds(_of_cpu(terms), machine)
+    rates = cpu.nominal_rates(machine)
+    return lambda terms: cpu.seconds(_of_cpu(terms), machine, machine.cores, rates)
 
 
 def _cpu_calibrated(machine: CpuMachine, threads: int) -> Predictor:

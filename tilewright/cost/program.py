@@ -13,7 +13,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tilewright import te
-from tilewright.cost.accesses import Loop, Statement, first_written, moves_of, reduced_loops, statements_of
+from tilewright.cost.accesses import (
+    EnclosingLoop,
+    Statement,
+    first_written,
+    moves_of,
+    reduced_loops,
+    statements_of,
+)
 from tilewright.errors import InternalError
 from tilewright.hw import CpuMachine
 from tilewright.loops.ir import (
@@ -33,16 +40,16 @@ from tilewright.loops.ir import (
     Store,
     Transpose,
 )
-from tilewright.loops.tiling import accesses_apart
+from tilewright.loops.tiling import separate_accesses
 from tilewright.space.template import Terms
 from tilewright.te.index import coefficient
 
 # Instructions, where it is more than one: for divisions and roots the time that they keep a port, for functions about
 # the length of their polynomials.
 _LONG = {"div": 8, "sqrt": 10, "rsqrt": 12, "floordiv": 16, "mod": 16, "fmod": 20, "pow": 40, "atan2": 30}
-_FUNCTIONS = frozenset(("exp", "exp2_weight", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf"))
+_FUNCTIONS = frozenset(("exp", "exp2_nonpositive", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf"))
 _FUNCTION = 16
-_TURNED = 16.0  # cycles: what a vector of a square tile shows of its access to a row of its own
+_TRANSPOSED = 16.0  # cycles: what a vector of a square tile shows of its access to a row of its own
 _LATENCY_MEMORY = 10.0  # cycles from one sum to the next that needs it, where it is in memory between them
 _USABLE = 0.75  # of a cache
 
@@ -94,9 +101,9 @@ def _branches(stmt: Stmt, times: float) -> float:
 # -- traffic ----------------------------------------------------------------------------------------------------------
 
 
-def _footprints(statements: Sequence[Statement]) -> dict[Loop, float]:
+def _footprints(statements: Sequence[Statement]) -> dict[EnclosingLoop, float]:
     """Bytes of cache lines that each loop touches from its first iteration to its last."""
-    by_buffer: dict[Loop, dict[Buffer, float]] = {}
+    by_buffer: dict[EnclosingLoop, dict[Buffer, float]] = {}
     for statement in statements:
         inside_out = statement.path[::-1]
         for access in statement.accesses:
@@ -107,7 +114,7 @@ def _footprints(statements: Sequence[Statement]) -> dict[Loop, float]:
     return {loop: sum(touched.values()) for loop, touched in by_buffer.items()}
 
 
-def _again(statements: Sequence[Statement], footprints: dict[Loop, float], capacity: float) -> float:
+def _again(statements: Sequence[Statement], footprints: dict[EnclosingLoop, float], capacity: float) -> float:
     """Bytes that are brought into a cache although they have been in it before."""
     repeated: dict[Buffer, float] = {}
     for statement in statements:
@@ -136,7 +143,7 @@ class _Count:
     """`times`: how often what is counted runs. `lane`: the variable of the vector loop around it, if there is one."""
 
     machine: CpuMachine
-    born: dict[Buffer, tuple[Loop, ...]]
+    born: dict[Buffer, tuple[EnclosingLoop, ...]]
     arithmetic: float = 0.0
     loads: float = 0.0
     stores: float = 0.0
@@ -144,8 +151,8 @@ class _Count:
 
     @property
     def in_a_cycle(self) -> float:
-        """Multiply-adds. Of shuffles there is one."""
-        return self.machine.throughput.multiply_adds
+        """FMAs. Of shuffles there is one."""
+        return self.machine.throughput.fmas
 
     def statement(self, statement: Statement) -> None:
         stmt, path = statement.stmt, statement.path
@@ -155,15 +162,15 @@ class _Count:
             vectors = stmt.rows * stmt.columns / stmt.lanes
             self.arithmetic += times * self.in_a_cycle * vectors * math.log2(max(stmt.lanes, 2))
             if min(stmt.rows, stmt.columns) >= stmt.lanes:
-                self.scalar += times * vectors * _TURNED
+                self.scalar += times * vectors * _TRANSPOSED
         elif isinstance(stmt, Slide):
             self.arithmetic += times * self.in_a_cycle
         elif isinstance(stmt, Prefetch):
             self.loads += times
         elif isinstance(stmt, Invoke):
-            result, *inputs = (place for place in stmt.operands)
+            result, *inputs = (position for position in stmt.operands)
             self.arithmetic += times
-            self.loads += times * sum(place.buffer.scope is not Scope.REGISTER for place in inputs)
+            self.loads += times * sum(position.buffer.scope is not Scope.REGISTER for position in inputs)
             self.stores += times * (result.buffer.scope is not Scope.REGISTER)
         elif isinstance(stmt, Combine):
             raise InternalError("a program for threads of a GPU, counted as one for a processor")
@@ -188,7 +195,7 @@ class _Count:
         needed = self.machine.chains if in_register else self.in_a_cycle * _LATENCY_MEMORY
         return needed * times * self.registers(stmt.value, lane) / chains
 
-    def load(self, load: te.Load, path: Sequence[Loop], times: float, lane: te.Var | None) -> None:
+    def load(self, load: te.Load, path: Sequence[EnclosingLoop], times: float, lane: te.Var | None) -> None:
         """What is written out reads the same element once."""
         buffer = load.source
         assert isinstance(buffer, Buffer)
@@ -233,4 +240,4 @@ class _Count:
             return whole
         if stride is None or stored:
             return lane.extent  # one by one
-        return int(min(lane.extent, whole * accesses_apart(stride)))
+        return int(min(lane.extent, whole * separate_accesses(stride)))

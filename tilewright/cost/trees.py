@@ -113,8 +113,8 @@ def _ranking(
     start: np.ndarray,
     seed: int,
 ) -> Any:
-    places = np.argsort(np.argsort(targets))
-    grades = (_GRADES - 1) - places * _GRADES // len(targets)
+    positions = np.argsort(np.argsort(targets))
+    grades = (_GRADES - 1) - positions * _GRADES // len(targets)
     data = library.Dataset(rows, grades, weight=weights, group=[len(rows)], init_score=start)
     settings = {
         **_SETTINGS,

@@ -6,7 +6,7 @@ a filesystem without locks) one warning says so, and what is new is kept in memo
 of is set aside under another name, never deleted, and what is sound in it goes into a new one.
 
 On a network's filesystem SQLite's write-ahead log does not work: there the database has a rollback journal, and writers
-take turns by a lock file as well.
+alternate by a lock file as well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tilewright.db.place import default_path, inode, is_network, locked
+from tilewright.db.location import default_path, inode, is_network, locked
 from tilewright.db.record import Decision, Key, Record
 from tilewright.db.rows import (
     DECISION,

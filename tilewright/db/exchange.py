@@ -17,12 +17,12 @@ import msgspec
 from tilewright.db.database import Database
 from tilewright.db.rows import DECISION, FACTS, TRIAL, Damaged, Row, decision_of, facts_of, key_of, trial_of
 from tilewright.db.salvage import salvage
-from tilewright.db.schema import MOST_BODY_BYTES, connect
+from tilewright.db.schema import MAX_BODY_BYTES, connect
 from tilewright.errors import DatabaseFileError
 from tilewright.support.files import require_regular
 
 _SQLITE = b"SQLite format 3\0"
-_MOST_DAMAGED = 1000  # lines of an export that are named; after so many without a sound one it is none
+_MAX_DAMAGED = 1000  # lines of an export that are named; after so many without a sound one it is none
 
 
 class Imported(NamedTuple):
@@ -91,7 +91,7 @@ def _rows_of_export(file: BinaryIO, path: Path) -> tuple[list[Row], list[str]]:
     rows: dict[str, Row] = {}
     damaged: list[str] = []
     decode = msgspec.json.Decoder(Row).decode
-    lines = iter(lambda: file.readline(2 * MOST_BODY_BYTES), b"")
+    lines = iter(lambda: file.readline(2 * MAX_BODY_BYTES), b"")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -100,9 +100,9 @@ def _rows_of_export(file: BinaryIO, path: Path) -> tuple[list[Row], list[str]]:
             row = Row(row.kind, row.digest, msgspec.Raw(bytes(row.body)))
             key_of(row)
         except (Damaged, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            if len(damaged) == _MOST_DAMAGED and not rows:
+            if len(damaged) == _MAX_DAMAGED and not rows:
                 raise DatabaseFileError(f"{path} has no line of an export: {damaged[0]}") from None
-            if len(damaged) < _MOST_DAMAGED:
+            if len(damaged) < _MAX_DAMAGED:
                 damaged.append(f"line {number}: {error}")
         else:
             rows[row.digest] = row

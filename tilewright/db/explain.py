@@ -1,4 +1,4 @@
-"""Why the database has no answer for a task: which part of the key differs from the records that are nearest to it."""
+"""Explains why the database has no answer for a task: which part of the key differs from the nearest records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Nearest(msgspec.Struct, frozen=True):
     differences: tuple[Difference, ...]
 
 
-class Explanation(msgspec.Struct, frozen=True):
+class MissExplanation(msgspec.Struct, frozen=True):
     key: Key
     label: str
     decision: Decision | None
@@ -60,7 +60,9 @@ class Explanation(msgspec.Struct, frozen=True):
         return "\n".join(lines)
 
 
-def explain(database: Database, key: Key, label: str, text: str, machine: Mapping[str, Any]) -> Explanation:
+def explain(
+    database: Database, key: Key, label: str, text: str, machine: Mapping[str, Any]
+) -> MissExplanation:
     """`text`: of the task; `machine`: its description."""
     records = database.records(key)
     failures = sum(bool(record.failure) for record in records)
@@ -75,7 +77,7 @@ def explain(database: Database, key: Key, label: str, text: str, machine: Mappin
                 nearest.append(_nearest(key, text, machine, found))
             if len(nearest) == _NEAREST:
                 break
-    return Explanation(key, label, decision, len(records), failures, tuple(nearest))
+    return MissExplanation(key, label, decision, len(records), failures, tuple(nearest))
 
 
 def _distance(key: Key, other: Key) -> int:

@@ -1,4 +1,4 @@
-"""What a compilation that measures nothing asks the database: the confirmed winners of some tasks.
+"""Reads the confirmed winners of tasks, for a compilation that measures nothing.
 
 Every compilation asks, so asking is cheap and changes nothing: no file is created, locked or repaired, and nothing but
 the rows in question is read. A database that cannot be read costs one warning and never a compilation: the analytical
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from tilewright.db.place import default_path
+from tilewright.db.location import default_path
 from tilewright.db.record import Decision, Key
 from tilewright.db.rows import DECISION, Damaged, Row, decision_of
 from tilewright.db.schema import connect
@@ -62,8 +62,8 @@ def read_decisions(keys: Collection[Key], path: Path | None = None) -> dict[Key,
 
 
 def _modes(path: Path) -> tuple[str, ...]:
-    """Without a log beside it nobody writes the file: it is read as it is, and no file is created beside it. Should
-    somebody begin to write just then, it is read once more."""
+    """Without a log alongside it nobody writes the file: it is read as it is, and no file is created alongside it.
+    Should somebody begin to write just then, it is read once more."""
     logs = [Path(f"{path}{suffix}") for suffix in ("-wal", "-journal")]
     alone, shared = "ro&immutable=1", "ro"
     return (shared, alone) if any(log.exists() for log in logs) else (alone, shared)

@@ -1,4 +1,4 @@
-"""What is remembered: every trial of a config, as a Record, and the winner of every task, as a Decision.
+"""The records of tuning: every trial of a config (Record), and the winner of every task (Decision).
 
 Plain data. Nothing of it is trusted: whoever uses a config that was read asks first whether it is legal today.
 """
@@ -108,6 +108,6 @@ class Decision(msgspec.Struct, frozen=True):
     budget: float  # seconds, for the whole model
     trials: int
     when: float = msgspec.field(default_factory=time.time)
-    default_seconds: float | None = None  # what would have run without measuring, timed beside the winner
+    default_seconds: float | None = None  # what would have run without measuring, timed alongside the winner
     code: str = ""
     versions: Versions = msgspec.field(default_factory=Versions.now)

@@ -16,6 +16,7 @@ import msgspec
 
 from tilewright.db.record import Decision, Key, Record
 from tilewright.db.versions import Versions
+from tilewright.space.former_names import current_config
 from tilewright.space.space import Config
 
 T = TypeVar("T")
@@ -99,11 +100,13 @@ def row_of_decision(decision: Decision) -> Row:
 
 
 def trial_of(row: Row) -> Trial:
-    return _read(row, _trial)
+    trial = _read(row, _trial)
+    return msgspec.structs.replace(trial, config=current_config(trial.config))
 
 
 def decision_of(row: Row) -> Decision:
-    return _read(row, _decision)
+    decision = _read(row, _decision)
+    return msgspec.structs.replace(decision, config=current_config(decision.config))
 
 
 def facts_of(row: Row) -> Facts:

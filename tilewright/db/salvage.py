@@ -1,4 +1,4 @@
-"""What is sound in a database file of which the rest is not.
+"""Recovers the intact rows of a damaged database file.
 
 First as far as SQLite can read it; then, whatever is broken, every body that lies in the file as a whole with its
 digest in front of it.
@@ -17,7 +17,7 @@ import msgspec
 
 from tilewright.db.rows import DECISION, FACTS, TRIAL, Damaged, Row, digest_of, key_of
 from tilewright.db.schema import (
-    MOST_BODY_BYTES,
+    MAX_BODY_BYTES,
     Deadline,
     bounded,
     bytes_of,
@@ -33,7 +33,7 @@ _BEFORE = 512  # bytes between the beginning of a row and that of its body, at m
 _DIGEST = re.compile("[0-9a-f]{32}")
 _PART_BYTES = 32 << 20
 _FIRST_WINDOW = 16384
-_MOST_WORK = 100  # characters looked at for each byte of a file: rows may be a hundredth of a window
+_MAX_WORK = 100  # characters looked at for each byte of a file: rows may be a hundredth of a window
 _decode = json.JSONDecoder().raw_decode
 
 
@@ -71,7 +71,7 @@ def _scanned(path: Path) -> Iterator[Row]:
     """By what a row looks like, wherever it lies. Gives up on files that are made to take long: what looks like the
     beginning of a row is rarely none, and rows do not lie within each other."""
     for part in (path, path.with_name(f"{path.name}-wal")):
-        work = _MOST_WORK * (part.stat().st_size + (1 << 20)) if part.is_file() else 0
+        work = _MAX_WORK * (part.stat().st_size + (1 << 20)) if part.is_file() else 0
         for text, last in _windows(part):
             for match in _BODY.finditer(text):
                 begin = match.start()
@@ -101,7 +101,7 @@ def _object_at(text: str, begin: int) -> tuple[bytes, int]:
         except RecursionError:
             return b"", cost
         except ValueError:  # it may go on behind the window
-            if len(window) < size or size >= MOST_BODY_BYTES:
+            if len(window) < size or size >= MAX_BODY_BYTES:
                 return b"", cost
             size *= 16
 
@@ -112,7 +112,7 @@ def _windows(path: Path) -> Iterator[tuple[str, int]]:
     try:
         require_regular(path)
         with path.open("rb") as file:
-            text = file.read(_PART_BYTES + MOST_BODY_BYTES).decode("latin-1")
+            text = file.read(_PART_BYTES + MAX_BODY_BYTES).decode("latin-1")
             while text:
                 more = file.read(_PART_BYTES).decode("latin-1")
                 yield text, _PART_BYTES if more else len(text)

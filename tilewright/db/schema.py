@@ -46,7 +46,7 @@ _BUSY_SECONDS = 30.0
 _BUSY = ("database is locked", "database table is locked", "locking protocol")
 _UNWRITABLE = ("readonly database", "disk is full", "disk I/O error", "unable to open database file")
 _ENDED = ("interrupted", "out of memory")
-MOST_BODY_BYTES = 16 << 20
+MAX_BODY_BYTES = 16 << 20
 _SCHEMA_STEPS = 20_000  # of SQLite's virtual machine, to read the schema: ours takes about a hundred
 _QUERY_SECONDS, _SECONDS_PER_BYTE = 60.0, 1e-6  # a query may take, and more of a large file
 _CHECKED_EVERY = 100_000  # steps of SQLite's virtual machine, about a millisecond
@@ -87,7 +87,7 @@ def bytes_of(path: Path) -> int:
 def bounded(found: Iterable[tuple[Any, ...]], most: int) -> Iterator[tuple[Any, ...]]:
     """The same rows. Inconsistent where they have more bytes than the file: pages of a hostile one may be shared by
     rows without number. `most`: the file's size when the query began, which rows that were added since may exceed."""
-    left = most + 2 * MOST_BODY_BYTES
+    left = most + 2 * MAX_BODY_BYTES
     for columns in found:
         left -= 16 + sum(len(value) for value in columns if isinstance(value, (str, bytes)))
         if left < 0:
@@ -102,16 +102,16 @@ def require_files(path: Path) -> None:
             require_regular(f"{path}{suffix}")
 
 
-def guarded_connection(place: str, seconds: float = _BUSY_SECONDS) -> sqlite3.Connection:
+def guarded_connection(location: str, seconds: float = _BUSY_SECONDS) -> sqlite3.Connection:
     """A connection that nothing in the file has been read by. May be used by several threads, one at a time."""
     connection = sqlite3.connect(
-        place, uri=True, timeout=seconds, isolation_level=None, check_same_thread=False
+        location, uri=True, timeout=seconds, isolation_level=None, check_same_thread=False
     )
     try:
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
             connection.execute(f"PRAGMA {pragma}")
         if sys.version_info >= (3, 11):
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2 * MOST_BODY_BYTES)
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2 * MAX_BODY_BYTES)
     except BaseException:
         connection.close()
         raise
@@ -176,10 +176,10 @@ def connect(
     """A connection to a database of the current version; `path` None: in memory. `mode`: "rwc", "ro", or, of a file
     that nobody writes, "ro&immutable=1". `seconds`: to wait for other processes. `check`: whether the whole file is
     looked at first."""
-    place = "file:tuning?mode=memory" if path is None else f"{path.absolute().as_uri()}?mode={mode}"
+    location = "file:tuning?mode=memory" if path is None else f"{path.absolute().as_uri()}?mode={mode}"
     if path is not None:
         require_files(path)
-    connection = guarded_connection(place, seconds)
+    connection = guarded_connection(location, seconds)
     try:
         connection.text_factory = lambda text: text.decode(errors="replace")
         if path is not None:

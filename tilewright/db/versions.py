@@ -1,4 +1,4 @@
-"""What a record depends on besides the task and the machine, and which of it belongs to the key.
+"""The versions that a record depends on besides the task and the machine, and which of them are part of its key.
 
 A record says how long the machine code of a config took. Three things make that code:
 
@@ -46,7 +46,7 @@ _ROOMS = (
 class Versions(msgspec.Struct, frozen=True):
     tilewright: str
     python: str
-    sources: str  # fingerprint of the rooms that make that text of a config
+    sources: str  # fingerprint of the packages that make that text of a config
 
     @staticmethod
     def now() -> Versions:

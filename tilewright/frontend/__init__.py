@@ -9,10 +9,18 @@ from typing import Any
 from tilewright.errors import MissingDependencyError, UnsupportedModelError
 from tilewright.frontend.imported import ImportedModel
 from tilewright.frontend.onnx import import_onnx
-from tilewright.frontend.reimport import Source, source_of
+from tilewright.frontend.reimport import ReimportSource, source_of
 from tilewright.frontend.torch_export import import_torch
 
-__all__ = ["ImportedModel", "Source", "import_model", "import_onnx", "import_torch", "opened", "source_of"]
+__all__ = [
+    "ImportedModel",
+    "ReimportSource",
+    "import_model",
+    "import_onnx",
+    "import_torch",
+    "opened",
+    "source_of",
+]
 
 
 def opened(model: Any) -> Any:

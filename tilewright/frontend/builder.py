@@ -37,7 +37,7 @@ class Absent:
     reason: str
 
 
-class Builder(ABC):
+class GraphBuilder(ABC):
     """Builds the nodes of one foreign node. `source` goes into every one of them."""
 
     def __init__(self, source: Provenance) -> None:
@@ -133,9 +133,9 @@ class Builder(ABC):
         starts[axis], stops[axis], steps[axis] = start, stop, step
         return self.emit("slice", x, starts=tuple(starts), stops=tuple(stops), steps=tuple(steps))
 
-    def index_axis(self, x: Node, axis: int, place: int) -> Node:
-        """The element at `place` of an axis, which disappears."""
-        return self.squeeze(self.slice_axis(x, axis, place, place + 1), axis)
+    def index_axis(self, x: Node, axis: int, position: int) -> Node:
+        """The element at `position` of an axis, which disappears."""
+        return self.squeeze(self.slice_axis(x, axis, position, position + 1), axis)
 
     def concat(self, parts: Sequence[Node], axis: int) -> Node:
         """The parts one after the other; empty ones are left out, except the last that remains."""

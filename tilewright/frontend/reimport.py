@@ -1,7 +1,7 @@
 """A model that is imported again for other shapes, and that its own means can run meanwhile.
 
-`source_of(model)` gives a `Source`: of an nn.Module, which PyTorch can run, or of an ONNX model, which the oracle runs
-in NumPy. Both stand for the model as it was when they were made.
+`source_of(model)` gives a `ReimportSource`: of an nn.Module, which PyTorch can run, or of an ONNX model, which the
+oracle runs in NumPy. Both stand for the model as it was when they were made.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class Source(Protocol):
+class ReimportSource(Protocol):
     names: tuple[str, ...]  # of the arguments that can be given by name
 
     def import_for(self, arguments: Arguments) -> ImportedModel:
@@ -40,7 +40,7 @@ class Source(Protocol):
         input is."""
 
 
-def source_of(model: Any) -> Source:
+def source_of(model: Any) -> ReimportSource:
     if isinstance(model, (str, os.PathLike)) or _is_a(model, "onnx", "ModelProto"):
         return OnnxSource(model)
     torch = sys.modules.get("torch")

@@ -27,7 +27,7 @@ def import_torch(
     """The model as a graph.
 
     `example_inputs` of a module: a tuple of positional arguments, a single tensor, or a dict of keyword arguments;
-    `example_kwargs` are keyword arguments beside them. A program has its own examples, and these are ignored.
+    `example_kwargs` are keyword arguments alongside them. A program has its own examples, and these are ignored.
 
     Errors: UnsupportedModelError (not a model, no examples), TrainingModeError, ExportError, MutationError (the model
     writes to its buffers or inputs), UnsupportedOpsError (naming every operator that cannot be converted).

@@ -31,12 +31,12 @@ def attention_in(graph: Graph) -> Node | None:
     if len(found) != 1 or not fits_one_kernel(found[0]):
         return None
     (attention,) = found
-    behind: list[Node] = []
+    after: list[Node] = []
     node = graph.outputs[0]
     while node is not attention:
         if node.op != "reshape" and not merges_heads(node):
             return None
-        behind.append(node)
+        after.append(node)
         node = node.inputs[0]
-    others = [node for node in nodes if node is not attention and node not in behind]
+    others = [node for node in nodes if node is not attention and node not in after]
     return attention if all(node.op in ABSORBED or node.is_constant for node in others) else None

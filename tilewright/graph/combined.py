@@ -17,13 +17,13 @@ KINDS = {"sum": "sum", "mean": "sum", "amax": "max", "amin": "min"}
 @dataclass(frozen=True)
 class Combined:
     """A reduction over neighbouring rows of what `producer` computes, or, where `along`, over its columns: `size` of
-    them at a time, `parts` times; of the others there are `beside`."""
+    them at a time, `parts` times; of the others there are `other_size`."""
 
     op: str
     producer: Node
     size: int
     parts: int
-    beside: int
+    other_size: int
     along: bool = False
 
 

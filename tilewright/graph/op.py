@@ -101,7 +101,7 @@ def application(node: Node) -> Application:
 
 
 def flops_of(node: Node) -> int:
-    """Arithmetic operations (a multiply-add counts two) that the node's definition needs."""
+    """Arithmetic operations (a FMA counts two) that the node's definition needs."""
     if node.is_input or node.is_constant:
         return 0
     record = op_of(node.op)

@@ -60,7 +60,7 @@ def evaluate_node(node: Node, arrays: Sequence[np.ndarray], precise: bool = True
 
 
 def evaluation_cost(node: Node) -> tuple[int, int]:
-    """What `evaluate_node` takes of `node`: (operations on elements, bytes beside its operands)."""
+    """What `evaluate_node` takes of `node`: (operations on elements, bytes alongside its operands)."""
     sizes = [operand.type.size for operand in node.inputs]
     padding = node.attrs.get("padding", ())
     if node.inputs and padding:  # a convolution or a pooling, which computes on a padded copy

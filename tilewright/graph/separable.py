@@ -1,4 +1,4 @@
-"""Separable convolutions: chains that one kernel can compute without writing what is between them.
+"""Separable convolutions: chains of convolutions that one kernel computes without storing the intermediate images.
 
     expand      1x1 convolution, elementwise nodes behind it        (may be absent)
     depthwise   zero padding, a window for each channel by itself, elementwise nodes behind it
@@ -24,7 +24,7 @@ ROOM = 768 << 10  # bytes of scratch memory that a chain may need at the least
 
 
 @dataclass(frozen=True)
-class Stage:
+class ConvStage:
     """A convolution and the elementwise nodes behind it, of which `last` is read by the next stage."""
 
     conv: Node
@@ -40,7 +40,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Window:
+class WindowAxis:
     """The windows of the depthwise convolution along one axis."""
 
     extent: int  # elements of the source
@@ -49,7 +49,7 @@ class Window:
     stride: int
     dilation: int
     before: int  # zeros before the first element
-    behind: int
+    after: int
 
     @property
     def reach(self) -> int:
@@ -58,18 +58,18 @@ class Window:
 
     @property
     def padded(self) -> int:
-        return self.before + self.extent + self.behind
+        return self.before + self.extent + self.after
 
 
 @dataclass(frozen=True)
 class Separable:
     task: Task
     source: Node  # of the chain's first convolution: an input of the task
-    expand: Stage | None
-    rows: Window
-    columns: Window
-    depthwise: Stage
-    project: Stage | None
+    expand: ConvStage | None
+    rows: WindowAxis
+    columns: WindowAxis
+    depthwise: ConvStage
+    project: ConvStage | None
 
     @property
     def batch(self) -> int:
@@ -81,7 +81,7 @@ class Separable:
         return block_of(self.depthwise.conv.attrs["layout"])
 
     @property
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[ConvStage]:
         return [stage for stage in (self.expand, self.depthwise, self.project) if stage is not None]
 
     @property
@@ -204,20 +204,20 @@ def _pads_image(pad: Node, image: range) -> bool:
     )
 
 
-def _windows(conv: Node, pad: Node | None) -> list[Window]:
+def _windows(conv: Node, pad: Node | None) -> list[WindowAxis]:
     kernel = conv.inputs[1].shape[:2]
     windows = []
     for number, axis in enumerate(_image_axes(conv)):
-        before, behind = (pad.attrs["low"][axis], pad.attrs["high"][axis]) if pad else (0, 0)
+        before, after = (pad.attrs["low"][axis], pad.attrs["high"][axis]) if pad else (0, 0)
         windows.append(
-            Window(
-                extent=conv.inputs[0].shape[axis] - before - behind,
+            WindowAxis(
+                extent=conv.inputs[0].shape[axis] - before - after,
                 outputs=conv.shape[axis],
                 taps=kernel[number],
                 stride=conv.attrs["stride"][number],
                 dilation=conv.attrs["dilation"][number],
                 before=before,
-                behind=behind,
+                after=after,
             )
         )
     return windows
@@ -233,7 +233,7 @@ def _follows(shape: tuple[int, ...], conv: Node) -> bool:
 
 def _stages(
     convs: list[Node], elementwise: list[Node], heads: list[Node], output: Node
-) -> list[Stage] | None:
+) -> list[ConvStage] | None:
     """The stages in order, or None where an elementwise node has not the shape of its convolution, or reads another
     stage than its own, or a tensor that varies along one axis of the image alone: pixels are walked as one axis."""
     number_of = {conv: number for number, conv in enumerate(convs)}
@@ -246,7 +246,7 @@ def _stages(
         if node.shape != convs[number].shape or not all(_follows(shape, convs[number]) for shape in outside):
             return None
         number_of[node] = number
-    stages = [Stage(conv, last) for conv, last in zip(convs, [*heads[1:], output], strict=True)]
+    stages = [ConvStage(conv, last) for conv, last in zip(convs, [*heads[1:], output], strict=True)]
     if any(number_of.get(stage.last) != number for number, stage in enumerate(stages)):
         return None
     return stages

@@ -1,4 +1,4 @@
-"""Tasks: the pieces that a graph is cut into, each computed by one kernel and tuned as one unit.
+"""Tasks: the subgraphs that a graph is cut into, each computed by one kernel and tuned as one unit.
 
 A `Task` is a small graph of its own and knows nothing of the model around it, so equal pieces of a model, or of two
 models, are one task with one `key`. A `TaskCall` is a task applied in a graph, and a `Partition` is a whole graph cut
@@ -101,13 +101,13 @@ class TaskCall:
     inputs: tuple[Node, ...]  # the graph's inputs, constants, outputs of calls, or views of these
     output: Node
     name: str
-    way: str = ""
+    variant: str = ""
     layers: tuple[str, ...] = ()  # of the user's model, that it computes
 
     @property
     def key(self) -> str:
         """Of the kernel that computes it."""
-        return f"{self.task.key} {self.way}" if self.way else self.task.key
+        return f"{self.task.key} {self.variant}" if self.variant else self.task.key
 
     def __repr__(self) -> str:
         return f"<call {self.name}: {self.task.label}>"

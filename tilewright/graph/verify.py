@@ -35,7 +35,7 @@ def _padded(node: Node) -> bool:
 
 
 # A concat becomes a loop for each operand, and each is decided against all others. Wider ones become several.
-MOST_CONCATENATED = 32
+MAX_CONCATENATED = 32
 
 _DECOMPOSED = (
     Forbidden("batch_norm", "it is folded into weights or becomes a multiplication and an addition"),
@@ -50,8 +50,8 @@ _DECOMPOSED = (
     Forbidden("conv", "its bias becomes an addition", lambda node: len(node.inputs) > 2),
     Forbidden(
         "concat",
-        f"one of more than {MOST_CONCATENATED} operands becomes several",
-        lambda node: len(node.inputs) > MOST_CONCATENATED,
+        f"one of more than {MAX_CONCATENATED} operands becomes several",
+        lambda node: len(node.inputs) > MAX_CONCATENATED,
     ),
 )
 

@@ -11,6 +11,7 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from tilewright import knobs
@@ -32,12 +33,12 @@ class Caches:
     l2_cores: int = 1
     l3_cores: int = 4
 
-    @property
+    @cached_property
     def l2_per_core(self) -> int:
         return self.l2 // self.l2_cores
 
     def keep(self, touched: float) -> bool:
-        """Whether the second cache still holds so many bytes of a core's when they are wanted again: other things come
+        """Whether L2 still holds so many bytes of a core's when they are wanted again: other things come
         by meanwhile."""
         return touched <= 0.75 * self.l2_per_core
 

@@ -1,4 +1,4 @@
-"""What is known of processor cores by name: the constants that the operating system does not report.
+"""Known processor cores by name: the constants that the operating system does not report.
 
 Each row says where its numbers come from. A core that is not in the table is `USUAL`; code that has no machine at hand
 takes its cache line and page from there too. None of this is a field of `CpuMachine`: a machine's fingerprint, and with
@@ -19,7 +19,7 @@ Prefetcher = Literal["page", "stride"]
 @dataclass(frozen=True)
 class Core:
     """A core while all of them are busy. Widths are in bytes a cycle of all units together, None where they never
-    limit whole vectors; `*_ports` are instructions a cycle. `added` are additions beside the multiply-adds, not
+    limit whole vectors; `*_ports` are instructions a cycle. `added` are additions alongside the FMAs, not
     instead of them."""
 
     multiplied: int | None = None
@@ -32,7 +32,7 @@ class Core:
     hertz: float = 2.5e9
     l2: float = 48.0  # bytes a cycle from the L2 cache
     l3: float = 12.0
-    fma_latency: float = 4.0  # cycles from a multiply-add to one that needs its result
+    fma_latency: float = 4.0  # cycles from a FMA to one that needs its result
     line_bytes: int = 64
     page_bytes: int = 4096
     prefetcher: Prefetcher = "page"

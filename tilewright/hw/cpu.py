@@ -18,12 +18,12 @@ from tilewright.runtime import host as runtime_host
 @dataclass(frozen=True)
 class Throughput:
     """Of a core that nobody has measured, while all are busy: cycles a second; whole vectors that it multiplies and
-    adds to others, adds beside those (not instead of them), loads and stores in a cycle; bytes that its second cache
+    adds to others, adds alongside those (not instead of them), loads and stores in a cycle; bytes that its L2
     and the third give it in a cycle."""
 
     hertz: float = USUAL.hertz
-    multiply_adds: float = USUAL.fma_ports
-    adds_beside: float = 0.0
+    fmas: float = USUAL.fma_ports
+    independent_adds: float = 0.0
     loads: float = USUAL.load_ports
     stores: float = USUAL.store_ports
     l2: float = USUAL.l2
@@ -72,12 +72,12 @@ class CpuMachine:
         """What is known of its cores by their name."""
         return core_of(self.cpu)
 
-    @property
+    @cached_property
     def line_bytes(self) -> int:
         """Bytes of a cache line."""
         return self.core.line_bytes
 
-    @property
+    @cached_property
     def page_bytes(self) -> int:
         """Bytes of a page of memory, of the usual size."""
         return self.core.page_bytes
@@ -89,7 +89,7 @@ class CpuMachine:
 
     @property
     def fma_latency(self) -> float:
-        """Cycles from a multiply-add to one that needs its result."""
+        """Cycles from a FMA to one that needs its result."""
         return self.core.fma_latency
 
     @cached_property
@@ -109,19 +109,19 @@ class CpuMachine:
             core.l3,
         )
 
-    @property
+    @cached_property
     def chains(self) -> float:
-        """Sums at a time, in whole vectors, below which multiply-adds wait for those before them."""
-        return self.fma_latency * self.throughput.multiply_adds
+        """Sums at a time, in whole vectors, below which FMAs wait for those before them."""
+        return self.fma_latency * self.throughput.fmas
 
     @property
-    def adds_beside(self) -> bool:
+    def independent_adds(self) -> bool:
         """Whether a core adds a vector to an element in memory, which it broadcasts, for each that it multiplies, and
         is no slower for it."""
-        return self.throughput.adds_beside >= self.throughput.multiply_adds and "avx512f" in self.features
+        return self.throughput.independent_adds >= self.throughput.fmas and "avx512f" in self.features
 
     @property
-    def follows_pages(self) -> bool:
+    def prefetches_by_page(self) -> bool:
         """Whether several addresses read in turn, each in a page of its own, are all prefetched."""
         return self.prefetcher == "page"
 
@@ -149,7 +149,7 @@ class CpuMachine:
 
 
 def _shape_of(arch: str, features: frozenset[str]) -> tuple[int, int, bool]:
-    """(vector bytes, vector registers, fused multiply-add) of an instruction set."""
+    """(vector bytes, vector registers, fused FMA) of an instruction set."""
     if arch in ("x86_64", "AMD64", "i686"):
         if {"avx512f", "avx512vl", "avx512dq", "avx512bw"} <= features:
             return 64, 32, True

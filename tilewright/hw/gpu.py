@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: what schedules, templates and code generation need to know of one.
+"""NVIDIA GPUs as data for schedules, templates and code generation.
 
 The figures of a compute capability are the vendor's published limits. What differs between two cards of one
 capability (multiprocessors, cache, clock, memory) is asked of the driver.

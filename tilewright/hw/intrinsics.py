@@ -102,7 +102,7 @@ class Fragment:
     element: Callable[[Any, Any], tuple[Any, ...]]
     lanes: int = 1
 
-    def places(self) -> tuple[tuple[int, ...], ...]:
+    def positions(self) -> tuple[tuple[int, ...], ...]:
         """Of a CPU's register: the tile's element in each lane."""
         return tuple(tuple(int(at) for at in self.element(0, n)) for n in range(self.size))
 
@@ -179,7 +179,7 @@ class Intrinsic:
         if missing:
             raise self._wrong(f"its inputs {missing} are not among the arguments")
         fragment = self.fragments[0]
-        if sorted(fragment.places()) != sorted(vector(self.output).places()):
+        if sorted(fragment.positions()) != sorted(vector(self.output).positions()):
             raise self._wrong("its result must hold each element of the output once")
 
     def _wrong(self, why: str) -> IntrinsicError:
@@ -215,10 +215,14 @@ class Intrinsic:
         """Tells two declarations of one name apart: what was measured of one says nothing about the other."""
         assert not callable(self.emit), "a function has no text to compare"
         held = [(part.tensor.name, part.scope.value, part.size, part.lanes) for part in self.fragments]
-        places = [part.places() for part in self.fragments] if not isinstance(self.emit, PtxAssembly) else []
+        positions = (
+            [part.positions() for part in self.fragments] if not isinstance(self.emit, PtxAssembly) else []
+        )
         emitted = (type(self.emit).__name__, *vars(self.emit).values())
         shapes = [(tensor.name, tensor.shape, tensor.dtype) for tensor in (self.output, *self.inputs)]
-        return fingerprint(self.name, repr(self.body), shapes, held, places, emitted, self.features)[:_DIGITS]
+        return fingerprint(self.name, repr(self.body), shapes, held, positions, emitted, self.features)[
+            :_DIGITS
+        ]
 
     # -- on a machine ---------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from tilewright.hw.gpu import GpuMachine
 
 
 class Machine(Protocol):
-    """What the target-independent rooms know of a machine: that it has a kind, and how to describe it."""
+    """What the target-independent packages know of a machine: that it has a kind, and how to describe it."""
 
     kind: ClassVar[str]
 

@@ -72,8 +72,8 @@ def multiply_add(dtype: DType) -> Intrinsic:
 
 
 @cache
-def load_matrices(count: int, dtype: DType, turned: bool) -> Intrinsic:
-    """`count` matrices of 8 rows of 16 bytes from scratch memory, one row from where each thread says; `turned`: as
+def load_matrices(count: int, dtype: DType, transposed: bool) -> Intrinsic:
+    """`count` matrices of 8 rows of 16 bytes from scratch memory, one row from where each thread says; `transposed`: as
     their transposes, of 16-bit elements alone. 1, 2 or 4."""
     wide, each = columns(dtype), _REGISTER_BYTES // dtype.bytes
     source = te.Tensor("source", (count, ROWS, wide), dtype)
@@ -81,10 +81,10 @@ def load_matrices(count: int, dtype: DType, turned: bool) -> Intrinsic:
         "into",
         (count, ROWS, wide),
         dtype,
-        lambda g, i, j: te.Load(source, (g, j, i) if turned else (g, i, j)),
+        lambda g, i, j: te.Load(source, (g, j, i) if transposed else (g, i, j)),
     )
     return _intrinsic(
-        f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' * turned}.shared.b16",
+        f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' * transposed}.shared.b16",
         (
             Fragment(
                 into,

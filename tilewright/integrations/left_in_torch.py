@@ -2,7 +2,7 @@
 
 The share is an estimate. Of each operator, and of each compiled kernel, the operations and the bytes are counted from
 the shapes, and the least time for both at the machine's nominal rates is taken (`cost.bounds`); an operator of PyTorch
-has the cost of its call beside that.
+has the cost of its call alongside that.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def left_message(left: Sequence[Left], operators: int, share: float) -> str:
     """What the warning says. `operators`: how many the graph has."""
     rows: dict[tuple[str, str], list[str]] = {}
     for each in left:
-        rows.setdefault((each.operator, each.reason), []).append(each.place)
-    lines = [_row(*key, places) for key, places in rows.items()]
+        rows.setdefault((each.operator, each.reason), []).append(each.location)
+    lines = [_row(*key, locations) for key, locations in rows.items()]
     if len(lines) > _NAMED:
         lines = [*lines[:_NAMED], f"  and {len(lines) - _NAMED} other operators"]
     listed = "\n".join(lines)
@@ -47,8 +47,8 @@ def left_message(left: Sequence[Left], operators: int, share: float) -> str:
     )
 
 
-def _row(operator: str, reason: str, places: Sequence[str]) -> str:
-    known = [place for place in dict.fromkeys(places) if place]
-    times = f" x{len(places)}" if len(places) > 1 else ""
+def _row(operator: str, reason: str, locations: Sequence[str]) -> str:
+    known = [location for location in dict.fromkeys(locations) if location]
+    times = f" x{len(locations)}" if len(locations) > 1 else ""
     more = f" and {len(known) - 1} more places" if len(known) > 1 else ""
     return f"  {operator}{times} ({reason})" + (f" at {known[0]}{more}" if known else "")

@@ -34,7 +34,7 @@ MAX_VARIANTS = Policy().limit
 
 
 @dataclass(frozen=True)
-class Variant:
+class ShapeVariant:
     model: CompiledModel
     pinned: Mapping[str, np.ndarray]  # inputs that it takes to have these values, by name
 
@@ -52,7 +52,7 @@ class TilewrightRep(BackendRep):
         initialised = {tensor.name for tensor in model.graph.initializer}
         self.input_names = [value.name for value in model.graph.input if value.name not in initialised]
         self.output_names = [value.name for value in model.graph.output]
-        self.variants: OrderedDict[Any, list[Variant]] = OrderedDict()
+        self.variants: OrderedDict[Any, list[ShapeVariant]] = OrderedDict()
         self._result = namedtupledict("Outputs", self.output_names)
         try:
             self.general: CompiledModel | None = self._compiled(import_onnx(model))
@@ -70,7 +70,7 @@ class TilewrightRep(BackendRep):
         results = model(*(named[name] for name in self.input_names))
         return self._result(*([results] if len(self.output_names) == 1 else results))
 
-    def variant(self, named: Mapping[str, Any]) -> Variant:
+    def variant(self, named: Mapping[str, Any]) -> ShapeVariant:
         """The variant for these inputs; compiled, if there is none yet."""
         key = tuple((name, leaf.dtype.str, leaf.shape) for name, leaf in _leaves(named))
         known = self.variants.setdefault(key, [])
@@ -79,7 +79,7 @@ class TilewrightRep(BackendRep):
             if variant.serves(named):
                 return variant
         imported = import_onnx(self.model, dict(named), pin=True)
-        variant = Variant(self._compiled(imported), imported.pinned)
+        variant = ShapeVariant(self._compiled(imported), imported.pinned)
         known.insert(0, variant)
         while sum(map(len, self.variants.values())) > MAX_VARIANTS:
             oldest = next(entries for entries in self.variants.values() if entries)

@@ -82,7 +82,7 @@ _WEIGHT_SETS = 4  # modules sharing one graph whose weights become constants
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RegionOutcome:
     """What became of a graph at one set of sizes."""
 
     kind: str  # "compiled", "split", "torch" (nothing in it to compile), "failed"
@@ -114,7 +114,7 @@ def register() -> None:
 
 Runner = Callable[[Sequence[Any]], Any]
 # What runs a call, what became of the graph, and what the user is told: (key, text); None: nothing.
-Made = tuple[Runner, Outcome, tuple[str, str] | None]
+Made = tuple[Runner, RegionOutcome, tuple[str, str] | None]
 
 
 class CompiledGraph:
@@ -224,7 +224,7 @@ class CompiledGraph:
             if not self._options.fallback:
                 raise
             what = f"{type(error).__name__}: {error}"
-            runner, outcome = self._in_torch, Outcome("failed", error=what, share=1.0)
+            runner, outcome = self._in_torch, RegionOutcome("failed", error=what, share=1.0)
             news = (f"failed {what}", _failure(self._module, error))
         if news is not None:
             _warn_once(*news)
@@ -237,7 +237,7 @@ class CompiledGraph:
 
     def _compile(self, arguments: Sequence[Any], frozen: bool) -> Made:
         tensors = [(i, a) for i, a in enumerate(arguments) if isinstance(a, torch.Tensor)]
-        places = tuple(i for i, _ in tensors)
+        slots = tuple(i for i, _ in tensors)
         odd = {
             f"argument {i}": "is not a dense tensor of the CPU or of an NVIDIA GPU"
             for i, a in tensors
@@ -254,48 +254,52 @@ class CompiledGraph:
             program = captured.capture(captured.with_numbers(self._module, numbers), arguments)
         except MutationError as error:
             return self._left({"graph": str(error.message)})
-        guard = _Distinct([places[i] for i in program.writes], places) if program.writes else None
+        guard = _Distinct([slots[i] for i in program.writes], slots) if program.writes else None
         fixed = {number: a for number, (i, a) in enumerate(tensors) if frozen and i in self._weights}
         if not program.torch_side and not program.returns_itself:
             try:
                 region = captured.import_region(program.program, program.writes, fixed)
                 if not any(result is None for result in region.results) and not region.writes:
-                    return self._in_torch, Outcome("torch", left={"graph": "has no tensor to compute"}), None
+                    return (
+                        self._in_torch,
+                        RegionOutcome("torch", left={"graph": "has no tensor to compute"}),
+                        None,
+                    )
                 run = RegionCall(self._build(region, target), region)
-                runner = _returning(_Whole(run, places, guard, self._eager), program, places)
-                return runner, Outcome("compiled", regions=1), None
+                runner = _returning(_Whole(run, slots, guard, self._eager), program, slots)
+                return runner, RegionOutcome("compiled", regions=1), None
             except UnsupportedOpsError:
                 pass
-        runner, outcome, news = self._split(program, places, guard, target)
-        return _returning(runner, program, places), outcome, news
+        runner, outcome, news = self._split(program, slots, guard, target)
+        return _returning(runner, program, slots), outcome, news
 
     def _split(
-        self, program: captured.Captured, places: Sequence[int], guard: _Distinct | None, target: str
+        self, program: captured.Captured, slots: Sequence[int], guard: _Distinct | None, target: str
     ) -> Made:
         operators = _operators(program.program)  # before cutting, which changes the graph
-        pieces = captured.cut(program)
-        left, work = dict(pieces.left), list(pieces.work)
+        chunks = captured.cut(program)
+        left, work = dict(chunks.left), list(chunks.work)
         if left and not self._options.fallback and set(left) - set(program.torch_side):
             raise UnsupportedOpsError([(why, name) for name, why in left.items()])
         plans: list[Plan] = []
-        for name in pieces.regions:
-            inner = pieces.module.get_submodule(name)
+        for name in chunks.regions:
+            inner = chunks.module.get_submodule(name)
             assert isinstance(inner, fx.GraphModule)
             try:
                 region = captured.import_region(captured.export_region(inner))
                 run = RegionCall(self._build(region, target), region)
-                pieces.module.set_submodule(name, _RegionModule(run))
+                chunks.module.set_submodule(name, _RegionModule(run))
                 plans.append(run.model.plan)
             except UnsupportedOpsError as error:
                 left[name] = str(error.message)
                 work += left_of(inner.graph.nodes, {n.name: error.message for n in inner.graph.nodes})
         share = share_left(work, plans, target) if work else 0.0
-        key = str(sorted({(each.operator, each.place) for each in work}))
+        key = str(sorted({(each.operator, each.location) for each in work}))
         news = (key, left_message(work, operators, share)) if work else None
         if not plans:
-            return self._in_torch, Outcome("torch", left=left, share=share), news
-        runner = _split_runner(pieces.module, program, places, guard, self._eager)
-        return runner, Outcome("split", regions=len(plans), left=left, share=share), news
+            return self._in_torch, RegionOutcome("torch", left=left, share=share), news
+        runner = _split_runner(chunks.module, program, slots, guard, self._eager)
+        return runner, RegionOutcome("split", regions=len(plans), left=left, share=share), news
 
     def _left(self, reasons: Mapping[str, str]) -> Made:
         """The whole graph, for something that is not an operator of it."""
@@ -303,7 +307,7 @@ class CompiledGraph:
             raise UnsupportedOpsError([(why, name) for name, why in reasons.items()])
         what = "; ".join(f"{name} {why}" for name, why in reasons.items())
         text = f"a graph of {_operators(self._module)} operators runs in PyTorch: {what}"
-        return self._in_torch, Outcome("torch", left=dict(reasons), share=1.0), (text, text)
+        return self._in_torch, RegionOutcome("torch", left=dict(reasons), share=1.0), (text, text)
 
     def _build(self, region: captured.Region, target: str) -> CompiledModel:
         return self._options.compiled(region.model, target)
@@ -398,10 +402,10 @@ class _Distinct:
     """Whether no other argument shares memory with one that is written to."""
 
     written: Sequence[int]
-    places: Sequence[int]
+    slots: Sequence[int]
 
     def __call__(self, arguments: Sequence[Any]) -> bool:
-        owners = [arguments[i].untyped_storage().data_ptr() for i in self.places]
+        owners = [arguments[i].untyped_storage().data_ptr() for i in self.slots]
         return all(owners.count(arguments[i].untyped_storage().data_ptr()) == 1 for i in self.written)
 
 
@@ -409,13 +413,13 @@ class _Whole:
     """Runs a graph that is one compiled region."""
 
     def __init__(
-        self, run: RegionCall, places: Sequence[int], guard: _Distinct | None, eager: Callable[..., Any]
+        self, run: RegionCall, slots: Sequence[int], guard: _Distinct | None, eager: Callable[..., Any]
     ) -> None:
         self._region = run
-        self._places = places
+        self._slots = slots
         self._guard = guard
         self._eager = eager
-        self._positions = [places[i] for i in run.inputs]
+        self._positions = [slots[i] for i in run.inputs]
         self._inputs = _getter(self._positions)
         self._flat = run.model.flat
 
@@ -423,7 +427,7 @@ class _Whole:
         if self._guard is not None and not self._guard(arguments):
             return self._eager(*arguments)
         outputs = self._flat(self._inputs(arguments))
-        return self._region.finish(outputs, [arguments[i] for i in self._places])
+        return self._region.finish(outputs, [arguments[i] for i in self._slots])
 
     def trusted(self, arguments: Sequence[Any]) -> Runner:
         """The same for calls with tensors of the types, sizes and strides of these, by the word of Dynamo's guards."""
@@ -448,7 +452,7 @@ class _Whole:
 def _split_runner(
     module: fx.GraphModule,
     program: captured.Captured,
-    places: Sequence[int],
+    slots: Sequence[int],
     guard: _Distinct | None,
     eager: Callable[..., Any],
 ) -> Runner:
@@ -457,7 +461,7 @@ def _split_runner(
     def runner(arguments: Sequence[Any]) -> Any:
         if guard is not None and not guard(arguments):
             return eager(*arguments)
-        tensors = [arguments[i] for i in places]
+        tensors = [arguments[i] for i in slots]
         outputs = module(*lifted, *tensors)
         for position, value in zip(program.writes, outputs, strict=False):
             tensors[position].copy_(value)
@@ -466,7 +470,7 @@ def _split_runner(
     return runner
 
 
-def _returning(runner: Runner, program: captured.Captured, places: Sequence[int]) -> Runner:
+def _returning(runner: Runner, program: captured.Captured, slots: Sequence[int]) -> Runner:
     """`runner`, with arguments that the graph writes to and returns as results themselves, not copies of them."""
     if not program.returned:
         return runner
@@ -474,7 +478,7 @@ def _returning(runner: Runner, program: captured.Captured, places: Sequence[int]
     def run(arguments: Sequence[Any]) -> Any:
         results = list(runner(arguments))
         for number, position in program.returned.items():
-            results[number] = arguments[places[position]]
+            results[number] = arguments[slots[position]]
         return results
 
     return run

@@ -1,14 +1,14 @@
-"""Long reductions of what is contiguous along the *output*, each element read once: sums over leading axes.
+"""Column reductions: long reductions that are contiguous along the *output*, each element read once.
 
     for every block of columns c:                    (parallel)
-      acc[c] = identity                              (in the first cache)
+      acc[c] = identity                              (in L1)
       for every few rows k:
         for vectors of c: acc[c] = combine(acc[c], x[k, c], x[k + 1, c], ...)
       out[c] = value(acc[c])
 
 Accumulators in registers would be a few columns wide, and a short run of every row is what memory is slowest at. Rows
-to come are asked for. A look-ahead that follows loads wants each of them to go along its row line by line, and what is
-asked for beside it in the second cache: more can be on its way there than to the first. Short rows that lie behind each
+to come are prefetched. A look-ahead that follows loads wants each of them to go along its row line by line, and what is
+prefetched alongside it in L2: more can be on its way there than to the first. Short rows that lie after each
 other are read as they lie, one at a time.
 
 The place of an extreme, which its expression looks for when the extreme is known, is found along with it:
@@ -39,15 +39,15 @@ from tilewright.loops.tiling import (
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, simplify
 
-_AHEAD = 8  # rows that are asked for before they are needed
+_AHEAD = 8  # rows that are prefetched before they are needed
 _NARROWEST = 512  # bytes of a row that one block is wide
-_HELD = 4  # the part of the first cache that the accumulators may take
+_HELD = 4  # the part of L1 that the accumulators may take
 _SHORT_ROW = 32  # vectors of one that is taken as a whole
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """So many rows and vectors are combined before they meet the accumulators again, and what is asked for comes into
+    """So many rows and vectors are combined before they meet the accumulators again, and what is prefetched comes into
     the cache of this level."""
 
     rows: int
@@ -80,11 +80,11 @@ def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Prog
     blocks = Tiles(axis, width)
     inside = Tiles(te.Var(f"{axis.name}_c", width), size)
     step, lane, row = te.Var("u", tile.vectors), te.Var("v", lanes), te.Var("r", tile.rows)
-    place = inside.start() + step * lanes + lane
+    coord = inside.start() + step * lanes + lane
     element, in_line = step * lanes + lane, machine.line_bytes // load.dtype.bytes
     line = te.Var("line", ceil_div(size, in_line))
     held = {
-        r: te.Load(replace(r, name=f"held_{r.name}", size=width, scope=Scope.SCRATCH), (place,))
+        r: te.Load(replace(r, name=f"held_{r.name}", size=width, scope=Scope.SCRATCH), (coord,))
         for r in results
     }
     kept = {r: te.Load(replace(r, name=f"acc_{r.name}", size=size), (element,)) for r in results}
@@ -94,7 +94,7 @@ def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Prog
         return nest([(inside.var, Kind.SERIAL)], body)
 
     def taken(first: te.Expr, rows: te.Var) -> Stmt:
-        at = {axis: blocks.start() + place, k: first + rows}
+        at = {axis: blocks.start() + coord, k: first + rows}
         steps = [set_to(kept[r], te.substitute(value, at)) for r, value in _step(formula, kept)]
         ahead = {axis: blocks.start() + inside.start() + line * in_line, k: first + rows + _AHEAD}
         asked = Prefetch(source, te.substitute(load.indices[0], ahead), tile.level)
@@ -116,7 +116,7 @@ def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Prog
     if rest.extent:
         single = taken(rest + group.extent * tile.rows, te.Var("r", 1))
         stmts.append(nest([(rest, Kind.SERIAL)], single))
-    position: dict[te.Var, te.Expr] = {axis: blocks.start() + place}
+    position: dict[te.Var, te.Expr] = {axis: blocks.start() + coord}
     value = with_results(te.substitute(formula.value, position), held)
     stmts.append(along(nest(in_tile, Store(formula.output, te.substitute(formula.store, position), value))))
     body = parallel_nest([*others, blocks.var], width * k.extent, block(*stmts))
@@ -142,15 +142,15 @@ def _step(formula: Formula, so_far: Mapping[Buffer, te.Expr]) -> list[tuple[Buff
     better = te.call("not", worse)
     if element.dtype.is_float:  # NaN surpasses everything but NaN
         better = te.call("and", better, te.call("eq", most, most))
-    place = found[0].result
-    here = te.cast(first.axes[0], place.dtype)
+    coord = found[0].result
+    here = te.cast(first.axes[0], coord.dtype)
     return [
-        (place, te.select(better, here, so_far[place])),
+        (coord, te.select(better, here, so_far[coord])),
         (first.result, te.select(better, element, most)),
     ]
 
 
-def _is_place_of(found: Reduction, extreme: Reduction) -> bool:
+def _is_coord_of(found: Reduction, extreme: Reduction) -> bool:
     """Whether `found` is where `extreme` is first met, as `argmax` and `argmin` are expressed."""
     if extreme.kind not in ("max", "min") or found.kind != "min" or len(found.axes) != 1:
         return False
@@ -159,14 +159,14 @@ def _is_place_of(found: Reduction, extreme: Reduction) -> bool:
     here = te.call("eq", element, te.Load(extreme.result, ()))
     if element.dtype.is_float:
         here = te.call("or", here, te.call("ne", element, element))
-    here_or_behind = (te.cast(place, found.result.dtype) for place in (along, te.as_index(along.extent)))
-    return simplify(found.body) == simplify(te.select(here, *here_or_behind)) and k.extent == along.extent
+    here_or_after = (te.cast(coord, found.result.dtype) for coord in (along, te.as_index(along.extent)))
+    return simplify(found.body) == simplify(te.select(here, *here_or_after)) and k.extent == along.extent
 
 
 def _only_load(formula: Formula, axis: te.Var) -> te.Load | None:
     """What the only reduction, over one axis, reads: every element once, in order along `axis`."""
     reduction, *others = formula.reductions
-    if len(reduction.axes) != 1 or len(others) > 1 or not all(_is_place_of(r, reduction) for r in others):
+    if len(reduction.axes) != 1 or len(others) > 1 or not all(_is_coord_of(r, reduction) for r in others):
         return None
     loads = set(te.loads(reduction.body))
     if len(loads) != 1 or coefficient(formula.store, axis) != 1:
@@ -183,12 +183,12 @@ def _tile(machine: CpuMachine, axis: te.Var, lanes: int, load: te.Load, k: te.Va
     whole_vectors = lanes * load.dtype.bytes == machine.vector_bytes
     if dense and whole_vectors and vectors <= _SHORT_ROW and others >= machine.cores:
         return _Tile(1, vectors, level=2)
-    return _PAGES_FOLLOWED if machine.follows_pages else _LOADS_FOLLOWED
+    return _PAGES_FOLLOWED if machine.prefetches_by_page else _LOADS_FOLLOWED
 
 
 def _width(formula: Formula, machine: CpuMachine, axis: te.Var, load: te.Load, others: int, size: int) -> int:
-    """Columns of a block, whole tiles of `size`: all, where that leaves something for every core and fits the first
-    cache."""
+    """Columns of a block, whole tiles of `size`: all, where that leaves something for every core and fits
+    L1."""
     most = machine.caches.l1 // (_HELD * sum(r.result.dtype.bytes for r in formula.reductions))
     narrowest = max(size, _NARROWEST // load.dtype.bytes)
     wanted = max(ceil_div(machine.cores, others), ceil_div(axis.extent, most))

@@ -3,22 +3,23 @@
 Seven shapes of loop nest cover every formula:
 
 - `elementwise`: no reduction; one vector axis, the rest outside (`elementwise.py`).
-- `transposed`: the same, read along another axis than it is written along: tiles turned in registers (`transposed.py`;
-  `rolled.py` where rows begin anywhere in a line).
-- `enlarged`: the same, a few results from the same neighbours (`enlarged.py`).
-- `tiled`: reductions whose loads are contiguous along an axis of the *output* (matrix products, convolutions,
+- `transposed`: the same, read along another axis than it is written along: tiles transposed in registers
+(`transposed.py`;
+  `transpose_unaligned.py` where rows begin anywhere in a line).
+- `enlarged`: the same, a few results from the same neighbours (`upsample.py`).
+- `tiled`: reductions whose loads are contiguous along an axis of the *output* (matmuls, convolutions,
   pooling, sums over leading axes). A tile of `rows x vectors` accumulators stays in registers while the reduction
   runs.
-- `pooled`: the same where windows move along the vector axis: their columns first, then their rows (`pooled.py`).
-- `columns`: the same where a long sum, or an extreme with its place, reads every element once: accumulators in the
-  first cache (`columns.py`).
+- `pooled`: the same where windows move along the vector axis: their columns first, then their rows (`pooling.py`).
+- `columns`: the same where a long sum, or an extreme with its place, reads every element once: accumulators in
+  L1 (`columns.py`).
 - `rowwise`: reductions that are contiguous along the *reduced* axis (softmax, norms, sums over the last axis). Lanes
-  hold partial results, combined at the end of the row (`rowwise.py`, as `row_plan.py` decides; `lined.py` where short
-  rows end within a line).
+  hold partial results, combined at the end of the row (`rowwise.py`, as `row_plan.py` decides; `rowwise_streamed.py`
+  where short rows end within a line).
 
 All of them share: the outermost loop is parallel, tiles at the end of an axis are shifted back to overlap instead of
 having a tail loop, an output far larger than the caches goes past them, places that a reduction looks for are as narrow
-as they may be (`places.py`), and the choice between shapes is made by counting accesses (`vector_cost`).
+as they may be (`argreduce.py`), and the choice between shapes is made by counting accesses (`vector_cost`).
 """
 
 from __future__ import annotations
@@ -29,15 +30,14 @@ from dataclasses import dataclass
 
 from tilewright import te
 from tilewright.hw import CpuMachine
+from tilewright.loops.argreduce import with_narrow_indices
 from tilewright.loops.columns import columns_program
 from tilewright.loops.elementwise import elementwise_program
-from tilewright.loops.enlarged import enlarged_program
 from tilewright.loops.formula import Formula
 from tilewright.loops.ir import Buffer, Kind, Program, Scope, Stmt, Store, block, nest
-from tilewright.loops.lined import lined_program
-from tilewright.loops.places import with_narrow_places
-from tilewright.loops.pooled import pooled_program
+from tilewright.loops.pooling import pooled_program
 from tilewright.loops.rowwise import rowwise_program
+from tilewright.loops.rowwise_streamed import streamed_rows_program
 from tilewright.loops.tiling import (
     PackedOperand,
     Tiles,
@@ -45,12 +45,12 @@ from tilewright.loops.tiling import (
     columns_of,
     contiguous_last,
     extent_of,
+    indices_in,
     is_streamed,
     lanes_for,
     load_offsets,
     pack_operand,
     parallel_nest,
-    places_in,
     updated,
     vector_cost,
     whole,
@@ -58,6 +58,7 @@ from tilewright.loops.tiling import (
     with_values,
 )
 from tilewright.loops.transposed import transposed_program
+from tilewright.loops.upsample import upsample_program
 from tilewright.te.index import coefficient
 
 _UNROLLED_REDUCTION = 9  # a 3x3 window is written out
@@ -70,16 +71,16 @@ _COMBINING_ACROSS = 8  # vector operations that combining lanes at the end of a 
 
 def default_program(formula: Formula, machine: CpuMachine) -> Program:
     if not formula.reductions:
-        moved = transposed_program(formula, machine) or enlarged_program(formula, machine)
+        moved = transposed_program(formula, machine) or upsample_program(formula, machine)
         return moved or elementwise_program(formula, machine)
-    formula = with_narrow_places(formula)
+    formula = with_narrow_indices(formula)
     pooled = pooled_program(formula, machine)
     if pooled is not None:
         return pooled
     spatial = _best_spatial_axis(formula, machine)
     if spatial is not None and spatial.cost <= _rowwise_cost(formula, machine):
         return columns_program(formula, machine, spatial.axis) or _tiled(formula, machine, spatial.axis)
-    return lined_program(formula, machine) or rowwise_program(formula, machine)
+    return streamed_rows_program(formula, machine) or rowwise_program(formula, machine)
 
 
 # -- the choice of the vector axis ------------------------------------------------------------------------------------
@@ -170,8 +171,8 @@ def _tiled(formula: Formula, machine: CpuMachine, axis: te.Var) -> Program:
         stmts.append(nest(_reduction_kinds(reduction.axes), update))
         results[reduction.result] = accumulator
     value = with_results(te.substitute(formula.value, position), results)
-    place = te.substitute(formula.store, position)
-    write = nest(in_tile, Store(formula.output, place, value, is_streamed(formula, machine)))
+    coord = te.substitute(formula.store, position)
+    write = nest(in_tile, Store(formula.output, coord, value, is_streamed(formula, machine)))
     columns = columns_of(formula)
     stmts.append(nest([(column, Kind.SERIAL) for column in columns], write))
 
@@ -194,7 +195,7 @@ def _packed(formula: Formula, tiles: Tiles, element: te.Expr) -> dict[te.Expr, P
     found: dict[te.Expr, PackedOperand] = {}
     readers = Counter(load.source for expr in formula.expressions() for load in te.loads(expr))
     for reduction in formula.reductions:
-        walk = [blocks_of(tiles), *map(whole, reduction.axes), places_in(tiles, element)]
+        walk = [blocks_of(tiles), *map(whole, reduction.axes), indices_in(tiles, element)]
         for load in te.loads(reduction.body):
             if load.source not in formula.constants or readers[load.source] > 1:
                 continue
@@ -222,7 +223,7 @@ def _register_tile(
 ) -> tuple[int, int]:
     """(rows, vectors) of the accumulator tile: least time per useful element by counting arithmetic and loads.
 
-    A step of the reduction costs rows * vectors multiply-adds (two ports) and rows broadcasts plus `vectors` loads (two
+    A step of the reduction costs rows * vectors FMAs (two ports) and rows broadcasts plus `vectors` loads (two
     ports); tiles that overhang the axis waste their share; all accumulators, the vectors of one operand and one
     broadcast must fit the registers.
     """

@@ -15,8 +15,8 @@ does not follow pages:
       for b:                                         (nearer than a where it is read)
         for a in the block: out[b, a, :] = x[a, b, :]
 
-Short rows that do not end with a line (an image with a border) cannot go past the caches one by one. As many as end
-with one together are put into scratch, and written from there:
+Short rows that do not end with a line (an image with a border) cannot be written with non-temporal stores one by one.
+As many as end with one together are put into scratch, and written from there:
 
     for every few rows:
       for row in them: stage[row, :] = value
@@ -24,7 +24,7 @@ with one together are put into scratch, and written from there:
 
 What lies inside of a border is copied and what lies outside of it written, without asking for each vector which it is.
 
-Rows of which an input says where they are (an embedding) are asked for ahead, by as many as are written while memory
+Rows of which an input says where they are (an embedding) are prefetched ahead, by as many as are written while memory
 answers.
 """
 
@@ -44,11 +44,11 @@ from tilewright.loops.tiling import (
     Tiles,
     best_unroll,
     extent_of,
+    indices_of,
     is_streamed,
     lanes_for,
     load_offsets,
     parallel_nest,
-    places_of,
     power_of_two_below,
     row_major,
     streamed_run,
@@ -81,36 +81,42 @@ def elementwise_program(formula: Formula, machine: CpuMachine) -> Program:
     axis = min(costs, key=lambda a: costs[a])
     outer = [a for a in formula.axes if a != axis]
     writer = _Writer(formula, lanes_for(formula, machine, axis.extent), is_streamed(formula, machine))
-    pieces = _pieces(formula)
+    segments = _segments(formula)
     streamed = ", streamed" if writer.streamed else ""
     words = f"elementwise: {axis.name} in vectors of {writer.lanes}"
-    if pieces and pieces[0].axis == axis and extent_of(outer) >= _SHARED:
-        stmts = [writer.row(piece.inside, piece.of(formula)) for piece in pieces]
+    if segments and segments[0].axis == axis and extent_of(outer) >= _SHARED:
+        stmts = [writer.row(segment.inside, segment.of(formula)) for segment in segments]
         body = parallel_nest(outer, axis.extent * accesses, block(*stmts))
-        return _program(formula, body, f"{words}, in {len(pieces)} pieces{streamed}")
-    behind = f", {pieces[0].axis.name} in {len(pieces)} pieces{streamed}" if pieces else streamed
-    far = _far_axis(formula, machine, axis, outer) if writer.streamed and not pieces else None
-    behind += f", {far.axis.name} in blocks of {far.blocks.size}" if far else ""
+        return _program(formula, body, f"{words}, in {len(segments)} pieces{streamed}")
+    after = f", {segments[0].axis.name} in {len(segments)} pieces{streamed}" if segments else streamed
+    far = _far_axis(formula, machine, axis, outer) if writer.streamed and not segments else None
+    after += f", {far.axis.name} in blocks of {far.blocks.size}" if far else ""
     if writer.streamed and extent_of(outer) >= _SHARED and writer.run(axis, formula) is not None:
         # Of a piece that is one row it may be known that it begins with a line.
-        run = _by_piece(formula, axis, pieces, lambda part: writer.run(axis, part) or writer.row(axis, part))
+        run = _by_segment(
+            formula, axis, segments, lambda part: writer.run(axis, part) or writer.row(axis, part)
+        )
         loops, run = far.cut(outer, run) if far else (outer, run)
-        return _program(formula, parallel_nest(loops, axis.extent * accesses, run), words + behind)
-    if writer.streamed and not far and (staged := _staged(formula, machine, axis, outer, pieces)) is not None:
-        return _program(formula, staged, f"{words}, staged{behind}")
+        return _program(formula, parallel_nest(loops, axis.extent * accesses, run), words + after)
+    if (
+        writer.streamed
+        and not far
+        and (staged := _staged(formula, machine, axis, outer, segments)) is not None
+    ):
+        return _program(formula, staged, f"{words}, staged{after}")
     bordered = writer.bordered(axis)
     if not writer.streamed and bordered is not None and extent_of(outer) >= _SHARED:
         return _program(formula, parallel_nest(outer, axis.extent * accesses, bordered), f"{words}, bordered")
     tiles = writer.tiles(axis)
-    tile = _by_piece(formula, axis, pieces, lambda part: writer.tile(tiles, part))
+    tile = _by_segment(formula, axis, segments, lambda part: writer.tile(tiles, part))
     loops, tile = far.cut(outer, tile) if far else (outer, tile)
     if writer.streamed:
-        tile = block(*_asked_ahead(formula, machine, axis, outer, tiles), tile)
+        tile = block(*_prefetched_ahead(formula, machine, axis, outer, tiles), tile)
     body = parallel_nest([*loops, tiles.var], tiles.size * accesses, tile)
-    return _program(formula, body, f"{words} x {tiles.size // writer.lanes}{behind}")
+    return _program(formula, body, f"{words} x {tiles.size // writer.lanes}{after}")
 
 
-def _asked_ahead(
+def _prefetched_ahead(
     formula: Formula, machine: CpuMachine, axis: te.Var, outer: Sequence[te.Var], tiles: Tiles
 ) -> list[Stmt]:
     """The same tile of a row to come, of rows whose place is read from an input: there must be one for every row."""
@@ -125,14 +131,14 @@ def _asked_ahead(
         ahead = ceil_div(_ANSWERED, axis.extent * load.dtype.bytes)
         following = te.call("min", row + ahead, te.as_index(row.extent - 1))
         step = te.Var("r", ceil_div(tiles.size, line))
-        place = te.substitute(index, {row: following, axis: tiles.start() + step * line})
+        coord = te.substitute(index, {row: following, axis: tiles.start() + step * line})
         assert isinstance(load.source, Buffer)
-        stmts.append(nest([(step, Kind.UNROLL)], Prefetch(load.source, place)))
+        stmts.append(nest([(step, Kind.UNROLL)], Prefetch(load.source, coord)))
     return stmts
 
 
 def _staged(
-    formula: Formula, machine: CpuMachine, axis: te.Var, outer: Sequence[te.Var], pieces: Sequence[_Piece]
+    formula: Formula, machine: CpuMachine, axis: te.Var, outer: Sequence[te.Var], segments: Sequence[_Segment]
 ) -> Stmt | None:
     """Rows put together in scratch until they end with a line; None where they do anyway and have no border, where they
     never do, and where they are long."""
@@ -140,28 +146,28 @@ def _staged(
     line = machine.line_bytes // dtype.bytes
     rows, count = extent_of(outer), line // math.gcd(length, line)
     dense = simplify(formula.store - row_major((*outer, axis))) == te.as_index(0)
-    if not outer or rows % count or not dense or pieces or length > _SHORT_ROW * line:
+    if not outer or rows % count or not dense or segments or length > _SHORT_ROW * line:
         return None
-    ends_astray = count > 1
+    ends_unaligned = count > 1
     more = next(
         n for n in (4, 2, 1) if rows // count % n == 0 and (n == 1 or n * count * length <= _HELD * line)
     )
     count *= more
     stage = Buffer("stage", dtype, count * length, Scope.SCRATCH)
     group, turn = te.Var("group", rows // count), te.Var("turn", count)
-    values = places_of(group * count + turn, outer)
+    values = indices_of(group * count + turn, outer)
     to_stage = replace(formula, output=stage, store=turn * length + axis)
     writer = _Writer(to_stage, lanes_for(formula, machine, length), streamed=False)
     bordered = writer.bordered(axis)
-    if bordered is None and not ends_astray:
+    if bordered is None and not ends_unaligned:
         return None
     fill = nest([(turn, Kind.SERIAL)], with_values(bordered or writer.row(axis, to_stage), values))
     lines = Tiles(te.Var("line", count * length // line), best_unroll(count * length // line, 1, _UNROLLED))
     step, lane = te.Var("u", lines.size), te.Var("v", line)
-    place = (lines.start() + step) * line + lane
-    moved = Store(formula.output, group * (count * length) + place, te.Load(stage, (place,)), streamed=True)
+    coord = (lines.start() + step) * line + lane
+    moved = Store(formula.output, group * (count * length) + coord, te.Load(stage, (coord,)), streamed=True)
     written = nest([(step, Kind.UNROLL), (lane, Kind.VECTOR)], moved)
-    following = places_of((group + 1) * count, outer)
+    following = indices_of((group + 1) * count, outer)
     copied = block(*_next_rows(formula, machine, axis, outer[-1], count, lines, following), written)
     copy = nest([(lines.var, Kind.SERIAL)], copied)
     return parallel_nest([group], 2 * count * length, block(fill, copy))
@@ -176,23 +182,23 @@ def _next_rows(
     lines: Tiles,
     following: dict[te.Var, te.Expr],
 ) -> list[Stmt]:
-    """Lines of what is read for the `count` rows from `following` on, so many that they are asked for along with
+    """Lines of what is read for the `count` rows from `following` on, so many that they are prefetched along with
     `lines`: what is put together waits for what it is made of, and memory is not to rest meanwhile."""
     stmts: list[Stmt] = []
     for load in dict.fromkeys(te.loads(formula.value)):
         (index,) = load.indices
         pitch, line = coefficient(index, row), machine.line_bytes // load.dtype.bytes
-        # What lies between rows far apart would be asked for along with them.
+        # What lies between rows far apart would be prefetched along with them.
         if coefficient(index, axis) != 1 or pitch is None or not 0 < pitch <= 2 * axis.extent:
             continue
-        if te.loads(index):  # behind the last row no data says where
+        if te.loads(index):  # after the last row no data says where
             continue
         each = ceil_div(count * pitch, line * lines.count)
         step = te.Var("r", each)
         first = te.substitute(index, {**following, axis: te.as_index(0)})
-        place = first + (lines.var * each + step) * line
+        coord = first + (lines.var * each + step) * line
         assert isinstance(load.source, Buffer)
-        stmts.append(nest([(step, Kind.UNROLL)], Prefetch(load.source, place, _SECOND_CACHE)))
+        stmts.append(nest([(step, Kind.UNROLL)], Prefetch(load.source, coord, _SECOND_CACHE)))
     return stmts
 
 
@@ -221,20 +227,22 @@ def _far_axis(formula: Formula, machine: CpuMachine, axis: te.Var, outer: Sequen
     if not 0 < steps[near] < machine.page_bytes <= steps[far] or far.extent < _FEW:
         return None
     size = (
-        next((n for n in range(_FEW, _MANY + 1) if far.extent % n == 0), _FEW) if machine.follows_pages else 1
+        next((n for n in range(_FEW, _MANY + 1) if far.extent % n == 0), _FEW)
+        if machine.prefetches_by_page
+        else 1
     )
     return _Far(far, near, Tiles(far, size))
 
 
-def _by_piece(
-    formula: Formula, axis: te.Var, pieces: Sequence[_Piece], make: Callable[[Formula], Stmt]
+def _by_segment(
+    formula: Formula, axis: te.Var, segments: Sequence[_Segment], make: Callable[[Formula], Stmt]
 ) -> Stmt:
-    """What `make` makes of the formula, or of each piece behind a branch where they are not along `axis`."""
-    parts = pieces if pieces and pieces[0].axis != axis else ()
+    """What `make` makes of the formula, or of each piece after a branch where they are not along `axis`."""
+    parts = segments if segments and segments[0].axis != axis else ()
     stmt = make(parts[-1].placed(formula) if parts else formula)
-    for piece in reversed(parts[:-1]):
-        inside = make(piece.placed(formula))
-        stmt = If(te.call("lt", piece.axis, te.as_index(piece.end)), inside, stmt)
+    for segment in reversed(parts[:-1]):
+        inside = make(segment.placed(formula))
+        stmt = If(te.call("lt", segment.axis, te.as_index(segment.end)), inside, stmt)
     return stmt
 
 
@@ -257,14 +265,14 @@ class _Writer:
         if coefficient(formula.store, axis) != 1:
             return None
 
-        def write(place: te.Expr, index: te.Expr, streamed: bool) -> Store:
-            return Store(formula.output, index, te.substitute(formula.value, {axis: place}), streamed)
+        def write(coord: te.Expr, index: te.Expr, streamed: bool) -> Store:
+            return Store(formula.output, index, te.substitute(formula.value, {axis: coord}), streamed)
 
         begin = simplify(te.substitute(formula.store, {axis: te.as_index(0)}))
         return streamed_run(axis, begin, self.lanes, write)
 
     def bordered(self, axis: te.Var) -> Stmt | None:
-        """All of it, where it is a constant before one place of the axis and behind another, and nothing has to be
+        """All of it, where it is a constant before one place of the axis and after another, and nothing has to be
         asked of a vector between them; None where it is not so."""
         value = self.formula.value
         if not (isinstance(value, te.Select) and isinstance(value.other, te.Const) and te.loads(value.then)):
@@ -276,12 +284,12 @@ class _Writer:
         if inside is None:
             return None
         ends = [0, *inside, axis.extent]
-        pieces = [_Piece(axis, begin, end) for begin, end in itertools.pairwise(ends) if begin < end]
+        segments = [_Segment(axis, begin, end) for begin, end in itertools.pairwise(ends) if begin < end]
         outside = replace(self.formula, value=value.other)
         kept = replace(self.formula, value=value.then)
         rows = [
-            self.row(piece.inside, piece.of(kept if piece.begin == inside[0] else outside))
-            for piece in pieces
+            self.row(segment.inside, segment.of(kept if segment.begin == inside[0] else outside))
+            for segment in segments
         ]
         filled = block(*rows)
         return filled if guard is None else If(guard, filled, self.row(axis, outside))
@@ -302,7 +310,7 @@ class _Writer:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Segment:
     """The places of an axis from `begin` to before `end`."""
 
     axis: te.Var
@@ -324,7 +332,7 @@ class _Piece:
         )
 
 
-def _pieces(formula: Formula) -> list[_Piece]:
+def _segments(formula: Formula) -> list[_Segment]:
     """The pieces of the first axis along which a choice between loads changes; none where there is no such axis."""
     cuts: dict[te.Var, set[int]] = {}
     for node in te.walk(formula.value):
@@ -338,4 +346,4 @@ def _pieces(formula: Formula) -> list[_Piece]:
         return []
     axis, found = next(iter(cuts.items()))
     ends = [0, *sorted(end for end in found if 0 < end < axis.extent), axis.extent]
-    return [_Piece(axis, begin, end) for begin, end in itertools.pairwise(ends)]
+    return [_Segment(axis, begin, end) for begin, end in itertools.pairwise(ends)]

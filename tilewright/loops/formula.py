@@ -1,4 +1,4 @@
-"""A task in normal form: what a schedule has to arrange.
+"""A task in normal form: what a schedule arranges.
 
 `formula_of` takes the stages of a task's tensor expressions and leaves as little structure as possible:
 
@@ -64,8 +64,8 @@ class Formula:
         return sum(buffer.size * buffer.dtype.bytes for buffer in (*self.inputs, self.output))
 
     @property
-    def read_beside(self) -> float:
-        """Bytes that are read for each result behind its reductions."""
+    def epilogue_reads(self) -> float:
+        """Bytes that are read for each result after its reductions."""
         read = {load.source for load in te.loads(self.value) if load.indices}
         results = self.output.size
         read_bytes = sum(min(results, b.size) * b.dtype.bytes for b in read if isinstance(b, Buffer))

@@ -1,4 +1,4 @@
-"""What conditions on single variables say about the indices that they guard."""
+"""Bounds of indices that follow from the conditions guarding them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilewright.dtypes import DType
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import Bounds, Linear, bounds, linear, simplify
 
-_MOST_CASES = 16  # of conditions that leave a choice
+_MAX_CASES = 16  # of conditions that leave a choice
 Guard = tuple[te.Expr, bool]  # a condition, and whether it holds
 
 
@@ -19,7 +19,7 @@ def bounds_under(index: te.Expr, guards: tuple[Guard, ...]) -> Bounds | None:
     """Inclusive bounds of an index where the guards hold, both reached; None where they never do, and where that is
     not known: of conditions on several variables at once, and of indices that are not linear."""
     cases = _all_of([_cases(condition, holds) for condition, holds in guards])
-    if len(cases) > _MOST_CASES:
+    if len(cases) > _MAX_CASES:
         return None
     reached = []
     for case in cases:
@@ -51,8 +51,8 @@ def _cases(condition: te.Expr, holds: bool) -> list[tuple[Guard, ...]]:
 
 
 def _all_of(parts: Sequence[list[tuple[Guard, ...]]]) -> list[tuple[Guard, ...]]:
-    if math.prod(map(len, parts)) > _MOST_CASES:
-        return [()] * (_MOST_CASES + 1)
+    if math.prod(map(len, parts)) > _MAX_CASES:
+        return [()] * (_MAX_CASES + 1)
     return [tuple(itertools.chain.from_iterable(chosen)) for chosen in itertools.product(*parts)]
 
 
@@ -76,7 +76,7 @@ def conjuncts(condition: te.Expr) -> list[te.Expr]:
 
 
 def interval_of(conditions: Sequence[te.Expr], var: te.Var) -> tuple[int, int] | None:
-    """(first, behind the last) value of the variable where all conditions hold, of which each bounds it alone; None
+    """(first, after the last) value of the variable where all conditions hold, of which each bounds it alone; None
     where one does not, and where there are no such values."""
     if any(te.loads(condition) or te.variables(condition) != {var} for condition in conditions):
         return None

@@ -75,8 +75,8 @@ class _Machine:
     def __init__(self, shared: dict[Buffer, np.ndarray], registers: dict[Buffer, np.ndarray]) -> None:
         self.shared, self.registers = shared, registers
         self.thread = 0
-        self.asked: list[_Asked] = []
-        self.groups: list[list[_Asked]] = []
+        self.asked: list[_Pending] = []
+        self.groups: list[list[_Pending]] = []
         self.last_read: dict[tuple[Buffer, int], int] = {}  # when each place of scratch memory was last read
         self.awaits = 0
 
@@ -107,8 +107,8 @@ class _Machine:
             tile[:] = tile.reshape(stmt.rows, stmt.columns).T.flatten()
         elif isinstance(stmt, Slide):
             first = self.memory(stmt.buffer)[: stmt.lanes]
-            behind = self.memory(stmt.behind)[stmt.place : stmt.place + stmt.lanes]
-            first[:] = np.concatenate([first, behind])[stmt.begin : stmt.begin + stmt.lanes]
+            following = self.memory(stmt.following)[stmt.position : stmt.position + stmt.lanes]
+            first[:] = np.concatenate([first, following])[stmt.begin : stmt.begin + stmt.lanes]
         elif isinstance(stmt, Combine):
             values = self.registers[stmt.buffer][:, stmt.offset]
             groups = values.reshape(-1, stmt.group)
@@ -176,9 +176,9 @@ class _Machine:
             values = self.elements(stmt.source)[source : source + stmt.lanes].copy()
         if not 0 <= index <= stmt.buffer.size - stmt.lanes:
             raise IndexError(f"{stmt.buffer.name}[{index}] of {stmt.buffer.size}")
-        for place in range(index, index + stmt.lanes):
-            if self.last_read.get((stmt.buffer, place)) == self.awaits:
-                raise UnorderedAccess(f"{stmt.buffer.name}[{place}] is copied to where it is still read")
+        for position in range(index, index + stmt.lanes):
+            if self.last_read.get((stmt.buffer, position)) == self.awaits:
+                raise UnorderedAccess(f"{stmt.buffer.name}[{position}] is copied to where it is still read")
         self.shared[stmt.buffer][index : index + stmt.lanes] = np.nan if stmt.buffer.dtype.is_float else -1
         self.asked.append((stmt.buffer, index, values))
 
@@ -188,37 +188,39 @@ class _Machine:
         for first in range(0, threads, WARP):
             tiles: dict[te.Tensor, np.ndarray] = {}
             for fragment, (buffer, start) in zip(instruction.fragments, stmt.operands, strict=True):
-                places = self._places(stmt, fragment.lanes, fragment.size, start, first, env)
+                positions = self._positions(stmt, fragment.lanes, fragment.size, start, first, env)
                 tile = np.zeros(fragment.tensor.shape, fragment.tensor.dtype.numpy)
                 elements = fragment.element(
                     np.arange(fragment.lanes)[:, None], np.arange(fragment.size)[None]
                 )
                 if buffer.scope is Scope.REGISTER:
-                    tile[elements] = self.registers[buffer][np.arange(first, first + WARP)[:, None], places]
+                    tile[elements] = self.registers[buffer][
+                        np.arange(first, first + WARP)[:, None], positions
+                    ]
                 else:
-                    tile[elements] = self.shared[buffer][places]
-                    self.last_read.update({(buffer, int(at)): self.awaits for at in places.flat})
+                    tile[elements] = self.shared[buffer][positions]
+                    self.last_read.update({(buffer, int(at)): self.awaits for at in positions.flat})
                 tiles[fragment.tensor] = tile
             result, (buffer, start) = instruction.fragments[0], stmt.operands[0]
             before = tiles.pop(instruction.output)
             value = interpret(instruction.output, tiles)
             value = before + value if instruction.accumulates else value
-            places = self._places(stmt, WARP, result.size, start, first, env)
+            positions = self._positions(stmt, WARP, result.size, start, first, env)
             elements = result.element(np.arange(WARP)[:, None], np.arange(result.size)[None])
-            self.registers[buffer][np.arange(first, first + WARP)[:, None], places] = value[elements]
+            self.registers[buffer][np.arange(first, first + WARP)[:, None], positions] = value[elements]
 
     def invoke(self, stmt: Invoke, env: dict[te.Var, int]) -> None:
         """What the instruction is declared to compute, whatever is emitted for it."""
         intrinsic, held = stmt.intrinsic, []
-        for place in stmt.operands:
-            at = int(self.value(place.index, env)) + np.array(place.offsets)
-            if at.min() < 0 or at.max() >= place.buffer.size:
-                raise IndexError(f"{place.buffer.name}[{at.min()}..{at.max()}] of {place.buffer.size}")
+        for position in stmt.operands:
+            at = int(self.value(position.index, env)) + np.array(position.offsets)
+            if at.min() < 0 or at.max() >= position.buffer.size:
+                raise IndexError(f"{position.buffer.name}[{at.min()}..{at.max()}] of {position.buffer.size}")
             held.append(at)
         tiles: dict[te.Tensor, np.ndarray] = {}
-        for fragment, place, at in zip(intrinsic.fragments, stmt.operands, held, strict=True):
+        for fragment, position, at in zip(intrinsic.fragments, stmt.operands, held, strict=True):
             tile = np.zeros(fragment.tensor.shape, fragment.tensor.dtype.numpy)
-            for element, value in zip(fragment.places(), self.elements(place.buffer)[at], strict=True):
+            for element, value in zip(fragment.positions(), self.elements(position.buffer)[at], strict=True):
                 tile[element] = value
             tiles[fragment.tensor] = tile
         before = tiles.pop(intrinsic.output)
@@ -226,10 +228,10 @@ class _Machine:
         reduction = intrinsic.stage.reduction
         if reduction is not None:
             value = SCALARS[te.REDUCE_COMBINERS[reduction.kind]].numpy(before, value)
-        result = [value[element] for element in intrinsic.fragments[0].places()]
+        result = [value[element] for element in intrinsic.fragments[0].positions()]
         self.memory(stmt.operands[0].buffer)[held[0]] = result
 
-    def _places(
+    def _positions(
         self, stmt: Warp, lanes: int, size: int, start: te.Expr, first: int, env: dict[te.Var, int]
     ) -> np.ndarray:
         """Of each of a warp's threads and each element of its share, where it is."""
@@ -261,7 +263,7 @@ _OF_INDICES: dict[str, Callable[[int, int], int]] = {
     "lt": operator.lt,
     "le": operator.le,
 }
-_Asked = tuple[Buffer, int, np.ndarray]
+_Pending = tuple[Buffer, int, np.ndarray]
 
 
 def _of_threads(kind: str, group: np.ndarray) -> Any:

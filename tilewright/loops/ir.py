@@ -28,7 +28,7 @@ Semantics
   exist.
 - `Combine`, between thread loops: an element of a register buffer is combined over groups of neighbouring threads, in a
   fixed order, and each thread of the group then holds the result.
-- `Copy`, in a thread loop, asks for neighbours in memory, which are in scratch memory behind an `Await` of its group:
+- `Copy`, in a thread loop, prefetches neighbours in memory, which are in scratch memory after an `Await` of its group:
   those since the last `Commit`. Nobody touches their place from the copy to there, and nobody reads it between the
   `Await` before the copy and the copy. `Commit` and `Await` are between thread loops; all threads meet at an `Await`.
 - `Warp`, between thread loops: an instruction that the threads of each warp carry out together. `Invoke`, on CPUs: an
@@ -36,7 +36,8 @@ Semantics
 - `Transpose` turns a tile of a register buffer: its vectors in order are the elements of a matrix by rows before, and
   by columns afterwards. `Slide` takes a vector from two register vectors, wherever it begins in the first.
 - `Store` rounds nothing: the value's type is the buffer's. One that is `streamed` writes what nobody reads soon: it may
-  go past the caches, for which a vector should begin at a multiple of its length; into registers, on a GPU, it asks for
+be written with non-temporal
+  stores, for which a vector should begin at a multiple of its length; into registers, on a GPU, it prefetches
   what it reads there and then. `Across` combines the lanes of a register vector pairwise (first half with second half,
   and so on): a fixed order.
 - Expressions are those of `te`; a `Load` reads a `Buffer` at one flat index, and `Select` is lazy in its loads.
@@ -152,11 +153,11 @@ class Transpose:
 @dataclass(frozen=True)
 class Slide:
     """The first `lanes` elements of a register buffer become those from `begin` on of themselves with the `lanes` of
-    `behind`, another register buffer, from `place` on behind them."""
+    `following`, another register buffer, from `position` on after them."""
 
     buffer: Buffer
-    behind: Buffer
-    place: int
+    following: Buffer
+    position: int
     lanes: int
     begin: int
 
@@ -208,7 +209,7 @@ class Warp:
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """An operand where it lies: lane n of its fragment is the element at `index + offsets[n]`."""
 
     buffer: Buffer
@@ -226,7 +227,7 @@ class Invoke:
     """An instruction of a CPU: where its operands are, the result first. One that accumulates reads its result too."""
 
     intrinsic: Intrinsic
-    operands: tuple[Place, ...]
+    operands: tuple[Location, ...]
 
 
 Stmt = (
@@ -259,10 +260,10 @@ def thread_count(program: Program) -> int:
     return next((loop.var.extent for loop in loops if loop.kind is Kind.THREAD), 1)
 
 
-def set_to(place: Load, value: Expr) -> Store:
-    """The store to where `place` is read from."""
-    assert isinstance(place.source, Buffer)
-    return Store(place.source, place.indices[0], value)
+def set_to(position: Load, value: Expr) -> Store:
+    """The store to where `position` is read from."""
+    assert isinstance(position.source, Buffer)
+    return Store(position.source, position.indices[0], value)
 
 
 def block(*stmts: Stmt) -> Stmt:
@@ -337,8 +338,8 @@ def map_exprs(stmt: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
         operands = tuple((buffer, change(index)) for buffer, index in stmt.operands)
         return replace(stmt, operands=operands)
     if isinstance(stmt, Invoke):
-        places = tuple(replace(place, index=change(place.index)) for place in stmt.operands)
-        return replace(stmt, operands=places)
+        positions = tuple(replace(position, index=change(position.index)) for position in stmt.operands)
+        return replace(stmt, operands=positions)
     if isinstance(stmt, Transpose | Slide | Combine | Commit | Await):
         return stmt
     return Store(stmt.buffer, change(stmt.index), change(stmt.value), stmt.streamed)

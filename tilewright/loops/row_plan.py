@@ -1,18 +1,18 @@
-"""How rows are taken where each is reduced along itself: all that is decided before a statement is made.
+"""Plans row reductions: everything decided before a statement is emitted.
 
 Rows are taken together where they are short, so that one waits for the end of a reduction while others compute. A
 look-ahead that follows loads loses those that go from row to row: where there is one, only rows are taken together that
 are so short that the wait for each of several reductions counts more. What one pass over the row computes at some
 expense and the result needs again, as the exponentials of a softmax, is kept in scratch.
 
-In the passes that take long, the next rows are asked for: they come while these are computed and written. They come
-into the first cache if all that is used until then has room there too, otherwise into the second: what is pushed out
-before it is needed is read twice. A row that is only read, in one pass and by itself, is asked for a page ahead: there
+In the passes that take long, the next rows are prefetched: they come while these are computed and written. They come
+into L1 if all that is used until then has room there too, otherwise into the second: what is pushed out
+before it is needed is read twice. A row that is only read, in one pass and by itself, is prefetched a page ahead: there
 the processor's look-ahead ends.
 
-Results that go past the caches are written in whole lines. Where rows do not end with a line, as many as end with one
-together are put into scratch, the stage, and written from there. Such a row of a few vectors is written out and stays
-in registers from its first pass to the last.
+Results that are written with non-temporal stores are written in whole lines. Where rows do not end with a line, as many
+as end with one together are put into scratch, the stage, and written from there. Such a row of a few vectors is written
+out and stays in registers from its first pass to the last.
 
 Memory should not wait for arithmetic. So a group of rows is written while the next one is computed, along one of its
 reductions: from the stage along one that computes exponentials; where rows end with a line, without a stage, along the
@@ -27,9 +27,9 @@ from dataclasses import dataclass, replace
 
 from tilewright import te
 from tilewright.hw import CpuMachine
-from tilewright.loops.expensive import computable_anywhere, is_expensive
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import SCRATCH_LIMIT, Buffer, Scope
+from tilewright.loops.recompute import computable_anywhere, is_expensive
 from tilewright.loops.tiling import (
     Tiles,
     columns_of,
@@ -47,16 +47,16 @@ _ACCUMULATORS = 8
 _IN_REGISTERS = 16  # vectors of a row that stays in them
 _GROUPS = 128  # of rows in a chunk, at most: nothing is written while its first one is computed
 _CHUNKS = 4  # for each core, at least
-_SHORTEST_BEHIND = 8  # vectors of a row that is written later than it is computed
+_SHORTEST_DELAYED = 8  # vectors of a row that is written later than it is computed
 _SHORT_ROW = 2048  # elements: the end of a longer row's reductions does not count
 _SHORTEST_ALONE = 512  # the same where several rows are not followed
-# Parts of the second cache, as far as it may be scratch: that of results which wait for their line, and that of what is
+# Parts of L2, as far as it may be scratch: that of results which wait for their line, and that of what is
 # kept of the rows before and of those that are computed.
 _STAGED, _KEPT_TWICE = 4, 2
 _REPEATED = 1.1  # rows computed over rows needed, where the last few overlap those before
-AHEAD = 4 << 10  # bytes between what is computed and what is asked for: little, in the first cache
+AHEAD = 4 << 10  # bytes between what is computed and what is prefetched: little, in L1
 _FAR_AHEAD = 16 << 10  # the same in the second
-_FILLED = 0.7  # of the first cache, by what is asked for and all that is used until it is needed
+_FILLED = 0.7  # of L1, by what is prefetched and all that is used until it is needed
 _SHORTEST_FETCHED = 256  # bytes of a row: of shorter ones the processor's own look-ahead sees the next
 
 
@@ -80,7 +80,7 @@ class RowPass:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptValue:
     """An expression over the axes of `reduction` that is stored when that is computed, and read for the result."""
 
     reduction: Reduction
@@ -90,7 +90,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Stage:
+class RowStaging:
     """Scratch for `rows` of results that end with a line together. Where others are computed before these are written
     it has two halves."""
 
@@ -106,8 +106,8 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Fetch:
-    """What meets a row first, asked for so many `rows` before, into the cache of this level."""
+class RowPrefetch:
+    """What meets a row first, prefetched so many `rows` before, into the cache of this level."""
 
     load: te.Load
     rows: int
@@ -125,17 +125,17 @@ class RowPlan:
     passes: tuple[RowPass, ...]  # one for each reduction
     together: int  # rows
     streamed: bool
-    stage: Stage | None
+    stage: RowStaging | None
     written_along: int | None  # the number of the reduction that goes along with writing the group before
     groups: int  # in a chunk
     in_registers: bool
-    kept: Kept | None
-    fetches: tuple[Fetch, ...]
-    fetching: tuple[int, ...]  # the passes that do so, a share each; behind the reductions, that which writes
-    a_page_ahead: tuple[te.Load, ...]  # what the only pass asks for
+    kept: KeptValue | None
+    fetches: tuple[RowPrefetch, ...]
+    fetching: tuple[int, ...]  # the passes that do so, a share each; after the reductions, that which writes
+    a_page_ahead: tuple[te.Load, ...]  # what the only pass prefetches
 
     @property
-    def behind(self) -> bool:
+    def delayed(self) -> bool:
         """Whether rows are written a group later, without a stage: their results, and what is kept of them, are there
         twice."""
         return self.written_along is not None and self.stage is None
@@ -149,7 +149,7 @@ class RowPlan:
         words += f", kept in {self.kept.buffer.scope.value}" if self.kept else ""
         words += ", streamed" if self.streamed else ""
         words += f" in {self.stage.rows} rows at a time" if self.stage else ""
-        return words + (" a row behind" if self.behind else "")
+        return words + (", delayed by a row" if self.delayed else "")
 
 
 def row_plan_of(formula: Formula, machine: CpuMachine) -> RowPlan:
@@ -159,15 +159,15 @@ def row_plan_of(formula: Formula, machine: CpuMachine) -> RowPlan:
     staged = _rows_staged(formula, machine) if streamed else 0
     in_registers = bool(staged) and _stays_in_registers(formula, machine)
     cut = _cut_like_columns(formula) if streamed else formula
-    behind = streamed and not staged and _can_be_written_behind(cut, machine)
-    if behind:
+    delayed = streamed and not staged and _can_be_delayed(cut, machine)
+    if delayed:
         formula = cut
     last = len(formula.reductions) - 1
-    written_along = last if behind else _slow_pass(formula, machine, staged)
-    together = 1 if staged else _rows_together(formula, machine, behind=behind)
+    written_along = last if delayed else _slow_pass(formula, machine, staged)
+    together = 1 if staged else _rows_together(formula, machine, delayed=delayed)
     groups = 1 if written_along is None else groups_in_chunk(formula.rows, staged or together, machine)
     scope = Scope.REGISTER if in_registers else Scope.SCRATCH
-    kept = _kept(formula, machine, scope, rows=2 * together if behind else together)
+    kept = _kept(formula, machine, scope, rows=2 * together if delayed else together)
     loads = _fetched(formula, machine)
     only_read = _is_only_read(formula)
     return RowPlan(
@@ -182,8 +182,8 @@ def row_plan_of(formula: Formula, machine: CpuMachine) -> RowPlan:
         groups=groups,
         in_registers=in_registers,
         kept=kept,
-        fetches=() if only_read else _fetches(formula, machine, loads, together, kept, behind=behind),
-        fetching=(last,) if behind else _slow_passes(formula),
+        fetches=() if only_read else _fetches(formula, machine, loads, together, kept, delayed=delayed),
+        fetching=(last,) if delayed else _slow_passes(formula),
         a_page_ahead=_a_page_ahead(formula, machine, loads) if only_read else (),
     )
 
@@ -221,21 +221,21 @@ def _row_pass(reduction: Reduction, formula: Formula, machine: CpuMachine, toget
     return RowPass(reduction, lanes, max(1, min(most // together, vectors)))
 
 
-def _rows_together(formula: Formula, machine: CpuMachine, *, behind: bool) -> int:
-    if behind:
+def _rows_together(formula: Formula, machine: CpuMachine, *, delayed: bool) -> int:
+    if delayed:
         return 2 if formula.rows[-1].extent % 2 == 0 and _rows_held_twice(formula, machine) > 1 else 1
     longest = max(r.length for r in formula.reductions)
     # Rows that are not whole vectors begin elsewhere in a line each.
     ragged = longest % lanes_for(formula, machine, longest)
     if not formula.rows or longest > _SHORT_ROW or ragged:
         return 1
-    if (_is_only_read(formula) or longest >= _SHORTEST_ALONE) and not machine.follows_pages:
+    if (_is_only_read(formula) or longest >= _SHORTEST_ALONE) and not machine.prefetches_by_page:
         return 1
     axis = formula.rows[-1]
     return next((n for n in (4, 2) if n <= axis.extent and Tiles(axis, n).waste <= _REPEATED), 1)
 
 
-# -- results that go past the caches ----------------------------------------------------------------------------------
+# -- results that are written with non-temporal stores ----------------------------------------------------------------
 
 
 def _room(machine: CpuMachine) -> int:
@@ -259,11 +259,11 @@ def _rows_staged(formula: Formula, machine: CpuMachine) -> int:
     return count if te.variables(elsewhere) <= other_rows and divisor_of(elsewhere) % lanes == 0 else 0
 
 
-def _stage(formula: Formula, machine: CpuMachine, rows: int, groups: int) -> Stage:
+def _stage(formula: Formula, machine: CpuMachine, rows: int, groups: int) -> RowStaging:
     length = rows * extent_of(columns_of(formula))
     line = lanes_for(formula, machine, length)
     size = (length + line) * min(groups, 2)
-    return Stage(rows, length, line, Buffer("stage", formula.output.dtype, size, Scope.SCRATCH))
+    return RowStaging(rows, length, line, Buffer("stage", formula.output.dtype, size, Scope.SCRATCH))
 
 
 def _slow_pass(formula: Formula, machine: CpuMachine, staged: int) -> int | None:
@@ -303,18 +303,18 @@ def _cut_like_columns(formula: Formula) -> Formula:
     return replace(formula, reductions=(*others, cut))
 
 
-def _can_be_written_behind(formula: Formula, machine: CpuMachine) -> bool:
-    """Whether rows can be written along the last reduction, which as a rule takes longest, of the rows behind them."""
+def _can_be_delayed(formula: Formula, machine: CpuMachine) -> bool:
+    """Whether rows can be written along the last reduction, which as a rule takes longest, of the rows after them."""
     if not formula.rows:
         return False
     columns, last = _columns(formula), formula.reductions[-1]
     axis = columns[-1]
     lanes = lanes_for(formula, machine, axis.extent)
-    place = te.substitute(formula.store, {axis: te.as_index(0)})
-    if coefficient(formula.store, axis) != 1 or divisor_of(place) % lanes or axis.extent % lanes:
+    position = te.substitute(formula.store, {axis: te.as_index(0)})
+    if coefficient(formula.store, axis) != 1 or divisor_of(position) % lanes or axis.extent % lanes:
         return False
     along = same_extents(columns, last.axes) and _lanes(last, formula, machine) == lanes
-    long = axis.extent >= _SHORTEST_BEHIND * lanes
+    long = axis.extent >= _SHORTEST_DELAYED * lanes
     return along and long and _rows_held_twice(formula, machine) > 0
 
 
@@ -327,7 +327,7 @@ def _rows_held_twice(formula: Formula, machine: CpuMachine) -> int:
 # -- what is kept from one pass to the last ---------------------------------------------------------------------------
 
 
-def _kept(formula: Formula, machine: CpuMachine, scope: Scope, *, rows: int) -> Kept | None:
+def _kept(formula: Formula, machine: CpuMachine, scope: Scope, *, rows: int) -> KeptValue | None:
     columns = _columns(formula)
     for reduction in reversed(formula.reductions):
         kept_bytes = reduction.length * reduction.result.dtype.bytes
@@ -339,11 +339,11 @@ def _kept(formula: Formula, machine: CpuMachine, scope: Scope, *, rows: int) -> 
         for expr in computable_anywhere(simplify(reduction.body)):
             if expr in needed and is_expensive(expr, reduction.axes):
                 pitch = reduction.length + _lanes(reduction, formula, machine)
-                return Kept(reduction, expr, Buffer("kept", expr.dtype, rows * pitch, scope), pitch)
+                return KeptValue(reduction, expr, Buffer("kept", expr.dtype, rows * pitch, scope), pitch)
     return None
 
 
-# -- what is asked for early ------------------------------------------------------------------------------------------
+# -- what is prefetched early ------------------------------------------------------------------------------------------
 
 
 def _fetched(formula: Formula, machine: CpuMachine) -> tuple[te.Load, ...]:
@@ -370,33 +370,34 @@ def _fetches(
     machine: CpuMachine,
     loads: Sequence[te.Load],
     together: int,
-    kept: Kept | None,
+    kept: KeptValue | None,
     *,
-    behind: bool,
-) -> tuple[Fetch, ...]:
+    delayed: bool,
+) -> tuple[RowPrefetch, ...]:
     held = _bytes_of_row(formula, loads)
     written = kept.buffer.size * kept.buffer.dtype.bytes if kept else 0
-    if behind and not kept:
+    if delayed and not kept:
         written = together * held
     shared = sum(
         extent_of(columns_of(formula)) * load.dtype.bytes
         for load in dict.fromkeys(te.loads(formula.value))
         if load.indices and not te.variables(load.indices[0]) & set(formula.rows)
     )
-    # Of the pass that asks: the rows that it asks for and its own, what it writes from, what is the same for all rows.
+    # Of the pass that asks: the rows that it prefetches and its own, what it writes from, what is the same for all
+    # rows.
     touched = 2 * together * held + written + shared
     level, ahead = (1, AHEAD) if touched <= machine.caches.l1 * _FILLED else (2, _FAR_AHEAD)
 
     def rows(load: te.Load) -> int:
-        """Enough for what is asked for now to have come when it is needed."""
+        """Enough for what is prefetched now to have come when it is needed."""
         row_bytes = _bytes_of_row(formula, [load])
         return max(1, ceil_div(ahead, row_bytes * together)) * together
 
-    return tuple(Fetch(load, rows(load), level) for load in loads)
+    return tuple(RowPrefetch(load, rows(load), level) for load in loads)
 
 
 def _slow_passes(formula: Formula) -> tuple[int, ...]:
-    """Those behind the first in which there is time to ask for the next rows: the last, and those that take long."""
+    """Those after the first in which there is time to ask for the next rows: the last, and those that take long."""
     reductions, last = formula.reductions, len(formula.reductions) - 1 + bool(columns_of(formula))
     return tuple(
         n for n in range(1, last + 1) if n == last or is_expensive(reductions[n].body, reductions[n].axes)
@@ -404,8 +405,8 @@ def _slow_passes(formula: Formula) -> tuple[int, ...]:
 
 
 def _a_page_ahead(formula: Formula, machine: CpuMachine, loads: Sequence[te.Load]) -> tuple[te.Load, ...]:
-    """Of rows that lie behind each other, where the look-ahead does not follow pages."""
-    if machine.follows_pages:
+    """Of rows that lie after each other, where the look-ahead does not follow pages."""
+    if machine.prefetches_by_page:
         return ()
     length = formula.reductions[0].length
     return tuple(load for load in loads if coefficient(load.indices[0], formula.rows[-1]) == length)

@@ -1,4 +1,4 @@
-"""Reductions that are contiguous along the *reduced* axis: one row after another, lanes hold partial results.
+"""Row reductions, contiguous along the *reduced* axis: one row after another, lanes hold partial results.
 
     for every few rows w:                            (parallel)
       acc[w, u, :] = identity
@@ -7,8 +7,8 @@
       result[w] = across lanes(acc[w])
       out[w, columns] = value(result[w])
 
-What is decided for a formula, and why, is in `row_plan.py`: how many rows are taken together, what is kept and asked
-for, which results wait in a stage. Where there is time along a reduction, those of the group before are written
+What is decided for a formula, and why, is in `row_plan.py`: how many rows are taken together, what is kept and
+prefetched, which results wait in a stage. Where there is time along a reduction, those of the group before are written
 meanwhile, a line for each vector:
 
     rows of group 0 -> stage
@@ -28,7 +28,8 @@ from tilewright import te
 from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import Across, Buffer, Kind, Prefetch, Program, Scope, Stmt, Store, block, nest
-from tilewright.loops.row_plan import Kept, RowPass, RowPlan, Stage, row_plan_of
+from tilewright.loops.row_plan import KeptValue, RowPass, RowPlan, RowStaging, row_plan_of
+from tilewright.loops.softmax_exp import combined
 from tilewright.loops.tiling import (
     Tiles,
     best_unroll,
@@ -41,7 +42,6 @@ from tilewright.loops.tiling import (
     with_results,
     with_values,
 )
-from tilewright.loops.weights import combined
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, simplify
 
@@ -78,7 +78,7 @@ class _Rows:
 
     def program(self) -> Program:
         plan, formula = self.plan, self.formula
-        if plan.stage is not None or plan.behind:
+        if plan.stage is not None or plan.delayed:
             body = self._groups()
         else:
             body = self._in_group(self._rows(meanwhile=False), 0)
@@ -109,7 +109,7 @@ class _Rows:
             self._reduction(number, row_pass, meanwhile=meanwhile and number == self.plan.written_along)
             for number, row_pass in enumerate(self.plan.passes)
         ]
-        if not self.plan.behind:
+        if not self.plan.delayed:
             return block(*stmts, self._write(self.results))
         remembered = [
             nest(self.each_row, Store(self._before(result), self.row, value))
@@ -128,17 +128,17 @@ class _Rows:
     def _of_group_before(self, stmt: Stmt) -> Stmt:
         return with_values(stmt, {self.group: self.group - 1})
 
-    # -- what is asked for early ---------------------------------------------------------------------------------------
+    # -- what is prefetched early -------------------------------------------------------------------------------------
 
     def _a_page_ahead(self, start: te.Expr, vectors: int, lanes: int) -> list[Stmt]:
-        """Prefetches in the block of the only pass that begins at `start`, of rows that lie behind each other."""
+        """Prefetches in the block of the only pass that begins at `start`, of rows that lie after each other."""
         axis, found = self.formula.reductions[0].axes[-1], list[Stmt]()
         for load in self.plan.a_page_ahead:
             size = load.dtype.bytes
             assert isinstance(load.source, Buffer)
             for begin in range(0, vectors * lanes * size, self.machine.line_bytes):
-                place = {axis: start + (begin + self.machine.page_bytes) // size}
-                found.append(Prefetch(load.source, te.substitute(load.indices[0], place), _SECOND_CACHE))
+                coord = {axis: start + (begin + self.machine.page_bytes) // size}
+                found.append(Prefetch(load.source, te.substitute(load.indices[0], coord), _SECOND_CACHE))
         return found
 
     def _next_rows(
@@ -159,12 +159,12 @@ class _Rows:
                 if vector * lanes * load.dtype.bytes % self.machine.line_bytes:
                     continue
                 position = start + vector * lanes
-                place: dict[te.Var, te.Expr] = {row: row + fetch.rows}
+                coord: dict[te.Var, te.Expr] = {row: row + fetch.rows}
                 if alike:
-                    place.update(zip(first, (*axes[:-1], position), strict=True))
+                    coord.update(zip(first, (*axes[:-1], position), strict=True))
                 else:
-                    place[first[0]] = row_major(axes[:-1]) * axes[-1].extent + position
-                ahead = Prefetch(load.source, te.substitute(load.indices[0], place), fetch.level)
+                    coord[first[0]] = row_major(axes[:-1]) * axes[-1].extent + position
+                ahead = Prefetch(load.source, te.substitute(load.indices[0], coord), fetch.level)
                 found.append(nest(self.each_row, ahead))
         return found
 
@@ -234,9 +234,9 @@ class _Rows:
         stmts: list[Stmt] = []
         body, kept = at(simplify(reduction.body)), self.plan.kept
         if kept is not None and kept.reduction == reduction:
-            value, place = at(kept.expr), at(self._place_of_kept(kept, reduction.axes))
-            loaded = te.Load(kept.buffer, (place,))
-            stmts.append(Store(kept.buffer, place, guarded(value, te.const(0, value.dtype))))
+            value, coord = at(kept.expr), at(self._coord_of_kept(kept, reduction.axes))
+            loaded = te.Load(kept.buffer, (coord,))
+            stmts.append(Store(kept.buffer, coord, guarded(value, te.const(0, value.dtype))))
             body = te.rewrite(body, lambda node: loaded if node == value else None)
         body = guarded(body, te.reduce_identity(reduction.kind, partial.dtype))
         more = combined(reduction, self.formula, te.Load(partial, (element,)), body)
@@ -248,15 +248,15 @@ class _Rows:
         lane = te.Var("v", lanes)
         stmts: list[Stmt] = []
 
-        def place(vector: int) -> te.Expr:
+        def coord(vector: int) -> te.Expr:
             return self.row * row_pass.size + lane + vector * lanes
 
         left = row_pass.vectors
         while left > 1:
             half = ceil_div(left, 2)
             for vector in range(left - half):
-                one, other = (te.Load(partial, (place(at),)) for at in (vector, vector + half))
-                both = Store(partial, place(vector), combined(reduction, self.formula, one, other))
+                one, other = (te.Load(partial, (coord(at),)) for at in (vector, vector + half))
+                both = Store(partial, coord(vector), combined(reduction, self.formula, one, other))
                 stmts.append(nest([*self.each_row, (lane, Kind.VECTOR)], both))
             left = half
         result = replace(reduction.result, size=self.plan.together)
@@ -277,10 +277,10 @@ class _Rows:
             run = self._streamed_run(value) if plan.streamed else None
             return run or self._in_tiles(formula.output, formula.store, value, streamed=plan.streamed)
         row = self.turn * extent_of(plan.columns) + row_major(columns_of(formula))
-        place = row + self._half(plan.stage)
+        coord = row + self._half(plan.stage)
         if plan.in_registers:
-            return self._written_out(plan.stage, place, value)
-        return self._in_tiles(plan.stage.buffer, place, value, streamed=False)
+            return self._written_out(plan.stage, coord, value)
+        return self._in_tiles(plan.stage.buffer, coord, value, streamed=False)
 
     def _streamed_run(self, value: te.Expr) -> Stmt | None:
         """None where a row is no run, or where its vectors are whole lines anyway."""
@@ -294,23 +294,25 @@ class _Rows:
             lanes,
             lambda at, index, past: Store(self.formula.output, index, te.substitute(value, {axis: at}), past),
             rows=self.each_row,
-            beside=lambda start, vectors: self._next_rows(number, self.plan.columns, start, vectors, lanes),
+            interleaved=lambda start, vectors: self._next_rows(
+                number, self.plan.columns, start, vectors, lanes
+            ),
         )
 
-    def _in_tiles(self, target: Buffer, place: te.Expr, value: te.Expr, *, streamed: bool) -> Stmt:
+    def _in_tiles(self, target: Buffer, coord: te.Expr, value: te.Expr, *, streamed: bool) -> Stmt:
         (*outer, axis), lanes = self.plan.columns, self.plan.lanes
         vectors = best_unroll(axis.extent, lanes, _COMPUTED)
         tiles = Tiles(axis, lanes * vectors)
         lane, step = te.Var("v", lanes), te.Var("u", vectors)
         position = {axis: tiles.start() + step * lanes + lane}
-        store = Store(target, te.substitute(place, position), te.substitute(value, position), streamed)
+        store = Store(target, te.substitute(coord, position), te.substitute(value, position), streamed)
         number = len(self.formula.reductions)
         fetches = self._next_rows(number, self.plan.columns, tiles.start(), vectors, lanes)
         loops = [(loop, Kind.SERIAL) for loop in (*outer, tiles.var)]
         in_tile = [*self.each_row, (step, Kind.UNROLL), (lane, Kind.VECTOR)]
         return nest(loops, block(*fetches, nest(in_tile, store)))
 
-    def _written_out(self, stage: Stage, place: te.Expr, value: te.Expr) -> Stmt:
+    def _written_out(self, stage: RowStaging, coord: te.Expr, value: te.Expr) -> Stmt:
         """The row to the stage, vector by vector; what the last one has beyond its end the next row overwrites."""
         (axis,), lanes = self.plan.columns, self.plan.lanes
         lane, vectors = te.Var("v", lanes), ceil_div(axis.extent, lanes)
@@ -322,38 +324,38 @@ class _Rows:
             if (vector + 1) * lanes > axis.extent:
                 inside = te.call("lt", position[axis], te.as_index(axis.extent))
                 found = te.select(inside, found, te.const(0, found.dtype))
-            store = Store(stage.buffer, te.substitute(place, position), found)
+            store = Store(stage.buffer, te.substitute(coord, position), found)
             stmts.append(nest([(lane, Kind.VECTOR)], store))
         return block(*stmts)
 
     def _row_before(self, position: te.Expr) -> Stmt:
         """An element of the result of each row of the group before."""
         formula, (*outer, axis) = self.formula, self.plan.columns
-        place = dict(zip(outer, formula.reductions[-1].axes[:-1], strict=True)) | {axis: position}
-        index, value = (te.substitute(e, place) for e in (formula.store, self._value(self.results_before)))
+        coord = dict(zip(outer, formula.reductions[-1].axes[:-1], strict=True)) | {axis: position}
+        index, value = (te.substitute(e, coord) for e in (formula.store, self._value(self.results_before)))
         store = Store(formula.output, index, value, streamed=True)
         row = {formula.rows[-1]: self.first + self.row}
         return self._of_group_before(with_values(store, row))
 
-    def _half(self, stage: Stage) -> te.Expr:
+    def _half(self, stage: RowStaging) -> te.Expr:
         """Where the group is in the stage: that of the next one is the other half."""
         return self.group % 2 * stage.half if self.plan.groups > 1 else te.as_index(0)
 
-    def _line(self, stage: Stage, number: te.Expr) -> Store:
+    def _line(self, stage: RowStaging, number: te.Expr) -> Store:
         """A line of the group from the stage to the output."""
-        place = number * stage.line + te.Var("v", stage.line)
+        coord = number * stage.line + te.Var("v", stage.line)
         columns: dict[te.Var, te.Expr] = dict.fromkeys(self.plan.columns, te.as_index(0))
         begin = te.substitute(self.formula.store, {**columns, self.formula.rows[-1]: self.first})
-        loaded = te.Load(stage.buffer, (self._half(stage) + place,))
-        return Store(self.formula.output, begin + place, loaded, streamed=True)
+        loaded = te.Load(stage.buffer, (self._half(stage) + coord,))
+        return Store(self.formula.output, begin + coord, loaded, streamed=True)
 
-    def _lines_meanwhile(self, stage: Stage) -> int:
+    def _lines_meanwhile(self, stage: RowStaging) -> int:
         """How many of a group are written along a reduction of the next one."""
         assert self.plan.written_along is not None
         row_pass = self.plan.passes[self.plan.written_along]
         return stage.rows * row_pass.blocks * row_pass.vectors
 
-    def _lines(self, stage: Stage, begin: int) -> Stmt:
+    def _lines(self, stage: RowStaging, begin: int) -> Stmt:
         """The lines of the group from `begin` on."""
         count = stage.length // stage.line - begin
         if not count:
@@ -363,15 +365,15 @@ class _Rows:
         copy = self._line(stage, lines.start() + step + begin)
         return nest([(lines.var, Kind.SERIAL), (step, Kind.UNROLL), (lane, Kind.VECTOR)], copy)
 
-    def _place_of_kept(self, kept: Kept, axes: Sequence[te.Var]) -> te.Expr:
-        place = self.row * kept.pitch + row_major(axes)
-        return place + self.group % 2 * (self.plan.together * kept.pitch) if self.plan.behind else place
+    def _coord_of_kept(self, kept: KeptValue, axes: Sequence[te.Var]) -> te.Expr:
+        coord = self.row * kept.pitch + row_major(axes)
+        return coord + self.group % 2 * (self.plan.together * kept.pitch) if self.plan.delayed else coord
 
     def _value(self, results: Mapping[Buffer, te.Expr]) -> te.Expr:
         value, kept = self.formula.value, self.plan.kept
         if kept is not None:
             renamed = dict(zip(self.plan.columns, kept.reduction.axes, strict=True))
-            loaded = te.Load(kept.buffer, (self._place_of_kept(kept, self.plan.columns),))
+            loaded = te.Load(kept.buffer, (self._coord_of_kept(kept, self.plan.columns),))
 
             def rule(node: te.Expr) -> te.Expr | None:
                 return loaded if simplify(te.substitute(node, renamed)) == kept.expr else None

@@ -12,7 +12,7 @@ from tilewright.loops.ir import (
     For,
     If,
     Invoke,
-    Place,
+    Location,
     Prefetch,
     Program,
     Slide,
@@ -78,9 +78,9 @@ def print_program(program: Program) -> str:
                 f"{pad}transpose {stmt.buffer.name}[{stmt.rows}, {stmt.columns}] in {stmt.lanes} lanes"
             )
         elif isinstance(stmt, Slide):
-            behind = f"{stmt.behind.name}[{stmt.place}]"
+            following = f"{stmt.following.name}[{stmt.position}]"
             lines.append(
-                f"{pad}slide {stmt.buffer.name} before {behind} by {stmt.begin} of {stmt.lanes} lanes"
+                f"{pad}slide {stmt.buffer.name} before {following} by {stmt.begin} of {stmt.lanes} lanes"
             )
         elif isinstance(stmt, Combine):
             lines.append(
@@ -100,7 +100,7 @@ def print_program(program: Program) -> str:
             operands = ", ".join(f"{b.name}[{print_expr(index)}]" for b, index in stmt.operands)
             lines.append(f"{pad}{stmt.instruction.name} {operands}")
         elif isinstance(stmt, Invoke):
-            operands = ", ".join(map(_place, stmt.operands))
+            operands = ", ".join(map(_location, stmt.operands))
             lines.append(f"{pad}{stmt.intrinsic.name}@{stmt.intrinsic.digest} {operands}")
         else:
             arrow = "<-" if stmt.streamed else "="
@@ -112,6 +112,6 @@ def print_program(program: Program) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _place(place: Place) -> str:
-    lanes = "" if place.is_run else f" at {', '.join(map(str, place.offsets))}"
-    return f"{place.buffer.name}[{print_expr(place.index)}] x {len(place.offsets)}{lanes}"
+def _location(location: Location) -> str:
+    lanes = "" if location.is_run else f" at {', '.join(map(str, location.offsets))}"
+    return f"{location.buffer.name}[{print_expr(location.index)}] x {len(location.offsets)}{lanes}"

@@ -1,10 +1,11 @@
-"""What schedules are made of: tiles of an axis, the parallel loop, operands in packed order."""
+"""Building blocks of schedules: tiles of an axis, the parallel loop, operands in packed order."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from msgspec import structs
 
@@ -13,7 +14,7 @@ from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import Buffer, Kind, Stmt, block, map_exprs, nest
-from tilewright.runtime.packing import AnyTransform, LastApart, Packing, dense_order
+from tilewright.runtime.packing import AnyTransform, Packing, SeparateTail, dense_order
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import Linear, coefficient, divisor_of, flat_index, linear, simplify
 
@@ -27,7 +28,7 @@ LONGEST_STRIDE = 4  # between elements picked from whole vectors; those farther 
 
 _UNROLLED = 8  # vectors of a tile that is moved
 _LOOP = 0.75  # what an iteration costs, in vectors
-_FEWEST_STREAMED = 8  # vectors of a row that make up for its ends
+_MIN_STREAMED = 8  # vectors of a row that make up for its ends
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Tiles:
     axis: te.Var
     size: int
 
-    @property
+    @cached_property
     def count(self) -> int:
         return ceil_div(self.axis.extent, self.size)
 
@@ -76,7 +77,7 @@ def row_major(axes: Sequence[te.Var]) -> te.Expr:
     return flat_index(axes, [axis.extent for axis in axes])
 
 
-def places_of(number: te.Expr, axes: Sequence[te.Var]) -> dict[te.Var, te.Expr]:
+def indices_of(number: te.Expr, axes: Sequence[te.Var]) -> dict[te.Var, te.Expr]:
     """The axes' values in iteration `number` of the nest over them."""
     values: dict[te.Var, te.Expr] = {}
     for axis in reversed(axes[1:]):
@@ -104,7 +105,7 @@ def counted_by(number: te.Var, axes: Sequence[te.Var], expr: te.Expr) -> te.Expr
         return te.Load(node.source, (walked(node.indices[0]),))
 
     expr = walked(expr) if expr.dtype is DType.I64 else te.rewrite(expr, rule)
-    return te.substitute(expr, places_of(number, axes))
+    return te.substitute(expr, indices_of(number, axes))
 
 
 def with_values(stmt: Stmt, values: Values) -> Stmt:
@@ -156,11 +157,11 @@ def vector_cost(loads: Sequence[te.Expr], axis: te.Var, lanes: int, stores: Sequ
     cost = float(sum(1 if coefficient(offset, axis) in (0, 1) else lanes for offset in stores))
     for offset in loads:
         stride = coefficient(offset, axis)
-        cost += lanes if stride is None else min(lanes, accesses_apart(stride))
+        cost += lanes if stride is None else min(lanes, separate_accesses(stride))
     return (cost + 1) / lanes
 
 
-def accesses_apart(stride: int) -> float:
+def separate_accesses(stride: int) -> float:
     """Loads and shuffles for a vector of elements so far apart."""
     return max(1, 2 * stride - 1) if 0 <= stride <= LONGEST_STRIDE else math.inf
 
@@ -222,17 +223,17 @@ def streamed_run(
     write: Writer,
     *,
     rows: Sequence[tuple[te.Var, Kind]] = (),
-    beside: Callable[[te.Expr, int], Sequence[Stmt]] = lambda start, vectors: (),
+    interleaved: Callable[[te.Expr, int], Sequence[Stmt]] = lambda start, vectors: (),
 ) -> Stmt | None:
     """A row of the output that begins at `begin`, whole lines of it streamed: vectors at its ends, which may share a
     line with other rows, are stored as usual. None where vectors that begin with the row are whole lines anyway, or few
-    are. `rows` are loops inside of those over vectors; `beside` is done with so many vectors from a place on.
+    are. `rows` are loops inside of those over vectors; `interleaved` is done with so many vectors from a place on.
 
         out[begin : begin + lanes], out[end - 2 lanes : end] = ...
         for aligned tiles in between: out[tile] <- ...             (last: what was streamed is not in a cache)
     """
     between = (row.extent - lanes + 1) // lanes  # vectors that are inside wherever the row begins
-    if divisor_of(begin) % lanes == 0 or between < _FEWEST_STREAMED:
+    if divisor_of(begin) % lanes == 0 or between < _MIN_STREAMED:
         return None
     unroll = best_unroll(between, 1, _UNROLLED)
     tiles = Tiles(te.Var(f"{row.name}_s", between), unroll)
@@ -242,7 +243,7 @@ def streamed_run(
     first = (begin + (lanes - 1)) // lanes * lanes
     in_tile = [*rows, (step, Kind.UNROLL), (lane, Kind.VECTOR)]
     middle = nest(in_tile, write(before + inside, first + inside, True))
-    middle = block(*beside(tiles.start() * lanes, unroll), middle)
+    middle = block(*interleaved(tiles.start() * lanes, unroll), middle)
     ends = [
         nest([*rows, (lane, Kind.VECTOR)], write(lane + start, begin + start + lane, False))
         for start in (0, row.extent - 2 * lanes, row.extent - lanes)
@@ -299,9 +300,9 @@ def parallel_chunks(loops: Sequence[te.Var], wanted: int, body: Stmt) -> Stmt:
     return nest([(parallel, Kind.PARALLEL)], serial)
 
 
-def _chunk(extent: int, pieces: int) -> int:
-    """A chunk size that cuts `extent` into about `pieces`: an exact divisor if there is one close by."""
-    size = max(1, ceil_div(extent, pieces))
+def _chunk(extent: int, chunks: int) -> int:
+    """A chunk size that cuts `extent` into about `chunks`: an exact divisor if there is one close by."""
+    size = max(1, ceil_div(extent, chunks))
     for candidate in range(size, max(size // 2, 1) - 1, -1):
         if extent % candidate == 0:
             return candidate
@@ -319,24 +320,24 @@ class Walked:
     axis: te.Var
     block: int
     value: te.Expr
-    places: bool
+    positions: bool
 
     @property
     def extent(self) -> int:
-        return self.block if self.places else ceil_div(self.axis.extent, self.block)
+        return self.block if self.positions else ceil_div(self.axis.extent, self.block)
 
 
 def whole(axis: te.Var, value: te.Expr | None = None) -> Walked:
     """An axis that is stored without being cut."""
-    return Walked(axis, axis.extent, axis if value is None else value, places=True)
+    return Walked(axis, axis.extent, axis if value is None else value, positions=True)
 
 
 def blocks_of(tiles: Tiles, value: te.Expr | None = None) -> Walked:
-    return Walked(tiles.axis, tiles.size, tiles.var if value is None else value, places=False)
+    return Walked(tiles.axis, tiles.size, tiles.var if value is None else value, positions=False)
 
 
-def places_in(tiles: Tiles, value: te.Expr) -> Walked:
-    return Walked(tiles.axis, tiles.size, value, places=True)
+def indices_in(tiles: Tiles, value: te.Expr) -> Walked:
+    return Walked(tiles.axis, tiles.size, value, positions=True)
 
 
 @dataclass(frozen=True)
@@ -366,7 +367,7 @@ def pack_operand(
     """The operand of `load` stored in the order of `walk`, outermost first, and the load from there. None where the
     load does not walk its whole buffer exactly once. The last block of an axis is moved back where it is not whole; of
     those in `zero_filled` it is filled up. `shortened`: an axis of `walk`, and the one of the load that it is the
-    beginning of; the rest is stored behind all else."""
+    beginning of; the rest is stored after all else."""
     buffer = load.source
     assert isinstance(buffer, Buffer)
     form = linear(load.indices[0])
@@ -379,20 +380,20 @@ def pack_operand(
         return None
     dense = [axes[number] for number in order]
     blocks = {shortened.get(item.axis, item.axis): item.block for item in walk}
-    storage = [2 * dense.index(shortened.get(item.axis, item.axis)) + int(item.places) for item in walk]
-    apart = [LastApart(dense.index(axis), axis.extent - short.extent) for short, axis in shortened.items()]
+    storage = [2 * dense.index(shortened.get(item.axis, item.axis)) + int(item.positions) for item in walk]
+    tails = [SeparateTail(dense.index(axis), axis.extent - short.extent) for short, axis in shortened.items()]
     uncut = [number for number in range(2 * len(dense)) if number not in storage]  # of extent 1
     packing = Packing(
         tuple(axis.extent for axis in dense),
         tuple(blocks[axis] for axis in dense),
         (*uncut, *storage),
         tuple(sorted(dense.index(axis) for axis in zero_filled)),
-        tuple(apart),
+        tuple(tails),
     )
-    load = te.Load(replace(buffer, size=packing.size), (place_along(walk),))
+    load = te.Load(replace(buffer, size=packing.size), (index_along(walk),))
     return PackedOperand(buffer, packing, load, tuple(dense))
 
 
-def place_along(walk: Sequence[Walked]) -> te.Expr:
+def index_along(walk: Sequence[Walked]) -> te.Expr:
     """Which element, counted in the order of `walk`, is the one at its values."""
     return flat_index([item.value for item in walk], [item.extent for item in walk])

@@ -25,7 +25,7 @@ from tilewright.loops.ir import (
     If,
     Invoke,
     Kind,
-    Place,
+    Location,
     Prefetch,
     Program,
     Scope,
@@ -82,7 +82,7 @@ class _Verifier:
         for buffer, elements in self.awaited:
             self.defined(buffer, elements)
         for buffer, starts in self.vectors.items():
-            self.apart(buffer, starts)
+            self.disjoint(buffer, starts)
         for buffer in self.accessed - set(local_buffers(self.program)):
             self.fail(f"{buffer.scope.value} buffer {buffer.name} is read and never written")
 
@@ -255,7 +255,7 @@ class _Verifier:
         found = self.vectors.setdefault(buffer, {})
         found[lanes] = found.get(lanes, 0) | starts
 
-    def apart(self, buffer: Buffer, starts: dict[int, int]) -> None:
+    def disjoint(self, buffer: Buffer, starts: dict[int, int]) -> None:
         """Each vector is a register of its own: no element is in two of them."""
         seen = 0
         for lanes, begins in sorted(starts.items()):
@@ -277,12 +277,12 @@ class _Verifier:
         self.write(stmt.buffer, _run(0, size))
 
     def slide(self, stmt: Slide) -> None:
-        for buffer, place in ((stmt.buffer, 0), (stmt.behind, stmt.place)):
-            if buffer.scope is not Scope.REGISTER or not 0 <= place <= buffer.size - stmt.lanes:
-                self.fail(f"{buffer.name}[{place}] is no register vector of {stmt.lanes} lanes")
-            self.vector(buffer, 1 << place, stmt.lanes)
-        if stmt.buffer == stmt.behind or not 0 <= stmt.begin <= stmt.lanes:
-            self.fail(f"{stmt.buffer.name} and {stmt.behind.name} have no vector from {stmt.begin} on")
+        for buffer, position in ((stmt.buffer, 0), (stmt.following, stmt.position)):
+            if buffer.scope is not Scope.REGISTER or not 0 <= position <= buffer.size - stmt.lanes:
+                self.fail(f"{buffer.name}[{position}] is no register vector of {stmt.lanes} lanes")
+            self.vector(buffer, 1 << position, stmt.lanes)
+        if stmt.buffer == stmt.following or not 0 <= stmt.begin <= stmt.lanes:
+            self.fail(f"{stmt.buffer.name} and {stmt.following.name} have no vector from {stmt.begin} on")
         self.write(stmt.buffer, _run(0, stmt.lanes))
 
     def combine(self, stmt: Combine) -> None:
@@ -360,32 +360,33 @@ class _Verifier:
         if len(set(result.offsets)) != len(result.offsets):
             self.fail(f"{name}: two lanes of the result are one element of {result.buffer.name}")
         reads = [*inputs, *([result] if stmt.intrinsic.accumulates else [])]
-        if any(place.buffer.memory == self.output for place in reads):
+        if any(position.buffer.memory == self.output for position in reads):
             self.fail("the output is read")
-        for fragment, place in zip(stmt.intrinsic.fragments, stmt.operands, strict=True):
-            if place.buffer.dtype is not fragment.tensor.dtype or len(place.offsets) != fragment.size:
-                self.fail(f"{name}: {place.buffer.name} cannot be its operand {fragment.tensor.name}")
-            self.bound(place.index)
-            self.place(name, place)
+        for fragment, position in zip(stmt.intrinsic.fragments, stmt.operands, strict=True):
+            if position.buffer.dtype is not fragment.tensor.dtype or len(position.offsets) != fragment.size:
+                self.fail(f"{name}: {position.buffer.name} cannot be its operand {fragment.tensor.name}")
+            self.bound(position.index)
+            self.position(name, position)
         self.operands(
-            [(place.buffer, place.index, len(place.offsets)) for place in stmt.operands], stmt.intrinsic
+            [(position.buffer, position.index, len(position.offsets)) for position in stmt.operands],
+            stmt.intrinsic,
         )
 
-    def place(self, name: str, place: Place) -> None:
-        buffer = place.buffer
+    def position(self, name: str, position: Location) -> None:
+        buffer = position.buffer
         if buffer.scope is not Scope.REGISTER:
-            for end in (min(place.offsets), max(place.offsets)):
-                self.access(buffer, simplify(place.index + end), self.guards)
+            for end in (min(position.offsets), max(position.offsets)):
+                self.access(buffer, simplify(position.index + end), self.guards)
             return
         fixed = {loop.var for loop in self.loops if loop.kind is Kind.UNROLL}
-        if not place.is_run or te.variables(simplify(place.index)) - fixed:
+        if not position.is_run or te.variables(simplify(position.index)) - fixed:
             self.fail(f"{name}: {buffer.name} is in registers, and is no vector at a constant place")
-        reached = bounds(simplify(place.index + (len(place.offsets) - 1)))
-        if not _inside(bounds(simplify(place.index)), buffer) or not _inside(reached, buffer):
+        reached = bounds(simplify(position.index + (len(position.offsets) - 1)))
+        if not _inside(bounds(simplify(position.index)), buffer) or not _inside(reached, buffer):
             self.fail(f"{name}: it accesses what is outside of {buffer.name}[{buffer.size}]")
-        starts = _elements(place.index)
+        starts = _elements(position.index)
         if starts is not None:
-            self.vector(buffer, starts, len(place.offsets))
+            self.vector(buffer, starts, len(position.offsets))
 
 
 def _inside(reached: Bounds | None, buffer: Buffer) -> bool:

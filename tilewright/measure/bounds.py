@@ -1,10 +1,10 @@
-"""How far rounding may move each element of a sum of products, from the task and the numerics alone.
+"""Rounding-error bounds for each element of a contraction, from the task and the numerics alone.
 
 u = 2^-24. A sum of K products of float32, in any order, has |error| <= K u sum_k |a_k b_k|. Kernels come to a small
 part of that, and validation asks for it: (16 + 8 sqrt(K)) u sum |a_k b_k|, where that is less. Certified paired
 products keep within it too, though only 32 K u sum |a_k b_k| is promised of them (`runtime/paired.py`).
 
-A convolution that may be computed by Winograd's algorithm has |error| <= c u sum_c max_tile |d_c| sum |g_c| beside
+A convolution that may be computed by Winograd's algorithm has |error| <= c u sum_c max_tile |d_c| sum |g_c| alongside
 that: c is that of the largest tile (`runtime/winograd.py`), and a tile may lie anywhere around a result.
 """
 
@@ -24,9 +24,9 @@ from tilewright.numerics import is_strict, may_round_to_tf32
 from tilewright.runtime import winograd
 
 UNIT = 2.0**-24
-SUMS_OF_PRODUCTS = ("matmul", "linear", "conv", "conv_transpose")
+CONTRACTIONS = ("matmul", "linear", "conv", "conv_transpose")
 _SUMS = ("sum", "mean")
-SUMMING = (*SUMS_OF_PRODUCTS, *_SUMS)
+SUMMING = (*CONTRACTIONS, *_SUMS)
 _TF32 = 2.0**-9  # of a product of two operands that are each rounded, or cut off, at 10 bits of fraction
 _FEW, _PER_ROOT = 16.0, 8.0  # of K, roundings that add up, and that partly cancel
 
@@ -50,7 +50,7 @@ def rounding_errors(node: Node, operands: Sequence[np.ndarray], numerics: str) -
             errors = errors + UNIT * max(winograd.ERROR_FACTORS.values()) * _of_tiles(node, *operands[:2])
         if may_be_rounded(node, numerics):
             errors = errors + _TF32 * sizes
-        if node.op in SUMS_OF_PRODUCTS and node.dtype.is_half and any(map(_is_computed, node.inputs[:2])):
+        if node.op in CONTRACTIONS and node.dtype.is_half and any(map(_is_computed, node.inputs[:2])):
             # A computed operand is rounded to the type of the other before tensor cores multiply them.
             errors = errors + float(ml_dtypes.finfo(node.dtype.numpy).eps) * sizes
     return np.asarray(errors)
@@ -64,7 +64,7 @@ def _is_computed(operand: Node) -> bool:
 
 def may_be_rounded(node: Node, numerics: str) -> bool:
     """Whether its operands may be rounded to 10 bits of fraction before they are multiplied."""
-    return node.op in SUMS_OF_PRODUCTS and node.dtype is DType.F32 and may_round_to_tf32(numerics)
+    return node.op in CONTRACTIONS and node.dtype is DType.F32 and may_round_to_tf32(numerics)
 
 
 def may_be_transformed(node: Node, numerics: str) -> bool:

@@ -1,4 +1,4 @@
-"""The process that builds: a config becomes object code, and a task becomes an exam.
+"""The build process: turns configs into object code, and tasks into validation inputs.
 
 Whatever a template or LLVM does to it costs one candidate: it may be killed at any moment, and there are several.
 """
@@ -17,11 +17,11 @@ import msgspec
 from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.generator import generator
 from tilewright.errors import ScheduleError, SpaceError, VerificationError
-from tilewright.measure.exam import draw_exam
 from tilewright.measure.process import Channel, Failed
+from tilewright.measure.shared_checks import SharedValidation, share_validation
 from tilewright.measure.single import Built
-from tilewright.measure.stored import StoredExam, store_exam
 from tilewright.measure.trial import TaskJob
+from tilewright.measure.validation import make_validation
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 
@@ -41,8 +41,8 @@ class Build(msgspec.Struct, frozen=True, tag=True):
     modules: tuple[str, ...] = ()
 
 
-class Draw(msgspec.Struct, frozen=True, tag=True):
-    """Write a task's exam into the file whose descriptor comes with this."""
+class MakeValidation(msgspec.Struct, frozen=True, tag=True):
+    """Write a task's validation into the file whose descriptor comes with this."""
 
     job: TaskJob
     seed: int
@@ -55,16 +55,16 @@ class Made(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
-class Drawn(msgspec.Struct, frozen=True, tag=True):
-    exam: StoredExam
+class ValidationMade(msgspec.Struct, frozen=True, tag=True):
+    validation: SharedValidation
 
 
-BuildReply = Made | Drawn | Failed
+BuildReply = Made | ValidationMade | Failed
 
 
 def serve(channel: Channel) -> None:
-    builder = Builder()
-    decoder = msgspec.msgpack.Decoder(Build | Draw)
+    builder = BuildServer()
+    decoder = msgspec.msgpack.Decoder(Build | MakeValidation)
     gc.disable()
     gc.freeze()
     for number in itertools.count(1):
@@ -77,21 +77,21 @@ def serve(channel: Channel) -> None:
         channel.send(msgspec.msgpack.encode(reply))
 
 
-class Builder:
+class BuildServer:
     """Answers one request after the other, and remembers what its tasks could be computed by."""
 
     def __init__(self) -> None:
         self._candidates: OrderedDict[TaskJob, Candidates] = OrderedDict()
 
-    def answer(self, request: Build | Draw, descriptors: list[int]) -> BuildReply:
+    def answer(self, request: Build | MakeValidation, descriptors: list[int]) -> BuildReply:
         try:
-            if isinstance(request, Draw):
-                return _drawn(request, descriptors[0])
+            if isinstance(request, MakeValidation):
+                return _validation_made(request, descriptors[0])
             return self._made(request)
         except MemoryError:
             return Failed("memory", "it ran out of memory")
         except OSError as error:
-            return Failed("disk" if isinstance(request, Draw) else "build", str(error))
+            return Failed("disk" if isinstance(request, MakeValidation) else "build", str(error))
         except Exception as error:  # a template's, or the code generator's: this candidate's result
             kind = "illegal" if isinstance(error, _ILLEGAL) else "build"
             return Failed(kind, f"{type(error).__name__}: {error}")
@@ -102,7 +102,7 @@ class Builder:
             importlib.import_module(module)
         candidates = self._of(request.job)
         if not candidates.is_legal(request.config):
-            raise SpaceError(f"{request.config} is no config of {candidates.work.task.label}")
+            raise SpaceError(f"{request.config} is not a config of {candidates.work.task.label}")
         implementation = candidates.implementation(request.config)
         machine = request.job.machine
         cache = ObjectCache.default() if generator(machine.kind).KEEPS_TRIALS else None
@@ -118,7 +118,7 @@ class Builder:
         return self._candidates[job]
 
 
-def _drawn(request: Draw, descriptor: int) -> Drawn:
+def _validation_made(request: MakeValidation, descriptor: int) -> ValidationMade:
     job = request.job
-    exam = draw_exam(job.work().task, job.numerics, request.seed)
-    return Drawn(store_exam(exam, descriptor))
+    validation = make_validation(job.work().task, job.numerics, request.seed)
+    return ValidationMade(share_validation(validation, descriptor))

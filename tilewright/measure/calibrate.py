@@ -1,9 +1,9 @@
-"""What this machine can do at most, measured: arithmetic and memory, through our own code generator and threads.
+"""Measures this machine's peak arithmetic and memory rates, through Tilewright's own code generator and threads.
 
-The peak is a loop of independent multiply-adds on registers. Bandwidth is a sum over (reads) and a copy of (reads and
+The peak is a loop of independent FMAs on registers. Bandwidth is a sum over (reads) and a copy of (reads and
 writes) arrays. How large the caches are, waiting shows: each line of an array says which one is read next, in an order
 that nobody can foresee. Over growing arrays the wait for a line goes up in steps, threefold and more, where the bytes a
-second of a plain loop hardly change from the second cache to the third.
+second of a plain loop hardly change from L2 to the third.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _ARRAY_BYTES = 256 << 20
 _READ_AT_ONCE = 8  # vectors, each into a register of its own
 _READ_BYTES = 256 << 20  # by one call, however small the array: milliseconds again
 _SMALLEST_ARRAY = 8 << 10
-_LARGEST_FIRST = 256 << 10  # bytes: no first cache is larger
+_LARGEST_FIRST = 256 << 10  # bytes: no L1 is larger
 _PASSES = 4  # over all sizes: the fastest counts, others were disturbed
-LEAST_SHARE = 0.9  # of the processor
+MIN_SHARE = 0.9  # of the processor
 
-_PLACE = 8  # bytes of the number of the next place, in each line
+_POSITION = 8  # bytes of the number of the next place, in each line
 _FOLLOWED = 1 << 18  # places, by one call: half a millisecond and more
 _HUGE_PAGE = 2 << 20
 _CLEAR_STEP = 1.5  # a smaller change of the wait says nothing about a capacity
@@ -55,9 +55,9 @@ def calibrate(machine: CpuMachine) -> Calibration:
     """Measure, which takes a quarter of a minute, and keep the result, unless other work was running: what is kept
     counts for a long time. What was just ending when this began is gone when it is tried again."""
     result = _measured(machine)
-    if result.share < LEAST_SHARE:
+    if result.share < MIN_SHARE:
         result = max(result, _measured(machine), key=lambda each: each.share)
-    if result.share >= LEAST_SHARE:
+    if result.share >= MIN_SHARE:
         keep(machine, result)
     return result
 
@@ -103,20 +103,20 @@ def _between(smaller: int, larger: int) -> int:
 
 
 def peak_flops(machine: CpuMachine, threads: int) -> float:
-    """fp32 operations per second of plain multiply-adds, on all `threads`."""
+    """fp32 operations per second of plain FMAs, on all `threads`."""
     kernel, operands, operations = peak_kernel(machine, threads)
     return operations / kernel.seconds(operands)
 
 
 def peak_kernel(machine: CpuMachine, threads: int) -> tuple[SingleKernel, list[np.ndarray], int]:
-    """The loop of multiply-adds, its inputs, and the operations of one call."""
+    """The loop of FMAs, its inputs, and the operations of one call."""
     lanes = machine.lanes(DType.F32)
-    kernel = SingleKernel(multiply_add_program(lanes, threads, _STEPS), machine, threads=threads)
+    kernel = SingleKernel(fma_program(lanes, threads, _STEPS), machine, threads=threads)
     operands = [np.full(lanes, 1.0, np.float32), np.full(lanes, 1e-9, np.float32)]
     return kernel, operands, 2 * lanes * _ACCUMULATORS * _STEPS * threads
 
 
-def multiply_add_program(lanes: int, iterations: int, steps: int) -> Program:
+def fma_program(lanes: int, iterations: int, steps: int) -> Program:
     x, y = Buffer("x", DType.F32, lanes), Buffer("y", DType.F32, lanes)
     out = Buffer("out", DType.F32, iterations * lanes * _ACCUMULATORS)
     kept = Buffer("acc", DType.F32, lanes * _ACCUMULATORS, Scope.REGISTER)
@@ -133,11 +133,11 @@ def multiply_add_program(lanes: int, iterations: int, steps: int) -> Program:
     return Program("multiply_add", (x, y, out), For(part, Kind.PARALLEL, body))
 
 
-# -- beyond the caches ------------------------------------------------------------------------------------------------
+# -- larger than the last-level cache ---------------------------------------------------------------------------------
 
 
 def bandwidths(machine: CpuMachine, threads: int) -> tuple[float, float]:
-    """(read, copy) bytes per second beyond the caches."""
+    """(read, copy) bytes per second larger than the last-level cache."""
     (reading, array), (copying, _) = read_kernel(machine, threads), copy_kernel(machine, threads)
     return array.nbytes / reading.seconds([array]), 2 * array.nbytes / copying.seconds([array])
 
@@ -207,14 +207,14 @@ def believed(caches: Caches, sizes: Sequence[int], waits: Sequence[float]) -> Ca
 def _rise_near(stated: int, sizes: Sequence[int], logs: np.ndarray) -> int | None:
     """Before which of the sizes the waits go up, if it is near the stated one: from a quarter of it to four times as
     much they rise clearly, and are half way up about there."""
-    places = np.log(np.asarray(sizes, np.float64))
-    below, above = np.interp(np.log([stated / 4, stated * 4]), places, logs)
+    positions = np.log(np.asarray(sizes, np.float64))
+    below, above = np.interp(np.log([stated / 4, stated * 4]), positions, logs)
     if above - below < math.log(_CLEAR_STEP):
         return None
     middle = (below + above) / 2
     cut = int(np.searchsorted(logs, middle))
-    half_way = np.interp(middle, logs[cut - 1 : cut + 1], places[cut - 1 : cut + 1])
-    return cut if abs(half_way - math.log(stated)) < math.log(_AGREEMENT) else None
+    midpoint = np.interp(middle, logs[cut - 1 : cut + 1], positions[cut - 1 : cut + 1])
+    return cut if abs(midpoint - math.log(stated)) < math.log(_AGREEMENT) else None
 
 
 def _rises_beyond(size: int, sizes: Sequence[int], logs: np.ndarray) -> bool:
@@ -239,8 +239,8 @@ def steps_up(sizes: Sequence[int], logs: np.ndarray, known: Sequence[int | None]
         return sum(given is not None and cut != given for cut, given in zip(cuts, known, strict=True))
 
     everywhere = itertools.combinations(range(1, len(logs)), len(known))
-    places = (cuts for cuts in everywhere if sizes[cuts[0]] <= _LARGEST_FIRST)
-    cuts = min(places, key=lambda cuts: (departures(cuts), misfit(cuts)))
+    positions = (cuts for cuts in everywhere if sizes[cuts[0]] <= _LARGEST_FIRST)
+    cuts = min(positions, key=lambda cuts: (departures(cuts), misfit(cuts)))
     plateaus = [logs[first:last].mean() for first, last in itertools.pairwise((0, *cuts, len(logs)))]
     return [
         (_between(sizes[cut - 1], sizes[cut]), math.exp(after - before))
@@ -266,32 +266,32 @@ def waits(machine: CpuMachine, sizes: Sequence[int]) -> list[float]:
     memory = aligned_empty(max(sizes) + _HUGE_PAGE)
     begin = -memory.ctypes.data % _HUGE_PAGE
     chain = memory[begin : begin + max(sizes)].view(np.int64)
-    place, reached = (aligned_empty(machine.line_bytes).view(np.int64)[:1] for _ in range(2))
+    position, reached = (aligned_empty(machine.line_bytes).view(np.int64)[:1] for _ in range(2))
     kernel = SingleKernel(follow_program(chain.size, _FOLLOWED), machine, threads=1)
     random = np.random.default_rng(0)
 
     def follow() -> float:
         start = time.perf_counter()
-        kernel([chain, place], reached)
+        kernel([chain, position], reached)
         seconds = time.perf_counter() - start
-        place[:] = reached
+        position[:] = reached
         return seconds
 
     least = [math.inf] * len(sizes)
     for _ in range(_PASSES):
         for number, size in enumerate(sizes):
-            order = random.permutation(size // machine.line_bytes) * (machine.line_bytes // _PLACE)
+            order = random.permutation(size // machine.line_bytes) * (machine.line_bytes // _POSITION)
             chain[order] = np.roll(order, -1)
-            place[:] = order[0]
+            position[:] = order[0]
             for _ in range(-(-order.size // _FOLLOWED)):  # all of it once, so that it lies where it will
                 follow()
             least[number] = min(least[number], follow() / _FOLLOWED)
     return least
 
 
-def follow_program(places: int, steps: int) -> Program:
+def follow_program(positions: int, steps: int) -> Program:
     """for k < steps: at = chain[at], from the given place to the one that is reached."""
-    chain, start = Buffer("chain", DType.I64, places), Buffer("start", DType.I64, 1)
+    chain, start = Buffer("chain", DType.I64, positions), Buffer("start", DType.I64, 1)
     end, at = Buffer("end", DType.I64, 1), Buffer("at", DType.I64, 1, Scope.REGISTER)
     first = te.const(0, DType.I64)
     here = te.Load(at, (first,))

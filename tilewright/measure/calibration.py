@@ -28,8 +28,9 @@ _CORES_FILL_MEMORY = 4  # more cores get no more out of memory
 
 
 class Speeds(msgspec.Struct, frozen=True):
-    """Of all `threads` together: fp32 operations a second (a multiply-add counts two), and bytes a second read from
-    each level of memory while all data lies there; `copy`: read and written bytes together, beyond the caches."""
+    """Of all `threads` together: fp32 operations a second (a FMA counts two), and bytes a second read from
+    each level of memory while all data lies there; `copy`: read and written bytes together, larger than the last-level
+    cache."""
 
     threads: int
     flops: float
@@ -78,7 +79,7 @@ def nominal(machine: CpuMachine) -> Calibration:
     """What a machine like that should be able to do."""
     caches = machine.caches
     core = machine.throughput
-    flops = core.hertz * machine.lanes(DType.F32) * core.multiply_adds * (2 if machine.has_fma else 1)
+    flops = core.hertz * machine.lanes(DType.F32) * core.fmas * (2 if machine.has_fma else 1)
 
     def on(threads: int) -> Speeds:
         cycles = threads * core.hertz

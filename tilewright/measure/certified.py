@@ -1,4 +1,4 @@
-"""How many register tiles of a paired product were computed in pairs, on the inputs that its kernel was given.
+"""The share of register tiles of a paired GEMM that took the paired path, on the inputs its kernel was given.
 
 A kernel decides tile by tile (`runtime/paired.py`) and keeps no count. Its decision follows from the norms of rows and
 the ratios that are stored behind the packed weight, so it is made again here.
@@ -14,7 +14,7 @@ import numpy as np
 from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import op_of
 from tilewright.graph.oracle import evaluate
-from tilewright.measure.bounds import SUMS_OF_PRODUCTS, summed_count
+from tilewright.measure.bounds import CONTRACTIONS, summed_count
 from tilewright.runtime.packing import Packing
 from tilewright.runtime.paired import PairedWeights, ratios_of
 from tilewright.runtime.plan import TaskInfo
@@ -28,7 +28,7 @@ def certified_share(
     """Of a task's tiles the share in pairs; None where it is no paired product. `arrays`: its inputs as the graph has
     them; `stored`: as the kernel has."""
     rows = _ROWS.match(info.program)
-    sums = [node for node in graph.nodes() if node.op in SUMS_OF_PRODUCTS]
+    sums = [node for node in graph.nodes() if node.op in CONTRACTIONS]
     weights = [
         (packing, transform, stored[n])
         for n, packing in enumerate(info.packings)

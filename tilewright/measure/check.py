@@ -1,4 +1,4 @@
-"""How wrong a kernel is: its result against the float64 oracle of its task."""
+"""A kernel's error: its result against the float64 oracle of its task."""
 
 from __future__ import annotations
 

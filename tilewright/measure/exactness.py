@@ -1,4 +1,4 @@
-"""How far each element of an answer may be off.
+"""Error bounds for each element of an answer.
 
 That depends on the task: a sum that cancels has lost digits before anybody rounds it. So the oracle answers twice, the
 second time with each value that it computes changed by a known small amount, in single precision. Where that changes an
@@ -52,7 +52,7 @@ def changed_answer(
 ) -> np.ndarray:
     """The answer where every float, inputs and intermediate results alike, is a little larger or smaller, and held in
     single precision as a kernel holds it. `errors`: of some nodes, given their operands, by how much in units of that
-    change, beside what the errors of earlier sums make of it; of others it says nothing."""
+    change, alongside what the errors of earlier sums make of it; of others it says nothing."""
     rng = np.random.default_rng(len(inputs))
     factors = 1.0 + _CHANGE * (2.0 * rng.integers(0, 2, _SIGNS) - 1.0)
 
@@ -175,8 +175,8 @@ def _of_attention(
         keys = oracle(node.attrs, query, key, np.abs(key), *mask)
         sizes = abs(node.attrs["scale"]) * np.sum(np.abs(query) * keys, axis=-1, keepdims=True)
         squares = oracle(node.attrs, query, key, value * value, *mask)
-        apart = np.sqrt(np.maximum(squares - result * result, 0.0))
-        return np.nan_to_num(sizes * apart, nan=0.0, posinf=0.0)
+        deviation = np.sqrt(np.maximum(squares - result * result, 0.0))
+        return np.nan_to_num(sizes * deviation, nan=0.0, posinf=0.0)
 
 
 _UNSTEADY: dict[str, Callable[..., np.ndarray]] = {

@@ -1,5 +1,4 @@
-"""What a card really does, measured once and kept beside the processors' figures: how fast it copies, and how fast its
-tensor cores multiply through `mma.sync`.
+"""A GPU's measured rates, kept with those of CPUs: copy bandwidth, and tensor-core throughput through `mma.sync`.
 
 The analytical model's constants hold for the card that it was fitted on; what another one differs by from its data
 sheet is what these two figures say. `rated` is the card with rates to match. They rank configs, and are no part of what
@@ -22,7 +21,7 @@ from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.gpu.default import default_program
-from tilewright.loops.gpu.tensor import TensorProduct
+from tilewright.loops.gpu.tensor import TensorGemm
 from tilewright.loops.ir import Program
 from tilewright.measure.calibration import keep_at, kept_at
 from tilewright.measure.gpu import GpuProgram
@@ -33,12 +32,12 @@ from tilewright.space.templates.cuda.matmul import NAME, TensorCores
 from tilewright.support.fingerprint import fingerprint
 
 VERSION = 1
-_COPIED = 1 << 27  # elements of two bytes: far beyond every second cache
+_COPIED = 1 << 27  # elements of two bytes: far beyond every L2
 _SIZE = 4096  # of a product that keeps all tensor cores busy for long
 _TILES = {"bm": 128, "bn": 128, "bk": 32, "warps_m": 2, "warps_n": 2, "stages": 3}
 _REPEATS, _LAUNCHES = 7, 5
 _OF_COPY, _OF_PRODUCT = 0.81, 0.99  # of the described rates, on the card that the model was fitted on
-_LEAST, _MOST = 0.25, 4.0  # times what is described: beyond, something else was measured
+_MIN, _MAX = 0.25, 4.0  # times what is described: beyond, something else was measured
 
 
 class GpuCalibration(msgspec.Struct, frozen=True):
@@ -70,7 +69,7 @@ def rated(machine: GpuMachine) -> GpuMachine:
     whole = machine.tensor_flops_clock * machine.clock_mhz * 1e6 * machine.sms
     memory = found.copy / (_OF_COPY * machine.memory_bytes_per_second)
     tensor = found.products / (_OF_PRODUCT * whole)
-    if not (_LEAST <= memory <= _MOST and _LEAST <= tensor <= _MOST):
+    if not (_MIN <= memory <= _MAX and _MIN <= tensor <= _MAX):
         return machine
     return replace(
         machine,
@@ -103,7 +102,7 @@ def _product(machine: GpuMachine) -> GpuSource:
     if applied is None:
         raise InternalError("a product of matrices has no template")
     kernel = applied.program(Config.of(NAME, {**_TILES, "split": 1, "persistent": False}))
-    assert isinstance(kernel, TensorProduct)
+    assert isinstance(kernel, TensorGemm)
     return tensor_source(kernel)
 
 

@@ -17,10 +17,10 @@ from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.cuda import toolchain
 from tilewright.codegen.cuda.toolchain import Compiled
 from tilewright.dtypes import DType
-from tilewright.runtime.cuda.device import Block, Device, Function
+from tilewright.runtime.cuda.device import CudaFunction, Device, DeviceMemory
 from tilewright.support.fingerprint import fingerprint
 
-_THREADS, _MOST_BLOCKS = 256, 4096
+_THREADS, _MAX_BLOCKS = 256, 4096
 _CODES = {
     DType.F16: 0,
     DType.BF16: 1,
@@ -120,7 +120,7 @@ extern "C" __global__ void tw_touched(const u64* table, u64 count, u64 byte, u64
 
 
 @lru_cache(maxsize=4)
-def _functions(ordinal: int) -> dict[str, Function]:
+def _functions(ordinal: int) -> dict[str, CudaFunction]:
     device = Device(ordinal)
     capability = device.capability
     key = fingerprint("checks", _SOURCE, capability, toolchain.version())
@@ -140,7 +140,7 @@ class Uploaded:
 
     def __init__(self, device: Device, values: np.ndarray) -> None:
         dense = np.ascontiguousarray(values)
-        self.block: Block = device.block(max(dense.nbytes, 1))
+        self.block: DeviceMemory = device.block(max(dense.nbytes, 1))
         self.bytes = dense.nbytes
         device.upload(self.block.address, dense.ctypes.data, dense.nbytes)
         device.synchronise()  # an upload is over when the driver has read what it uploads
@@ -178,7 +178,7 @@ class Checks:
         reference: Uploaded,
         allowed: Uploaded,
         rows: tuple[Uploaded, int] | None,
-        spreading: bool,
+        nan_spreads: bool,
     ) -> None:
         """`rows`: which row of the reference each row of the result is to be, and the elements of a row."""
         at = self._counts.address
@@ -191,7 +191,7 @@ class Checks:
             inner,
             size,
             _CODES[dtype],
-            int(spreading),
+            int(nan_spreads),
         ]
         self._launch("tw_compare", size, [*values, at, at + 24])
 
@@ -210,17 +210,17 @@ class Checks:
         function.launch(max(1, count), _THREADS, [table.address, count, byte, self._counts.address + 16])
 
     def _launch(self, name: str, size: int, values: Sequence[int]) -> None:
-        blocks = max(1, min(_MOST_BLOCKS, -(-size // _THREADS)))
+        blocks = max(1, min(_MAX_BLOCKS, -(-size // _THREADS)))
         self._functions[name].launch(blocks, _THREADS, values)
 
 
 class Disturbance:
-    """Another kernel on the card: a candidate beside it, with cold caches, finds its loads late and its warps apart.
+    """Another kernel on the card: a candidate alongside it, with cold caches, finds its loads late and its warps apart.
 
     A barrier or a wait that is missing seldom shows while a kernel has the card to itself and its inputs in the cache.
     """
 
-    # Blocks for each multiprocessor, and accesses of each thread: some that leave room beside them, and many.
+    # Blocks for each multiprocessor, and accesses of each thread: some that leave room alongside them, and many.
     KINDS = ((1, 400), (4, 100))
 
     def __init__(self, ordinal: int) -> None:

@@ -1,4 +1,5 @@
-"""Checking and timing on an NVIDIA GPU: a candidate is loaded as a plan, examined on the card, and run as a CUDA graph.
+"""Validation and timing on an NVIDIA GPU: a candidate is loaded as a plan, validated on the GPU, and run as a CUDA
+graph.
 
 Every buffer lies between guards that nothing may write, results and guards are filled with NaN before each case, inputs
 must be what they were afterwards, and every element of every result is held to its own bound, on the card. A candidate
@@ -23,22 +24,30 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.errors import DeviceError
-from tilewright.measure.exam import Case, Exam, StrayWrite, WrongResult
 from tilewright.measure.gpu_checks import Checks, Disturbance, Uploaded, guard_table
 from tilewright.measure.kernels import packed
-from tilewright.measure.single import Built, Run, plan_of
-from tilewright.measure.timing import BEAT_SECONDS, RACE_TURNS, Beating, CandidateFailed, Sit, Timed, Times
+from tilewright.measure.single import Built, KernelRun, plan_of
+from tilewright.measure.timing import (
+    HEARTBEAT_SECONDS,
+    RACE_ROUNDS,
+    CandidateFailed,
+    LoadTask,
+    SendHeartbeat,
+    Timed,
+    Times,
+)
+from tilewright.measure.validation import CheckCase, OutOfBoundsWrite, Validation, WrongResult
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.executor import GpuExecutor
 
 _GUARD = 4096  # bytes on both sides of every buffer
 _POISON = 0xFF
-# What may lie beside a buffer, as bytes: NaN, and numbers so large that a maximum or minimum which reads them shows it,
-# positive and negative ones, in every type of float. A maximum drops NaN.
-BESIDE = (_POISON, 0x7B, 0xFB)
+# What may lie alongside a buffer, as bytes: NaN, and numbers so large that a maximum or minimum which reads them shows
+# it, positive and negative ones, in every type of float. A maximum drops NaN.
+SURROUNDINGS = (_POISON, 0x7B, 0xFB)
 _GRAPH_SECONDS = 4e-4  # of one graph: repeats of a candidate until it takes about so long
-_MOST_REPEATS = 20
-_MOST_TURNS = 15  # of a race: the card's speed hardly changes
+_MAX_REPEATS = 20
+_MAX_TURNS = 15  # of a race: the card's speed hardly changes
 _KEPT = 48  # candidates that stay loaded
 _KEPT_BYTES = 8 << 30  # of their buffers, and of inputs on the card
 
@@ -77,8 +86,8 @@ class _Candidate:
 
 
 class GpuTimer:
-    def __init__(self, task: Sit, exam: Exam, beat: Beating) -> None:
-        self._task, self._exam, self._beat = task, exam, beat
+    def __init__(self, task: LoadTask, validation: Validation, heartbeat: SendHeartbeat) -> None:
+        self._task, self._validation, self._heartbeat = task, validation, heartbeat
         if task.machine.libraries:
             import torch  # the libraries come with it
 
@@ -86,7 +95,7 @@ class GpuTimer:
         self._device = Device(task.device)
         self._disturbance = Disturbance(task.device)
         self._checks = Checks(task.device)
-        self._cases = [_CardCase(case, self._device, self._checks) for case in exam.cases]
+        self._cases = [_CardCase(case, self._device, self._checks) for case in validation.cases]
         self._by_digest: OrderedDict[str, _Candidate] = OrderedDict()
         self._numbered: dict[int, str] = {}
 
@@ -109,7 +118,7 @@ class GpuTimer:
             times = Times(best)
             begin = time.perf_counter()
             while not times.suffice(time.perf_counter() - begin):
-                self._beat(True)
+                self._heartbeat(True)
                 times.add(run(), 1.0, True)
             return times.result()
 
@@ -118,12 +127,12 @@ class GpuTimer:
             runs = [self._timed(number) for number in numbers]
             times: list[list[float]] = [[] for _ in runs]
             begin, beaten = time.perf_counter(), 0.0
-            while len(times[0]) < RACE_TURNS or (
-                len(times[0]) < _MOST_TURNS and time.perf_counter() - begin < seconds
+            while len(times[0]) < RACE_ROUNDS or (
+                len(times[0]) < _MAX_TURNS and time.perf_counter() - begin < seconds
             ):
                 for each, run in zip(times, runs, strict=True):
-                    if time.perf_counter() - beaten > BEAT_SECONDS:
-                        self._beat(True)
+                    if time.perf_counter() - beaten > HEARTBEAT_SECONDS:
+                        self._heartbeat(True)
                         beaten = time.perf_counter()
                     each.append(run())
             return tuple(map(tuple, times))
@@ -136,32 +145,32 @@ class GpuTimer:
         errors = [
             self._run_case(case, built, once, same_twice and case is self._cases[0]) for case in self._cases
         ]
-        self._beat(False)
+        self._heartbeat(False)
         return _Candidate(built, once, errors[0])
 
     def _loaded(self, built: Built, repeats: int) -> GpuExecutor:
         """On the card, its steps run once. Libraries may search for an algorithm first, which takes its time."""
-        self._beat(False)
+        self._heartbeat(False)
         inputs = len(built.parameters) - 1
-        runs = [Run(built, range(inputs), 0)] * repeats
+        runs = [KernelRun(built, range(inputs), 0)] * repeats
         plan, objects = plan_of(
             runs, self._task.machine, inputs=inputs, outputs=1, numerics=self._task.numerics
         )
         # In a model its neighbours may be a library's calls: what overlapping would gain is not this candidate's own.
         executor = GpuExecutor(plan, [], objects, self._task.device, dependent_launch="off", guard=_GUARD)
         if not built.uses_library:
-            self._beat(True)
+            self._heartbeat(True)
         executor.loaded()
-        self._beat(True)
+        self._heartbeat(True)
         return executor
 
     def _run_case(self, case: _CardCase, built: Built, executor: GpuExecutor, twice: bool) -> float:
         loaded, checks = executor.loaded(), self._checks
-        self._beat(False)
+        self._heartbeat(False)
         given = [
             case.input(source, packing) for source, packing in zip(built.sources, built.packings, strict=True)
         ]
-        self._beat(True)
+        self._heartbeat(True)
         output = built.parameters[-1]
         dtype, size = DType.parse(output.dtype), math.prod(output.shape)
         addresses = [(each.address, False) for each in given]
@@ -170,16 +179,16 @@ class GpuTimer:
         loaded.stream.synchronise()
         checks.clear()
         case.compare(loaded.results[0], dtype, size)
-        for place, each in zip(loaded.inputs, given, strict=True):
-            checks.inputs_differ(place, each.address, each.bytes)
+        for position, each in zip(loaded.inputs, given, strict=True):
+            checks.inputs_differ(position, each.address, each.bytes)
         guards = [(loaded.block.address + offset, count) for offset, count in loaded.guards]
         table = Uploaded(self._device, guard_table(guards))
         checks.guards_touched(table, _POISON)
         wrong, changed, touched, error = checks.read()
         if changed:
-            raise StrayWrite("it writes into its inputs")
+            raise OutOfBoundsWrite("it writes into its inputs")
         if touched:
-            raise StrayWrite("it writes outside of its buffers")
+            raise OutOfBoundsWrite("it writes outside of its buffers")
         if wrong:
             case.explain(self._downloaded(executor, dtype, size))
         if twice:
@@ -191,11 +200,11 @@ class GpuTimer:
         first = self._device.block(max(1, size))
         stream = loaded.stream.handle
         self._device.copy_on(stream, first.address, loaded.results[0], size)
-        for beside, kind in [
-            *((beside, None) for beside in BESIDE),
+        for surrounding, kind in [
+            *((surrounding, None) for surrounding in SURROUNDINGS),
             *((_POISON, kind) for kind in Disturbance.KINDS),
         ]:
-            executor.poison(beside)
+            executor.poison(surrounding)
             if kind is not None:
                 self._disturbance.begin(kind)
             executor.run_addresses(addresses, [(loaded.results[0], False)], stream)
@@ -210,9 +219,9 @@ class GpuTimer:
                 raise WrongResult(
                     "it computes something else while another kernel runs: a race between its threads"
                 )
-            if beside == _POISON:
+            if surrounding == _POISON:
                 raise WrongResult("it computes something else the second time")
-            raise WrongResult("it computes something else where other numbers are beside its buffers")
+            raise WrongResult("it computes something else where other numbers are alongside its buffers")
 
     def _downloaded(self, executor: GpuExecutor, dtype: DType, size: int) -> np.ndarray:
         result = np.empty(size, dtype.numpy)
@@ -223,10 +232,10 @@ class GpuTimer:
         """A run of the graph: the seconds of one of its repeats."""
         candidate = self._by_digest[self._numbered[number]]
         if candidate.timed is None:
-            self._beat(True)
+            self._heartbeat(True)
             once = candidate.once
             seconds = min(once.seconds_of_graph() for _ in range(3))
-            candidate.repeats = max(1, min(_MOST_REPEATS, int(_GRAPH_SECONDS / max(seconds, 1e-7))))
+            candidate.repeats = max(1, min(_MAX_REPEATS, int(_GRAPH_SECONDS / max(seconds, 1e-7))))
             candidate.timed = (
                 once if candidate.repeats == 1 else self._loaded(candidate.built, candidate.repeats)
             )
@@ -265,7 +274,7 @@ class GpuTimer:
             yield
         except (DeviceError, RuntimeError) as error:
             words = (error.message if isinstance(error, DeviceError) else str(error))[:300]
-            raise CandidateFailed(_kind(error), words, astray=self._is_spoiled()) from None
+            raise CandidateFailed(_kind(error), words, corrupted=self._is_spoiled()) from None
 
     def _is_spoiled(self) -> bool:
         try:
@@ -282,9 +291,9 @@ def _kind(error: Exception) -> str:
 
 
 class _CardCase:
-    """A case of the exam with its arrays on the card, each uploaded once."""
+    """A case of the validation with its arrays on the card, each uploaded once."""
 
-    def __init__(self, case: Case, device: Device, checks: Checks) -> None:
+    def __init__(self, case: CheckCase, device: Device, checks: Checks) -> None:
         self._case, self._device, self._checks = case, device, checks
         self._inputs: dict[tuple[int, object], Uploaded] = {}
         self._answer: tuple[Uploaded, Uploaded] | None = None
@@ -326,7 +335,7 @@ class _CardCase:
         rows = None
         if self._case.repeats is not None:
             rows = self._repeated_rows(), size // len(self._case.repeats.rows)
-        self._checks.compare(result, dtype, size, *self._answer, rows, self._case.spreading)
+        self._checks.compare(result, dtype, size, *self._answer, rows, self._case.nan_spreads)
 
     def explain(self, result: np.ndarray) -> None:
         """WrongResult in words. InternalError would mean that the card and the host judge differently."""

@@ -1,4 +1,4 @@
-"""Kernels as the timing process has them: loaded, checked on memory that is watched, and called in rounds.
+"""Kernels in the timing process: loaded, checked on guarded memory, and called in rounds.
 
 Constants are weights, which in a model come from memory and not from a cache: calls go round copies that together are
 larger than the caches. Other inputs were just written when a model runs, and stay where they are; in the cold mode
@@ -17,18 +17,18 @@ from typing import Protocol
 import numpy as np
 
 from tilewright.hw import CpuMachine
-from tilewright.measure.exam import Case, WrongResult
-from tilewright.measure.pace import LARGE, NAN, Pace, poison
-from tilewright.measure.single import Built, Run, executor_of
-from tilewright.measure.timing import Beating
-from tilewright.measure.watched import Blocks, Fences, Watched
+from tilewright.measure.guarded_memory import BlockPool, GuardedMemory, GuardPages
+from tilewright.measure.reference_kernel import LARGE, NAN, DriftMonitor, poison
+from tilewright.measure.single import Built, KernelRun, executor_of
+from tilewright.measure.timing import SendHeartbeat
+from tilewright.measure.validation import CheckCase, WrongResult
 from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import aligned
 
 _SLOW_CHECK = 0.25  # seconds of one run, from which on no second opinion is asked for
 _BEYOND_CACHES = 1.25  # times the size of the last one: what goes round has left it when it comes again
-_MOST_COPIES = 64
-_MOST_COPIED_BYTES = 256 << 20
+_MAX_COPIES = 64
+_MAX_COPIED_BYTES = 256 << 20
 _WARM_SECONDS = 0.001  # of calls before the first that counts
 
 # In a kernel's plan: two steps of the reference kernel, one of its own, and so on.
@@ -39,7 +39,7 @@ _ENTRY_CALLS = 16  # of a kernel that has nothing that goes round
 Layout = tuple[tuple[int, ...], tuple[bool, ...]]  # sizes of buffers, and which of them go round
 
 
-class Circumstances(Protocol):
+class TimingSetup(Protocol):
     """What a task is timed on."""
 
     @property
@@ -55,14 +55,21 @@ class Circumstances(Protocol):
     def cold(self) -> bool: ...
 
 
-class Kernel:
+class TimedKernel:
     """Object code with the task's inputs in the order that it wants.
 
     Its plan is a round of calls, one for each copy of what goes round, with two of the reference kernel before each and
     after the last: all in one entry into native code, so that no thread falls asleep meanwhile. The first of the two
     wakes those that have waited for a slower one; the second is what counts."""
 
-    def __init__(self, built: Built, task: Circumstances, ordinary: Case, blocks: Blocks, pace: Pace) -> None:
+    def __init__(
+        self,
+        built: Built,
+        task: TimingSetup,
+        ordinary: CheckCase,
+        blocks: BlockPool,
+        drift_monitor: DriftMonitor,
+    ) -> None:
         self._task, self._blocks, self._built = task, blocks, built
         self._ordinary = ordinary
         self._constants = frozenset(n for n, source in enumerate(built.sources) if source in task.constants)
@@ -76,12 +83,14 @@ class Kernel:
         self._calls = self._copies if self._copies > 1 else _ENTRY_CALLS
 
         width = len(sizes) - 1
-        reference = Run(pace.built, range(self._calls * width, self._calls * width + 2), self._calls)
+        reference = KernelRun(
+            drift_monitor.built, range(self._calls * width, self._calls * width + 2), self._calls
+        )
         steps = [reference, reference]
         for number in range(self._calls):
-            steps.append(Run(built, range(number * width, (number + 1) * width), number))
+            steps.append(KernelRun(built, range(number * width, (number + 1) * width), number))
             steps += [reference, reference]
-        self._pace = pace
+        self._drift = drift_monitor
         self._executor = executor_of(
             steps, task.machine, task.threads, inputs=self._calls * width + 2, outputs=self._calls + 1
         )
@@ -98,10 +107,10 @@ class Kernel:
     def _packed(self) -> dict[int, np.ndarray]:
         return {number: self._as_wanted(number, self._ordinary) for number in sorted(self._constants)}
 
-    def _as_wanted(self, number: int, case: Case) -> np.ndarray:
+    def _as_wanted(self, number: int, case: CheckCase) -> np.ndarray:
         return packed(case.input(self._built.sources[number]), self._built.packings[number])
 
-    def _inputs(self, case: Case) -> list[np.ndarray]:
+    def _inputs(self, case: CheckCase) -> list[np.ndarray]:
         return [
             self._packed[number]
             if number in self._packed and _is_same(case.stored[source], self._ordinary.stored[source])
@@ -109,20 +118,20 @@ class Kernel:
             for number, source in enumerate(self._built.sources)
         ]
 
-    def check(self, cases: Sequence[Case], beat: Beating) -> float:
+    def check(self, cases: Sequence[CheckCase], heartbeat: SendHeartbeat) -> float:
         """Run on every case: the relative error on the first. Raises WrongResult."""
         threads, specs = self._task.threads, self._built.parameters
-        watched = Watched(self._blocks, specs)
+        guarded = GuardedMemory(self._blocks, specs)
         errors, first, quick = [], b"", True
         for case, nonsense in zip(cases, itertools.cycle((NAN, LARGE)), strict=False):
             begin = time.perf_counter()
-            self._run_watched(watched, case, threads, nonsense, beat)
-            errors.append(case.error(watched.output))
+            self._run_guarded(guarded, case, threads, nonsense, heartbeat)
+            errors.append(case.error(guarded.output))
             if case is cases[0]:
-                first, quick = watched.output.tobytes(), time.perf_counter() - begin < _SLOW_CHECK
+                first, quick = guarded.output.tobytes(), time.perf_counter() - begin < _SLOW_CHECK
         if quick:
-            other = Watched(self._blocks, specs, shifted=True, aligned_ones=self._constants)
-            self._run_watched(other, cases[0], 2 if threads == 1 else 1, LARGE, beat)
+            other = GuardedMemory(self._blocks, specs, shifted=True, aligned_ones=self._constants)
+            self._run_guarded(other, cases[0], 2 if threads == 1 else 1, LARGE, heartbeat)
             if other.output.tobytes() != first:
                 raise WrongResult(
                     "it computes something else on another number of threads, or reads what it has not written"
@@ -130,37 +139,39 @@ class Kernel:
             other.release()
             inputs = self._inputs(cases[0])
             for at_end in (True, False):
-                with _fences().around(specs, inputs, at_end=at_end, aligned_ones=self._constants) as fenced:
+                with _guard_pages().around(
+                    specs, inputs, at_end=at_end, aligned_ones=self._constants
+                ) as fenced:
                     addresses, output = fenced
-                    self._run(addresses, threads, NAN, beat)
+                    self._run(addresses, threads, NAN, heartbeat)
                     if output.tobytes() != first:
                         raise WrongResult(
-                            "it computes something else where other memory is beside its buffers"
+                            "it computes something else where other memory is alongside its buffers"
                         )
-        watched.release()
+        guarded.release()
         self._executor.threads = threads
-        beat(False)
+        heartbeat(False)
         return errors[0]
 
-    def _run_watched(
-        self, watched: Watched, case: Case, threads: int, nonsense: float, beat: Beating
+    def _run_guarded(
+        self, guarded: GuardedMemory, case: CheckCase, threads: int, nonsense: float, heartbeat: SendHeartbeat
     ) -> None:
         inputs = self._inputs(case)
-        watched.fill(inputs)
-        self._run(watched.addresses, threads, nonsense, beat)
-        watched.verify(inputs)
+        guarded.fill(inputs)
+        self._run(guarded.addresses, threads, nonsense, heartbeat)
+        guarded.verify(inputs)
 
-    def _run(self, addresses: Sequence[int], threads: int, nonsense: float, beat: Beating) -> None:
+    def _run(self, addresses: Sequence[int], threads: int, nonsense: float, heartbeat: SendHeartbeat) -> None:
         """One call, with nonsense on the stacks."""
         poison(self._task.machine, threads, nonsense).run()
-        beat(True)
+        heartbeat(True)
         self._executor.threads = threads
         self._executor.time_range(*self._filled_up([addresses] * self._calls), _CALL_STEP, _CALL_STEP + 1)
-        beat(False)
+        heartbeat(False)
 
     def _filled_up(self, sets: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
         """The addresses of the plan's inputs and outputs: of each call's, then of the reference kernel's."""
-        *inputs, output = self._pace.addresses
+        *inputs, output = self._drift.addresses
         return (
             [address for addresses in sets for address in addresses[:-1]] + inputs,
             [*(addresses[-1] for addresses in sets), output],
@@ -171,8 +182,8 @@ class Kernel:
         return tuple(self._sizes), tuple(self._goes_round)
 
     def prepare(self, rounds: Rounds | None) -> None:
-        """Copies of what a call finds in memory and not in a cache, as many as together are beyond the caches; those
-        that another kernel of the task has left, where there are `rounds` to look for them."""
+        """Copies of what a call finds in memory and not in a cache, as many as together are larger than the last-level
+        cache; those that another kernel of the task has left, where there are `rounds` to look for them."""
         each = self._round_bytes
         size = sum(self._sizes) - each + self._copies * each
         if rounds is not None:
@@ -224,9 +235,9 @@ class Kernel:
 
     def turn(self, rounds: Rounds, count: int) -> list[float]:
         """The seconds of some calls behind one that does not count, from where others have left the round."""
-        self._next = rounds.place if rounds.place + count <= self._calls else 0
+        self._next = rounds.position if rounds.position + count <= self._calls else 0
         taken = [seconds for seconds, _, _ in self.calls(count)]
-        rounds.place = self._next
+        rounds.position = self._next
         return taken[1:] or taken
 
     def release(self) -> None:
@@ -238,11 +249,11 @@ class Rounds:
     """The memory that kernels of a task are timed on. Where two want places of the same sizes, the second finds there
     what the first has left: the same numbers in another order, which take as long to multiply."""
 
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, blocks: BlockPool) -> None:
         self._blocks = blocks
         self._layout: object = None
         self._block: np.ndarray | None = None
-        self.place = 0  # the next of a round that several kernels share
+        self.position = 0  # the next of a round that several kernels share
 
     def release(self) -> None:
         if self._block is not None:
@@ -274,13 +285,13 @@ def _roomy(size: int) -> int:
 
 
 def _copies(size: int, machine: CpuMachine) -> int:
-    """Of so many bytes, how many are beyond the caches."""
+    """Of so many bytes, how many are larger than the last-level cache."""
     if not size:
         return 1
     wanted = math.ceil(_BEYOND_CACHES * machine.caches.last / size)
-    return max(1, min(wanted, _MOST_COPIES, _MOST_COPIED_BYTES // size))
+    return max(1, min(wanted, _MAX_COPIES, _MAX_COPIED_BYTES // size))
 
 
 @lru_cache(maxsize=1)
-def _fences() -> Fences:
-    return Fences()
+def _guard_pages() -> GuardPages:
+    return GuardPages()

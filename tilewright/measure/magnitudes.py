@@ -1,4 +1,4 @@
-"""Inputs of sums of products whose elements differ in size by many orders of magnitude, weights included.
+"""Validation inputs of contractions whose elements differ in size by many orders of magnitude, weights included.
 
 An algorithm that is exact for numbers of one size may lose everything where large numbers of a row meet small ones of a
 column. So rows of the data and columns of the weight are each of several kinds, and every kind meets every other:
@@ -41,9 +41,9 @@ def spread_out(
     _, of_decades, sparse, outliers, periodic = (np.nonzero(kinds == kind)[0] for kind in range(_KINDS))
     lines[of_decades] *= 10.0 ** rng.uniform(-decades / 2, decades / 2, (len(of_decades), length))
     lines[sparse] *= rng.random((len(sparse), length)) < _KEPT
-    places = _outlying(length)
-    factors = np.resize(_FACTORS[: 1 if dtype is DType.F16 else None], len(places))
-    lines[np.ix_(outliers, places)] *= 1.0 / factors if weight else factors
+    positions = _outlying(length)
+    factors = np.resize(_FACTORS[: 1 if dtype is DType.F16 else None], len(positions))
+    lines[np.ix_(outliers, positions)] *= 1.0 / factors if weight else factors
     for number, line in enumerate(periodic):
         period = _PERIODS[number % len(_PERIODS)]
         pattern = rng.choice([-1.0, 0.0, 1.0], period)

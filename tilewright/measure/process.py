@@ -1,4 +1,5 @@
-"""Processes that may crash, hang or eat memory: interpreters that answer messages, and are killed when they must be.
+"""Child processes that may crash, hang or run out of memory: interpreters that answer messages, and are killed when
+they must be.
 
 They are not those of `multiprocessing`, which would run the caller's script again. A message is its length and its
 bytes, on a pair of sockets; descriptors of shared memory may travel with one. A process ends by itself when the one who
@@ -26,7 +27,7 @@ import msgspec
 from tilewright.errors import MeasurementError
 
 _HEADER_BYTES = 8
-_MOST_DESCRIPTORS = 4
+_MAX_DESCRIPTORS = 4
 TICK = 0.02  # seconds: how long one wait is at most
 _START_SECONDS = 120.0  # to import what it needs
 _KEPT_WORDS = 300  # characters of what a process said before it died
@@ -46,11 +47,11 @@ _OUT_OF_MEMORY = ("out of memory", "bad_alloc", "cannot allocate memory", "memor
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """What a candidate came to that has no time: a kind of space.outcome.FAILURES, and what happened. After one that
-    went `astray` nothing in its process can be trusted."""
+    went `corrupted` nothing in its process can be trusted."""
 
     kind: str
     message: str
-    astray: bool = False
+    corrupted: bool = False
 
 
 class Dead(Exception):
@@ -247,7 +248,7 @@ class Channel:
 
     def _exactly(self, size: int, descriptors: list[int]) -> bytes:
         received = bytearray()
-        room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+        room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
         while len(received) < size:
             data, ancillary, _, _ = self._socket.recvmsg(size - len(received), room)
             if not data:

@@ -1,4 +1,4 @@
-"""Large tasks on few distinct rows: what makes a float64 oracle affordable for batches.
+"""Large tasks on few distinct rows, which makes a float64 oracle affordable for batches.
 
 Where the leading axes of a task are a batch whose rows are computed independently, the oracle answers for a few rows,
 and the inputs of the whole task repeat these rows in random order. Every element of the whole result is then known: a
@@ -20,9 +20,9 @@ from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.op import Fusion, apply, op_of
 from tilewright.graph.task import Task
 
-_MOST_FLOPS = 2.5e8  # of one answer of the oracle, above which rows are left out
-_MOST_ELEMENTS = 1e6  # of its result, likewise
-_FEWEST = 2  # distinct rows at least, where there are more
+_MAX_FLOPS = 2.5e8  # of one answer of the oracle, above which rows are left out
+_MAX_ELEMENTS = 1e6  # of its result, likewise
+_MIN = 2  # distinct rows at least, where there are more
 _POOLS = ("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool", "resize")
 
 
@@ -48,7 +48,7 @@ class FewRows:
 
 def few_rows(task: Task) -> FewRows | None:
     """None where the task is small, or its rows are not independent."""
-    if task.flops <= _MOST_FLOPS and task.output.type.size <= _MOST_ELEMENTS:
+    if task.flops <= _MAX_FLOPS and task.output.type.size <= _MAX_ELEMENTS:
         return None
     for leading in (2, 1):
         found = _shrunk(task, leading)
@@ -63,8 +63,8 @@ def _shrunk(task: Task, leading: int) -> FewRows | None:
     rows = math.prod(batch)
     if output.type.rank <= leading or rows < 2:
         return None
-    cost = max(task.flops / _MOST_FLOPS, output.type.size / _MOST_ELEMENTS)
-    count = max(1, min(rows, max(int(rows / cost), min(_FEWEST, rows // 2))))
+    cost = max(task.flops / _MAX_FLOPS, output.type.size / _MAX_ELEMENTS)
+    count = max(1, min(rows, max(int(rows / cost), min(_MIN, rows // 2))))
     if count >= rows:
         return None
     lead = (count, *(1,) * (leading - 1))

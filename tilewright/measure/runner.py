@@ -1,7 +1,7 @@
-"""Trials: configs of a task built, checked and timed, in processes that a bad one can only take down with itself.
+"""The runner: builds, validates and times configs of a task, in processes that a bad config can only crash itself.
 
     build   all configs of a batch, on all cores, by processes that make object code (`building.py`); meanwhile one of
-            them draws the task's exam (`exam.py`), once, into memory that is shared
+            them draws the task's validation (`validation.py`), once, into memory that is shared
     check   each kernel's results, by one process that loads the object code (`timing.py`)
     time    it there, alone: the builders wait
 
@@ -30,21 +30,21 @@ import psutil
 
 from tilewright import knobs
 from tilewright.errors import MeasurementError
-from tilewright.measure.building import Build, BuildReply, Draw, Drawn, Made
+from tilewright.measure.building import Build, BuildReply, Made, MakeValidation, ValidationMade
 from tilewright.measure.process import TICK, Child, Dead, Failed, wait
+from tilewright.measure.shared_checks import SharedValidation
 from tilewright.measure.single import Built
-from tilewright.measure.stored import StoredExam
 from tilewright.measure.timing import (
-    Beat,
     Check,
-    Checked,
-    Glance,
-    Glanced,
-    Heats,
+    CheckDone,
+    Heartbeat,
+    LoadTask,
+    QuickTimed,
+    QuickTiming,
     Race,
     Raced,
     Ready,
-    Sit,
+    SuccessiveHalving,
     Time,
     Timed,
     TimingReply,
@@ -58,18 +58,18 @@ _BUILDING, _TIMING = "tilewright.measure.building:serve", "tilewright.measure.ti
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 _BUILD_SECONDS = 30.0
-_EXAM_SECONDS = 300.0  # the oracle is in no hurry
+_VALIDATION_SECONDS = 300.0  # the oracle is in no hurry
 _PREPARE_SECONDS = 60.0  # to start, to load a kernel, to put its inputs into order
-_LEAST_CALL_SECONDS, _TIMES_BEST = 1.0, 10.0  # what a call may take
+_MIN_CALL_SECONDS, _TIMES_BEST = 1.0, 10.0  # what a call may take
 _CALL_SECONDS = 10.0  # where there is no best to compare with
 _GRACE_SECONDS = 0.5  # after a deadline, before what still runs is ended
 
 _PAUSES = (
     0.05,
 )  # seconds, before a candidate is timed again that was timed while the machine had other work
-_LEAST_BATCH = 16  # built together: the more, the shorter one builder waits for the others
-_KEPT_BUILDS, _KEPT_EXAMS = 128, 16
-_LEAST_MEMORY = 2 << 30
+_MIN_BATCH = 16  # built together: the more, the shorter one builder waits for the others
+_KEPT_BUILDS, _KEPT_VALIDATIONS = 128, 16
+_MIN_MEMORY = 2 << 30
 _DEVICE_MEMORY = 1 << 46  # bytes of address space, of which a card's driver takes much
 _AHEAD = 6
 
@@ -99,18 +99,18 @@ def typical(times: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class _Exam:
-    """A task's exam in a file of memory."""
+class _ValidationFile:
+    """A task's validation in a file of memory."""
 
     descriptor: int
-    stored: StoredExam
+    stored: SharedValidation
 
 
 @dataclass
 class _Order:
     """Something that a builder is to make. `seconds`: what it has left for it."""
 
-    request: Build | Draw
+    request: Build | MakeValidation
     done: Callable[[BuildReply], None]
     seconds: float
     descriptors: tuple[int, ...] = ()
@@ -127,7 +127,7 @@ class Runner:
     """Measures configs on `threads` threads. Its processes start with the first measurement and stay warm.
 
     `builders`: how many processes build at once (all cores). `cold`: nothing that a kernel reads is in a cache.
-    `modules`: names of modules that builders import first, beside those that register templates or rules in this
+    `modules`: names of modules that builders import first, alongside those that register templates or rules in this
     process. `memory`: bytes that each builder may have. `seed`: of the inputs; fresh ones are drawn where it is None.
     `device`: the number of the GPU that candidates run on; None: on the processor.
     """
@@ -150,16 +150,16 @@ class Runner:
         count = builders or knobs.usable_cores()
         total = psutil.virtual_memory().total
         self._modules, self._build_seconds = tuple(modules), build_seconds
-        limit = memory or max(_LEAST_MEMORY, total // 2 // count)
+        limit = memory or max(_MIN_MEMORY, total // 2 // count)
         self._builders = [Child(_BUILDING, limit, _ONE_THREAD) for _ in range(count)]
         # A card's driver takes much address space, and a process that it is in starts slowly.
-        own = max(_LEAST_MEMORY, total * 3 // 4) if device is None else _DEVICE_MEMORY
+        own = max(_MIN_MEMORY, total * 3 // 4) if device is None else _DEVICE_MEMORY
         self._timer = Child(timing, own, _ONE_THREAD)
         self._spare = None if device is None else Child(timing, own, _ONE_THREAD)
-        self._seated: TaskJob | None = None
+        self._loaded_job: TaskJob | None = None
         self._numbers = 0
-        self._exams: OrderedDict[TaskJob, _Exam | Failed] = OrderedDict()
-        self._drawing: set[TaskJob] = set()  # whose exams are ordered
+        self._validations: OrderedDict[TaskJob, _ValidationFile | Failed] = OrderedDict()
+        self._drawing: set[TaskJob] = set()  # whose validations are ordered
         self._queue: deque[_Order] = deque()
         self._busy: dict[Child, _Order] = {}
         self._building: set[tuple[TaskJob, Config]] = set()  # that are ordered
@@ -180,9 +180,9 @@ class Runner:
         for child in (*self._builders, self._timer, self._spare):
             if child is not None:
                 child.close()
-        self._seated = None
-        while self._exams:
-            self._drop_exam()
+        self._loaded_job = None
+        while self._validations:
+            self._drop_validation()
 
     @property
     def ahead(self) -> int:
@@ -197,16 +197,16 @@ class Runner:
     # -- what others ask ------------------------------------------------------------------------------------------
 
     def expect(self, job: TaskJob) -> None:
-        """This task is measured next: its exam is drawn while the caller thinks about which configs."""
-        if not self._has_exam(job):
-            self._queue.appendleft(self._exam_order(job))
+        """This task is measured next: its validation is drawn while the caller thinks about which configs."""
+        if not self._has_validation(job):
+            self._queue.appendleft(self._validation_order(job))
             self._dispatch()
 
     def prepare(self, job: TaskJob, configs: Sequence[Config]) -> None:
         """These configs are measured soon: they are built meanwhile."""
         self._start_timer()
-        if not self._has_exam(job):
-            self._queue.append(self._exam_order(job))
+        if not self._has_validation(job):
+            self._queue.append(self._validation_order(job))
         self._order_builds(job, configs)
         self._dispatch()
 
@@ -221,7 +221,7 @@ class Runner:
         """One for each config, in order; those for which there was no time before `deadline` (of `time.monotonic`) are
         missing from the end. `best`: the shortest time so far; what is much slower is timed less, or ended."""
         results: list[Measurement] = []
-        batch = max(_LEAST_BATCH, 2 * len(self._builders))
+        batch = max(_MIN_BATCH, 2 * len(self._builders))
         with contextlib.suppress(OutOfTime):
             for begin in range(0, len(configs), batch):
                 some = configs[begin : begin + batch]
@@ -236,43 +236,48 @@ class Runner:
         return results
 
     def race(self, job: TaskJob, configs: Sequence[Config], seconds: float) -> list[list[float]]:
-        """Times of each config in turns, for about so long together. One that fails has none."""
+        """Times of each config interleaved, for about so long together. One that fails has none."""
         made = dict(zip(configs, self.build(job, configs), strict=True))
         running = {config: each for config, each in made.items() if isinstance(each, Made)}
-        times = self._in_turns(job, running, lambda numbers: Race(numbers, seconds))
+        times = self._interleaved(job, running, lambda numbers: Race(numbers, seconds))
         return [times.get(config, []) for config in configs]
 
-    def heats(self, job: TaskJob, made: Mapping[Config, Made], seconds: float) -> dict[Config, list[float]]:
-        """Times of many configs in turns, whoever made their object code, for about so long together: of all at first,
-        and then of those near the best. One that fails has none."""
-        self.build(job, [])  # its exam
-        return self._in_turns(job, made, lambda numbers: Heats(numbers, seconds))
+    def successive_halving(
+        self, job: TaskJob, made: Mapping[Config, Made], seconds: float
+    ) -> dict[Config, list[float]]:
+        """Times of many configs interleaved, whoever made their object code, for about so long together: of all at
+        first, and then of those near the best. One that fails has none."""
+        self.build(job, [])  # its validation
+        return self._interleaved(job, made, lambda numbers: SuccessiveHalving(numbers, seconds))
 
     def screen(
         self, job: TaskJob, start: Config, made: Mapping[Config, Made]
     ) -> dict[Config, float | Failed]:
         """The time of each config by a few calls, in units of that of `start`, which is checked. The others are not:
         what is fast here may be wrong. The process that ran them is not used again."""
-        self.build(job, [])  # its exam
+        self.build(job, [])  # its validation
         found: dict[Config, float | Failed] = {}
-        beside: int | None = None
+        compared_to: int | None = None
         for config, each in made.items():
             try:
-                if beside is None:
+                if compared_to is None:
                     checked = self._check(job, made[start].built, (), None, None)
                     if isinstance(checked, Failed):
                         return {start: checked}
-                    beside = self._numbers
-                reply = self._ask(Glance(each.built, beside), None, None)
-                assert isinstance(reply, Glanced | Failed)
-                found[config] = reply.ratio if isinstance(reply, Glanced) else reply
+                    compared_to = self._numbers
+                reply = self._ask(QuickTiming(each.built, compared_to), None, None)
+                assert isinstance(reply, QuickTimed | Failed)
+                found[config] = reply.ratio if isinstance(reply, QuickTimed) else reply
             except Dead as death:
-                found[config], beside = death.failed, None
+                found[config], compared_to = death.failed, None
         self._end_timer()
         return found
 
-    def _in_turns(
-        self, job: TaskJob, made: Mapping[Config, Made], request: Callable[[tuple[int, ...]], Race | Heats]
+    def _interleaved(
+        self,
+        job: TaskJob,
+        made: Mapping[Config, Made],
+        request: Callable[[tuple[int, ...]], Race | SuccessiveHalving],
     ) -> dict[Config, list[float]]:
         running = list(made)
         while running:
@@ -302,12 +307,12 @@ class Runner:
     ) -> list[Made | Failed]:
         """The object code of every config. Raises OutOfTime if the deadline comes before all are there."""
         self._start_timer()  # it needs a moment, and nobody waits for it yet
-        if not self._has_exam(job):
-            self._queue.append(self._exam_order(job))
+        if not self._has_validation(job):
+            self._queue.append(self._validation_order(job))
         self._order_builds(job, configs)
 
         def is_done() -> bool:
-            return job in self._exams and not any((job, config) in self._building for config in configs)
+            return job in self._validations and not any((job, config) in self._building for config in configs)
 
         self._work_off(is_done, deadline)
         found: dict[Config, Made | Failed] = {}
@@ -377,11 +382,11 @@ class Runner:
 
             yield _Order(Build(job, config, modules), built, self._build_seconds)
 
-    def _has_exam(self, job: TaskJob) -> bool:
+    def _has_validation(self, job: TaskJob) -> bool:
         """Or will have, once what was ordered is done."""
-        return job in self._exams or job in self._drawing
+        return job in self._validations or job in self._drawing
 
-    def _exam_order(self, job: TaskJob) -> _Order:
+    def _validation_order(self, job: TaskJob) -> _Order:
         descriptor = _memory_file()
         self._drawing.add(job)
 
@@ -390,20 +395,20 @@ class Runner:
             if isinstance(reply, Failed) and reply.kind == "disk":
                 os.close(descriptor)
                 raise MeasurementError(f"there is no room for the inputs of a task: {reply.message}")
-            if isinstance(reply, Drawn):
-                self._exams[job] = _Exam(descriptor, reply.exam)
+            if isinstance(reply, ValidationMade):
+                self._validations[job] = _ValidationFile(descriptor, reply.validation)
             else:
                 os.close(descriptor)
                 assert isinstance(reply, Failed)
-                self._exams[job] = Failed(reply.kind, f"the oracle of this task: {reply.message}")
-            while len(self._exams) > _KEPT_EXAMS:
-                self._drop_exam()
+                self._validations[job] = Failed(reply.kind, f"the oracle of this task: {reply.message}")
+            while len(self._validations) > _KEPT_VALIDATIONS:
+                self._drop_validation()
 
-        return _Order(Draw(job, self.seed), done, _EXAM_SECONDS, (descriptor,))
+        return _Order(MakeValidation(job, self.seed), done, _VALIDATION_SECONDS, (descriptor,))
 
-    def _drop_exam(self) -> None:
-        _, oldest = self._exams.popitem(last=False)
-        if isinstance(oldest, _Exam):
+    def _drop_validation(self) -> None:
+        _, oldest = self._validations.popitem(last=False)
+        if isinstance(oldest, _ValidationFile):
             os.close(oldest.descriptor)
 
     def _work_off(self, is_done: Callable[[], bool], deadline: float | None) -> None:
@@ -459,34 +464,40 @@ class Runner:
         keep: tuple[int, ...],
         best: float | None,
         deadline: float | None,
-    ) -> Checked | Failed:
+    ) -> CheckDone | Failed:
         if deadline is not None and time.monotonic() > deadline:
             raise OutOfTime
-        exam = self._exams[job]
-        if isinstance(exam, Failed):
-            return exam
-        self._exams.move_to_end(job)
-        if self._seated != job:
-            self._sit(job, exam)
+        validation = self._validations[job]
+        if isinstance(validation, Failed):
+            return validation
+        self._validations.move_to_end(job)
+        if self._loaded_job != job:
+            self._load_task(job, validation)
         self._numbers += 1
         reply = self._ask(Check(self._numbers, built, keep), best, deadline)
-        assert isinstance(reply, Checked | Failed)
-        if isinstance(reply, Failed) and reply.astray:
+        assert isinstance(reply, CheckDone | Failed)
+        if isinstance(reply, Failed) and reply.corrupted:
             self._end_timer()
         return reply
 
-    def _sit(self, job: TaskJob, exam: _Exam) -> None:
-        request = Sit(
-            exam.stored, job.described, job.numerics, job.threads, job.constants, self.cold, self.device or 0
+    def _load_task(self, job: TaskJob, validation: _ValidationFile) -> None:
+        request = LoadTask(
+            validation.stored,
+            job.described,
+            job.numerics,
+            job.threads,
+            job.constants,
+            self.cold,
+            self.device or 0,
         )
         for _ in range(2):  # one that an earlier candidate has harmed may die only now
             try:
-                reply = self._ask(request, None, None, (exam.descriptor,))
+                reply = self._ask(request, None, None, (validation.descriptor,))
             except Dead as death:
                 problem = str(death)
                 continue
             assert isinstance(reply, Ready)
-            self._seated = job
+            self._loaded_job = job
             return
         raise MeasurementError(f"the process that times kernels does not start: {problem}")
 
@@ -507,12 +518,12 @@ class Runner:
 
     def _ask(
         self,
-        request: Sit | Check | Time | Race | Heats | Glance,
+        request: LoadTask | Check | Time | Race | SuccessiveHalving | QuickTiming,
         best: float | None,
         deadline: float | None,
         descriptors: tuple[int, ...] = (),
     ) -> TimingReply:
-        call_seconds = _CALL_SECONDS if best is None else max(_LEAST_CALL_SECONDS, _TIMES_BEST * best)
+        call_seconds = _CALL_SECONDS if best is None else max(_MIN_CALL_SECONDS, _TIMES_BEST * best)
         patience = _PREPARE_SECONDS
         try:
             self._timer.send(msgspec.msgpack.encode(request), descriptors)
@@ -520,7 +531,7 @@ class Runner:
                 if deadline is not None:
                     patience = min(patience, max(TICK, deadline + _GRACE_SECONDS - time.monotonic()))
                 reply = msgspec.msgpack.decode(self._from_timer(patience), type=TimingReply)
-                if not isinstance(reply, Beat):
+                if not isinstance(reply, Heartbeat):
                     return reply
                 patience = call_seconds if reply.native else _PREPARE_SECONDS
         except BaseException:
@@ -548,7 +559,7 @@ class Runner:
 
     def _end_timer(self) -> None:
         self._timer.close()
-        self._seated = None
+        self._loaded_job = None
         if self._spare is not None:
             self._timer, self._spare = self._spare, self._timer
             self._spare.start()

@@ -1,4 +1,4 @@
-"""What computes one task as a model of its own: built, linked and run by the same executor as any plan."""
+"""One task as a model of its own: built, linked and run by the same executor as any plan."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _part(name: str, kernel: Linkable, operands: tuple[int, ...], specs: tuple[T
     )
 
 
-class Run(NamedTuple):
+class KernelRun(NamedTuple):
     """One run of what was built in a plan: the numbers of the plan's inputs that it reads, and of the output."""
 
     built: Built
@@ -138,7 +138,7 @@ class Run(NamedTuple):
 
 
 def plan_of(
-    runs: Sequence[Run], machine: Machine, *, inputs: int, outputs: int, numerics: str = "fast"
+    runs: Sequence[KernelRun], machine: Machine, *, inputs: int, outputs: int, numerics: str = "fast"
 ) -> tuple[Plan, dict[str, bytes]]:
     """The plan of these runs in order, and its object code: so many flat inputs and outputs, of the caller's."""
     specs: dict[tuple[str, int], TensorSpec] = {}
@@ -155,7 +155,7 @@ def plan_of(
             info = TaskInfo(part.name, "", 0, 0, tuple(taken), given, part.decisions)
             key = part.symbol or f"{part.name} {position}"
             operands = tuple(values[operand] for operand in part.operands)
-            calls.append(link.Call(part.linkable(), key, info, operands, result, part.name))
+            calls.append(link.KernelCall(part.linkable(), key, info, operands, result, part.name))
     places = link.Values(
         {("input", n): specs["input", n] for n in range(inputs)},
         {("output", n): specs["output", n] for n in range(outputs)},
@@ -166,7 +166,7 @@ def plan_of(
 
 
 def executor_of(
-    runs: Sequence[Run], machine: CpuMachine, threads: int | None, *, inputs: int, outputs: int
+    runs: Sequence[KernelRun], machine: CpuMachine, threads: int | None, *, inputs: int, outputs: int
 ) -> Executor:
     """These runs on a processor, loaded."""
     plan, objects = plan_of(runs, machine, inputs=inputs, outputs=outputs)
@@ -186,7 +186,7 @@ class SingleKernel:
         self.output = program.params[-1]
         self.built = Built.of(program, machine, numerics)
         inputs = len(program.params) - 1
-        run = Run(self.built, range(inputs), 0)
+        run = KernelRun(self.built, range(inputs), 0)
         self.executor = executor_of([run], machine, threads, inputs=inputs, outputs=1)
         self._copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 

@@ -1,4 +1,4 @@
-"""The process that checks and times: what is built is loaded, examined, and run alone.
+"""The timing process: loads what was built, validates it, and runs it alone.
 
 What it is told and what it answers is the same for all machines; how a candidate is run on one is a Timer's own:
 `cpu_timer.py` and `gpu_timer.py`.
@@ -18,28 +18,28 @@ import msgspec
 
 from tilewright.errors import ModelSizeError, TilewrightError
 from tilewright.hw.machine import from_text
-from tilewright.measure.exam import Exam, StrayWrite, WrongResult
 from tilewright.measure.process import Channel, Failed
+from tilewright.measure.shared_checks import SharedValidation, load_validation
 from tilewright.measure.single import Built
-from tilewright.measure.stored import StoredExam, load_exam
+from tilewright.measure.validation import OutOfBoundsWrite, Validation, WrongResult
 
-Beating = Callable[[bool], None]  # told before a call of a kernel (True) or something else
+SendHeartbeat = Callable[[bool], None]  # told before a call of a kernel (True) or something else
 
 _TIGHT = 0.02  # of the median: the width of its confidence interval at which it is known well enough
 _INTERVAL = 0.98  # ranks to each side of the median, over the root of their number: 95% confidence
-_LEAST_CALLS, _LEAST_SECONDS = 5, 0.003
-_MOST_CALLS, _MOST_SECONDS = 400, 0.015
+_MIN_CALLS, _MIN_SECONDS = 5, 0.003
+_MAX_CALLS, _MAX_SECONDS = 400, 0.015
 _UNSTEADY_SECONDS = 0.04  # as long as this it is tried to find the machine at rest
 _SLACK = 0.2  # of the share by which a kernel is slower than the best: by so much wider its interval may be
 _HOPELESS, _HOPELESS_CALLS = 3.0, 3  # times the best so far: how slow exactly is of no interest
-RACE_TURNS = 5  # at least
-BEAT_SECONDS = 0.05
+RACE_ROUNDS = 5  # at least
+HEARTBEAT_SECONDS = 0.05
 
 
-class Sit(msgspec.Struct, frozen=True, tag=True):
-    """Take up a task: its exam lies in the file whose descriptor comes with this."""
+class LoadTask(msgspec.Struct, frozen=True, tag=True):
+    """Take up a task: its validation lies in the file whose descriptor comes with this."""
 
-    exam: StoredExam
+    validation: SharedValidation
     described: str  # the machine
     numerics: str
     threads: int
@@ -68,37 +68,37 @@ class Time(msgspec.Struct, frozen=True, tag=True):
 
 
 class Race(msgspec.Struct, frozen=True, tag=True):
-    """Time kernels that were checked in turns, for about so long together."""
+    """Time kernels that were checked interleaved, for about so long together."""
 
     numbers: tuple[int, ...]
     seconds: float
 
 
-class Heats(msgspec.Struct, frozen=True, tag=True):
-    """Time many kernels that were checked in turns, for about so long together: all, then those near the best."""
+class SuccessiveHalving(msgspec.Struct, frozen=True, tag=True):
+    """Time many kernels that were checked interleaved, for about so long together: all, then those near the best."""
 
     numbers: tuple[int, ...]
     seconds: float
 
 
-class Glance(msgspec.Struct, frozen=True, tag=True):
-    """Load a kernel and time a few calls of it, in turns with one that was checked. It may compute anything."""
+class QuickTiming(msgspec.Struct, frozen=True, tag=True):
+    """Load a kernel and time a few calls of it, interleaved with one that was checked. It may compute anything."""
 
     built: Built
-    beside: int
+    compared_to: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The task was taken up."""
 
 
-class Beat(msgspec.Struct, frozen=True, tag=True):
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """Not an answer: a call of a kernel begins now (`native`), or something else does."""
 
     native: bool
 
 
-class Checked(msgspec.Struct, frozen=True, tag=True):
+class CheckDone(msgspec.Struct, frozen=True, tag=True):
     error: float
 
 
@@ -115,22 +115,22 @@ class Raced(msgspec.Struct, frozen=True, tag=True):
     times: tuple[tuple[float, ...], ...]
 
 
-class Glanced(msgspec.Struct, frozen=True, tag=True):
-    """The seconds of a kernel, in units of the one beside it."""
+class QuickTimed(msgspec.Struct, frozen=True, tag=True):
+    """The seconds of a kernel, in units of the one alongside it."""
 
     ratio: float
 
 
-TimingReply = Ready | Beat | Checked | Timed | Raced | Glanced | Failed
+TimingReply = Ready | Heartbeat | CheckDone | Timed | Raced | QuickTimed | Failed
 
 
 class Timer(Protocol):
     """A task, and the candidates for it that were checked, on one kind of machine."""
 
-    def __init__(self, task: Sit, exam: Exam, beat: Beating) -> None: ...
+    def __init__(self, task: LoadTask, validation: Validation, heartbeat: SendHeartbeat) -> None: ...
 
     def check(self, number: int, built: Built, keep: Sequence[int]) -> float:
-        """Run a candidate on every case of the exam: its error on the first. Raises WrongResult."""
+        """Run a candidate on every case of the validation: its error on the first. Raises WrongResult."""
 
     def time(self, number: int, best: float | None) -> Timed: ...
 
@@ -148,18 +148,18 @@ def _timer_of(kind: str) -> type[Timer]:
 
 def serve(channel: Channel) -> None:
     timer: Timer | None = None
-    decoder = msgspec.msgpack.Decoder(Sit | Check | Time | Race | Heats | Glance)
+    decoder = msgspec.msgpack.Decoder(LoadTask | Check | Time | Race | SuccessiveHalving | QuickTiming)
 
-    def beat(native: bool) -> None:
-        channel.send(msgspec.msgpack.encode(Beat(native)))
+    def heartbeat(native: bool) -> None:
+        channel.send(msgspec.msgpack.encode(Heartbeat(native)))
 
     while True:
         message, descriptors = channel.receive()
         request = decoder.decode(message)
         reply: TimingReply
-        if isinstance(request, Sit):
-            exam = load_exam(request.exam, descriptors[0])
-            timer = _timer_of(request.machine.kind)(request, exam, beat)
+        if isinstance(request, LoadTask):
+            validation = load_validation(request.validation, descriptors[0])
+            timer = _timer_of(request.machine.kind)(request, validation, heartbeat)
             os.close(descriptors[0])
             reply = Ready()
         else:
@@ -168,19 +168,19 @@ def serve(channel: Channel) -> None:
         channel.send(msgspec.msgpack.encode(reply))
 
 
-def _answer(timer: Timer, request: Check | Time | Race | Heats | Glance) -> TimingReply:
+def _answer(timer: Timer, request: Check | Time | Race | SuccessiveHalving | QuickTiming) -> TimingReply:
     try:
         if isinstance(request, Check):
-            return Checked(timer.check(request.number, request.built, request.keep))
+            return CheckDone(timer.check(request.number, request.built, request.keep))
         if isinstance(request, Time):
             return timer.time(request.number, request.best)
-        if isinstance(request, Heats | Glance):
+        if isinstance(request, SuccessiveHalving | QuickTiming):
             return _many(timer, request)
         return Raced(timer.race(request.numbers, request.seconds))
     except CandidateFailed as error:
-        return Failed(error.kind, str(error), astray=error.astray)
+        return Failed(error.kind, str(error), corrupted=error.corrupted)
     except WrongResult as error:
-        return Failed("wrong", str(error), astray=isinstance(error, StrayWrite))
+        return Failed("wrong", str(error), corrupted=isinstance(error, OutOfBoundsWrite))
     except (MemoryError, ModelSizeError):
         return Failed("memory", "its buffers do not fit into memory")
     except TilewrightError as error:  # the object code cannot be loaded
@@ -191,21 +191,21 @@ def _answer(timer: Timer, request: Check | Time | Race | Heats | Glance) -> Timi
         return Failed("memory", "its buffers do not fit into memory")
 
 
-def _many(timer: Timer, request: Heats | Glance) -> TimingReply:
+def _many(timer: Timer, request: SuccessiveHalving | QuickTiming) -> TimingReply:
     """Quick looks at many candidates: on processors alone."""
     from tilewright.measure.cpu_timer import CpuTimer
 
     assert isinstance(timer, CpuTimer)
-    if isinstance(request, Heats):
-        return Raced(timer.heats(request.numbers, request.seconds))
-    return Glanced(timer.glance(request.built, request.beside))
+    if isinstance(request, SuccessiveHalving):
+        return Raced(timer.successive_halving(request.numbers, request.seconds))
+    return QuickTimed(timer.quick_timing(request.built, request.compared_to))
 
 
 class CandidateFailed(Exception):
-    """A candidate failed in a way that has a kind. After one that went `astray` its process cannot be trusted."""
+    """A candidate failed in a way that has a kind. After one that went `corrupted` its process cannot be trusted."""
 
-    def __init__(self, kind: str, message: str, astray: bool = False) -> None:
-        self.kind, self.astray = kind, astray
+    def __init__(self, kind: str, message: str, corrupted: bool = False) -> None:
+        self.kind, self.corrupted = kind, corrupted
         super().__init__(message)
 
 
@@ -226,7 +226,7 @@ class Times:
 
     @property
     def are_steady(self) -> bool:
-        return len(self._steady) >= _LEAST_CALLS or self._hopeless
+        return len(self._steady) >= _MIN_CALLS or self._hopeless
 
     @property
     def _hopeless(self) -> bool:
@@ -236,11 +236,11 @@ class Times:
 
     def suffice(self, spent: float) -> bool:
         """Whether the median is known well enough, or as well as its worth in time allows."""
-        if len(self._steady) < _LEAST_CALLS:
-            return self._hopeless or (spent >= _UNSTEADY_SECONDS and len(self._all) >= _LEAST_CALLS)
-        if spent >= _MOST_SECONDS or len(self._steady) >= _MOST_CALLS:
+        if len(self._steady) < _MIN_CALLS:
+            return self._hopeless or (spent >= _UNSTEADY_SECONDS and len(self._all) >= _MIN_CALLS)
+        if spent >= _MAX_SECONDS or len(self._steady) >= _MAX_CALLS:
             return True
-        return self._hopeless or (spent >= _LEAST_SECONDS and interval_width(self._steady) <= self._tight)
+        return self._hopeless or (spent >= _MIN_SECONDS and interval_width(self._steady) <= self._tight)
 
     @property
     def _tight(self) -> float:

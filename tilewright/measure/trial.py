@@ -1,4 +1,4 @@
-"""A task on a machine as plain data: what one process tells another that it is about."""
+"""A task on a machine as plain data, for messages between processes."""
 
 from __future__ import annotations
 

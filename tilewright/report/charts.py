@@ -30,7 +30,7 @@ from tilewright.report.figures import (
     time_ticks,
 )
 
-_MOST_POINTS = 3000  # of a cloud; of more, an even sample
+_MAX_POINTS = 3000  # of a cloud; of more, an even sample
 _NAMED_POINTS = 10  # of the roofline: the kernels that take most of the time
 _NAME = 30  # characters of a layer's name in a chart
 SHAPES = {
@@ -107,7 +107,7 @@ def predictions(report: Report, width: int = 620, height: int = 420) -> Figure |
     ]
     if not found:
         return None
-    found = found[:: math.ceil(len(found) / _MOST_POINTS)]
+    found = found[:: math.ceil(len(found) / _MAX_POINTS)]
     values = [value for predicted, seconds, _, _ in found for value in (predicted, seconds)]
     x, y = around(values, LEFT, width - RIGHT), around(values, height - BOTTOM, TOP)
     points = [
@@ -187,7 +187,7 @@ def roofline(report: Report, width: int = 760, height: int = 440) -> Figure | No
     by_weight = sorted(zip(found, points, strict=True), key=lambda pair: -pair[0][0].total)
     lines = [Line(path([begin, end]), kind, name) for name, kind, begin, end in roofs]
     for (task, _), point in by_weight[:_NAMED_POINTS]:
-        leader = labels.put_beside(clipped(task.name, _NAME), point)
+        leader = labels.put_next_to(clipped(task.name, _NAME), point)
         if leader is not None:
             lines.append(Line(path(leader), "leader"))
     above = sum(task.is_above_roof for task, _ in found)

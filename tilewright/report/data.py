@@ -25,7 +25,7 @@ from tilewright.support.version import VERSION
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialPoint:
     config: str
     seconds: float | None  # None: it failed
     predicted: float | None
@@ -53,7 +53,7 @@ class TaskReport:
     after: float | None  # in the model, of the winner
     effort: str  # of the search that decided; "": none has
     limit: float | None  # seconds: what the machine could do it in
-    trials: tuple[Trial, ...]
+    trials: tuple[TrialPoint, ...]
     code: Code | None
     origin: str = ""  # where the choice of the kernel came from: "tuned 2026-11-18"; "": not known
     layers: tuple[
@@ -70,7 +70,7 @@ class TaskReport:
     @property
     def baseline(self) -> float | None:
         """Seconds of what would run if nothing had been measured: alone, as every trial is measured. (`before` is a
-        time inside the model, where inputs come from another kernel: it says nothing beside a trial's.)"""
+        time inside the model, where inputs come from another kernel: it says negligible compared with a trial's.)"""
         return min(
             (
                 trial.seconds
@@ -149,7 +149,7 @@ class ModelReport:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineSummary:
     name: str
     measured: bool  # or nominal
     threads: int
@@ -164,7 +164,7 @@ class Report:
     made: str
     tilewright: str
     toolchain: str
-    machine: Machine
+    machine: MachineSummary
     model: ModelReport | None
     tasks: tuple[TaskReport, ...]  # those that take most time first
     trace: list[dict[str, Any]] = field(default_factory=list)  # events of the Trace Event Format
@@ -182,7 +182,7 @@ class Report:
         return sum(task.total * (task.gain or 1.0) for task in self.tasks)
 
     @property
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[TrialPoint]:
         return [trial for task in self.tasks for trial in task.trials]
 
     @property
@@ -207,7 +207,7 @@ class Report:
 
 def report(
     title: str,
-    machine: Machine,
+    machine: MachineSummary,
     tasks: Iterable[TaskReport],
     model: ModelReport | None = None,
     events: Sequence[dict[str, Any]] = (),
@@ -227,12 +227,12 @@ def report(
     )
 
 
-def machine_report(machine: CpuMachine, calibration: Calibration, threads: int) -> Machine:
+def machine_report(machine: CpuMachine, calibration: Calibration, threads: int) -> MachineSummary:
     speeds: Speeds = calibration.one if threads == 1 else calibration.all
     bandwidths = {"L2": speeds.l2, "L3": speeds.l3, "memory": speeds.memory}
     if not calibration.capacities.l3:
         del bandwidths["L3"]
-    return Machine(
+    return MachineSummary(
         machine.describe(),
         calibration.measured,
         speeds.threads,
@@ -242,10 +242,10 @@ def machine_report(machine: CpuMachine, calibration: Calibration, threads: int) 
     )
 
 
-def gpu_machine_report(machine: GpuMachine, measured: bool) -> Machine:
+def gpu_machine_report(machine: GpuMachine, measured: bool) -> MachineSummary:
     """`machine`: with the rates that were measured of it, if `measured`."""
     clock = machine.clock_mhz * 1e6
-    return Machine(
+    return MachineSummary(
         f"{machine.name} ({machine.capability})",
         measured,
         0,
@@ -255,7 +255,7 @@ def gpu_machine_report(machine: GpuMachine, measured: bool) -> Machine:
     )
 
 
-def limit(flops: int, bytes: int, machine: Machine) -> float:
+def limit(flops: int, bytes: int, machine: MachineSummary) -> float:
     """Seconds that a task takes at least: for its arithmetic, and to read and write each of its tensors once, from and
     to the last cache if all of them fit into it."""
     cached = machine.bandwidths.get("L3", machine.bandwidths["L2"])
@@ -263,8 +263,8 @@ def limit(flops: int, bytes: int, machine: Machine) -> float:
     return max(flops / machine.flops, bytes / bandwidth)
 
 
-def trial_of(record: Record) -> Trial:
-    return Trial(
+def trial_of(record: Record) -> TrialPoint:
+    return TrialPoint(
         str(record.config),
         record.seconds,
         record.predicted,

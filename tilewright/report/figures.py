@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 LEFT, RIGHT, TOP, BOTTOM = 54, 14, 12, 40
-_LEAST_TICKS = 3
+_MIN_TICKS = 3
 _CHARACTER, _LINE = 6.2, 13.0  # pixels of a label's text
 _FAR = 16  # pixels from a point, from which on a line leads to its name
 # Within each power of ten, coarse first.
@@ -105,10 +105,10 @@ class Scale:
         for factors in _LOG_STEPS:
             found = [factor * 10.0**power for power in powers for factor in factors]
             inside = [value for value in found if self.low <= value <= self.high]
-            if len(inside) >= _LEAST_TICKS:
+            if len(inside) >= _MIN_TICKS:
                 return inside
         for parts in (4, 8, 16):  # less than a factor of two: as good as linear
-            if len(inside := self._even(parts)) >= _LEAST_TICKS:
+            if len(inside := self._even(parts)) >= _MIN_TICKS:
                 break
         return inside
 
@@ -230,7 +230,7 @@ class Labels:
         """At the first free one of `spots`: where its text is anchored, and by which end. Whether there was one."""
         return self._put(text, spots, None) is not None
 
-    def put_beside(self, text: str, point: Point) -> tuple[tuple[float, float], tuple[float, float]] | None:
+    def put_next_to(self, text: str, point: Point) -> tuple[tuple[float, float], tuple[float, float]] | None:
         """The name of a point, as close to it as there is room; the line that leads there, if it is far."""
         label = self._put(text, _around(point), point)
         if label is None or not _leads(point, label.x, label.y):
@@ -272,18 +272,18 @@ def _leads(point: Point, x: float, y: float) -> bool:
 
 
 def _around(point: Point) -> list[tuple[float, float, str]]:
-    """Where the name of a point may stand: beside it, above or below, close by first."""
+    """Where the name of a point may stand: alongside it, above or below, close by first."""
     spots = []
     for distance in (4, 20, 36, 54, 74):
-        beside = point.radius + distance
+        offset = point.radius + distance
         spots += [
-            (point.x + beside, point.y + 4, "start"),
-            (point.x - beside, point.y + 4, "end"),
-            (point.x, point.y - beside, "middle"),
-            (point.x, point.y + beside + 8, "middle"),
-            (point.x + beside, point.y - beside, "start"),
-            (point.x - beside, point.y - beside, "end"),
-            (point.x + beside, point.y + beside, "start"),
-            (point.x - beside, point.y + beside + 8, "end"),
+            (point.x + offset, point.y + 4, "start"),
+            (point.x - offset, point.y + 4, "end"),
+            (point.x, point.y - offset, "middle"),
+            (point.x, point.y + offset + 8, "middle"),
+            (point.x + offset, point.y - offset, "start"),
+            (point.x - offset, point.y - offset, "end"),
+            (point.x + offset, point.y + offset, "start"),
+            (point.x - offset, point.y + offset + 8, "end"),
         ]
     return spots

@@ -29,21 +29,21 @@ class _Value:
 
 
 def flow_of(plan: Plan) -> Flow:
-    places: dict[tuple[str, int], list[_Value]] = {}  # what lies in each memory now
+    positions: dict[tuple[str, int], list[_Value]] = {}  # what lies in each memory now
     arena: list[_Value] = []
     reads: list[tuple[int, ...]] = []
     for number, step in enumerate(plan.steps):
         found: dict[int, None] = {}
-        for place in step.arguments[:-1]:
-            if place.space == "input":
+        for position in step.arguments[:-1]:
+            if position.space == "input":
                 found[-1] = None
-            elif value := _read(places.get((place.space, place.index), []), place):
+            elif value := _read(positions.get((position.space, position.index), []), position):
                 value.last = number
                 found[value.writer] = None
         reads.append(tuple(sorted(found)))
         output, size = step.arguments[-1], plan.tasks[step.task].output.bytes
         written = _Value(output.offset, output.offset + size, number, number)
-        memory = places.setdefault((output.space, output.index), [])
+        memory = positions.setdefault((output.space, output.index), [])
         memory[:] = [old for old in memory if old.end <= written.begin or written.end <= old.begin]
         memory.append(written)
         if output.space == "arena":
@@ -51,9 +51,9 @@ def flow_of(plan: Plan) -> Flow:
     return Flow(tuple(reads), _alive(arena, len(plan.steps)))
 
 
-def _read(values: Sequence[_Value], place: Place) -> _Value | None:
+def _read(values: Sequence[_Value], position: Place) -> _Value | None:
     return next(
-        (value for value in values if value.begin <= place.offset < max(value.end, value.begin + 1)), None
+        (value for value in values if value.begin <= position.offset < max(value.end, value.begin + 1)), None
     )
 
 

@@ -17,7 +17,7 @@ from tilewright.measure.gpu_calibration import rated, stored
 from tilewright.report.code import Code, code_of
 from tilewright.report.data import (
     Baseline,
-    Machine,
+    MachineSummary,
     ModelReport,
     Report,
     StepReport,
@@ -126,7 +126,7 @@ def _configs(work: Work | None, records: Sequence[Record], decision: Decision | 
     return {"default": default, "winner": "" if decision is None else str(decision.config)}
 
 
-def _on_gpu(model: GpuModel) -> tuple[Machine, Callable[[str], Key]]:
+def _on_gpu(model: GpuModel) -> tuple[MachineSummary, Callable[[str], Key]]:
     """What the card can do, and the keys under which the database has its tasks. What several kernels compute is kept
     as one, and has no trials here."""
     target = CudaTarget.of_card(model.ordinal)
@@ -154,7 +154,7 @@ def report_on_database(
 
 
 def _known(
-    key: Key, records: Sequence[Record], decision: Decision | None, machine: Machine, rank: int
+    key: Key, records: Sequence[Record], decision: Decision | None, machine: MachineSummary, rank: int
 ) -> TaskReport:
     last = records[-1]
     work = last.work()
@@ -194,7 +194,7 @@ def _fastest(records: Sequence[Record], decision: Decision | None) -> float:
 def _work_in(plan: Plan, key: str, machine: CpuMachine) -> Work | None:
     """A task of a plan again, as far as this version still makes it."""
     step = next(step for step in plan.steps if step.task == key)
-    constants = [n for n, place in enumerate(step.arguments[:-1]) if place.space == "constant"]
+    constants = [n for n, position in enumerate(step.arguments[:-1]) if position.space == "constant"]
     task = Task(parse_graph(plan.tasks[key].text, {}), frozenset(constants))
     return Work(task, machine, plan.numerics) if task.key == key else None
 

@@ -18,9 +18,9 @@ from tilewright.report import charts, figures
 from tilewright.report.data import Report
 from tilewright.report.network import network
 
-MOST_BYTES = 2_000_000
-_MOST_CURVES = 24
-_MOST_LAYERS = 24  # of one kernel, by name
+MAX_BYTES = 2_000_000
+_MAX_CURVES = 24
+_MAX_LAYERS = 24  # of one kernel, by name
 _TRACE_BYTES = 600_000  # of the file, at most; of a longer trace the beginning
 _SHORTER = (160, 60, 20, 0)  # lines of each task's code, until the file is small enough
 
@@ -30,7 +30,7 @@ def render(report: Report) -> str:
     page = ""
     for lines in _SHORTER:
         page = _render(report, lines)
-        if len(page.encode()) < MOST_BYTES:
+        if len(page.encode()) < MAX_BYTES:
             break
     return page
 
@@ -56,15 +56,15 @@ def _render(report: Report, code_lines: int) -> str:
         style=jinja2.utils.markupsafe.Markup(style),
         script=jinja2.utils.markupsafe.Markup(script),
         script_digest=digest,
-        curves=curves[:_MOST_CURVES],
-        more_curves=max(0, len(curves) - _MOST_CURVES),
+        curves=curves[:_MAX_CURVES],
+        more_curves=max(0, len(curves) - _MAX_CURVES),
         predictions=charts.predictions(report),
         roofline=charts.roofline(report),
         memory=charts.memory(report),
         network=network(report),
         shapes=charts.SHAPES,
         above_roof=sum(task.is_above_roof for task in report.tasks),
-        most_layers=_MOST_LAYERS,
+        most_layers=_MAX_LAYERS,
         longest=max((task.total * max(task.gain or 1.0, 1.0) for task in report.tasks), default=0.0) or 1.0,
         code_lines=code_lines,
         trace=_trace_uri(report),

@@ -1,7 +1,7 @@
 """The graph of a model: its kernels in the order in which they run, and who reads whose results.
 
 Every kernel has a row of its own, so that its name has room on any screen. An edge to the next row is a straight line;
-any other runs beside the rows, in a lane that no other edge has there.
+any other runs alongside the rows, in a lane that no other edge has there.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from tilewright.report.data import Report, TaskReport
 
 ROW = 26  # pixels
 _LANE, _MARGIN, _BEND = 9, 10, 8
-_MOST_ROWS = 400
-_MOST_LANES = 12  # further edges share the last one
+_MAX_ROWS = 400
+_MAX_LANES = 12  # further edges share the last one
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Network:
 def network(report: Report) -> Network | None:
     if report.model is None or not report.model.steps:
         return None
-    steps = report.model.steps[:_MOST_ROWS]
+    steps = report.model.steps[:_MAX_ROWS]
     tasks = {task.key: (number, task) for number, task in enumerate(report.tasks, start=1)}
     longest = max(step.seconds for step in steps) or 1.0
     rows = []
@@ -69,7 +69,7 @@ def _lanes(edges: list[tuple[int, int]]) -> dict[tuple[int, int], int]:
             lane for (other, until), lane in found.items() if other < end and begin < until and other != begin
         }
         lane = next(lane for lane in range(len(found) + 1) if lane not in taken)
-        found[begin, end] = min(lane, _MOST_LANES - 1)
+        found[begin, end] = min(lane, _MAX_LANES - 1)
     return found
 
 

@@ -45,7 +45,7 @@ def with_producer(call: TaskCall, node: Node, before: TaskCall) -> TaskCall:
         tuple(unique),
         call.output,
         call.name,
-        call.way,
+        call.variant,
         merged(before.layers, call.layers),
     )
 

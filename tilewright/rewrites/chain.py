@@ -32,7 +32,7 @@ def chained(graph: Graph, fused: Fused, task_of: Callable[[Group], Task], parts:
             continue
         pad = groups.lone_pad(group)
         head = [g for g in groups.before(group) if g not in joined]
-        tail = [g for g in groups.behind(group) if g not in joined]
+        tail = [g for g in groups.after(group) if g not in joined]
         best: tuple[float, Group, list[Group]] | None = None
         for candidate in ([*head, *pad, group, *tail], [*head, *pad, group], [*pad, group, *tail]):
             whole = groups.join(candidate)
@@ -72,7 +72,7 @@ class _Groups:
         found = self.writer.get(source.inputs[0] if source.op == "pad" else source)
         return [found] if found is not None and _is_pointwise(found) else []
 
-    def behind(self, group: Group) -> list[Group]:
+    def after(self, group: Group) -> list[Group]:
         """The group of the 1x1 convolution that alone reads the depthwise one, if there is one."""
         readers = {self.holder.get(user) for user in self.users[group.output]}
         return [g for g in readers if g is not None and len(readers) == 1 and _is_pointwise(g)]

@@ -1,4 +1,4 @@
-"""common-subexpressions: one node for what is computed twice from the same operands.
+"""common-subexpressions: merges nodes that compute the same operator of the same operands.
 
     %1 = exp(%x)
     %2 = exp(%x)

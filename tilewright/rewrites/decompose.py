@@ -25,7 +25,7 @@ from tilewright.dtypes import DType
 from tilewright.graph.attention import fits_one_kernel
 from tilewright.graph.ir import Graph, Node, constant, rebuild, toposort
 from tilewright.graph.op import apply
-from tilewright.graph.verify import MOST_CONCATENATED
+from tilewright.graph.verify import MAX_CONCATENATED
 from tilewright.rewrites.base import Pass
 from tilewright.rewrites.fold_batch_norm import batch_norm_affine
 from tilewright.rewrites.shapes import reshape_to
@@ -128,15 +128,15 @@ def expand_matmul(node: Node) -> Node | None:
 def with_bias(result: Node, bias: list[Node], channel_axis: int) -> Node:
     if not bias:
         return result
-    behind = result.type.rank - 1 - channel_axis
-    return apply("add", result, reshape_to(bias[0], (*bias[0].shape, *[1] * behind)))
+    after = result.type.rank - 1 - channel_axis
+    return apply("add", result, reshape_to(bias[0], (*bias[0].shape, *[1] * after)))
 
 
 def padded(x: Node, axes: range, pairs: tuple[tuple[int, int], ...], interior: tuple[int, ...] = ()) -> Node:
     """x with zeros around its axes `axes`, and `interior` zeros between its elements."""
     low, high, between = ([0] * x.type.rank for _ in range(3))
-    for axis, (before, behind), gap in zip(axes, pairs, interior or (0,) * len(pairs), strict=True):
-        low[axis], high[axis], between[axis] = before, behind, gap
+    for axis, (before, after), gap in zip(axes, pairs, interior or (0,) * len(pairs), strict=True):
+        low[axis], high[axis], between[axis] = before, after, gap
     if not any(low + high + between):
         return x
     return apply("pad", x, low=tuple(low), high=tuple(high), interior=tuple(between), value=zero(x.dtype))
@@ -196,15 +196,15 @@ def spread_windows(node: Node, x: Node, weight: Node, bias: list[Node]) -> Node:
     attrs = node.attrs
     groups, kernel = attrs["groups"], weight.shape[2:]
     rank = len(kernel)
-    turned = weight
+    transposed = weight
     if groups > 1:  # (g I/g) O/g ... -> (g O/g) I/g ...
         inputs, outputs = weight.shape[0] // groups, weight.shape[1]
-        turned = reshape_to(turned, (groups, inputs, outputs, *kernel))
-        turned = apply("permute", turned, axes=(0, 2, 1, *range(3, rank + 3)))
-        turned = reshape_to(turned, (groups * outputs, inputs, *kernel))
+        transposed = reshape_to(transposed, (groups, inputs, outputs, *kernel))
+        transposed = apply("permute", transposed, axes=(0, 2, 1, *range(3, rank + 3)))
+        transposed = reshape_to(transposed, (groups * outputs, inputs, *kernel))
     else:
-        turned = apply("permute", turned, axes=(1, 0, *range(2, rank + 2)))
-    turned = apply("flip", turned, axes=tuple(range(2, rank + 2)))
+        transposed = apply("permute", transposed, axes=(1, 0, *range(2, rank + 2)))
+    transposed = apply("flip", transposed, axes=tuple(range(2, rank + 2)))
 
     reach = [step * (k - 1) for step, k in zip(attrs["dilation"], kernel, strict=True)]
     pairs = [
@@ -229,7 +229,7 @@ def spread_windows(node: Node, x: Node, weight: Node, bias: list[Node]) -> Node:
     result = apply(
         "conv",
         wide,
-        turned,
+        transposed,
         stride=(1,) * rank,
         padding=((0, 0),) * rank,
         dilation=attrs["dilation"],
@@ -319,11 +319,11 @@ def lower_triangle(rows: int, columns: int) -> Node:
 
 def expand_concat(node: Node) -> Node | None:
     axis, parts = node.attrs["axis"], list(node.inputs)
-    while len(parts) > MOST_CONCATENATED:
-        surplus = len(parts) - MOST_CONCATENATED
+    while len(parts) > MAX_CONCATENATED:
+        surplus = len(parts) - MAX_CONCATENATED
         joined: list[Node] = []
         while surplus and parts:
-            count = min(MOST_CONCATENATED, surplus + 1, len(parts))
+            count = min(MAX_CONCATENATED, surplus + 1, len(parts))
             joined.append(apply("concat", *parts[:count], axis=axis) if count > 1 else parts[0])
             surplus, parts = surplus - (count - 1), parts[count:]
         parts = joined + parts

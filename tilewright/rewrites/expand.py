@@ -97,7 +97,7 @@ def _with_joined_movement(partition: Partition, parts: Mapping[str, Part], owner
                 buffer = partition.buffer_of(node)
                 before = writer.get(buffer)
                 alone = readers[buffer] == 1 and buffer not in partition.graph.outputs
-                fragments = before is not None and (call.way or before.way)
+                fragments = before is not None and (call.variant or before.variant)
                 if before is not None and fragments and alone and _is_movement(before):
                     made = with_producer(made, node, before)
                     calls.remove(before)

@@ -1,4 +1,4 @@
-"""How large the formula of a fused group becomes.
+"""Estimates how large the formula of a fused group becomes.
 
 In a formula a value that is read twice is written twice: `x * sigmoid(x)` doubles what `x` is, and a chain of n of
 them has 2^n copies of its input. Whoever walks over a formula takes time by its size and stack by its depth, so `fuse`
@@ -19,8 +19,8 @@ from tilewright.graph.op import Application, Fusion, op_of
 
 # Of a formula: scalar operations, loads and indices, each as often as it is written, and how deep they are nested. The
 # models of the zoo have at most 207, nested 15 deep.
-MOST_PARTS = 2000
-MOST_DEPTH = 80
+MAX_PARTS = 2000
+MAX_DEPTH = 80
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Written:
         """The same where what it is written in is itself written as `other` says."""
         return Written(self.times * other.times, self.depth + other.depth, self.indices * other.indices)
 
-    def beside(self, other: Written) -> Written:
+    def plus(self, other: Written) -> Written:
         return Written(
             self.times + other.times, max(self.depth, other.depth), max(self.indices, other.indices)
         )
@@ -108,7 +108,7 @@ def _written_out(
             waiting.extend((index, depth + 1) for index in indices)
             here = Written(1, inside, _repeated(indices))
             reads = [
-                before.beside(below.within(here)) if below.times else before
+                before.plus(below.within(here)) if below.times else before
                 for before, below in zip(reads, source.reads, strict=True)
             ]
             continue

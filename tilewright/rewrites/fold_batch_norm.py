@@ -1,4 +1,4 @@
-"""fold-batch-norm: what multiplies or shifts the channels of a contraction goes into its weights.
+"""fold-batch-norm: folds per-channel scales and shifts of a contraction into its weights.
 
     %1 = conv(%x, %w)
     %2 = batch_norm(%1, %g, %b, %mean, %var)        ->      %2 = conv(%x, %w', %b')
@@ -151,10 +151,10 @@ def carried(rows: np.ndarray, factors: np.ndarray) -> np.ndarray:
     within one rounding, and so is what activations of one sign make of it."""
     result = np.empty(rows.shape, rows.dtype)
     left = np.zeros(len(rows))
-    for place in range(rows.shape[1]):
-        exact = rows[:, place].astype(np.float64) * factors[:, 0] + left
-        result[:, place] = exact.astype(rows.dtype)
-        left = exact - result[:, place].astype(np.float64)
+    for slot in range(rows.shape[1]):
+        exact = rows[:, slot].astype(np.float64) * factors[:, 0] + left
+        result[:, slot] = exact.astype(rows.dtype)
+        left = exact - result[:, slot].astype(np.float64)
     return result
 
 

@@ -1,4 +1,4 @@
-"""fold-constants: compute now what depends on no input.
+"""fold-constants: evaluates nodes that depend on no input at compile time.
 
     %w = constant @weight : f32[768,3072]
     %1 = permute(%w) {axes=(1, 0)}            ->      %1 = constant @weight : f32[3072,768]

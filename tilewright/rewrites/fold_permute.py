@@ -4,8 +4,8 @@
     %2 = reshape(%1) {shape=(N, C H W)}       ->      %2 = reshape(%x) {shape=(N, H W C)}
     %3 = matmul(%2, %w)                               %3 = matmul(%2, %w')
 
-with the rows of w' in the order of H W C. They are put there at compile time, and w is not kept beside w'. This is what
-stands between the last convolution and the first dense layer of many networks.
+with the rows of w' in the order of H W C. They are put there at compile time, and w is not kept alongside w'. This is
+what stands between the last convolution and the first dense layer of many networks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FoldPermute(Pass):
             if begin is None:
                 return None
             flat = reshape_to(base.inputs[0], rows.shape)
-            moved = _with_rows_moved(weight, base.shape[begin:], _places(axes, begin))
+            moved = _with_rows_moved(weight, base.shape[begin:], _positions(axes, begin))
             return apply("matmul", flat, moved, name=node.name, source=node.source)
 
         return rebuild(graph, rule)
@@ -84,19 +84,19 @@ def _flattened_from(axes: Sequence[int], permuted: Sequence[int], length: int) -
     return None
 
 
-def _places(axes: Sequence[int], begin: int) -> list[int]:
+def _positions(axes: Sequence[int], begin: int) -> list[int]:
     """For each of the flattened axes before the permute, where it is behind it."""
-    return [place - begin for place in inverse(axes)[begin:]]
+    return [position - begin for position in inverse(axes)[begin:]]
 
 
-def _with_rows_moved(weight: Node, extents: Sequence[int], places: Sequence[int]) -> Node:
-    """`weight`, whose rows count `extents`, with them counting the same extents in the order of `places`. Of a matrix
-    that is itself a transposed one the constant is moved once, not twice."""
+def _with_rows_moved(weight: Node, extents: Sequence[int], positions: Sequence[int]) -> Node:
+    """`weight`, whose rows count `extents`, with them counting the same extents in the order of `positions`. Of a
+    matrix that is itself a transposed one the constant is moved once, not twice."""
     length, columns = weight.shape
     if weight.op == "permute":
         split = reshape_to(weight.inputs[0], (columns, *extents))
-        axes = (*(place + 1 for place in places), 0)
+        axes = (*(position + 1 for position in positions), 0)
     else:
         split = reshape_to(weight, (*extents, columns))
-        axes = (*places, len(extents))
+        axes = (*positions, len(extents))
     return reshape_to(apply("permute", split, axes=axes), (length, columns))

@@ -33,7 +33,7 @@ from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import Fusion, op_of
 from tilewright.graph.ops.contractions import BYTES
 from tilewright.graph.ops.layouts import spatial_axes
-from tilewright.rewrites.expansion import MOST_DEPTH, MOST_PARTS, NOWHERE, Written, expansion_of
+from tilewright.rewrites.expansion import MAX_DEPTH, MAX_PARTS, NOWHERE, Written, expansion_of
 from tilewright.te.scalars import EXPENSIVE_CALLS
 
 # Elementwise operators that cost many times an addition: functions that do, what is lowered to one of these, and
@@ -49,11 +49,11 @@ POOLS = frozenset(["max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_po
 # Reductions that read each element for several results: a fused producer would be computed as many times.
 OVERLAPPING = POOLS | frozenset(
     [
-        *("cumsum", "cumprod", "cummax", "cummin", "sort_places"),
+        *("cumsum", "cumprod", "cummax", "cummin", "argsort"),
     ]
 )
 
-FEWEST_CHANNELS = 4  # of a group, that a kernel computes in the lanes of a vector
+MIN_CHANNELS = 4  # of a group, that a kernel computes in the lanes of a vector
 MAX_NODES = 64  # in a group: kernels of more compile slowly and spill
 MAX_RECOMPUTED = 8  # cheap nodes of a group that are computed more often than they have elements
 MANY_SLICES = 8  # of one value: the steps of a recurrence, more likely than the halves of a gate
@@ -135,7 +135,7 @@ class _Fusion:
                     self.start_anchored(node)
         for node in reversed(self.nodes):
             if fusion_of(node) is not None and node not in self.group_of:
-                self.place(node)
+                self.assign(node)
         groups = dict.fromkeys(self.group_of[node] for node in self.nodes if node in self.group_of)
         for group in groups:
             group.members.sort(key=self.position.__getitem__)
@@ -182,8 +182,8 @@ class _Fusion:
             )
             if not joins:
                 break  # whatever it reads is read outside: nothing behind that can be taken
-            sizes[node] = parts, depth = _size_behind(node, sizes)
-            if parts > MOST_PARTS or depth > MOST_DEPTH:
+            sizes[node] = parts, depth = _size_after(node, sizes)
+            if parts > MAX_PARTS or depth > MAX_DEPTH:
                 break
             taken.append(node)
             inside.add(node)
@@ -199,7 +199,7 @@ class _Fusion:
 
     # -- elementwise work and movement
 
-    def place(self, node: Node) -> None:
+    def assign(self, node: Node) -> None:
         if node.op == "reshape" and node not in self.materialised:
             group = self.group_through(node)
             if group is None:
@@ -306,7 +306,7 @@ class _Fusion:
             return False
         here, own = self.written(node, group), expansion_of(node)
         parts = group.parts + here.times * here.indices * own.parts
-        if parts > MOST_PARTS or here.depth + own.depth > MOST_DEPTH:
+        if parts > MAX_PARTS or here.depth + own.depth > MAX_DEPTH:
             return False
         if evaluations <= TOLERANCE * node.type.size:
             return True
@@ -339,7 +339,7 @@ class _Fusion:
             reader = group.written.get(user) or self.written(user, group)
             for operand, read in zip(user.inputs, expansion_of(user).reads, strict=True):
                 if operand is node:
-                    found = found.beside(read.within(reader))
+                    found = found.plus(read.within(reader))
         return found
 
     def join(self, node: Node, group: Group) -> None:
@@ -377,7 +377,7 @@ def _widens(node: Node) -> bool:
     return node.op == "cast" and node.dtype is DType.F32 and node.inputs[0].dtype.is_half
 
 
-def _size_behind(node: Node, sizes: Mapping[Node, tuple[int, int]]) -> tuple[int, int]:
+def _size_after(node: Node, sizes: Mapping[Node, tuple[int, int]]) -> tuple[int, int]:
     """(parts, depth) of the formula of a node, of which those that it reads in its group have `sizes`."""
     own = expansion_of(node)
     parts, depth = own.parts, own.depth
@@ -413,7 +413,7 @@ def _stages_planes(conv: Node) -> bool:
     """Whether there is a kernel for a channels-first convolution that copies what it reads, border and all."""
     groups, weight = conv.attrs["groups"], conv.inputs[1]
     depthwise = groups == conv.inputs[0].shape[1] == conv.shape[1]
-    many = conv.shape[1] // groups >= FEWEST_CHANNELS
+    many = conv.shape[1] // groups >= MIN_CHANNELS
     return conv.type.rank == 4 and conv.dtype.is_float and weight.is_constant and (depthwise or many)
 
 

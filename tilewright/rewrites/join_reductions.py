@@ -26,7 +26,7 @@ class Alternative:
     """Two tasks that one could compute, and how often that is so."""
 
     joined: Task
-    apart: tuple[Task, Task]
+    separate: tuple[Task, Task]
     calls: int = 1
 
 

@@ -3,10 +3,10 @@
     permute(conv(x, w) channels_first)        ->      conv(permute(x), permute(w)) channels_last, read as it lies
 
 Every value is kept as a stored node and the order of its axes in storage. A permute costs nothing then: it gives the
-same storage another order. What each operator can do with its operands' orders is in `layout_ways.py`; which of that it
-does is found by `layout_assignment.py` with the times that an oracle gives. Only where an operator, or an output of the
-graph, needs another order than a value is there in is a permute written, once for each value and order. Two permutes
-that undo each other are never written at all.
+same storage another order. What each operator can do with its operands' orders is in `layout_choices.py`; which of that
+it does is found by `layout_assignment.py` with the times that an oracle gives. Only where an operator, or an output of
+the graph, needs another order than a value is there in is a permute written, once for each value and order. Two
+permutes that undo each other are never written at all.
 
 Permutes of constants are folded behind this pass, so that each weight is kept once, in the order that its kernel wants.
 """
@@ -22,7 +22,14 @@ from tilewright.graph.ir import Graph, Node, rebuild
 from tilewright.graph.task import Task
 from tilewright.rewrites.base import Pass
 from tilewright.rewrites.layout_assignment import Assignment, Costs, assign, solve
-from tilewright.rewrites.layout_ways import Way, folds, gives_channels_last, permuted, ways_of, written
+from tilewright.rewrites.layout_choices import (
+    LayoutChoice,
+    folds,
+    gives_channels_last,
+    layout_choices_of,
+    permuted,
+    written,
+)
 from tilewright.rewrites.oracle import CostOracle, FewestBytes
 from tilewright.rewrites.orders import Order, conversions, identity, named, stored
 from tilewright.rewrites.partition import partition
@@ -31,7 +38,7 @@ from tilewright.support.trace import Event, Trace
 
 # Values alive at a step, over all steps: what an assignment takes time in proportion to. Networks have thousands of
 # steps with some tens; thousands with thousands (a sum of 20,000 inputs) keep the orders that they came in.
-_MOST_LIVE = 20_000_000
+_MAX_LIVE = 20_000_000
 
 
 def _live_values(graph: Graph) -> int:
@@ -53,19 +60,22 @@ class Layout(Pass):
     def traced(self, graph: Graph, span: Event) -> Graph:
         """What was found operator by operator, unless all channels-last is better with what is fused then: chains of
         convolutions are. Notes say how often each operator went each way."""
-        if _live_values(graph) > _MOST_LIVE:
+        if _live_values(graph) > _MAX_LIVE:
             return graph
         found, costs = assign(graph, self.oracle)
         best = _Conversion(graph, found, costs)
         result = best.run()
-        if not all(way.layout is None or gives_channels_last(node, way) for node, way in found.ways.items()):
+        if not all(
+            choice.layout is None or gives_channels_last(node, choice)
+            for node, choice in found.choices.items()
+        ):
             alike = _Conversion(graph, solve(graph, costs, gives_channels_last), costs)
             last = alike.run()
             if any(_is_chain(task) for task in _tasks(last)) and self._seconds(last) < self._seconds(result):
                 best, result = alike, last
         orders = Counter(
-            f"{node.op}, {way.layout or named(way.order)}"
-            for node, way in best.assignment.ways.items()
+            f"{node.op}, {choice.layout or named(choice.order)}"
+            for node, choice in best.assignment.choices.items()
             if node.type.rank > 2 and not folds(node)
         )
         permutes = [node for node in result.nodes() if node.op == "permute" and not folds(node)]
@@ -119,23 +129,23 @@ class _Conversion:
             if node.is_input or node.is_constant:
                 self.there[node] = {identity(node.type.rank): node}
                 continue
-            way = self.assignment.ways.get(node) or self.foldable(node)
-            operands = tuple(map(self.want, node.inputs, way.operands))
-            made = written(node, way, operands)
-            assert made.shape == stored(node.shape, way.order), f"layout: {node!r} became {made!r}"
-            self.there[node] = {way.order: made}
+            choice = self.assignment.choices.get(node) or self.foldable(node)
+            operands = tuple(map(self.want, node.inputs, choice.operands))
+            made = written(node, choice, operands)
+            assert made.shape == stored(node.shape, choice.order), f"layout: {node!r} became {made!r}"
+            self.there[node] = {choice.order: made}
         outputs = tuple(self.want(node, identity(node.type.rank)) for node in self.graph.outputs)
         return Graph(self.graph.inputs, outputs)
 
-    def foldable(self, node: Node) -> Way:
+    def foldable(self, node: Node) -> LayoutChoice:
         """Of movement of a constant: the storage of the constant, where that will do."""
-        return ways_of(node, [list(self.there[operand]) for operand in node.inputs], ())[0]
+        return layout_choices_of(node, [list(self.there[operand]) for operand in node.inputs], ())[0]
 
     def want(self, value: Node, order: Order) -> Node:
         """The node that holds `value` with its axes in `order`."""
         there = self.there[value]
         if order not in there:
-            nearest = min(there, key=lambda have: self.costs.moving(value, have, order))
+            nearest = min(there, key=lambda have: self.costs.permute_seconds(value, have, order))
             there[order] = permuted(there[nearest], nearest, order, value)
             self.detours += len(conversions(value.shape, nearest, order)) > 1 and not folds(value)
         return there[order]

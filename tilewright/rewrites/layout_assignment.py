@@ -1,4 +1,4 @@
-"""Which way every operator of a graph goes, so that kernels and permutes together take the least time.
+"""Assigns a layout to every operator of a graph, so that kernels and permutes together take the least time.
 
 The graph is walked once, producers first. Behind each node stands a frontier: the values that later nodes still read. A
 state says in which orders each of them is there, and of all ways to come to a state only the cheapest is kept:
@@ -36,14 +36,14 @@ from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.op import Fusion, op_of
 from tilewright.graph.ops.layouts import spatial_axes
 from tilewright.rewrites.fold_permute import absorbs
-from tilewright.rewrites.layout_ways import (
+from tilewright.rewrites.layout_choices import (
     WITH_LAYOUT,
-    Way,
+    LayoutChoice,
     folds,
     gives_channels_last,
+    layout_choices_of,
     permuted,
     touched,
-    ways_of,
     written,
 )
 from tilewright.rewrites.oracle import CostOracle
@@ -53,10 +53,12 @@ from tilewright.rewrites.shapes import moves_nothing
 
 BEAM = 256
 _COMPARED = 8  # cheaper states that a state is compared with before it is kept
-_BORDER_APART = 2e-6  # seconds at least for a border that is in no other kernel: one in another order is not
+_SEPARATE_BORDER = (
+    2e-6  # seconds at least for a border that is in no other kernel: one in another order is not
+)
 _WANTED = 4  # orders that the readers of a value are asked for
 
-# Operators whose time depends on the order, beside those that have a layout.
+# Operators whose time depends on the order, alongside those that have a layout.
 _IN_ANY_ORDER = frozenset(
     [
         *("concat", "resize", "softmax", "log_softmax", "cumsum", "layer_norm", "rms_norm"),
@@ -67,8 +69,8 @@ _IN_ANY_ORDER = frozenset(
 
 @dataclass(frozen=True)
 class Assignment:
-    ways: Mapping[Node, Way]
-    rivals: Sequence[tuple[Node, Way]]  # what was not chosen
+    choices: Mapping[Node, LayoutChoice]
+    rivals: Sequence[tuple[Node, LayoutChoice]]  # what was not chosen
     total: float
     exact: bool
     unknown: int = 0  # operators without a known kernel; their times are not in `total`
@@ -84,11 +86,11 @@ def assign(graph: Graph, oracle: CostOracle) -> tuple[Assignment, Costs]:
             costs.learn(*rival)
         best = solve(graph, costs)
     if not best.exact:
-        for choice in best.ways.items():
+        for choice in best.choices.items():
             costs.learn(*choice)
         best = solve(graph, costs)
         last = solve(graph, costs, gives_channels_last)
-        kept = solve(graph, costs, lambda node, way: way.layout == node.attrs["layout"])
+        kept = solve(graph, costs, lambda node, choice: choice.layout == node.attrs["layout"])
         best = min(best, last, kept, key=lambda each: (each.unknown, each.total))
     return best, costs
 
@@ -108,29 +110,29 @@ class Costs:
         self._kernels: dict[object, tuple[float, bool]] = {}
         self._moves: dict[object, float] = {}
 
-    def kernel(self, value: Node, way: Way) -> float:
+    def kernel(self, value: Node, choice: LayoutChoice) -> float:
         """Seconds of the operator by itself, or a bit more; 0 where they are the same in all orders."""
-        return self._kernel(value, way)[0]
+        return self._kernel(value, choice)[0]
 
-    def knows(self, value: Node, way: Way) -> bool:
+    def knows(self, value: Node, choice: LayoutChoice) -> bool:
         """Whether these are the best kernel's."""
-        return self._kernel(value, way)[1]
+        return self._kernel(value, choice)[1]
 
-    def learn(self, value: Node, way: Way) -> None:
-        if not self.knows(value, way):
-            calls = partition(_alone(value, way)).calls
-            self._kernels[_kernel_key(value, way)] = sum(self.oracle.seconds(c.task) for c in calls), True
+    def learn(self, value: Node, choice: LayoutChoice) -> None:
+        if not self.knows(value, choice):
+            calls = partition(_alone(value, choice)).calls
+            self._kernels[_kernel_key(value, choice)] = sum(self.oracle.seconds(c.task) for c in calls), True
 
-    def _kernel(self, value: Node, way: Way) -> tuple[float, bool]:
+    def _kernel(self, value: Node, choice: LayoutChoice) -> tuple[float, bool]:
         if value.op not in WITH_LAYOUT and value.op not in _IN_ANY_ORDER:
             return 0.0, True
-        key = _kernel_key(value, way)
+        key = _kernel_key(value, choice)
         if key not in self._kernels:
-            found = [self.oracle.quickly(call.task) for call in partition(_alone(value, way)).calls]
+            found = [self.oracle.upper_bound(call.task) for call in partition(_alone(value, choice)).calls]
             self._kernels[key] = sum(seconds for seconds, _ in found), all(best for _, best in found)
         return self._kernels[key]
 
-    def moving(self, value: Node, have: Order, need: Order, reader: Node | None = None) -> float:
+    def permute_seconds(self, value: Node, have: Order, need: Order, reader: Node | None = None) -> float:
         """Seconds of putting `value` from one order into another for `reader`."""
         if have == need or folds(value):
             return 0.0
@@ -138,7 +140,7 @@ class Costs:
         seconds = sum(self._permute(TensorType(each, value.dtype), by, alone=True) for each, by in before)
         if moves_nothing(shape, axes):
             readers = self.users[value] if reader is None else [reader]
-            return seconds + (_BORDER_APART if any(_border_of(each) is value for each in readers) else 0.0)
+            return seconds + (_SEPARATE_BORDER if any(_border_of(each) is value for each in readers) else 0.0)
         if reader is not None and absorbs(reader, axes, shape, self.users, self.outputs):
             return seconds
         alone = reader is None or not self._rides_along(value, reader)
@@ -146,8 +148,13 @@ class Costs:
         reduction = None if reader is None or self.readers[value] > 1 else self._reduction_of(reader, value)
         if reduction is None:
             return moved
-        ways = (way for way in ways_of(reduction, [[need]], ()) if way.operands == (need,))
-        joined = (self._joined(value, have, reduction, way) - self.kernel(reduction, way) for way in ways)
+        choices = (
+            choice for choice in layout_choices_of(reduction, [[need]], ()) if choice.operands == (need,)
+        )
+        joined = (
+            self._joined(value, have, reduction, choice) - self.kernel(reduction, choice)
+            for choice in choices
+        )
         return max([moved, *joined])
 
     def _reduction_of(self, reader: Node, value: Node) -> Node | None:
@@ -161,13 +168,14 @@ class Costs:
         reduces = node.op in _IN_ANY_ORDER and op_of(node.op).fusion is Fusion.REDUCTION
         return node if reduces and len(node.inputs) == 1 and node.inputs[0].shape == value.shape else None
 
-    def _joined(self, value: Node, have: Order, reader: Node, way: Way) -> float:
+    def _joined(self, value: Node, have: Order, reader: Node, choice: LayoutChoice) -> float:
         """Seconds of that kernel, which reads along what is not contiguous; 0 where they are not known."""
-        key = have, _kernel_key(reader, way)
+        key = have, _kernel_key(reader, choice)
         if key not in self._moves:
-            given = input_node(0, TensorType(stored(value.shape, have), value.dtype))
-            moved = permuted(given, have, way.operands[0], value)
-            calls = partition(Graph((given,), (written(reader, way, (moved,)),))).calls
+            # The type that is reduced: `value` may be the mask of a select between them.
+            given = input_node(0, TensorType(stored(value.shape, have), reader.inputs[0].dtype))
+            moved = permuted(given, have, choice.operands[0], value)
+            calls = partition(Graph((given,), (written(reader, choice, (moved,)),))).calls
             found = sum(self.oracle.seconds(call.task) for call in calls)
             self._moves[key] = found if len(calls) == 1 and math.isfinite(found) else 0.0
         return self._moves[key]
@@ -177,7 +185,7 @@ class Costs:
             return 0.0
         key = (type, axes, alone)
         if key not in self._moves:
-            self._moves[key] = self.oracle.moving(type, axes, alone=alone)
+            self._moves[key] = self.oracle.permute_seconds(type, axes, alone=alone)
         return self._moves[key]
 
     def _rides_along(self, value: Node, reader: Node) -> bool:
@@ -190,10 +198,10 @@ class Costs:
         return elementwise and node not in self._in_epilogue
 
 
-def _kernel_key(value: Node, way: Way) -> object:
+def _kernel_key(value: Node, choice: LayoutChoice) -> object:
     border = _border_of(value)
     return (
-        *(value.op, tuple(value.attrs.items()), way),
+        *(value.op, tuple(value.attrs.items()), choice),
         *((operand.type, folds(operand)) for operand in value.inputs),
         *((border.inputs[0].type, tuple(border.attrs.items())) if border is not None else ()),
     )
@@ -216,13 +224,13 @@ def _in_epilogue(graph: Graph) -> set[Node]:
         if node.is_input or node.is_constant:
             continue
         kind = op_of(node.op).fusion
-        behind = any(operand in found and operand.shape == node.shape for operand in node.inputs)
-        if kind in (Fusion.COMPLEX, Fusion.REDUCTION) or (kind is Fusion.ELEMENTWISE and behind):
+        after = any(operand in found and operand.shape == node.shape for operand in node.inputs)
+        if kind in (Fusion.COMPLEX, Fusion.REDUCTION) or (kind is Fusion.ELEMENTWISE and after):
             found.add(node)
     return found
 
 
-def _alone(value: Node, way: Way) -> Graph:
+def _alone(value: Node, choice: LayoutChoice) -> Graph:
     """`value` in one of its ways as a graph of its own, with the border that is put around its first operand."""
     border = _border_of(value)
     inputs: list[Node] = []
@@ -235,13 +243,13 @@ def _alone(value: Node, way: Way) -> Graph:
         inputs.append(input_node(len(inputs), type))
         return inputs[-1]
 
-    operands = list(map(stand_in, value.inputs, way.operands))
+    operands = list(map(stand_in, value.inputs, choice.operands))
     if border is not None:
-        order = way.operands[0]
+        order = choice.operands[0]
         inputs.remove(operands[0])
         inputs.insert(0, input_node(0, TensorType(stored(border.inputs[0].shape, order), border.dtype)))
-        operands[0] = written(border, Way(order, (order,)), (inputs[0],))
-    return Graph(tuple(inputs), (written(value, way, tuple(operands)),))
+        operands[0] = written(border, LayoutChoice(order, (order,)), (inputs[0],))
+    return Graph(tuple(inputs), (written(value, choice, tuple(operands)),))
 
 
 # -- the walk -------------------------------------------------------------------------------------------------------
@@ -256,7 +264,7 @@ class _State:
     unknown: int = (
         0  # operators on the way here for whose way no kernel is known; their time is not in `cost`
     )
-    choice: tuple[Node, Way] | None = None
+    choice: tuple[Node, LayoutChoice] | None = None
     before: _State | None = field(default=None, repr=False)
 
     @property
@@ -266,7 +274,7 @@ class _State:
 
 
 def solve(
-    graph: Graph, costs: Costs, allowed: Callable[[Node, Way], bool] = lambda node, way: True
+    graph: Graph, costs: Costs, allowed: Callable[[Node, LayoutChoice], bool] = lambda node, choice: True
 ) -> Assignment:
     """The cheapest assignment in which every operator with a layout goes one of its `allowed` ways."""
     nodes = [node for node in graph.nodes() if not folds(node)]
@@ -286,40 +294,40 @@ def solve(
         stays = node in last_reader
         reached: dict[tuple[Orders, ...], _State] = {}
         for state in states:
-            for way in candidates[node]:
-                there, cost = _moved(node, way, state, frontier, costs)
-                seconds = costs.kernel(node, way)
+            for choice in candidates[node]:
+                there, cost = _moved(node, choice, state, frontier, costs)
+                seconds = costs.kernel(node, choice)
                 known = math.isfinite(seconds)
                 cost, unknown = cost + (seconds if known else 0.0), state.unknown + (not known)
-                own: Orders = (way.order,)
+                own: Orders = (choice.order,)
                 if node in costs.outputs:
                     plain = identity(node.type.rank)
-                    cost += costs.moving(node, way.order, plain)
+                    cost += costs.permute_seconds(node, choice.order, plain)
                     own = _with(own, plain)
-                behind = (*(there[n] for n in kept), *([own] if stays else []))
-                if behind not in reached or (unknown, cost) < reached[behind].rank:
-                    reached[behind] = _State(behind, cost, unknown, (node, way), state)
+                after = (*(there[n] for n in kept), *([own] if stays else []))
+                if after not in reached or (unknown, cost) < reached[after].rank:
+                    reached[after] = _State(after, cost, unknown, (node, choice), state)
         frontier = [*(frontier[n] for n in kept), *([node] if stays else [])]
         states = _undominated(reached.values(), frontier, costs)
         exact = exact and len(states) <= BEAM
         states = states[:BEAM]
     best = min(states, key=lambda state: state.rank)
-    ways = _choices(best)
-    rivals = [(node, way) for node in ways for way in candidates[node] if way != ways[node]]
-    return Assignment(ways, rivals, best.cost, exact, best.unknown)
+    choices = _choices(best)
+    rivals = [(node, choice) for node in choices for choice in candidates[node] if choice != choices[node]]
+    return Assignment(choices, rivals, best.cost, exact, best.unknown)
 
 
 def _moved(
-    node: Node, way: Way, state: _State, frontier: Sequence[Node], costs: Costs
+    node: Node, choice: LayoutChoice, state: _State, frontier: Sequence[Node], costs: Costs
 ) -> tuple[list[Orders], float]:
-    """(what is there, what it has cost) once the operands of `node` are in the orders of `way`."""
+    """(what is there, what it has cost) once the operands of `node` are in the orders of `choice`."""
     cost, there = state.cost, list(state.there)
-    for operand, order in zip(node.inputs, way.operands, strict=True):
+    for operand, order in zip(node.inputs, choice.operands, strict=True):
         if folds(operand):
             continue
         at = frontier.index(operand)
         if order not in there[at]:
-            cost += min(costs.moving(operand, have, order, node) for have in there[at])
+            cost += min(costs.permute_seconds(operand, have, order, node) for have in there[at])
             there[at] = _with(there[at], order)
     return there, cost
 
@@ -341,7 +349,7 @@ def _undominated(states: Iterable[_State], frontier: Sequence[Node], costs: Cost
             for value, here, there in zip(frontier, cheaper.there, state.there, strict=True):
                 for order in there:
                     if order not in here:
-                        missing -= min(costs.moving(value, have, order) for have in here)
+                        missing -= min(costs.permute_seconds(value, have, order) for have in here)
             if missing >= 0:
                 break
         else:
@@ -349,8 +357,8 @@ def _undominated(states: Iterable[_State], frontier: Sequence[Node], costs: Cost
     return kept
 
 
-def _choices(state: _State) -> dict[Node, Way]:
-    found: dict[Node, Way] = {}
+def _choices(state: _State) -> dict[Node, LayoutChoice]:
+    found: dict[Node, LayoutChoice] = {}
     while state.before is not None:
         assert state.choice is not None
         found[state.choice[0]] = state.choice[1]
@@ -359,32 +367,34 @@ def _choices(state: _State) -> dict[Node, Way]:
 
 
 def _candidates(
-    graph: Graph, nodes: Sequence[Node], oracle: CostOracle, allowed: Callable[[Node, Way], bool]
-) -> Mapping[Node, Sequence[Way]]:
+    graph: Graph, nodes: Sequence[Node], oracle: CostOracle, allowed: Callable[[Node, LayoutChoice], bool]
+) -> Mapping[Node, Sequence[LayoutChoice]]:
     """The ways worth trying: with operands as they may come, or as readers may want the result."""
     outputs = frozenset(graph.outputs)
     wanted: dict[Node, dict[Order, None]] = {node: {} for node in nodes}
 
-    def ways(node: Node, offered: Sequence[Collection[Order]]) -> list[Way]:
-        found = ways_of(node, offered, wanted[node], lambda channels: oracle.block(channels, node.dtype))
-        return [way for way in found if way.layout is None or allowed(node, way)] or found
+    def choices(node: Node, offered: Sequence[Collection[Order]]) -> list[LayoutChoice]:
+        found = layout_choices_of(
+            node, offered, wanted[node], lambda channels: oracle.block(channels, node.dtype)
+        )
+        return [choice for choice in found if choice.layout is None or allowed(node, choice)] or found
 
     for node in reversed(nodes):
         if node in outputs:
             wanted[node][identity(node.type.rank)] = None
         if node.is_input:
             continue
-        for way in ways(node, [()] * len(node.inputs)):
-            for operand, order in zip(node.inputs, way.operands, strict=True):
+        for choice in choices(node, [()] * len(node.inputs)):
+            for operand, order in zip(node.inputs, choice.operands, strict=True):
                 if operand in wanted and len(wanted[operand]) < _WANTED:
                     wanted[operand][order] = None
 
     offered: dict[Node, Collection[Order]] = {}
-    result: dict[Node, Sequence[Way]] = {}
+    result: dict[Node, Sequence[LayoutChoice]] = {}
     for node in nodes:
         if node.is_input:
             offered[node] = (identity(node.type.rank),)
             continue
-        result[node] = ways(node, [offered.get(operand, ()) for operand in node.inputs])
-        offered[node] = tuple(dict.fromkeys(way.order for way in result[node]))
+        result[node] = choices(node, [offered.get(operand, ()) for operand in node.inputs])
+        offered[node] = tuple(dict.fromkeys(choice.order for choice in result[node]))
     return result

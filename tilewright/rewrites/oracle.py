@@ -1,4 +1,4 @@
-"""What a rewrite may ask about time, without knowing a machine: the driver hands an oracle in."""
+"""The cost oracle protocol of the rewrites: times, without knowing a machine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class CostOracle(Protocol):
     def seconds(self, task: Task) -> float:
         """The time of the task's best kernel."""
 
-    def quickly(self, task: Task) -> tuple[float, bool]:
+    def upper_bound(self, task: Task) -> tuple[float, bool]:
         """A time that the best kernel does not exceed, found with less effort; and whether it is the best kernel's."""
 
-    def moving(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
+    def permute_seconds(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
         """The time of permuting a tensor: in a kernel of its own, or what it adds to one that would read or write the
         tensor anyway."""
 
@@ -36,10 +36,10 @@ class FewestBytes:
         first = any(node.attrs.get("layout") == "channels_first" for node in task.graph.nodes())
         return float("inf") if first else 0.0
 
-    def quickly(self, task: Task) -> tuple[float, bool]:
+    def upper_bound(self, task: Task) -> tuple[float, bool]:
         return self.seconds(task), True
 
-    def moving(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
+    def permute_seconds(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
         return float(type.bytes)
 
     def block(self, channels: int, dtype: DType) -> int:

@@ -19,14 +19,14 @@ from typing import NamedTuple
 from tilewright.rewrites.shapes import Shape, inverse, reordered
 
 
-class Block(NamedTuple):
+class AxisBlock(NamedTuple):
     """The places in blocks of `size` along an axis."""
 
     axis: int
     size: int
 
 
-Entry = int | Block
+Entry = int | AxisBlock
 Order = tuple[Entry, ...]
 
 
@@ -55,17 +55,17 @@ def named(order: Order) -> str:
 
 
 def axis_of(entry: Entry) -> int:
-    return entry.axis if isinstance(entry, Block) else entry
+    return entry.axis if isinstance(entry, AxisBlock) else entry
 
 
 def blocks_of(order: Order) -> dict[int, int]:
     """The axes that are cut into blocks, and their sizes."""
-    return {entry.axis: entry.size for entry in order if isinstance(entry, Block)}
+    return {entry.axis: entry.size for entry in order if isinstance(entry, AxisBlock)}
 
 
 def renamed(order: Iterable[Entry], name: Callable[[int], int]) -> Order:
     """The same order of axes with other numbers."""
-    return tuple(e._replace(axis=name(e.axis)) if isinstance(e, Block) else name(e) for e in order)
+    return tuple(e._replace(axis=name(e.axis)) if isinstance(e, AxisBlock) else name(e) for e in order)
 
 
 def fits(shape: Sequence[int], order: Order) -> bool:
@@ -77,7 +77,7 @@ def stored(shape: Sequence[int], order: Order) -> Shape:
     """The shape in storage of a value of this shape."""
     sizes = {axis: size for axis, size in blocks_of(order).items() if shape[axis] != 1}
     return tuple(
-        sizes.get(entry.axis, 1) if isinstance(entry, Block) else shape[entry] // sizes.get(entry, 1)
+        sizes.get(entry.axis, 1) if isinstance(entry, AxisBlock) else shape[entry] // sizes.get(entry, 1)
         for entry in order
     )
 
@@ -85,13 +85,13 @@ def stored(shape: Sequence[int], order: Order) -> Shape:
 def per_axis(values: Sequence[int], order: Order) -> Shape:
     """`values`, one for each axis, for each axis of the storage; 0 for places in blocks, of axes along which nothing is
     done."""
-    return tuple(0 if isinstance(entry, Block) else values[entry] for entry in order)
+    return tuple(0 if isinstance(entry, AxisBlock) else values[entry] for entry in order)
 
 
 def positions(axes: Iterable[int], order: Order) -> tuple[int, ...]:
     """Which axes of the storage are those of the value."""
     wanted = set(axes)
-    return tuple(place for place, entry in enumerate(order) if axis_of(entry) in wanted)
+    return tuple(position for position, entry in enumerate(order) if axis_of(entry) in wanted)
 
 
 @lru_cache(maxsize=4096)
@@ -111,15 +111,15 @@ def conversions(shape: Shape, have: Order, need: Order) -> tuple[tuple[Shape, tu
 def _joined(shape: Shape, have: Order, need: Order) -> Order:
     """`have`, with each axis that the two orders cut at different elements whole where its blocks are."""
     sizes = blocks_of(need)
-    apart = {
+    split = {
         axis
         for axis, size in blocks_of(have).items()
         if shape[axis] > 1 and axis in sizes and size % sizes[axis] and sizes[axis] % size
     }
     return tuple(
-        entry.axis if isinstance(entry, Block) and entry.axis in apart else entry
+        entry.axis if isinstance(entry, AxisBlock) and entry.axis in split else entry
         for entry in have
-        if entry not in apart
+        if entry not in split
     )
 
 
@@ -142,9 +142,9 @@ def _parts(order: Order, shape: Sequence[int], cuts: dict[int, list[int]]) -> li
     for entry in order:
         axis = axis_of(entry)
         if shape[axis] < 2:
-            found += [(axis, 1, shape[axis])] if not isinstance(entry, Block) else []
+            found += [(axis, 1, shape[axis])] if not isinstance(entry, AxisBlock) else []
             continue
-        low, high = (1, entry.size) if isinstance(entry, Block) else (sizes.get(axis, 1), shape[axis])
+        low, high = (1, entry.size) if isinstance(entry, AxisBlock) else (sizes.get(axis, 1), shape[axis])
         steps = [cut for cut in cuts[axis] if low <= cut <= high]
         found += [(axis, a, b) for a, b in zip(steps[-2::-1], steps[:0:-1], strict=True)]
     return found

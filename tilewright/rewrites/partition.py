@@ -63,10 +63,10 @@ def kind_of(call: TaskCall) -> str:
     anchors = [n for n, node in enumerate(nodes) if op_of(node.op).fusion in _ANCHORS]
     if not anchors:
         elementwise = any(op_of(node.op).fusion is Fusion.ELEMENTWISE for node in nodes)
-        moving = any(op_of(node.op).fusion is not Fusion.ELEMENTWISE for node in nodes)
+        permute_seconds = any(op_of(node.op).fusion is not Fusion.ELEMENTWISE for node in nodes)
         return (
             "elementwise + movement"
-            if elementwise and moving
+            if elementwise and permute_seconds
             else "elementwise"
             if elementwise
             else "movement"
@@ -76,13 +76,13 @@ def kind_of(call: TaskCall) -> str:
     anchor = nodes[anchors[0]]
     contracts = op_of(anchor.op).fusion is Fusion.COMPLEX
     name = "attention" if anchor.op == "attention" else "contraction" if contracts else "reduction"
-    before, behind = nodes[: anchors[0]], nodes[anchors[0] + 1 :]
+    before, after = nodes[: anchors[0]], nodes[anchors[0] + 1 :]
     border = bool(before) and contracts and all(node.op == "pad" for node in before)
     return " + ".join(
         [
             *(["border"] if border else ["producers"] if before else []),
             name,
-            *(["consumers"] if behind else []),
+            *(["consumers"] if after else []),
         ]
     )
 

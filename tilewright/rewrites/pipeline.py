@@ -1,4 +1,4 @@
-"""The rewrites in order: what happens to a model between the frontend and the tuner, on one page."""
+"""The rewrites in order: all passes between the frontend and the tuner, on one page."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tilewright.rewrites.fold_batch_norm import FoldBatchNorm
 from tilewright.rewrites.fold_constants import FoldConstants
 from tilewright.rewrites.fold_permute import FoldPermute
 from tilewright.rewrites.layout import Layout
-from tilewright.rewrites.merge_products import MergeProducts
+from tilewright.rewrites.merge_matmuls import MergeMatmuls
 from tilewright.rewrites.oracle import CostOracle, FewestBytes
 from tilewright.rewrites.partition import kind_of, partition
 from tilewright.rewrites.recognise_attention import RecogniseAttention
 from tilewright.rewrites.simplify import Simplify
-from tilewright.rewrites.split_sum import SplitSum
+from tilewright.rewrites.split_reduction import SplitReduction
 from tilewright.rewrites.widen_half import FEW_ROWS, WidenHalf
 from tilewright.support.trace import Trace
 
@@ -31,12 +31,10 @@ class Abilities:
 
     attention: bool = True
     chains: bool = True  # a depthwise convolution and the pointwise ones around it
-    libraries: bool = (
-        False  # matrix products and convolutions are a library's, which computes little beside them
-    )
+    libraries: bool = False  # matmuls and convolutions are a library's, which computes little alongside them
     half: bool = False  # arithmetic of 16-bit floats: otherwise they are converted to f32 and computed so
-    prologues: bool = False  # a matrix product or a convolution, and what computes its first operand
-    splits_sums: bool = True  # long sums are cut here; otherwise that is for candidates to offer
+    prologues: bool = False  # a matmul or a convolution, and what computes its first operand
+    splits_reductions: bool = True  # long sums are cut here; otherwise that is for candidates to offer
 
     @property
     def slices(self) -> bool:
@@ -50,7 +48,7 @@ _ALL = Abilities()
 def passes(
     numerics: str = "fast", oracle: CostOracle | None = None, abilities: Abilities = _ALL
 ) -> Sequence[Pass]:
-    """The passes, each where it is for the reason beside it. There is none against dead code: a graph is what its
+    """The passes, each where it is for the reason alongside it. There is none against dead code: a graph is what its
     outputs reach, and nothing else. `oracle`: what kernels take on the machine; None: bytes are counted."""
     simplify = Simplify(fast=numerics != "strict")
     attention = numerics != "strict" and abilities.attention
@@ -83,10 +81,10 @@ def passes(
         # Merging equal nodes can leave a select of one value, or a concat of neighbours.
         simplify,
         # When shapes are final, and before weights are: they are cut along with the data.
-        *((SplitSum(oracle or FewestBytes()),) if abilities.splits_sums else ()),
+        *((SplitReduction(oracle or FewestBytes()),) if abilities.splits_reductions else ()),
         FoldConstants(),
         # Last, when weights are constants as their products read them.
-        *((MergeProducts(),) if attention and abilities.libraries else ()),
+        *((MergeMatmuls(),) if attention and abilities.libraries else ()),
     )
 
 

@@ -24,7 +24,7 @@ from tilewright.graph.op import apply
 from tilewright.rewrites.base import Pass
 from tilewright.rewrites.simplify_rules import scalar_value
 
-_AS_GOOD_AS_NEVER = -1e30  # a score that no other comes near: its weight is 0 beside any other's
+_AS_GOOD_AS_NEVER = -1e30  # a score that no other comes near: its weight is 0 alongside any other's
 
 
 @dataclass(frozen=True)

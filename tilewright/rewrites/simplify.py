@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from tilewright.graph.ir import Graph, Node, rebuild
 from tilewright.rewrites import simplify_elementwise, simplify_movement
 from tilewright.rewrites.base import Pass
-from tilewright.rewrites.simplify_rules import Builder, Rule
+from tilewright.rewrites.simplify_rules import Rule, Simplifier
 from tilewright.support.trace import Event, Trace
 
 _ROUNDS = 20
@@ -58,7 +58,7 @@ class Simplify(Pass):
         before = {node: len(users) for node, users in graph.users().items()}
         for node in graph.outputs:
             before[node] += 1
-        build = Builder(rules, simplify_elementwise.ANY_ELEMENTWISE, self.fast)
+        build = Simplifier(rules, simplify_elementwise.ANY_ELEMENTWISE, self.fast)
 
         def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
             if node.is_constant:

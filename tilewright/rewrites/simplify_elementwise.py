@@ -11,12 +11,12 @@ from tilewright.dtypes import DType
 from tilewright.graph.ir import Node, constant
 from tilewright.graph.op import Fusion, apply, op_of
 from tilewright.rewrites.shapes import reshape_operand
-from tilewright.rewrites.simplify_rules import Builder, Rule, is_scalar, scalar_array, scalar_value
+from tilewright.rewrites.simplify_rules import Rule, Simplifier, is_scalar, scalar_array, scalar_value
 
 # -- arithmetic ---------------------------------------------------------------------------------------------------
 
 
-def add_zero(node: Node, build: Builder) -> Node | None:
+def add_zero(node: Node, build: Simplifier) -> Node | None:
     """x + 0 -> x; 0 + x -> x"""
     a, b = node.inputs
     if is_scalar(b, 0) and a.type == node.type:
@@ -26,7 +26,7 @@ def add_zero(node: Node, build: Builder) -> Node | None:
     return None
 
 
-def add_negated(node: Node, build: Builder) -> Node | None:
+def add_negated(node: Node, build: Simplifier) -> Node | None:
     """x + -y -> x - y"""
     a, b = node.inputs
     if b.op == "neg":
@@ -36,7 +36,7 @@ def add_negated(node: Node, build: Builder) -> Node | None:
     return None
 
 
-def subtract_zero(node: Node, build: Builder) -> Node | None:
+def subtract_zero(node: Node, build: Simplifier) -> Node | None:
     """x - 0 -> x; x - -y -> x + y"""
     a, b = node.inputs
     if is_scalar(b, 0) and a.type == node.type:
@@ -44,7 +44,7 @@ def subtract_zero(node: Node, build: Builder) -> Node | None:
     return build("add", a, b.inputs[0]) if b.op == "neg" else None
 
 
-def multiply_one(node: Node, build: Builder) -> Node | None:
+def multiply_one(node: Node, build: Simplifier) -> Node | None:
     """x * 1 -> x; 1 * x -> x"""
     a, b = node.inputs
     if is_scalar(b, 1) and a.type == node.type:
@@ -54,7 +54,7 @@ def multiply_one(node: Node, build: Builder) -> Node | None:
     return None
 
 
-def divide_one(node: Node, build: Builder) -> Node | None:
+def divide_one(node: Node, build: Simplifier) -> Node | None:
     """x / 1 -> x; 1 / x -> reciprocal(x)"""
     a, b = node.inputs
     if is_scalar(b, 1) and a.type == node.type:
@@ -64,7 +64,7 @@ def divide_one(node: Node, build: Builder) -> Node | None:
     return None
 
 
-def divide_constant(node: Node, build: Builder) -> Node | None:
+def divide_constant(node: Node, build: Simplifier) -> Node | None:
     """x / c -> x * (1 / c), where 1 / c is exact, or nearly so and fast"""
     x, divisor = node.inputs
     array = divisor.data if divisor.is_constant else scalar_array(divisor)
@@ -82,13 +82,13 @@ def divide_constant(node: Node, build: Builder) -> Node | None:
     return build("mul", x, constant(factor))
 
 
-def reciprocal_of_root(node: Node, build: Builder) -> Node | None:
+def reciprocal_of_root(node: Node, build: Simplifier) -> Node | None:
     """reciprocal(sqrt(x)) -> rsqrt(x)"""
     (x,) = node.inputs
     return build("rsqrt", x.inputs[0]) if x.op == "sqrt" else None
 
 
-def constant_power(node: Node, build: Builder) -> Node | None:
+def constant_power(node: Node, build: Simplifier) -> Node | None:
     """x ** 2 -> square(x), and the other exponents for which there is something cheaper"""
     x, exponent = node.inputs
     value = scalar_value(exponent)
@@ -109,13 +109,13 @@ def constant_power(node: Node, build: Builder) -> Node | None:
     return None
 
 
-def twice_is_not(node: Node, build: Builder) -> Node | None:
+def twice_is_not(node: Node, build: Simplifier) -> Node | None:
     """neg(neg(x)) -> x, and the other operators that are their own inverse"""
     (x,) = node.inputs
     return x.inputs[0] if x.op == node.op else None
 
 
-def twice_is_once(node: Node, build: Builder) -> Node | None:
+def twice_is_once(node: Node, build: Simplifier) -> Node | None:
     """relu(relu(x)) -> relu(x), and the other idempotent operators"""
     (x,) = node.inputs
     return x if x.op == node.op else None
@@ -131,7 +131,7 @@ def bounds(node: Node) -> tuple[float | None, float | None] | None:
     return (node.attrs["min"], node.attrs["max"]) if node.op == "clamp" else None
 
 
-def clamp_free(node: Node, build: Builder) -> Node | None:
+def clamp_free(node: Node, build: Simplifier) -> Node | None:
     """clamp(x, None, None) -> x; clamp(x, 0, None) -> relu(x)"""
     low, high = node.attrs["min"], node.attrs["max"]
     if high is not None:
@@ -141,7 +141,7 @@ def clamp_free(node: Node, build: Builder) -> Node | None:
     return build("relu", node.inputs[0]) if low == 0 else None
 
 
-def clamp_twice(node: Node, build: Builder) -> Node | None:
+def clamp_twice(node: Node, build: Simplifier) -> Node | None:
     """clamp(clamp(x, a, b), c, d) -> clamp(x, ...)"""
     (x,) = node.inputs
     inner, outer = bounds(x), bounds(node)
@@ -164,7 +164,7 @@ def clamp_twice(node: Node, build: Builder) -> Node | None:
     return build("clamp", x.inputs[0], min=into(inner[0], outer[0]), max=into(inner[1], outer[1]))
 
 
-def extreme_of_constant(node: Node, build: Builder) -> Node | None:
+def extreme_of_constant(node: Node, build: Simplifier) -> Node | None:
     """maximum(x, c) -> clamp(x, c, None); minimum(x, c) -> clamp(x, None, c)"""
     for x, other in (node.inputs, node.inputs[::-1]):
         value = scalar_value(other)
@@ -207,7 +207,7 @@ def lossless(source: DType, target: DType) -> bool:
     return target is not DType.BOOL and bits <= wide and (target_signed or not signed)
 
 
-def needless_cast(node: Node, build: Builder) -> Node | None:
+def needless_cast(node: Node, build: Simplifier) -> Node | None:
     """cast to the type it has -> x; cast(cast(x)) -> cast(x) where the inner one loses nothing"""
     (x,) = node.inputs
     if x.dtype is node.dtype:
@@ -217,7 +217,7 @@ def needless_cast(node: Node, build: Builder) -> Node | None:
     return None
 
 
-def select_known(node: Node, build: Builder) -> Node | None:
+def select_known(node: Node, build: Simplifier) -> Node | None:
     """select(true, a, b) -> a; select(false, a, b) -> b; select(c, a, a) -> a"""
     condition, a, b = node.inputs
     if a is b and a.type == node.type:
@@ -239,7 +239,7 @@ def select_known(node: Node, build: Builder) -> Node | None:
 # -- any elementwise operator -------------------------------------------------------------------------------------
 
 
-def scalar_operands(node: Node, build: Builder) -> Node | None:
+def scalar_operands(node: Node, build: Simplifier) -> Node | None:
     """An operand that is one value everywhere -> a constant of rank 0; a broadcast operand -> what is broadcast"""
     operands = list(node.inputs)
     for position, operand in enumerate(operands):
@@ -262,7 +262,7 @@ def scalar_operands(node: Node, build: Builder) -> Node | None:
     return None
 
 
-def sink_reshape(node: Node, build: Builder) -> Node | None:
+def sink_reshape(node: Node, build: Simplifier) -> Node | None:
     """f(reshape(y), z) -> reshape(f(y, reshape(z))): a matmul's own consumers come to stand next to it
 
     Done where no new reshape is needed, or where y comes from a contraction that f could join and z does not: then the
@@ -297,7 +297,7 @@ def _undone(node: Node, shape: tuple[int, ...]) -> bool:
     return node.op == "reshape" and node.inputs[0].shape == shape
 
 
-def anchor_rank(node: Node, build: Builder, depth: int = 8) -> int:
+def anchor_rank(node: Node, build: Simplifier, depth: int = 8) -> int:
     """What an elementwise consumer of `node` could be fused to: 2 a contraction, 1 a reduction, 0 neither."""
     if depth == 0 or node.is_input or node.is_constant or not build.single_use(node):
         return 0

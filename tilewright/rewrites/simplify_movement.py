@@ -6,25 +6,25 @@ from collections.abc import Mapping, Sequence
 
 from tilewright.graph.ir import Node
 from tilewright.graph.ops.layouts import spatial_axes
-from tilewright.graph.verify import MOST_CONCATENATED
+from tilewright.graph.verify import MAX_CONCATENATED
 from tilewright.rewrites.shapes import is_identity, moves_nothing, reordered
-from tilewright.rewrites.simplify_rules import Builder, Rule
+from tilewright.rewrites.simplify_rules import Rule, Simplifier
 
 # -- reshape, permute, broadcast_to -------------------------------------------------------------------------------
 
 
-def no_change(node: Node, build: Builder) -> Node | None:
+def no_change(node: Node, build: Simplifier) -> Node | None:
     """reshape, broadcast_to, resize, adaptive pooling to the shape it has -> x"""
     return node.inputs[0] if node.inputs[0].shape == node.shape else None
 
 
-def reshape_reshape(node: Node, build: Builder) -> Node | None:
+def reshape_reshape(node: Node, build: Simplifier) -> Node | None:
     """reshape(reshape(x)) -> reshape(x)"""
     (x,) = node.inputs
     return build("reshape", x.inputs[0], shape=node.shape) if x.op == "reshape" else None
 
 
-def of_full(node: Node, build: Builder) -> Node | None:
+def of_full(node: Node, build: Simplifier) -> Node | None:
     """movement of one value everywhere -> that value everywhere"""
     (x,) = node.inputs
     if x.op != "full":
@@ -32,7 +32,7 @@ def of_full(node: Node, build: Builder) -> Node | None:
     return build("full", value=x.attrs["value"], shape=node.shape, dtype=node.dtype)
 
 
-def permute_permute(node: Node, build: Builder) -> Node | None:
+def permute_permute(node: Node, build: Simplifier) -> Node | None:
     """permute(permute(x)) -> permute(x)"""
     (x,) = node.inputs
     if x.op != "permute":
@@ -40,7 +40,7 @@ def permute_permute(node: Node, build: Builder) -> Node | None:
     return build("permute", x.inputs[0], axes=reordered(x.attrs["axes"], node.attrs["axes"]))
 
 
-def permute_moves_nothing(node: Node, build: Builder) -> Node | None:
+def permute_moves_nothing(node: Node, build: Simplifier) -> Node | None:
     """permute(x) that keeps the order, or moves only axes of extent 1 -> x, or reshape(x)"""
     (x,) = node.inputs
     if is_identity(node.attrs["axes"]):
@@ -48,7 +48,7 @@ def permute_moves_nothing(node: Node, build: Builder) -> Node | None:
     return build("reshape", x, shape=node.shape) if moves_nothing(x.shape, node.attrs["axes"]) else None
 
 
-def broadcast_broadcast(node: Node, build: Builder) -> Node | None:
+def broadcast_broadcast(node: Node, build: Simplifier) -> Node | None:
     """broadcast_to(broadcast_to(x)) -> broadcast_to(x); one that only adds axes of extent 1 -> reshape(x)"""
     (x,) = node.inputs
     if x.op == "broadcast_to":
@@ -56,7 +56,7 @@ def broadcast_broadcast(node: Node, build: Builder) -> Node | None:
     return build("reshape", x, shape=node.shape) if x.type.size == node.type.size else None
 
 
-def flip_nothing(node: Node, build: Builder) -> Node | None:
+def flip_nothing(node: Node, build: Simplifier) -> Node | None:
     """flip of axes of extent 1 -> x; flip(flip(x)) of the same axes -> x"""
     (x,) = node.inputs
     if all(x.shape[axis] <= 1 for axis in node.attrs["axes"]):
@@ -70,7 +70,7 @@ def flip_nothing(node: Node, build: Builder) -> Node | None:
 
 
 def make_slice(
-    build: Builder, x: Node, starts: Sequence[int], steps: Sequence[int], extents: Sequence[int]
+    build: Simplifier, x: Node, starts: Sequence[int], steps: Sequence[int], extents: Sequence[int]
 ) -> Node:
     stops = tuple(
         start + step * (extent - 1) + 1 if extent else start
@@ -79,7 +79,7 @@ def make_slice(
     return build("slice", x, starts=tuple(starts), stops=stops, steps=tuple(steps))
 
 
-def slice_slice(node: Node, build: Builder) -> Node | None:
+def slice_slice(node: Node, build: Simplifier) -> Node | None:
     """slice(slice(x)) -> slice(x)"""
     (x,) = node.inputs
     if x.op != "slice":
@@ -94,7 +94,7 @@ def slice_slice(node: Node, build: Builder) -> Node | None:
     return make_slice(build, x.inputs[0], starts, steps, node.shape)
 
 
-def slice_concat(node: Node, build: Builder) -> Node | None:
+def slice_concat(node: Node, build: Simplifier) -> Node | None:
     """slice(concat(a, b, ...)) that reads one of them only -> slice of that one"""
     (x,) = node.inputs
     if x.op != "concat" or node.type.size == 0:
@@ -116,7 +116,7 @@ def slice_concat(node: Node, build: Builder) -> Node | None:
 # -- pad, concat --------------------------------------------------------------------------------------------------
 
 
-def pad_pad(node: Node, build: Builder) -> Node | None:
+def pad_pad(node: Node, build: Simplifier) -> Node | None:
     """pad(pad(x)) with one value -> pad(x), unless the outer one spreads elements"""
     (x,) = node.inputs
     if x.op != "pad" or any(node.attrs["interior"]) or x.attrs["value"] != node.attrs["value"]:
@@ -129,7 +129,7 @@ def pad_pad(node: Node, build: Builder) -> Node | None:
     )
 
 
-def concat_few(node: Node, build: Builder) -> Node | None:
+def concat_few(node: Node, build: Simplifier) -> Node | None:
     """concat of one -> it; empty parts are left out"""
     axis = node.attrs["axis"]
     parts = [part for part in node.inputs if part.shape[axis]]
@@ -140,7 +140,7 @@ def concat_few(node: Node, build: Builder) -> Node | None:
     return build("concat", *parts, axis=axis)
 
 
-def concat_concat(node: Node, build: Builder) -> Node | None:
+def concat_concat(node: Node, build: Simplifier) -> Node | None:
     """concat(concat(a, b), c) -> concat(a, b, c), where nobody else reads the inner one and one kernel takes all"""
     axis = node.attrs["axis"]
 
@@ -149,11 +149,11 @@ def concat_concat(node: Node, build: Builder) -> Node | None:
 
     if not any(inner(part) for part in node.inputs):
         return None
-    parts = [piece for part in node.inputs for piece in (part.inputs if inner(part) else (part,))]
-    return build("concat", *parts, axis=axis) if len(parts) <= MOST_CONCATENATED else None
+    parts = [chunk for part in node.inputs for chunk in (part.inputs if inner(part) else (part,))]
+    return build("concat", *parts, axis=axis) if len(parts) <= MAX_CONCATENATED else None
 
 
-def concat_slices(node: Node, build: Builder) -> Node | None:
+def concat_slices(node: Node, build: Simplifier) -> Node | None:
     """concat(x[0:2], x[2:5]) -> x[0:5]"""
     axis = node.attrs["axis"]
 
@@ -186,7 +186,7 @@ def concat_slices(node: Node, build: Builder) -> Node | None:
 # -- reductions and windows ---------------------------------------------------------------------------------------
 
 
-def reduce_nothing(node: Node, build: Builder) -> Node | None:
+def reduce_nothing(node: Node, build: Simplifier) -> Node | None:
     """a sum, mean, ... over axes of extent 1 -> reshape(x)"""
     (x,) = node.inputs
     if any(x.shape[axis] != 1 for axis in node.attrs["axes"]):
@@ -194,7 +194,7 @@ def reduce_nothing(node: Node, build: Builder) -> Node | None:
     return build("reshape", x, shape=node.shape)
 
 
-def global_pool(node: Node, build: Builder) -> Node | None:
+def global_pool(node: Node, build: Simplifier) -> Node | None:
     """adaptive pooling to one element -> mean or amax; to an even division -> pooling with a fixed window"""
     (x,) = node.inputs
     axes, sizes = tuple(spatial_axes(x.type.rank, node.attrs["layout"])), node.attrs["sizes"]
@@ -217,7 +217,7 @@ def global_pool(node: Node, build: Builder) -> Node | None:
     return build("max_pool", x, **window, dilation=(1,) * len(kernel))
 
 
-def log_of_softmax(node: Node, build: Builder) -> Node | None:
+def log_of_softmax(node: Node, build: Simplifier) -> Node | None:
     """log(softmax(x)) -> log_softmax(x), which does not lose small probabilities"""
     (x,) = node.inputs
     if x.op != "softmax" or not build.single_use(x):

@@ -11,12 +11,12 @@ import numpy as np
 from tilewright.graph.ir import Node
 from tilewright.graph.op import Fusion, apply, op_of
 
-Rule = Callable[[Node, "Builder"], "Node | None"]
+Rule = Callable[[Node, "Simplifier"], "Node | None"]
 
 _STEPS = 50  # more rewrites of one node than this is a pair of rules that undo each other
 
 
-class Builder:
+class Simplifier:
     """Makes nodes and simplifies them as they are made. `uses` counts how often a node is read, for the rules that must
     not copy work; a fresh node is read once."""
 

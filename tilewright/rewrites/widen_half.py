@@ -85,7 +85,7 @@ class _Values:
             if node.dtype.is_half and any(operand in self.moved for operand in node.inputs):
                 self.moved.add(node)
             if node.op == "pad":
-                # Beside the convolution that it is the border of, in the type of that.
+                # Alongside the convolution that it is the border of, in the type of that.
                 self.wide[node] = self.applied(node, *map(self.computed, node.inputs))
         else:
             self.keep(node, self.applied(node, *map(self.computed, node.inputs)))

@@ -1,7 +1,7 @@
-"""Loads and runs compiled models. This room needs numpy, llvmlite, msgspec and safetensors' format, and never imports
-torch, the compiler or the tuner: a saved model runs without them. `Plan` is a model as data, `Executor` runs one,
-`CompiledModel` is what users call, `artifact` is its file. The names below are loaded when they are first used, so that
-importing the package stays light."""
+"""Loads and runs compiled models. This package needs numpy, llvmlite, msgspec and safetensors' format, and never
+imports torch, the compiler or the tuner: a saved model runs without them. `Plan` is a model as data, `Executor` runs
+one, `CompiledModel` is what users call, `artifact` is its file. The names below are loaded when they are first used, so
+that importing the package stays light."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from tilewright.runtime.artifact import load, save
     from tilewright.runtime.executor import Executor
     from tilewright.runtime.explain import BenchResult, Explanation
-    from tilewright.runtime.memory import Buffer, plan_memory
+    from tilewright.runtime.memory import LiveBuffer, plan_memory
     from tilewright.runtime.model import CompiledModel
     from tilewright.runtime.plan import MemoryReport, Place, Plan, Step, TaskInfo, TensorSpec
 
 _HOMES = {
     "BenchResult": "explain",
-    "Buffer": "memory",
+    "LiveBuffer": "memory",
     "CompiledModel": "model",
     "Executor": "executor",
     "Explanation": "explain",
@@ -35,10 +35,10 @@ _HOMES = {
 
 __all__ = [
     "BenchResult",
-    "Buffer",
     "CompiledModel",
     "Executor",
     "Explanation",
+    "LiveBuffer",
     "MemoryReport",
     "Place",
     "Plan",

@@ -16,7 +16,7 @@ class CallArguments:
 
 
 def joined(inputs: Any, kwargs: Mapping[str, Any] | None) -> Any:
-    """`inputs` as they are where there are no keyword arguments beside them."""
+    """`inputs` as they are where there are no keyword arguments alongside them."""
     if not kwargs:
         return inputs
     args, named = ((), {}) if inputs is None else as_arguments(inputs)

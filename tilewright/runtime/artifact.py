@@ -63,14 +63,14 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # a Val
 _SAFETENSORS_NAMES = {dtype.short: dtype.short.upper() for dtype in DType}  # "F32", "BF16", "BOOL"
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ArchivePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     offset: int  # in the file
     bytes: int
     sha256: str
 
 
-class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SavedVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan: Plan
     objects: dict[str, str]  # digest -> name of the part
     constants: tuple[str, ...]  # the plan's constants, as they are called in constants.safetensors
@@ -78,8 +78,8 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
-    parts: tuple[Part, ...]
-    variants: tuple[Variant, ...]
+    parts: tuple[ArchivePart, ...]
+    variants: tuple[SavedVariant, ...]
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def _write(models: Sequence[CompiledModel], stream: BinaryIO, key: signing.Signe
                 objects[digest] = name = f"objects/{hashlib.sha256(data).hexdigest()}.o"
                 if name not in parts:
                     parts[name] = _write_part(archive, stream, name, [data])
-            variants.append(Variant(model.plan, objects, constants))
+            variants.append(SavedVariant(model.plan, objects, constants))
         manifest = msgspec.json.encode(Manifest(FORMAT_VERSION, tuple(parts.values()), tuple(variants)))
         last = _write_part(archive, stream, _MANIFEST, [manifest])
         archive.comment = bytes(signature_bytes)  # room for it
@@ -167,8 +167,8 @@ def _write(models: Sequence[CompiledModel], stream: BinaryIO, key: signing.Signe
     stream.write(header)
 
 
-def _write_part(archive: zipfile.ZipFile, stream: BinaryIO, name: str, pieces: Sequence[Any]) -> Part:
-    size = sum(memoryview(piece).nbytes for piece in pieces)
+def _write_part(archive: zipfile.ZipFile, stream: BinaryIO, name: str, blocks: Sequence[Any]) -> ArchivePart:
+    size = sum(memoryview(block).nbytes for block in blocks)
     info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))  # equal models give equal files
     info.file_size = size
     info.external_attr = 0o644 << 16
@@ -180,10 +180,10 @@ def _write_part(archive: zipfile.ZipFile, stream: BinaryIO, name: str, pieces: S
     digest = hashlib.sha256()
     with archive.open(info, "w", force_zip64=wide) as part:
         offset = stream.tell()
-        for piece in pieces:
-            part.write(piece)
-            digest.update(piece)
-    return Part(name, offset, size, digest.hexdigest())
+        for block in blocks:
+            part.write(block)
+            digest.update(block)
+    return ArchivePart(name, offset, size, digest.hexdigest())
 
 
 def _constant_keys(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
@@ -252,9 +252,14 @@ def load(
     *,
     trusted: signing.Key | Sequence[signing.Key] | None = None,
 ) -> CompiledModel | DynamicModel:
-    """A model from its file: for one kind of call, or for as many as it was saved for. Everything is verified before
-    anything runs; ArtifactError says what is wrong. `trusted`: a key or several; SignatureError unless the file is
-    signed with one of them."""
+    """Load a saved model. It needs neither PyTorch nor the compiler.
+
+    - `threads`: how many threads a call uses; None: `TILEWRIGHT_THREADS`, or as many as this process may use.
+    - `trusted`: a key or several; SignatureError unless the file is signed with one of them.
+
+    The whole file is verified before anything of it runs; ArtifactError says what is wrong. The result is a
+    `DynamicModel` if the file holds variants for several input signatures, and a `CompiledModel` otherwise.
+    """
     from tilewright.runtime.dynamic import DynamicModel
 
     place = str(path)
@@ -372,10 +377,10 @@ def _decode_manifest(place: str, memory: np.ndarray, at: int, size: int) -> Mani
     return manifest
 
 
-def _choose(place: str, manifest: Manifest) -> list[Variant]:
+def _choose(place: str, manifest: Manifest) -> list[SavedVariant]:
     """Of each kind of call, the first variant that this machine can run."""
     problem = ArtifactMachineError("it holds no object code at all")
-    chosen: dict[bytes, Variant] = {}
+    chosen: dict[bytes, SavedVariant] = {}
     for variant in manifest.variants:
         target = variant.plan.target
         features = target.get("features")
@@ -393,7 +398,9 @@ def _choose(place: str, manifest: Manifest) -> list[Variant]:
     return list(chosen.values())
 
 
-def _constants(place: str, memory: np.ndarray, parts: dict[str, Part], variant: Variant) -> list[np.ndarray]:
+def _constants(
+    place: str, memory: np.ndarray, parts: dict[str, ArchivePart], variant: SavedVariant
+) -> list[np.ndarray]:
     """The plan's constants as views of the file's memory."""
     part = parts[_CONSTANTS]
     data = memory[part.offset :][: part.bytes]

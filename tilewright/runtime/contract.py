@@ -95,8 +95,8 @@ def unsealed(data: bytes) -> tuple[bytes, Contract]:
 
 def _digest(code: bytes, text: bytes) -> bytes:
     digest = hashlib.sha256(_DOMAIN)
-    for piece in (len(code).to_bytes(8, "little"), code, text):
-        digest.update(piece)
+    for chunk in (len(code).to_bytes(8, "little"), code, text):
+        digest.update(chunk)
     return digest.digest()
 
 
@@ -198,11 +198,11 @@ class Written:
 
     def write(self, begin: int, end: int, value: Argument) -> None:
         """In place of all that it overlaps."""
-        first, behind = bisect_left(self._begins, begin), bisect_left(self._begins, max(end, begin + 1))
+        first, after = bisect_left(self._begins, begin), bisect_left(self._begins, max(end, begin + 1))
         if first and self._values[first - 1][0] > begin:
             first -= 1
-        self._begins[first:behind] = [begin]
-        self._values[first:behind] = [(end, value)]
+        self._begins[first:after] = [begin]
+        self._values[first:after] = [(end, value)]
 
     def at(self, place: int) -> tuple[int, int, Argument] | None:
         """The begin, the end and what of the last value that begins at or before `place`."""

@@ -25,10 +25,8 @@ _WRITE, _ALLOC, _EXEC, _MERGE, _STRINGS, _INFO_LINK, _EXCLUDE = 1, 2, 4, 0x10, 0
 _NOTYPE, _OBJECT, _FUNC, _SECTION_SYMBOL, _FILE = range(5)
 _LOCAL, _GLOBAL = 0, 1
 _UNDEFINED, _ABSOLUTE = 0, 0xFFF1
-_MOST_SECTIONS, _MOST_ALIGNMENT = 4096, 4096
-_SLACK = (
-    64  # bytes by which a relocation may point beside its symbol: relative ones count from behind themselves
-)
+_MAX_SECTIONS, _MAX_ALIGNMENT = 4096, 4096
+_SLACK = 64  # bytes by which a relocation may point alongside its symbol: relative ones count from behind themselves
 
 # By machine: kinds of relocations that generated code has, and how many bytes each changes.
 _RELOCATIONS = {
@@ -89,7 +87,7 @@ class _Object:
             _fail("it is no relocatable file for a known processor")
         if size != _HEADER.size or entry != _SECTION.size or programs or program_headers:
             _fail("its header is not sound")
-        if not 1 <= count <= _MOST_SECTIONS or table % 8 or table + count * entry > len(data):
+        if not 1 <= count <= _MAX_SECTIONS or table % 8 or table + count * entry > len(data):
             _fail("its section headers are not within it")
         self.sections = [_Section(*_SECTION.unpack_from(data, table + n * entry)) for n in range(count)]
         for number, section in enumerate(self.sections):
@@ -220,7 +218,7 @@ def _check_section(number: int, section: _Section, size: int) -> None:
     alignment = section.alignment
     if (
         alignment < 1
-        or alignment > _MOST_ALIGNMENT
+        or alignment > _MAX_ALIGNMENT
         or alignment & (alignment - 1)
         or section.offset % alignment
     ):

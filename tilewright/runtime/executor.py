@@ -77,7 +77,7 @@ class _Frame:
         self.bases = (ctypes.c_void_p * executor.base_count)(*executor.fixed_bases)
         self.bases[executor.arena_base] = self.arena.ctypes.data
         code = native.native()
-        self.call = native.Call(
+        self.call = native.NativeCall(
             threads=1,
             steps=ctypes.addressof(executor.steps),
             bases=ctypes.addressof(self.bases),
@@ -124,8 +124,8 @@ class Executor:
         pointers = [constant.ctypes.data for constant in self.constants]
         self.fixed_bases = [None] * (self.arena_base + 1) + pointers
         self.most_arguments = max((len(step.arguments) for step in plan.steps), default=1)
-        self._places: list[ctypes.Array[native.Place]] = []
-        self.steps = (native.Step * max(len(plan.steps), 1))(*map(self._pack, plan.steps))
+        self._places: list[ctypes.Array[native.NativePlace]] = []
+        self.steps = (native.NativeStep * max(len(plan.steps), 1))(*map(self._pack, plan.steps))
 
         self._store_bases = struct.Struct(f"{self.arena_base}P").pack_into
         self._run = native.native().run
@@ -141,13 +141,15 @@ class Executor:
     def threads(self, count: int | None) -> None:
         self._threads = threads.resolve(count)
 
-    def _pack(self, step: Step) -> native.Step:
-        places = (native.Place * len(step.arguments))()
+    def _pack(self, step: Step) -> native.NativeStep:
+        places = (native.NativePlace * len(step.arguments))()
         for index, place in enumerate(step.arguments):
             places[index].base = self._base_of(place)
             places[index].offset = place.offset
         self._places.append(places)
-        return native.Step(self._library[step.kernel], step.extent, len(places), ctypes.addressof(places))
+        return native.NativeStep(
+            self._library[step.kernel], step.extent, len(places), ctypes.addressof(places)
+        )
 
     def _base_of(self, place: Place) -> int:
         if place.space == "input":

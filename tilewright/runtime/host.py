@@ -1,4 +1,4 @@
-"""What this process's processor can run, as LLVM names it, less what TILEWRIGHT_CPU_FEATURES takes away."""
+"""The features of this machine's CPU, as LLVM names them, less those that TILEWRIGHT_CPU_FEATURES removes."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _Make = Callable[[Plan, Sequence[np.ndarray], Mapping[str, bytes], "int | None"]
 
 
 @dataclass(frozen=True)
-class Kind:
+class MachineKind:
     check: Callable[[dict[str, Any]], None]  # ArtifactMachineError where this machine cannot run it
     model: _Make
     well_formed: Callable[[bytes, str], None]  # CodegenError unless code can be given to the loader
@@ -53,11 +53,11 @@ def _check_gpu_code(code: bytes, symbol: str) -> None:
         raise CodegenError(f"no machine code for a GPU that has the kernel {symbol[:80]!r}")
 
 
-_PROCESSOR = Kind(host.check, _processor_model, elf.check)
-_KINDS = {"nvptx64": Kind(_check_gpu, _gpu_model, _check_gpu_code)}
+_PROCESSOR = MachineKind(host.check, _processor_model, elf.check)
+_KINDS = {"nvptx64": MachineKind(_check_gpu, _gpu_model, _check_gpu_code)}
 
 
-def _kind(target: dict[str, Any]) -> Kind:
+def _kind(target: dict[str, Any]) -> MachineKind:
     return _KINDS.get(str(target["triple"]).partition("-")[0], _PROCESSOR)
 
 

@@ -25,13 +25,13 @@ _GOOD_ENOUGH = 1.01  # an arena this close to the lower bound is not worth furth
 
 
 @dataclass(frozen=True)
-class Buffer:
+class LiveBuffer:
     size: int  # bytes
     first_step: int  # the step that writes it
     last_step: int  # the last step that reads it
 
 
-def plan_memory(buffers: Sequence[Buffer], constant_bytes: int = 0) -> tuple[list[int], MemoryReport]:
+def plan_memory(buffers: Sequence[LiveBuffer], constant_bytes: int = 0) -> tuple[list[int], MemoryReport]:
     """A 64-byte aligned offset for each buffer, and how good the arena is. Deterministic."""
     for buffer in buffers:
         if buffer.size < 0 or buffer.first_step > buffer.last_step:

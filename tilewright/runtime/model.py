@@ -125,7 +125,7 @@ class CompiledModel:
         """Time per kernel, and its error against the oracle where the compiler attached one.
 
         `inputs`: a tuple of positional arguments, a dict of keyword arguments, or one tensor; `kwargs`: keyword
-        arguments beside positional ones. Random inputs by default (normal floats, integers 0 or 1).
+        arguments alongside positional ones. Random inputs by default (normal floats, integers 0 or 1).
         """
         inputs = joined(inputs, kwargs)
         arrays = self._arrays(inputs)

@@ -1,4 +1,4 @@
-"""The memory of large results, used again once nobody refers to it.
+"""Memory for large results, reused once nothing refers to it.
 
 Memory fresh from the system costs a page fault for every page, together more than the kernel that fills it. A result
 therefore lies in memory of ours, behind an *owner* that whatever shares it keeps alive: arrays and their views, tensors

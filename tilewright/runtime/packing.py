@@ -18,7 +18,7 @@ from tilewright.runtime.transform import Shape, Transform
 from tilewright.runtime.winograd import WinogradWeights
 
 
-class LastApart(Transform, frozen=True, tag="last_apart"):
+class SeparateTail(Transform, frozen=True, tag="last_apart"):
     """The last `count` elements along an axis are in no block. They come behind, one after the other, each with the
     other axes as they were."""
 
@@ -33,22 +33,22 @@ class LastApart(Transform, frozen=True, tag="last_apart"):
             extent - self.count if axis == self.axis else extent for axis, extent in enumerate(shape)
         )
 
-    def size_behind(self, shape: Shape) -> int:
+    def trailing_size(self, shape: Shape) -> int:
         return self.count * math.prod(self._others(shape))
 
     def apply(self, dense: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         first, last = np.split(dense, [dense.shape[self.axis] - self.count], axis=self.axis)
         return first, np.moveaxis(last, self.axis, 0).reshape(-1)
 
-    def undo(self, dense: np.ndarray, behind: np.ndarray, shape: Shape) -> np.ndarray:
-        last = np.moveaxis(behind.reshape(self.count, *self._others(shape)), 0, self.axis)
+    def undo(self, dense: np.ndarray, trailing: np.ndarray, shape: Shape) -> np.ndarray:
+        last = np.moveaxis(trailing.reshape(self.count, *self._others(shape)), 0, self.axis)
         return np.concatenate([dense, last], axis=self.axis)
 
     def _others(self, shape: Shape) -> Shape:
         return tuple(extent for axis, extent in enumerate(shape) if axis != self.axis)
 
 
-AnyTransform = LastApart | PairedWeights | WinogradWeights  # those that a saved model may name
+AnyTransform = SeparateTail | PairedWeights | WinogradWeights  # those that a saved model may name
 
 
 class Packing(msgspec.Struct, frozen=True):
@@ -93,9 +93,9 @@ class Packing(msgspec.Struct, frozen=True):
         return shapes
 
     @property
-    def _sizes_behind(self) -> list[int]:
+    def _trailing_sizes(self) -> list[int]:
         """Of what each of the transforms stores behind the blocks."""
-        return [each.size_behind(shape) for each, shape in zip(self.transforms, self._shapes, strict=False)]
+        return [each.trailing_size(shape) for each, shape in zip(self.transforms, self._shapes, strict=False)]
 
     @property
     def walked(self) -> tuple[int, ...]:
@@ -110,7 +110,7 @@ class Packing(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        return math.prod(self.packed_shape) + sum(self._sizes_behind)
+        return math.prod(self.packed_shape) + sum(self._trailing_sizes)
 
     @property
     def original_size(self) -> int:
@@ -118,16 +118,16 @@ class Packing(msgspec.Struct, frozen=True):
 
     def begin_of(self, transform: Transform) -> int:
         """Where that begins which one of the transforms stores behind the blocks."""
-        return self.size - sum(self._sizes_behind[: self.transforms.index(transform) + 1])
+        return self.size - sum(self._trailing_sizes[: self.transforms.index(transform) + 1])
 
     def pack(self, array: np.ndarray) -> np.ndarray:
         """The elements of a dense array in packed order, flat."""
         dtype = array.dtype
         dense = np.ascontiguousarray(array).reshape(self.shape)
-        behind: list[np.ndarray] = []
+        trailing: list[np.ndarray] = []
         for transform in self.transforms:
             dense, more = transform.apply(dense)
-            behind.insert(0, more)
+            trailing.insert(0, more)
         for axis, (extent, block) in enumerate(zip(self.walked, self.blocks, strict=True)):
             if block == extent:
                 continue
@@ -137,14 +137,14 @@ class Packing(msgspec.Struct, frozen=True):
             else:
                 dense = dense.take(self._places(extent, block), axis=axis)
         packed = np.ascontiguousarray(dense.reshape(self._split()).transpose(self.order), dtype).reshape(-1)
-        return np.concatenate([packed, *behind], dtype=dtype) if behind else packed
+        return np.concatenate([packed, *trailing], dtype=dtype) if trailing else packed
 
     def unpack(self, packed: np.ndarray) -> np.ndarray:
         """The dense array, flat: the inverse of `pack`."""
         dtype = packed.dtype
         back = np.argsort(self.order)
-        ends = np.cumsum([math.prod(self.packed_shape), *reversed(self._sizes_behind)])
-        packed, *behind = np.split(packed, ends[:-1])
+        ends = np.cumsum([math.prod(self.packed_shape), *reversed(self._trailing_sizes)])
+        packed, *trailing = np.split(packed, ends[:-1])
         blocks = packed.reshape(self.packed_shape).transpose(back)
         padded = [outer * inner for outer, inner in self._pairs()]
         dense = blocks.reshape(padded)
@@ -154,7 +154,7 @@ class Packing(msgspec.Struct, frozen=True):
             else:
                 dense = dense.take(np.unique(self._places(extent, block), return_index=True)[1], axis=axis)
         before = reversed(self._shapes[:-1])
-        for transform, more, shape in zip(reversed(self.transforms), behind, before, strict=True):
+        for transform, more, shape in zip(reversed(self.transforms), trailing, before, strict=True):
             dense = transform.undo(dense, more, shape)
         return np.array(dense, dtype, order="C").reshape(-1)
 

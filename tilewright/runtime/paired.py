@@ -47,53 +47,53 @@ BOUND_FACTOR = 32.0  # |error| <= BOUND_FACTOR K u sum |a b| for every certified
 _LARGEST_KAPPA = (
     64.0  # beyond, errors exceed those of plain sums by more than they do from one order to another
 )
-_MISMATCH = 1.25  # (A^2 + B^2) / 2 beside A B, where neither is twice the other
+_MISMATCH = 1.25  # (A^2 + B^2) / 2 alongside A B, where neither is twice the other
 _MARGIN = 1.01  # for rounding in the sums of rows and columns that the certificate is made of
 _THRESHOLDS = (0.08, 0.15, 0.25, 0.4, 0.7, 1.1)  # t in root mean squares of the column
 _GOLDEN = 0x9E3779B9  # 2**32 times the golden ratio's fraction, whose multiples are spread most evenly
 _COLUMNS_AT_ONCE = 1 << 17  # elements of a weight that stay in a cache while all thresholds pass
 
 
-def pair_count(taps: int) -> int:
-    return -(-taps // GROUP) * HALF
+def pair_count(k_size: int) -> int:
+    return -(-k_size // GROUP) * HALF
 
 
-def pair_signs(taps: int) -> np.ndarray:
+def pair_signs(k_size: int) -> np.ndarray:
     """Of each pair, group by group, that of its second elements: 1 or -1."""
-    turns = np.arange(pair_count(taps), dtype=np.uint64) * np.uint64(_GOLDEN)
+    turns = np.arange(pair_count(k_size), dtype=np.uint64) * np.uint64(_GOLDEN)
     return 1.0 - 2.0 * (turns >> np.uint64(31) & np.uint64(1)).astype(np.float32)
 
 
-def error_constant(taps: int) -> float:
+def error_constant(k_size: int) -> float:
     """E of |error| <= E u (A^2 + B^2) / 2: rounding of the products, of the chunks' sum, of the row's correction (8
     sums, A^2 being at most 1.6 times the mean of both), and of the subtractions."""
-    pairs = pair_count(taps)
+    pairs = pair_count(k_size)
     chunk = min(CHUNK, pairs)
     products = chunk + 2 + -(-pairs // chunk)
     correction = pairs / HALF + HALF - 1
     return 2.0 * products + 0.8 * correction + 5.0
 
 
-def largest_kappa(taps: int) -> float:
+def largest_kappa(k_size: int) -> float:
     """Up to which the error is at most BOUND_FACTOR K u sum |a b|."""
-    return min(_LARGEST_KAPPA, BOUND_FACTOR * taps / (_MISMATCH * error_constant(taps)))
+    return min(_LARGEST_KAPPA, BOUND_FACTOR * k_size / (_MISMATCH * error_constant(k_size)))
 
 
-def prepare_weights(taps_first: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def prepare_weights(k_first: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(columns, corrections, sizes, ratios): each column divided by a power of two, its size, with its pairs' signs;
     what is to be subtracted for it; and the least ratio that a row must have to be multiplied with it in pairs. A
     column that cannot be certified is stored as it is; of one of zeros the size is zero, so that its results are."""
-    sizes, usable = _sizes(taps_first)
-    ratios = np.where(usable, certified_ratios(taps_first), np.inf)
+    sizes, usable = _sizes(k_first)
+    ratios = np.where(usable, certified_ratios(k_first), np.inf)
     with np.errstate(all="ignore"):
-        columns = (taps_first / sizes * _signs(taps_first.shape)).astype(taps_first.dtype)
-    taps, *others = columns.shape
-    whole = np.zeros((-(-taps // GROUP) * GROUP, *others), columns.dtype)
-    whole[:taps] = columns
+        columns = (k_first / sizes * _signs(k_first.shape)).astype(k_first.dtype)
+    k_size, *others = columns.shape
+    whole = np.zeros((-(-k_size // GROUP) * GROUP, *others), columns.dtype)
+    whole[:k_size] = columns
     first, second = np.moveaxis(whole.reshape(-1, 2, HALF, *others), 1, 0)
     with np.errstate(all="ignore"):
         corrections = np.einsum("gh...,gh...->...", first, second, dtype=np.float64)
-    zero = ~taps_first.any(axis=0)
+    zero = ~k_first.any(axis=0)
     sizes, ratios = np.where(zero, 0.0, sizes), np.where(zero, 0.0, ratios)
     dtype = columns.dtype
     return columns, corrections.astype(dtype), sizes.astype(dtype), ratios.astype(dtype)
@@ -106,13 +106,13 @@ def restore_weights(columns: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return restored
 
 
-def certified_ratios(taps_first: np.ndarray) -> np.ndarray:
+def certified_ratios(k_first: np.ndarray) -> np.ndarray:
     """Of each column the least |a|_1 / (sqrt(K) |a|_2) of a row that it may be multiplied with in pairs."""
-    taps = len(taps_first)
-    flat = taps_first.reshape(taps, -1)
+    k_size = len(k_first)
+    flat = k_first.reshape(k_size, -1)
     found = np.empty(flat.shape[1], np.float32)
-    step = max(1, _COLUMNS_AT_ONCE // max(1, taps))
-    allowance = np.float32(1.0 / largest_kappa(taps))
+    step = max(1, _COLUMNS_AT_ONCE // max(1, k_size))
+    allowance = np.float32(1.0 / largest_kappa(k_size))
     for begin in range(0, flat.shape[1], step):
         with np.errstate(all="ignore"):
             sizes = np.abs(flat[:, begin : begin + step])
@@ -123,7 +123,7 @@ def certified_ratios(taps_first: np.ndarray) -> np.ndarray:
                 np.maximum(np.subtract(threshold, sizes, out=below), 0, out=below)
                 np.fmin(least, (_root_mean_square(below) + allowance) / threshold, out=least)
         found[begin : begin + step] = least * _MARGIN
-    return found.reshape(taps_first.shape[1:])
+    return found.reshape(k_first.shape[1:])
 
 
 def row_ratios(rows: np.ndarray) -> np.ndarray:
@@ -139,8 +139,8 @@ def ratios_of(mean_size: np.ndarray, mean_square: np.ndarray) -> np.ndarray:
     return np.where(mean_size == 0, 2.0, ratios)
 
 
-def _root_mean_square(taps_first: np.ndarray) -> np.ndarray:
-    root: np.ndarray = np.sqrt(np.einsum("kn,kn->n", taps_first, taps_first) / len(taps_first))
+def _root_mean_square(k_first: np.ndarray) -> np.ndarray:
+    root: np.ndarray = np.sqrt(np.einsum("kn,kn->n", k_first, k_first) / len(k_first))
     return root
 
 
@@ -150,15 +150,15 @@ def _signs(shape: tuple[int, ...]) -> np.ndarray:
     return signs.reshape(-1, *[1] * (len(shape) - 1))
 
 
-def _sizes(taps_first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _sizes(k_first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The power of two at or below each column's root mean square, and whether that is one to scale by."""
-    flat = taps_first.reshape(len(taps_first), -1)
+    flat = k_first.reshape(len(k_first), -1)
     with np.errstate(all="ignore"):
         squares = np.einsum("kn,kn->n", flat, flat, dtype=np.float64) / len(flat)
         exponents = np.floor(0.5 * np.log2(squares))
         usable = np.abs(exponents) <= LARGEST_SIZE
-    sizes = np.exp2(np.where(usable, exponents, 0.0)).astype(taps_first.dtype)
-    return sizes.reshape(taps_first.shape[1:]), usable.reshape(taps_first.shape[1:])
+    sizes = np.exp2(np.where(usable, exponents, 0.0)).astype(k_first.dtype)
+    return sizes.reshape(k_first.shape[1:]), usable.reshape(k_first.shape[1:])
 
 
 class PairedWeights(Transform, frozen=True, tag="paired"):
@@ -171,7 +171,7 @@ class PairedWeights(Transform, frozen=True, tag="paired"):
     def is_sound(self, shape: Shape) -> bool:
         return 0 < len(self.axes) == len(set(self.axes)) and set(self.axes) <= set(range(len(shape)))
 
-    def size_behind(self, shape: Shape) -> int:
+    def trailing_size(self, shape: Shape) -> int:
         return self.signs_at(shape) + pair_count(self._length(shape))
 
     def signs_at(self, shape: Shape) -> int:
@@ -181,20 +181,20 @@ class PairedWeights(Transform, frozen=True, tag="paired"):
     def columns(self, shape: Shape) -> int:
         return math.prod(self._column_shape(shape))
 
-    def ratios(self, behind: np.ndarray, shape: Shape) -> np.ndarray:
+    def ratios(self, trailing: np.ndarray, shape: Shape) -> np.ndarray:
         """Of all columns, in what is stored behind."""
         end = self.signs_at(shape)
-        return behind[end - self.columns(shape) : end]
+        return trailing[end - self.columns(shape) : end]
 
     def apply(self, dense: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         shape = dense.shape
         columns, *of_columns = prepare_weights(self._reduced_first(dense))
-        behind = [*of_columns, pair_signs(self._length(shape)).astype(dense.dtype)]
-        return self._in_place(columns, shape), np.concatenate([part.reshape(-1) for part in behind])
+        trailing = [*of_columns, pair_signs(self._length(shape)).astype(dense.dtype)]
+        return self._in_place(columns, shape), np.concatenate([part.reshape(-1) for part in trailing])
 
-    def undo(self, dense: np.ndarray, behind: np.ndarray, shape: Shape) -> np.ndarray:
+    def undo(self, dense: np.ndarray, trailing: np.ndarray, shape: Shape) -> np.ndarray:
         count = self.columns(shape)
-        sizes = behind[count : 2 * count].reshape(self._column_shape(shape))
+        sizes = trailing[count : 2 * count].reshape(self._column_shape(shape))
         return self._in_place(restore_weights(self._reduced_first(dense), sizes), shape)
 
     def _length(self, shape: Shape) -> int:

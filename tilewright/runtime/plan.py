@@ -28,7 +28,7 @@ from tilewright.support.layers import fused_name
 
 FORMAT_VERSION = 5
 ALIGNMENT = 64
-_MOST_THREADS = 1024  # of a block, on every GPU
+_MAX_THREADS = 1024  # of a block, on every GPU
 
 SPACES = ("input", "output", "constant", "arena")
 _DTYPES = {dtype.short: dtype for dtype in DType}
@@ -265,7 +265,7 @@ def _check_step(plan: Plan, number: int, step: Step, sizes: dict[str, list[int]]
     if step.vendor is not None:
         _check_views(where, step.vendor, specs)
     if step.launch is not None and not (
-        0 < step.launch.threads <= _MOST_THREADS and step.launch.shared_bytes >= 0
+        0 < step.launch.threads <= _MAX_THREADS and step.launch.shared_bytes >= 0
     ):
         _fail(f"{where}: the launch {step.launch}")
     if len(specs) != len(step.arguments):

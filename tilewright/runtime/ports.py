@@ -1,4 +1,4 @@
-"""The caller's tensors: checked, and turned into addresses, without importing torch.
+"""Checks the caller's tensors and converts them to addresses, without importing torch.
 
 A `Port` stands for one input of the model. It takes a NumPy array or a torch CPU tensor, says precisely what does not
 fit, and gives the address of dense data. Torch is looked up in `sys.modules`: who passes a tensor has imported it.

@@ -20,7 +20,7 @@ Key = bytes | str | os.PathLike[str]
 
 _DOMAIN = b"tilewright artifact 1\0"
 _PEM = b"-----BEGIN"
-_FEWEST_BYTES, _MOST_BYTES = 16, 1 << 16  # of a secret: fewer can be guessed
+_MIN_BYTES, _MAX_BYTES = 16, 1 << 16  # of a secret: fewer can be guessed
 _HMAC, _ED25519 = 1, 2  # kinds, as the file has them
 SIZES = {_HMAC: 1 + 32, _ED25519: 1 + 64}  # bytes of a signature with its kind
 
@@ -37,8 +37,8 @@ class _Secret:
     size = SIZES[_HMAC]
 
     def __init__(self, secret: bytes) -> None:
-        if len(secret) < _FEWEST_BYTES:
-            raise SigningKeyError(f"a secret of {len(secret)} bytes; it must have at least {_FEWEST_BYTES}")
+        if len(secret) < _MIN_BYTES:
+            raise SigningKeyError(f"a secret of {len(secret)} bytes; it must have at least {_MIN_BYTES}")
         self._secret = secret
 
     def sign(self, message: bytes) -> bytes:
@@ -93,7 +93,7 @@ def signer(key: Key) -> Signer:
     if not isinstance(key, bytes):
         try:
             path = os.fspath(key)
-            key = read_regular(path, _MOST_BYTES)
+            key = read_regular(path, _MAX_BYTES)
         except OSError as error:
             raise SigningKeyError(f"cannot read the key {path}: {error.strerror or error}") from None
         except TypeError:

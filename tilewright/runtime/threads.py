@@ -1,7 +1,7 @@
-"""Which threads run a kernel: an OpenMP runtime that the process has loaded, or a pool of our own.
+"""The threads that run a kernel: an OpenMP runtime that the process has loaded, or Tilewright's own pool.
 
-Sharing torch's OpenMP threads matters when torch runs beside us: two sets of threads would fight for the cores. It is
-never loaded for this purpose; a second copy in one process is a well-known source of trouble.
+Sharing torch's OpenMP threads matters when torch runs alongside us: two sets of threads would fight for the cores. It
+is never loaded for this purpose; a second copy in one process is a well-known source of trouble.
 
 After a fork, a child uses a fresh pool: libgomp does not survive a fork, and threads never do.
 """
@@ -185,7 +185,7 @@ def resolve(threads: int | None) -> int:
         return knobs.get("threads")
     if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= knobs.MAX_THREADS:
         raise OptionError(
-            f"threads={threads!r}: allowed is a whole number from 1 to {knobs.MAX_THREADS}, or None"
+            f"threads={threads!r}: must be a whole number from 1 to {knobs.MAX_THREADS}, or None"
         )
     return threads
 

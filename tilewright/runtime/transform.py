@@ -1,7 +1,7 @@
-"""What is done with a constant before it is put into a kernel's order (`packing.py`).
+"""Transforms of a constant before it is packed into a kernel's order (`packing.py`).
 
 Winograd's algorithm wants its weights transformed, Winograd's inner-product trick wants them scaled. Each is a
-`Transform`: a record with a tag, which a saved model names it by, and pure functions in NumPy. It stands beside the
+`Transform`: a record with a tag, which a saved model names it by, and pure functions in NumPy. It stands alongside the
 algorithm that it serves, and `packing.py` lists all: another algorithm adds a class and not a field.
 """
 
@@ -24,7 +24,7 @@ class Transform(msgspec.Struct, frozen=True):
         """Of the array that an array of `shape` becomes."""
         return shape
 
-    def size_behind(self, shape: Shape) -> int:
+    def trailing_size(self, shape: Shape) -> int:
         """Elements that are stored behind the blocks."""
         raise NotImplementedError
 
@@ -32,6 +32,6 @@ class Transform(msgspec.Struct, frozen=True):
         """(What is cut into blocks, what is stored behind them, flat.)"""
         raise NotImplementedError
 
-    def undo(self, dense: np.ndarray, behind: np.ndarray, shape: Shape) -> np.ndarray:
+    def undo(self, dense: np.ndarray, trailing: np.ndarray, shape: Shape) -> np.ndarray:
         """The array of `shape` that `apply` was given."""
         raise NotImplementedError

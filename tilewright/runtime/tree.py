@@ -14,7 +14,7 @@ Constants are kept as text because JSON has no infinities and no integers beyond
 
 A namedtuple or a record comes back as its own class where this process knows it: because it was flattened here, or by
 `register`. Elsewhere, as after loading an artifact without the framework, it comes back as a namedtuple made on the fly
-or as a `Record`. Nothing is ever imported or evaluated by name.
+or as a `TreeRecord`. Nothing is ever imported or evaluated by name.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def register_record(
     register(cls, construct)
 
 
-class Record(Mapping[str, Any]):
+class TreeRecord(Mapping[str, Any]):
     """What stands for a dataclass or ModelOutput that this process does not know: read-only, by attribute or key."""
 
     def __init__(self, name: str, fields: Mapping[str, Any]) -> None:
@@ -85,7 +85,7 @@ class Record(Mapping[str, Any]):
         return f"{self._name.rpartition('.')[2]}({fields})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Record, (self._name, self._fields)
+        return TreeRecord, (self._name, self._fields)
 
 
 # -- value -> spec ---------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def _flatten(value: Any, leaves: list[Any]) -> Spec:
             "fields": list(items),
             "items": [_flatten(item, leaves) for item in items.values()],
         }
-    if isinstance(value, Record):
+    if isinstance(value, TreeRecord):
         specs = [_flatten(value[name], leaves) for name in value]
         return {"kind": "record", "name": value._name, "fields": list(value), "items": specs}
     if isinstance(value, (tuple, list)):
@@ -184,7 +184,7 @@ def unflatten(spec: Spec, leaves: Sequence[Any]) -> Any:
             pass  # another class of the same name, with other fields: fall through to the neutral form
     if kind == "namedtuple":
         return _namedtuple_class(name.rpartition(".")[2], tuple(spec["fields"]))(*items)
-    return Record(name, fields)
+    return TreeRecord(name, fields)
 
 
 @lru_cache(maxsize=256)

@@ -102,11 +102,11 @@ class WinogradWeights(Transform, frozen=True, tag="winograd"):
         points = self.outputs + TAPS - 1
         return (points, points, *shape[2:])
 
-    def size_behind(self, shape: Shape) -> int:
+    def trailing_size(self, shape: Shape) -> int:
         return math.prod(shape)
 
     def apply(self, dense: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return transform_weights(dense, self.outputs), dense.reshape(-1)
 
-    def undo(self, dense: np.ndarray, behind: np.ndarray, shape: Shape) -> np.ndarray:
-        return behind.reshape(shape)
+    def undo(self, dense: np.ndarray, trailing: np.ndarray, shape: Shape) -> np.ndarray:
+        return trailing.reshape(shape)

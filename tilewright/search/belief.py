@@ -1,4 +1,4 @@
-"""What is believed of the times of configs: a model's predictions, corrected by its errors on those measured.
+"""The search's belief about the times of configs: a model's predictions, corrected by its errors on measured ones.
 
 The logarithm of a config's time is normal around the prediction, with the model's spread. Errors of two configs go
 together: those of one template have a part in common, so have those with like values of a knob, and the more so the
@@ -74,11 +74,11 @@ class Belief:
 
     def by_mean(self) -> list[Config]:
         """The one believed fastest first."""
-        return [self.configs[place] for place in np.argsort(self.mean, kind="stable")]
+        return [self.configs[position] for position in np.argsort(self.mean, kind="stable")]
 
     def fastest(self, logs: np.ndarray) -> list[Config]:
         """Of each line of `draw` the fastest."""
-        return [self.configs[place] for place in np.argmin(logs, axis=1)] if self.configs else []
+        return [self.configs[position] for position in np.argmin(logs, axis=1)] if self.configs else []
 
     def draw(self, rng: np.random.Generator, count: int, doubt: float = 1.0) -> np.ndarray:
         """Logarithms of times that are possible together, one line for each draw; `doubt`: as if all deviations were so
@@ -102,7 +102,7 @@ class _Points:
     """Configs as points: the knobs' encodings, each scaled to its range, of one template at a time."""
 
     template: np.ndarray  # its number
-    places: np.ndarray
+    positions: np.ndarray
 
     @classmethod
     def of(cls, candidates: Candidates, configs: Sequence[Config]) -> _Points:
@@ -110,21 +110,21 @@ class _Points:
         numbers = {name: number for number, name in enumerate(names)}
         template = np.array([numbers[config.template] for config in configs])
         encoded = [candidates.encode(config) for config in configs]
-        places = np.zeros((len(configs), max(map(len, encoded), default=0)))
+        positions = np.zeros((len(configs), max(map(len, encoded), default=0)))
         for at, row in enumerate(encoded):
-            places[at, : len(row)] = row
+            positions[at, : len(row)] = row
         for number in range(len(names)):
             own = template == number
-            low, high = places[own].min(axis=0), places[own].max(axis=0)
-            places[own] = (places[own] - low) / np.where(high > low, high - low, 1.0)
-        return cls(template, places)
+            low, high = positions[own].min(axis=0), positions[own].max(axis=0)
+            positions[own] = (positions[own] - low) / np.where(high > low, high - low, 1.0)
+        return cls(template, positions)
 
     def covariance(self, rows: np.ndarray, columns: np.ndarray, spread: np.ndarray) -> np.ndarray:
-        apart = np.abs(self.places[rows, None, :] - self.places[None, columns, :])
-        alike = np.exp(-apart / REACH)
-        varying = np.ptp(self.places, axis=0) > 0 if len(self.places) else np.zeros(0, bool)
+        distances = np.abs(self.positions[rows, None, :] - self.positions[None, columns, :])
+        alike = np.exp(-distances / REACH)
+        varying = np.ptp(self.positions, axis=0) > 0 if len(self.positions) else np.zeros(0, bool)
         knobs = alike[:, :, varying].mean(axis=2) if varying.any() else 1.0
-        whole = np.exp(-apart.sum(axis=2) / (REACH * max(1, varying.sum())))
+        whole = np.exp(-distances.sum(axis=2) / (REACH * max(1, varying.sum())))
         same = self.template[rows, None] == self.template[None, columns]
         correlation = same * (TEMPLATE + KNOBS * knobs + CONFIG * whole)
         return np.asarray(correlation * spread[rows, None] * spread[None, columns])

@@ -1,4 +1,4 @@
-"""The search by default: few trials, each of them where the model and what was measured so far promise most.
+"""The default search: few trials, each where the model and the results so far promise most.
 
 draft     of each template the configs that the fresh model predicts best: all of a small space; of a large one
           samples, and what a descent from the best of them meets
@@ -25,7 +25,7 @@ from tilewright.space.template import Applied
 
 CONVERGED = 0.01  # of the best time
 _DRAFTED = 1200  # configs that are thought about before the first trial, in all
-_LEAST = 64  # of each template
+_MIN = 64  # of each template
 _SLOW = 32  # configs of a space whose programs have to be made to be predicted
 _SLOW_NEIGHBOURS = 8
 _DESCENTS = 4
@@ -79,7 +79,7 @@ class Guided(Search):
 
     def _draft(self) -> None:
         if not self._drafted:
-            share = max(_LEAST, _DRAFTED // len(self.candidates.applied))
+            share = max(_MIN, _DRAFTED // len(self.candidates.applied))
             for applied in self.candidates.applied:
                 self._drafted.update(dict.fromkeys(self._drafted_of(applied, share)))
         for config in self.history.best(_EXPLORED):
@@ -107,7 +107,7 @@ class Guided(Search):
             if slow or len(found) >= min(count, space.size):
                 break
             self._descend(start, found)
-        return _most_promising(found)
+        return _best_predicted(found)
 
     def _descend(self, at: Config, found: dict[Config, float]) -> None:
         """To the best neighbour, as long as there is a better one; `found` gets all that are met."""
@@ -125,7 +125,7 @@ def _is_slow(applied: Applied) -> bool:
     return applied.terms(applied.space.default()) is None
 
 
-def _most_promising(found: dict[Config, float]) -> list[Config]:
+def _best_predicted(found: dict[Config, float]) -> list[Config]:
     ordered = sorted(found, key=lambda config: -found[config])
     with_value: dict[tuple[str, object], Config] = {}
     for config in ordered:

@@ -1,4 +1,4 @@
-"""What a search is: it asks for configs to be tried, is told what came of them, and says when there is no more to gain.
+"""The search protocol: ask for configs to try, be told their outcomes, say when nothing more is to be gained.
 
 A search never runs anything and knows no knob: configs come from a Candidates, predictions from a CostModel. For a seed
 and the same answers it asks the same questions.

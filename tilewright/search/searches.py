@@ -36,7 +36,7 @@ def register(name: str, factory: Factory) -> None:
     """A search of your own, under a name that `compile(search=...)` and `tilewright tune --search` take."""
     if not name or not callable(factory):
         raise OptionError(
-            f"{factory!r} is no search",
+            f"{factory!r} is not a search",
             remedy="give a class, or a function, of (candidates, model, seed) that returns a Searcher",
         )
     if name in SEARCHES:

@@ -1,1 +1,1 @@
-"""The ways in which a task could be computed: spaces of Configs, made by templates."""
+"""The search space: the implementations of a task, as spaces of Configs made by templates."""

@@ -1,7 +1,7 @@
-"""Every way to compute one piece of work: the configs of all templates and sketches, behind one interface.
+"""All candidates of one task: the configs of every template and sketch, as one space.
 
-Searches, cost models and the measuring rooms see a task through this alone, so that a config of a template and one of
-a derived structure are the same kind of thing to them.
+Searches, cost models and the measuring packages see a task through this alone, so that a config of a template and one
+of a derived structure are the same kind of thing to them.
 """
 
 from __future__ import annotations

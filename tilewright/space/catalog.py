@@ -95,7 +95,7 @@ def _cuda() -> Catalog:
     from tilewright.space.decompositions import DECOMPOSITIONS
     from tilewright.space.libraries import LIBRARIES
     from tilewright.space.sketches.cuda import SKETCHES
-    from tilewright.space.sketches.cuda.shared_sums import SharedSums
+    from tilewright.space.sketches.cuda.block_reduction import BlockReduction
     from tilewright.space.templates.cuda import TEMPLATES
     from tilewright.space.templates.cuda.default import Default, is_hopeless
 
@@ -107,7 +107,7 @@ def _cuda() -> Catalog:
         derive,
         Default(),
         is_hopeless,
-        trusted_sketches=(SharedSums.name,),
+        trusted_sketches=(BlockReduction.name,),
         predicts_default=True,
     )
 
@@ -123,7 +123,7 @@ def register(template: Template, target: str = "cpu", module: str | None = None)
     name = getattr(template, "name", None)
     if not isinstance(name, str) or not name or not callable(getattr(template, "apply", None)):
         raise OptionError(
-            f"{template!r} is no template",
+            f"{template!r} is not a template",
             remedy="give it a `name` and a method `apply(work)` that returns None or an Applied",
         )
     found = _built_in(target)

@@ -1,4 +1,4 @@
-"""What is to be built for a task: one kernel, or several parts that run one after another.
+"""The implementation of a task: one kernel, or several parts that run one after another.
 
 A part is a kernel of the compiler's own (a loop Program, or one of the tensor-core kernels that are described as data)
 or a call of a library. On a processor an implementation has one part; on a GPU a library call may have kernels around
@@ -15,13 +15,13 @@ from tilewright.errors import InternalError
 from tilewright.graph.ir import Graph, Node, input_node
 from tilewright.graph.task import Task
 from tilewright.loops.gpu.attention import TensorAttention
-from tilewright.loops.gpu.tensor import TensorProduct
+from tilewright.loops.gpu.tensor import TensorGemm
 from tilewright.loops.ir import Program
 from tilewright.loops.verify import verify_program
 from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import VendorCall
 
-Kernel: TypeAlias = Program | TensorProduct | TensorAttention  # what code generation makes machine code of
+Kernel: TypeAlias = Program | TensorGemm | TensorAttention  # what code generation makes machine code of
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class Implementation:
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class SubTask:
     """A part before it is known what computes it."""
 
     task: Task
@@ -83,26 +83,26 @@ class Piece:
 
 def cut(
     graph: Graph, constants: Collection[Node], parts: Sequence[tuple[Collection[Node], Node]]
-) -> list[Piece]:
+) -> list[SubTask]:
     """The pieces of a graph: of each, which nodes it computes, and which of them the others read."""
     order = graph.nodes()
     return [
-        _piece([node for node in order if node in members], result, constants) for members, result in parts
+        _subtask([node for node in order if node in members], result, constants) for members, result in parts
     ]
 
 
-def cut_at(task: Task, graph: Graph, value: Node) -> tuple[Piece, Piece]:
+def cut_at(task: Task, graph: Graph, value: Node) -> tuple[SubTask, SubTask]:
     """A task, whose computation `graph` is, in two: all that computes `value`, and the rest."""
     constants = [graph.inputs[number] for number in task.constants]
     computed = [node for node in graph.nodes() if not (node.is_input or node.is_constant)]
     before = set(Graph(graph.inputs, (value,)).nodes())
     first = [node for node in computed if node in before]
     rest = [node for node in computed if node not in before]
-    before_piece, rest_piece = cut(graph, constants, [(first, value), (rest, graph.outputs[0])])
-    return before_piece, rest_piece
+    before_subtask, rest_subtask = cut(graph, constants, [(first, value), (rest, graph.outputs[0])])
+    return before_subtask, rest_subtask
 
 
-def _piece(members: Sequence[Node], result: Node, constants: Collection[Node]) -> Piece:
+def _subtask(members: Sequence[Node], result: Node, constants: Collection[Node]) -> SubTask:
     operands: list[Node] = []
     inside: dict[Node, Node] = {}
 
@@ -119,4 +119,4 @@ def _piece(members: Sequence[Node], result: Node, constants: Collection[Node]) -
         inside[node] = replace(node, inputs=tuple(map(operand, node.inputs)))
     kept = frozenset(number for number, node in enumerate(operands) if node in constants)
     graph = Graph(tuple(inside[node] for node in operands), (inside[result],))
-    return Piece(Task(graph, kept), tuple(operands), result)
+    return SubTask(Task(graph, kept), tuple(operands), result)

@@ -1,4 +1,4 @@
-"""What a trial of a config came to, as far as a search or a cost model is concerned."""
+"""The outcome of a trial, as searches and cost models see it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Knob:
         return self.choices[0] if self.default is None else self.default
 
     def neighbours(self, value: Value) -> tuple[Value, ...]:
-        """The choices beside it; without an order, all others."""
+        """The choices alongside it; without an order, all others."""
         at = self.choices.index(value)
         if self.ordered:
             return tuple(self.choices[n] for n in (at - 1, at + 1) if 0 <= n < len(self.choices))
@@ -54,9 +54,11 @@ class Knob:
 
     @cached_property
     def _codes(self) -> dict[Value, tuple[float, ...]]:
-        places = range(len(self.choices))
+        positions = range(len(self.choices))
         if not self.ordered:
-            return {choice: tuple(float(n == at) for n in places) for at, choice in enumerate(self.choices)}
+            return {
+                choice: tuple(float(n == at) for n in positions) for at, choice in enumerate(self.choices)
+            }
         last = max(1, len(self.choices) - 1)
         if all(isinstance(choice, int) and not isinstance(choice, bool) for choice in self.choices):
             return {

@@ -1,4 +1,4 @@
-"""What a template is: a way to compute a class of tasks, structured by hand or by rules, with knobs.
+"""The template protocol: an implementation of a class of tasks, structured by hand or by rules, with knobs.
 
 A template looks at a piece of Work and either declines or answers with an `Applied`: the space of its configs for that
 task, what each would cost in counted terms, and what each builds. Configs are legal by construction: every one of the
@@ -16,7 +16,7 @@ from tilewright.graph.task import Task
 from tilewright.hw import CpuMachine, Machine
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.formula import Formula, NestedReduction, formula_of
-from tilewright.loops.weights import with_weights
+from tilewright.loops.softmax_exp import with_softmax_exp
 from tilewright.space.implementation import Implementation, Kernel
 from tilewright.space.space import Config, Space
 from tilewright.space.terms import Counted, GpuTerms, Terms
@@ -51,7 +51,7 @@ def normal_form(task: Task, numerics: str) -> Formula | None:
         formula = formula_of(output, inputs, constants=task.constants, keep_rounding=strict)
     except NestedReduction:
         return None
-    return formula if strict else with_weights(formula)
+    return formula if strict else with_softmax_exp(formula)
 
 
 class Applied(Protocol):

@@ -1,4 +1,4 @@
-"""What a candidate does, counted: what an analytical model (`cost/`) turns into time.
+"""The operation counts of a candidate, which an analytical model (`cost/`) converts to time.
 
 Each kind of machine counts what its time depends on. A candidate of several kernels is a tuple of their terms.
 """
@@ -17,7 +17,7 @@ class Terms:
     count as twice their bytes where they miss (the line is read first).
     """
 
-    arithmetic: float  # instructions of the multiply-add ports
+    arithmetic: float  # instructions of the FMA ports
     loads: float = 0.0  # loads and broadcasts issued
     stores: float = 0.0
     branches: float = (
@@ -65,7 +65,7 @@ class Roofline:
     bytes: float
     unit: str = "scalar"  # what multiplies: "scalar", "tensor16", "tf32"
     busy: float = 1.0  # share of the machine that has work
-    chain: float = 0.0  # multiply-adds of one thread that wait for each other's operands
+    chain: float = 0.0  # FMAs of one thread that wait for each other's operands
     is_call: bool = False  # of a library, which takes longer to start
     launches: int = 1  # kernels that follow each other
 

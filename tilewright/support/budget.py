@@ -70,7 +70,7 @@ class Budget:
     def fits(self, size: int, what: str) -> None:
         """Before `size` bytes are needed for a moment."""
         if not self.has_room(size):
-            kept = f" beside the {self.held} already in use" if self.held else ""
+            kept = f" alongside the {self.held} already in use" if self.held else ""
             raise over(
                 f"{what} needs {size} bytes{kept}, more than the limit of {self.limits.memory}",
                 "import_memory",

@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-_MOST_NAMED = 5  # layers of one kernel
+_MAX_NAMED = 5  # layers of one kernel
 _SEPARATOR = re.compile(r"[./]")
 
 
-def fused_name(layers: Sequence[str], most: int = _MOST_NAMED) -> str:
+def fused_name(layers: Sequence[str], most: int = _MAX_NAMED) -> str:
     """One name for the layers that a kernel computes: `layer1.0.conv1 + bn1 + relu`.
 
-    A layer beside the first one is named without the path that both have. A block that contains another of the layers
-    is left out: the layer inside says more.
+    A layer alongside the first one is named without the path that both have. A block that contains another of the
+    layers is left out: the layer inside says more.
     """
     named = _without_blocks(layers)
     if not named:

@@ -1,4 +1,4 @@
-"""Which modules another process imports to have what was registered in this one."""
+"""The modules that another process must import to see what was registered in this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event trace: what happened, for how long, with which figures. It is what the report draws and progress shows.
+"""The event trace: names, durations and numbers of what happened. The report and the progress display read it.
 
     with trace.span("rewrites.fold-constants", nodes=120) as span:
         ...

@@ -1,4 +1,4 @@
-"""The version, where every room may ask for it."""
+"""The version of the package."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What differs from one kind of machine to another on the road of a model, one file each; `resolve.py` names them."""
+"""Targets: the stages of the pipeline that depend on the kind of machine, one file each; `resolve.py` names them."""

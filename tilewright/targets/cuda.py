@@ -27,7 +27,7 @@ from tilewright.targets.target import Target, computed
 from tilewright.tune.choose import best_of
 from tilewright.tune.oracle import PredictedCosts
 
-_ABILITIES = Abilities(chains=False, half=True, libraries=True, prologues=True, splits_sums=False)
+_ABILITIES = Abilities(chains=False, half=True, libraries=True, prologues=True, splits_reductions=False)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class CudaTarget:
 
 
 def _torch_rounds() -> bool:
-    """Whether PyTorch may round float32 in matrix products on a GPU."""
+    """Whether PyTorch may round float32 in matmuls on a GPU."""
     torch = torch_module()
     if torch is None:
         return False

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.codegen.cache import ObjectCache
-from tilewright.codegen.generator import build_parts, generator
+from tilewright.codegen.generator import building, generator
 from tilewright.graph.task import Partition, Task
 from tilewright.link import Boundary, Linkable, Linked, link
 from tilewright.rewrites.expand import expand
@@ -59,14 +59,16 @@ def choose_implementations(
         check_lockable(path)
     pairs = {key: pair for key, pair in pairs.items() if _is_possible(pair, target, numerics)}
     works = _works(partitions, target, numerics)
-    beside = {key: Work(pair.joined, target.machine, numerics) for key, pair in pairs.items()}
+    alternative_tasks = {key: Work(pair.joined, target.machine, numerics) for key, pair in pairs.items()}
     count = target.threads(threads)
     if tuning.measures:
-        choices = _tuned(target, partitions, works, pairs, beside, count, trace, tuning, objective)
+        choices = _tuned(target, partitions, works, pairs, alternative_tasks, count, trace, tuning, objective)
     else:
         with trace.span("choose", tasks=len(works)) as span:
-            known = known_choices({**works, **beside}, count, tuning.db)
-            choices = {key: known.get(key) or choose(work) for key, work in (works | beside).items()}
+            known = known_choices({**works, **alternative_tasks}, count, tuning.db)
+            choices = {
+                key: known.get(key) or choose(work) for key, work in (works | alternative_tasks).items()
+            }
             span.note(known=len(known))
     faster = [key for key, pair in pairs.items() if _is_faster(pair, choices)]
     joined = _joined(partitions, faster)
@@ -92,9 +94,9 @@ def _is_possible(pair: Alternative, target: Target, numerics: str) -> bool:
 
 def _is_faster(pair: Alternative, choices: Mapping[str, Choice]) -> bool:
     """Whether one kernel for both is faster: by measured times where all are measured, otherwise by predicted ones."""
-    joined, apart = choices[pair.joined.key], [choices[task.key] for task in pair.apart]
-    times = [choice.seconds for choice in (joined, *apart)]
-    measured = [choice.origin.kind == "tuned" for choice in (joined, *apart)]
+    joined, separate = choices[pair.joined.key], [choices[task.key] for task in pair.separate]
+    times = [choice.seconds for choice in (joined, *separate)]
+    measured = [choice.origin.kind == "tuned" for choice in (joined, *separate)]
     if any(seconds is None for seconds in times) or any(measured) != all(measured):
         return False
     one, *two = (seconds or 0.0 for seconds in times)
@@ -106,25 +108,25 @@ def _tuned(
     partitions: Sequence[Partition],
     works: Mapping[str, Work],
     pairs: Mapping[str, Alternative],
-    beside: Mapping[str, Work],
+    alternative_tasks: Mapping[str, Work],
     threads: int,
     trace: Trace,
     tuning: Tuning,
     objective: Objective | None,
 ) -> dict[str, Choice]:
     # With the database and the searches: only for those who measure.
-    from tilewright.targets.staged import Staged
+    from tilewright.targets.model_runs import ModelRuns
     from tilewright.tune.tunable import TunableTask
     from tilewright.tune.tuner import tune
 
     calls = {key: count for key, (_, count) in together(partitions).items()}
     named = _task_layers(partitions)
     tunables = {key: (TunableTask(work, threads, named[key]), calls[key]) for key, work in works.items()}
-    close = [key for key, pair in pairs.items() if _is_close(pair, beside[key], works)]
-    tunables |= {key: (TunableTask(beside[key], threads), pairs[key].calls) for key in close}
+    close = [key for key, pair in pairs.items() if _is_close(pair, alternative_tasks[key], works)]
+    tunables |= {key: (TunableTask(alternative_tasks[key], threads), pairs[key].calls) for key in close}
     wanted = objective or Objective((Goal(calls),))
     extra = {key: pairs[key].calls for key in close}
-    wanted = replace(wanted, goals=tuple(replace(goal, beside=extra) for goal in wanted.goals))
+    wanted = replace(wanted, goals=tuple(replace(goal, alternative_tasks=extra) for goal in wanted.goals))
     numerics = next(iter(works.values())).numerics if works else "fast"
 
     def linked(
@@ -140,18 +142,20 @@ def _tuned(
             trace=trace,
             objective=wanted,
             runner=target.runner,
-            models=Staged(target, partitions, linked, threads),
+            models=ModelRuns(target, partitions, linked, threads),
             alone=frozenset(close),
-            timed=frozenset(task.key for key in close for task in (pairs[key].joined, *pairs[key].apart)),
+            timed=frozenset(task.key for key in close for task in (pairs[key].joined, *pairs[key].separate)),
         )
-    return choices | {key: choose(work) for key, work in beside.items() if key not in choices}
+    return choices | {key: choose(work) for key, work in alternative_tasks.items() if key not in choices}
 
 
 def _is_close(pair: Alternative, work: Work, works: Mapping[str, Work]) -> bool:
-    joined, *apart = (choose(each).seconds for each in (work, *(works[task.key] for task in pair.apart)))
-    if joined is None or any(seconds is None for seconds in apart):
+    joined, *separate = (
+        choose(each).seconds for each in (work, *(works[task.key] for task in pair.separate))
+    )
+    if joined is None or any(seconds is None for seconds in separate):
         return False
-    return joined < _CLOSE * sum(seconds or 0.0 for seconds in apart)
+    return joined < _CLOSE * sum(seconds or 0.0 for seconds in separate)
 
 
 # -- kernels and plan -------------------------------------------------------------------------------------------------
@@ -218,18 +222,14 @@ def _build(
     layers: Mapping[str, Sequence[str]],
 ) -> dict[str, Linkable]:
     """A kernel for every part, by the key of its calls."""
-    cache = ObjectCache.default()
-    at_once = generator(target.machine.kind).PARALLEL
-    groups = [list(parts)] if at_once else [[key] for key in parts]
     kernels: dict[str, Linkable] = {}
-    for keys in groups:
-        alone = len(keys) == 1
-        label = parts[keys[0]].task.label if alone else f"{len(keys)} kernels at once"
-        named = layers[keys[0]] if alone else []
-        with trace.span("kernel", label=label, layer=shared_name(named), calls=len(named)) as span:
-            built = build_parts([parts[key] for key in keys], target.machine, numerics, cache)
-            span.note(cached=all(cached for _, cached in built))
-        kernels |= {
-            key: replace(kernel, origin=origins[key]) for key, (kernel, _) in zip(keys, built, strict=True)
-        }
+    with building(list(parts.values()), target.machine, numerics, ObjectCache.default()) as built:
+        for key, part in parts.items():
+            # Until it is there: others may have been built meanwhile.
+            named = layers.get(key, [])
+            span_of = trace.span("kernel", label=part.task.label, layer=shared_name(named), calls=len(named))
+            with span_of as span:
+                kernel, cached = next(built)
+                span.note(cached=cached)
+            kernels[key] = replace(kernel, origin=origins[key])
     return kernels

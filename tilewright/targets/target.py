@@ -1,4 +1,4 @@
-"""What a target is: the part of the road that depends on the kind of machine.
+"""The target protocol: the part of the pipeline that depends on the kind of machine.
 
 Everything else is the same for all of them and stands in `driver.py`: the tasks are chosen by one tuner, built by one
 code generation per kind (`codegen/generator.py`) and linked by one linker.
@@ -70,7 +70,7 @@ class Target(Protocol):
         """What builds, checks and times candidates (`tune.tuner.Measuring`)."""
 
     def executor(self, linked: Linked, threads: int) -> Any:
-        """What runs a plan step by step, for those who time its tasks inside a model (`targets/staged.py`)."""
+        """What runs a plan step by step, for those who time its tasks inside a model (`targets/model_runs.py`)."""
 
     def load(
         self,

@@ -18,6 +18,7 @@ of the same formula are two tensors.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,7 +33,8 @@ C = TypeVar("C", bound=type)
 
 def _hashed_once(cls: C) -> C:
     """Expressions are the keys of many tables, and the hash of one goes through everything below it: it is kept.
-    Neither hashing nor comparing recurses, and what two expressions share is compared once."""
+    Neither hashing nor comparing recurses, and what two expressions share is compared once. One that was found equal to
+    another remembers that one, its twin: a table is asked for the same expression again and again."""
     made: Any = cls
     of_parts: Callable[[Any], int] = made.__hash__
 
@@ -45,11 +47,17 @@ def _hashed_once(cls: C) -> C:
             return True
         if other.__class__ is not self.__class__:
             return NotImplemented
-        return hash(self) == hash(other) and _same(self, other)
+        ours, theirs = self.__dict__.get("_twin", self), other.__dict__.get("_twin", other)
+        if ours is theirs:
+            return True
+        if hash(self) != hash(other) or not _same(self, other):
+            return False
+        other.__dict__["_twin"] = ours
+        return True
 
     def state(self: Any) -> dict[str, Any]:
         """Strings have other hashes in another process."""
-        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_hash", "_twin")}
 
     _HASH_OF_PARTS[cls] = of_parts
     made.__hash__, made.__eq__, made.__getstate__ = hashed, equal, state
@@ -84,25 +92,27 @@ def _same(one: Expr, other: Expr) -> bool:
     seen: set[tuple[int, int]] = set()
     while waiting:
         a, b = waiting.pop()
-        if a is b or (id(a), id(b)) in seen:
+        if (id(a), id(b)) in seen:
             continue
         seen.add((id(a), id(b)))
-        if a.__class__ not in _HASH_OF_PARTS:
-            if a != b:
-                return False
-            continue
         if a.__class__ is not b.__class__ or hash(a) != hash(b) or _own_parts(a) != _own_parts(b):
             return False
-        waiting.extend(zip(children(a), children(b), strict=True))
+        for of_a, of_b in zip(children(a), children(b), strict=True):
+            if of_a is of_b:
+                continue
+            if of_a.__class__ in _HASH_OF_PARTS:
+                waiting.append((of_a, of_b))
+            elif of_a != of_b:
+                return False
     return True
 
 
 def _own_parts(expr: Expr) -> tuple[Any, ...]:
-    """What an expression is beside its children."""
-    if isinstance(expr, Load):
-        return expr.source, len(expr.indices)
+    """What an expression is alongside its children."""
     if isinstance(expr, Call):
         return expr.op, expr.dtype, len(expr.args)
+    if isinstance(expr, Load):
+        return expr.source, len(expr.indices)
     if isinstance(expr, Reduce):
         return expr.kind, expr.axes
     return (expr.dtype,)
@@ -162,10 +172,12 @@ class Const(Expr):
         return value, self.dtype
 
     def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
         return self._key() == other._key() if isinstance(other, Const) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(self.value) if self.value == self.value else 0  # Python's NaNs differ from each other
 
 
 @dataclass(frozen=True)
@@ -383,10 +395,13 @@ def reduce_over(kind: str, body: Expr, axes: Sequence[Var]) -> Reduce:
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
-    if isinstance(expr, Load):
-        return expr.indices
+    kind = expr.__class__
+    if kind is Var or kind is Const:  # as most are
+        return ()
     if isinstance(expr, Call):
         return expr.args
+    if isinstance(expr, Load):
+        return expr.indices
     if isinstance(expr, Cast):
         return (expr.value,)
     if isinstance(expr, Select):
@@ -398,7 +413,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 def with_children(expr: Expr, parts: tuple[Expr, ...]) -> Expr:
     """`expr` with its children replaced; the node itself where nothing changed."""
-    if all(new is old for new, old in zip(parts, children(expr), strict=True)):
+    if all(map(operator.is_, parts, children(expr))):
         return expr
     if isinstance(expr, Load):
         return Load(expr.source, parts)
@@ -432,11 +447,10 @@ def rewrite(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
             waiting.pop()
             continue
         parts = children(node)
-        missing = [part for part in reversed(parts) if id(part) not in done]
-        if missing:
+        if missing := [part for part in reversed(parts) if id(part) not in done]:
             waiting.extend(missing)
             continue
-        rebuilt = with_children(node, tuple(done[id(part)] for part in parts))
+        rebuilt = with_children(node, tuple([done[id(part)] for part in parts])) if parts else node
         replacement = rule(rebuilt)
         done[id(node)] = rebuilt if replacement is None else replacement
         waiting.pop()
@@ -451,6 +465,8 @@ def shared(expr: Expr) -> Expr:
 
 def substitute(expr: Expr, values: Mapping[Var, Expr]) -> Expr:
     """`expr` with variables replaced, all at once."""
+    if not values:
+        return expr
     return rewrite(expr, lambda node: values.get(node) if isinstance(node, Var) else None)
 
 

@@ -86,7 +86,7 @@ _TABLE = [
     Scalar("sqrt", 1, np.sqrt),
     Scalar("rsqrt", 1, lambda x: 1 / np.sqrt(x)),
     Scalar("exp", 1, np.exp),
-    Scalar("exp2_weight", 1, _exp2_weight),  # for arguments up to 0; below the normal numbers it is 0
+    Scalar("exp2_nonpositive", 1, _exp2_weight),  # for arguments up to 0; below the normal numbers it is 0
     Scalar("exp2_rough", 1, _exp2_weight),  # the same of any argument, to 20 bits at least
     Scalar("expm1", 1, np.expm1),
     Scalar("log", 1, np.log),
@@ -115,7 +115,7 @@ SCALARS: dict[str, Scalar] = {scalar.name: scalar for scalar in _TABLE}
 # table with those that are lowered to one of them (`rewrites/fuse.py`).
 EXPENSIVE_CALLS = frozenset(
     [
-        *("exp", "exp2_weight", "expm1", "log", "log1p", "pow"),
+        *("exp", "exp2_nonpositive", "expm1", "log", "log1p", "pow"),
         *("tanh", "erf", "sin", "cos", "atan2", "div", "sqrt"),
     ]
 )

@@ -22,7 +22,7 @@ from tilewright.hw.intrinsics import (
     unregister_intrinsic,
 )
 from tilewright.loops.ir import Buffer, Kind, Program, Scope, Stmt, Store, block, nest
-from tilewright.loops.schedule.tensorise import Operand, statement_of
+from tilewright.loops.schedule.tensorise import IntrinsicOperand, statement_of
 from tilewright.loops.verify import verify_program
 from tilewright.measure.single import SingleKernel
 from tilewright.te.interpret import interpret
@@ -116,8 +116,8 @@ def program_of(intrinsic: Intrinsic) -> Program:
 
 
 def _copied(source: Buffer, to: Buffer) -> Stmt:
-    place = te.Var("i", to.size)
-    return nest([(place, Kind.SERIAL)], Store(to, place, te.Load(source, (place,))))
+    location = te.Var("i", to.size)
+    return nest([(location, Kind.SERIAL)], Store(to, location, te.Load(source, (location,))))
 
 
 def declared(intrinsic: Intrinsic, tiles: Mapping[te.Tensor, np.ndarray]) -> np.ndarray:
@@ -156,6 +156,6 @@ def _buffer(tensor: te.Tensor, name: str) -> Buffer:
     return Buffer(name, tensor.dtype, math.prod(tensor.shape))
 
 
-def _operand(tensor: te.Tensor, buffer: Buffer) -> Operand:
+def _operand(tensor: te.Tensor, buffer: Buffer) -> IntrinsicOperand:
     strides = [math.prod(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape))]
-    return Operand(buffer, te.as_index(0), tuple(strides))
+    return IntrinsicOperand(buffer, te.as_index(0), tuple(strides))

@@ -1,4 +1,4 @@
-"""Small tasks to hold things to, and a way to write one's own."""
+"""Small tasks for tests, and a builder for your own."""
 
 from __future__ import annotations
 

@@ -59,7 +59,9 @@ def _timed(candidates: Candidates, configs: list[Config]) -> list[Outcome]:
 
 
 def _failed(configs: list[Config]) -> list[Outcome]:
-    return [Outcome(config, None, FAILURES[place % len(FAILURES)]) for place, config in enumerate(configs)]
+    return [
+        Outcome(config, None, FAILURES[position % len(FAILURES)]) for position, config in enumerate(configs)
+    ]
 
 
 def _run(

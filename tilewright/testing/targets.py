@@ -12,7 +12,7 @@ from tilewright.frontend import ImportedModel
 from tilewright.graph.ir import Graph
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
-from tilewright.measure.exam import draw_exam
+from tilewright.measure.validation import make_validation
 from tilewright.support.trace import Trace
 from tilewright.targets.target import Target, computed
 from tilewright.testing.problems import elementwise, gemm, softmax_rows
@@ -40,7 +40,7 @@ class TargetSuite:
         for task in self.tasks():
             model = compile_imported(as_model(task.graph), self.make(), numerics=self.numerics)
             model.plan.validate()
-            case = draw_exam(task, self.numerics, seed=7).ordinary
+            case = make_validation(task, self.numerics, seed=7).ordinary
             (result,) = model(*case.inputs)
             (expected,) = evaluate(task.graph, list(case.inputs), precise=True)
             error = np.linalg.norm(np.asarray(result, np.float64) - expected) / np.linalg.norm(expected)

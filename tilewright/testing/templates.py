@@ -13,9 +13,9 @@ import numpy as np
 from tilewright.cost.predictor import calibrated, counted
 from tilewright.graph.task import Task
 from tilewright.hw import CpuMachine, host
-from tilewright.measure.exam import Case, draw_exam
 from tilewright.measure.kernels import packed
 from tilewright.measure.single import SingleKernel
+from tilewright.measure.validation import CheckCase, make_validation
 from tilewright.space.candidates import Candidates
 from tilewright.space.implementation import Implementation
 from tilewright.space.sketches import register, unregister
@@ -64,10 +64,10 @@ class _ComputingSuite:
 
     def test_every_config_computes_the_task(self) -> None:
         for applied, work in self._applied():
-            exam = draw_exam(work.task, self.numerics, seed=11)
+            validation = make_validation(work.task, self.numerics, seed=11)
             for config in _some(applied):
                 implementation = Candidates(work, only=(applied,)).implementation(config)
-                for case in exam.cases:
+                for case in validation.cases:
                     result = run_on_case(implementation, work.machine, self.numerics, case)
                     case.error(result)  # WrongResult, with the element and the case
 
@@ -83,7 +83,9 @@ def _some(applied: Applied) -> list[Config]:
     return list(dict.fromkeys(config for config in drawn if config is not None))
 
 
-def run_on_case(implementation: Implementation, machine: CpuMachine, numerics: str, case: Case) -> np.ndarray:
+def run_on_case(
+    implementation: Implementation, machine: CpuMachine, numerics: str, case: CheckCase
+) -> np.ndarray:
     """The flat result on this machine's processor."""
     kernel = SingleKernel(implementation.program, machine, numerics=numerics, threads=1)
     built = kernel.built

@@ -30,7 +30,7 @@ WINDOW = 3  # D, rounds
 
 
 @dataclass
-class Standing:
+class TaskStanding:
     """How far one task is. `times`: its best time after each round, in seconds, never rising."""
 
     kind: str  # tasks of one kind are alike
@@ -51,12 +51,12 @@ class Standing:
 
 @dataclass(frozen=True)
 class Goal:
-    """A model: how often it calls each task, and the seconds a call of it may take; None: as few as can be. `beside`:
-    the same of tasks that could take the place of others."""
+    """A model: how often it calls each task, and the seconds a call of it may take; None: as few as can be.
+    `alternative_tasks`: the same of tasks that could take the place of others."""
 
     calls: Mapping[str, int]
     latency: float | None = None
-    beside: Mapping[str, int] = field(default_factory=dict)
+    alternative_tasks: Mapping[str, int] = field(default_factory=dict)
 
     def seconds(self, best: Mapping[str, float]) -> float:
         return sum(count * best[task] for task, count in self.calls.items())
@@ -87,7 +87,7 @@ class Objective:
         if best[task] <= self.enough.get(task, 0.0):
             return 0.0
         return sum(
-            slope * (goal.calls.get(task) or goal.beside.get(task, 0))
+            slope * (goal.calls.get(task) or goal.alternative_tasks.get(task, 0))
             for goal, slope in zip(self.goals, self._slopes(best), strict=True)
             if not goal.is_met(best)
         )
@@ -109,7 +109,7 @@ class Objective:
         ]
 
 
-def gradient(task: str, standings: Mapping[str, Standing], weight: float) -> float:
+def gradient(task: str, standings: Mapping[str, TaskStanding], weight: float) -> float:
     """df/dt_i of a task with at least one round: at most 0."""
     own = standings[task]
     rounds, best = len(own.times), own.best
@@ -127,10 +127,10 @@ def gradient(task: str, standings: Mapping[str, Standing], weight: float) -> flo
 # Which of the tasks that are worth a round gets the next one. `weights`: of these, at least one, by how much the
 # objective falls if the task takes a second less. `standings`: of all that are not being measured; those that are not
 # in `weights` are done or fast enough.
-Allocation = Callable[[Mapping[str, Standing], Mapping[str, float]], str]
+Allocation = Callable[[Mapping[str, TaskStanding], Mapping[str, float]], str]
 
 
-def steepest(standings: Mapping[str, Standing], weights: Mapping[str, float]) -> str:
+def steepest(standings: Mapping[str, TaskStanding], weights: Mapping[str, float]) -> str:
     """First each once, those that take most time first, then where the gradient is steepest."""
     fresh = {task: weight for task, weight in weights.items() if not standings[task].times}
     if fresh:
@@ -138,11 +138,11 @@ def steepest(standings: Mapping[str, Standing], weights: Mapping[str, float]) ->
     return max(weights, key=lambda task: -gradient(task, standings, weights[task]))
 
 
-def heaviest(standings: Mapping[str, Standing], weights: Mapping[str, float]) -> str:
+def heaviest(standings: Mapping[str, TaskStanding], weights: Mapping[str, float]) -> str:
     return max(weights, key=lambda task: weights[task] * standings[task].best)
 
 
-def round_robin(standings: Mapping[str, Standing], weights: Mapping[str, float]) -> str:
+def round_robin(standings: Mapping[str, TaskStanding], weights: Mapping[str, float]) -> str:
     return min(weights, key=lambda task: len(standings[task].times))
 
 
@@ -154,7 +154,7 @@ ALLOCATIONS: dict[str, Allocation] = {
 
 
 def next_task(
-    standings: Mapping[str, Standing],
+    standings: Mapping[str, TaskStanding],
     objective: Objective,
     decided: Mapping[str, float] | None = None,
     allocation: Allocation = steepest,

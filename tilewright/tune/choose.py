@@ -87,7 +87,7 @@ def _descended(applied: Applied, work: Work, predictor: Predictor) -> tuple[floa
     """The same once for each task: rewrites, choices and searches all begin with it."""
     key = work.task, work.machine, work.numerics, applied.space.template
     if key not in _known:
-        if len(_known) >= _MOST_KNOWN:
+        if len(_known) >= _MAX_KNOWN:
             _known.clear()
         _known[key] = descend(applied, work, predictor)
     found = _known[key]
@@ -95,7 +95,7 @@ def _descended(applied: Applied, work: Work, predictor: Predictor) -> tuple[floa
     return found if found is None or found[1] in applied.space else descend(applied, work, predictor)
 
 
-_MOST_KNOWN = 4096
+_MAX_KNOWN = 4096
 _known: dict[object, tuple[float, Config] | None] = {}
 
 
@@ -117,6 +117,7 @@ def descend(applied: Applied, work: Work, predictor: Predictor | None = None) ->
     best = (_predicted(applied, start, work, predictor), start)
     groups = space.groups()
     settled = 0  # groups that nothing has moved since they were last set
+    asked = {start.values}  # groups share knobs, and rounds repeat most of what the one before has seen
     for group in itertools.cycle(groups):
         if settled == len(groups):
             break
@@ -125,9 +126,12 @@ def descend(applied: Applied, work: Work, predictor: Predictor | None = None) ->
         base = dict(best[1].values)
         for combination in itertools.product(*(knob.choices for knob in group)):
             values = {**base, **dict(zip(names, combination, strict=True))}
+            config = Config.of(space.template, values)
+            if config.values in asked:
+                continue
+            asked.add(config.values)
             if not space.legal(values):
                 continue
-            config = Config.of(space.template, values)
             seconds = _predicted(applied, config, work, predictor)
             if seconds < best[0]:
                 best, settled = (seconds, config), 1

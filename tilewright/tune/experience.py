@@ -1,4 +1,4 @@
-"""What was learned from other tasks, on other machines and by earlier sources, for a cost model to begin with."""
+"""Records of other tasks, machines and source versions that a cost model starts from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RECORDS = 600  # that are looked at
 _TASKS = 8  # that are learned from
 
 
-class Past:
+class PastRecords:
     """The records of a database, task by task. Reading a task anew for each one that learns from it would take long."""
 
     def __init__(self, database: Database) -> None:

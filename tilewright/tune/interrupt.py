@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while tuning: they end the measuring, never the keeping of what was measured."""
+"""Ctrl-C and SIGTERM while tuning: they stop the measuring, and what was measured is kept."""
 
 from __future__ import annotations
 

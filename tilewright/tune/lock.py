@@ -19,13 +19,14 @@ from tilewright.codegen.generator import locked_code_of
 from tilewright.errors import LockError, TilewrightError
 from tilewright.runtime.plan import Origin
 from tilewright.space.candidates import Candidates
+from tilewright.space.former_names import current_config
 from tilewright.space.space import Config, Value
 from tilewright.space.template import Work
 from tilewright.support.files import read_regular
 from tilewright.tune.choose import Choice
 
 FORMAT = 2  # 1: "fast" had no bound for each element
-_MOST_BYTES = 256 << 20  # of a file; a task takes a few hundred
+_MAX_BYTES = 256 << 20  # of a file; a task takes a few hundred
 _NAMED = 5  # complaints that a message spells out
 
 
@@ -37,7 +38,7 @@ class LockedTask(msgspec.Struct, frozen=True):
 
     @property
     def config(self) -> Config:
-        return Config.of(self.template, self.values)
+        return current_config(Config.of(self.template, self.values))
 
 
 class Lock(msgspec.Struct, frozen=True):
@@ -60,13 +61,11 @@ def lock_of(choices: Mapping[str, Choice], works: Mapping[str, Work], numerics: 
 def locked_choices(lock: Lock, works: Mapping[str, Work], numerics: str, path: Path) -> dict[str, Choice]:
     """What the lock says for every one of `works`. Other tasks of the lock are of other models, and are left alone."""
     if lock.numerics != numerics:
-        raise LockError(
-            f"{path} is of a build with numerics={lock.numerics!r}, and this one has {numerics!r}"
-        )
+        raise LockError(f"{path} was built with numerics={lock.numerics!r}, and this one has {numerics!r}")
     kinds = {work.machine.kind for work in works.values()}
     if lock.target and kinds and kinds != {lock.target}:
         raise LockError(
-            f"{path} is of a build for target={lock.target!r}, and this one is for {', '.join(map(repr, kinds))}",
+            f"{path} was built for target={lock.target!r}, and this one is for {', '.join(map(repr, kinds))}",
             remedy="compile for the target of the lock file, or write another for this one",
         )
     choices: dict[str, Choice] = {}
@@ -75,9 +74,9 @@ def locked_choices(lock: Lock, works: Mapping[str, Work], numerics: str, path: P
         locked = lock.tasks.get(key)
         try:
             if locked is None:
-                raise Misfit("the lock has no such task")
+                raise LockMismatch("the lock has no such task")
             choices[key] = _locked_choice(locked, work, numerics)
-        except Misfit as misfit:
+        except LockMismatch as misfit:
             complaints.append(f"{work.task.label} ({key[:8]}): {misfit}")
     if complaints:
         named = [f"  {complaint}" for complaint in complaints[:_NAMED]]
@@ -88,22 +87,22 @@ def locked_choices(lock: Lock, works: Mapping[str, Work], numerics: str, path: P
     return choices
 
 
-class Misfit(Exception):
+class LockMismatch(Exception):
     """Why a task cannot be built as its lock says."""
 
 
 def _locked_choice(locked: LockedTask, work: Work, numerics: str) -> Choice:
     candidates = Candidates.of(work)
     if not candidates.is_legal(locked.config):
-        raise Misfit(
+        raise LockMismatch(
             f"its config is none of this version's, or needs a library that is not here: {locked.config}"
         )
     try:
         implementation = candidates.implementation(locked.config)
     except TilewrightError as error:
-        raise Misfit(f"its config builds nothing any more: {error.message}") from None
+        raise LockMismatch(f"its config builds nothing any more: {error.message}") from None
     if locked_code_of(implementation, work.machine, numerics) != locked.kernel:
-        raise Misfit(
+        raise LockMismatch(
             "its config gives another kernel here: the machine, the compiler behind it or this version differ"
         )
     return Choice(implementation, locked.config, None, Origin("lock"))
@@ -115,7 +114,7 @@ def _locked_choice(locked: LockedTask, work: Work, numerics: str) -> Choice:
 def read_lock(path: Path) -> Lock | None:
     """None where there is no such file."""
     try:
-        data = read_regular(path, _MOST_BYTES)
+        data = read_regular(path, _MAX_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -124,12 +123,12 @@ def read_lock(path: Path) -> Lock | None:
         version = msgspec.json.decode(data, type=_Head).format
         if version != FORMAT:
             raise LockError(
-                f"{path} is of format {version}, and this version of Tilewright writes {FORMAT}",
+                f"{path} has format {version}, and this version of Tilewright writes {FORMAT}",
                 remedy="build with the version that wrote it, or remove it and choose anew",
             )
         return msgspec.json.decode(data, type=Lock)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LockError(f"{path} is no lock file: {error}") from None
+        raise LockError(f"{path} is not a lock file: {error}") from None
 
 
 class _Head(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""The times that rewrites ask for, predicted: of each task the config that `choose` would take."""
+"""Predicted times for rewrites: of each task the config that `choose` would take."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class PredictedCosts:
     def seconds(self, task: Task) -> float:
         return _prediction(task, self.machine, self.numerics).seconds
 
-    def quickly(self, task: Task) -> tuple[float, bool]:
-        return _prediction(task, self.machine, self.numerics).quickly
+    def upper_bound(self, task: Task) -> tuple[float, bool]:
+        return _prediction(task, self.machine, self.numerics).upper_bound
 
-    def moving(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
+    def permute_seconds(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
         x = input_node(0, type)
         permuting = self.seconds(_task(apply("permute", x, axes=tuple(axes))))
         if alone:
@@ -74,7 +74,7 @@ class _Prediction:
         return least if math.isfinite(least) else self._default
 
     @cached_property
-    def quickly(self) -> tuple[float, bool]:
+    def upper_bound(self) -> tuple[float, bool]:
         quick = [applied for applied in self.applied if _searched(applied.space) <= _QUICK]
         least = self._least(quick)
         if len(quick) == len(self.applied) or not math.isfinite(least):

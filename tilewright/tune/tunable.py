@@ -1,7 +1,7 @@
 """What can be tuned: something with a key, a space of candidates, and a job that a runner builds, checks and times.
 
-A task of a model is one. The loop (`tuner.py`) and its state of one (`subject.py`) know nothing else of it, nor of the
-machine that it runs on.
+A task of a model is one. The loop (`tuner.py`) and its state of one (`task_state.py`) know nothing else of it, nor of
+the machine that it runs on.
 """
 
 from __future__ import annotations

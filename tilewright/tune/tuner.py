@@ -1,13 +1,14 @@
-"""The loop: rounds of measurements, each for the task where they are worth most, and a last race for each winner.
+"""The tuning loop: rounds of measurements, each for the task with the most to gain, and a final comparison for each
+winner.
 
     tasks that the database has decided on are taken from there; if all are, nothing is measured
     each other task: what earlier runs have measured is learned from as if it were measured now
     until the budget is spent or no more than 1% is expected:
         the task that a round is worth most for; its search asks for a few configs
-        they are built, checked and timed, take turns with the best so far, are kept in the database, and the search
+        they are built, checked and timed, alternate with the best so far, are kept in the database, and the search
         is told
-    the fastest of each task run inside the models, against what would have been chosen without measuring, taking
-        turns (`rehearse.py`; alone, where there are no models that could run); that decision is kept
+    the fastest of each task run inside the models, against what would have been chosen without measuring,
+        alternating (`confirm_in_model.py`; alone, where there are no models that could run); that decision is kept
 
 An interrupt ends the measuring and keeps the rest: the best so far is returned, and the next run goes on from there.
 """
@@ -34,12 +35,12 @@ from tilewright.support.fingerprint import fingerprint
 from tilewright.support.trace import Trace
 from tilewright.tune.allocate import ALLOCATIONS, Goal, Objective, next_task
 from tilewright.tune.choose import Choice
+from tilewright.tune.confirm_in_model import Models, comparison_seconds, confirm_in_model
 from tilewright.tune.effort import CONVERGED, Tuning
-from tilewright.tune.experience import Past
+from tilewright.tune.experience import PastRecords
 from tilewright.tune.interrupt import Shield, interruptible
 from tilewright.tune.known import COMPLETE, origin_of
-from tilewright.tune.rehearse import Models, comparison_seconds, rehearse
-from tilewright.tune.subject import Subject
+from tilewright.tune.task_state import TaskState
 from tilewright.tune.tunable import Tunable
 
 
@@ -65,15 +66,15 @@ class Measuring(Protocol):
     def race(self, job: TaskJob, configs: Sequence[Config], seconds: float) -> list[list[float]]: ...
 
 
-_FINALISTS = 3  # configs of a task, beside the one to beat
+_FINALISTS = 3  # configs of a task, alongside the one to beat
 _CLOSE = 1.05  # times the best time, within which a config may turn out to be the best
 _BETTER = 0.98  # of the time to beat: what a winner must stay under
 _UNCONFIRMED = 0.97  # the same without a last race
 _HOPELESS = 3.0  # times the best time, at which a config has no place in a race
-_TURN_SECONDS = 0.05  # for each config in the race of a round
+_INTERLEAVED_SECONDS = 0.05  # for each config in the race of a round
 _RACE_SECONDS = 0.4
 _RACE_OVERHEAD = 0.6  # seconds, until races have shown what they take
-_MOST_RESERVED = 0.3  # of the budget, for races
+_MAX_RESERVED = 0.3  # of the budget, for races
 _NEAR = 1.1  # times the best time alone, within which a config may be the best in a model
 _BUILD_SECONDS = 0.2  # of a kernel, until some have been built
 _CACHED_SECONDS = 0.03  # of one that was built for its trial, and is kept
@@ -142,9 +143,9 @@ class _Run:
         self.tuning, self.threads, self.database = tuning, threads, database
         self.begun, self.deadline = time.monotonic(), deadline
         self.shield, self.trace = shield, trace
-        self.past = Past(database)
+        self.past = PastRecords(database)
         self.unmeasured = f"unmeasured in {fingerprint(sorted(tunables))}"
-        self.subjects: dict[str, Subject] = {}
+        self.states: dict[str, TaskState] = {}
         self.chosen: dict[str, Choice] = {}
         self._asked = 0  # trials of all rounds that were begun
         self._round_seconds = 0.0  # about what a round takes, once there was one
@@ -157,23 +158,23 @@ class _Run:
             with self.shield():
                 known = self._known()
                 self.chosen = {key: one.choice for key, one in known.items()}
-                self.subjects = {
-                    key: Subject(tunable, self.tuning, self.past, timed=key in self.timed)
+                self.states = {
+                    key: TaskState(tunable, self.tuning, self.past, timed=key in self.timed)
                     for key, tunable in self.tunables.items()
                     if key not in known
                 }
             self._begin(known)
-            if self.subjects:
+            if self.states:
                 why = self._measure(known, runner)
         except KeyboardInterrupt:
             why = "interrupted"
         with self.shield(ignoring=True):
             self.trace.mark("tune.end", why=why)
-            for key, subject in self.subjects.items():
+            for key, state in self.states.items():
                 if key not in self.chosen:
-                    best = self._unconfirmed(subject)
-                    choice = subject.choice(best, subject.times.get(best))
-                    if best in subject.times:
+                    best = self._unconfirmed(state)
+                    choice = state.choice(best, state.times.get(best))
+                    if best in state.times:
                         choice = replace(choice, origin=Origin("tuned", time.time()))
                     self.chosen[key] = choice
             return {key: self.chosen[key] for key in self.tunables}
@@ -215,7 +216,7 @@ class _Run:
                 "calls": self.calls[key],
                 "seconds": known[key].decision.seconds
                 if key in known
-                else self.subjects[key].standing.predicted,
+                else self.states[key].standing.predicted,
                 "known": key in known,
             }
             for key, tunable in self.tunables.items()
@@ -226,9 +227,9 @@ class _Run:
 
     def _measure(self, known: Mapping[str, _Known], make_runner: Callable[[int], Measuring]) -> str:
         """Why it ended."""
-        for subject in self.subjects.values():
-            subject.resume(self.database.records(subject.key))
-        standings = {key: subject.standing for key, subject in self.subjects.items()}
+        for state in self.states.values():
+            state.resume(self.database.records(state.key))
+        standings = {key: state.standing for key, state in self.states.items()}
         decided = {key: one.decision.seconds for key, one in known.items()}
         with make_runner(self.threads) as runner:
             why = ""
@@ -255,7 +256,7 @@ class _Run:
 
     def _reason_to_stop(self, key: str | None) -> str:
         if key is None:
-            return "exhausted" if all(s.standing.done for s in self.subjects.values()) else "met"
+            return "exhausted" if all(s.standing.done for s in self.states.values()) else "met"
         if time.monotonic() + self._reserved() + self._round_seconds / 2 >= self.deadline:
             return "budget"
         if self.tuning.trials is not None and self._asked >= self.tuning.trials:
@@ -266,58 +267,58 @@ class _Run:
     def _reserved(self) -> float:
         """Seconds to keep for the last choice."""
         if self.models is not None:
-            wanted = self._rehearsal_seconds(self._contenders())
+            wanted = self._confirmation_seconds(self._alternatives())
         else:
-            races = sum(len(self._finalists(subject)) > 1 for subject in self.subjects.values())
+            races = sum(len(self._finalists(state)) > 1 for state in self.states.values())
             wanted = races * self._race_seconds
-        return min(wanted, _MOST_RESERVED * self.tuning.seconds)
+        return min(wanted, _MAX_RESERVED * self.tuning.seconds)
 
     def _expected_gain(self) -> float | None:
         """Of going on, as a share of the time of all models together; None while there are tasks of which nobody can
         say."""
         total = sum(self.calls[key] * (choice.seconds or 0.0) for key, choice in self.chosen.items())
         expected = 0.0
-        for key, subject in self.subjects.items():
-            if not subject.standing.times or (gain := subject.gain) is None:
+        for key, state in self.states.items():
+            if not state.standing.times or (gain := state.gain) is None:
                 return None
-            seconds = self.calls[key] * subject.standing.best
+            seconds = self.calls[key] * state.standing.best
             total += seconds
             expected += gain * seconds
         return expected / total if total else 0.0
 
     def _begin_round(self, key: str, runner: Measuring) -> _Round:
         """Which configs are measured; they are built while other rounds are timed."""
-        subject = self.subjects[key]
+        state = self.states[key]
         begin = time.monotonic()
-        runner.expect(subject.job)
-        configs = subject.ask()
+        runner.expect(state.job)
+        configs = state.ask()
         self._asked += len(configs)
         if runner.ahead:
-            runner.prepare(subject.job, configs)
+            runner.prepare(state.job, configs)
         return _Round(key, configs, time.monotonic() - begin)
 
     def _finish_round(self, begun: _Round, runner: Measuring) -> None:
-        subject, configs = self.subjects[begun.key], begun.configs
+        state, configs = self.states[begun.key], begun.configs
         begin = time.monotonic()
-        with self.trace.span("tune.round", task=begun.key, label=subject.label) as span:
-            trials, failures = subject.trials, subject.failures.copy()
+        with self.trace.span("tune.round", task=begun.key, label=state.label) as span:
+            trials, failures = state.trials, state.failures.copy()
             if configs:
-                best = subject.times.get(subject.best)
+                best = state.times.get(state.best)
                 deadline = self.deadline - self._reserved()
-                measured = runner.measure(subject.job, configs, best=best, deadline=deadline)
-                measured = taking_turns(subject, measured, runner)
+                measured = runner.measure(state.job, configs, best=best, deadline=deadline)
+                measured = interleaved(state, measured, runner)
                 if not runner.ahead:
                     self._note_builds(measured)
                 with self.shield():
-                    predicted = subject.predict(configs)
-                    self.database.add(subject.tell(measured, predicted))
+                    predicted = state.predict(configs)
+                    self.database.add(state.tell(measured, predicted))
             span.note(
-                best=subject.standing.best,
-                before=subject.before,
-                trials=subject.trials - trials,
-                gain=subject.gain,
-                done=subject.standing.done,
-                failures=dict(subject.failures - failures),
+                best=state.standing.best,
+                before=state.before,
+                trials=state.trials - trials,
+                gain=state.gain,
+                done=state.standing.done,
+                failures=dict(state.failures - failures),
             )
         taken = begun.seconds + time.monotonic() - begin
         self._round_seconds = 0.5 * (self._round_seconds + taken) if self._round_seconds else taken
@@ -329,104 +330,111 @@ class _Run:
 
     # -- winners inside the models ------------------------------------------------------------------------------------
 
-    def _contenders(self) -> dict[str, list[Config]]:
+    def _alternatives(self) -> dict[str, list[Config]]:
         """Of each task the config to beat, then those that were about as fast as the best."""
         return {
-            key: self._faster(subject, _NEAR * subject.times.get(subject.best, math.inf))
-            for key, subject in self.subjects.items()
+            key: self._faster(state, _NEAR * state.times.get(state.best, math.inf))
+            for key, state in self.states.items()
             if key not in self.alone
         }
 
-    def _rehearsal_seconds(self, contenders: Mapping[str, Sequence[Config]], *, hasty: bool = False) -> float:
+    def _confirmation_seconds(
+        self, alternatives: Mapping[str, Sequence[Config]], *, hasty: bool = False
+    ) -> float:
         """With as many turns as are good to have, or with no more than it takes."""
-        most = max(map(len, contenders.values()), default=1)
+        most = max(map(len, alternatives.values()), default=1)
         if most == 1:
             return 0.0
-        kernels = len(self.tunables) + sum(len(some) - 1 for some in contenders.values())
-        models = sum(self.calls[key] * subject.standing.best for key, subject in self.subjects.items())
+        kernels = len(self.tunables) + sum(len(some) - 1 for some in alternatives.values())
+        models = sum(self.calls[key] * state.standing.best for key, state in self.states.items())
         models += sum(self.calls[key] * (choice.seconds or 0.0) for key, choice in self.chosen.items())
-        turns = sum(comparison_seconds(models, casts, hasty=hasty) for casts in (most, 2))
+        turns = sum(comparison_seconds(models, assignments, hasty=hasty) for assignments in (most, 2))
         return kernels * self._build_seconds + turns
 
-    def _rehearse(self, why: str) -> bool:
-        """Whether there were models that could run, and time for it: with as many contenders as that allows."""
-        contenders = self._contenders()
-        if self.models is None or max(map(len, contenders.values()), default=0) < 2:
+    def _confirm_in_model(self, why: str) -> bool:
+        """Whether there were models that could run, and time for it: with as many alternatives as that allows."""
+        alternatives = self._alternatives()
+        if self.models is None or max(map(len, alternatives.values()), default=0) < 2:
             return False
-        while self._rehearsal_seconds(contenders, hasty=True) > self.deadline - time.monotonic():
-            fewer = max(map(len, contenders.values())) - 1
+        while self._confirmation_seconds(alternatives, hasty=True) > self.deadline - time.monotonic():
+            fewer = max(map(len, alternatives.values())) - 1
             if fewer < 2:
                 return False
-            contenders = {key: some[:fewer] for key, some in contenders.items()}
-        with self.trace.span("tune.rehearse", tasks=len(contenders)):
-            heaviest = sorted(contenders, key=lambda key: -self.calls[key] * self.subjects[key].standing.best)
+            alternatives = {key: some[:fewer] for key, some in alternatives.items()}
+        with self.trace.span("tune.confirm_in_model", tasks=len(alternatives)):
+            heaviest = sorted(alternatives, key=lambda key: -self.calls[key] * self.states[key].standing.best)
             choices = {
-                key: [self.subjects[key].choice(config, None) for config in contenders[key]]
+                key: [self.states[key].choice(config, None) for config in alternatives[key]]
                 for key in heaviest
             }
             known = {key: choice for key, choice in self.chosen.items() if key not in self.alone}
-            verdicts = rehearse(self.models, known, choices, deadline=self.deadline, seed=self.tuning.seed)
-        for key, verdict in (verdicts or {}).items():
-            subject, config = self.subjects[key], verdict.choice.config
-            if verdict.seconds is not None and verdict.before is not None:
-                seconds, before = verdict.seconds / self.calls[key], verdict.before / self.calls[key]
+            confirmed_choices = confirm_in_model(
+                self.models, known, choices, deadline=self.deadline, seed=self.tuning.seed
+            )
+        for key, confirmed_choice in (confirmed_choices or {}).items():
+            state, config = self.states[key], confirmed_choice.choice.config
+            if confirmed_choice.seconds is not None and confirmed_choice.before is not None:
+                seconds, before = (
+                    confirmed_choice.seconds / self.calls[key],
+                    confirmed_choice.before / self.calls[key],
+                )
             else:  # as they were alone
-                before = subject.before
-                seconds = subject.times.get(config, before)
-            label = subject.label
+                before = state.before
+                seconds = state.times.get(config, before)
+            label = state.label
             with self.shield(), self.trace.span("tune.confirm", task=key, label=label) as span:
                 self._decide(key, config, seconds, before, why)
                 span.note(best=seconds, before=before, config=str(config))
-        return verdicts is not None
+        return confirmed_choices is not None
 
     # -- winners alone ------------------------------------------------------------------------------------------------
 
     def _confirm_all(self, runner: Measuring, why: str) -> None:
         """Those that gain most first. Without time for its race a winner has to have been clearly faster."""
-        left = set(self.subjects)
-        if self.models is not None and self._rehearse(why):
+        left = set(self.states)
+        if self.models is not None and self._confirm_in_model(why):
             left &= self.alone
         for key in sorted(left, key=lambda key: -self._gained(key)):
-            subject = self.subjects[key]
-            finalists = self._finalists(subject)
+            state = self.states[key]
+            finalists = self._finalists(state)
             if len(finalists) > 1 and time.monotonic() + self._race_seconds / 2 < self.deadline:
                 winner, seconds, before = self._race(key, finalists, runner)
             else:
-                winner, before = self._unconfirmed(subject), subject.before
-                seconds = subject.times.get(winner, before)
+                winner, before = self._unconfirmed(state), state.before
+                seconds = state.times.get(winner, before)
             with self.shield():
                 self._decide(key, winner, seconds, before, why)
 
     def _gained(self, key: str) -> float:
-        subject = self.subjects[key]
-        return self.calls[key] * (subject.before - subject.standing.best)
+        state = self.states[key]
+        return self.calls[key] * (state.before - state.standing.best)
 
-    def _finalists(self, subject: Subject) -> list[Config]:
+    def _finalists(self, state: TaskState) -> list[Config]:
         """The config to beat, and those that may be faster."""
         best, start = (
-            subject.times.get(subject.best, math.inf),
-            subject.times.get(subject.start.config, math.inf),
+            state.times.get(state.best, math.inf),
+            state.times.get(state.start.config, math.inf),
         )
-        return self._faster(subject, min(_CLOSE * best, _BETTER * start))
+        return self._faster(state, min(_CLOSE * best, _BETTER * start))
 
-    def _faster(self, subject: Subject, limit: float) -> list[Config]:
+    def _faster(self, state: TaskState, limit: float) -> list[Config]:
         """The config to beat, and the fastest others that took no longer than `limit` seconds; the first is taken where
         nothing else is said."""
-        start = subject.start.config
-        if start not in subject.times:  # never measured, or wrong: any that is right is better
-            return [subject.best]
+        start = state.start.config
+        if start not in state.times:  # never measured, or wrong: any that is right is better
+            return [state.best]
         faster = sorted(
-            (config for config, seconds in subject.times.items() if seconds <= limit and config != start),
-            key=lambda config: (subject.times[config], str(config)),
+            (config for config, seconds in state.times.items() if seconds <= limit and config != start),
+            key=lambda config: (state.times[config], str(config)),
         )
         return [start, *faster[:_FINALISTS]]
 
     def _race(self, key: str, finalists: Sequence[Config], runner: Measuring) -> tuple[Config, float, float]:
         """(winner, its seconds, those of the config to beat)."""
-        subject = self.subjects[key]
+        state = self.states[key]
         begin = time.monotonic()
-        with self.trace.span("tune.confirm", task=key, label=subject.label) as span:
-            times = runner.race(subject.job, finalists, min(_RACE_SECONDS, self._left()))
+        with self.trace.span("tune.confirm", task=key, label=state.label) as span:
+            times = runner.race(state.job, finalists, min(_RACE_SECONDS, self._left()))
             seconds = [statistics.median(each) if each else math.inf for each in times]
             before = seconds[0]
             winner = min(range(len(finalists)), key=lambda number: (seconds[number], number))
@@ -441,49 +449,49 @@ class _Run:
         return max(0.05, self.deadline - time.monotonic())
 
     def _decide(self, key: str, config: Config, seconds: float, before: float, why: str) -> None:
-        subject = self.subjects[key]
-        choice = subject.choice(config, seconds)
-        effort = self.tuning.effort if subject.trials else self.unmeasured
-        if subject.complete or why == "converged":
+        state = self.states[key]
+        choice = state.choice(config, seconds)
+        effort = self.tuning.effort if state.trials else self.unmeasured
+        if state.complete or why == "converged":
             effort = COMPLETE
         spent = time.monotonic() - self.begun
         whole = math.isfinite(self.tuning.seconds) and why != "trials"
         decision = Decision(
-            key=subject.key,
+            key=state.key,
             config=config,
             seconds=seconds,
             effort=effort,
             budget=self.tuning.seconds if whole else spent,
-            trials=subject.trials,
+            trials=state.trials,
             default_seconds=before,
-            code=subject.tunable.code(choice) if subject.trials else "",
+            code=state.tunable.code(choice) if state.trials else "",
         )
         self.chosen[key] = replace(choice, origin=origin_of(decision))
         self.database.decide(decision)
 
-    def _unconfirmed(self, subject: Subject) -> Config:
+    def _unconfirmed(self, state: TaskState) -> Config:
         """What is best as far as was measured, if it is clearly so."""
-        best, start = subject.best, subject.start.config
-        if start in subject.times and subject.times[best] > _UNCONFIRMED * subject.times[start]:
+        best, start = state.best, state.start.config
+        if start in state.times and state.times[best] > _UNCONFIRMED * state.times[start]:
             return start
         return best
 
 
-def taking_turns(subject: Subject, measured: list[Measurement], runner: Measuring) -> list[Measurement]:
+def interleaved(state: TaskState, measured: list[Measurement], runner: Measuring) -> list[Measurement]:
     """The same with the times of a race against the best so far, in units of its time. The speed of a machine changes
     from one moment to the next, by more than configs differ; what takes turns is slowed alike."""
     timed = [(one.config, one.seconds) for one in measured if one.seconds is not None]
     limit = _HOPELESS * min((seconds for _, seconds in timed), default=0.0)
-    anchor = subject.best if subject.times else None
+    anchor = state.best if state.times else None
     racing = [config for config, seconds in timed if seconds <= limit and config != anchor]
     if anchor is not None:
         racing.insert(0, anchor)
     if len(racing) < 2:
         return measured
-    times = dict(zip(racing, runner.race(subject.job, racing, _TURN_SECONDS * len(racing)), strict=True))
+    times = dict(zip(racing, runner.race(state.job, racing, _INTERLEAVED_SECONDS * len(racing)), strict=True))
     scale = 1.0
     if anchor is not None and times[anchor]:
-        scale = subject.times[anchor] / statistics.median(times[anchor])
+        scale = state.times[anchor] / statistics.median(times[anchor])
     return [
         msgspec.structs.replace(one, times=tuple(scale * each for each in raced))
         if (raced := times.get(one.config))

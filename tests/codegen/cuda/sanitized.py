@@ -23,7 +23,7 @@ from tests.loops.test_default import random_arrays
 from tests.rewrites.helpers import array
 from tests.space.checked import Inputs
 from tests.space.sketches.cuda.tasks import product_task
-from tests.space.templates.cuda import test_attention, test_convolution, test_prologue, test_sums
+from tests.space.templates.cuda import test_attention, test_convolution, test_matmul_reduction, test_prologue
 from tilewright.codegen.cuda.build import GpuSource, source_of
 from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.dtypes import DType
@@ -42,7 +42,7 @@ from tilewright.space.templates.cuda import TEMPLATES
 TOOLS = ("memcheck", "racecheck", "synccheck")
 MISSING = 2
 _SECONDS = 540
-_PLACES = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
+_POSITIONS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
 _REFUSED = (
     "injection library",
     "not permitted",
@@ -53,7 +53,7 @@ Sample = tuple[str, GpuSource, list[np.ndarray]]
 
 
 def tool() -> str | None:
-    return next((found for name in _PLACES if (found := shutil.which(name))), None)
+    return next((found for name in _POSITIONS if (found := shutil.which(name))), None)
 
 
 def columns() -> Task:
@@ -69,7 +69,7 @@ def samples(machine: GpuMachine) -> Iterator[Sample]:
     tasks: dict[str, Task] = {
         **{case.name: product_task(case) for case in PRODUCTS[::3]},
         **{f"prologue, {name}": make() for name, make in test_prologue.CASES.items()},
-        **{f"sums, {name}": make() for name, make in test_sums.CASES.items()},
+        **{f"sums, {name}": make() for name, make in test_matmul_reduction.CASES.items()},
         **{f"convolution {case.name}": case.task() for case in test_convolution.CASES[:3]},
         "columns": columns(),
         **{f"attention {case.name}": case.task() for case in test_attention.CASES[2:5]},

@@ -12,13 +12,13 @@ from tests.space.checked import Inputs
 from tests.space.sketches.cuda.tasks import product_task
 from tests.space.templates.cuda.test_attention import Case as Attention
 from tests.space.templates.cuda.test_convolution import Case as Convolution
-from tests.space.templates.cuda.test_prologue import converted, convolved, gated, turned
-from tests.space.templates.cuda.test_sums import of_windows, over_columns, over_rows, pooled
+from tests.space.templates.cuda.test_matmul_reduction import of_windows, over_columns, over_rows, pooled
+from tests.space.templates.cuda.test_prologue import converted, convolved, gated, transposed
 from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.loops.gpu.attention import TensorAttention
-from tilewright.loops.gpu.tensor import TensorProduct
+from tilewright.loops.gpu.tensor import TensorGemm
 
 F16, BF16, F32, I8 = DType.F16, DType.BF16, DType.F32, DType.I8
 
@@ -35,13 +35,13 @@ class Kernel:
     sms: int = GPU.sms  # multiprocessors of the card: persistent blocks need more tiles than it has
     golden: bool = False
 
-    def made(self, seed: int | None = None) -> TensorProduct | TensorAttention:
+    def made(self, seed: int | None = None) -> TensorGemm | TensorAttention:
         """With a seed: any config instead of the one that is described."""
         machine = replace(GPU, sms=self.sms)
         template = GPU_TEMPLATES[self.template]
         wanted = self.values if seed is None else Random(seed)
         _, kernel = gpu_kernel(template, self.task(), wanted, self.numerics, machine)
-        assert isinstance(kernel, TensorProduct | TensorAttention)
+        assert isinstance(kernel, TensorGemm | TensorAttention)
         return kernel
 
 
@@ -73,19 +73,19 @@ FOUR_WARPS = tile(32, 64, 32, 2, 2, 2)  # elements that go through registers wan
 
 PRODUCTS = [
     # Every transposition; tiles that cover the matrices, and edges along m, n and k.
-    Kernel("product-aligned", "product", product(64, 64, 128, turned_b=False), SMALL, golden=True),
+    Kernel("product-aligned", "product", product(64, 64, 128, transposed_b=False), SMALL, golden=True),
     Kernel("product-nn", "product", product(40, 48, 72), tile(32, 32, 64, 2, 1, 2)),
-    Kernel("product-tn-edges", "product", product(40, 72, 88, turned_a=True), tile(64, 32, 32, 2, 2, 4)),
-    Kernel("product-tt-bf16", "product", product(24, 40, 56, turned_a=True, turned_b=False, dtype=BF16), SMALL),
+    Kernel("product-tn-edges", "product", product(40, 72, 88, transposed_a=True), tile(64, 32, 32, 2, 2, 4)),
+    Kernel("product-tt-bf16", "product", product(24, 40, 56, transposed_a=True, transposed_b=False, dtype=BF16), SMALL),
     Kernel("product-pairs", "product", product(34, 50, 70), tile(32, 64, 32, 1, 4, 3)),
     Kernel("product-single-elements", "product", product(33, 35, 69), FOUR_WARPS, golden=True),
-    Kernel("product-single-elements-nt", "product", product(33, 35, 69, turned_b=False), FOUR_WARPS),
-    Kernel("product-one-row", "product", product(1, 64, 256, turned_b=False), tile(16, 32, 64, 1, 2, 4)),
+    Kernel("product-single-elements-nt", "product", product(33, 35, 69, transposed_b=False), FOUR_WARPS),
+    Kernel("product-one-row", "product", product(1, 64, 256, transposed_b=False), tile(16, 32, 64, 1, 2, 4)),
     Kernel("product-batch", "product", product(24, 40, 48, batch=3, epilogue=False), SMALL),
     # The K axis shorter than the stages that are under way.
     Kernel("product-short-k", "product", product(32, 32, 24), tile(32, 32, 32, 1, 2, 2)),
     Kernel(
-        "product-split", "product", product(40, 48, 200, turned_b=False),
+        "product-split", "product", product(40, 48, 200, transposed_b=False),
         tile(32, 32, 32, 1, 2, 2, split=4), golden=True,
     ),
     Kernel(
@@ -93,18 +93,18 @@ PRODUCTS = [
         sms=2, golden=True,
     ),
     Kernel(
-        "product-persistent-batch", "product", product(40, 40, 40, batch=3, turned_a=True),
+        "product-persistent-batch", "product", product(40, 40, 40, batch=3, transposed_a=True),
         tile(32, 32, 32, 1, 2, 2, persistent=True), sms=2,
     ),
     Kernel(
-        "product-tf32", "product", product(40, 44, 52, turned_b=False, dtype=F32),
+        "product-tf32", "product", product(40, 44, 52, transposed_b=False, dtype=F32),
         tile(32, 32, 16, 1, 2, 3), "tf32",
     ),
     Kernel(
         "product-tf32-nn", "product", product(40, 44, 52, dtype=F32), tile(32, 32, 32, 1, 2, 2), "tf32",
     ),
     Kernel(
-        "product-tf32-tn", "product", product(33, 50, 66, turned_a=True, dtype=F32), tile(32, 64, 16, 2, 2, 3),
+        "product-tf32-tn", "product", product(33, 50, 66, transposed_a=True, dtype=F32), tile(32, 64, 16, 2, 2, 3),
         "tf32",
     ),
     Kernel("product-int8", "product", lambda: int8_product(40, 48, 160), tile(32, 32, 64, 1, 2, 3)),
@@ -131,7 +131,7 @@ COMPUTED = [
     Kernel("computed-gated", "product", lambda: gated(40, 24, 72), SMALL, golden=True),
     Kernel("computed-gated-single", "product", lambda: gated(33, 17, 35), tile(32, 32, 32, 2, 2, 2)),
     Kernel("computed-both", "product", lambda: converted(17, 24, 72), SMALL),
-    Kernel("computed-turned", "product", lambda: turned(16, 24, 40), tile(16, 32, 32, 1, 2, 3)),
+    Kernel("computed-turned", "product", lambda: transposed(16, 24, 40), tile(16, 32, 32, 1, 2, 3)),
     Kernel("computed-conv", "product", lambda: convolved(5, 8, 12, 3), SMALL),
     Kernel(
         "computed-split", "product", lambda: gated(40, 24, 200), tile(32, 32, 32, 1, 2, 2, split=2),

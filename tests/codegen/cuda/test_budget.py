@@ -17,7 +17,7 @@ from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.hw.gpu import H200
 from tilewright.space.space import Config
 from tilewright.space.template import Applied
-from tilewright.space.templates.cuda.matmul import AppliedProduct
+from tilewright.space.templates.cuda.matmul import AppliedMatmul
 
 CPU_SECONDS, KILOBYTES = 2.0, 512 << 10
 
@@ -29,14 +29,22 @@ def config(name: str, **values: int | bool) -> Config:
 # Those that took longest of a hundred: elements one by one, sums in parts; many registers.
 HEAVIEST: list[tuple[Applied, Config]] = [
     (
-        AppliedProduct(work_of(PRODUCTS[5]), H200),
+        AppliedMatmul(work_of(PRODUCTS[5]), H200),
         config(
-            "tensor-product", bm=64, bn=64, bk=64, warps_m=4, warps_n=1, stages=3, split=2, persistent=False
+            "tensor-core-matmul",
+            bm=64,
+            bn=64,
+            bk=64,
+            warps_m=4,
+            warps_n=1,
+            stages=3,
+            split=2,
+            persistent=False,
         ),
     ),
     (
         test_attention.applied_to(test_attention.CASES[3].task(), H200),
-        config("tensor-attention", warps=4, rows=2, keys=32, stages=3),
+        config("tensor-core-attention", warps=4, rows=2, keys=32, stages=3),
     ),
 ]
 

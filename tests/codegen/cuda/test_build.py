@@ -20,7 +20,7 @@ from tilewright.graph.op import apply
 from tilewright.hw.gpu import A100, H200
 from tilewright.loops.formula import formula_of
 from tilewright.loops.gpu.default import default_program
-from tilewright.loops.gpu.tensor import TensorProduct
+from tilewright.loops.gpu.tensor import TensorGemm
 from tilewright.space.template import GpuWork
 from tilewright.space.templates.cuda.matmul import TensorCores
 
@@ -36,7 +36,7 @@ def of_a_template() -> GpuSource:
     applied = TensorCores().apply(GpuWork(task, H200))
     assert applied is not None
     made = applied.program(next(iter(applied.space.configs())))
-    assert isinstance(made, TensorProduct)
+    assert isinstance(made, TensorGemm)
     return tensor_source(made)
 
 

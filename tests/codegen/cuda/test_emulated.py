@@ -14,7 +14,7 @@ import pytest
 from tests.codegen.cuda.emulator.judge import asked, check
 from tests.codegen.cuda.emulator.run import COMPILER, Complaint
 from tests.codegen.cuda.tensor_kernels import KERNELS, RELATED, Kernel
-from tilewright.measure.exam import WrongResult
+from tilewright.measure.validation import WrongResult
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ here to compile the emulator with")
 
@@ -39,19 +39,19 @@ def test_any_config_computes_the_task(kernel: Kernel, seed: int, tmp_path: Path)
 
 @dataclass(frozen=True)
 class Mutant:
-    """A kernel's text with `old`, from its `place` behind `after` on, replaced by `new`."""
+    """A kernel's text with `old`, from its `position` behind `after` on, replaced by `new`."""
 
     name: str
     kernel: str
     old: str
     new: str = ""
     after: str = ""
-    place: int = 0
+    position: int = 0
 
     def of(self, text: str) -> str:
         begin = text.index(self.after) + len(self.after)
-        places = [found.start() for found in re.finditer(re.escape(self.old), text[begin:])]
-        at = begin + places[self.place]
+        positions = [found.start() for found in re.finditer(re.escape(self.old), text[begin:])]
+        at = begin + positions[self.position]
         return text[:at] + self.new + text[at + len(self.old) :]
 
 
@@ -79,7 +79,7 @@ MUTANTS = [
     Mutant("no barrier between partial sums", "sums-rows", BARRIER, after="const int part = m0"),
     # Clusters.
     Mutant("no barrier before the parts", "product-split", "meet_cluster();", after="inline void add_parts"),
-    Mutant("a block that ends too early", "product-split", "meet_cluster();", after="inline void add_parts", place=1),
+    Mutant("a block ends too early", "product-split", "meet_cluster();", after="inline void add_parts", position=1),
     Mutant("the part of another block", "product-split", "part * SHARE", "(PARTS - 1 - part) * SHARE"),
     # Edges.
     Mutant("an edge along k", "product-nn", "&& depth < depths", "&& depth <= depths"),

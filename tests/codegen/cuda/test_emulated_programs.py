@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.codegen.cuda.emulator.judge import MOST_CASES, check
+from tests.codegen.cuda.emulator.judge import MAX_CASES, check
 from tests.codegen.cuda.emulator.run import COMPILER, Emulated
 from tests.loops.gpu.products import Product
 from tests.loops.test_goldens import softmax
@@ -62,26 +62,26 @@ DEFAULTS: dict[str, Callable[[], Task]] = {
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_a_default_program_computes_the_task(name: str, tmp_path: Path) -> None:
     task = DEFAULTS[name]()
-    check(source_of(default_program(task, GPU)), validation(task, "fast")[:MOST_CASES], tmp_path)
+    check(source_of(default_program(task, GPU)), validation(task, "fast")[:MAX_CASES], tmp_path)
 
 
 def test_rows_that_share_a_block_on_a_small_card(tmp_path: Path) -> None:
     task = softmax(16, 37, F16)
     program = default_program(task, replace(GPU, sms=1))
     assert "in shared memory" in program.decisions
-    check(source_of(program), validation(task, "fast")[:MOST_CASES], tmp_path)
+    check(source_of(program), validation(task, "fast")[:MAX_CASES], tmp_path)
 
 
 SMALL = {"bm": 16, "bn": 32, "wm": 16, "wn": 16, "bk": 32}
 SKETCHES: list[tuple[str, str, Callable[[], Task], dict[str, object]]] = [
-    ("tensorised", "nt", lambda: product_task(Product(9, 20, 40, turned_b=False)),
-     {**SMALL, "stages": 2, "ahead": True, "depth": 16}),
-    ("tensorised", "tn-bf16", lambda: product_task(Product(12, 24, 36, turned_a=True, dtype=BF16)),
-     {**SMALL, "stages": 3, "ahead": False, "depth": 8}),
+    ("tensorised", "nt", lambda: product_task(Product(9, 20, 40, transposed_b=False)),
+     {**SMALL, "stages": 2, "prefetch": True, "instruction_k": 16}),
+    ("tensorised", "tn-bf16", lambda: product_task(Product(12, 24, 36, transposed_a=True, dtype=BF16)),
+     {**SMALL, "stages": 3, "prefetch": False, "instruction_k": 8}),
     ("tensorised", "batch", lambda: product_task(Product(5, 17, 21, batch=2)),
-     {**SMALL, "stages": 1, "ahead": False, "depth": 16}),
+     {**SMALL, "stages": 1, "prefetch": False, "instruction_k": 16}),
     ("tiled", "f32", lambda: product_task(Product(20, 40, 30, dtype=F32)), {}),
-    ("shared-sums", "f16", lambda: product_task(Product(3, 8, 600, epilogue=False)), {}),
+    ("block-reduction", "f16", lambda: product_task(Product(3, 8, 600, epilogue=False)), {}),
 ]  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def test_a_sketch_computes_the_task(
 ) -> None:
     _, program = gpu_kernel(GPU_SKETCHES[sketch], task(), values)
     assert isinstance(program, Program)
-    check(source_of(program), validation(task(), "fast")[:MOST_CASES], tmp_path)
+    check(source_of(program), validation(task(), "fast")[:MAX_CASES], tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=lambda dtype: dtype.short)

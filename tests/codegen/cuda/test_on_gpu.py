@@ -10,17 +10,17 @@ import pytest
 
 from tests.loops.formulas import EXAMPLES, Example
 from tests.loops.gpu.test_default import rows_of
-from tests.loops.gpu.test_pooled import CASES as POOLS
-from tests.loops.gpu.test_pooled import pool
+from tests.loops.gpu.test_pooling import CASES as POOLS
+from tests.loops.gpu.test_pooling import pool
 from tests.loops.gpu.test_staged_rows import groups_of, normalised
 from tests.loops.test_default import assert_computes, random_arrays
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import GpuMachine, detect
 from tilewright.loops.formula import formula_of
-from tilewright.loops.gpu import pooled
+from tilewright.loops.gpu import pooling
 from tilewright.loops.gpu.default import default_program
-from tilewright.loops.weights import with_weights
+from tilewright.loops.softmax_exp import with_softmax_exp
 from tilewright.measure.gpu import GpuProgram
 from tilewright.runtime.cuda import device
 
@@ -53,7 +53,7 @@ def test_rows_of_any_length(columns: int, card: tuple[device.Device, GpuMachine]
     """Short ones in a part of a warp, longer ones in registers, of several blocks too, the longest in pieces."""
     on, machine = card
     output, inputs = rows_of(7, columns, DType.F16)
-    program = default_program(with_weights(formula_of(output, inputs)), machine)
+    program = default_program(with_softmax_exp(formula_of(output, inputs)), machine)
     (x,) = random_arrays(inputs)
     kernel = GpuProgram(program, machine, on)
     got = kernel.run([x]).reshape(x.shape).astype(float)
@@ -66,7 +66,7 @@ def test_rows_of_any_length(columns: int, card: tuple[device.Device, GpuMachine]
 def test_long_rows_one_after_another(rows: int, columns: int, card: tuple[device.Device, GpuMachine]) -> None:
     on, machine = card
     output, inputs = rows_of(rows, columns, DType.F16)
-    program = default_program(with_weights(formula_of(output, inputs)), replace(machine, sms=132))
+    program = default_program(with_softmax_exp(formula_of(output, inputs)), replace(machine, sms=132))
     assert program.decisions.startswith("staged rows")
     (x,) = random_arrays(inputs)
     kernel = GpuProgram(program, machine, on)
@@ -103,7 +103,7 @@ def test_pooled(
     card: tuple[device.Device, GpuMachine],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pooled, "_BUSY", 0)
+    monkeypatch.setattr(pooling, "_BUSY", 0)
     on, machine = card
     output, inputs = pool(kind, size, taps, stride, low)
     program = default_program(formula_of(output, inputs, keep_rounding=True), machine)
@@ -116,7 +116,7 @@ def test_pooled(
 
 
 @pytest.mark.parametrize("extents", [(64, 64), (72, 136), (40, 76), (33, 70), (1000, 520)])
-def test_turned_tiles(extents: tuple[int, int], card: tuple[device.Device, GpuMachine]) -> None:
+def test_transposed_tiles(extents: tuple[int, int], card: tuple[device.Device, GpuMachine]) -> None:
     on, machine = card
     x = te.Tensor("x", extents, DType.F16)
     output = te.compute("y", extents[::-1], DType.F16, lambda j, i: x[i, j])
@@ -132,7 +132,7 @@ def test_many_short_rows(rows: int, card: tuple[device.Device, GpuMachine]) -> N
     """Several of them in a warp; in shared memory, and not."""
     on, machine = card
     output, inputs = rows_of(rows, 37, DType.F16)
-    program = default_program(with_weights(formula_of(output, inputs)), machine)
+    program = default_program(with_softmax_exp(formula_of(output, inputs)), machine)
     (x,) = random_arrays(inputs)
     kernel = GpuProgram(program, machine, on)
     got = kernel.run([x]).reshape(x.shape)

@@ -19,7 +19,7 @@ def test_the_sample_has_every_template() -> None:
 def test_without_the_tool_it_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sanitized, "_PLACES", ("no such tool",))
+    monkeypatch.setattr(sanitized, "_POSITIONS", ("no such tool",))
     assert sanitized.main([]) == sanitized.MISSING
     assert "comes with the CUDA toolkit" in capsys.readouterr().err
 

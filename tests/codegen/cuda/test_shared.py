@@ -17,7 +17,7 @@ def moved(source: Buffer, target: Buffer) -> For:
     return For(T, Kind.THREAD, Store(target, T, te.Load(source, (T,))))
 
 
-def test_buffers_that_are_not_in_use_at_once_have_one_place() -> None:
+def test_buffers_that_are_not_in_use_at_once_have_one_position() -> None:
     body = block(moved(X, FIRST), moved(FIRST, SECOND), moved(SECOND, THIRD), moved(THIRD, OUT))
     program = Program("chain", (X, OUT), body)
     assert placed(program) == {FIRST: 0, SECOND: 128, THIRD: 0}

@@ -49,12 +49,14 @@ def add_kernel(module: ir.Module, name: str, dtype: type, lanes: int, context: M
     index = builder.phi(i64)
     index.add_incoming(ir.Constant(i64, 0), entry)
 
-    def place(array: ir.Value) -> ir.Value:
+    def position(array: ir.Value) -> ir.Value:
         return builder.bitcast(builder.gep(array, [index], source_etype=element(dtype)), kind.as_pointer())
 
     size = np.dtype(dtype).itemsize
-    args = [builder.load(place(a), typ=kind, align=size) for a in function.args[: 2 if name in BINARY else 1]]
-    builder.store(emit(builder, name, *args, context=context), place(function.args[2]), align=size)
+    args = [
+        builder.load(position(a), typ=kind, align=size) for a in function.args[: 2 if name in BINARY else 1]
+    ]
+    builder.store(emit(builder, name, *args, context=context), position(function.args[2]), align=size)
     following = builder.add(index, ir.Constant(i64, lanes))
     index.add_incoming(following, builder.block)
     builder.cbranch(builder.icmp_signed("<", following, function.args[3]), loop, end)
@@ -365,8 +367,8 @@ def undefined_symbols(object_file: bytes) -> list[str]:
     symbols = next(section for section in sections if section[1] == 2)  # SHT_SYMTAB
     names = sections[symbols[6]][4]
     found = []
-    for place in range(symbols[4] + 24, symbols[4] + symbols[5], 24):  # the first symbol is always empty
-        name, _, _, section, _, _ = struct.unpack_from("<IBBHQQ", object_file, place)
+    for position in range(symbols[4] + 24, symbols[4] + symbols[5], 24):  # the first symbol is always empty
+        name, _, _, section, _, _ = struct.unpack_from("<IBBHQQ", object_file, position)
         if section == 0:
             end = object_file.index(b"\0", names + name)
             found.append(object_file[names + name : end].decode())

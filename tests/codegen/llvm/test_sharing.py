@@ -40,8 +40,8 @@ def window(taps: int, rows: int, step: int, lanes: int) -> tuple[Program, For]:
 @given(taps=st.integers(1, 7), rows=st.integers(1, 6), step=st.integers(1, 9))
 def test_copies_share_where_windows_overlap(taps: int, rows: int, step: int) -> None:
     program, loop = window(taps, rows, step, 8)
-    places = [(row * step + tap, tap) for row in range(rows) for tap in range(taps)]
-    overlap = len({place for place, _ in places}) < len(set(places))
+    positions = [(row * step + tap, tap) for row in range(rows) for tap in range(taps)]
+    overlap = len({position for position, _ in positions}) < len(set(positions))
     assert shares_elements(loop) == overlap
     assert ("singlethread" in llvm_ir(program, host(), "fast", "window")) == overlap
     x, w = (np.random.default_rng(0).standard_normal(b.size).astype(np.float32) for b in program.params[:2])

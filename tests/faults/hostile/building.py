@@ -1,4 +1,4 @@
-"""What hostile model files are built with. A case writes its file, and what lies beside it, into a folder."""
+"""What hostile model files are built with. A case writes its file, and what lies alongside it, into a folder."""
 
 from __future__ import annotations
 

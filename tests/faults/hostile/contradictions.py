@@ -118,10 +118,13 @@ def _indices() -> Iterator[tuple[str, Case]]:
         body("y = TensorScatter (x, u, n)", opset=24, x=(1, 4, 2), u=floats(1, 3, 2), n=numbers(3)),
     )
     unpool = "y = MaxUnpool <kernel_shape: ints = [2], strides: ints = [2]> (x, i{})"
-    places = numbers(0, 3).reshape(1, 1, 2)
-    yield "MaxUnpool: too few indices", body(unpool.format(""), x=(1, 1, 2), i=places[:, :, :1])
-    yield "MaxUnpool: beyond", body(unpool.format(""), x=(1, 1, 2), i=places * 3)
-    yield "MaxUnpool: other channels", body(unpool.format(", n"), x=(1, 1, 2), i=places, n=numbers(1, 2, 6))
+    positions = numbers(0, 3).reshape(1, 1, 2)
+    yield "MaxUnpool: too few indices", body(unpool.format(""), x=(1, 1, 2), i=positions[:, :, :1])
+    yield "MaxUnpool: beyond", body(unpool.format(""), x=(1, 1, 2), i=positions * 3)
+    yield (
+        "MaxUnpool: other channels",
+        body(unpool.format(", n"), x=(1, 1, 2), i=positions, n=numbers(1, 2, 6)),
+    )
     for operator in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
         yield f"{operator}: fewer targets", body(f"y = {operator} (x, t)", x=(3, 5), t=numbers(0, 1))
 

@@ -17,13 +17,13 @@ from tests.frontend.onnx.checking import floats, model_of
 
 
 def external(
-    place: str = "w.bin",
+    position: str = "w.bin",
     dims: Sequence[int] = (3, 4),
     size: int | None = 48,
     copies: int = 1,
     **entries: object,
 ) -> Case:
-    """A weight (or several) said to be at `place`; a file of `size` bytes, with holes instead of bytes, is there."""
+    """A weight (or several) said to be at `position`; a file of `size` bytes, with holes instead of bytes, is there."""
 
     def case(folder: Path) -> Path:
         nodes = [helper.make_node("ReduceSum", [f"w{n}"], [f"s{n}"]) for n in range(copies)]
@@ -32,7 +32,7 @@ def external(
         for n in range(copies):
             tensor = TensorProto(name=f"w{n}", data_type=TensorProto.FLOAT, dims=dims)
             tensor.data_location = TensorProto.EXTERNAL
-            for key, value in {"location": place, **entries}.items():
+            for key, value in {"location": position, **entries}.items():
                 text = str(value).replace("NUMBER", str(n))
                 tensor.external_data.add(key=key, value=text)
             weights.append(tensor)
@@ -46,9 +46,9 @@ def external(
     return case
 
 
-def linked(how: Callable[[Path], None], place: str = "link.bin") -> Case:
+def linked(how: Callable[[Path], None], position: str = "link.bin") -> Case:
     def case(folder: Path) -> Path:
-        path = external(place)(folder)
+        path = external(position)(folder)
         how(folder)
         return path
 

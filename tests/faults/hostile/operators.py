@@ -73,23 +73,23 @@ def _changes(model: onnx.ModelProto, rng: random.Random) -> list[tuple[str, Call
             elif attribute.type == AttributeProto.FLOAT:
                 found.append((words, lambda a=attribute: setattr(a, "f", float(number))))
             found += [
-                (words, lambda a=attribute, p=place: a.ints.__setitem__(p, number))
-                for place in range(len(attribute.ints))
+                (words, lambda a=attribute, p=slot: a.ints.__setitem__(p, number))
+                for slot in range(len(attribute.ints))
             ]
     for tensor in model.graph.initializer:
         if tensor.raw_data:
             array = numpy_helper.to_array(tensor).copy()
             limits = np.iinfo(array.dtype)
             value = min(max(number, limits.min), limits.max)
-            for place in range(array.size):
+            for slot in range(array.size):
 
                 def replace(
-                    t: TensorProto = tensor, a: np.ndarray = array, p: int = place, v: int = value
+                    t: TensorProto = tensor, a: np.ndarray = array, p: int = slot, v: int = value
                 ) -> None:
                     a.reshape(-1)[p] = v
                     t.raw_data = a.tobytes()
 
-                found.append((f"{tensor.name}[{place}] = {value}", replace))
+                found.append((f"{tensor.name}[{slot}] = {value}", replace))
     for given in model.graph.input:
         for axis, dim in enumerate(given.type.tensor_type.shape.dim):
             found.append(

@@ -201,7 +201,7 @@ def asked() -> Iterator[tuple[str, Case]]:
             f"OneHot of {size}",
             body("y = OneHot (i, d, v)", i=numbers(1, 2), d=scalar(size), v=np.array([0, 1], np.float32)),
         )
-        yield f"a zero axis beside {size}", body("y = Expand (x, n)", x=(0, 1), n=numbers(0, max(size, 1)))
+        yield f"a zero axis alongside {size}", body("y = Expand (x, n)", x=(0, 1), n=numbers(0, max(size, 1)))
     yield "Reshape to rank 100", body("y = Reshape (x, n)", n=numbers(6, *[1] * 99))
     yield "Reshape to rank 60", body("r = Reshape (x, n) y = Neg (r)", n=numbers(6, *[1] * 59))
     yield "Unsqueeze to rank 2000", body("y = Unsqueeze (x, n)", n=numbers(*range(2, 2000)))

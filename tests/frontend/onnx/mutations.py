@@ -121,18 +121,18 @@ def duplicate(rng: random.Random, model: onnx.ModelProto) -> None:
 def absurd(rng: random.Random, model: onnx.ModelProto) -> None:
     """Dimensions and integer attributes that no model has."""
     size = rng.choice([0, -1, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63), 7])
-    places: list[tuple[Any, int]] = [
+    positions: list[tuple[Any, int]] = [
         (tensor.dims, n) for tensor in model.graph.initializer for n in range(len(tensor.dims))
     ]
     for node in model.graph.node:
         for attribute in node.attribute:
-            places += [(attribute.ints, n) for n in range(len(attribute.ints))]
-            places += [(attribute.t.dims, n) for n in range(len(attribute.t.dims))]
+            positions += [(attribute.ints, n) for n in range(len(attribute.ints))]
+            positions += [(attribute.t.dims, n) for n in range(len(attribute.t.dims))]
     dims = model.graph.input[0].type.tensor_type.shape.dim
-    if not places or rng.random() < 0.3:
+    if not positions or rng.random() < 0.3:
         rng.choice(list(dims)).dim_value = size
         return
-    values, position = rng.choice(places)
+    values, position = rng.choice(positions)
     values[position] = size
 
 

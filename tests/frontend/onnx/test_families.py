@@ -331,8 +331,8 @@ def test_a_scatter_by_known_indices_is_a_gather() -> None:
     model = model_of(body, {"x": x, "u": u})
     model.graph.initializer.append(onnx.numpy_helper.from_array(where, "i"))
     expected = x.copy()
-    for place, value in zip(where, u, strict=True):
-        expected[place] = value
+    for position, value in zip(where, u, strict=True):
+        expected[position] = value
     (got,) = evaluate(import_onnx(model).graph, [x, u], precise=False)
     np.testing.assert_array_equal(got, expected)
 

@@ -165,7 +165,7 @@ def test_not_a_model(tmp_path: Path) -> None:
         import_onnx(42)  # type: ignore[arg-type]
     with pytest.raises(ModelFileError, match="cannot read"):
         import_onnx(tmp_path / "missing.onnx")
-    with pytest.raises(ModelFileError, match="is no file"):
+    with pytest.raises(ModelFileError, match="is not a file"):
         import_onnx(tmp_path)
     for content in (b"", b"\x00\x01garbage", small().SerializeToString()[:-7]):
         path = tmp_path / "bad.onnx"

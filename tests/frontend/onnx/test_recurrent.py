@@ -47,8 +47,8 @@ class Reference(nn.Module):
         """Each sequence backwards within its own length."""
         if self.direction != "reverse":
             return x
-        place = torch.arange(TIME)[:, None]
-        index = torch.where(place < lengths, lengths - 1 - place, place)
+        position = torch.arange(TIME)[:, None]
+        index = torch.where(position < lengths, lengths - 1 - position, position)
         return x.gather(0, index[..., None].expand(-1, -1, x.shape[2]))
 
     def forward(self, x: torch.Tensor, lengths: torch.Tensor, states: list[Any]) -> list[torch.Tensor]:

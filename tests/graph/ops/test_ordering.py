@@ -24,14 +24,14 @@ NUMBERS = (*FLOATS, *INTS)
 SPECIAL = np.array([[1.0, NAN, 2.0, 1.0], [INF, 3.0, -INF, 3.0], [NAN, NAN, 0.0, -0.0]])
 
 
-def places(x: torch.Tensor, axis: int, descending: bool) -> torch.Tensor:
+def positions(x: torch.Tensor, axis: int, descending: bool) -> torch.Tensor:
     order = torch.sort(x, dim=axis, descending=descending, stable=True).indices
     return torch.sort(order, dim=axis, stable=True).indices
 
 
-def sort_places(operand: Any, axis: int, descending: bool, dtypes: Any = NUMBERS) -> Case:
+def argsort(operand: Any, axis: int, descending: bool, dtypes: Any = NUMBERS) -> Case:
     attrs = {"axis": axis, "descending": descending}
-    return Case("sort_places", [operand], attrs, lambda x: places(x, axis, descending), dtypes)
+    return Case("argsort", [operand], attrs, lambda x: positions(x, axis, descending), dtypes)
 
 
 RUNNING: dict[str, Any] = {
@@ -47,11 +47,11 @@ def running(name: str, operand: Any, axis: int, dtypes: Any = NUMBERS) -> Case:
 
 CASES = [
     *(
-        sort_places(shape, axis, descending)
+        argsort(shape, axis, descending)
         for shape, axis in [((7,), 0), ((3, 5), 1), ((3, 5), 0), ((2, 4, 3), 1), ((2, 1), 1)]
         for descending in (False, True)
     ),
-    *(sort_places(SPECIAL, 1, descending, FLOATS) for descending in (False, True)),
+    *(argsort(SPECIAL, 1, descending, FLOATS) for descending in (False, True)),
     *(
         running(name, shape, axis)
         for name in RUNNING
@@ -71,8 +71,8 @@ def test_torch(case: Case, dtype: DType) -> None:
     run_torch(case, dtype)
 
 
-def test_putting_elements_at_their_places_sorts_them() -> None:
+def test_putting_elements_at_their_positions_sorts_them() -> None:
     x = np.random.default_rng(0).standard_normal((3, 9))
-    where = oracle_of("sort_places", [x], axis=1, descending=True)
+    where = oracle_of("argsort", [x], axis=1, descending=True)
     best = oracle_of("put_along", [np.zeros((3, 4)), where, x], axis=1, combine="set")
     np.testing.assert_array_equal(best, np.sort(x, axis=1)[:, ::-1][:, :4])

@@ -93,9 +93,9 @@ WRONG: list[tuple[str, list[TensorType], dict[str, Any], str]] = [
     ("take", [t(0), t(2, dtype=I64)], {"axis": 0}, "from an axis that has none"),
     ("take_along", [t(3, 4), t(4, 4, dtype=I64)], {"axis": 1}, r"at most its extents .* but 1, got \[4, 4\]"),
     ("take_along", [t(3, 4), t(4, dtype=I64)], {"axis": 1}, "x's rank"),
-    ("sort_places", [t(3)], {"axis": 0, "descending": 1}, "descending must be True or False, got 1"),
+    ("argsort", [t(3)], {"axis": 0, "descending": 1}, "descending must be True or False, got 1"),
     (
-        "sort_places",
+        "argsort",
         [t(3, dtype=BOOL)],
         {"axis": 0, "descending": True},
         "takes floats or integers, got bool",

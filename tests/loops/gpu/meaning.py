@@ -1,4 +1,4 @@
-"""What a matrix product for tensor cores means, as a plain loop program: element by element, no tiles."""
+"""What a matmul for tensor cores means, as a plain loop program: element by element, no tiles."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tilewright.loops.gpu.tensor import (
     ComputedOperand,
     MatrixOperand,
     Operand,
-    Reduced,
-    TensorProduct,
+    ReducedOutput,
+    TensorGemm,
     WindowOperand,
 )
 from tilewright.loops.ir import Block, For, If, Kind, Program, Scope, Stmt, Store, block, nest, walk_stmts
@@ -23,7 +23,7 @@ from tilewright.loops.tiling import with_values
 from tilewright.measure.single import SingleKernel
 
 
-def meaning(product: TensorProduct) -> Program:
+def meaning(product: TensorGemm) -> Program:
     """The sums of one vector of results at a time, then what is done with them."""
     m = te.Var("place_m", product.m)
     vector = te.Var("place_n", product.n // product.lanes)
@@ -44,13 +44,13 @@ def meaning(product: TensorProduct) -> Program:
     return Program(product.name, product.params, nest([(part, Kind.SERIAL), (vector, Kind.SERIAL)], body))
 
 
-def _along(product: TensorProduct, reduced: Reduced, m: te.Var) -> Program:
+def _along(product: TensorGemm, reduced: ReducedOutput, m: te.Var) -> Program:
     """Vector by vector of a part's columns, then the lanes of what was combined."""
     lanes = product.lanes
     part, vector = te.Var("part", product.n // reduced.size), te.Var("vector", reduced.size // lanes)
-    place = te.Var("place_n", product.n // lanes)
-    added = block(_sums(product, m, place), with_values(reduced.add, _first_of_tile(product)))
-    at = {place: part * vector.extent + vector}
+    position = te.Var("place_n", product.n // lanes)
+    added = block(_sums(product, m, position), with_values(reduced.add, _first_of_tile(product)))
+    at = {position: part * vector.extent + vector}
     zero, lane = te.as_index(0), te.Var("other", lanes)
     combiner = te.REDUCE_COMBINERS[reduced.kind]
     total = replace(reduced.total, scope=Scope.SCRATCH)
@@ -82,12 +82,12 @@ def _along(product: TensorProduct, reduced: Reduced, m: te.Var) -> Program:
     return Program(product.name, product.params, nest([(m, Kind.SERIAL), (part, Kind.SERIAL)], body))
 
 
-def _sums(product: TensorProduct, m: te.Var, vector: te.Var) -> Stmt:
+def _sums(product: TensorGemm, m: te.Var, vector: te.Var) -> Stmt:
     k, lane = te.Var("place_k", product.k), te.Var("v", product.lanes)
     column = vector * product.lanes + lane
     (before_a, left), (before_b, right) = (
-        _element(operand, name, place, k)
-        for operand, name, place in ((product.a, "left", m), (product.b, "right", column))
+        _element(operand, name, position, k)
+        for operand, name, position in ((product.a, "left", m), (product.b, "right", column))
     )
     total = te.Load(product.sums, (lane,))
     term = block(*before_a, *before_b, Store(product.sums, lane, total + left * right))
@@ -97,15 +97,15 @@ def _sums(product: TensorProduct, m: te.Var, vector: te.Var) -> Stmt:
     )
 
 
-def computed(product: TensorProduct, arrays: Sequence[np.ndarray]) -> np.ndarray:
+def computed(product: TensorGemm, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """What it means, as machine code of this processor: the expressions are those that become CUDA C++."""
     return SingleKernel(meaning(product), host(), threads=1)([array.reshape(-1) for array in arrays])
 
 
-def _first_of_tile(product: TensorProduct) -> dict[te.Var, te.Expr]:
+def _first_of_tile(product: TensorGemm) -> dict[te.Var, te.Expr]:
     tiles = product.tiles
-    places = (te.Var("sum_row", tiles.bm), te.Var("sum_vector", tiles.bn // product.lanes))
-    return dict.fromkeys(places, te.as_index(0))
+    positions = (te.Var("sum_row", tiles.bm), te.Var("sum_vector", tiles.bn // product.lanes))
+    return dict.fromkeys(positions, te.as_index(0))
 
 
 def _element(operand: Operand, name: str, outer: te.Expr, k: te.Var) -> tuple[list[Stmt], te.Expr]:
@@ -117,11 +117,11 @@ def _element(operand: Operand, name: str, outer: te.Expr, k: te.Var) -> tuple[li
 
 def _computed(operand: ComputedOperand, name: str, outer: te.Expr, k: te.Var) -> tuple[list[Stmt], te.Expr]:
     """The vector that the element is in is read and computed, and it taken from there."""
-    along = outer if operand.turned else k
+    along = outer if operand.transposed else k
     number = along // operand.lanes
     at = {
-        te.Var("outer", _extent(operand.read, "outer")): number if operand.turned else outer,
-        te.Var("depth", _extent(operand.read, "depth")): k if operand.turned else number,
+        te.Var("outer", _extent(operand.read, "outer")): number if operand.transposed else outer,
+        te.Var("depth", _extent(operand.read, "depth")): k if operand.transposed else number,
     }
     names = {
         buffer: replace(buffer, name=f"{name}_{buffer.name}", scope=Scope.SCRATCH)
@@ -162,7 +162,7 @@ def _extent(stmt: Stmt, name: str) -> int:
 
 
 def _window(operand: WindowOperand) -> te.Expr:
-    element = te.cast(te.Load(operand.buffer, (operand.offset + operand.row + operand.depth,)), DType.F32)
+    element = te.cast(te.Load(operand.buffer, (operand.offset + operand.row + operand.k_offset,)), DType.F32)
     conditions = [] if operand.inside is None else [operand.inside]
     for needed in operand.needed:
         allowed: te.Expr = te.const(False, DType.BOOL)
@@ -175,5 +175,5 @@ def _window(operand: WindowOperand) -> te.Expr:
 
 
 def _matrix(operand: MatrixOperand, outer: te.Expr, k: te.Expr) -> te.Expr:
-    across, along = (k, outer) if operand.turned else (outer, k)
+    across, along = (k, outer) if operand.transposed else (outer, k)
     return te.cast(te.Load(operand.buffer, (operand.offset + across * operand.pitch + along,)), DType.F32)

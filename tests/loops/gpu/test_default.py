@@ -22,8 +22,8 @@ from tilewright.loops.formula import formula_of
 from tilewright.loops.gpu.default import default_program
 from tilewright.loops.interpret import interpret_program
 from tilewright.loops.ir import Program, Store, walk_stmts
+from tilewright.loops.softmax_exp import with_softmax_exp
 from tilewright.loops.verify import verify_program
-from tilewright.loops.weights import with_weights
 from tilewright.space.template import normal_form
 
 
@@ -56,7 +56,7 @@ def rows_of(rows: int, columns: int, dtype: DType = DType.F32) -> tuple[te.Tenso
 )
 def test_rows_in_registers(rows: int, columns: int, dtype: DType) -> None:
     output, inputs = rows_of(rows, columns, dtype)
-    program = default_program(with_weights(formula_of(output, inputs)), H200)
+    program = default_program(with_softmax_exp(formula_of(output, inputs)), H200)
     verify_program(program)
     assert program.decisions.startswith("rows")
     (x,) = random_arrays(inputs)
@@ -65,7 +65,7 @@ def test_rows_in_registers(rows: int, columns: int, dtype: DType) -> None:
     got = interpret_program(program, [x]).reshape(x.shape).astype(float)
     np.testing.assert_allclose(got, expected, rtol=2e-3 if dtype.is_half else 1e-5, atol=1e-7)
     exponentials = sum(
-        isinstance(node, te.Call) and node.op == "exp2_weight"
+        isinstance(node, te.Call) and node.op == "exp2_nonpositive"
         for stmt in walk_stmts(program.body)
         if isinstance(stmt, Store)
         for node in te.walk(stmt.value)
@@ -91,7 +91,7 @@ def test_what_only_a_part_of_a_row_has_is_not_kept_of_all_of_it() -> None:
 def test_rows_that_are_no_vectors_go_through_shared_memory() -> None:
     """Of a card so small that a few rows fill it."""
     output, inputs = rows_of(16, 37, DType.F16)
-    program = default_program(with_weights(formula_of(output, inputs)), replace(H200, sms=1))
+    program = default_program(with_softmax_exp(formula_of(output, inputs)), replace(H200, sms=1))
     verify_program(program)
     assert "in shared memory" in program.decisions
     (x,) = random_arrays(inputs)
@@ -100,7 +100,7 @@ def test_rows_that_are_no_vectors_go_through_shared_memory() -> None:
     np.testing.assert_allclose(got, weights / weights.sum(1, keepdims=True), rtol=2e-3, atol=1e-7)
 
 
-def test_results_take_no_place_that_another_thread_still_reads() -> None:
+def test_results_take_no_position_that_another_thread_still_reads() -> None:
     """A row's sum added to the row the other way round."""
     x = te.Tensor("x", (16, 37), DType.F16)
     (r,) = te.reduce_axes([37])
@@ -115,7 +115,7 @@ def test_results_take_no_place_that_another_thread_still_reads() -> None:
 def test_many_short_rows_share_a_warp_and_a_long_one_is_divided_among_blocks() -> None:
     def made(rows: int, columns: int) -> Program:
         output, inputs = rows_of(rows, columns, DType.F16)
-        return default_program(with_weights(formula_of(output, inputs)), H200)
+        return default_program(with_softmax_exp(formula_of(output, inputs)), H200)
 
     assert "16 of 256 threads each" in made(400_000, 197).decisions
     assert "32 of 256 threads each" in made(10_000, 197).decisions
@@ -127,7 +127,7 @@ def test_many_short_rows_share_a_warp_and_a_long_one_is_divided_among_blocks() -
 
 
 @pytest.mark.parametrize("extents", [(56, 64), (36, 40), (33, 35)])
-def test_turned_tiles(extents: tuple[int, int]) -> None:
+def test_transposed_tiles(extents: tuple[int, int]) -> None:
     """In vectors of 8 and of 4, and one by one; whole tiles, and not."""
     x = te.Tensor("x", extents, DType.F16)
     output = te.compute("y", extents[::-1], DType.F16, lambda j, i: x[i, j] + x[i, j])

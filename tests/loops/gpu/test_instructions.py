@@ -37,7 +37,7 @@ INSTRUCTIONS = [
         for dtype in (DType.F16, DType.BF16, DType.F32)
         for depth in (columns(dtype), 2 * columns(dtype))
     ),
-    *(load_matrices(count, DType.F16, turned) for count in (1, 2, 4) for turned in (False, True)),
+    *(load_matrices(count, DType.F16, transposed) for count in (1, 2, 4) for transposed in (False, True)),
     load_matrices(4, DType.F32, False),
 ]
 
@@ -45,10 +45,12 @@ INSTRUCTIONS = [
 @pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda each: each.name)
 def test_every_element_is_in_the_fragment_of_one_thread(instruction: Intrinsic) -> None:
     for fragment in instruction.fragments:
-        places = fragment.element(np.arange(fragment.lanes)[:, None], np.arange(fragment.size)[None])
+        positions = fragment.element(np.arange(fragment.lanes)[:, None], np.arange(fragment.size)[None])
         counts = np.zeros(fragment.tensor.shape, int)
         np.add.at(
-            counts, tuple(np.broadcast_to(place, (fragment.lanes, fragment.size)) for place in places), 1
+            counts,
+            tuple(np.broadcast_to(position, (fragment.lanes, fragment.size)) for position in positions),
+            1,
         )
         assert (counts == 1).all()
 
@@ -67,7 +69,7 @@ def program(*stmts: Stmt) -> Program:
     return Program("matrices", (X, OUT), block(*stmts))
 
 
-def test_matrices_are_loaded_and_turned() -> None:
+def test_matrices_are_loaded_and_transposed() -> None:
     made = program(COPY, Commit(), Await(0), LOAD, WRITE)
     verify_program(made)
     x = np.arange(256, dtype=np.float16)

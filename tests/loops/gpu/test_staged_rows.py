@@ -17,17 +17,17 @@ from tilewright.loops.formula import formula_of
 from tilewright.loops.gpu import staged_rows
 from tilewright.loops.gpu.default import default_program
 from tilewright.loops.interpret import interpret_program
+from tilewright.loops.softmax_exp import with_softmax_exp
 from tilewright.loops.verify import verify_program
-from tilewright.loops.weights import with_weights
 
 
 @pytest.mark.parametrize("rows", [9, 8])
 def test_rows_follow_each_other(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a card of two multiprocessors, with short rows for long ones; the last row is computed twice, and not."""
-    for name, value in (("_THREADS", 8), ("_FEWEST", 64), ("_ROWS", 2)):
+    for name, value in (("_THREADS", 8), ("_MIN", 64), ("_ROWS", 2)):
         monkeypatch.setattr(staged_rows, name, value)
     output, inputs = rows_of(rows, 128, DType.F16)
-    program = default_program(with_weights(formula_of(output, inputs)), replace(H200, sms=2))
+    program = default_program(with_softmax_exp(formula_of(output, inputs)), replace(H200, sms=2))
     verify_program(program)
     turns = -(-rows // 2)
     assert program.decisions.endswith(f"{turns} for each of 2 blocks of 8 threads")
@@ -71,7 +71,7 @@ def normalised(x: np.ndarray, weight: np.ndarray, groups: int) -> np.ndarray:
 
 @pytest.mark.parametrize("size", [128, 144], ids=["even", "with a rest"])
 def test_rows_that_several_blocks_hold(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged_rows, "_FEWEST", 64)
+    monkeypatch.setattr(staged_rows, "_MIN", 64)
     output, inputs = groups_of(2, 3, 4, size)
     program = default_program(formula_of(output, inputs), replace(H200, sms=1))
     verify_program(program)
@@ -108,12 +108,14 @@ def test_few_groups_are_left_to_others() -> None:
 )
 def test_short_few_or_longer_rows_are_left_to_others(rows: int, columns: int, dtype: DType) -> None:
     output, inputs = rows_of(rows, columns, dtype)
-    assert staged_rows.staged_rows_program(with_weights(formula_of(output, inputs)), H200) is None
+    assert staged_rows.staged_rows_program(with_softmax_exp(formula_of(output, inputs)), H200) is None
 
 
 @pytest.mark.parametrize("machine", [A100, H200], ids=lambda machine: machine.capability)
 def test_it_compiles_without_spills(machine: GpuMachine) -> None:
     output, inputs = rows_of(2_048, 65_536, DType.F16)
-    kernel = build(default_program(with_weights(formula_of(output, inputs)), machine), machine, "fast", None)
+    kernel = build(
+        default_program(with_softmax_exp(formula_of(output, inputs)), machine), machine, "fast", None
+    )
     assert kernel.threads == 1_024 and kernel.shared_bytes == 2 * 65_536
     assert not kernel.resources.spilled_bytes

@@ -260,8 +260,8 @@ def test_prefetch_of_all_that_comes_next() -> None:
     schedule = of(task, constants=[1]).split("product.i1", 8).reorder(*loops).pack("b", [8, 8])
     schedule = schedule.prefetch("product.i1.o", "b", level=2, spread="product.r0")
     text = print_program(check_meaning(schedule, task, native=True))
-    place = "((((product.i0 * 128) + (product.i1.o * 64)) + (product.r0 * 16)) + 64)"
-    assert f"serial product.r0 < 8:\n        prefetch L2 b[{place}]\n" in text
+    position = "((((product.i0 * 128) + (product.i1.o * 64)) + (product.r0 * 16)) + 64)"
+    assert f"serial product.r0 < 8:\n        prefetch L2 b[{position}]\n" in text
 
 
 @pytest.mark.parametrize(("line", "each"), [(64, 2), (128, 1)])
@@ -293,7 +293,7 @@ def test_unrolled_and_parallel_loops_reach_the_program() -> None:
     assert program.decisions == "scheduled: inline x 2, unroll, parallel"
 
 
-def test_nothing_is_changed_in_place() -> None:
+def test_nothing_is_changed_in_position() -> None:
     start = of(MATMUL)
     before = str(start)
     changed = start.split("product.i0", 3)

@@ -1,4 +1,4 @@
-"""Intrinsics: what matches, what does not, and the matrix product that they make."""
+"""Intrinsics: what matches, what does not, and the matmul that they make."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tilewright.loops.interpret import interpret_program
 from tilewright.loops.ir import For, Invoke, Kind, Program, Stmt, nest, walk_stmts
 from tilewright.loops.schedule import (
     Intrinsic,
-    Operand,
+    IntrinsicOperand,
     Schedule,
     from_json,
     outer_product,
@@ -42,7 +42,7 @@ def dot4() -> Intrinsic:
     (k,) = te.reduce_axes([4])
     c = te.compute("c", (), F32, lambda: te.reduce_over("sum", a[k] * b[k], [k]))
 
-    def implement(out: Operand, left: Operand, right: Operand) -> Stmt:
+    def implement(out: IntrinsicOperand, left: IntrinsicOperand, right: IntrinsicOperand) -> Stmt:
         total = out.load()
         for position in range(4):
             total = te.call("fma", left.load(position), right.load(position), total)
@@ -57,7 +57,7 @@ def axpy(width: int) -> Intrinsic:
     y = te.compute("y", (width,), F32, lambda i: x[i] * s[i])
     lane = te.Var("axpy.v", width)
 
-    def implement(out: Operand, left: Operand, right: Operand) -> Stmt:
+    def implement(out: IntrinsicOperand, left: IntrinsicOperand, right: IntrinsicOperand) -> Stmt:
         return nest([(lane, Kind.VECTOR)], out.store(left.load(lane) * right.load(lane), lane))
 
     return Intrinsic("axpy", y, (x, s), implement)
@@ -144,7 +144,7 @@ def test_an_instruction_is_one_statement_of_the_program() -> None:
     schedule = schedule.tensorise("product.i1.i", FMA)
     program = schedule.program()
     (invoked,) = [stmt for stmt in walk_stmts(program.body) if isinstance(stmt, Invoke)]
-    assert [place.is_run for place in invoked.operands] == [True, False, True]
+    assert [slot.is_run for slot in invoked.operands] == [True, False, True]
     assert invoked.operands[1].offsets == (0,) * 8
     assert f"fma_8xf32@{FMA.digest} product[" in print_program(program)
     check_meaning(schedule, task, native=not FMA.missing(host()))
@@ -153,7 +153,7 @@ def test_an_instruction_is_one_statement_of_the_program() -> None:
 @pytest.mark.skipif(bool(pmaddwd().missing(host())), reason="needs AVX2")
 @pytest.mark.parametrize("order", ["together", "apart"])
 def test_what_an_instruction_does_not_add_is_added(order: str) -> None:
-    """Pairs of 16-bit integers, beside each other in memory or not: by LLVM's own intrinsic."""
+    """Pairs of 16-bit integers, next to each other in memory or not: by LLVM's own intrinsic."""
     together = order == "together"
     a = te.Tensor("a", (3, 24), DType.I16)
     b = te.Tensor("b", (16, 24) if together else (24, 16), DType.I16)
@@ -196,7 +196,7 @@ def test_an_instruction_of_a_gpu_is_refused() -> None:
         schedule.tensorise("product.i1", ptx).program()
 
 
-# -- the matrix product -----------------------------------------------------------------------------------------------
+# -- the matmul -----------------------------------------------------------------------------------------------
 
 
 def product(m: int, n: int, k: int, rows: int, vectors: int, lanes: int, *, by_intrinsic: bool) -> Schedule:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.space.implementations import computed, kernels_of, run_on_a_card
-from tests.space.templates.cuda.test_sums import over_columns, over_rows, pooled
+from tests.space.templates.cuda.test_matmul_reduction import over_columns, over_rows, pooled
 from tests.space.templates.cuda.tiles import arrays_of
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
@@ -63,7 +63,7 @@ def test_where_a_tile_has_all_of_it_one_kernel_does_it() -> None:
     templates = {
         applied.space.template for applied in Candidates.of(GpuWork(pooled(7, 24, 40), H200)).applied
     }
-    assert "tensor-sums" in templates
+    assert "tensor-core-matmul-reduction" in templates
 
 
 @pytest.mark.gpu

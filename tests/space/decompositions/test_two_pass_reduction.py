@@ -18,7 +18,7 @@ from tilewright.measure.check import relative_error
 from tilewright.space.candidates import Candidates
 from tilewright.space.decompositions.two_pass_reduction import NAME, TwoPassReduction, in_parts
 from tilewright.space.implementation import Implementation
-from tilewright.space.sketches.cuda.shared_sums import SharedSums
+from tilewright.space.sketches.cuda.block_reduction import BlockReduction
 from tilewright.space.space import Config
 from tilewright.space.template import GpuWork
 from tilewright.tune.choose import choose, descend
@@ -57,10 +57,10 @@ def test_groups_of_columns_in_parts_mean_the_task() -> None:
     assert of is not None and of.parts == 3
     values = {task.graph.inputs[0]: array(6, 96)}
     (expected,) = evaluate(task.graph, list(values.values()))
-    pieces = in_parts(task, highest, of, 4)
-    for piece in pieces:
-        (values[piece.result],) = evaluate(piece.task.graph, [values[node] for node in piece.operands])
-    np.testing.assert_array_equal(values[pieces[-1].result], expected)
+    subtasks = in_parts(task, highest, of, 4)
+    for subtask in subtasks:
+        (values[subtask.result],) = evaluate(subtask.task.graph, [values[node] for node in subtask.operands])
+    np.testing.assert_array_equal(values[subtasks[-1].result], expected)
 
 
 def test_integers_are_not_summed_in_floats() -> None:
@@ -78,7 +78,7 @@ def test_it_is_chosen_where_it_pays_and_comes_back_from_its_config() -> None:
     candidates = Candidates.of(GpuWork(long, H200))
     assert candidates.is_legal(choice.config) and candidates.recalled(choice.config) == choice.config
     assert all(kernel.resources.spilled_bytes == 0 for kernel in kernels_of(choice.implementation, H200))
-    for wrong in ({"count": 3}, {"count": 512, "group": 5, "beside": 1, "lanes": 1}, {}):
+    for wrong in ({"count": 3}, {"count": 512, "group": 5, "results": 1, "lanes": 1}, {}):
         assert not candidates.is_legal(Config.of(NAME, wrong))
     assert len(choose(GpuWork(reduced("sum", 1_000, 64, images=4_096), H200)).implementation.parts) == 1
 
@@ -86,7 +86,7 @@ def test_it_is_chosen_where_it_pays_and_comes_back_from_its_config() -> None:
 def test_it_is_no_use_where_one_kernel_fills_the_card_or_the_work_is_short() -> None:
     assert TwoPassReduction().apply(GpuWork(reduced("sum", 1_000, 64, images=4_096), H200)) is None
     short = GpuWork(reduced("sum", 512, 512), H200)
-    one = descend(found, short) if (found := SharedSums().apply(short)) is not None else None
+    one = descend(found, short) if (found := BlockReduction().apply(short)) is not None else None
     two = descend(found, short) if (found := TwoPassReduction().apply(short)) is not None else None
     assert one is not None and two is not None and two[0] > 0.9 * one[0], "as good as the same"
 

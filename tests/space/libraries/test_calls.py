@@ -23,7 +23,7 @@ from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200
 from tilewright.measure.check import relative_error
-from tilewright.measure.single import Built, Run, plan_of
+from tilewright.measure.single import Built, KernelRun, plan_of
 from tilewright.rewrites.expand import expand
 from tilewright.space.candidates import Candidates
 from tilewright.space.template import Work
@@ -167,7 +167,9 @@ def test_an_implementation_becomes_a_plan_of_its_own() -> None:
     for _, implementation in library_calls(Work(task, WITH_LIBRARIES)):
         built = Built.of(implementation, WITH_LIBRARIES, "fast")
         inputs = len(built.sources)
-        plan, objects = plan_of([Run(built, range(inputs), 0)] * 3, WITH_LIBRARIES, inputs=inputs, outputs=1)
+        plan, objects = plan_of(
+            [KernelRun(built, range(inputs), 0)] * 3, WITH_LIBRARIES, inputs=inputs, outputs=1
+        )
         assert len(plan.steps) == 3 * len(implementation.parts)
         assert set(built.sources) == set(range(len(task.graph.inputs)))
         assert len(objects) == sum(part.call is None for part in implementation.parts)

@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.whole_road import examples
+from tests.fuzz.whole_pipeline import examples
 from tests.rewrites.helpers import array
 from tests.space.checked import same_on_two_threads, stored_for
 from tests.te.bounds import assert_within_bounds

@@ -21,8 +21,8 @@ def test_where_each_row_has_its_own_data_each_multiply_add_loads_it() -> None:
     several = counted(conv((12, 12), (channels, channels), groups=channels))
     assert several
     for terms in several:
-        multiply_adds = 12 * 12 * 9 * 4
-        assert terms.loads >= multiply_adds
+        fmas = 12 * 12 * 9 * 4
+        assert terms.loads >= fmas
         assert terms.from_l2 + terms.from_l3 < 40 * 12 * 12 * channels * 4
 
 

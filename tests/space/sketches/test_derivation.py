@@ -116,7 +116,7 @@ def test_a_constant_weight_is_packed_when_the_model_is_linked() -> None:
 
 
 def test_accumulators_are_in_registers_and_all_levels_are_there() -> None:
-    text = program_of(matmul(64, 192, 64), "micro+pack", rows=4, vectors=2, unroll=4, block=2, piece=96)
+    text = program_of(matmul(64, 192, 64), "micro+pack", rows=4, vectors=2, unroll=4, block=2, k_block=96)
     assert "register matmul.local.rf: f32[" in text and "scratch matmul.local: f32[" in text
     order = [
         "parallel p <",
@@ -124,8 +124,8 @@ def test_accumulators_are_in_registers_and_all_levels_are_there() -> None:
         "serial matmul.r0.i.o < 24",
         "unroll outer.m < 4",
     ]
-    places = [text.rindex(part) for part in order]
-    assert places == sorted(places)
+    positions = [text.rindex(part) for part in order]
+    assert positions == sorted(positions)
 
 
 def test_a_border_is_made_once_for_a_block() -> None:
@@ -184,8 +184,8 @@ class Columns:
         loops = [f"{sketch.output}.i1", f"{sketch.output}.i0"]
         if sketch.stage != sketch.output or sketch.start.loops != loops[::-1]:
             return ()
-        turned = Move(lambda schedule, values: schedule.reorder(*loops).parallel(loops[0]))
-        return [sketch.visited(turned, name=self.name)]
+        transposed = Move(lambda schedule, values: schedule.reorder(*loops).parallel(loops[0]))
+        return [sketch.visited(transposed, name=self.name)]
 
 
 class Broken(Columns):

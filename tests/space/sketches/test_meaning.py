@@ -53,7 +53,7 @@ def test_partial_sums() -> None:
     """Pieces of a sum that are added up in memory, with blocks that do not divide the rows."""
     task = matmul(50, 192, 40)
     (applied, *_) = derive(Work(task, host()))
-    configs = [config for config in applied.space.configs() if config["piece"] and config["block"]]
+    configs = [config for config in applied.space.configs() if config["k_block"] and config["block"]]
     assert configs
     for config in random.Random(0).sample(configs, 2):
         check_meaning(applied, config, task)

@@ -68,12 +68,12 @@ from tilewright.te.index import Linear, linear, simplify
 _REGISTER_BYTES = 4
 _FEW_BLOCKS = 4096  # a few times what a card runs at once
 AWAIT_TURN = "await_turn();"
-_ON_THE_WAY = "on_the_way"
+_IN_FLIGHT = "on_the_way"
 
 
 @lru_cache(maxsize=8)
 def included(name: str) -> str:
-    """The text of one of the files beside this one."""
+    """The text of one of the files alongside this one."""
     return resources.files("tilewright.codegen.cuda").joinpath(name).read_text()
 
 
@@ -122,7 +122,7 @@ class _Emitter:
         self.written = self.read = False
         self.thread = ""  # the line that gives a thread loop its variable
         self.guards: list[te.Expr] = []  # what the branches around say
-        self.on_the_way: list[
+        self.in_flight: list[
             tuple[Copy, tuple[te.Expr, ...]]
         ] = []  # copies through registers, and their guards
 
@@ -161,7 +161,7 @@ class _Emitter:
                 self.line(f"{kind} {buffer.name}[{size}];")
         small = [stmt for stmt in walk_stmts(self.program.body) if isinstance(stmt, Copy) and is_small(stmt)]
         if small:
-            self.line(f"{scalars.c_type(small[0].buffer.dtype)} {_ON_THE_WAY}[{most_small(self.program)}];")
+            self.line(f"{scalars.c_type(small[0].buffer.dtype)} {_IN_FLIGHT}[{most_small(self.program)}];")
         thread = next((s.thread for s in walk_stmts(self.program.body) if isinstance(s, Warp)), None)
         if thread is not None:
             self.line(f"const int {thread.name} = threadIdx.x;")
@@ -209,12 +209,12 @@ class _Emitter:
                     self.statement(stmt.other)
                     self.guards.pop()
         elif isinstance(stmt, Combine):
-            place = f"{stmt.buffer.name}[{stmt.offset}]"
+            position = f"{stmt.buffer.name}[{stmt.offset}]"
             over = str(stmt.group)
             if stmt.group > self.threads:
                 self.exchanges += 1
                 over = f"{self.program.cluster}, {self.threads}, {self.exchanges}"
-            self.line(f"{place} = combined<{over}, {stmt.kind.capitalize()}>({place});")
+            self.line(f"{position} = combined<{over}, {stmt.kind.capitalize()}>({position});")
             if self.exchanges and self.exchanges == self.all_exchanges:
                 self.line("leave_cluster();")
         elif isinstance(stmt, Copy):
@@ -275,14 +275,14 @@ class _Emitter:
         names = dict(self.names)
         size = stmt.buffer.dtype.bytes
         condition = "true" if stmt.cond is None else self.both(stmt.cond)
-        start = self.apart(stmt.source.name, stmt.source_index)
+        start = self.hoisted_index(stmt.source.name, stmt.source_index)
         if is_small(stmt):
-            name = f"{_ON_THE_WAY}[{len(self.on_the_way)}]"
+            name = f"{_IN_FLIGHT}[{len(self.in_flight)}]"
             self.line(f"{name} = {{}};")
             self.line(f"if ({condition}) {name} = *({start});")
-            self.on_the_way.append((stmt, tuple(self.guards)))
+            self.in_flight.append((stmt, tuple(self.guards)))
         else:
-            at = self.apart(f"{stmt.buffer.name}_at", stmt.index, size)
+            at = self.hoisted_index(f"{stmt.buffer.name}_at", stmt.index, size)
             self.line(f"copy_async<{stmt.lanes * size}>({at}, {start}, {condition});")
         self.names = names
 
@@ -295,15 +295,15 @@ class _Emitter:
 
     def commit(self) -> None:
         """What no asynchronous copy moves, since it is so little, was asked for and is stored now."""
-        if self.on_the_way:
+        if self.in_flight:
             with self.braces(""):
                 self.line(self.thread)
-                for number, (copy, guards) in enumerate(self.on_the_way):
+                for number, (copy, guards) in enumerate(self.in_flight):
                     condition = te.all_of(guards)
                     guard = "" if condition is None else f"if ({self.value(condition)}) "
-                    place = self.value(copy.index)
-                    self.line(f"{guard}{copy.buffer.name}[{place}] = {_ON_THE_WAY}[{number}];")
-            self.on_the_way = []
+                    position = self.value(copy.index)
+                    self.line(f"{guard}{copy.buffer.name}[{position}] = {_IN_FLIGHT}[{number}];")
+            self.in_flight = []
         self.line("commit_copies();")
 
     def warp(self, stmt: Warp) -> None:
@@ -319,7 +319,7 @@ class _Emitter:
         for fragment, (buffer, index) in zip(instruction.fragments, stmt.operands, strict=True):
             first = len(values)
             if fragment.scope is Scope.SCRATCH:
-                values.append(f'"r"({self.apart(f"{buffer.name}_at", index, buffer.dtype.bytes)})')
+                values.append(f'"r"({self.hoisted_index(f"{buffer.name}_at", index, buffer.dtype.bytes)})')
                 texts.append(f"[%{first}]")
                 self.read = True
                 continue
@@ -339,7 +339,7 @@ class _Emitter:
         self.line(f'asm volatile("{text}" : {outputs} : {inputs});')
         self.names = names
 
-    def apart(self, base: str, index: te.Expr, scale: int = 1) -> str:
+    def hoisted_index(self, base: str, index: te.Expr, scale: int = 1) -> str:
         """The place `index` behind `base`, its constant part added last: places that differ in it alone then differ by
         what an instruction can add."""
         form = linear(index)
@@ -369,9 +369,9 @@ class _Emitter:
                 name = self.fresh()
                 guard = None if condition is None else self.value(condition)
                 first = self.value(simplify(te.substitute(load.indices[0], {lane: te.as_index(0)})))
-                place = f"reinterpret_cast<const {kind}*>({load.source.name} + {first})"
-                asked_now = stmt.streamed and load.source.scope is Scope.GLOBAL
-                value = f"asked_now({place})" if asked_now else f"*{place}"
+                position = f"reinterpret_cast<const {kind}*>({load.source.name} + {first})"
+                issue_load = stmt.streamed and load.source.scope is Scope.GLOBAL
+                value = f"issue_load({position})" if issue_load else f"*{position}"
                 if guard is None:
                     self.line(f"const {kind} {name} = {value};")
                 else:

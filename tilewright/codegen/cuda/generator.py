@@ -18,7 +18,7 @@ from tilewright.runtime.plan import Launch
 from tilewright.space.implementation import Kernel
 
 KEEPS_TRIALS = True  # it takes a second to make
-PARALLEL = True  # NVRTC takes most of the time, and runs without the interpreter's lock
+AT_ONCE = 64  # NVRTC takes most of the time, and runs without the interpreter's lock
 
 
 def build(

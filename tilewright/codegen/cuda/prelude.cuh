@@ -35,7 +35,7 @@ struct alignas(sizeof(T) * N) Pack {
 
 // 16 bytes that are on their way from here on: no barrier is passed before they are asked for.
 template <class P>
-__device__ inline P asked_now(const P* from) {
+__device__ inline P issue_load(const P* from) {
   static_assert(sizeof(P) == 16, "one access");
   struct alignas(16) Words {
     unsigned at[4];

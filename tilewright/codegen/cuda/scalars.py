@@ -141,7 +141,7 @@ _SPECIAL: dict[str, Callable[[DType, list[str]], str]] = {
     "abs": _absolute,
     "neg": _negated,
     "not": _inverted,
-    "exp2_weight": lambda dtype, args: f"{'power_of_two' if dtype is DType.F32 else 'exp2'}({args[0]})",
+    "exp2_nonpositive": lambda dtype, args: f"{'power_of_two' if dtype is DType.F32 else 'exp2'}({args[0]})",
     "exp2_rough": lambda dtype, args: f"{'power_of_two' if dtype is DType.F32 else 'exp2'}({args[0]})",
     "floor_pow2": _floor_pow2,
     "dot4": lambda dtype, args: f"dot4({', '.join(args)})",

@@ -24,7 +24,7 @@ from tilewright.loops.ir import (
 )
 
 SHARED_ALIGNMENT = 128
-_FEWEST_BYTES = 4  # that are copied asynchronously
+_MIN_BYTES = 4  # that are copied asynchronously
 
 
 def shared_bytes(program: Program) -> int:
@@ -40,14 +40,14 @@ def placed(program: Program) -> dict[Buffer, int]:
         if buffer.scope is not Scope.SCRATCH:
             continue
         first, last = lives[buffer]
-        beside = [other for other in found if lives[other][0] <= last and first <= lives[other][1]]
-        starts = [0, *(found[other] + _padded(other) for other in beside)]
+        concurrent = [other for other in found if lives[other][0] <= last and first <= lives[other][1]]
+        starts = [0, *(found[other] + _padded(other) for other in concurrent)]
         found[buffer] = min(
             start
             for start in starts
             if all(
                 start + _padded(buffer) <= found[other] or found[other] + _padded(other) <= start
-                for other in beside
+                for other in concurrent
             )
         )
     return found
@@ -73,7 +73,7 @@ def _padded(buffer: Buffer) -> int:
 
 def is_small(copy: Copy) -> bool:
     """Whether no asynchronous copy moves so little."""
-    return copy.lanes * copy.buffer.dtype.bytes < _FEWEST_BYTES
+    return copy.lanes * copy.buffer.dtype.bytes < _MIN_BYTES
 
 
 def most_small(program: Program) -> int:

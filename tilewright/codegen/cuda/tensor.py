@@ -10,28 +10,28 @@ from tilewright.codegen.cuda.build import SYMBOL, GpuSource, source_of
 from tilewright.codegen.cuda.emit import beginning, emit_statement, emit_value, included
 from tilewright.codegen.cuda.scalars import c_type
 from tilewright.loops.gpu.attention import TensorAttention
-from tilewright.loops.gpu.places import positions
 from tilewright.loops.gpu.tensor import (
     ROW_PADDING,
     ComputedOperand,
     MatrixOperand,
     Operand,
-    Reduced,
-    TensorProduct,
+    ReducedOutput,
+    TensorGemm,
     WindowOperand,
 )
+from tilewright.loops.gpu.thread_index import positions
 from tilewright.loops.ir import Program, Stmt
 
-_RASTER = 8  # tiles along m that neighbouring blocks share a column of b with: they meet in the second cache
+_RASTER = 8  # tiles along m that neighbouring blocks share a column of b with: they meet in L2
 _WRITTEN_AT_ONCE = 4  # vectors of a thread: what the epilogue reads is asked for before the first is needed
 
-Kernel = TensorProduct | TensorAttention
+Kernel = TensorGemm | TensorAttention
 
 
 def tensor_source(kernel: Kernel | Program) -> GpuSource:
     if isinstance(kernel, Program):
         return source_of(kernel)
-    return _product(kernel) if isinstance(kernel, TensorProduct) else _attention(kernel)
+    return _gemm(kernel) if isinstance(kernel, TensorGemm) else _attention(kernel)
 
 
 def _source(
@@ -47,7 +47,7 @@ def _source(
     pointers.append(f"{c_type(output.dtype)}* __restrict__ {output.name}")
     threads = kernel.tiles.threads
     # Left alone, the compiler weighs registers against blocks; with many small copies it would rather spill.
-    bounds = f"{threads}, 1" if isinstance(kernel, TensorProduct) and kernel.small_copies else str(threads)
+    bounds = f"{threads}, 1" if isinstance(kernel, TensorGemm) and kernel.small_copies else str(threads)
     together = f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else ""
     lines = [
         *before,
@@ -67,7 +67,7 @@ def _source(
         threads=threads,
         shared_bytes=kernel.shared_bytes,
         decisions=kernel.decisions,
-        packings=kernel.packings if isinstance(kernel, TensorProduct) else (),
+        packings=kernel.packings if isinstance(kernel, TensorGemm) else (),
     )
 
 
@@ -76,15 +76,15 @@ def _batch(axes: Sequence[te.Var], number: str) -> list[str]:
     count = math.prod(axis.extent for axis in axes)
     if count == 1:
         return [f"  const int {axis.name} = 0;" for axis in axes]
-    places = positions(te.Var("batch", count), axes)
+    coords = positions(te.Var("batch", count), axes)
     return [
         f"  const int batch = {number};",
-        *(f"  const int {axis.name} = {emit_value(place)};" for axis, place in places.items()),
+        *(f"  const int {axis.name} = {emit_value(coord)};" for axis, coord in coords.items()),
     ]
 
 
 def _write(kernel: Kernel, size: tuple[int, int], tile: tuple[int, int], split: int) -> list[str]:
-    """What becomes of the sums: every thread writes vectors, those of a warp beside each other."""
+    """What becomes of the sums: every thread writes vectors, those of a warp next to each other."""
     threads, lanes = kernel.tiles.threads, kernel.lanes
     rows, wide = tile[0] // split, tile[1] // lanes
     vectors = rows * wide
@@ -109,23 +109,23 @@ def _write(kernel: Kernel, size: tuple[int, int], tile: tuple[int, int], split: 
     ]
 
 
-def _write_reduced(product: TensorProduct, reduced: Reduced) -> list[str]:
+def _write_reduced(gemm: TensorGemm, reduced: ReducedOutput) -> list[str]:
     """Threads share the columns of a tile, and, where they are more, the rows of each column; then the first of them
     takes in what the others have, in their order."""
-    t, lanes = product.tiles, product.lanes
+    t, lanes = gemm.tiles, gemm.lanes
     wide = t.bn // lanes
     groups = max(1, t.threads // wide)
     across = t.threads // groups
     inside = " && ".join(
         [
             *(["sum_vector < " + str(wide)] if wide % across else []),
-            *([f"place_n < {product.n // lanes}"] if product.n % t.bn else []),
+            *([f"place_n < {gemm.n // lanes}"] if gemm.n % t.bn else []),
         ]
     )
     kind, total = c_type(reduced.total.dtype), reduced.total.name
 
     def emitted(stmt: Stmt, depth: int) -> str:
-        return emit_statement(stmt, product.params, depth).rstrip("\n")
+        return emit_statement(stmt, gemm.params, depth).rstrip("\n")
 
     joined = [
         "    __syncthreads();",
@@ -161,22 +161,22 @@ def _write_reduced(product: TensorProduct, reduced: Reduced) -> list[str]:
     ]
 
 
-def _write_along(product: TensorProduct, reduced: Reduced) -> list[str]:
+def _write_along(gemm: TensorGemm, reduced: ReducedOutput) -> list[str]:
     """Neighbouring threads share a row, vector by vector, and combine what they have within their warp."""
-    t, lanes = product.tiles, product.lanes
+    t, lanes = gemm.tiles, gemm.lanes
     wide = reduced.size // lanes
     across = next(count for count in (32, 16, 8, 4, 2, 1) if count <= wide)
     rows = t.threads // across
     inside = " && ".join(
         [
             *([f"sum_row < {t.bm}"] if t.bm % rows else []),
-            *([f"place_m < {product.m}"] if product.m % t.bm else []),
+            *([f"place_m < {gemm.m}"] if gemm.m % t.bm else []),
         ]
     )
     kind, total, name = c_type(reduced.total.dtype), reduced.total.name, reduced.kind.capitalize()
 
     def emitted(stmt: Stmt, depth: int) -> str:
-        return emit_statement(stmt, product.params, depth).rstrip("\n")
+        return emit_statement(stmt, gemm.params, depth).rstrip("\n")
 
     return [
         "  __syncthreads();",
@@ -205,70 +205,70 @@ def _bool(value: bool) -> str:
     return "true" if value else "false"
 
 
-# -- matrix products --------------------------------------------------------------------------------------------------
+# -- matmuls --------------------------------------------------------------------------------------------------
 
 
-def _product(product: TensorProduct) -> GpuSource:
-    tiles = product.tiles
+def _gemm(gemm: TensorGemm) -> GpuSource:
+    tiles = gemm.tiles
     return _source(
-        product,
+        gemm,
         ["cluster", "matmul"] if tiles.split > 1 else ["matmul"],
-        [*_declared(product, product.a, "Left"), *_declared(product, product.b, "Right")],
-        _in_turn(product) if tiles.persistent else _at_once(product),
-        product.blocks,
+        [*_declared(gemm, gemm.a, "Left"), *_declared(gemm, gemm.b, "Right")],
+        _in_turn(gemm) if tiles.persistent else _at_once(gemm),
+        gemm.blocks,
         tiles.split,
     )
 
 
-def _at_once(product: TensorProduct) -> list[str]:
+def _at_once(gemm: TensorGemm) -> list[str]:
     """A tile for each block, or for each cluster, whose blocks sum a part of the depth each."""
-    t = product.tiles
-    steps = -(-product.k // t.bk)
-    first, count, end = "0", str(steps), str(product.k)
+    t = gemm.tiles
+    steps = -(-gemm.k // t.bk)
+    first, count, end = "0", str(steps), str(gemm.k)
     part = []
     if t.split > 1:
         part = [
             f"  const int part = blockIdx.x % {t.split};",
             f"  const int first = {steps} * part / {t.split}, steps = {steps} * (part + 1) / {t.split} - first;",
         ]
-        first, count, end = f"first * {t.bk}", "steps", f"min({product.k}, (first + steps) * {t.bk})"
-    left, right = _loaders(product, first, end)
+        first, count, end = f"first * {t.bk}", "steps", f"min({gemm.k}, (first + steps) * {t.bk})"
+    left, right = _loaders(gemm, first, end)
     lines = [
-        *_place(product, f"blockIdx.x / {t.split}"),
+        *_coord(gemm, f"blockIdx.x / {t.split}"),
         *part,
         f"  {left[0]} a({left[1]});",
         f"  {right[0]} b({right[1]});",
-        f"  using P = {_pipeline(product)};",
-        f"  {_sums(product)} = reinterpret_cast<P::Total*>(shared);",
+        f"  using P = {_pipeline(gemm)};",
+        f"  {_sums(gemm)} = reinterpret_cast<P::Total*>(shared);",
         "  P::begin(shared, a, b);",
         f"  P::finish(shared, sums, a, b, {count}, [] {{}});",
     ]
     if t.split > 1:
         pitch = t.bn + ROW_PADDING
         lines.append(f"  add_parts<{t.split}, {t.bm}, {t.bn}, {pitch}, {t.threads}>(sums, part);")
-    if product.reduced is not None:
-        combine = _write_along if product.reduced.along else _write_reduced
-        return [*lines, *combine(product, product.reduced)]
-    return [*lines, *_write(product, (product.m, product.n), (t.bm, t.bn), t.split)]
+    if gemm.reduced is not None:
+        combine = _write_along if gemm.reduced.along else _write_reduced
+        return [*lines, *combine(gemm, gemm.reduced)]
+    return [*lines, *_write(gemm, (gemm.m, gemm.n), (t.bm, t.bn), t.split)]
 
 
-def _in_turn(product: TensorProduct) -> list[str]:
+def _in_turn(gemm: TensorGemm) -> list[str]:
     """Several tiles for each block: what the next one reads is on its way while the results of one are written."""
-    t = product.tiles
-    left, right = _loaders(product, "0", str(product.k))
+    t = gemm.tiles
+    left, right = _loaders(gemm, "0", str(gemm.k))
     return [
-        f"  using P = {_pipeline(product)};",
+        f"  using P = {_pipeline(gemm)};",
         *(
             line
             for name, (kind, arguments) in (("left", left), ("right", right))
             for line in (
                 f"  const auto {name} = [&](int number) {{",
-                *_place(product, "number"),
+                *_coord(gemm, "number"),
                 f"  return {kind}({arguments});",
                 "  };",
             )
         ),
-        f"  {_sums(product)} = reinterpret_cast<P::Total*>(shared + {t.stage_bytes});",
+        f"  {_sums(gemm)} = reinterpret_cast<P::Total*>(shared + {t.stage_bytes});",
         "  int number = blockIdx.x;",
         "  auto a = left(number);",
         "  auto b = right(number);",
@@ -276,52 +276,52 @@ def _in_turn(product: TensorProduct) -> list[str]:
         "  while (true) {",
         "  const int current = number;",
         "  number += gridDim.x;",
-        f"  P::finish(shared, sums, a, b, {-(-product.k // t.bk)}, [&] {{",
-        f"    if (number < {product.tile_count}) {{",
+        f"  P::finish(shared, sums, a, b, {-(-gemm.k // t.bk)}, [&] {{",
+        f"    if (number < {gemm.tile_count}) {{",
         "      a = left(number);",
         "      b = right(number);",
         "      P::begin(shared, a, b);",
         "    }",
         "  });",
-        *_place(product, "current"),
-        *_write(product, (product.m, product.n), (t.bm, t.bn), 1),
-        f"  if (number >= {product.tile_count}) break;",
+        *_coord(gemm, "current"),
+        *_write(gemm, (gemm.m, gemm.n), (t.bm, t.bn), 1),
+        f"  if (number >= {gemm.tile_count}) break;",
         "  }",
     ]
 
 
-def _sums(product: TensorProduct) -> str:
-    return f"{c_type(product.sums.dtype)}* const sums"
+def _sums(gemm: TensorGemm) -> str:
+    return f"{c_type(gemm.sums.dtype)}* const sums"
 
 
-def _place(product: TensorProduct, number: str) -> list[str]:
+def _coord(gemm: TensorGemm, number: str) -> list[str]:
     """Where the tile of that number begins: neighbours in groups of rows."""
-    rows, columns = product.rows, product.columns
+    rows, columns = gemm.rows, gemm.columns
     return [
         f"  const int tile = {number} % {rows * columns};",
         f"  const int group = tile / {_RASTER * columns} * {_RASTER};",
         f"  const int height = min({rows} - group, {_RASTER});",
-        f"  const int m0 = (group + tile % {_RASTER * columns} % height) * {product.step_m};",
-        f"  const int n0 = tile % {_RASTER * columns} / height * {product.step_n};",
-        *_batch(product.batch, f"{number} / {rows * columns}"),
+        f"  const int m0 = (group + tile % {_RASTER * columns} % height) * {gemm.step_m};",
+        f"  const int n0 = tile % {_RASTER * columns} / height * {gemm.step_n};",
+        *_batch(gemm.batch, f"{number} / {rows * columns}"),
     ]
 
 
-def _pipeline(product: TensorProduct) -> str:
-    t = product.tiles
+def _pipeline(gemm: TensorGemm) -> str:
+    t = gemm.tiles
     numbers = (t.bm, t.bn, t.bk, t.warps_m, t.warps_n, t.stages)
-    (left, _), (right, _) = _loaders(product, "0", "0")
-    return f"Product<{c_type(product.dtype)}, {', '.join(map(str, numbers))}, {left}, {right}>"
+    (left, _), (right, _) = _loaders(gemm, "0", "0")
+    return f"Product<{c_type(gemm.dtype)}, {', '.join(map(str, numbers))}, {left}, {right}>"
 
 
-def _loaders(product: TensorProduct, first: str, end: str) -> tuple[tuple[str, str], tuple[str, str]]:
+def _loaders(gemm: TensorGemm, first: str, end: str) -> tuple[tuple[str, str], tuple[str, str]]:
     """Of both operands the type of what brings their tiles, and how it is made."""
-    t = product.tiles
-    table = f"shared + {t.shared_bytes}, " if isinstance(product.a, WindowOperand) else ""
-    at_a, at_b = _begin(product.a, "Left"), _begin(product.b, "Right")
+    t = gemm.tiles
+    table = f"shared + {t.shared_bytes}, " if isinstance(gemm.a, WindowOperand) else ""
+    at_a, at_b = _begin(gemm.a, "Left"), _begin(gemm.b, "Right")
     return (
-        (_loader(product, product.a, True), f"{table}{at_a}, m0, {first}, {product.m}, {end}"),
-        (_loader(product, product.b, False), f"{at_b}, n0, {first}, {product.n}, {end}"),
+        (_loader(gemm, gemm.a, True), f"{table}{at_a}, m0, {first}, {gemm.m}, {end}"),
+        (_loader(gemm, gemm.b, False), f"{at_b}, n0, {first}, {gemm.n}, {end}"),
     )
 
 
@@ -333,34 +333,34 @@ def _begin(operand: Operand, name: str) -> str:
     return f"{operand.buffer.name} + {emit_value(operand.offset)}"
 
 
-def _loader(product: TensorProduct, operand: Operand, left: bool) -> str:
-    t, kind = product.tiles, c_type(product.dtype)
-    outer, extent = (t.bm, product.m) if left else (t.bn, product.n)
+def _loader(gemm: TensorGemm, operand: Operand, left: bool) -> str:
+    t, kind = gemm.tiles, c_type(gemm.dtype)
+    outer, extent = (t.bm, gemm.m) if left else (t.bn, gemm.n)
     if isinstance(operand, WindowOperand):
         return f"Gathered<{kind}, {outer}, {t.bk}, {operand.lanes}, {t.threads}, Window>"
     if isinstance(operand, ComputedOperand):
         name = "Left" if left else "Right"
-        switches = f"{_bool(operand.turned)}, {_bool(left)}, {operand.lanes}, {t.threads}"
+        switches = f"{_bool(operand.transposed)}, {_bool(left)}, {operand.lanes}, {t.threads}"
         return f"Computed<{kind}, {outer}, {t.bk}, {switches}, {name}>"
-    whole = extent % outer == 0 and (product.step_m if left else product.step_n) == outer
+    whole = extent % outer == 0 and (gemm.step_m if left else gemm.step_n) == outer
     return _matrix_type(kind, operand, outer, t.bk, left, t.threads, whole)
 
 
 def _matrix_type(
     kind: str, operand: MatrixOperand, outer: int, depth: int, left: bool, threads: int, whole: bool
 ) -> str:
-    switches = f"{_bool(operand.turned)}, {_bool(left)}, {operand.lanes}, {threads}, {operand.pitch}"
+    switches = f"{_bool(operand.transposed)}, {_bool(left)}, {operand.lanes}, {threads}, {operand.pitch}"
     return f"Matrix<{kind}, {outer}, {depth}, {switches}, {_bool(whole)}>"
 
 
-def _declared(product: TensorProduct, operand: Operand, name: str) -> list[str]:
+def _declared(gemm: TensorGemm, operand: Operand, name: str) -> list[str]:
     """What the type of an operand's loader is made of."""
     if isinstance(operand, WindowOperand):
         return _window(operand)
-    return _source_of_pieces(product, operand, name) if isinstance(operand, ComputedOperand) else []
+    return _source_of_chunks(gemm, operand, name) if isinstance(operand, ComputedOperand) else []
 
 
-def _source_of_pieces(product: TensorProduct, operand: ComputedOperand, name: str) -> list[str]:
+def _source_of_chunks(gemm: TensorGemm, operand: ComputedOperand, name: str) -> list[str]:
     """How the elements of an operand are read and computed, a piece of neighbours at a time."""
 
     def arrays(of: str, constant: str) -> list[str]:
@@ -374,18 +374,18 @@ def _source_of_pieces(product: TensorProduct, operand: ComputedOperand, name: st
         f"struct {name} {{",
         *(f"  const {c_type(buffer.dtype)}* {buffer.name};" for buffer in operand.buffers),
         *(f"  int {axis.name};" for axis in operand.batch),
-        "  struct Piece {",
+        "  struct Chunk {",
         *(f"    {c_type(b.dtype)} {b.name}[{b.size}];" for b in operand.kept),
         "  };",
-        "  __device__ bool read(Piece& into, int outer, int depth) const {",
+        "  __device__ bool read(Chunk& into, int outer, int depth) const {",
         f"    if (!({inside})) return false;",
         *arrays("into", ""),
-        emit_statement(operand.read, product.params, depth=2).rstrip("\n"),
+        emit_statement(operand.read, gemm.params, depth=2).rstrip("\n"),
         "    return true;",
         "  }",
-        f"  __device__ static void compute(const Piece& from, {values} (&value)[{operand.lanes}]) {{",
+        f"  __device__ static void compute(const Chunk& from, {values} (&value)[{operand.lanes}]) {{",
         *arrays("from", "const "),
-        emit_statement(operand.compute, product.params, depth=2).rstrip("\n"),
+        emit_statement(operand.compute, gemm.params, depth=2).rstrip("\n"),
         "  }",
         "};",
     ]
@@ -403,7 +403,7 @@ def _window(operand: WindowOperand) -> list[str]:
         "  __device__ static unsigned seen(int place_m) {",
         f"    return {inside} ? {' | '.join([row, *seen])} : 0u;",
         "  }",
-        f"  __device__ static int depth(int place_k) {{ return {emit_value(operand.depth)}; }}",
+        f"  __device__ static int depth(int place_k) {{ return {emit_value(operand.k_offset)}; }}",
         f"  __device__ static unsigned needed(int place_k) {{ return {' | '.join([row, *needed])}; }}",
         "};",
     ]

@@ -31,10 +31,10 @@ __device__ inline void store_pack(unsigned to, const Pack<T, N>& pack) {
     store_shared(to, words[0]);
 }
 
-// Four 8 x 8 matrices of 16-bit elements, one row from each address that a lane gives; TURNED: transposed.
-template <bool TURNED>
+// Four 8 x 8 matrices of 16-bit elements, one row from each address that a lane gives; TRANSPOSED: transposed.
+template <bool TRANSPOSED>
 __device__ inline void load_matrices(unsigned (&into)[4], unsigned from) {
-  if (TURNED)
+  if (TRANSPOSED)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(into[0]), "=r"(into[1]), "=r"(into[2]), "=r"(into[3])
                  : "r"(from));
@@ -103,23 +103,23 @@ struct Tile {
   __device__ static unsigned of(int row, int column) { return at(row, column * SIZE / 16) + column * SIZE % 16; }
 };
 
-// A tile of OUTER (m or n) x DEPTH (k) elements as fragments of 16 x 32 bytes; it is stored with rows of k where TURNED.
+// A tile of OUTER (m or n) x DEPTH (k) elements as fragments of 16 x 32 bytes; it is stored with rows of k where TRANSPOSED.
 // LEFT is the first operand. OUTER of a warp is a power of two, so that places within it differ in bits of their own.
-template <int OUTER, int DEPTH, bool TURNED, bool LEFT, int SIZE = 2>
+template <int OUTER, int DEPTH, bool TRANSPOSED, bool LEFT, int SIZE = 2>
 struct Fragments {
-  static_assert(SIZE == 2 || !TURNED, "only pairs of bytes are transposed on the way");
-  using Layout = Tile<TURNED ? DEPTH : OUTER, TURNED ? OUTER : DEPTH, SIZE>;
+  static_assert(SIZE == 2 || !TRANSPOSED, "only pairs of bytes are transposed on the way");
+  using Layout = Tile<TRANSPOSED ? DEPTH : OUTER, TRANSPOSED ? OUTER : DEPTH, SIZE>;
 
   // Where this lane reads in the first fragment from `outer` on.
   __device__ static unsigned first(int outer, int lane) {
-    const bool by_row = LEFT != TURNED;
+    const bool by_row = LEFT != TRANSPOSED;
     const int row = by_row ? lane % 16 : lane % 8 + lane / 16 * 8, chunk = by_row ? lane / 16 : lane / 8 % 2;
-    return TURNED ? Layout::at(row, outer / 8 + chunk) : Layout::at(outer + row, chunk);
+    return TRANSPOSED ? Layout::at(row, outer / 8 + chunk) : Layout::at(outer + row, chunk);
   }
   // Fragment `number` along OUTER at step `step` along k, from a tile at `base`.
   __device__ static void read(unsigned (&into)[4], unsigned base, unsigned first, int number, int step) {
-    const int along = TURNED ? number : step, across = TURNED ? step : number;
-    load_matrices<TURNED>(into, base + (first ^ along * 32) + across * 16 * Layout::ROW_BYTES);
+    const int along = TRANSPOSED ? number : step, across = TRANSPOSED ? step : number;
+    load_matrices<TRANSPOSED>(into, base + (first ^ along * 32) + across * 16 * Layout::ROW_BYTES);
     if (SIZE == 4) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) into[e] = shortened(into[e]);
@@ -148,7 +148,7 @@ struct Fragments<OUTER, DEPTH, true, LEFT, 4> {
 
 // How a tile of ROWS x COLUMNS elements is divided among threads: pieces of WIDTH neighbours.
 template <int ROWS, int COLUMNS, int WIDTH, int THREADS>
-struct Pieces {
+struct Chunks {
   static constexpr int PER_ROW = COLUMNS / WIDTH;
   static constexpr int ALL = ROWS * PER_ROW;
   static constexpr int COUNT = (ALL + THREADS - 1) / THREADS;
@@ -164,24 +164,24 @@ struct Pieces {
   __device__ static constexpr int begin(int part, int parts) { return COUNT * part / parts; }
 };
 
-// One operand, a matrix in memory: rows of k, or, where TURNED, rows of m or n, PITCH elements apart. LANES elements
+// One operand, a matrix in memory: rows of k, or, where TRANSPOSED, rows of m or n, PITCH elements apart. LANES elements
 // are copied at once; single ones of two bytes go through registers, in pairs, since no asynchronous copy moves fewer
 // than four.
 // WHOLE: the tiles cover the matrix exactly along m or n.
-template <class T, int OUTER, int DEPTH, bool TURNED, bool LEFT, int LANES, int THREADS, i64 PITCH, bool WHOLE>
-struct Matrix : Fragments<OUTER, DEPTH, TURNED, LEFT, sizeof(T)> {
-  using Layout = typename Fragments<OUTER, DEPTH, TURNED, LEFT, sizeof(T)>::Layout;
+template <class T, int OUTER, int DEPTH, bool TRANSPOSED, bool LEFT, int LANES, int THREADS, i64 PITCH, bool WHOLE>
+struct Matrix : Fragments<OUTER, DEPTH, TRANSPOSED, LEFT, sizeof(T)> {
+  using Layout = typename Fragments<OUTER, DEPTH, TRANSPOSED, LEFT, sizeof(T)>::Layout;
   static constexpr int BYTES = Layout::BYTES;
   static constexpr bool HELD = LANES * sizeof(T) < 4;  // elements go through registers
   static constexpr int WIDTH = HELD ? 2 : LANES;
-  using P = Pieces<TURNED ? DEPTH : OUTER, TURNED ? OUTER : DEPTH, WIDTH, THREADS>;
+  using P = Chunks<TRANSPOSED ? DEPTH : OUTER, TRANSPOSED ? OUTER : DEPTH, WIDTH, THREADS>;
   const T* next;  // where the next tile begins
   int outers, depths;  // elements from there to the matrix' ends
   unsigned short held[HELD ? P::COUNT : 1][2];
 
   // The tiles from (outer, depth) of a matrix that ends at (outers, depths).
   __device__ Matrix(const T* from, int outer, int depth, int outers, int depths)
-      : next(from + (TURNED ? depth * PITCH + outer : outer * PITCH + depth)), outers(outers - outer), depths(depths - depth) {}
+      : next(from + (TRANSPOSED ? depth * PITCH + outer : outer * PITCH + depth)), outers(outers - outer), depths(depths - depth) {}
 
   __device__ bool inside(int outer, int depth) const { return (WHOLE || outer < outers) && depth < depths; }
 
@@ -193,11 +193,11 @@ struct Matrix : Fragments<OUTER, DEPTH, TURNED, LEFT, sizeof(T)> {
       const int row = P::row(i), column = P::column(i);
       const T* const source = next + row * PITCH + column;
       if constexpr (!HELD) {
-        copy_async<WIDTH * sizeof(T)>(to + Layout::of(row, column), source, TURNED ? inside(column, row) : inside(row, column));
+        copy_async<WIDTH * sizeof(T)>(to + Layout::of(row, column), source, TRANSPOSED ? inside(column, row) : inside(row, column));
       } else {
 #pragma unroll
         for (int e = 0; e < 2; ++e)
-          held[i][e] = (TURNED ? inside(column + e, row) : inside(row, column + e)) ? source[e].bits : 0;
+          held[i][e] = (TRANSPOSED ? inside(column + e, row) : inside(row, column + e)) ? source[e].bits : 0;
       }
     }
   }
@@ -208,7 +208,7 @@ struct Matrix : Fragments<OUTER, DEPTH, TURNED, LEFT, sizeof(T)> {
       for (int i = 0; i < P::COUNT; ++i)
         if (P::exists(i)) store_shared(to + Layout::of(P::row(i), P::column(i)), held[i][0] | held[i][1] << 16);
     }
-    next += TURNED ? DEPTH * PITCH : DEPTH;
+    next += TRANSPOSED ? DEPTH * PITCH : DEPTH;
     depths -= DEPTH;
   }
 };
@@ -222,7 +222,7 @@ struct Gathered : Fragments<OUTER, DEPTH, false, true, sizeof(T)> {
   static constexpr int BYTES = Layout::BYTES;
   static constexpr bool HELD = LANES * sizeof(T) < 4;  // elements go through registers
   static constexpr int WIDTH = HELD ? 2 : LANES;
-  using P = Pieces<OUTER, DEPTH, WIDTH, THREADS>;
+  using P = Chunks<OUTER, DEPTH, WIDTH, THREADS>;
   static constexpr int TABLE_BYTES = OUTER * 8;
   struct alignas(8) Row {
     int place;
@@ -274,17 +274,17 @@ struct Gathered : Fragments<OUTER, DEPTH, false, true, sizeof(T)> {
 
 // One operand computed on its way. What `Source` reads for LANES neighbours is asked for when a tile begins; when it
 // ends, they are computed and stored. Their place is the number of the vector; `read` says whether they are not zero.
-template <class T, int OUTER, int DEPTH, bool TURNED, bool LEFT, int LANES, int THREADS, class Source>
-struct Computed : Fragments<OUTER, DEPTH, TURNED, LEFT, sizeof(T)> {
-  using Layout = typename Fragments<OUTER, DEPTH, TURNED, LEFT, sizeof(T)>::Layout;
+template <class T, int OUTER, int DEPTH, bool TRANSPOSED, bool LEFT, int LANES, int THREADS, class Source>
+struct Computed : Fragments<OUTER, DEPTH, TRANSPOSED, LEFT, sizeof(T)> {
+  using Layout = typename Fragments<OUTER, DEPTH, TRANSPOSED, LEFT, sizeof(T)>::Layout;
   static constexpr int BYTES = Layout::BYTES;
   static constexpr bool HELD = true;  // what is read goes through registers
   static constexpr int WIDTH = LANES * sizeof(T) < 4 ? 4 / sizeof(T) : LANES;
   static constexpr int PARTS = WIDTH / LANES;
-  using P = Pieces<TURNED ? DEPTH : OUTER, TURNED ? OUTER : DEPTH, WIDTH, THREADS>;
+  using P = Chunks<TRANSPOSED ? DEPTH : OUTER, TRANSPOSED ? OUTER : DEPTH, WIDTH, THREADS>;
   Source source;
   int outer, depth, outers, depths;
-  typename Source::Piece held[P::COUNT][PARTS];
+  typename Source::Chunk held[P::COUNT][PARTS];
   bool inside[P::COUNT][PARTS];
 
   __device__ Computed(const Source& source, int outer, int depth, int outers, int depths)
@@ -297,9 +297,9 @@ struct Computed : Fragments<OUTER, DEPTH, TURNED, LEFT, sizeof(T)> {
 #pragma unroll
       for (int e = 0; e < PARTS; ++e) {
         const int row = P::row(i), column = P::column(i) + e * LANES;
-        const int at = outer + (TURNED ? column : row), deep = depth + (TURNED ? row : column);
+        const int at = outer + (TRANSPOSED ? column : row), deep = depth + (TRANSPOSED ? row : column);
         inside[i][e] = at < outers && deep < depths &&
-                       source.read(held[i][e], TURNED ? at / LANES : at, TURNED ? deep : deep / LANES);
+                       source.read(held[i][e], TRANSPOSED ? at / LANES : at, TRANSPOSED ? deep : deep / LANES);
       }
     }
   }

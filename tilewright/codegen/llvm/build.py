@@ -21,7 +21,7 @@ from tilewright.support.fingerprint import fingerprint
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CompiledKernel:
     symbol: str
     object_code: bytes
     extent: int  # iterations of the parallel loop
@@ -33,8 +33,8 @@ class Kernel:
 
 @lru_cache(maxsize=1)
 def _generator_version() -> str:
-    """Changes with every change to this room and to what it asks about indices and strides: a cache never serves what
-    an older generator made."""
+    """Changes with every change to this package and to what it asks about indices and strides: a cache never serves
+    what an older generator made."""
     digest = hashlib.sha256()
     rooms = (Path(__file__).parent, Path(te.__file__).parent)
     for path in (*(path for room in rooms for path in sorted(room.rglob("*.py"))), Path(tiling.__file__)):
@@ -47,7 +47,7 @@ def kernel_key(program: Program, machine: CpuMachine, numerics: str) -> str:
     return fingerprint(print_program(program), *described, numerics, _generator_version())
 
 
-def build(program: Program, machine: CpuMachine, numerics: str, cache: ObjectCache | None) -> Kernel:
+def build(program: Program, machine: CpuMachine, numerics: str, cache: ObjectCache | None) -> CompiledKernel:
     key = kernel_key(program, machine, numerics)
     symbol = f"tw_{key}"
     found = cache.get(key) if cache is not None else None
@@ -59,11 +59,13 @@ def build(program: Program, machine: CpuMachine, numerics: str, cache: ObjectCac
     return _kernel(program, symbol, code, cached=False)
 
 
-def _kernel(program: Program, symbol: str, code: bytes, *, cached: bool) -> Kernel:
+def _kernel(program: Program, symbol: str, code: bytes, *, cached: bool) -> CompiledKernel:
     inputs = len(program.params) - 1
     packings = (*program.packings, *[None] * (inputs - len(program.packings)))
     arguments = tuple(Argument(buffer.dtype.short, buffer.size) for buffer in program.params)
-    return Kernel(symbol, code, program.parallel_extent, program.decisions, packings, cached, arguments)
+    return CompiledKernel(
+        symbol, code, program.parallel_extent, program.decisions, packings, cached, arguments
+    )
 
 
 def llvm_ir(program: Program, machine: CpuMachine, numerics: str, symbol: str) -> str:

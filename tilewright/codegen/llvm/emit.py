@@ -16,7 +16,7 @@ from llvmlite import ir
 from tilewright import te
 from tilewright.codegen.llvm import math as vector_math
 from tilewright.codegen.llvm import native, scalars, shuffles
-from tilewright.codegen.llvm.indices import Region
+from tilewright.codegen.llvm.indices import IndexRegion
 from tilewright.codegen.llvm.memory import MemoryEmitter
 from tilewright.codegen.llvm.sharing import shares_elements
 from tilewright.codegen.llvm.types import I64, PTR, Typed, element_type, splat, vector_of
@@ -48,7 +48,7 @@ from tilewright.te.index import simplify
 # Never nnan or ninf: NaN and infinity mean something. Nor arcp: a division by what a loop does not change would become
 # a multiplication by its reciprocal, which is infinite for a subnormal number.
 FAST_FLAGS = ("nsz", "contract", "afn")
-_STREAMED_BYTES = 16  # the shortest vector that can go past the caches
+_STREAMED_BYTES = 16  # the shortest vector that can be stored non-temporally
 
 
 def emit_program(program: Program, machine: CpuMachine, numerics: str, symbol: str) -> ir.Module:
@@ -76,7 +76,7 @@ def _emit_entry(
     count: int,
 ) -> None:
     """The public function: unpacks the argument pointers and calls the body, where they are known not to alias; the one
-    that stores past the caches if the output is aligned as that demands."""
+    that uses non-temporal stores if the output is aligned as that demands."""
     entry = ir.Function(module, ir.FunctionType(ir.VoidType(), [PTR, I64, I64]), symbol)
     _set_attributes(entry, machine)
     arguments, begin, end = entry.args
@@ -115,7 +115,7 @@ class _Emitter(MemoryEmitter):
         self.flags = flags
         self.math = vector_math.MathContext(has_fma=machine.has_fma)
         # Of written-out loops, by identity: whether their copies share elements.
-        self.apart: dict[int, bool] = {}
+        self.separate_stores: dict[int, bool] = {}
         # Of expressions, by identity: whether they may read outside of a buffer.
         self.unsafe: dict[int, tuple[te.Expr, bool]] = {}
         # What the statement being written has computed, by the identity of the expression: the outermost first, then
@@ -140,7 +140,7 @@ class _Emitter(MemoryEmitter):
         self.builder = ir.IRBuilder(start)
         self.statement(self.program.body)
         if self.streaming:
-            self.builder.fence("seq_cst")  # what went past the caches is there before anyone hears of the end
+            self.builder.fence("seq_cst")  # non-temporal stores are visible before anyone hears of the end
         self.builder.ret_void()
         ir.IRBuilder(self.entry).branch(start)
         return function
@@ -174,15 +174,15 @@ class _Emitter(MemoryEmitter):
             self.loop(stmt)
 
     def written_out(self, stmt: For) -> None:
-        if id(stmt) not in self.apart:
-            self.apart[id(stmt)] = shares_elements(stmt)
-        apart = self.apart[id(stmt)]
+        if id(stmt) not in self.separate_stores:
+            self.separate_stores[id(stmt)] = shares_elements(stmt)
+        separate_stores = self.separate_stores[id(stmt)]
         for value in range(stmt.var.extent):
             self.bindings[stmt.var] = value
-            if apart:
-                self.regions.append(Region())
+            if separate_stores:
+                self.regions.append(IndexRegion())
             self.statement(stmt.body)
-            if apart:
+            if separate_stores:
                 self.regions.pop()
                 # No instruction: LLVM reads again behind it what it would have kept.
                 self.builder.fence("seq_cst", "singlethread")
@@ -203,7 +203,7 @@ class _Emitter(MemoryEmitter):
         counter = self.builder.phi(I64, stmt.var.name)
         counter.add_incoming(first, before)
         self.bindings[stmt.var] = counter
-        self.regions.append(Region())
+        self.regions.append(IndexRegion())
         self.statement(stmt.body)
         self.regions.pop()
         following = self.builder.add(counter, I64(1), flags=("nsw", "nuw"))
@@ -220,7 +220,7 @@ class _Emitter(MemoryEmitter):
             if body is None:
                 continue
             self.builder.position_at_end(block)
-            self.regions.append(Region())
+            self.regions.append(IndexRegion())
             self.statement(body)
             self.regions.pop()
             self.builder.branch(after)
@@ -238,16 +238,18 @@ class _Emitter(MemoryEmitter):
     def transpose(self, stmt: Transpose) -> None:
         size = stmt.rows * stmt.columns
         kind = vector_of(element_type(stmt.buffer.dtype), stmt.lanes)
-        places = [self.register(stmt.buffer, start, stmt.lanes) for start in range(0, size, stmt.lanes)]
-        vectors = [self.builder.load(place, typ=kind) for place in places]
-        for vector, place in zip(shuffles.transposed(self.builder, vectors, stmt.rows), places, strict=True):
-            self.builder.store(vector, place)
+        locations = [self.register(stmt.buffer, start, stmt.lanes) for start in range(0, size, stmt.lanes)]
+        vectors = [self.builder.load(location, typ=kind) for location in locations]
+        for vector, location in zip(
+            shuffles.transposed(self.builder, vectors, stmt.rows), locations, strict=True
+        ):
+            self.builder.store(vector, location)
 
     def slide(self, stmt: Slide) -> None:
         kind = vector_of(element_type(stmt.buffer.dtype), stmt.lanes)
         target = self.register(stmt.buffer, 0, stmt.lanes)
-        places = target, self.register(stmt.behind, stmt.place, stmt.lanes)
-        one, other = (self.builder.load(place, typ=kind) for place in places)
+        locations = target, self.register(stmt.following, stmt.position, stmt.lanes)
+        one, other = (self.builder.load(location, typ=kind) for location in locations)
         vectors, picks = zip(
             *(divmod(stmt.begin + lane, stmt.lanes) for lane in range(stmt.lanes)), strict=True
         )
@@ -256,14 +258,15 @@ class _Emitter(MemoryEmitter):
     def invoke(self, stmt: Invoke) -> None:
         """An instruction that accumulates, and does not take what its result holds, has its own combined with that."""
         intrinsic = stmt.intrinsic
-        places = {
-            part.tensor.name: place for part, place in zip(intrinsic.fragments, stmt.operands, strict=True)
+        locations = {
+            part.tensor.name: location
+            for part, location in zip(intrinsic.fragments, stmt.operands, strict=True)
         }
-        values = {name: self.lanes_at(places[name]) for name in native.arguments_of(intrinsic)}
+        values = {name: self.lanes_at(locations[name]) for name in native.arguments_of(intrinsic)}
         result = native.call(self.builder, self.machine, intrinsic, values)
         output, reduction = intrinsic.output, intrinsic.stage.reduction
         if reduction is not None and output.name not in values:
-            context = scalars.Context(self.builder, output.dtype, self.flags, self.machine)
+            context = scalars.ScalarContext(self.builder, output.dtype, self.flags, self.machine)
             combine = scalars.EMITTERS[te.REDUCE_COMBINERS[reduction.kind]]
             result = combine(context, self.lanes_at(stmt.operands[0]), result)
         self.put_lanes(stmt.operands[0], result)
@@ -303,7 +306,7 @@ class _Emitter(MemoryEmitter):
             result = vector_math.emit(self.builder, op, *values, context=self.math)
         else:
             result = scalars.EMITTERS[op](
-                scalars.Context(self.builder, operand, self.flags, self.machine), *values
+                scalars.ScalarContext(self.builder, operand, self.flags, self.machine), *values
             )
         return Typed(result, dtype, lanes)
 
@@ -354,7 +357,7 @@ class _Emitter(MemoryEmitter):
     def masked(self, cond: Typed) -> Iterator[None]:
         # Values computed under a mask hold only there, so they go into a region of their own.
         self.masks.append(cond)
-        self.regions.append(Region())
+        self.regions.append(IndexRegion())
         self.computed.append({})
         yield
         self.computed.pop()
@@ -366,7 +369,7 @@ class _Emitter(MemoryEmitter):
         register = self.register(expr.buffer, expr.offset, expr.lanes)
         vector = self.builder.load(register, typ=vector_of(element_type(expr.dtype), expr.lanes))
         combine, lanes = te.REDUCE_COMBINERS[expr.kind], expr.lanes
-        context = scalars.Context(self.builder, expr.dtype, self.flags, self.machine)
+        context = scalars.ScalarContext(self.builder, expr.dtype, self.flags, self.machine)
         while lanes > 1:
             lanes //= 2
             halves = [self._part(vector, start, lanes) for start in (0, lanes)]

@@ -15,7 +15,7 @@ from tilewright.loops.ir import Program
 from tilewright.space.implementation import Kernel
 
 KEEPS_TRIALS = False  # it is made faster than it is read
-PARALLEL = False  # the interpreter's lock is held while IR is made, and that takes most of the time
+AT_ONCE = 2  # one in LLVM, where llvmlite has a lock of its own, while IR of another is made under the interpreter's
 _SYMBOL = "kernel"  # the same in all texts; a real kernel's name depends on more than its code
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from llvmlite import ir
 
@@ -32,7 +33,7 @@ class Offset:
 
 
 @dataclass
-class Region:
+class IndexRegion:
     """Values computed where they dominate everything emitted until the region is left."""
 
     known: dict[object, ir.Value] = field(default_factory=dict)
@@ -47,7 +48,7 @@ class IndexEmitter(ABC):
         self.machine = machine
         self.bindings: dict[te.Var, int | ir.Value] = {}
         self.lane: te.Var | None = None  # the variable of the vector loop being emitted
-        self.regions: list[Region] = [Region()]
+        self.regions: list[IndexRegion] = [IndexRegion()]
 
     @abstractmethod
     def value(self, expr: te.Expr) -> Typed:
@@ -135,7 +136,7 @@ class IndexEmitter(ABC):
             (low, _), (divisor, _) = bounds(atom.args[0]), bounds(atom.args[1])
             if low is not None and low >= 0 and divisor is not None and divisor > 0:
                 return (self.builder.udiv if atom.op == "floordiv" else self.builder.urem)(*values)
-        context = scalars.Context(self.builder, DType.I64, (), self.machine)
+        context = scalars.ScalarContext(self.builder, DType.I64, (), self.machine)
         return scalars.EMITTERS[atom.op](context, *values)
 
     def index_value(self, expr: te.Expr) -> Typed:
@@ -171,6 +172,7 @@ class IndexEmitter(ABC):
         return splat(self.builder, self.index_value(expr), self.lanes).value
 
 
+@lru_cache(maxsize=4096)
 def _reads_local_memory(expr: te.Expr) -> bool:
     """Whether it reads a buffer that may be written between two evaluations: inputs never are."""
     return any(

@@ -22,11 +22,11 @@ from tilewright.codegen.llvm.types import I1, I64, PTR, Typed, element_type, spl
 from tilewright.dtypes import DType
 from tilewright.errors import InternalError
 from tilewright.hw import CpuMachine
-from tilewright.loops.ir import Buffer, Place, Program, Scope, Store
+from tilewright.loops.ir import Buffer, Location, Program, Scope, Store
 from tilewright.loops.tiling import LONGEST_STRIDE
 from tilewright.te.index import bounds, divisor_of, simplify
 
-_STREAMED_BYTES = 16  # the shortest vector that can go past the caches
+_STREAMED_BYTES = 16  # the shortest vector that can be stored non-temporally
 
 
 class MemoryEmitter(IndexEmitter):
@@ -48,7 +48,7 @@ class MemoryEmitter(IndexEmitter):
             self.registers[key] = at_entry.alloca(kind, name=f"{buffer.name}.{offset}")
         return self.registers[key]
 
-    def register_place(self, buffer: Buffer, index: te.Expr) -> tuple[ir.Value, int]:
+    def register_location(self, buffer: Buffer, index: te.Expr) -> tuple[ir.Value, int]:
         offset = self.offset(index)
         if offset.base is not None or offset.vector is not None or offset.stride not in (0, 1):
             raise InternalError(
@@ -62,9 +62,9 @@ class MemoryEmitter(IndexEmitter):
         assert isinstance(buffer, Buffer)
         (index,) = load.indices
         if buffer.scope is Scope.REGISTER:
-            place, lanes = self.register_place(buffer, index)
+            location, lanes = self.register_location(buffer, index)
             return Typed(
-                self.builder.load(place, typ=vector_of(element_type(buffer.dtype), lanes)),
+                self.builder.load(location, typ=vector_of(element_type(buffer.dtype), lanes)),
                 buffer.dtype,
                 lanes,
             )
@@ -86,7 +86,10 @@ class MemoryEmitter(IndexEmitter):
         elif offset.stride == 1:
             lanes, raw = self.lanes, self._once(key, buffer, lambda: self._load_vector(buffer, offset, masks))
         elif 2 <= offset.stride <= min(LONGEST_STRIDE, self.lanes):
-            lanes, raw = self.lanes, self._once(key, buffer, lambda: self._load_apart(buffer, offset, masks))
+            lanes, raw = (
+                self.lanes,
+                self._once(key, buffer, lambda: self._load_separately(buffer, offset, masks)),
+            )
         else:
             lanes, raw = self.lanes, self._gather(buffer, offset, masks)
         return Typed(scalars.from_memory(self.builder, raw, buffer.dtype), buffer.dtype, lanes)
@@ -135,13 +138,13 @@ class MemoryEmitter(IndexEmitter):
         if active is None:
             pointer = self.pointer(buffer, offset.base, offset.constant)
             return self.builder.load(pointer, typ=kind, align=_alignment(buffer))
-        place = (
+        location = (
             I64(offset.constant)
             if offset.base is None
             else self.builder.add(offset.base, I64(offset.constant))
         )
         # Where the condition fails, element 0 is read instead and the value is not used.
-        safe = self.builder.select(active, place, I64(0))
+        safe = self.builder.select(active, location, I64(0))
         return self.builder.load(self.pointer(buffer, safe, 0), typ=kind, align=_alignment(buffer))
 
     def _load_vector(self, buffer: Buffer, offset: Offset, masks: list[Typed]) -> ir.Value:
@@ -155,22 +158,22 @@ class MemoryEmitter(IndexEmitter):
             result = lanes if result is None else self.builder.and_(result, lanes)
         return result
 
-    def _load_apart(self, buffer: Buffer, offset: Offset, masks: list[Typed]) -> ir.Value:
+    def _load_separately(self, buffer: Buffer, offset: Offset, masks: list[Typed]) -> ir.Value:
         """Elements a few places apart: the vectors that hold them, nothing before the first or behind the last, and
         the elements picked from there."""
         lanes, stride = self.lanes, offset.stride
         starts = [*range(0, lanes * (stride - 1), lanes), (lanes - 1) * (stride - 1)]
         holders = [min(lane * stride // lanes, stride - 1) for lane in range(lanes)]
-        places = [lane * stride - starts[holder] for lane, holder in enumerate(holders)]
+        locations = [lane * stride - starts[holder] for lane, holder in enumerate(holders)]
         mask, vectors = self._mask_of(masks), []
         for number, start in enumerate(starts):
             active = mask
             if mask is not None:
-                needed = {p: lane for lane, p in enumerate(places) if holders[lane] == number}
-                picks = [needed.get(place, lanes) for place in range(lanes)]
+                needed = {p: lane for lane, p in enumerate(locations) if holders[lane] == number}
+                picks = [needed.get(location, lanes) for location in range(lanes)]
                 active = shuffles.shuffled(self.builder, mask, ir.Constant(mask.type, None), picks)
             vectors.append(self._load_run(buffer, offset.base, offset.constant + start, active))
-        return shuffles.picked(self.builder, vectors, holders, places)
+        return shuffles.picked(self.builder, vectors, holders, locations)
 
     def _load_run(
         self, buffer: Buffer, base: ir.Value | None, constant: int, mask: ir.Value | None
@@ -190,7 +193,7 @@ class MemoryEmitter(IndexEmitter):
         signature = ir.FunctionType(kind, [PTR, ir.IntType(32), ir.VectorType(I1, kind.count), kind])
         return self.module.globals.get(name) or ir.Function(self.module, signature, name)
 
-    def _lane_places(self, offset: Offset) -> list[ir.Value]:
+    def _lane_locations(self, offset: Offset) -> list[ir.Value]:
         if offset.vector is not None:
             return [self.builder.extract_element(offset.vector, I64(lane)) for lane in range(self.lanes)]
         base = offset.base if offset.base is not None else I64(0)
@@ -201,11 +204,11 @@ class MemoryEmitter(IndexEmitter):
     def _gather(self, buffer: Buffer, offset: Offset, masks: list[Typed]) -> ir.Value:
         kind = stored_type(buffer.dtype)
         result: ir.Value = ir.Constant(vector_of(kind, self.lanes), ir.Undefined)
-        for lane, place in enumerate(self._lane_places(offset)):
+        for lane, location in enumerate(self._lane_locations(offset)):
             for mask in masks:
                 active = self.builder.extract_element(mask.value, I64(lane)) if mask.lanes > 1 else mask.value
-                place = self.builder.select(active, place, I64(0))
-            element = self.builder.load(self.pointer(buffer, place, 0), typ=kind, align=_alignment(buffer))
+                location = self.builder.select(active, location, I64(0))
+            element = self.builder.load(self.pointer(buffer, location, 0), typ=kind, align=_alignment(buffer))
             result = self.builder.insert_element(result, element, I64(lane))
         return result
 
@@ -213,8 +216,8 @@ class MemoryEmitter(IndexEmitter):
         buffer = stmt.buffer
         value = self.value(stmt.value)
         if buffer.scope is Scope.REGISTER:
-            place, lanes = self.register_place(buffer, stmt.index)
-            self.builder.store(splat(self.builder, value, lanes).value, place)
+            location, lanes = self.register_location(buffer, stmt.index)
+            self.builder.store(splat(self.builder, value, lanes).value, location)
             return
         offset = self.offset(stmt.index)
         raw = scalars.to_memory(self.builder, value.value, buffer.dtype)
@@ -231,57 +234,59 @@ class MemoryEmitter(IndexEmitter):
             if streamed:
                 self._past_caches(stored, stmt)
             return
-        for lane, place in enumerate(self._lane_places(offset)):
-            self.builder.store(self.builder.extract_element(wide, I64(lane)), self.pointer(buffer, place, 0))
+        for lane, location in enumerate(self._lane_locations(offset)):
+            self.builder.store(
+                self.builder.extract_element(wide, I64(lane)), self.pointer(buffer, location, 0)
+            )
 
     # -- operands of instructions -----------------------------------------------------------------------------------
 
-    def lanes_at(self, place: Place) -> ir.Value:
+    def lanes_at(self, location: Location) -> ir.Value:
         """The lanes of an operand as one vector; a scalar where there is one."""
-        buffer, size = place.buffer, len(place.offsets)
+        buffer, size = location.buffer, len(location.offsets)
         kind = vector_of(element_type(buffer.dtype), size)
         if buffer.scope is Scope.REGISTER:
-            return self.builder.load(self._register_run(place), typ=kind)
-        if place.is_run:
+            return self.builder.load(self._register_run(location), typ=kind)
+        if location.is_run:
             stored = vector_of(stored_type(buffer.dtype), size)
-            raw = self.builder.load(self._element(place, 0), typ=stored, align=_alignment(buffer))
+            raw = self.builder.load(self._element(location, 0), typ=stored, align=_alignment(buffer))
             return scalars.from_memory(self.builder, raw, buffer.dtype)
         read: dict[int, ir.Value] = {}
-        for offset in dict.fromkeys(place.offsets):
-            pointer = self._element(place, offset)
+        for offset in dict.fromkeys(location.offsets):
+            pointer = self._element(location, offset)
             raw = self.builder.load(pointer, typ=stored_type(buffer.dtype), align=_alignment(buffer))
             read[offset] = scalars.from_memory(self.builder, raw, buffer.dtype)
         if len(read) == 1:
-            return splat(self.builder, Typed(read[place.offsets[0]], buffer.dtype, 1), size).value
+            return splat(self.builder, Typed(read[location.offsets[0]], buffer.dtype, 1), size).value
         vector: ir.Value = ir.Constant(kind, ir.Undefined)
-        for lane, offset in enumerate(place.offsets):
+        for lane, offset in enumerate(location.offsets):
             vector = self.builder.insert_element(vector, read[offset], I64(lane))
         return vector
 
-    def put_lanes(self, place: Place, vector: ir.Value) -> None:
-        buffer, size = place.buffer, len(place.offsets)
+    def put_lanes(self, location: Location, vector: ir.Value) -> None:
+        buffer, size = location.buffer, len(location.offsets)
         if buffer.scope is Scope.REGISTER:
-            self.builder.store(vector, self._register_run(place))
+            self.builder.store(vector, self._register_run(location))
             return
         raw = scalars.to_memory(self.builder, vector, buffer.dtype)
-        if place.is_run:
-            self.builder.store(raw, self._element(place, 0), align=_alignment(buffer))
+        if location.is_run:
+            self.builder.store(raw, self._element(location, 0), align=_alignment(buffer))
             return
-        for lane, offset in enumerate(place.offsets):
+        for lane, offset in enumerate(location.offsets):
             element = self.builder.extract_element(raw, I64(lane)) if size > 1 else raw
-            self.builder.store(element, self._element(place, offset), align=_alignment(buffer))
+            self.builder.store(element, self._element(location, offset), align=_alignment(buffer))
 
-    def _register_run(self, place: Place) -> ir.Value:
-        at = self.offset(place.index)
-        if at.base is not None or not place.is_run:
+    def _register_run(self, location: Location) -> ir.Value:
+        at = self.offset(location.index)
+        if at.base is not None or not location.is_run:
             raise InternalError(
-                f"{self.program.name}: register buffer {place.buffer.name} accessed at a moving place"
+                f"{self.program.name}: register buffer {location.buffer.name} accessed at a moving place"
             )
-        return self.register(place.buffer, at.constant, len(place.offsets))
+        return self.register(location.buffer, at.constant, len(location.offsets))
 
-    def _element(self, place: Place, offset: int) -> ir.Value:
-        at = self.offset(place.index)
-        return self.pointer(place.buffer, at.base, at.constant + offset)
+    def _element(self, location: Location, offset: int) -> ir.Value:
+        at = self.offset(location.index)
+        return self.pointer(location.buffer, at.base, at.constant + offset)
 
     def _past_caches(self, stored: ir.StoreInstr, stmt: Store) -> None:
         """Marks a vector's store as streamed where its place is a multiple of its length."""

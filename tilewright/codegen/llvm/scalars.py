@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from tilewright import te
-from tilewright.codegen.llvm.math.exponential import exp2_rough, exp2_weight
+from tilewright.codegen.llvm.math.exponential import exp2_nonpositive, exp2_rough
 from tilewright.codegen.llvm.math.values import Emit, MathContext, Real
 from tilewright.codegen.llvm.types import BFLOAT, I1, I8, I16, I32, Typed, element_type, like
 from tilewright.dtypes import DType
@@ -21,7 +21,7 @@ from tilewright.hw import CpuMachine
 
 
 @dataclass(frozen=True)
-class Context:
+class ScalarContext:
     builder: ir.IRBuilder
     dtype: DType  # of the operands
     flags: tuple[str, ...]  # fast-math flags that the numerics allow
@@ -76,7 +76,7 @@ def _intrinsic(builder: ir.IRBuilder, name: str, *args: ir.Value, flags: tuple[s
 
 
 def _arithmetic(name: str) -> Emitter:
-    def emit(context: Context, a: ir.Value, b: ir.Value) -> ir.Value:
+    def emit(context: ScalarContext, a: ir.Value, b: ir.Value) -> ir.Value:
         if context.dtype.is_float:
             return getattr(context.builder, "f" + name)(a, b, flags=context.flags)
         if context.dtype is DType.BOOL:  # as torch: sum of bools is "or", product is "and"
@@ -86,11 +86,11 @@ def _arithmetic(name: str) -> Emitter:
     return emit
 
 
-def _neg(context: Context, a: ir.Value) -> ir.Value:
+def _neg(context: ScalarContext, a: ir.Value) -> ir.Value:
     return context.builder.fneg(a) if context.dtype.is_float else context.builder.neg(a)
 
 
-def _abs(context: Context, a: ir.Value) -> ir.Value:
+def _abs(context: ScalarContext, a: ir.Value) -> ir.Value:
     if context.dtype.is_float:
         return _intrinsic(context.builder, "fabs", a)
     if context.dtype in (DType.U8, DType.BOOL):
@@ -102,7 +102,7 @@ def _abs(context: Context, a: ir.Value) -> ir.Value:
 def _extreme(comparison: str) -> Emitter:
     """min and max; a NaN in either operand is the result."""
 
-    def emit(context: Context, a: ir.Value, b: ir.Value) -> ir.Value:
+    def emit(context: ScalarContext, a: ir.Value, b: ir.Value) -> ir.Value:
         builder = context.builder
         if context.dtype.is_float and _is_number(b):
             # One instruction: where a is NaN the comparison is false, and a is taken.
@@ -120,7 +120,7 @@ def _extreme(comparison: str) -> Emitter:
     return emit
 
 
-def _floor_division(context: Context, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
+def _floor_division(context: ScalarContext, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
     """(quotient, remainder), rounded towards minus infinity. Division by zero does not trap: the quotient is 0 and the
     remainder the dividend."""
     builder = context.builder
@@ -146,30 +146,30 @@ def _floor_division(context: Context, a: ir.Value, b: ir.Value) -> tuple[ir.Valu
     )
 
 
-def _floordiv(context: Context, a: ir.Value, b: ir.Value) -> ir.Value:
+def _floordiv(context: ScalarContext, a: ir.Value, b: ir.Value) -> ir.Value:
     return _floor_division(context, a, b)[0]
 
 
-def _mod(context: Context, a: ir.Value, b: ir.Value) -> ir.Value:
+def _mod(context: ScalarContext, a: ir.Value, b: ir.Value) -> ir.Value:
     return _floor_division(context, a, b)[1]
 
 
-def _div(context: Context, a: ir.Value, b: ir.Value) -> ir.Value:
+def _div(context: ScalarContext, a: ir.Value, b: ir.Value) -> ir.Value:
     return context.builder.fdiv(a, b, flags=context.flags)
 
 
-def _fma(context: Context, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+def _fma(context: ScalarContext, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     # fmuladd is fused exactly where the machine can; fma would call a library function where it cannot.
     return _intrinsic(context.builder, "fma" if context.machine.has_fma else "fmuladd", a, b, c)
 
 
 def _power_of_two(function: Callable[[Real], Real]) -> Emitter:
-    def emit(context: Context, x: ir.Value) -> ir.Value:
+    def emit(context: ScalarContext, x: ir.Value) -> ir.Value:
         machine = context.machine
         can = MathContext(
             has_fma=machine.has_fma,
             has_scaling="avx512dq" in machine.features,
-            prefers_tables=machine.throughput.multiply_adds <= 1,
+            prefers_tables=machine.throughput.fmas <= 1,
         )
         return function(Real(Emit(context.builder, x.type, can), x)).value
 
@@ -185,7 +185,7 @@ _PAIRS_X86 = {
 }
 
 
-def _dot4(context: Context, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+def _dot4(context: ScalarContext, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     builder, machine = context.builder, context.machine
     lanes = a.type.count if isinstance(a.type, ir.VectorType) else 1
     x86 = machine.triple.startswith("x86_64")
@@ -201,9 +201,9 @@ def _dot4(context: Context, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     return _dot4_of_bytes(context, a, b, c)
 
 
-def _dot4_of_pairs(context: Context, name: str, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+def _dot4_of_pairs(context: ScalarContext, name: str, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     """The even and the odd bytes as 16-bit numbers, whose products are summed in pairs: exact, as no 8-bit
-    multiply-add of the older instruction sets is."""
+    FMA of the older instruction sets is."""
     builder = context.builder
     halves = ir.VectorType(I16, 2 * a.type.count)
     unsigned, signed = builder.bitcast(a, halves), builder.bitcast(b, halves)
@@ -219,7 +219,7 @@ def _dot4_of_pairs(context: Context, name: str, a: ir.Value, b: ir.Value, c: ir.
     return builder.add(c, builder.add(even, odd))
 
 
-def _dot4_of_bytes(context: Context, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+def _dot4_of_bytes(context: ScalarContext, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     builder, top = context.builder, _number(a, 24)
     for shift in (24, 16, 8, 0):
         left = _number(a, shift)
@@ -229,13 +229,13 @@ def _dot4_of_bytes(context: Context, a: ir.Value, b: ir.Value, c: ir.Value) -> i
 
 
 def _rounding(name: str) -> Emitter:
-    def emit(context: Context, a: ir.Value) -> ir.Value:
+    def emit(context: ScalarContext, a: ir.Value) -> ir.Value:
         return _intrinsic(context.builder, name, a)
 
     return emit
 
 
-def _floor_pow2(context: Context, a: ir.Value) -> ir.Value:
+def _floor_pow2(context: ScalarContext, a: ir.Value) -> ir.Value:
     """The sign and the exponent, without the fraction."""
     builder, double = context.builder, context.dtype is DType.F64
     word = like(a, ir.IntType(64) if double else I32)
@@ -247,7 +247,7 @@ def _floor_pow2(context: Context, a: ir.Value) -> ir.Value:
 # -- comparisons and bits ---------------------------------------------------------------------------------------------
 
 
-def _compared(context: Context, sign: str, a: ir.Value, b: ir.Value) -> ir.Value:
+def _compared(context: ScalarContext, sign: str, a: ir.Value, b: ir.Value) -> ir.Value:
     if context.dtype.is_float:
         # Ordered comparisons are false on NaN; != is true on NaN.
         compare = context.builder.fcmp_unordered if sign == "!=" else context.builder.fcmp_ordered
@@ -264,7 +264,7 @@ def _bits(name: str) -> Emitter:
     return lambda context, a, b: getattr(context.builder, name)(a, b)
 
 
-def _shift(context: Context, a: ir.Value, b: ir.Value, *, left: bool) -> ir.Value:
+def _shift(context: ScalarContext, a: ir.Value, b: ir.Value, *, left: bool) -> ir.Value:
     """A shift by the width or more gives what an infinitely wide integer would."""
     builder = context.builder
     width = context.dtype.bytes * 8
@@ -291,7 +291,7 @@ EMITTERS: dict[str, Emitter] = {
     "div": _div,
     "fma": _fma,
     "dot4": _dot4,
-    "exp2_weight": _power_of_two(exp2_weight),
+    "exp2_nonpositive": _power_of_two(exp2_nonpositive),
     "exp2_rough": _power_of_two(exp2_rough),
     "sqrt": _rounding("sqrt"),
     "floor_pow2": _floor_pow2,
@@ -411,4 +411,4 @@ def _needs_half_conversion(machine: CpuMachine) -> None:
         )
 
 
-__all__ = ["EMITTERS", "I1", "Context", "constant", "convert", "from_memory", "to_memory"]
+__all__ = ["EMITTERS", "I1", "ScalarContext", "constant", "convert", "from_memory", "to_memory"]

@@ -21,10 +21,10 @@ from tilewright.te.index import coefficient
 def shares_elements(loop: For) -> bool:
     """Whether copies of the loop add to the same vectors, and read elements in all lanes that another copy reads."""
     return any(
-        _again(place, loop.var, loops)
+        _again(position, loop.var, loops)
         for store, loops in _stores(loop.body, ())
         if _accumulates(store) and not coefficient(store.index, loop.var)
-        for place in _elements(store, loops)
+        for position in _elements(store, loops)
     )
 
 
@@ -54,11 +54,11 @@ def _elements(store: Store, loops: tuple[For, ...]) -> Iterator[te.Expr]:
             yield load.indices[0]
 
 
-def _again(place: te.Expr, var: te.Var, loops: tuple[For, ...]) -> bool:
+def _again(position: te.Expr, var: te.Var, loops: tuple[For, ...]) -> bool:
     """Whether moving by some copies of `var` comes to the same as moving by some of another written-out loop."""
-    step = abs(coefficient(place, var) or 0)
+    step = abs(coefficient(position, var) or 0)
     return any(
-        step * copies == abs(coefficient(place, loop.var) or 0) * others
+        step * copies == abs(coefficient(position, loop.var) or 0) * others
         for loop in loops
         if step and loop.kind is Kind.UNROLL
         for copies in range(1, var.extent)

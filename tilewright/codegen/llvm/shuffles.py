@@ -1,4 +1,4 @@
-"""Tiles of vectors turned by shuffles.
+"""Transposes of register tiles by vector shuffles.
 
 A matrix of `rows` rows lies in vectors, row after row. Where both sides are powers of two, its transpose takes a few
 rounds over all vectors: to interleave the first half of the elements with the second moves the bits of every element's
@@ -27,8 +27,8 @@ def transposed(builder: ir.IRBuilder, vectors: Sequence[ir.Value], rows: int) ->
     kind = vectors[0].type
     if isinstance(kind.element, ir.HalfType):  # which few processors shuffle as such
         bits = ir.VectorType(ir.IntType(16), kind.count)
-        turned = transposed(builder, [builder.bitcast(vector, bits) for vector in vectors], rows)
-        return [builder.bitcast(vector, kind) for vector in turned]
+        as_bits = transposed(builder, [builder.bitcast(vector, bits) for vector in vectors], rows)
+        return [builder.bitcast(vector, kind) for vector in as_bits]
     result = list(vectors)
     columns = len(result) * _lanes(result) // rows
     inside = _BLOCK_BITS // _bits(kind.element)
@@ -67,8 +67,8 @@ def _square(builder: ir.IRBuilder, vectors: Vectors, inside: int) -> Vectors:
 def _within_blocks(lanes: int, inside: int, half: int) -> list[int]:
     """The elements of one half of each block of two vectors, in turn."""
     begin = half * inside // 2
-    places = [begin + place // 2 + lanes * (place % 2) for place in range(inside)]
-    return [block + place for block in range(0, lanes, inside) for place in places]
+    positions = [begin + position // 2 + lanes * (position % 2) for position in range(inside)]
+    return [block + position for block in range(0, lanes, inside) for position in positions]
 
 
 def _bits(element: ir.Type) -> int:
@@ -90,8 +90,8 @@ def _interleaved(builder: ir.IRBuilder, vectors: Vectors) -> Vectors:
     result = []
     for one, other in zip(vectors[:half], vectors[half:], strict=True):
         for begin in (0, lanes // 2):
-            places = [begin + lane // 2 + lanes * (lane % 2) for lane in range(lanes)]
-            result.append(shuffled(builder, one, other, places))
+            positions = [begin + lane // 2 + lanes * (lane % 2) for lane in range(lanes)]
+            result.append(shuffled(builder, one, other, positions))
     return result
 
 
@@ -110,31 +110,31 @@ def _parted(builder: ir.IRBuilder, vectors: Vectors, size: int = 1) -> Vectors:
 def _collected(builder: ir.IRBuilder, vectors: Vectors, rows: int, columns: int, number: int) -> ir.Value:
     """Vector `number` of the transpose, from one vector after another."""
     lanes = _lanes(vectors)
-    places = [number * lanes + lane for lane in range(lanes)]
-    origins = [place % rows * columns + place // rows for place in places]
+    positions = [number * lanes + lane for lane in range(lanes)]
+    origins = [position % rows * columns + position // rows for position in positions]
     return picked(builder, vectors, [o // lanes for o in origins], [o % lanes for o in origins])
 
 
 def picked(
-    builder: ir.IRBuilder, vectors: Vectors, sources: Sequence[int], places: Sequence[int]
+    builder: ir.IRBuilder, vectors: Vectors, sources: Sequence[int], positions: Sequence[int]
 ) -> ir.Value:
     """The vector of which each lane is an element of one of `vectors`, at a place of it."""
     kind, lanes = vectors[0].type, _lanes(vectors)
     if isinstance(kind.element, ir.HalfType):
         bits = [builder.bitcast(vector, ir.VectorType(ir.IntType(16), lanes)) for vector in vectors]
-        return builder.bitcast(picked(builder, bits, sources, places), kind)
+        return builder.bitcast(picked(builder, bits, sources, positions), kind)
     order = list(dict.fromkeys(sources))
-    result, place_in = vectors[order[0]], list(places)
+    result, position_in = vectors[order[0]], list(positions)
     for source in order[1:] or order:
         picks = [
-            lanes + place if origin == source else so_far
-            for origin, place, so_far in zip(sources, places, place_in, strict=True)
+            lanes + position if origin == source else so_far
+            for origin, position, so_far in zip(sources, positions, position_in, strict=True)
         ]
-        result, place_in = shuffled(builder, result, vectors[source], picks), list(range(lanes))
+        result, position_in = shuffled(builder, result, vectors[source], picks), list(range(lanes))
     return result
 
 
-def shuffled(builder: ir.IRBuilder, one: ir.Value, other: ir.Value, places: Sequence[int]) -> ir.Value:
+def shuffled(builder: ir.IRBuilder, one: ir.Value, other: ir.Value, positions: Sequence[int]) -> ir.Value:
     """Elements of two vectors, those of the second one counted on."""
-    mask = ir.Constant(ir.VectorType(ir.IntType(32), len(places)), list(places))
+    mask = ir.Constant(ir.VectorType(ir.IntType(32), len(positions)), list(positions))
     return builder.shuffle_vector(one, other, mask)

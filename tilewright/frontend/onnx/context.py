@@ -12,7 +12,7 @@ import onnx
 
 from tilewright.dtypes import DType
 from tilewright.errors import InternalError
-from tilewright.frontend.builder import Builder, Ints, Number, Operand, Unsupported
+from tilewright.frontend.builder import GraphBuilder, Ints, Number, Operand, Unsupported
 from tilewright.frontend.onnx.statics import Statics
 from tilewright.frontend.onnx.types import spanned
 from tilewright.graph.ir import Node, constant
@@ -28,7 +28,7 @@ _FEW_OPERANDS = 16  # a node of more counts as several
 _PER_ELEMENT = 32  # bytes of a table while it is made: of 64 bits, with a few copies on the way
 
 
-class Context(Builder):
+class Context(GraphBuilder):
     """Builds the nodes of one ONNX node."""
 
     def __init__(

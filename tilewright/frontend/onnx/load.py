@@ -67,7 +67,7 @@ def _read(path: Path, budget: Budget) -> onnx.ModelProto:
     try:
         size = path.stat().st_size
         if not path.is_file():
-            raise ModelFileError(f"{path} is no file", remedy="pass the path of an .onnx file")
+            raise ModelFileError(f"{path} is not a file", remedy="pass the path of an .onnx file")
         if size > MAX_FILE_BYTES:
             raise ModelSizeError(
                 f"{path} has {size} bytes, and an ONNX file at most {MAX_FILE_BYTES}",
@@ -83,7 +83,7 @@ def _read(path: Path, budget: Budget) -> onnx.ModelProto:
     try:
         model.ParseFromString(content)
     except Exception as error:  # protobuf's own classes, of which it has had several
-        raise ModelFileError(f"{path} is no ONNX model, or a truncated one: {error}") from None
+        raise ModelFileError(f"{path} is not an ONNX model, or a truncated one: {error}") from None
     return model
 
 

@@ -1,7 +1,7 @@
 """The layer that an ONNX node belongs to, by the name that the model's author gave it.
 
 Files have no layers, only names of nodes. PyTorch's exporters write the layer into them: the older one as
-`/layer1/layer1.0/conv1/Conv`, the newer one beside the node, as a list of scopes. Other names are taken as they are.
+`/layer1/layer1.0/conv1/Conv`, the newer one alongside the node, as a list of scopes. Other names are taken as they are.
 """
 
 from __future__ import annotations

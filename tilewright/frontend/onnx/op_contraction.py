@@ -1,4 +1,4 @@
-"""Sums of products: matrix products, convolutions, einsum."""
+"""Contractions: matmuls, convolutions, einsum."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 
 from tilewright.frontend.builder import Ints, Unsupported
 from tilewright.frontend.onnx.context import Context
-from tilewright.frontend.onnx.products import (
+from tilewright.frontend.onnx.matmuls import (
     Pairs,
-    Window,
+    WindowAttributes,
     convolution,
     per_channel,
     product,
     quantised_convolution,
-    quantised_product,
+    quantised_matmul,
     window_padding,
 )
 from tilewright.frontend.onnx.registry import converter
@@ -27,7 +27,7 @@ from tilewright.graph.ops.common import broadcast_shapes
 
 @converter("MatMul")
 def matmul(ctx: Context, a: Node, b: Node) -> Node:
-    found = quantised_product(ctx, a, b)
+    found = quantised_matmul(ctx, a, b)
     return product(ctx, a, b) if found is None else found
 
 
@@ -52,7 +52,7 @@ def gemm(
         shape = (a.shape[0], b.shape[0 if transB else 1])
         if broadcast_shapes(c.shape, shape) != shape:
             raise Unsupported(f"C {c.type!r} for a result of {list(shape)}")
-    exact = quantised_product(ctx, a, b, transposed=bool(transB))
+    exact = quantised_matmul(ctx, a, b, transposed=bool(transB))
     if exact is not None:
         result = exact if alpha == 1 else ctx.mul(exact, alpha)
         return result if c is None or beta == 0 else ctx.add(result, c if beta == 1 else ctx.mul(c, beta))
@@ -80,7 +80,7 @@ def scaled(ctx: Context, x: Node, factor: float) -> Node:
 
 @converter("Conv")
 def conv(ctx: Context, x: Node, w: Node, bias: Node | None = None, **attributes: Any) -> Node:
-    window = Window.of(attributes)
+    window = WindowAttributes.of(attributes)
     exact = quantised_convolution(ctx, x, w, window)
     if exact is None:
         return convolution(ctx, x, w, bias, window)
@@ -100,7 +100,7 @@ def conv_transpose(
 ) -> Node:
     """Computed whole, without padding; what the pads take away is sliced off, and what is added beyond is zeros (and
     the bias) that no window reaches."""
-    window = Window.of(attributes)
+    window = WindowAttributes.of(attributes)
     rank = window.check(x, w)
     stride, dilation = window.stride(rank), window.dilation(rank)
     extra = (0,) * rank if output_padding is None else tuple(output_padding)
@@ -128,10 +128,10 @@ def conv_transpose(
         groups=int(window.group),
     )
     low = [0, 0, *(max(0, -before) for before, _ in pairs)]
-    high = [0, 0, *(more + max(0, -behind) for more, (_, behind) in zip(extra, pairs, strict=True))]
+    high = [0, 0, *(more + max(0, -after) for more, (_, after) in zip(extra, pairs, strict=True))]
     result = ctx.pad(result, low, high, 0)
-    for axis, (before, behind) in enumerate(pairs, start=2):
-        begin, end = max(0, before), result.shape[axis] - max(0, behind)
+    for axis, (before, after) in enumerate(pairs, start=2):
+        begin, end = max(0, before), result.shape[axis] - max(0, after)
         if end <= begin:
             raise Unsupported(f"pads {pairs} that leave nothing of {result.type!r}")
         result = ctx.slice_axis(result, axis, begin, end)
@@ -139,7 +139,7 @@ def conv_transpose(
 
 
 def _transposed_padding(
-    window: Window, output_shape: Ints | None, spans: Ints, extents: Ints, stride: Ints
+    window: WindowAttributes, output_shape: Ints | None, spans: Ints, extents: Ints, stride: Ints
 ) -> Pairs:
     rank = len(spans)
     if output_shape is not None:
@@ -168,7 +168,7 @@ def _transposed_padding(
 
 @converter("Einsum")
 def einsum(ctx: Context, *operands: Node, equation: str) -> Node:
-    """Pairwise, left to right: each pair is a matrix product over the letters that nothing else needs."""
+    """Pairwise, left to right: each pair is a matmul over the letters that nothing else needs."""
     text = equation.replace(" ", "")
     left, arrow, right = text.partition("->")
     terms = left.split(",")
@@ -206,16 +206,16 @@ Labels = list[str | int]  # a letter, or -1, -2, ... for the axes that an ellips
 
 
 def _expand_dots(term: str, count: int) -> Labels:
-    before, dots, behind = term.partition("...")
-    return [*before, *(range(-count, 0) if dots else ()), *behind]
+    before, dots, after = term.partition("...")
+    return [*before, *(range(-count, 0) if dots else ()), *after]
 
 
 def _labels(term: str, rank: int, operands: Sequence[Node]) -> Labels:
-    before, dots, behind = term.partition("...")
-    hidden = rank - len(before) - len(behind)
+    before, dots, after = term.partition("...")
+    hidden = rank - len(before) - len(after)
     if hidden < 0 or (hidden and not dots):
         raise Unsupported(f"the term {term!r} for a tensor of rank {rank}")
-    return [*before, *range(-hidden, 0), *behind]
+    return [*before, *range(-hidden, 0), *after]
 
 
 def _diagonals(ctx: Context, x: Node, labels: Labels) -> tuple[Node, Labels]:
@@ -230,7 +230,7 @@ def _diagonals(ctx: Context, x: Node, labels: Labels) -> tuple[Node, Labels]:
             flat = ctx.reshape(x, (*x.shape[:-2], extent * extent))
             ctx.reserve(extent, "the positions of a diagonal")
             x = ctx.take(flat, np.arange(extent) * (extent + 1), flat.type.rank - 1)
-            labels = [entry for place, entry in enumerate(labels) if place not in (first, second)] + [letter]
+            labels = [entry for slot, entry in enumerate(labels) if slot not in (first, second)] + [letter]
     return x, labels
 
 
@@ -288,10 +288,10 @@ def det(ctx: Context, x: Node) -> Node:
         left = size - step
         column = ctx.reshape(ctx.slice_axis(rows, 2, 0, 1), (rows.shape[0], left))
         best = ctx.emit("argmax", ctx.emit("abs", column), axis=1, keepdims=True)
-        place = ctx.iota((rows.shape[0], left), 1)
+        slot = ctx.iota((rows.shape[0], left), 1)
         # The pivot's row and the first change places.
         source = ctx.select(
-            ctx.compare("eq", place, 0), best, ctx.select(ctx.compare("eq", place, best), 0, place)
+            ctx.compare("eq", slot, 0), best, ctx.select(ctx.compare("eq", slot, best), 0, slot)
         )
         wide = ctx.broadcast_to(ctx.unsqueeze(source, 2), rows.shape)
         swapped = ctx.emit("take_along", rows, wide, axis=1)

@@ -120,8 +120,8 @@ def scan(
     states, sequences = list(operands[:count]), list(operands[count:])
     axes = scan_input_axes or (0,) * num_scan_inputs
     backward = scan_input_directions or (0,) * num_scan_inputs
-    places = [axis_of(axis, x.type.rank) for axis, x in zip(axes, sequences, strict=True)]
-    lengths = {x.shape[axis] for axis, x in zip(places, sequences, strict=True)}
+    positions = [axis_of(axis, x.type.rank) for axis, x in zip(axes, sequences, strict=True)]
+    lengths = {x.shape[axis] for axis, x in zip(positions, sequences, strict=True)}
     if len(lengths) != 1:
         raise Unsupported(f"sequences of the lengths {sorted(lengths)}")
     (length,) = lengths
@@ -130,7 +130,7 @@ def scan(
     for step in range(length):
         items = [
             ctx.index_axis(x, axis, length - 1 - step if back else step)
-            for x, axis, back in zip(sequences, places, backward, strict=True)
+            for x, axis, back in zip(sequences, positions, backward, strict=True)
         ]
         results = ctx.run_graph(body, (*states, *items))
         states = results[:count]

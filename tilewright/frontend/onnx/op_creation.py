@@ -99,7 +99,7 @@ def one_hot(ctx: Context, indices: Node, depth: Node, values: Node, *, axis: int
     wide = ctx.select(ctx.compare("lt", wide, 0), ctx.add(wide, extent), wide)
     shape = (*indices.shape[:axis], extent, *indices.shape[axis:])
     hit = ctx.compare("eq", ctx.unsqueeze(wide, axis), ctx.iota(shape, axis))
-    off, on = (ctx.reshape(ctx.slice_axis(values, 0, place, place + 1), ()) for place in (0, 1))
+    off, on = (ctx.reshape(ctx.slice_axis(values, 0, position, position + 1), ()) for position in (0, 1))
     return ctx.select(hit, on, off)
 
 
@@ -142,10 +142,10 @@ def mel_weights(
         raise Unsupported(f"frequencies from {low} to {high} at a rate of {rate}")
     edges = 2595 * np.log10(1 + np.array([low, high]) / 700)
     mels = edges[0] + np.arange(count + 2) * ((edges[1] - edges[0]) / (count + 2))
-    places = ((length + 1) * (700 * (10 ** (mels / 2595) - 1)) // rate).astype(np.int64)
+    positions = ((length + 1) * (700 * (10 ** (mels / 2595) - 1)) // rate).astype(np.int64)
     result = np.zeros((spectrum, count))
     for mel in range(count):
-        left, centre, right = places[mel : mel + 3]
+        left, centre, right = positions[mel : mel + 3]
         if centre == left:
             result[centre, mel] = 1
         else:

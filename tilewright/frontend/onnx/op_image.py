@@ -32,20 +32,20 @@ class Sampling:
 
 def positions(extent: int, size: int, scale: float, coordinates: str, roi: tuple[float, float]) -> np.ndarray:
     """Where every element of an axis of `size` lies on the operand's axis of `extent`."""
-    places = np.arange(size, dtype=np.float64)
+    coords = np.arange(size, dtype=np.float64)
     width = scale * extent
     if coordinates == "align_corners":
-        return np.zeros(size) if width == 1 else places * (extent - 1) / (width - 1)
+        return np.zeros(size) if width == 1 else coords * (extent - 1) / (width - 1)
     if coordinates == "asymmetric":
-        return places / scale
+        return coords / scale
     if coordinates == "tf_half_pixel_for_nn":
-        return (places + 0.5) / scale
+        return (coords + 0.5) / scale
     if coordinates == "tf_crop_and_resize":
         begin, end = roi
         if width == 1:
             return np.full(size, (begin + end) * (extent - 1) / 2)
-        return begin * (extent - 1) + places * (end - begin) * (extent - 1) / (width - 1)
-    half = (places + 0.5) / scale - 0.5
+        return begin * (extent - 1) + coords * (end - begin) * (extent - 1) / (width - 1)
+    half = (coords + 0.5) / scale - 0.5
     if coordinates == "pytorch_half_pixel":
         return half if width != 1 else np.full(size, -0.5)
     if coordinates == "half_pixel_symmetric":
@@ -55,15 +55,15 @@ def positions(extent: int, size: int, scale: float, coordinates: str, roi: tuple
     return half
 
 
-def nearest(places: np.ndarray, extent: int, mode: str) -> np.ndarray:
+def nearest(coords: np.ndarray, extent: int, mode: str) -> np.ndarray:
     if mode == "round_prefer_floor":
-        found = np.ceil(places - 0.5)
+        found = np.ceil(coords - 0.5)
     elif mode == "round_prefer_ceil":
-        found = np.floor(places + 0.5)
+        found = np.floor(coords + 0.5)
     elif mode in ("floor", "simple"):
-        found = np.floor(places)
+        found = np.floor(coords)
     elif mode == "ceil":
-        found = np.ceil(places)
+        found = np.ceil(coords)
     else:
         raise Unsupported(f"the nearest_mode {mode}")
     return np.clip(found.astype(np.int64), 0, extent - 1)
@@ -76,15 +76,15 @@ def cubic(distance: np.ndarray, a: float) -> np.ndarray:
     return np.where(d <= 1, near, np.where(d < 2, far, 0))
 
 
-def weights(places: np.ndarray, extent: int, scale: float, sampling: Sampling) -> np.ndarray:
+def weights(coords: np.ndarray, extent: int, scale: float, sampling: Sampling) -> np.ndarray:
     """A row of weights over the operand's axis for every place."""
     support = 1 if sampling.mode == "linear" else 2
     shrink = min(scale, 1.0) if sampling.antialias else 1.0
     first = math.floor(-support / shrink) + 1
     # A place on an element belongs to the interval that ends there.
-    base = np.ceil(places) - 1
+    base = np.ceil(coords) - 1
     offsets = np.arange(first, 2 - first)
-    distance = (offsets[None] - (places - base)[:, None]) * shrink
+    distance = (offsets[None] - (coords - base)[:, None]) * shrink
     rows = (
         np.clip(1 - np.abs(distance), 0, 1)
         if sampling.mode == "linear"
@@ -95,8 +95,8 @@ def weights(places: np.ndarray, extent: int, scale: float, sampling: Sampling) -
         rows = np.where((columns >= 0) & (columns < extent), rows, 0)
     if sampling.antialias or sampling.exclude_outside:
         rows = rows / rows.sum(1, keepdims=True)
-    table = np.zeros((len(places), extent))
-    np.add.at(table, (np.arange(len(places))[:, None], np.clip(columns, 0, extent - 1)), rows)
+    table = np.zeros((len(coords), extent))
+    np.add.at(table, (np.arange(len(coords))[:, None], np.clip(columns, 0, extent - 1)), rows)
     return table
 
 
@@ -132,7 +132,7 @@ def resized(
         raise Unsupported("an axis without elements")
     if _core_means_the_same(x, sizes, scales, sampling, axes):
         lead = x.type.rank - len(sizes)
-        place = "half_pixel" if coordinates == "pytorch_half_pixel" else coordinates
+        coord = "half_pixel" if coordinates == "pytorch_half_pixel" else coordinates
         wide = ctx.widen(x)
         return ctx.cast(
             ctx.emit(
@@ -140,7 +140,7 @@ def resized(
                 wide,
                 sizes=tuple(int(s) for s in sizes[-(x.type.rank - lead) :]),
                 mode=mode,
-                coordinates=place,
+                coordinates=coord,
             ),
             x.dtype,
         )
@@ -151,16 +151,16 @@ def resized(
         if size == extent and scale == 1 and coordinates != "tf_crop_and_resize":
             continue
         ctx.reserve(size, "the positions of a resize")
-        places = positions(extent, size, scale, coordinates, part)
+        coords = positions(extent, size, scale, coordinates, part)
         if mode == "nearest":
-            result = ctx.take(result, nearest(places, extent, nearest_mode), axis)
+            result = ctx.take(result, nearest(coords, extent, nearest_mode), axis)
         else:
             ctx.reserve(size * (extent + _widest(scale, sampling)), "the weights of a resize")
-            table = weights(places, extent, scale, sampling).astype(result.dtype.numpy)
+            table = weights(coords, extent, scale, sampling).astype(result.dtype.numpy)
             last = ctx.move_axis(result, axis, x.type.rank - 1)
             result = ctx.move_axis(ctx.emit("linear", last, ctx.constant(table)), x.type.rank - 1, axis)
         if coordinates == "tf_crop_and_resize":
-            beyond = ((places < 0) | (places > extent - 1)).reshape(-1, *[1] * (x.type.rank - 1 - axis))
+            beyond = ((coords < 0) | (coords > extent - 1)).reshape(-1, *[1] * (x.type.rank - 1 - axis))
             here = ctx.constant(beyond)
             outside = here if outside is None else ctx.emit("logical_or", outside, here)
     if outside is not None:

@@ -58,17 +58,17 @@ def gather_nd(ctx: Context, x: Node, indices: Node, *, batch_dims: int = 0) -> N
     if batch != indices.shape[:batch_dims] or batch_dims + depth > x.type.rank:
         raise Unsupported(f"indices {indices.type!r} of {x.type!r} with {batch_dims} batch axes")
     _check_tuples(indices, x.shape[batch_dims : batch_dims + depth])
-    place = flat_places(ctx, indices, x.shape[batch_dims : batch_dims + depth])
+    position = flat_positions(ctx, indices, x.shape[batch_dims : batch_dims + depth])
     span = math.prod(x.shape[batch_dims : batch_dims + depth])
     if batch:
         ctx.reserve(math.prod(batch), "the first position of each batch")
-        first = np.arange(math.prod(batch)).reshape(*batch, *[1] * (place.type.rank - batch_dims)) * span
-        place = ctx.add(place, ctx.constant(first))
+        first = np.arange(math.prod(batch)).reshape(*batch, *[1] * (position.type.rank - batch_dims)) * span
+        position = ctx.add(position, ctx.constant(first))
     rest = x.shape[batch_dims + depth :]
-    return ctx.take(ctx.reshape(x, (math.prod(batch) * span, *rest)), place, 0)
+    return ctx.take(ctx.reshape(x, (math.prod(batch) * span, *rest)), position, 0)
 
 
-def flat_places(ctx: Context, indices: Node, extents: tuple[int, ...]) -> Node:
+def flat_positions(ctx: Context, indices: Node, extents: tuple[int, ...]) -> Node:
     """Index tuples (the last axis) as positions in the flattened axes that they index."""
     indices = ctx.cast(indices, DType.I64)
     limits = ctx.ints(extents)
@@ -129,13 +129,13 @@ def last_updates(indices: np.ndarray, shape: tuple[int, ...], axis: int) -> np.n
     """For every element of a tensor of `shape` the number of the last update that `indices` put there, or -1."""
     if any(n > m for d, (n, m) in enumerate(zip(indices.shape, shape, strict=True)) if d != axis):
         raise Unsupported(f"indices of shape {list(indices.shape)} for {list(shape)}")
-    places: list[np.ndarray] = list(np.indices(indices.shape, sparse=True))
-    order = np.broadcast_to(places[axis], indices.shape)
-    places[axis] = np.where(indices < 0, indices + shape[axis], indices)
-    inside = (places[axis] >= 0) & (places[axis] < shape[axis])
+    positions: list[np.ndarray] = list(np.indices(indices.shape, sparse=True))
+    order = np.broadcast_to(positions[axis], indices.shape)
+    positions[axis] = np.where(indices < 0, indices + shape[axis], indices)
+    inside = (positions[axis] >= 0) & (positions[axis] < shape[axis])
     last = np.full(shape, -1, np.int64)
     np.maximum.at(
-        last, tuple(np.broadcast_to(place, indices.shape)[inside] for place in places), order[inside]
+        last, tuple(np.broadcast_to(position, indices.shape)[inside] for position in positions), order[inside]
     )
     return last
 
@@ -169,25 +169,25 @@ def scatter_nd(ctx: Context, data: Node, indices: Node, updates: Node, *, reduct
         raise Unsupported(f"updates {updates.type!r} for indices {indices.type!r} of {data.type!r}")
     _check_tuples(indices, data.shape[:depth])
     rows, width = math.prod(data.shape[:depth]), math.prod(rest)
-    place = flat_places(ctx, indices, data.shape[:depth])
-    count = place.type.size
+    position = flat_positions(ctx, indices, data.shape[:depth])
+    count = position.type.size
     if not count:
         return data
     flat = ctx.reshape(data, (rows, width))
     rows_of_updates = ctx.reshape(updates, (count, width))
-    if reduction == "none" and ctx.statics.is_static(place):
+    if reduction == "none" and ctx.statics.is_static(position):
         ctx.check_table(rows + count, "a scatter")
-        last = last_updates(ctx.static(place).reshape(-1), (rows,), 0)
+        last = last_updates(ctx.static(position).reshape(-1), (rows,), 0)
         found = ctx.take(rows_of_updates, np.maximum(last, 0), 0)
         result = ctx.select(ctx.constant((last >= 0)[:, None]), found, flat)
     elif reduction == "none":  # one table for all columns
-        hit = ctx.compare("eq", ctx.reshape(place, (1, count)), ctx.iota((rows, count), 0))
+        hit = ctx.compare("eq", ctx.reshape(position, (1, count)), ctx.iota((rows, count), 0))
         ctx.check_table(rows * count, "a scatter")
         latest = ctx.reduce("amax", ctx.select(hit, ctx.iota((rows, count), 1), -1), (1,), False)
         found = ctx.take(rows_of_updates, ctx.emit("relu", latest), 0)
         result = ctx.select(ctx.reshape(ctx.compare("ge", latest, 0), (rows, 1)), found, flat)
     else:
-        wide = ctx.broadcast_to(ctx.reshape(place, (count, 1)), (count, width))
+        wide = ctx.broadcast_to(ctx.reshape(position, (count, 1)), (count, width))
         result = scattered(ctx, flat, wide, rows_of_updates, 0, reduction)
     return ctx.reshape(result, data.shape)
 
@@ -244,9 +244,9 @@ def ordered(ctx: Context, x: Node, axis: int, count: int, *, largest: bool) -> t
     ctx.reserve(extent * extent, "an ordering's table of positions")
     earlier = ctx.constant(np.tri(extent, k=-1, dtype=np.bool_))  # j < i
     before = ctx.emit("logical_or", before, ctx.both(same, earlier))
-    place = ctx.reduce("sum", ctx.cast(before, DType.I64), (rank,), False)  # of element i in the result
+    position = ctx.reduce("sum", ctx.cast(before, DType.I64), (rank,), False)  # of element i in the result
     table = (*rows.shape[:-1], count, extent)
-    hit = ctx.compare("eq", ctx.unsqueeze(place, rank - 1), ctx.iota(table, rank - 1))
+    hit = ctx.compare("eq", ctx.unsqueeze(position, rank - 1), ctx.iota(table, rank - 1))
     source = ctx.reduce("sum", ctx.select(hit, ctx.iota(table, rank), 0), (rank,), False)
     values = ctx.emit("take_along", rows, source, axis=rank - 1)
     return ctx.move_axis(values, rank - 1, axis), ctx.move_axis(source, rank - 1, axis)

@@ -14,6 +14,7 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.frontend.builder import Absent, Unsupported
 from tilewright.frontend.onnx.context import Context, axis_of
+from tilewright.frontend.onnx.matmuls import along, integer_matmul, one, product
 from tilewright.frontend.onnx.op_contraction import conv, gemm
 from tilewright.frontend.onnx.op_quantised import (
     dequantize_linear,
@@ -30,7 +31,6 @@ from tilewright.frontend.onnx.op_recurrent import (
     recurrent,
 )
 from tilewright.frontend.onnx.op_window import average_pool
-from tilewright.frontend.onnx.products import along, integer_product, one, product
 from tilewright.frontend.onnx.registry import converter
 from tilewright.graph.ir import Node
 
@@ -56,7 +56,7 @@ def matmul_integer_to_float(
     left = along(ctx, a_scale, a, rows=True)
     right = along(ctx, b_scale, b, rows=False)
     assert left is not None and right is not None
-    total = ctx.cast(integer_product(ctx, a, b, a_zero, b_zero), DType.F32)
+    total = ctx.cast(integer_matmul(ctx, a, b, a_zero, b_zero), DType.F32)
     result = ctx.mul(total, ctx.mul(left, right))
     return result if bias is None else ctx.add(result, bias)
 
@@ -93,7 +93,7 @@ def qgemm(
 ) -> Node:
     a = ctx.permute(a, (1, 0)) if transA else a
     b = ctx.permute(b, (1, 0)) if transB else b
-    total = integer_product(ctx, a, b, a_zero, b_zero)
+    total = integer_matmul(ctx, a, b, a_zero, b_zero)
     if c is not None:
         total = ctx.add(total, c)
     scale = ctx.mul(ctx.mul(one(ctx, a_scale), one(ctx, b_scale)), alpha)
@@ -335,7 +335,7 @@ def fused_matmul(
     transBatchA: int = 0,
     transBatchB: int = 0,
 ) -> Node:
-    def turned(x: Node, batch: int, last: int) -> Node:
+    def transposed(x: Node, batch: int, last: int) -> Node:
         order = list(range(x.type.rank))
         if batch and len(order) > 2:  # [M, batch..., K] -> [batch..., M, K]
             order = [*order[1:-1], order[0], order[-1]]
@@ -343,7 +343,7 @@ def fused_matmul(
             order[-2:] = order[:-3:-1]
         return ctx.permute(x, order)
 
-    result = product(ctx, turned(a, transBatchA, transA), turned(b, transBatchB, transB))
+    result = product(ctx, transposed(a, transBatchA, transA), transposed(b, transBatchB, transB))
     return result if alpha == 1 else ctx.mul(result, alpha)
 
 
@@ -426,8 +426,8 @@ def embed_layer_normalization(
 ) -> tuple[Any, ...]:
     """(normalised sum of the embeddings, number of tokens that the mask leaves, sum of the embeddings)."""
     batch, length = ids.shape
-    places = np.arange(length) if position_ids is None else position_ids
-    total = ctx.add(ctx.take(words, ids, 0), ctx.take(positions, places, 0))
+    slots = np.arange(length) if position_ids is None else position_ids
+    total = ctx.add(ctx.take(words, ids, 0), ctx.take(positions, slots, 0))
     if segments is not None and segment_table is not None:
         total = ctx.add(total, ctx.take(segment_table, segments, 0))
     kept = ctx.full(0, DType.I32, (batch,))

@@ -120,10 +120,10 @@ def split(
         widths = tuple(min(step, extent - step * part) for part in range(count))
     if sum(widths) != extent or any(width < 0 for width in widths):
         raise Unsupported(f"parts {widths} of an axis of {extent}")
-    return tuple(pieces(ctx, x, axis, widths))
+    return tuple(chunks(ctx, x, axis, widths))
 
 
-def pieces(ctx: Context, x: Node, axis: int, widths: Ints) -> list[Node]:
+def chunks(ctx: Context, x: Node, axis: int, widths: Ints) -> list[Node]:
     begin, parts = 0, []
     for width in widths:
         parts.append(ctx.slice_axis(x, axis, begin, begin + width))
@@ -153,13 +153,13 @@ def slice_(
     if not len(chosen) == len(begins) == len(steps) or 0 in steps or len(set(chosen)) != len(chosen):
         raise Unsupported(f"starts {begins}, axes {tuple(chosen)} and steps {steps}")
     for axis, start, stop, step in zip(chosen, begins, stops, steps, strict=True):
-        places = range(x.shape[axis])[slice(start, stop, step)]
+        coords = range(x.shape[axis])[slice(start, stop, step)]
         if step > 0:
-            x = ctx.slice_axis(x, axis, places.start, max(places.start, places.stop), step)
-        elif not len(places):
+            x = ctx.slice_axis(x, axis, coords.start, max(coords.start, coords.stop), step)
+        elif not len(coords):
             x = ctx.slice_axis(x, axis, 0, 0)
         else:
-            span = ctx.slice_axis(x, axis, places[-1], places[0] + 1)
+            span = ctx.slice_axis(x, axis, coords[-1], coords[0] + 1)
             x = ctx.slice_axis(ctx.emit("flip", span, axes=(axis,)), axis, 0, span.shape[axis], -step)
     return x
 
@@ -213,13 +213,13 @@ def pad(
         return _pad_constant(ctx, x, low, high, value_input, value)
     if mode not in ("reflect", "edge", "wrap"):
         raise Unsupported(f"the mode {mode}")
-    for axis, (before, behind) in enumerate(zip(low, high, strict=True)):
-        if before or behind:
+    for axis, (before, after) in enumerate(zip(low, high, strict=True)):
+        if before or after:
             if x.shape[axis] == 0:
                 raise Unsupported(f"{mode} of an axis without elements")
-            ctx.reserve(before + behind + x.shape[axis], "the positions of a padding")
-            places = np.pad(np.arange(x.shape[axis]), (before, behind), mode=mode)  # type: ignore[call-overload]
-            x = ctx.take(x, places, axis)
+            ctx.reserve(before + after + x.shape[axis], "the positions of a padding")
+            coords = np.pad(np.arange(x.shape[axis]), (before, after), mode=mode)  # type: ignore[call-overload]
+            x = ctx.take(x, coords, axis)
     return x
 
 
@@ -306,8 +306,8 @@ def reverse_sequence(
     shape = [1] * rank
     shape[batch_axis] = x.shape[batch_axis]
     length = ctx.reshape(ctx.cast(lengths, DType.I64), shape)
-    place = ctx.iota(x.shape, time_axis)
-    source = ctx.select(ctx.compare("lt", place, length), ctx.sub(ctx.sub(length, 1), place), place)
+    coord = ctx.iota(x.shape, time_axis)
+    source = ctx.select(ctx.compare("lt", coord, length), ctx.sub(ctx.sub(length, 1), coord), coord)
     return ctx.emit("take_along", x, source, axis=time_axis)
 
 

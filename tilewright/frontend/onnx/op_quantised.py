@@ -1,6 +1,6 @@
-"""Quantised arithmetic. Sums of products of bytes are exact in i32; only the rescaling is in floats.
+"""Quantised arithmetic. Contractions of bytes accumulate exactly in i32; only the rescaling is in floats.
 
-A product of two dequantised tensors (the QDQ form) is taken of the bytes too, see `products.py`.
+A product of two dequantised tensors (the QDQ form) is taken of the bytes too, see `matmuls.py`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.onnx.context import Context, axis_of
-from tilewright.frontend.onnx.products import (
+from tilewright.frontend.onnx.matmuls import (
     Quantised,
-    Window,
+    WindowAttributes,
     along,
     integer_convolution,
-    integer_product,
+    integer_matmul,
     is_byte,
     one,
     per_channel,
@@ -42,8 +42,8 @@ def _per_axis(ctx: Context, parameter: Node, x: Node, axis: int, block_size: int
     if block_size < 0 or list(parameter.shape) != wanted:
         raise Unsupported(f"parameters {parameter.type!r} for blocks of {block_size} of {x.type!r}")
     ctx.reserve(x.shape[axis], "the blocks of an axis")
-    places = np.arange(x.shape[axis]) // block_size
-    return ctx.take(parameter, places, axis)
+    positions = np.arange(x.shape[axis]) // block_size
+    return ctx.take(parameter, positions, axis)
 
 
 def _check_zero_point(scale: Node, zero_point: Node | None) -> None:
@@ -134,7 +134,7 @@ def dequantize_linear(
 def matmul_integer(
     ctx: Context, a: Node, b: Node, a_zero: Node | None = None, b_zero: Node | None = None
 ) -> Node:
-    return integer_product(ctx, a, b, a_zero, b_zero)
+    return integer_matmul(ctx, a, b, a_zero, b_zero)
 
 
 def requantised(
@@ -158,7 +158,7 @@ def qlinear_matmul(
     y_scale: Node,
     y_zero: Node,
 ) -> Node:
-    total = integer_product(ctx, a, b, a_zero, b_zero)
+    total = integer_matmul(ctx, a, b, a_zero, b_zero)
     left = along(ctx, a_scale, a, rows=True)
     right = along(ctx, b_scale, b, rows=False)
     assert left is not None and right is not None
@@ -175,7 +175,7 @@ def conv_integer(
     w_zero: Node | None = None,
     **attributes: Any,
 ) -> Node:
-    return integer_convolution(ctx, x, w, x_zero, w_zero, Window.of(attributes))
+    return integer_convolution(ctx, x, w, x_zero, w_zero, WindowAttributes.of(attributes))
 
 
 @converter("QLinearConv")
@@ -192,7 +192,7 @@ def qlinear_conv(
     bias: Node | None = None,
     **attributes: Any,
 ) -> Node:
-    total = integer_convolution(ctx, x, w, x_zero, w_zero, Window.of(attributes))
+    total = integer_convolution(ctx, x, w, x_zero, w_zero, WindowAttributes.of(attributes))
     rank = x.type.rank - 2
     if bias is not None:
         total = ctx.add(total, per_channel(ctx, bias, rank))

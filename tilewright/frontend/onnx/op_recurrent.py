@@ -1,6 +1,6 @@
 """RNN, GRU and LSTM, unrolled over time.
 
-What does not depend on the step before (the input times its weights) is one matrix product over all steps.
+What does not depend on the step before (the input times its weights) is one matmul over all steps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.onnx.context import Context
-from tilewright.frontend.onnx.op_movement import pieces
+from tilewright.frontend.onnx.op_movement import chunks
 from tilewright.frontend.onnx.registry import converter
 from tilewright.graph.ir import Node
 
@@ -279,9 +279,9 @@ def gru(
             g: Activation = g,
         ) -> State:
             (h,) = state
-            w_z, w_r, w_h, r_z, r_r, r_h = pieces(ctx, b, 0, (hidden,) * 6)
-            x_z, x_r, x_h = pieces(ctx, fed, 1, (hidden,) * 3)
-            m_z, m_r, m_h = pieces(ctx, r, 0, (hidden,) * 3)
+            w_z, w_r, w_h, r_z, r_r, r_h = chunks(ctx, b, 0, (hidden,) * 6)
+            x_z, x_r, x_h = chunks(ctx, fed, 1, (hidden,) * 3)
+            m_z, m_r, m_h = chunks(ctx, r, 0, (hidden,) * 3)
             z = f(limit(ctx.add(ctx.add(x_z, ctx.emit("linear", h, m_z)), ctx.add(w_z, r_z))))
             reset = f(limit(ctx.add(ctx.add(x_r, ctx.emit("linear", h, m_r)), ctx.add(w_r, r_r))))
             if linear_before_reset:
@@ -332,7 +332,7 @@ def lstm(
 
 @dataclass(frozen=True)
 class LstmParameters:
-    """What an LSTM has beside its weights and activations."""
+    """What an LSTM has alongside its weights and activations."""
 
     bias: Node | None
     peepholes: Node | None
@@ -372,8 +372,8 @@ def lstm_cells(
             f, g, out = acts
             gates = ctx.add(fed, recall(h))
             gates = gates if b is None else ctx.add(gates, b)
-            i, o, forget, cell = pieces(ctx, gates, 1, (layer.hidden,) * 4)
-            p_i, p_o, p_f = (None,) * 3 if p is None else pieces(ctx, p, 0, (layer.hidden,) * 3)
+            i, o, forget, cell = chunks(ctx, gates, 1, (layer.hidden,) * 4)
+            p_i, p_o, p_f = (None,) * 3 if p is None else chunks(ctx, p, 0, (layer.hidden,) * 3)
             i = f(limit(i if p_i is None else ctx.add(i, ctx.mul(p_i, c))))
             if parameters.input_forget:
                 forget = ctx.sub(1, i)

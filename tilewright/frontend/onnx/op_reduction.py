@@ -104,8 +104,8 @@ def _arg(name: str, op: str) -> None:
         axis = axis_of(axis, x.type.rank)
         if not select_last_index:
             return ctx.emit(op, x, axis=axis, keepdims=bool(keepdims))
-        place = ctx.emit(op, ctx.emit("flip", x, axes=(axis,)), axis=axis, keepdims=bool(keepdims))
-        return ctx.sub(x.shape[axis] - 1, place)
+        position = ctx.emit(op, ctx.emit("flip", x, axes=(axis,)), axis=axis, keepdims=bool(keepdims))
+        return ctx.sub(x.shape[axis] - 1, position)
 
 
 _arg("ArgMax", "argmax")

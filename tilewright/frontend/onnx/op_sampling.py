@@ -1,4 +1,4 @@
-"""Reading a tensor at places that are themselves computed: grid_sample, roi_align, deformable convolution; and col2im.
+"""Operators that read a tensor at computed coordinates: grid_sample, roi_align, deformable convolution; and col2im.
 
 Places become positions in the flattened image, and every reading is one `take` of rows of channels.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.frontend.builder import Ints, Unsupported
 from tilewright.frontend.onnx.context import Context
-from tilewright.frontend.onnx.products import Window, ones
+from tilewright.frontend.onnx.matmuls import WindowAttributes, ones
 from tilewright.frontend.onnx.registry import FallBack, converter
 from tilewright.graph.ir import Node
 
@@ -26,10 +26,10 @@ def rows_of(ctx: Context, x: Node) -> Node:
     return ctx.reshape(last, (x.shape[0] * math.prod(x.shape[2:]), x.shape[1]))
 
 
-def read(ctx: Context, rows: Node, extents: Ints, batch: Node, place: Sequence[Node]) -> Node:
+def read(ctx: Context, rows: Node, extents: Ints, batch: Node, position: Sequence[Node]) -> Node:
     """Rows of channels at whole-numbered places (floats, clamped into the image) of the images that `batch` names."""
     flat = batch
-    for coordinate, extent in zip(place, extents, strict=True):
+    for coordinate, extent in zip(position, extents, strict=True):
         inside = ctx.emit("clamp", coordinate, min=0.0, max=float(extent - 1))
         flat = ctx.add(ctx.mul(flat, extent), ctx.cast(inside, DType.I64))
     return ctx.take(rows, flat, 0)
@@ -42,12 +42,12 @@ def batch_numbers(ctx: Context, shape: Ints) -> Node:
 # -- grids ------------------------------------------------------------------------------------------------------
 
 
-def _reflected(ctx: Context, place: Node, low: float, high: float) -> Node:
+def _reflected(ctx: Context, position: Node, low: float, high: float) -> Node:
     """Folded back at the borders until it is between them."""
     span = high - low
     if span <= 0:
-        return ctx.full(low, place.dtype, place.shape)
-    beyond = ctx.emit("abs", ctx.sub(place, low))
+        return ctx.full(low, position.dtype, position.shape)
+    beyond = ctx.emit("abs", ctx.sub(position, low))
     around = ctx.arithmetic("fmod", beyond, 2 * span)
     return ctx.add(ctx.select(ctx.compare("gt", around, span), ctx.sub(2 * span, around), around), low)
 
@@ -55,12 +55,12 @@ def _reflected(ctx: Context, place: Node, low: float, high: float) -> Node:
 _CUBIC_A = -0.75
 
 
-def _taps(ctx: Context, place: Node, mode: str) -> list[tuple[Node, Node | None]]:
+def _taps(ctx: Context, position: Node, mode: str) -> list[tuple[Node, Node | None]]:
     """(whole-numbered place, weight) of the elements that are summed along one axis."""
     if mode == "nearest":
-        return [(place, None)]
-    floor = ctx.emit("floor", place)
-    t = ctx.sub(place, floor)
+        return [(position, None)]
+    floor = ctx.emit("floor", position)
+    t = ctx.sub(position, floor)
     if mode == "linear":
         return [(floor, ctx.sub(1, t)), (ctx.add(floor, 1), t)]
 
@@ -85,14 +85,14 @@ def sampled(
     rows: Node,
     extents: Ints,
     batch: Node,
-    places: Sequence[Node],
+    positions: Sequence[Node],
     mode: str,
     padding: str,
     borders: Sequence[tuple[float, float]],
 ) -> Node:
-    """Rows of channels interpolated at `places`, one float tensor per spatial axis."""
+    """Rows of channels interpolated at `positions`, one float tensor per spatial axis."""
     total: Node | None = None
-    for taps in itertools.product(*(_taps(ctx, place, mode) for place in places)):
+    for taps in itertools.product(*(_taps(ctx, position, mode) for position in positions)):
         weight: Node | None = None
         coordinates = []
         for (coordinate, factor), extent, (low, high) in zip(taps, extents, borders, strict=True):
@@ -152,29 +152,29 @@ def grid_sample(
     if not all(extents):
         raise Unsupported("an axis without elements")
     points = ctx.widen(grid)
-    places, borders = [], []
+    positions, borders = [], []
     for axis, extent in enumerate(extents):
         low, high = (0.0, extent - 1.0) if align_corners else (-0.5, extent - 0.5)
         value = ctx.index_axis(
             points, points.type.rank - 1, len(extents) - 1 - axis
         )  # the grid counts backwards
         if align_corners:
-            place = ctx.mul(ctx.mul(ctx.add(value, 1), 0.5), extent - 1)
+            position = ctx.mul(ctx.mul(ctx.add(value, 1), 0.5), extent - 1)
         else:
-            place = ctx.mul(ctx.sub(ctx.mul(ctx.add(value, 1), extent), 1), 0.5)
+            position = ctx.mul(ctx.sub(ctx.mul(ctx.add(value, 1), extent), 1), 0.5)
         if mode == "nearest":
-            place = ctx.emit("round", place)
-        beyond = ctx.emit("logical_or", ctx.compare("lt", place, low), ctx.compare("gt", place, high))
+            position = ctx.emit("round", position)
+        beyond = ctx.emit("logical_or", ctx.compare("lt", position, low), ctx.compare("gt", position, high))
         if padding_mode == "border":
-            place = ctx.select(beyond, ctx.emit("clamp", place, min=0.0, max=extent - 1.0), place)
+            position = ctx.select(beyond, ctx.emit("clamp", position, min=0.0, max=extent - 1.0), position)
         elif padding_mode == "reflection":
-            place = ctx.select(beyond, _reflected(ctx, place, low, high), place)
+            position = ctx.select(beyond, _reflected(ctx, position, low, high), position)
             if mode == "nearest":
-                place = ctx.emit("trunc", place)
-        places.append(place)
+                position = ctx.emit("trunc", position)
+        positions.append(position)
         borders.append((low, high))
     batch = batch_numbers(ctx, grid.shape[:-1])
-    result = sampled(ctx, rows_of(ctx, ctx.widen(x)), extents, batch, places, mode, padding_mode, borders)
+    result = sampled(ctx, rows_of(ctx, ctx.widen(x)), extents, batch, positions, mode, padding_mode, borders)
     return ctx.cast(ctx.move_axis(result, result.type.rank - 1, 1), x.dtype)
 
 
@@ -243,15 +243,15 @@ def roi_align(
 
 
 def _bilinear_terms(
-    ctx: Context, rows: Node, extents: Ints, batch: Node, places: tuple[Node, Node]
+    ctx: Context, rows: Node, extents: Ints, batch: Node, positions: tuple[Node, Node]
 ) -> list[Node]:
     """The four weighted neighbours of every place; 0 for a place more than one element outside."""
     valid: Node | None = None
     taps: list[list[tuple[Node, Node]]] = []
-    for place, extent in zip(places, extents, strict=True):
-        near = ctx.both(ctx.compare("ge", place, -1), ctx.compare("le", place, extent))
+    for position, extent in zip(positions, extents, strict=True):
+        near = ctx.both(ctx.compare("ge", position, -1), ctx.compare("le", position, extent))
         valid = near if valid is None else ctx.both(valid, near)
-        inside = ctx.emit("clamp", place, min=0.0, max=float(extent - 1))
+        inside = ctx.emit("clamp", position, min=0.0, max=float(extent - 1))
         low = ctx.emit("floor", inside)
         t = ctx.sub(inside, low)
         taps.append([(low, ctx.sub(1, t)), (ctx.add(low, 1), t)])
@@ -286,7 +286,7 @@ def deform_conv(
     if x.type.rank != 4 or group < 1 or offset_group < 1 or x.shape[1] % offset_group:
         raise Unsupported(f"x {x.type!r} in {group} and {offset_group} groups: two spatial axes")
     batch, channels, *extents = x.shape
-    window = Window("NOTSET", dilations, group, kernel_shape, pads, strides)
+    window = WindowAttributes("NOTSET", dilations, group, kernel_shape, pads, strides)
     window.check(x, w)
     kernel = w.shape[2:]
     stride, dilation = window.stride(2), window.dilation(2)
@@ -305,7 +305,7 @@ def deform_conv(
         raise Unsupported(f"a mask {mask.type!r} for a result of {list(sizes)}: must be {wanted}")
     moves = ctx.reshape(ctx.widen(offset), (batch, offset_group, taps, 2, *sizes))
     shape = (batch, offset_group, taps, *sizes)
-    places = []
+    positions = []
     for axis in range(2):
         ctx.reserve(taps * sizes[axis], "the positions of taps")
         kernel_step = np.arange(kernel[axis]) * dilation[axis]
@@ -314,13 +314,13 @@ def deform_conv(
         along = line.reshape(-1, 1) if axis == 0 else line.reshape(1, -1)
         grid = across.reshape(-1, 1, 1) + along
         moved = ctx.index_axis(moves, 3, axis)
-        places.append(ctx.add(moved, ctx.constant(grid.astype(moved.dtype.numpy))))
+        positions.append(ctx.add(moved, ctx.constant(grid.astype(moved.dtype.numpy))))
     # Every group of channels has its own images: the group counts as part of the batch.
     inner = channels // offset_group
     images = ctx.reshape(ctx.widen(x), (batch * offset_group, inner, *extents))
     number = ctx.add(ctx.mul(ctx.iota(shape, 0), offset_group), ctx.iota(shape, 1))
     borders = [(0.0, extent - 1.0) for extent in extents]
-    seen = sampled(ctx, rows_of(ctx, images), extents, number, places, "linear", "zeros", borders)
+    seen = sampled(ctx, rows_of(ctx, images), extents, number, positions, "linear", "zeros", borders)
     if mask is not None:
         seen = ctx.mul(seen, ctx.reshape(ctx.widen(mask), (*shape, 1)))
     # [batch, offset group, taps, H, W, inner] -> per group of the convolution, a product over (channels, taps).
@@ -366,9 +366,9 @@ def col2im(
     total: Node | None = None
     for offset in itertools.product(*(range(k) for k in block)):
         part = parts
-        for place in offset:
-            part = ctx.index_axis(part, 2, place)
-        low = [place * step for place, step in zip(offset, dilation, strict=True)]
+        for position in offset:
+            part = ctx.index_axis(part, 2, position)
+        low = [position * step for position, step in zip(offset, dilation, strict=True)]
         high = [
             room - begin - (n - 1) * s - 1
             for room, begin, n, s in zip(padded, low, blocks, stride, strict=True)

@@ -10,7 +10,7 @@ import onnx
 from tilewright.dtypes import DType
 from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.onnx.context import Context, Value, axis_of
-from tilewright.frontend.onnx.op_movement import pieces
+from tilewright.frontend.onnx.op_movement import chunks
 from tilewright.frontend.onnx.registry import converter
 from tilewright.graph.ir import Node
 
@@ -23,12 +23,12 @@ def _list(value: Value) -> Sequence:
     return value
 
 
-def _position(ctx: Context, place: Node | None, length: int, *, behind: bool = False) -> int:
-    if place is None:
-        return length if behind else length - 1
-    position = ctx.static_int(place)
+def _position(ctx: Context, slot: Node | None, length: int, *, after: bool = False) -> int:
+    if slot is None:
+        return length if after else length - 1
+    position = ctx.static_int(slot)
     position += length if position < 0 else 0
-    if not 0 <= position < length + behind:
+    if not 0 <= position < length + after:
         raise Unsupported(f"position {position} of a sequence of {length}")
     return position
 
@@ -44,23 +44,23 @@ def sequence_construct(ctx: Context, *items: Node) -> Sequence:
 
 
 @converter("SequenceInsert")
-def sequence_insert(ctx: Context, sequence: Value, item: Node, place: Node | None = None) -> Sequence:
+def sequence_insert(ctx: Context, sequence: Value, item: Node, slot: Node | None = None) -> Sequence:
     items = list(_list(sequence))
-    items.insert(_position(ctx, place, len(items), behind=True), item)
+    items.insert(_position(ctx, slot, len(items), after=True), item)
     return items
 
 
 @converter("SequenceErase")
-def sequence_erase(ctx: Context, sequence: Value, place: Node | None = None) -> Sequence:
+def sequence_erase(ctx: Context, sequence: Value, slot: Node | None = None) -> Sequence:
     items = list(_list(sequence))
-    del items[_position(ctx, place, len(items))]
+    del items[_position(ctx, slot, len(items))]
     return items
 
 
 @converter("SequenceAt")
-def sequence_at(ctx: Context, sequence: Value, place: Node) -> Value:
+def sequence_at(ctx: Context, sequence: Value, slot: Node) -> Value:
     items = _list(sequence)
-    return items[_position(ctx, place, len(items))]
+    return items[_position(ctx, slot, len(items))]
 
 
 @converter("SequenceLength")
@@ -87,7 +87,7 @@ def split_to_sequence(
     extent = x.shape[axis]
     if split is None:
         ctx.budget.count(extent, f"{ctx.source}: {extent} parts")
-        parts = pieces(ctx, x, axis, (1,) * extent)
+        parts = chunks(ctx, x, axis, (1,) * extent)
         return parts if keepdims else [ctx.squeeze(part, axis) for part in parts]
     widths = ctx.static_ints(split)
     if split.type.rank == 0:
@@ -98,7 +98,7 @@ def split_to_sequence(
         widths = tuple(min(step, extent - begin) for begin in range(0, extent, step))
     if sum(widths) != extent or any(width < 0 for width in widths):
         raise Unsupported(f"parts {widths} of an axis of {extent}")
-    return pieces(ctx, x, axis, widths)
+    return chunks(ctx, x, axis, widths)
 
 
 @converter("SequenceMap")

@@ -1,4 +1,4 @@
-"""Fourier transforms, as products with matrices of sines and cosines made when the model is compiled."""
+"""Fourier transforms, as matmuls with matrices of sines and cosines built at compile time."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def stft(
     if frames < 1 or length < 1:
         raise Unsupported(f"frames of {length} every {step} in a signal of {signal.shape[1]}")
     ctx.reserve(frames * length, f"{frames} frames of {length}")
-    places = np.arange(frames)[:, None] * step + np.arange(length)[None]
-    framed = ctx.take(signal, places, 1)  # [batch, frames, length, 1 or 2]
+    positions = np.arange(frames)[:, None] * step + np.arange(length)[None]
+    framed = ctx.take(signal, positions, 1)  # [batch, frames, length, 1 or 2]
     if window is not None and (window.type.rank != 1 or window.shape[0] > length):
         raise Unsupported(f"a window {window.type!r} for frames of {length}")
     if window is not None:

@@ -16,13 +16,13 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.frontend.builder import Ints, Unsupported
 from tilewright.frontend.onnx.context import Context, lowest
-from tilewright.frontend.onnx.products import Pairs, ones, window_padding
+from tilewright.frontend.onnx.matmuls import Pairs, ones, window_padding
 from tilewright.frontend.onnx.registry import converter
 from tilewright.graph.ir import Node
 
 
 @dataclass(frozen=True)
-class Pool:
+class PoolAttributes:
     """Where the windows of a pooling operator lie on its input."""
 
     kernel: tuple[int, ...]
@@ -43,7 +43,7 @@ class Pool:
         pads: Ints | None = None,
         strides: Ints | None = None,
         **others: Any,
-    ) -> Pool:
+    ) -> PoolAttributes:
         """From the attributes that every pooling operator has, with the standard's defaults."""
         if others:
             raise Unsupported(f"the attribute {', '.join(others)}")
@@ -64,7 +64,7 @@ class Pool:
             reach = (size - 1) * s + step * (k - 1) + 1
             wider.append((low, max(high, reach - extent - low)))
             sizes.append(size)
-        return Pool(kernel, stride, dilation, declared, tuple(wider), tuple(sizes))
+        return PoolAttributes(kernel, stride, dilation, declared, tuple(wider), tuple(sizes))
 
 
 def padded(ctx: Context, x: Node, pairs: Pairs, value: float | int) -> Node:
@@ -80,7 +80,7 @@ def check_rank(x: Node, kernel: Ints) -> int:
 
 @converter("MaxPool")
 def max_pool(ctx: Context, x: Node, *, storage_order: int = 0, **attributes: Any) -> Node | tuple[Node, Node]:
-    pool = Pool.of(x, **attributes)
+    pool = PoolAttributes.of(x, **attributes)
     even = all(
         low == high and 2 * low <= step * (k - 1) + 1
         for (low, high), k, step in zip(pool.padding, pool.kernel, pool.dilation, strict=True)
@@ -99,7 +99,7 @@ def max_pool(ctx: Context, x: Node, *, storage_order: int = 0, **attributes: Any
     result = trimmed(ctx, result, pool.sizes)
     if not ctx.wants(1):
         return result
-    return result, _places_of_maxima(ctx, x, pool, bool(storage_order))
+    return result, _coords_of_maxima(ctx, x, pool, bool(storage_order))
 
 
 def trimmed(ctx: Context, x: Node, sizes: Ints) -> Node:
@@ -109,7 +109,7 @@ def trimmed(ctx: Context, x: Node, sizes: Ints) -> Node:
     return x
 
 
-def _places_of_maxima(ctx: Context, x: Node, pool: Pool, by_column: bool) -> Node:
+def _coords_of_maxima(ctx: Context, x: Node, pool: PoolAttributes, by_column: bool) -> Node:
     """The position of each window's greatest element in the whole tensor, counted along rows or along columns."""
     wide = padded(ctx, x, pool.padding, lowest(x.dtype))
     extents, sizes = x.shape[2:], pool.sizes
@@ -136,15 +136,15 @@ def _places_of_maxima(ctx: Context, x: Node, pool: Pool, by_column: bool) -> Nod
     stacked = ctx.stack(seen, 2)
     best = ctx.emit("argmax", stacked, axis=2, keepdims=True)
     positions = ctx.broadcast_to(ctx.constant(np.stack(tables)[None, None]), stacked.shape)
-    place = ctx.squeeze(ctx.emit("take_along", positions, best, axis=2), 2)
+    coord = ctx.squeeze(ctx.emit("take_along", positions, best, axis=2), 2)
     images = x.shape[0] * x.shape[1]
     first = np.arange(images).reshape(x.shape[0], x.shape[1], *[1] * len(sizes)) * math.prod(extents)
-    return ctx.add(place, ctx.constant(first))
+    return ctx.add(coord, ctx.constant(first))
 
 
 @converter("AveragePool")
 def average_pool(ctx: Context, x: Node, *, count_include_pad: int = 0, **attributes: Any) -> Node:
-    pool = Pool.of(x, **attributes)
+    pool = PoolAttributes.of(x, **attributes)
     total = window_sum(ctx, ctx.widen(x), pool)
     ctx.reserve(sum(size * k for size, k in zip(pool.sizes, pool.kernel, strict=True)), "counts of elements")
     ctx.reserve(math.prod(pool.sizes), "counts of elements")
@@ -155,7 +155,7 @@ def average_pool(ctx: Context, x: Node, *, count_include_pad: int = 0, **attribu
     return ctx.cast(ctx.div(total, ctx.constant(divisor.astype(total.dtype.numpy))), x.dtype)
 
 
-def window_sum(ctx: Context, x: Node, pool: Pool) -> Node:
+def window_sum(ctx: Context, x: Node, pool: PoolAttributes) -> Node:
     """The sum of every window."""
     rank = len(pool.kernel)
     wide = padded(ctx, x, pool.padding, 0)
@@ -186,21 +186,21 @@ def window_sum(ctx: Context, x: Node, pool: Pool) -> Node:
     return trimmed(ctx, ctx.reshape(total, (*x.shape[:2], *total.shape[2:])), pool.sizes)
 
 
-def _counts(extents: Ints, pool: Pool, with_padding: bool) -> np.ndarray:
+def _counts(extents: Ints, pool: PoolAttributes, with_padding: bool) -> np.ndarray:
     """How many elements every window has; of the padding, what was declared counts if `with_padding`."""
     result = np.ones((), np.int64)
     for extent, k, s, step, (low, high), size in zip(
         extents, pool.kernel, pool.stride, pool.dilation, pool.declared, pool.sizes, strict=True
     ):
-        places = np.arange(size)[:, None] * s + np.arange(k)[None] * step - low
+        coords = np.arange(size)[:, None] * s + np.arange(k)[None] * step - low
         begin, end = (-low, extent + high) if with_padding else (0, extent)
-        result = np.multiply.outer(result, ((places >= begin) & (places < end)).sum(1))
+        result = np.multiply.outer(result, ((coords >= begin) & (coords < end)).sum(1))
     return result
 
 
 @converter("LpPool")
 def lp_pool(ctx: Context, x: Node, *, p: int = 2, **attributes: Any) -> Node:
-    pool = Pool.of(x, **attributes)
+    pool = PoolAttributes.of(x, **attributes)
     powers = _power(ctx, ctx.emit("abs", ctx.widen(x)), p)
     total = window_sum(ctx, powers, pool)
     return ctx.cast(_root(ctx, total, p), x.dtype)
@@ -263,9 +263,9 @@ def max_unpool(
     if indices.shape != x.shape or any(extent < 1 for extent in implied):
         raise Unsupported(f"indices {indices.type!r} for {x.type!r} and a result of {list(shape)}")
     ctx.check_values(indices, 0, math.prod(shape) - 1, "indices")
-    place = ctx.cast(ctx.reshape(indices, (indices.type.size,)), DType.I64)
+    coord = ctx.cast(ctx.reshape(indices, (indices.type.size,)), DType.I64)
     empty = ctx.full(0, x.dtype, (math.prod(shape),))
-    result = ctx.reshape(scattered(ctx, empty, place, ctx.reshape(x, (x.type.size,)), 0), shape)
+    result = ctx.reshape(scattered(ctx, empty, coord, ctx.reshape(x, (x.type.size,)), 0), shape)
     if output_shape is None:
         return result
     wanted = ctx.static_ints(output_shape)  # the implied tensor is its upper left corner

@@ -66,15 +66,15 @@ class _Body:
         return _Body(graph, names, nodes, [tensor for tensor in graph.initializer if tensor.name in names])
 
 
-class Scope:
+class NameScope:
     """Names and what they stand for; a subgraph sees the names around it."""
 
-    def __init__(self, outer: Scope | None = None) -> None:
+    def __init__(self, outer: NameScope | None = None) -> None:
         self.values: dict[str, Value] = {}
         self.outer = outer
 
     def __getitem__(self, name: str) -> Value:
-        scope: Scope | None = self
+        scope: NameScope | None = self
         while scope is not None:
             if name in scope.values:
                 return scope.values[name]
@@ -118,7 +118,7 @@ class _Walk:
             raise UnsupportedOpsError(
                 [("sparse initialiser", tensor.values.name) for tensor in graph.sparse_initializer]
             )
-        scope = Scope()
+        scope = NameScope()
         body = _Body.of(graph)
         initialised = {tensor.name for tensor in graph.initializer}
         declared = [value for value in graph.input if value.name not in initialised]
@@ -142,7 +142,7 @@ class _Walk:
     # -- the boundary --------------------------------------------------------------------------------------------
 
     def _inputs(
-        self, declared: Sequence[onnx.ValueInfoProto], examples: Mapping[str, Any], scope: Scope
+        self, declared: Sequence[onnx.ValueInfoProto], examples: Mapping[str, Any], scope: NameScope
     ) -> tuple[list[np.ndarray | None], list[Node]]:
         """Input nodes for the inputs of the model; (example values, input nodes) of the tensors among them."""
         unknown: list[str] = []
@@ -213,7 +213,7 @@ class _Walk:
             for position, item in enumerate(example)
         ]
 
-    def _initialisers(self, body: _Body, scope: Scope) -> None:
+    def _initialisers(self, body: _Body, scope: NameScope) -> None:
         for tensor in body.initialisers:
             self.budget.count(1, f"initialiser {tensor.name!r}")
             try:
@@ -230,7 +230,11 @@ class _Walk:
         return self._arrays[id(tensor)][1]
 
     def _finish(
-        self, scope: Scope, declared: Sequence[onnx.ValueInfoProto], inputs: list[Node], outputs: list[Value]
+        self,
+        scope: NameScope,
+        declared: Sequence[onnx.ValueInfoProto],
+        inputs: list[Node],
+        outputs: list[Value],
     ) -> ImportedModel:
         arguments = tuple(_leaves(scope.values[value.name]) for value in declared)
         found, input_tree = tree.flatten((arguments, {}))
@@ -251,24 +255,24 @@ class _Walk:
 
     # -- nodes ---------------------------------------------------------------------------------------------------
 
-    def _nodes(self, protos: Sequence[onnx.NodeProto], scope: Scope, opsets: Mapping[str, int]) -> None:
+    def _nodes(self, protos: Sequence[onnx.NodeProto], scope: NameScope, opsets: Mapping[str, int]) -> None:
         for proto in protos:
-            self.budget.count(1 + (len(proto.input) + len(proto.output)) // 16, str(_place(proto)))
+            self.budget.count(1 + (len(proto.input) + len(proto.output)) // 16, str(_location(proto)))
             try:
                 results = self._node(proto, scope, opsets)
             except Unsupported as error:
-                self._fail(_operator(proto), str(_place(proto)), str(error))
+                self._fail(_operator(proto), str(_location(proto)), str(error))
                 results = (_POISON,) * len(proto.output)
             for position, name in enumerate(proto.output):
                 if not name:
                     continue
                 if position >= len(results):
-                    raise ModelFileError(f"{_operator(proto)} at {_place(proto)} has no output {position}")
+                    raise ModelFileError(f"{_operator(proto)} at {_location(proto)} has no output {position}")
                 scope.values[name] = named = _named(results[position], name)
                 if isinstance(named, Node) and results[position] in self.quantised:
                     self.quantised[named] = self.quantised[results[position]]
 
-    def _node(self, proto: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int]) -> Sequence[Value]:
+    def _node(self, proto: onnx.NodeProto, scope: NameScope, opsets: Mapping[str, int]) -> Sequence[Value]:
         domain = "" if proto.domain in STANDARD else proto.domain
         opset = opsets.get(domain, 0)
         operands = [scope[name] if name else None for name in proto.input]
@@ -296,13 +300,15 @@ class _Walk:
             raise Unsupported(f"inputs or attributes that do not go together: {error}") from error
         return result if isinstance(result, tuple) else (result,)
 
-    def _context(self, proto: onnx.NodeProto, opset: int, opsets: Mapping[str, int], scope: Scope) -> Context:
+    def _context(
+        self, proto: onnx.NodeProto, opset: int, opsets: Mapping[str, int], scope: NameScope
+    ) -> Context:
         def run_graph(graph: onnx.GraphProto, arguments: Sequence[Value]) -> list[Value]:
             return self._subgraph(graph, arguments, scope, opsets)
 
         return Context(
             proto,
-            _place(proto),
+            _location(proto),
             opset,
             self.statics,
             run_graph,
@@ -347,7 +353,7 @@ class _Walk:
             raise Unsupported(reason)
         body, opsets = found[0], {**outer, **found[1]}
         with self.budget.nested("functions and subgraphs are"):
-            scope = Scope()
+            scope = NameScope()
             for position, name in enumerate(body.input):
                 scope.values[name] = operands[position] if position < len(operands) else None
             nodes = bound(body, proto, opset)
@@ -365,14 +371,14 @@ class _Walk:
         self,
         graph: onnx.GraphProto,
         arguments: Sequence[Value],
-        outer: Scope,
+        outer: NameScope,
         opsets: Mapping[str, int],
     ) -> list[Value]:
         """The results of a body for these arguments. Poison among them is raised as the failure of the node around."""
         crossing = len(graph.input) + len(graph.output)
         self.budget.count(1 + crossing // 16, f"the subgraph {graph.name!r}")
         with self.budget.nested("functions and subgraphs are"):
-            scope = Scope(outer)
+            scope = NameScope(outer)
             if len(arguments) != len(graph.input):
                 raise ModelFileError(
                     f"the subgraph {graph.name!r} takes {len(graph.input)} values and is given {len(arguments)}"
@@ -388,8 +394,8 @@ class _Walk:
                 raise Unsupported(f"nodes of its subgraph {graph.name!r} are not supported")
             return results
 
-    def _fail(self, operator: str, place: str, reason: str) -> None:
-        self.failures.append((f"{operator} ({reason})", place))
+    def _fail(self, operator: str, location: str, reason: str) -> None:
+        self.failures.append((f"{operator} ({reason})", location))
 
 
 # -- names and types --------------------------------------------------------------------------------------------------
@@ -535,7 +541,7 @@ def _operator(proto: onnx.NodeProto) -> str:
     return proto.op_type if proto.domain in STANDARD else f"{proto.domain}.{proto.op_type}"
 
 
-def _place(proto: onnx.NodeProto) -> Provenance:
+def _location(proto: onnx.NodeProto) -> Provenance:
     output = next((name for name in proto.output if name), "")
     layer = layer_of(proto)
     return Provenance((layer,) if layer else (), f"-> {output}" if proto.name not in ("", output) else "")

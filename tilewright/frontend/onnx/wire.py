@@ -34,36 +34,36 @@ def check_wire(content: bytes, budget: Budget, what: str) -> None:
     messages = cost = 0
     stack: list[tuple[int, int, _Fields]] = [(0, len(content), fields)]
     while stack:
-        place, end, known = stack.pop()
-        if place >= end:
+        offset, end, known = stack.pop()
+        if offset >= end:
             continue
-        tag, place = _varint(content, place, end)
+        tag, offset = _varint(content, offset, end)
         kind = tag & 7
         if kind == 0:
-            _, place = _varint(content, place, end)
+            _, offset = _varint(content, offset, end)
         elif kind == 1:
-            place += 8
+            offset += 8
         elif kind == 5:
-            place += 4
+            offset += 4
         elif kind == 2:
-            length, place = _varint(content, place, end)
+            length, offset = _varint(content, offset, end)
             inner = known.get(tag >> 3)
             messages += 1
             if messages > most:
                 raise _too_many(what, budget)
             cost += _PER_MESSAGE + (_PER_BYTE * length if inner is True else 0)
-            if place + length > end:
-                raise ModelFileError(f"{what} is no ONNX model, or a truncated one")
+            if offset + length > end:
+                raise ModelFileError(f"{what} is not an ONNX model, or a truncated one")
             if isinstance(inner, dict) and length:
                 if len(stack) >= _DEPTH:
                     raise ModelFileError(f"{what} has messages nested more than {_DEPTH} deep")
-                stack.append((place + length, end, known))
-                stack.append((place, place + length, inner))
+                stack.append((offset + length, end, known))
+                stack.append((offset, offset + length, inner))
                 continue
-            place += length
+            offset += length
         else:
-            raise ModelFileError(f"{what} is no ONNX model, or a truncated one")
-        stack.append((place, end, known))
+            raise ModelFileError(f"{what} is not an ONNX model, or a truncated one")
+        stack.append((offset, end, known))
     budget.fits(cost, f"{what}, with {messages} messages and texts,")
 
 
@@ -74,16 +74,16 @@ def _too_many(what: str, budget: Budget) -> ModelSizeError:
     )
 
 
-def _varint(content: bytes, place: int, end: int) -> tuple[int, int]:
+def _varint(content: bytes, offset: int, end: int) -> tuple[int, int]:
     value = shift = 0
-    while place < end and shift < 70:
-        byte = content[place]
-        place += 1
+    while offset < end and shift < 70:
+        byte = content[offset]
+        offset += 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value, place
+            return value, offset
         shift += 7
-    raise ModelFileError("the file is no ONNX model, or a truncated one")
+    raise ModelFileError("the file is not an ONNX model, or a truncated one")
 
 
 def _fields_of(descriptor: Any, made: dict[str, _Fields]) -> _Fields:

@@ -1,4 +1,4 @@
-"""Matrix products and convolutions."""
+"""Matmuls and convolutions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilewright.frontend.torch.context import Context, axis_of
 from tilewright.frontend.torch.registry import converter
 from tilewright.graph.ir import Node
 
-# -- matrix products ---------------------------------------------------------------------------------------------
+# -- matmuls ---------------------------------------------------------------------------------------------
 
 
 @converter("aten.linear.default")

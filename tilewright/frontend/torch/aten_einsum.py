@@ -1,4 +1,4 @@
-"""einsum, as sums, permutations and one batched matrix product per pair of operands."""
+"""einsum, as sums, permutations and one batched matmul per pair of operands."""
 
 from __future__ import annotations
 

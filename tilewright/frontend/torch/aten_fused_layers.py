@@ -147,9 +147,9 @@ def addmm_activation(
 def _heads(ctx: Context, projected: Node, heads: int, parts: int = 3) -> list[Node]:
     """The parts of [batch, length, parts x width], each as [batch, heads, length, width / heads]."""
     batch, length, total = projected.shape
-    apart = ctx.reshape(projected, (batch, length, parts, heads, total // parts // heads))
-    apart = ctx.permute(apart, (2, 0, 3, 1, 4))
-    return [ctx.index_axis(apart, 0, part) for part in range(parts)]
+    split = ctx.reshape(projected, (batch, length, parts, heads, total // parts // heads))
+    split = ctx.permute(split, (2, 0, 3, 1, 4))
+    return [ctx.index_axis(split, 0, part) for part in range(parts)]
 
 
 def _joined(ctx: Context, x: Node) -> Node:

@@ -75,21 +75,21 @@ def index(ctx: Context, x: Node, indices: Sequence[Node | None]) -> Node:
     if not chosen:
         return x
     axes = [axis for axis, _ in chosen]
-    place = axes[0]
+    position = axes[0]
     if axes != list(range(axes[0], axes[0] + len(axes))):
         others = [axis for axis in range(x.type.rank) if axis not in axes]
-        x, place = ctx.permute(x, (*axes, *others)), 0
-    extents = x.shape[place : place + len(axes)]
+        x, position = ctx.permute(x, (*axes, *others)), 0
+    extents = x.shape[position : position + len(axes)]
     if len(chosen) == 1:
-        return ctx.take(x, chosen[0][1], place)
+        return ctx.take(x, chosen[0][1], position)
     flat: Node | None = None
     for (_, positions), extent in zip(chosen, extents, strict=True):
         positions = ctx.cast(positions, DType.I64)
         wrapped = ctx.select(ctx.compare("lt", positions, 0), ctx.add(positions, extent), positions)
         flat = wrapped if flat is None else ctx.add(ctx.mul(flat, extent), wrapped)
     assert flat is not None
-    merged = ctx.reshape(x, (*x.shape[:place], math.prod(extents), *x.shape[place + len(axes) :]))
-    return ctx.take(merged, flat, place)
+    merged = ctx.reshape(x, (*x.shape[:position], math.prod(extents), *x.shape[position + len(axes) :]))
+    return ctx.take(merged, flat, position)
 
 
 def _as_positions(ctx: Context, indices: Node) -> Node:

@@ -171,8 +171,8 @@ def rot90(ctx: Context, x: Node, k: int = 1, dims: Ints = (0, 1)) -> Node:
     a, b = (axis_of(dim, x.type.rank) for dim in dims)
     if k % 4 == 2:
         return flip(ctx, x, [a, b])
-    turned = x if k % 4 == 0 else transpose(ctx, x, a, b)
-    return turned if k % 4 == 0 else flip(ctx, turned, [a if k % 4 == 1 else b])
+    rotated = x if k % 4 == 0 else transpose(ctx, x, a, b)
+    return rotated if k % 4 == 0 else flip(ctx, rotated, [a if k % 4 == 1 else b])
 
 
 @converter("aten.channel_shuffle.default", "aten.native_channel_shuffle.default")

@@ -12,13 +12,13 @@ from tilewright.frontend.torch.registry import Inexpressible, converter
 from tilewright.frontend.torch.types import common_dtype
 from tilewright.graph.ir import Node
 
-MOST_STEPS = (
+MAX_STEPS = (
     1 << 28
 )  # of a formula that is quadratic in an extent: above, PyTorch's own algorithm is the better one
 
 
 def check_steps(steps: int, what: str) -> None:
-    if steps > MOST_STEPS:
+    if steps > MAX_STEPS:
         raise Inexpressible(f"{what} takes {steps:.1e} steps as a formula without a loop over data")
 
 
@@ -42,11 +42,11 @@ def sorted_along(
         return ctx.full(0, x.dtype, shape), ctx.full(0, DType.I64, shape)
     check_steps(x.type.size * extent, "sorting")
     keys = ctx.cast(x, DType.U8) if x.dtype is DType.BOOL else x
-    places = ctx.emit("sort_places", keys, axis=axis, descending=descending)
+    positions = ctx.emit("argsort", keys, axis=axis, descending=descending)
 
     def arranged(values: Node) -> Node:
         room = ctx.full(0, values.dtype, shape)
-        return ctx.emit("put_along", room, places, values, axis=axis, combine="set")
+        return ctx.emit("put_along", room, positions, values, axis=axis, combine="set")
 
     return arranged(x), arranged(ctx.iota(x.shape, axis))
 
@@ -164,14 +164,14 @@ def _quantile(ctx: Context, x: Node, q: Operand, dim: int | None, interpolation:
         length = ctx.emit("clamp", ctx.sub(count, 1), min=0.0, max=None)
     else:
         length = ctx.full(x.shape[last] - 1, x.dtype, (*x.shape[:last], 1))
-    place = ctx.mul(points, length)
+    position = ctx.mul(points, length)
     if interpolation in ("lower", "higher", "nearest"):
-        place = ctx.emit({"lower": "floor", "higher": "ceil", "nearest": "round"}[interpolation], place)
-    below = ctx.emit("floor", place)
+        position = ctx.emit({"lower": "floor", "higher": "ceil", "nearest": "round"}[interpolation], position)
+    below = ctx.emit("floor", position)
     result = ctx.emit("take_along", values, ctx.cast(below, DType.I64), axis=last)
     if interpolation in ("linear", "midpoint"):
-        above = ctx.emit("take_along", values, ctx.cast(ctx.emit("ceil", place), DType.I64), axis=last)
-        weight: Operand = 0.5 if interpolation == "midpoint" else ctx.sub(place, below)
+        above = ctx.emit("take_along", values, ctx.cast(ctx.emit("ceil", position), DType.I64), axis=last)
+        weight: Operand = 0.5 if interpolation == "midpoint" else ctx.sub(position, below)
         result = lerp(ctx, result, above, weight)
     if not skip_nan:
         broken = ctx.emit("any", nan, axes=(last,), keepdims=True)
@@ -264,8 +264,8 @@ def _register_running_extreme(name: str) -> None:
         hit = ctx.compare("eq", numbers, values)
         if x.dtype.is_float:
             hit = ctx.emit("logical_or", hit, ctx.emit("isnan", x))
-        places = ctx.select(hit, ctx.iota(x.shape, axis), 0, DType.I64)
-        return ctx.cast(values, x.dtype), ctx.emit("cummax", places, axis=axis)
+        positions = ctx.select(hit, ctx.iota(x.shape, axis), 0, DType.I64)
+        return ctx.cast(values, x.dtype), ctx.emit("cummax", positions, axis=axis)
 
 
 _register_running_extreme("cummax")
@@ -316,8 +316,8 @@ def histc(ctx: Context, x: Node, bins: int = 100, min: Number = 0, max: Number =
             ctx.select(flat, ctx.sub(low, 1), low, x.dtype),
             ctx.select(flat, ctx.add(high, 1), high, x.dtype),
         )
-    place = ctx.mul(ctx.div(ctx.sub(x, low), ctx.sub(high, low)), bins)
-    bin_of = ctx.emit("clamp", ctx.cast(ctx.emit("floor", place), DType.I64), min=0, max=bins - 1)
+    position = ctx.mul(ctx.div(ctx.sub(x, low), ctx.sub(high, low)), bins)
+    bin_of = ctx.emit("clamp", ctx.cast(ctx.emit("floor", position), DType.I64), min=0, max=bins - 1)
     inside = ctx.emit("logical_and", ctx.emit("le", low, x), ctx.emit("le", x, high))
     bin_of = ctx.select(inside, bin_of, bins, DType.I64)
     ones = ctx.full(1, ctx.dtype, x.shape)

@@ -79,8 +79,8 @@ def _position(ctx: Context, op: str, x: Node, dim: int | None, keepdim: bool) ->
     if x.type.rank == 0:
         return ctx.full(0, DType.I64)
     if dim is None:
-        place = ctx.emit(op, ctx.reshape(x, (x.type.size,)), axis=0, keepdims=False)
-        return ctx.reshape(place, (1,) * x.type.rank) if keepdim else place
+        slot = ctx.emit(op, ctx.reshape(x, (x.type.size,)), axis=0, keepdims=False)
+        return ctx.reshape(slot, (1,) * x.type.rank) if keepdim else slot
     return ctx.emit(op, x, axis=axis_of(dim, x.type.rank), keepdims=keepdim)
 
 

@@ -21,8 +21,8 @@ def _windows(ctx: Context, x: Node, kernel: Ints, stride: Ints, dilation: Ints, 
     rank = len(kernel)
     lead = x.type.rank - rank
     for d in range(rank):
-        place = np.arange(sizes[d])[:, None] * stride[d] + np.arange(kernel[d])[None, :] * dilation[d]
-        x = ctx.take(x, place, lead + 2 * d)
+        position = np.arange(sizes[d])[:, None] * stride[d] + np.arange(kernel[d])[None, :] * dilation[d]
+        x = ctx.take(x, position, lead + 2 * d)
     order = (*range(lead), *(lead + 2 * d for d in range(rank)), *(lead + 2 * d + 1 for d in range(rank)))
     return ctx.reshape(ctx.permute(x, order), (*x.shape[:lead], math.prod(sizes), math.prod(kernel)))
 
@@ -169,8 +169,8 @@ def max_unpool(ctx: Context, x: Node, indices: Node, output_size: Ints, *rest: o
     room = ctx.full(0, x.dtype, (*x.shape[:lead], math.prod(output_size)))
     if not x.type.size:
         return ctx.reshape(room, ctx.shape)
-    places, values = ctx.reshape(indices, flat), ctx.reshape(x, flat)
-    result = ctx.emit("put_along", room, places, values, axis=lead, combine="set")
+    positions, values = ctx.reshape(indices, flat), ctx.reshape(x, flat)
+    result = ctx.emit("put_along", room, positions, values, axis=lead, combine="set")
     return ctx.reshape(result, ctx.shape)
 
 

@@ -1,4 +1,4 @@
-"""What models take and return beside tensors, made known to the exporter: plain dataclasses, Hugging Face's caches.
+"""What models take and return alongside tensors, made known to the exporter: plain dataclasses, Hugging Face's caches.
 
 torch.export knows tuples, lists, dicts, namedtuples and Hugging Face's outputs. A dataclass it must be told of, and so
 it must of the cache of keys and values that a decoder of Hugging Face returns by default. Dataclasses among the

@@ -13,13 +13,13 @@ import torch
 
 from tilewright.dtypes import DType
 from tilewright.errors import InternalError
-from tilewright.frontend.builder import Builder, Ints, Operand, Unsupported
+from tilewright.frontend.builder import GraphBuilder, Ints, Operand, Unsupported
 from tilewright.frontend.torch.types import common_dtype, from_torch_dtype, tensor_type, to_numpy
 from tilewright.graph.ir import Node, TensorType
 from tilewright.graph.provenance import Provenance
 
 
-class Context(Builder):
+class Context(GraphBuilder):
     """Builds the nodes of one exported node, called `name`; `value` is its exported result.
 
     The name is the result's alone (`named`): what leads to it stays nameless.

@@ -26,8 +26,8 @@ from tilewright.errors import (
 )
 from tilewright.frontend.torch.containers import known_containers
 from tilewright.frontend.torch.decompose import retraced
-from tilewright.frontend.torch.places import last_user_frame
 from tilewright.frontend.torch.plain_modules import plain_modules
+from tilewright.frontend.torch.source_location import last_user_frame
 from tilewright.frontend.torch.types import to_torch
 from tilewright.runtime import tree
 from tilewright.runtime.arguments import CallArguments

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils import flop_counter
 
-from tilewright.frontend.torch.places import place_of
+from tilewright.frontend.torch.source_location import location_of
 
 _PER_ELEMENT = (
     8  # operations, of an operator that nothing is known of: a function, or a few steps of an algorithm
@@ -24,7 +24,7 @@ class Left:
 
     operator: str
     reason: str
-    place: str
+    location: str
     flops: float
     bytes: float
 
@@ -40,7 +40,7 @@ def _left(node: fx.Node, reason: str) -> Left:
     operator = str(node.target)
     moved = _bytes([*_values(node), *(value for n in node.all_input_nodes for value in _values(n))])
     why = reason.removeprefix(f"{operator}: ")
-    return Left(operator, why, place_of(node).short, _flops(node), moved)
+    return Left(operator, why, location_of(node).short, _flops(node), moved)
 
 
 def _computes(node: fx.Node) -> bool:

@@ -20,8 +20,8 @@ from tilewright.frontend.builder import Absent, Unsupported
 from tilewright.frontend.torch.context import Context
 from tilewright.frontend.torch.decompose import decomposed, origin_of
 from tilewright.frontend.torch.mutation import Aliases, functional_name, functionalised, writes
-from tilewright.frontend.torch.places import Place, place_of, places_of
 from tilewright.frontend.torch.registry import STORAGE_ARGUMENTS, Inexpressible, table
+from tilewright.frontend.torch.source_location import SourceLocation, indices_of, location_of
 from tilewright.frontend.torch.types import tensor_type, to_numpy
 from tilewright.graph.ir import Graph, Node, constant, input_node
 from tilewright.graph.provenance import UNKNOWN
@@ -40,7 +40,7 @@ class Failure:
 
     operator: str
     reason: str
-    place: str
+    location: str
     origin: str  # name of the node of the first program that it comes from
     target: Any  # the operator, if PyTorch's decomposition of it might help; else None
 
@@ -96,11 +96,11 @@ def _attempt(
 ) -> tuple[ImportedProgram | None, Sequence[Failure], Sequence[Failure]]:
     """The program imported, with what has no converter decomposed round by round; else None, and what failed in the
     first round and in the last."""
-    places = places_of(program.graph)
+    locations = indices_of(program.graph)
     first: list[Failure] | None = None
     for _ in range(MAX_DECOMPOSITIONS):
         program = functionalised(program, outside=outside)
-        walk = _Walk(program, places)
+        walk = _Walk(program, locations)
         result = walk.run()
         if not walk.failures:
             return result, (), ()
@@ -121,16 +121,16 @@ def _uses(first: Sequence[Failure], last: Sequence[Failure]) -> list[tuple[str, 
         reason = known.reason
         if known.operator != failure.operator and reason == NO_CONVERTER:
             reason = f"decomposes into {failure.operator}: {failure.reason}"
-        uses[(f"{known.operator} ({reason})", known.place)] = None
+        uses[(f"{known.operator} ({reason})", known.location)] = None
     return list(uses)
 
 
 class _Walk:
     """One pass over an exported program."""
 
-    def __init__(self, program: ExportedProgram, places: dict[str, Place]) -> None:
+    def __init__(self, program: ExportedProgram, locations: dict[str, SourceLocation]) -> None:
         self.program = program
-        self.places = places
+        self.locations = locations
         self.failures: list[Failure] = []
         self.inputs: list[Node] = []
         self.call: list[Literal | None] = []
@@ -260,7 +260,7 @@ class _Walk:
             raise Unsupported(_why_not(node))
         for value in _tensors(node.meta.get("val")):
             tensor_type(value)  # Unsupported for what has no type of ours
-        ctx = Context(node.name, self._place(node).provenance, node.meta.get("val"))
+        ctx = Context(node.name, self._location(node).provenance, node.meta.get("val"))
         keywords = {name: value for name, value in keywords.items() if name not in STORAGE_ARGUMENTS}
         result = convert(ctx, *arguments, **keywords)
         return _checked(node, ctx, result)
@@ -282,16 +282,16 @@ class _Walk:
         return constant(to_numpy(value), name=str(node.target)) if isinstance(value, torch.Tensor) else value
 
     def _fail(self, node: Any, name: str, reason: str, target: Any = None) -> None:
-        place = self._place(node).full
-        where = node.name + (f" {place}" if place else "")
+        location = self._location(node).full
+        where = node.name + (f" {location}" if location else "")
         self.failures.append(Failure(name, reason, where, origin_of(node), target))
 
-    def _place(self, node: Any) -> Place:
+    def _location(self, node: Any) -> SourceLocation:
         """Where the node comes from; what a retracing of the program lost is known from the first program."""
-        place, first = place_of(node), self.places.get(origin_of(node))
+        location, first = location_of(node), self.locations.get(origin_of(node))
         if first is None:
-            return place
-        return replace(place, layer=first.layer) if place.file else first
+            return location
+        return replace(location, layer=first.layer) if location.file else first
 
 
 def _live(graph: Any) -> set[Any]:

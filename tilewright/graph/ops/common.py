@@ -1,4 +1,4 @@
-"""What the operator files share: saying what is wrong with a type, and mapping indices.
+"""Helpers of the operator files: type errors and index mappings.
 
 A type rule is a list of `expect(...)` lines: each says what was expected and what came. `apply` puts the operator's
 name and its operand types in front of the message.

@@ -278,9 +278,9 @@ def lower_group_norm(app: Application, inputs: Sequence[te.Tensor]) -> te.Tensor
 
         def formula(n: te.Var, group: te.Var) -> te.Expr:
             reduced = te.reduce_axes([width, *space] if width > 1 else space)
-            channel, place = (reduced[0], reduced[1:]) if width > 1 else (None, reduced)
+            channel, position = (reduced[0], reduced[1:]) if width > 1 else (None, reduced)
             first = scaled(group, width)
-            element = x[(n, first if channel is None else first + channel, *place)]
+            element = x[(n, first if channel is None else first + channel, *position)]
             body = of(element, (n, group))
             return te.reduce_over("sum", body, reduced) if reduced else body
 

@@ -1,4 +1,4 @@
-"""Contractions: sums of products, where the arithmetic of most models is.
+"""Contractions (matmul, linear, convolution): most of the arithmetic of most models.
 
 - `matmul` of (a [..., M, K], b [..., K, N]); leading axes broadcast.
 - `linear` of (x [..., K], w [N, K]) or (x, w, bias [N]): x times w transposed.
@@ -73,7 +73,7 @@ def product(a: te.Expr, b: te.Expr, dtype: DType) -> te.Expr:
 
 
 def exactly(array: np.ndarray) -> np.ndarray:
-    """Bytes as f64, in which their products and sums are exact, and for which NumPy has a fast matrix product."""
+    """Bytes as f64, in which their products and sums are exact, and for which NumPy has a fast matmul."""
     return array.astype(np.float64) if array.dtype.itemsize == 1 else array
 
 
@@ -168,7 +168,7 @@ register(
 
 
 @dataclass(frozen=True)
-class Convolution:
+class ConvGeometry:
     """The sizes of a convolution, whatever its layout."""
 
     batch: int
@@ -182,13 +182,13 @@ class Convolution:
     read_block: int = 0  # the same of x
 
     @staticmethod
-    def of(x: tuple[int, ...], w: tuple[int, ...], groups: int, layout: str) -> Convolution:
+    def of(x: tuple[int, ...], w: tuple[int, ...], groups: int, layout: str) -> ConvGeometry:
         if block := block_of(layout):
-            return Convolution(x[0], w[-1], x[2:-1], w[:-2], groups, w[-2], False, block, x[-1])
+            return ConvGeometry(x[0], w[-1], x[2:-1], w[:-2], groups, w[-2], False, block, x[-1])
         last = layout == "channels_last"
         extents, kernel = (x[1:-1], w[:-2]) if last else (x[2:], w[2:])
         channels, group_inputs = (w[-1], w[-2]) if last else (w[0], w[1])
-        return Convolution(x[0], channels, extents, kernel, groups, group_inputs, last)
+        return ConvGeometry(x[0], channels, extents, kernel, groups, group_inputs, last)
 
     @property
     def group_outputs(self) -> int:
@@ -223,13 +223,15 @@ class Convolution:
             return divided(axes[1], self.group_outputs // self.block)
         return divided(self.parts(axes)[2], self.group_outputs)
 
-    def place(self, batch: te.Expr, channel: te.Expr, spatial: Sequence[te.Expr]) -> tuple[te.Expr, ...]:
+    def position(self, batch: te.Expr, channel: te.Expr, spatial: Sequence[te.Expr]) -> tuple[te.Expr, ...]:
         """The index of an element of x."""
         if self.block:
             return (batch, divided(channel, self.read_block), *spatial, remainder(channel, self.read_block))
         return (batch, *spatial, channel) if self.channels_last else (batch, channel, *spatial)
 
-    def weight_place(self, out: te.Expr, channel: te.Expr, kernel: Sequence[te.Expr]) -> tuple[te.Expr, ...]:
+    def weight_position(
+        self, out: te.Expr, channel: te.Expr, kernel: Sequence[te.Expr]
+    ) -> tuple[te.Expr, ...]:
         first = not self.channels_last and not self.block
         return (out, channel, *kernel) if first else (*kernel, channel, out)
 
@@ -238,7 +240,7 @@ def expect_spatial(x: TensorType, w: TensorType, blocks: bool = False) -> int:
     """The number of spatial axes."""
     rank = x.rank - blocks
     channels = "channels, in blocks" if blocks else "channels"
-    expect(rank in (3, 4, 5), f"x must have 1 to 3 spatial axes beside batch and {channels}, got {x!r}")
+    expect(rank in (3, 4, 5), f"x must have 1 to 3 spatial axes alongside batch and {channels}, got {x!r}")
     expect(w.rank == rank, f"the weight must have x's rank {rank}, got {w!r}")
     return rank - 2
 
@@ -261,7 +263,7 @@ def infer_conv(inputs: Sequence[TensorType], attrs: Attrs) -> TensorType:
     for pair in padding:
         expect_ints("each pair of padding", pair, 2, 0)
     groups = expect_groups(attrs)
-    sizes = Convolution.of(x.shape, w.shape, groups, layout)
+    sizes = ConvGeometry.of(x.shape, w.shape, groups, layout)
     expect(0 not in sizes.kernel, f"the kernel must not be empty, got {w!r}")
     channels = channels_of(x.shape, layout)
     expect(
@@ -315,7 +317,7 @@ def window_at(
 
 
 def conv(attrs: Attrs, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """A matrix product per kernel position, or per few of them where channels are few: im2col within bounds."""
+    """A matmul per kernel position, or per few of them where channels are few: im2col within bounds."""
     if attrs["layout"] == "channels_last":
         first = {**attrs, "layout": "channels_first"}
         spatial_axes = tuple(range(w.ndim - 2))
@@ -328,7 +330,7 @@ def conv(attrs: Attrs, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = N
             last, joined.reshape(*joined.shape[:-2], channels_of(x.shape, attrs["layout"])), w, bias
         )
         return np.moveaxis(result.reshape(*result.shape[:-1], w.shape[-1] // block, block), -2, 1)
-    sizes = Convolution.of(x.shape, w.shape, attrs["groups"], attrs["layout"])
+    sizes = ConvGeometry.of(x.shape, w.shape, attrs["groups"], attrs["layout"])
     stride, dilation = attrs["stride"], attrs["dilation"]
     padded = np.pad(exactly(x), ((0, 0), (0, 0), *attrs["padding"]))
     spatial = tuple(
@@ -356,7 +358,7 @@ def lower_conv(app: Application, inputs: Sequence[te.Tensor]) -> te.Tensor:
     assert all(pair == (0, 0) for pair in attrs["padding"]), (
         "conv is lowered after its padding is made explicit"
     )
-    sizes = Convolution.of(x.shape, w.shape, attrs["groups"], attrs["layout"])
+    sizes = ConvGeometry.of(x.shape, w.shape, attrs["groups"], attrs["layout"])
 
     def formula(*axes: te.Var) -> te.Expr:
         batch, spatial, out = sizes.parts(axes)
@@ -369,8 +371,8 @@ def lower_conv(app: Application, inputs: Sequence[te.Tensor]) -> te.Tensor:
         if blocks > 1:
             channel = scaled(first, inside) + channel
         seen = [
-            scaled(place, s) if k == 1 else scaled(place, s) + scaled(offset, step)
-            for place, offset, k, s, step in zip(
+            scaled(position, s) if k == 1 else scaled(position, s) + scaled(offset, step)
+            for position, offset, k, s, step in zip(
                 spatial, kernel, sizes.kernel, attrs["stride"], attrs["dilation"], strict=True
             )
         ]
@@ -378,8 +380,8 @@ def lower_conv(app: Application, inputs: Sequence[te.Tensor]) -> te.Tensor:
         if sizes.groups > 1:
             begin = scaled(sizes.group(axes), sizes.group_inputs)
             source = begin if sizes.group_inputs == 1 else begin + channel
-        data = x[sizes.place(batch, source, seen)]
-        term = product(data, w[sizes.weight_place(out, channel, kernel)], dtype)
+        data = x[sizes.position(batch, source, seen)]
+        term = product(data, w[sizes.weight_position(out, channel, kernel)], dtype)
         return te.reduce_over("sum", term, summed) if summed else term
 
     title = label(app, "conv")
@@ -393,7 +395,7 @@ def lower_conv(app: Application, inputs: Sequence[te.Tensor]) -> te.Tensor:
 
 def conv_flops(app: Application) -> int:
     x, w = app.inputs[:2]
-    sizes = Convolution.of(x.shape, w.shape, app.attrs["groups"], app.attrs["layout"])
+    sizes = ConvGeometry.of(x.shape, w.shape, app.attrs["groups"], app.attrs["layout"])
     terms = sizes.group_inputs * math.prod(sizes.kernel)
     return app.type.size * (2 * terms + (len(app.inputs) == 3))
 

@@ -1,6 +1,6 @@
 """Operators that order elements along an axis, or run along it.
 
-- `sort_places(axis, descending)`: i64, where each element would stand if the axis were sorted; equal ones keep their
+- `argsort(axis, descending)`: i64, where each element would stand if the axis were sorted; equal ones keep their
   order (a stable sort). NaN is greater than every number. `put_along` with the result as indices sorts whatever is
   put: the elements themselves, or their indices; into a shorter tensor it is a top-k.
 - `cumprod cummax cummin (axis)`: element i is the product, maximum, minimum of those up to i. NaN propagates.
@@ -39,7 +39,7 @@ def at(axes: Sequence[te.Expr], axis: int, index: te.Expr) -> tuple[te.Expr, ...
 # -- sorting ------------------------------------------------------------------------------------------------------
 
 
-def infer_sort_places(inputs: Sequence[TensorType], attrs: Attrs) -> TensorType:
+def infer_argsort(inputs: Sequence[TensorType], attrs: Attrs) -> TensorType:
     expect_operands(inputs, 1)
     (x,) = inputs
     expect_kind(x.dtype, NUMBER)
@@ -51,7 +51,7 @@ def infer_sort_places(inputs: Sequence[TensorType], attrs: Attrs) -> TensorType:
     return TensorType(x.shape, DType.I64)
 
 
-def sort_places(attrs: Attrs, x: np.ndarray) -> np.ndarray:
+def argsort(attrs: Attrs, x: np.ndarray) -> np.ndarray:
     axis, extent = attrs["axis"], x.shape[attrs["axis"]]
     if attrs["descending"]:  # stable from the other end
         order = np.flip(extent - 1 - np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
@@ -71,18 +71,18 @@ def comes_before(a: te.Expr, b: te.Expr, descending: bool) -> tuple[te.Expr, te.
     return before, te.call("or", equal, te.call("and", small_is_nan, large_is_nan))
 
 
-def lower_sort_places(app: Application, inputs: Sequence[te.Tensor]) -> te.Tensor:
+def lower_argsort(app: Application, inputs: Sequence[te.Tensor]) -> te.Tensor:
     """How many elements come before each."""
     (x,) = inputs
     axis = app.attrs["axis"]
 
-    def place(*axes: te.Var) -> te.Expr:
+    def position(*axes: te.Var) -> te.Expr:
         (j,) = te.reduce_axes([x.shape[axis]])
         before, equal = comes_before(x[at(axes, axis, j)], x[axes], app.attrs["descending"])
         first = te.call("or", before, te.call("and", equal, te.call("lt", j, axes[axis])))
         return te.reduce_over("sum", te.cast(first, DType.I64), [j])
 
-    return te.compute(label(app, "sort_places"), x.shape, DType.I64, place)
+    return te.compute(label(app, "argsort"), x.shape, DType.I64, position)
 
 
 def quadratic(app: Application) -> int:
@@ -91,11 +91,11 @@ def quadratic(app: Application) -> int:
 
 register(
     Op(
-        "sort_places",
-        infer=infer_sort_places,
-        oracle=sort_places,
+        "argsort",
+        infer=infer_argsort,
+        oracle=argsort,
         fusion=Fusion.REDUCTION,
-        lower=lower_sort_places,
+        lower=lower_argsort,
         flops=quadratic,
         attrs=("axis", "descending"),
     )

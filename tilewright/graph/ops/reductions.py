@@ -178,14 +178,14 @@ def arg_reduction(name: str, kind: str, meaning: Callable[..., Any]) -> None:
         title, axis = label(app, name), app.attrs["axis"]
         extreme = reduce_stage(f"{title}_{kind}", kind, x, (axis,))
 
-        def place(element: te.Expr, kept: tuple[te.Expr, ...], reduced: tuple[te.Var, ...]) -> te.Expr:
+        def position(element: te.Expr, kept: tuple[te.Expr, ...], reduced: tuple[te.Var, ...]) -> te.Expr:
             here = te.call("eq", element, extreme[kept])
             if element.dtype.is_float:  # a NaN is the extreme, and equal to nothing
                 here = te.call("or", here, te.call("ne", element, element))
             return te.select(here, reduced[0], x.shape[axis])
 
         return reduce_stage(
-            title, "min", x, (axis,), keepdims=app.attrs["keepdims"], dtype=DType.I64, of=place
+            title, "min", x, (axis,), keepdims=app.attrs["keepdims"], dtype=DType.I64, of=position
         )
 
     register(

@@ -87,11 +87,11 @@ class Positions:
 
 def nearest_indices(extent: int, size: int, coordinates: str) -> np.ndarray:
     """The index of every element."""
-    places = np.arange(size)
+    coords = np.arange(size)
     if coordinates == "half_pixel":
-        return np.asarray((2 * places + 1) * extent // (2 * size))
+        return np.asarray((2 * coords + 1) * extent // (2 * size))
     ratio = np.float32(extent) / np.float32(size)
-    return np.asarray(np.minimum(np.floor(places.astype(np.float32) * ratio).astype(np.int64), extent - 1))
+    return np.asarray(np.minimum(np.floor(coords.astype(np.float32) * ratio).astype(np.int64), extent - 1))
 
 
 def nearest_index(axis: te.Expr, extent: int, size: int, coordinates: str) -> te.Expr:

@@ -1,4 +1,4 @@
-"""Operators that write at places which are data: a tensor with some elements replaced or combined.
+"""Scatter operators: a tensor with the elements at given indices replaced or combined.
 
 - `put(axis, combine)` of (x, indices of rank 1, updates): x with slice n of `updates` along `axis` written at
   `indices[n]`; the inverse of `take`.
@@ -108,11 +108,11 @@ def put(attrs: Attrs, x: np.ndarray, indices: np.ndarray, updates: np.ndarray) -
 def put_along(attrs: Attrs, x: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> np.ndarray:
     axis, combine = attrs["axis"], attrs["combine"]
     result = x.copy()
-    places = counted(indices, x.shape[axis])
+    positions = counted(indices, x.shape[axis])
     for index in np.ndindex(indices.shape):
-        place = int(places[index])
-        if 0 <= place < x.shape[axis]:
-            target = (*index[:axis], place, *index[axis + 1 :])
+        position = int(positions[index])
+        if 0 <= position < x.shape[axis]:
+            target = (*index[:axis], position, *index[axis + 1 :])
             update = updates[index]
             result[target] = update if combine == "set" else _UFUNC[combine](result[target], update)
     return result
@@ -140,10 +140,10 @@ def lower_scatter(
 
         def hits(axes: Sequence[te.Expr], n: te.Expr) -> te.Expr:
             wide = te.cast(index_of(indices, axes, axis, n), DType.I64)
-            place = te.select(te.call("lt", wide, 0), wide + extent, wide)
+            position = te.select(te.call("lt", wide, 0), wide + extent, wide)
             covered = inside(axes)
-            place = place if covered is None else te.select(covered, place, extent)
-            return te.call("eq", place, axes[axis])
+            position = position if covered is None else te.select(covered, position, extent)
+            return te.call("eq", position, axes[axis])
 
         def found(*axes: te.Var) -> te.Expr:
             """What the updates make of this place: the number of the last one, or all of them combined."""

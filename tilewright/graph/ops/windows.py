@@ -1,4 +1,4 @@
-"""Pooling: a combination of the elements in a window, for every place of the window.
+"""Pooling: a reduction over the elements of a window, for every position of the window.
 
 - `max_pool(kernel, stride, padding, dilation, ceil_mode, layout)`
 - `avg_pool(kernel, stride, padding, ceil_mode, count_include_pad, divisor, layout)`; `divisor` is None or the number to
@@ -56,7 +56,7 @@ class Window(abc.ABC):
         """Of every window, the first index and the one behind the last; they may be out of range."""
 
     @abc.abstractmethod
-    def element(self, place: te.Expr, offset: te.Expr | None) -> tuple[te.Expr, list[te.Expr]]:
+    def element(self, position: te.Expr, offset: te.Expr | None) -> tuple[te.Expr, list[te.Expr]]:
         """The index of the element at `offset` in a window (None: there is but one), and what must hold for it to be
         in the window and in range."""
 
@@ -73,11 +73,11 @@ class StridedWindow(Window):
         begin = np.arange(self.size) * self.stride - self.padding
         return begin, begin + self.dilation * (self.width - 1) + 1
 
-    def begin(self, place: te.Expr) -> te.Expr:
-        return shifted(scaled(place, self.stride), -self.padding)
+    def begin(self, position: te.Expr) -> te.Expr:
+        return shifted(scaled(position, self.stride), -self.padding)
 
-    def element(self, place: te.Expr, offset: te.Expr | None) -> tuple[te.Expr, list[te.Expr]]:
-        index = scaled(place, self.stride)
+    def element(self, position: te.Expr, offset: te.Expr | None) -> tuple[te.Expr, list[te.Expr]]:
+        index = scaled(position, self.stride)
         if offset is not None:
             index = index + scaled(offset, self.dilation)
         index = shifted(index, -self.padding)
@@ -100,22 +100,22 @@ class AdaptiveWindow(Window):
         return AdaptiveWindow(extent, size, int((end - begin).max()))
 
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        places = np.arange(self.size)
-        return places * self.extent // self.size, -(-(places + 1) * self.extent // self.size)
+        positions = np.arange(self.size)
+        return positions * self.extent // self.size, -(-(positions + 1) * self.extent // self.size)
 
-    def begin(self, place: te.Expr) -> te.Expr:
+    def begin(self, position: te.Expr) -> te.Expr:
         if self.extent % self.size == 0:
-            return scaled(place, self.extent // self.size)
-        return scaled(place, self.extent) // self.size
+            return scaled(position, self.extent // self.size)
+        return scaled(position, self.extent) // self.size
 
-    def end(self, place: te.Expr) -> te.Expr:
-        return (scaled(place, self.extent) + (self.extent + self.size - 1)) // self.size
+    def end(self, position: te.Expr) -> te.Expr:
+        return (scaled(position, self.extent) + (self.extent + self.size - 1)) // self.size
 
-    def element(self, place: te.Expr, offset: te.Expr | None) -> tuple[te.Expr, list[te.Expr]]:
-        index = self.begin(place) if offset is None else self.begin(place) + offset
+    def element(self, position: te.Expr, offset: te.Expr | None) -> tuple[te.Expr, list[te.Expr]]:
+        index = self.begin(position) if offset is None else self.begin(position) + offset
         begin, end = self.bounds()
         varies = bool(np.ptp(end - begin))
-        return index, [te.call("lt", index, self.end(place))] if varies else []
+        return index, [te.call("lt", index, self.end(position))] if varies else []
 
 
 # -- layouts ------------------------------------------------------------------------------------------------------
@@ -131,8 +131,8 @@ def expect_pooled(
     layout = expect_layout(attrs["layout"])
     block = block_of(layout)
     entries = attrs[per_axis]
-    beside = 3 if block else 2
-    legal = isinstance(entries, tuple) and 1 <= len(entries) <= 3 and x.rank == len(entries) + beside
+    channel_axes = 3 if block else 2
+    legal = isinstance(entries, tuple) and 1 <= len(entries) <= 3 and x.rank == len(entries) + channel_axes
     expect(
         legal,
         f"{per_axis} must have one entry per spatial axis of x (1 to 3 of them), got {entries!r} for {x!r}",
@@ -280,14 +280,14 @@ def window_stage(
     dtype = x.dtype.compute
     identity = te.reduce_identity(kind, dtype)
 
-    def formula(*places: te.Var) -> te.Expr:
+    def formula(*positions: te.Var) -> te.Expr:
         summed = te.reduce_axes([window.width for window in windows if window.width > 1])
         left = iter(summed)
-        indices: list[te.Expr] = list(places)
+        indices: list[te.Expr] = list(positions)
         conditions: list[te.Expr] = []
         for axis, window in zip(axes, windows, strict=True):
             offset = next(left) if window.width > 1 else None
-            indices[axis], needed = window.element(places[axis], offset)
+            indices[axis], needed = window.element(positions[axis], offset)
             conditions += needed
         inside = te.all_of(conditions)
         element = x[indices] if inside is None else te.select(inside, x[indices], identity)
@@ -318,8 +318,8 @@ def lower_avg(
         windows = windows_of(x.shape, app.attrs)
         total = window_stage(f"{title}_sum", "sum", x, app.type, axes, windows)
 
-        def divide(*places: te.Var) -> te.Expr:
-            return total[places] / divisor(places, axes, windows, app.attrs, total)
+        def divide(*positions: te.Var) -> te.Expr:
+            return total[positions] / divisor(positions, axes, windows, app.attrs, total)
 
         return te.compute(title, app.type.shape, app.type.dtype, divide)
 
@@ -327,7 +327,7 @@ def lower_avg(
 
 
 def divisor(
-    places: Sequence[te.Expr], axes: range, windows: Sequence[Window], attrs: Attrs, total: te.Tensor
+    positions: Sequence[te.Expr], axes: range, windows: Sequence[Window], attrs: Attrs, total: te.Tensor
 ) -> te.Expr:
     """The number of elements that count, a constant but for the axes along which it varies."""
     if attrs.get("divisor") is not None:
@@ -338,23 +338,23 @@ def divisor(
         if not np.ptp(number):
             constant *= int(number[0])
             continue
-        factor = count_expr(places[axis], window, attrs)
+        factor = count_expr(positions[axis], window, attrs)
         varying = factor if varying is None else varying * factor
     if varying is None:
         return te.const(constant, total.dtype)
     return te.cast(scaled(varying, constant), total.dtype)
 
 
-def count_expr(place: te.Expr, window: Window, attrs: Attrs) -> te.Expr:
+def count_expr(position: te.Expr, window: Window, attrs: Attrs) -> te.Expr:
     """`counts` as a formula."""
     if isinstance(window, AdaptiveWindow):
-        return window.end(place) - window.begin(place)
+        return window.end(position) - window.begin(position)
     assert isinstance(window, StridedWindow)
     begins, ends = window.bounds()
     padded = attrs["count_include_pad"]
     limit = window.extent + window.padding if padded else window.extent
-    begin: te.Expr = window.begin(place)
-    end: te.Expr = shifted(scaled(place, window.stride), window.width - window.padding)
+    begin: te.Expr = window.begin(position)
+    end: te.Expr = shifted(scaled(position, window.stride), window.width - window.padding)
     if (ends > limit).any():
         end = te.call("min", end, limit)
     if not padded and (begins < 0).any():

@@ -44,8 +44,8 @@ class AttentionTiles:
 
 @dataclass(frozen=True)
 class TensorAttention:
-    """`mask`, where there is one, stores to `masked` what becomes of `score` at `place_m`, the query, and `place_k`.
-    `write` has free variables as that of a `TensorProduct`."""
+    """`mask`, where there is one, stores to `masked` what becomes of `score` at `coord_m`, the query, and `coord_k`.
+    `write` has free variables as that of a `TensorGemm`."""
 
     name: str
     params: tuple[Buffer, ...]
@@ -78,5 +78,5 @@ class TensorAttention:
 
 
 def padded(columns: int) -> int:
-    """A power of two: what lies beside each other in shared memory is told apart by bits."""
+    """A power of two: what lies next to each other in shared memory is told apart by bits."""
     return max(_NARROWEST, 1 << (columns - 1).bit_length())

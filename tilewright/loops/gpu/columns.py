@@ -1,5 +1,5 @@
-"""Reductions that do not run along memory: a thread for a few results that are neighbours in memory, as are those of
-neighbouring threads.
+"""Column reductions on a GPU: a thread computes a few results that are neighbours in memory, as do neighbouring
+threads.
 
 for blocks b:                                     (parallel)
   for threads t: n = b * threads + t
@@ -14,12 +14,12 @@ from __future__ import annotations
 from tilewright import te
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.formula import Formula
-from tilewright.loops.gpu.places import (
+from tilewright.loops.gpu.thread_index import (
     blocks_for,
     by_stride,
     guarded,
     positions,
-    store_place,
+    store_position,
     under,
     vector_lanes,
 )
@@ -28,7 +28,7 @@ from tilewright.loops.tiling import columns_of, extent_of, updated, with_results
 from tilewright.te.index import coefficient
 
 _UNROLLED = 16  # elements of a window that is written out
-_FEWEST_THREADS, _MOST_THREADS = 32, 256
+_MIN_THREADS, _MAX_THREADS = 32, 256
 _BUSY = 128  # threads of a multiprocessor, before a thread takes more than one result
 
 
@@ -38,15 +38,15 @@ def columns_program(formula: Formula, machine: GpuMachine) -> Program:
     lane = te.Var("v", lanes)
     units = [*rows[:-1], te.Var(rows[-1].name, rows[-1].extent // lanes)] if rows else []
     count = extent_of(units)
-    threads = _MOST_THREADS
-    while threads > _FEWEST_THREADS and count < threads * machine.sms:
+    threads = _MAX_THREADS
+    while threads > _MIN_THREADS and count < threads * machine.sms:
         threads //= 2
     at, thread = blocks_for(count, threads), te.Var("t", threads)
     number = at * threads + thread
-    places = positions(number, units)
-    position = {axis: places[unit] for axis, unit in zip(rows, units, strict=True)}
+    coords = positions(number, units)
+    position = {axis: coords[unit] for axis, unit in zip(rows, units, strict=True)}
     if rows:
-        position[rows[-1]] = places[units[-1]] * lanes + lane
+        position[rows[-1]] = coords[units[-1]] * lanes + lane
 
     stmts: list[Stmt] = []
     results: dict[Buffer, te.Expr] = {}
@@ -61,7 +61,7 @@ def columns_program(formula: Formula, machine: GpuMachine) -> Program:
         stmts.append(nest(loops, Store(kept, lane, updated(reduction, accumulator, element))))
         results[reduction.result] = accumulator
     value = with_results(te.substitute(formula.value, position), results)
-    write = Store(formula.output, store_place(formula, rows, number * lanes + lane, position), value)
+    write = Store(formula.output, store_position(formula, rows, number * lanes + lane, position), value)
     columns = [(column, Kind.SERIAL) for column in columns_of(formula)]
     stmts.append(nest([*columns, (lane, Kind.VECTOR)], write))
 

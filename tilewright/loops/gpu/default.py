@@ -1,7 +1,7 @@
 """The default program of any formula on a GPU: plain, sensible, chosen without measurement.
 
 - `elementwise`: no reduction; each thread computes a few vectors of the output (`elementwise.py`).
-- `transposed`: the same, read along another axis than it is written along: tiles turned in shared memory
+- `transposed`: the same, read along another axis than it is written along: tiles transposed in shared memory
   (`transposed.py`).
 - `rows`: reductions along memory (softmax, norms, sums over the last axes): a group of threads for each row, which
   stays in their registers (`rows.py`). Many long ones are brought into shared memory, several at once or one ahead
@@ -9,7 +9,7 @@
 - `windows`: sums over windows that overlap, as of a depthwise convolution: neighbours share what they read
   (`windows.py`).
 - `pooled`: the same along memory, as of pooling with channels first: neighbours read most of a row as one vector
-  (`pooled.py`).
+  (`pooling.py`).
 - `columns`: any other reduction: a thread for each result, neighbours in memory on neighbouring threads (`columns.py`).
 """
 
@@ -19,7 +19,7 @@ from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.formula import Formula
 from tilewright.loops.gpu.columns import columns_program
 from tilewright.loops.gpu.elementwise import elementwise_program
-from tilewright.loops.gpu.pooled import pooled_program
+from tilewright.loops.gpu.pooling import pooled_program
 from tilewright.loops.gpu.rows import is_rowwise, rows_program
 from tilewright.loops.gpu.staged_rows import staged_rows_program
 from tilewright.loops.gpu.transposed import transposed_program

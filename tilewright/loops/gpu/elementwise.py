@@ -11,13 +11,13 @@ from __future__ import annotations
 from tilewright import te
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.formula import Formula
-from tilewright.loops.gpu.places import (
+from tilewright.loops.gpu.thread_index import (
     THREADS,
     blocks_for,
     by_stride,
     guarded,
     positions,
-    store_place,
+    store_position,
     under,
     vector_lanes,
 )
@@ -25,7 +25,7 @@ from tilewright.loops.ir import For, Kind, Program, Stmt, Store, nest
 from tilewright.loops.tiling import extent_of, with_values
 from tilewright.te.index import coefficient
 
-_MOST_BYTES = 64  # of the output that one thread writes: enough loads in flight
+_MAX_BYTES = 64  # of the output that one thread writes: enough loads in flight
 _WAVES = 2  # of blocks, before a thread takes more than one vector
 
 
@@ -43,12 +43,12 @@ def elementwise_program(formula: Formula, machine: GpuMachine) -> Program:
         te.Var("u", unroll),
     )
     number = (block * unroll + step) * THREADS + thread
-    places = positions(number, units)
-    position = {axis: places[unit] for axis, unit in zip(axes, units, strict=True)}
+    coords = positions(number, units)
+    position = {axis: coords[unit] for axis, unit in zip(axes, units, strict=True)}
     if axes:
-        position[axes[-1]] = places[units[-1]] * lanes + lane
-    place = store_place(formula, axes, number * lanes + lane, position)
-    store = Store(formula.output, place, te.substitute(formula.value, position))
+        position[axes[-1]] = coords[units[-1]] * lanes + lane
+    coord = store_position(formula, axes, number * lanes + lane, position)
+    store = Store(formula.output, coord, te.substitute(formula.value, position))
     body: Stmt = nest([(lane, Kind.VECTOR)], store)
     body = under(guarded(number, count, block.extent * unroll * THREADS), body)
     threads = For(thread, Kind.THREAD, nest([(step, Kind.UNROLL)], body))
@@ -69,7 +69,7 @@ def _unroll(count: int, vector_bytes: int, machine: GpuMachine) -> int:
     """Vectors of one thread: more than one only where there are enough to fill the card all the same."""
     unroll = 1
     while (
-        2 * unroll * vector_bytes <= _MOST_BYTES
+        2 * unroll * vector_bytes <= _MAX_BYTES
         and count // (2 * unroll) >= _WAVES * machine.sms * machine.threads_sm
     ):
         unroll *= 2

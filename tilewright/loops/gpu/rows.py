@@ -1,4 +1,4 @@
-"""Reductions along memory: a group of threads for each row, which stays in their registers.
+"""Row reductions on a GPU: a group of threads for each row, which stays in their registers.
 
     for blocks b:                                     (parallel)
       for threads t: row, g = the group's row, the place in the group
@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import WARP, GpuMachine
-from tilewright.loops.expensive import computable_anywhere
 from tilewright.loops.formula import Formula, Reduction
-from tilewright.loops.gpu.places import THREADS, VECTOR_BYTES, positions, under, vector_lanes, walked
+from tilewright.loops.gpu.thread_index import THREADS, VECTOR_BYTES, positions, under, vector_lanes, walked
 from tilewright.loops.ir import Buffer, Combine, For, If, Kind, Program, Scope, Stmt, Store, block, nest
+from tilewright.loops.recompute import computable_anywhere
 from tilewright.loops.tiling import (
     columns_of,
     contiguous_last,
@@ -44,11 +44,11 @@ from tilewright.te.index import coefficient, simplify
 from tilewright.te.scalars import EXPENSIVE_CALLS
 
 _KEPT_ELEMENTS = 64  # of a row, in the registers of one thread
-_PIECE_VECTORS = 4  # of a longer row, between two loads
+_CHUNK_VECTORS = 4  # of a longer row, between two loads
 _ELEMENTS = 32  # of a row that a thread has before the row gets more threads than a warp
-_FEWEST = 32  # elements of a row that are worth a group of threads
+_MIN = 32  # elements of a row that are worth a group of threads
 _FEW_ELEMENTS = 16  # of a thread: below, rows share a warp, and so what each of its instructions costs
-_FEWEST_TOGETHER = 16  # elements that a group reads at once, a sector of memory and more
+_MIN_TOGETHER = 16  # elements that a group reads at once, a sector of memory and more
 _TILE_BYTES = 24 << 10  # of shared memory for the rows of a block
 _BLOCK_THREADS = 512  # for a row, beyond which it is divided among blocks
 _CLUSTER_BLOCKS, _CLUSTER_THREADS = 8, 256  # of a cluster, at most; of a block in one, at least
@@ -57,14 +57,14 @@ _CLUSTER_BLOCKS, _CLUSTER_THREADS = 8, 256  # of a cluster, at most; of a block 
 def is_rowwise(formula: Formula) -> bool:
     """Whether each reduction runs along memory, and is long enough to share."""
     return all(
-        reduction.length >= _FEWEST
+        reduction.length >= _MIN
         and any(coefficient(offset, reduction.axes[-1]) == 1 for offset in load_offsets(reduction.body))
         for reduction in contiguous_last(formula).reductions
     ) and not any(_reads_along(formula, axis) for axis in formula.rows)
 
 
 def _reads_along(formula: Formula, axis: te.Var) -> bool:
-    """Whether some reduction reads neighbours along an axis of the output, as the operand of a matrix product does.
+    """Whether some reduction reads neighbours along an axis of the output, as the operand of a matmul does.
     What is read once for the whole row does not count, as the place at which a table is looked up."""
     return any(
         coefficient(offset, axis) == 1
@@ -75,7 +75,7 @@ def _reads_along(formula: Formula, axis: te.Var) -> bool:
 
 
 def rows_program(formula: Formula, machine: GpuMachine) -> Program:
-    return Rows(contiguous_last(formula), machine).program()
+    return RowProgram(contiguous_last(formula), machine).program()
 
 
 # What is done with an element: its value, and where the output has it.
@@ -105,7 +105,7 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Pass:
+class RowWalk:
     """One walk along the row: the axes of a reduction, or the columns of the result."""
 
     axes: tuple[te.Var, ...]
@@ -114,7 +114,7 @@ class Pass:
     steps: int  # vectors of one thread
 
 
-class Rows:
+class RowProgram:
     def __init__(self, formula: Formula, machine: GpuMachine) -> None:
         self.formula = formula
         self.columns = tuple(
@@ -134,7 +134,7 @@ class Rows:
         row = self.at * self.rows_per_block + self.thread // self.group
         if self.at.extent * self.rows_per_block > rows:
             row = te.call("min", row, rows - 1)
-        self.place = self.thread % self.group
+        self.coord = self.thread % self.group
         self.row_position = positions(row, formula.rows)
         self.tiles = self._tiles(rows, longest, lanes)  # of what a block has in shared memory
         self.kept: dict[te.Expr, te.Load] = {}  # what is in registers, by the load that it came from
@@ -152,7 +152,7 @@ class Rows:
         while (
             group <= WARP
             and ceil_div(2 * vectors, group) * lanes <= _FEW_ELEMENTS
-            and group // 2 * lanes >= _FEWEST_TOGETHER
+            and group // 2 * lanes >= _MIN_TOGETHER
             and rows * group // 2 >= machine.sms * machine.threads_sm
         ):
             group //= 2
@@ -179,14 +179,12 @@ class Rows:
         tiles = {b: Buffer(f"tile_{b.name}", b.dtype, mine, Scope.SCRATCH) for b in operands}
         if not operands or not all(self._is_row_by_row(buffer) for buffer in whole):
             return {}
-        in_place = (
-            tiles[b] for b in operands if b.dtype is formula.output.dtype and self._is_read_in_place(b)
-        )
+        direct = (tiles[b] for b in operands if b.dtype is formula.output.dtype and self._is_read_directly(b))
         own = Buffer("tile", formula.output.dtype, mine, Scope.SCRATCH)
-        return {**tiles, formula.output: next(in_place, own)}
+        return {**tiles, formula.output: next(direct, own)}
 
-    def _is_read_in_place(self, buffer: Buffer) -> bool:
-        """Whether an element of the result needs of this operand its own place alone, beside reductions: one thread
+    def _is_read_directly(self, buffer: Buffer) -> bool:
+        """Whether an element of the result needs of this operand its own place alone, alongside reductions: one thread
         reads it, and then writes."""
         formula = self.formula
         return all(
@@ -229,12 +227,12 @@ class Rows:
             vectors = tile.size // lanes
             step, lane = te.Var("u", ceil_div(vectors, self.threads)), te.Var("v", lanes)
             number = step * self.threads + self.thread
-            place = number * lanes + lane
-            outside = self.at * tile.size + place
+            coord = number * lanes + lane
+            outside = self.at * tile.size + coord
             copy = (
-                Store(tile, place, te.Load(buffer, (outside,)))
+                Store(tile, coord, te.Load(buffer, (outside,)))
                 if to_tile
-                else Store(buffer, outside, te.Load(tile, (place,)))
+                else Store(buffer, outside, te.Load(tile, (coord,)))
             )
             inside = te.call("lt", number, vectors) if vectors % self.threads else None
             stmts.append(nest([(step, Kind.UNROLL)], under(inside, nest([(lane, Kind.VECTOR)], copy))))
@@ -263,10 +261,12 @@ class Rows:
 
     # -- one walk along the row -------------------------------------------------------------------------------------
 
-    def _pass(self, axes: Sequence[te.Var], expr: te.Expr, store: Sequence[tuple[te.Expr, int]] = ()) -> Pass:
+    def _pass(
+        self, axes: Sequence[te.Var], expr: te.Expr, store: Sequence[tuple[te.Expr, int]] = ()
+    ) -> RowWalk:
         lanes = vector_lanes([*_accesses(expr), *store], axes[-1])
         vectors = extent_of(axes) // lanes
-        return Pass(tuple(axes), lanes, vectors, ceil_div(vectors, self.group))
+        return RowWalk(tuple(axes), lanes, vectors, ceil_div(vectors, self.group))
 
     def _reduction(self, reduction: Reduction) -> list[Stmt]:
         walk = self._pass(reduction.axes, reduction.body)
@@ -287,46 +287,46 @@ class Rows:
         if not self.columns:
             value = with_results(te.substitute(formula.value, self.row_position), self.results)
             store = Store(formula.output, te.substitute(formula.store, self.row_position), value)
-            first: Stmt = store if self.group == 1 else If(te.call("eq", self.place, 0), store)
+            first: Stmt = store if self.group == 1 else If(te.call("eq", self.coord, 0), store)
             return [For(self.thread, Kind.THREAD, first)]
         store_access = (formula.store, formula.output.dtype.bytes)
         walk = self._pass(self.columns, formula.value, [store_access])
 
-        def visit(value: te.Expr, place: te.Expr | None) -> Stmt:
-            assert place is not None
+        def visit(value: te.Expr, coord: te.Expr | None) -> Stmt:
+            assert coord is not None
             tile = self.tiles.get(formula.output)
             if tile is not None:
-                return Store(tile, self._in_tile(place, formula.output), value)
-            return Store(formula.output, place, value)
+                return Store(tile, self._in_tile(coord, formula.output), value)
+            return Store(formula.output, coord, value)
 
         return [For(self.thread, Kind.THREAD, self._walked(walk, formula.value, formula.store, visit))]
 
-    def _walked(self, walk: Pass, value: te.Expr, place: te.Expr | None, visit: Visit) -> Stmt:
+    def _walked(self, walk: RowWalk, value: te.Expr, coord: te.Expr | None, visit: Visit) -> Stmt:
         """`visit` at each element of the row that this thread has."""
         if walk.steps * walk.lanes <= _KEPT_ELEMENTS:
-            return self._piece(walk, te.as_index(0), walk.steps, value, place, visit, keep=True)
-        return self._in_pieces(walk, value, place, visit)
+            return self._chunk(walk, te.as_index(0), walk.steps, value, coord, visit, keep=True)
+        return self._in_chunks(walk, value, coord, visit)
 
-    def _in_pieces(self, walk: Pass, value: te.Expr, place: te.Expr | None, visit: Visit) -> Stmt:
+    def _in_chunks(self, walk: RowWalk, value: te.Expr, coord: te.Expr | None, visit: Visit) -> Stmt:
         """The same where nothing stays in registers."""
-        pieces = te.Var("p", ceil_div(walk.steps, _PIECE_VECTORS))
-        body = self._piece(walk, pieces * _PIECE_VECTORS, _PIECE_VECTORS, value, place, visit, keep=False)
-        return nest([(pieces, Kind.SERIAL)], body)
+        chunks = te.Var("p", ceil_div(walk.steps, _CHUNK_VECTORS))
+        body = self._chunk(walk, chunks * _CHUNK_VECTORS, _CHUNK_VECTORS, value, coord, visit, keep=False)
+        return nest([(chunks, Kind.SERIAL)], body)
 
-    def _piece(
+    def _chunk(
         self,
-        walk: Pass,
+        walk: RowWalk,
         first: te.Expr,
         steps: int,
         value: te.Expr,
-        place: te.Expr | None,
+        coord: te.Expr | None,
         visit: Visit,
         *,
         keep: bool,
     ) -> Stmt:
         step, lane = te.Var("s", steps), te.Var("v", walk.lanes)
         element = step * walk.lanes + lane
-        number = (first + step) * self.group + self.place
+        number = (first + step) * self.group + self.coord
         spot = Spot(number, lane)
         here = self._here(walk.axes, value, spot)
         inside = self._inside(walk, number, steps, keep)
@@ -351,11 +351,11 @@ class Rows:
 
         loaded = under(inside, block(*fills)) if fills else None
         target = None
-        if place is not None:
-            stored = self._located(walk.axes, te.Load(self.formula.output, (place,)), spot)
+        if coord is not None:
+            stored = self._located(walk.axes, te.Load(self.formula.output, (coord,)), spot)
             assert isinstance(stored, te.Load)
             target = stored.indices[0]
-        kind = Kind.VECTOR if place is not None else Kind.UNROLL
+        kind = Kind.VECTOR if coord is not None else Kind.UNROLL
         visited = block(*computed_first, visit(_replaced(here, registers), target))
         used = under(inside, nest([(lane, kind)], visited))
         stmts = [] if loaded is None else [nest([(step, Kind.UNROLL)], loaded)]
@@ -379,7 +379,7 @@ class Rows:
 
         return with_results(te.rewrite(here, staged), self.results)
 
-    def _computed_again(self, walk: Pass, value: te.Expr, spot: Spot) -> list[te.Expr]:
+    def _computed_again(self, walk: RowWalk, value: te.Expr, spot: Spot) -> list[te.Expr]:
         """What a later pass computes too, and takes long."""
         needed = {
             node for axes, later in self.later if axes for node in te.walk(self._here(axes, later, spot))
@@ -396,7 +396,7 @@ class Rows:
         self.loaded += 1
         return Buffer(f"kept{self.loaded}", dtype, size, Scope.REGISTER)
 
-    def _inside(self, walk: Pass, number: te.Expr, steps: int, keep: bool) -> te.Expr | None:
+    def _inside(self, walk: RowWalk, number: te.Expr, steps: int, keep: bool) -> te.Expr | None:
         most = (steps if keep else round_up(walk.steps, steps)) * self.group
         return te.call("lt", number, walk.vectors) if most > walk.vectors else None
 

@@ -23,8 +23,8 @@ from __future__ import annotations
 from tilewright import te
 from tilewright.hw.gpu import WARP, GpuMachine
 from tilewright.loops.formula import Formula
-from tilewright.loops.gpu.places import VECTOR_BYTES, positions, walked
-from tilewright.loops.gpu.rows import Pass, Rows, Visit
+from tilewright.loops.gpu.rows import RowProgram, RowWalk, Visit
+from tilewright.loops.gpu.thread_index import VECTOR_BYTES, positions, walked
 from tilewright.loops.ir import (
     Await,
     Buffer,
@@ -46,8 +46,8 @@ from tilewright.te.index import simplify
 from tilewright.te.scalars import EXPENSIVE_CALLS
 
 _THREADS = 1_024
-_FEWEST = 16_384  # elements of a row: one of more has a block of its own
-_MOST = 65_536  # elements of a row that fill the registers of a block
+_MIN = 16_384  # elements of a row: one of more has a block of its own
+_MAX = 65_536  # elements of a row that fill the registers of a block
 _ROWS = 4  # for each multiprocessor, before one ahead pays
 _RESERVED = 4 << 10  # bytes of shared memory for what threads exchange
 _AT_ONCE = 3  # blocks of a multiprocessor, of which one waits, one computes and one writes
@@ -60,7 +60,7 @@ def staged_rows_program(formula: Formula, machine: GpuMachine) -> Program | None
     formula = contiguous_last(formula)
     rows, length = extent_of(formula.rows), max(reduction.length for reduction in formula.reductions)
     whole = [buffer for buffer in formula.inputs if buffer.size == rows * length]
-    if length <= _FEWEST or len(whole) != 1 or length * whole[0].dtype.bytes % VECTOR_BYTES:
+    if length <= _MIN or len(whole) != 1 or length * whole[0].dtype.bytes % VECTOR_BYTES:
         return None
     made: _Held | _Staged | None = None
     if _may_be_held(formula, length * whole[0].dtype.bytes, machine):
@@ -93,7 +93,7 @@ def _threads(row_bytes: int, machine: GpuMachine) -> int | None:
 def _may_be_staged(rows: int, length: int, source: Buffer, machine: GpuMachine) -> bool:
     row_bytes = length * source.dtype.bytes
     return (
-        length <= _MOST
+        length <= _MAX
         and rows >= _ROWS * machine.sms
         and row_bytes <= machine.shared_block - _RESERVED
         and row_bytes % (VECTOR_BYTES * _THREADS) == 0
@@ -101,7 +101,7 @@ def _may_be_staged(rows: int, length: int, source: Buffer, machine: GpuMachine) 
     )
 
 
-class _InShared(Rows):
+class _InShared(RowProgram):
     """A block has one row at a time, in shared memory. `turn` counts its rows."""
 
     def __init__(
@@ -114,7 +114,7 @@ class _InShared(Rows):
         self.rows_per_block, self.cluster = 1, 1
         self.turn, self.at = te.Var("turn", turns), te.Var("b", ceil_div(rows, turns))
         self.thread = te.Var("t", threads)
-        self.place = self.thread
+        self.coord = self.thread
         self.row = self._row(self.turn if turns > 1 else te.as_index(0))
         self.row_position = positions(self.row, formula.rows)
         flat: te.Expr = te.as_index(0)
@@ -135,13 +135,13 @@ class _InShared(Rows):
         """Whether each pass reads of the long tensor the row's own elements, in their order."""
         formula = self.formula
         passes = [*((r.axes, r.body) for r in formula.reductions), (self.columns, formula.value)]
-        place = te.Var("place", self.length)
+        coord = te.Var("place", self.length)
         for axes, expr in passes:
-            here = te.substitute(walked(expr, axes, place), {**self.row_position, **positions(place, axes)})
+            here = te.substitute(walked(expr, axes, coord), {**self.row_position, **positions(coord, axes)})
             loads = [load for load in te.loads(here) if load.source == self.source]
             if loads and extent_of(axes) != self.length:
                 return False
-            if any(self._in_tile(load.indices[0], self.source) != place for load in loads):
+            if any(self._in_tile(load.indices[0], self.source) != coord for load in loads):
                 return False
         return any(load.source == self.source for load in te.loads(formula.reductions[0].body))
 
@@ -167,8 +167,8 @@ class _Held(_InShared):
         assert threads is not None
         super().__init__(formula, machine, source, threads, 1)
 
-    def _walked(self, walk: Pass, value: te.Expr, place: te.Expr | None, visit: Visit) -> Stmt:
-        return self._piece(walk, te.as_index(0), walk.steps, value, place, visit, keep=False)
+    def _walked(self, walk: RowWalk, value: te.Expr, coord: te.Expr | None, visit: Visit) -> Stmt:
+        return self._chunk(walk, te.as_index(0), walk.steps, value, coord, visit, keep=False)
 
     def program(self) -> Program:
         lanes = VECTOR_BYTES // self.source.dtype.bytes
@@ -186,8 +186,8 @@ class _Staged(_InShared):
     def __init__(self, formula: Formula, machine: GpuMachine, source: Buffer) -> None:
         super().__init__(formula, machine, source, _THREADS, ceil_div(extent_of(formula.rows), machine.sms))
 
-    def _walked(self, walk: Pass, value: te.Expr, place: te.Expr | None, visit: Visit) -> Stmt:
-        return self._in_pieces(walk, value, place, visit)
+    def _walked(self, walk: RowWalk, value: te.Expr, coord: te.Expr | None, visit: Visit) -> Stmt:
+        return self._in_chunks(walk, value, coord, visit)
 
     def _moved(self, into: Buffer, source: Buffer, row: te.Expr | None) -> Stmt:
         """All that a thread has of a row: from memory, where `row` says which, to its registers or the tile; or from

@@ -1,5 +1,5 @@
-"""Matrix products for tensor cores, as data: what the operands are and where, how the work is cut, and what becomes of
-each sum. The loops themselves are written by hand, in CUDA C++, with this filled in.
+"""GEMMs for tensor cores, as data: the operands, the tiling, and the epilogue. The loops themselves are written by
+hand, in CUDA C++, with this filled in.
 
     for batches, tiles of BM x BN:                    (blocks)
       sums[BM, BN] = a[m, k] * b[k, n] over all k     (STAGES tiles of depth BK under way in shared memory)
@@ -63,38 +63,38 @@ class MatrixTiles:
 
 @dataclass(frozen=True)
 class MatrixOperand:
-    """A matrix in memory: m or n along rows of k, or, where `turned`, the other way round. It begins at `offset`, an
-    expression of the batch variables; `lanes` elements can be read at once."""
+    """A matrix in memory: m or n along rows of k, or, where `transposed`, the other way round. It begins at `offset`,
+    an expression of the batch variables; `lanes` elements can be read at once."""
 
     buffer: Buffer
     offset: te.Expr
     pitch: int
-    turned: bool
+    transposed: bool
     lanes: int
 
 
 @dataclass(frozen=True)
 class WindowOperand:
-    """The first operand as what windows of an image see: row `place_m` begins at offset + `row`, its element `place_k`
+    """The first operand as what windows of an image see: row `coord_m` begins at offset + `row`, its element `coord_k`
     is `depth` further. It is zero there unless the row has the bits of all of `needed` set; `seen` are its bits, of
-    conditions on `place_m` alone. `inside` holds for the row as a whole."""
+    conditions on `coord_m` alone. `inside` holds for the row as a whole."""
 
     buffer: Buffer
     offset: te.Expr
     row: te.Expr
-    depth: te.Expr
+    k_offset: te.Expr
     inside: te.Expr | None
     seen: tuple[te.Expr, ...]
     needed: tuple[te.Expr, ...]
     lanes: int
-    turned: bool = False
+    transposed: bool = False
 
 
 @dataclass(frozen=True)
 class ComputedOperand:
     """A matrix whose elements are computed on their way to shared memory. `read` brings what `lanes` neighbours take
     into the registers `kept`, `compute` makes them of these, in `value`. They are neighbours along k, or, where
-    `turned`, along m or n. Their places are the free variables `outer` and `depth`, of which the one that they are
+    `transposed`, along m or n. Their places are the free variables `outer` and `depth`, of which the one that they are
     neighbours along counts vectors; so are the batch axes `batch`. Where `inside` does not hold they are zero."""
 
     buffers: tuple[Buffer, ...]  # that are read
@@ -105,7 +105,7 @@ class ComputedOperand:
     read: Stmt
     compute: Stmt
     work: float  # instructions for an element
-    turned: bool
+    transposed: bool
     lanes: int
 
     @cached_property
@@ -118,11 +118,11 @@ Operand = MatrixOperand | WindowOperand | ComputedOperand
 
 
 @dataclass(frozen=True)
-class Reduced:
+class ReducedOutput:
     """What becomes of a product's sums, combined over every `size` neighbouring rows, or, where `along`, columns; as
     many are a tile. `begin` sets the accumulators `total`, of a vector; `add` takes in that of `sum_row`, `sum_vector`,
     `join` what another thread has, in `parts` from `other` on. `write` has the free variables `part`, the number of the
-    rows or columns, and `place_n` or `place_m`; where `along`, the first of the vector is the result."""
+    rows or columns, and `coord_n` or `coord_m`; where `along`, the first of the vector is the result."""
 
     kind: str
     size: int
@@ -136,9 +136,9 @@ class Reduced:
 
 
 @dataclass(frozen=True)
-class TensorProduct:
-    """`write` has the free variables `place_*`: of the batch axes their names, `place_m` the row of the result,
-    `place_n` the number of its vector, and `sum_row`, `sum_vector` the same within the tile."""
+class TensorGemm:
+    """`write` has the free variables `coord_*`: of the batch axes their names, `coord_m` the row of the result,
+    `coord_n` the number of its vector, and `sum_row`, `sum_vector` the same within the tile."""
 
     name: str
     params: tuple[Buffer, ...]
@@ -156,7 +156,7 @@ class TensorProduct:
     write: Stmt
     decisions: str
     packings: tuple[Packing | None, ...] = ()  # how each input is stored; beyond the end: as it is
-    reduced: Reduced | None = None  # then `write` is not done
+    reduced: ReducedOutput | None = None  # then `write` is not done
 
     @property
     def step_m(self) -> int:

@@ -1,4 +1,4 @@
-"""Formulas read along another axis than they are written along: tiles turned in shared memory.
+"""Formulas that read and write along different axes: tiles transposed in shared memory.
 
     for tiles:                                        (parallel)
       for threads: tile[b, a] = x[a, b]               (neighbours along a: as it is read)
@@ -14,39 +14,39 @@ from __future__ import annotations
 from tilewright import te
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.formula import Formula
-from tilewright.loops.gpu.places import THREADS, positions, under, vector_lanes
+from tilewright.loops.gpu.thread_index import THREADS, positions, under, vector_lanes
 from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import extent_of, with_values
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, simplify
 
-_FEWEST = 8  # elements along both axes that make a tile worth it
-_MOST = 3  # loads that are turned
+_MIN = 8  # elements along both axes that make a tile worth it
+_MAX = 3  # loads that are transposed
 
 
 def transposed_program(formula: Formula, machine: GpuMachine) -> Program | None:
     """None where nothing is read across, or what is read along which axis is not plain."""
     written = next((axis for axis in formula.axes if coefficient(formula.store, axis) == 1), None)
-    if written is None or written.extent < _FEWEST:
+    if written is None or written.extent < _MIN:
         return None
     read = _read_axis(formula, written)
     if read is None:
         return None
-    turned = [
+    transposed = [
         load
         for load in dict.fromkeys(te.unguarded_loads(formula.value))
         if coefficient(load.indices[0], read) == 1 and coefficient(load.indices[0], written) not in (0, 1)
     ]
-    if not turned or len(turned) > _MOST or any(te.loads(load.indices[0]) for load in turned):
+    if not transposed or len(transposed) > _MAX or any(te.loads(load.indices[0]) for load in transposed):
         return None
-    small = max(load.dtype.bytes for load in turned) <= 2
-    lanes = _lanes(formula, read, written, turned) if small else 1
-    return _program(formula, read, written, turned, 64 if small else 32, lanes)
+    small = max(load.dtype.bytes for load in transposed) <= 2
+    lanes = _lanes(formula, read, written, transposed) if small else 1
+    return _program(formula, read, written, transposed, 64 if small else 32, lanes)
 
 
-def _lanes(formula: Formula, read: te.Var, written: te.Var, turned: list[te.Load]) -> int:
+def _lanes(formula: Formula, read: te.Var, written: te.Var, transposed: list[te.Load]) -> int:
     """Neighbours that are read together along one axis and written together along the other."""
-    loads = [(load.indices[0], load.dtype.bytes) for load in turned]
+    loads = [(load.indices[0], load.dtype.bytes) for load in transposed]
     store = (formula.store, formula.output.dtype.bytes)
     return min(vector_lanes(loads, read), vector_lanes([store], written))
 
@@ -61,14 +61,14 @@ def _read_axis(formula: Formula, written: te.Var) -> te.Var | None:
     counts = {
         axis: sum(coefficient(offset, axis) == 1 for offset in across)
         for axis in formula.axes
-        if axis != written and axis.extent >= _FEWEST
+        if axis != written and axis.extent >= _MIN
     }
     best = max(counts, key=lambda axis: counts[axis], default=None)
     return best if best is not None and counts[best] else None
 
 
 def _program(
-    formula: Formula, read: te.Var, written: te.Var, turned: list[te.Load], side: int, lanes: int
+    formula: Formula, read: te.Var, written: te.Var, transposed: list[te.Load], side: int, lanes: int
 ) -> Program:
     others = [axis for axis in formula.axes if axis not in (read, written)]
     tiles_read = te.Var(f"{read.name}_t", ceil_div(read.extent, side))
@@ -81,7 +81,7 @@ def _program(
     per_row = side // lanes  # vectors
     vector, row = number % per_row, number // per_row
 
-    def place(along_read: te.Expr, along_written: te.Expr) -> dict[te.Var, te.Expr]:
+    def coord(along_read: te.Expr, along_written: te.Expr) -> dict[te.Var, te.Expr]:
         return {
             **{axis: base[axis] for axis in others},
             read: base[tiles_read] * side + along_read,
@@ -109,14 +109,14 @@ def _program(
     size = side * (side if lanes > 1 else side + 1)
     tiles: dict[te.Expr, Buffer] = {}
     fills: list[Stmt] = []
-    where = place(along, row)
-    for load in turned:
+    where = coord(along, row)
+    for load in transposed:
         tile = Buffer(f"tile{len(tiles)}", load.dtype, size, Scope.SCRATCH)
         tiles[load] = tile
         fills.append(vectors_of(Store(tile, in_tile(row, along), te.substitute(load, where))))
     held = {load: te.Load(tile, (in_tile(along, row),)) for load, tile in tiles.items()}
     value = te.rewrite(formula.value, held.get)
-    target = place(row, along)
+    target = coord(row, along)
     write = Store(
         formula.output, simplify(te.substitute(formula.store, target)), te.substitute(value, target)
     )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tilewright import te
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.formula import Formula, Reduction
-from tilewright.loops.gpu.places import blocks_for, by_stride, guarded, positions, under, vector_lanes
+from tilewright.loops.gpu.thread_index import blocks_for, by_stride, guarded, positions, under, vector_lanes
 from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import columns_of, extent_of, updated, with_results, with_values
 from tilewright.te.index import coefficient, simplify
@@ -26,7 +26,7 @@ from tilewright.te.index import coefficient, simplify
 _THREADS = 128
 _BUSY = 256  # threads of a multiprocessor that must be left
 _NEIGHBOURS = (4, 2)
-_MOST_TAPS = 7  # along the axis
+_MAX_TAPS = 7  # along the axis
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,7 @@ def _window(formula: Formula, rows: list[te.Var], machine: GpuMachine) -> _Windo
         return None
     axis, channels, tap = rows[-2], rows[-1], reduction.axes[-1]
     moving = [axis in te.variables(factor) for factor in body.args]
-    if (
-        sorted(moving) != [False, True]
-        or tap.extent > _MOST_TAPS
-        or coefficient(formula.store, channels) != 1
-    ):
+    if sorted(moving) != [False, True] or tap.extent > _MAX_TAPS or coefficient(formula.store, channels) != 1:
         return None
     data, weight = body.args if moving[0] else body.args[::-1]
     stride = stride_of(data, axis, tap)
@@ -106,33 +102,33 @@ def _program(formula: Formula, rows: list[te.Var], window: _Window) -> Program:
     count = extent_of(units)
     at, thread = blocks_for(count, _THREADS), te.Var("t", _THREADS)
     number = at * _THREADS + thread
-    places = positions(number, units)
-    position: dict[te.Var, te.Expr] = {unit: places[unit] for unit in rows[:-2]}
-    position[rows[-1]] = places[channels] * lanes + lane
-    first = places[along] * many
+    coords = positions(number, units)
+    position: dict[te.Var, te.Expr] = {unit: coords[unit] for unit in rows[:-2]}
+    position[rows[-1]] = coords[channels] * lanes + lane
+    first = coords[along] * many
 
     sums = Buffer("sums", reduction.result.dtype, many * lanes, Scope.REGISTER)
     weights = Buffer("weights", window.weight.dtype, tap.extent * lanes, Scope.REGISTER)
     datum = Buffer("datum", window.data.dtype, lanes, Scope.REGISTER)
 
-    def vector(buffer: Buffer, place: int, value: te.Expr) -> Stmt:
-        return nest([(lane, Kind.VECTOR)], Store(buffer, lane + place * lanes, value))
+    def vector(buffer: Buffer, coord: int, value: te.Expr) -> Stmt:
+        return nest([(lane, Kind.VECTOR)], Store(buffer, lane + coord * lanes, value))
 
-    def kept(buffer: Buffer, place: int) -> te.Expr:
-        return te.Load(buffer, (lane + place * lanes,))
+    def kept(buffer: Buffer, coord: int) -> te.Expr:
+        return te.Load(buffer, (lane + coord * lanes,))
 
-    def weight(place: int) -> te.Expr:
-        return te.substitute(window.weight, {**position, tap: te.as_index(place)})
+    def weight(coord: int) -> te.Expr:
+        return te.substitute(window.weight, {**position, tap: te.as_index(coord)})
 
     row: list[Stmt] = [vector(weights, k, weight(k)) for k in range(tap.extent)]
-    for place in range((many - 1) * stride + tap.extent):
-        where = {**position, axis: first, tap: te.as_index(place)}
-        readers = [u for u in range(many) if 0 <= place - u * stride < tap.extent]
+    for coord in range((many - 1) * stride + tap.extent):
+        where = {**position, axis: first, tap: te.as_index(coord)}
+        readers = [u for u in range(many) if 0 <= coord - u * stride < tap.extent]
         if not readers:
             continue
         row.append(vector(datum, 0, te.substitute(window.data, where)))
         for u in readers:
-            product = te.call("mul", kept(datum, 0), kept(weights, place - u * stride))
+            product = te.call("mul", kept(datum, 0), kept(weights, coord - u * stride))
             row.append(vector(sums, u, updated(reduction, kept(sums, u), product)))
 
     identity = te.reduce_identity(reduction.kind, sums.dtype)

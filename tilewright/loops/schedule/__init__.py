@@ -26,17 +26,17 @@ from tilewright.loops.schedule.begin import begin
 from tilewright.loops.schedule.lower import lower
 from tilewright.loops.schedule.nest import Nest, leaves, loop_names
 from tilewright.loops.schedule.rules import check_complete
-from tilewright.loops.schedule.tensorise import Operand, outer_product
+from tilewright.loops.schedule.tensorise import IntrinsicOperand, outer_product
 from tilewright.loops.schedule.text import print_nest
-from tilewright.loops.schedule.trace import Step, Trace, apply, from_json, step, summary, to_json
+from tilewright.loops.schedule.trace import Trace, TraceStep, apply, from_json, step, summary, to_json
 from tilewright.loops.verify import verify_program
 
 __all__ = [
     "Intrinsic",
-    "Operand",
+    "IntrinsicOperand",
     "Schedule",
-    "Step",
     "Trace",
+    "TraceStep",
     "from_json",
     "outer_product",
     "replay",
@@ -82,7 +82,7 @@ class Schedule:
         verify_program(program, scopes)
         return program
 
-    def then(self, done: Step) -> Schedule:
+    def then(self, done: TraceStep) -> Schedule:
         """The schedule after one more step."""
         return Schedule(apply(self.nest, done, self.intrinsics), (*self.trace, done), self.intrinsics)
 
@@ -156,7 +156,7 @@ class Schedule:
         )
 
 
-def replay(trace: Iterable[Step], start: Schedule, intrinsics: Iterable[Intrinsic] = ()) -> Schedule:
+def replay(trace: Iterable[TraceStep], start: Schedule, intrinsics: Iterable[Intrinsic] = ()) -> Schedule:
     """The steps of a trace done to `start`, with the intrinsics that it names."""
     schedule = Schedule(
         start.nest, start.trace, {**start.intrinsics, **{each.name: each for each in intrinsics}}

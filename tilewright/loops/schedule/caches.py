@@ -1,4 +1,4 @@
-"""Tiles: copies of what is read, a place for what is computed, and the kind of memory they are in."""
+"""Tiles: local copies of operands and results, and the memory scope they are in."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _packed_constant(nest: Nest, tile: Tile, packing: Packing) -> Nest:
         nest,
         inputs=tuple(packed if other == tile else other for other in nest.inputs),
         packings=tuple(packing if n == number else other for n, other in enumerate(nest.packings)),
-        body=with_loads(nest.body, tile, lambda indices: te.Load(packed, _place(tile, indices, packing))),
+        body=with_loads(nest.body, tile, lambda indices: te.Load(packed, _position(tile, indices, packing))),
     )
 
 
@@ -83,8 +83,8 @@ def _packed_copy(nest: Nest, tile: Tile, packing: Packing) -> Nest:
     name = fresh(nest, f"{tile.name}.packed")
     packed = Tile(name, tile.dtype, packing.packed_shape, Scope.SCRATCH)
 
-    def element(places: tuple[te.Expr, ...]) -> te.Expr:
-        part = dict(zip(packing.order, places, strict=True))
+    def element(positions: tuple[te.Expr, ...]) -> te.Expr:
+        part = dict(zip(packing.order, positions, strict=True))
         indices: list[te.Expr] = []
         for axis, (extent, block) in enumerate(zip(tile.shape, packing.blocks, strict=True)):
             start = part[2 * axis] * block
@@ -93,13 +93,13 @@ def _packed_copy(nest: Nest, tile: Tile, packing: Packing) -> Nest:
             indices.append(simplify(start + part[2 * axis + 1]))
         return te.Load(tile, tuple(indices))
 
-    body = with_loads(nest.body, tile, lambda indices: te.Load(packed, _place(tile, indices, packing)))
+    body = with_loads(nest.body, tile, lambda indices: te.Load(packed, _position(tile, indices, packing)))
     first = next(node for node in body if any(reads(leaf, packed) for _, leaf in leaves((node,))))
     copy = stage_nest(name, packed, [], None, element)
     return replace(nest, body=replaced(body, first, (*copy, first)))
 
 
-def _place(tile: Tile, indices: tuple[te.Expr, ...], packing: Packing) -> tuple[te.Expr, ...]:
+def _position(tile: Tile, indices: tuple[te.Expr, ...], packing: Packing) -> tuple[te.Expr, ...]:
     """Where the element at `indices` is in the packed tensor."""
     parts: list[te.Expr] = []
     for axis, (index, extent, block) in enumerate(zip(indices, tile.shape, packing.blocks, strict=True)):
@@ -113,7 +113,7 @@ def _place(tile: Tile, indices: tuple[te.Expr, ...], packing: Packing) -> tuple[
 
 
 def _in_shifted_tile(tile: Tile, axis: int, index: te.Expr, extent: int, block: int) -> list[te.Expr]:
-    """(block, place in it) of `min(x * block, extent - block) + place`."""
+    """(block, place in it) of `min(x * block, extent - block) + position`."""
     form = linear(index)
     for atom, factor in form.terms.items():
         if not (isinstance(atom, te.Call) and atom.op == "min" and factor == 1):
@@ -121,12 +121,12 @@ def _in_shifted_tile(tile: Tile, axis: int, index: te.Expr, extent: int, block: 
         start, end = atom.args
         if end != te.as_index(extent - block):
             continue
-        place = form + linear(atom).scaled(-1)
-        low, high = bounds(place.expr())
+        position = form + linear(atom).scaled(-1)
+        low, high = bounds(position.expr())
         walked = linear(start)
         whole = not walked.constant % block and not any(c % block for c in walked.terms.values())
         if whole and low is not None and high is not None and low >= 0 and high < block:
-            return [simplify(start // block), place.expr()]
+            return [simplify(start // block), position.expr()]
     raise ScheduleError(
         f"pack: {tile.name} is read at {print_expr(index)} along axis {axis}, not in tiles of {block} of its {extent}"
         " elements",

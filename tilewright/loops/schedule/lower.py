@@ -21,7 +21,7 @@ from tilewright.loops.schedule.nest import (
     leaves,
 )
 from tilewright.loops.schedule.rules import across
-from tilewright.loops.schedule.tensorise import Access, Operand, match, statement_of
+from tilewright.loops.schedule.tensorise import IntrinsicOperand, OperandAccess, match, statement_of
 from tilewright.te.index import simplify
 
 
@@ -152,5 +152,5 @@ def _value(expr: te.Expr) -> te.Expr:
     return te.rewrite(expr, rule)
 
 
-def _operand(access: Access) -> Operand:
-    return Operand(_buffer(access.tile), access.base, access.strides)
+def _operand(access: OperandAccess) -> IntrinsicOperand:
+    return IntrinsicOperand(_buffer(access.tile), access.base, access.strides)

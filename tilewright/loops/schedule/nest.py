@@ -293,7 +293,7 @@ def _rejoined(form: Linear) -> Linear:
 
 
 @dataclass(frozen=True)
-class Plain:
+class PlainStage:
     """A stage in the form in which a schedule begins: its own loops over its whole shape, outermost in the program."""
 
     root: Node
@@ -303,11 +303,11 @@ class Plain:
 
     def value_at(self, indices: Sequence[te.Expr]) -> te.Expr:
         """The stage's value at an index of its target."""
-        places = zip(self.axes, indices, strict=True)
-        return te.substitute(self.leaf.value, {axis: index for axis, index in places if axis is not None})
+        positions = zip(self.axes, indices, strict=True)
+        return te.substitute(self.leaf.value, {axis: index for axis, index in positions if axis is not None})
 
 
-def plain(nest: Nest, stage: str, *, reductions_too: bool = True) -> Plain:
+def plain(nest: Nest, stage: str, *, reductions_too: bool = True) -> PlainStage:
     """The stage, if its loops (`reductions_too`: those of its reduction included) are as they were at the beginning."""
     path, leaf = find_leaf(nest, stage)
 
@@ -339,7 +339,7 @@ def plain(nest: Nest, stage: str, *, reductions_too: bool = True) -> Plain:
     if leaf.guards and (reductions_too or any(te.variables(g) - leaf.reduced for g in leaf.guards)):
         raise refuse("it is guarded")
     reductions = tuple(loop for loop in path if loop.var in leaf.reduced)
-    return Plain(root, leaf, tuple(axes), reductions)
+    return PlainStage(root, leaf, tuple(axes), reductions)
 
 
 def identity(leaf: Leaf) -> te.Expr:

@@ -1,4 +1,4 @@
-"""Memory asked for before it is needed."""
+"""The primitive `prefetch`: loads issued before they are needed."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def prefetch(
     spread: str | None = None,
     line: int = USUAL.line_bytes,
 ) -> Nest:
-    """Each iteration asks for what the iteration `ahead` of it reads first of an input.
+    """Each iteration prefetches what the iteration `ahead` of it reads first of an input.
 
         for k < 64:                    for k < 64:
           out += b[k, 0]         ->      prefetch b[k + 4, 0]
                                          out += b[k, 0]
 
-    `level` is the cache that it is to reach, 1 the nearest. With `spread`, a loop inside, it asks for all that the
+    `level` is the cache that it is to reach, 1 the nearest. With `spread`, a loop inside, it prefetches all that the
     other iteration reads, cache line by cache line of `line` bytes, a few in each iteration of `spread`:
 
         for j < 4:                     for j < 4:

@@ -1,4 +1,4 @@
-"""Reductions taken apart."""
+"""The primitive `rfactor`: a reduction split into partial reductions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds of every nest, checked after each primitive: a later one may not undo what an earlier one needed."""
+"""Invariants of a loop nest, checked after each primitive: a later one may not undo what an earlier one needed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tilewright.loops.schedule.nest import Leaf, Loop, Micro, Nest, Path, Tile, 
 from tilewright.loops.schedule.tensorise import match
 from tilewright.te.index import coefficient, linear
 
-MOST_COPIES = 1024  # of a statement, by unrolling: code size and compile time
-MOST_LANES = 64
+MAX_COPIES = 1024  # of a statement, by unrolling: code size and compile time
+MAX_LANES = 64
 # Combining an element twice changes nothing.
 IDEMPOTENT = ("max", "min", "any", "all")
 
@@ -68,9 +68,9 @@ def _vector(nest: Nest) -> None:
 
 def _vector_loop(loop: Loop) -> None:
     lanes = loop.var.extent
-    if lanes < 2 or lanes > MOST_LANES or lanes & (lanes - 1):
+    if lanes < 2 or lanes > MAX_LANES or lanes & (lanes - 1):
         raise ScheduleError(
-            f"vectorise: loop {loop.name} has {lanes} iterations; lanes are 2, 4, 8, ... {MOST_LANES}",
+            f"vectorise: loop {loop.name} has {lanes} iterations; lanes are 2, 4, 8, ... {MAX_LANES}",
             remedy="split it by the number of lanes first",
         )
     for node in loop.body:
@@ -142,10 +142,10 @@ def _copies(nest: Nest) -> None:
     for path, leaf in leaves(nest.body):
         unrolled = [loop for loop in path if loop.kind is Kind.UNROLL]
         copies = math.prod(loop.var.extent for loop in unrolled)
-        if copies > MOST_COPIES:
+        if copies > MAX_COPIES:
             raise ScheduleError(
                 f"unroll: loops {', '.join(loop.name for loop in unrolled)} make {copies} copies of stage {leaf.stage};"
-                f" at most {MOST_COPIES}"
+                f" at most {MAX_COPIES}"
             )
 
 

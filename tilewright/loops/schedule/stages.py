@@ -56,8 +56,8 @@ def compute_at(nest: Nest, stage: str, loop: str) -> Nest:
     smaller = replace(tile, shape=tuple(side.extent for side in box))
     starts = [side.start.expr() for side in box]
 
-    def value(places: tuple[te.Expr, ...]) -> te.Expr:
-        at = [simplify(start + place) for start, place in zip(starts, places, strict=True)]
+    def value(positions: tuple[te.Expr, ...]) -> te.Expr:
+        at = [simplify(start + position) for start, position in zip(starts, positions, strict=True)]
         inside = te.all_of(
             [c for i, n in zip(at, tile.shape, strict=True) if (c := in_range(i, n)) is not None]
         )

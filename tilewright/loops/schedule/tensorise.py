@@ -14,7 +14,7 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.errors import ScheduleError
 from tilewright.hw.intrinsics import Intrinsic, PtxAssembly
-from tilewright.loops.ir import Buffer, Invoke, Kind, Place, Stmt, Store, nest
+from tilewright.loops.ir import Buffer, Invoke, Kind, Location, Stmt, Store, nest
 from tilewright.loops.schedule.nest import (
     Leaf,
     Loop,
@@ -33,7 +33,7 @@ _COMMUTATIVE = ("add", "mul", "min", "max", "and", "or")
 
 
 @dataclass(frozen=True)
-class Operand:
+class IntrinsicOperand:
     """A tile-shaped operand where it lies: element (i, j, ...) is at `base + i * strides[0] + j * strides[1] + ...`."""
 
     buffer: Buffer
@@ -52,13 +52,13 @@ class Operand:
     def store(self, value: te.Expr, *indices: te.Expr | int) -> Store:
         return Store(self.buffer, self.offset(*indices), value)
 
-    def place(self, elements: Sequence[tuple[int, ...]]) -> Place:
+    def location(self, elements: Sequence[tuple[int, ...]]) -> Location:
         """The operand of an instruction whose lanes are these elements of the tile."""
         steps = (sum(at * stride for at, stride in zip(e, self.strides, strict=True)) for e in elements)
-        return Place(self.buffer, self.base, tuple(steps))
+        return Location(self.buffer, self.base, tuple(steps))
 
 
-def statement_of(intrinsic: Intrinsic, operands: Sequence[Operand]) -> Stmt:
+def statement_of(intrinsic: Intrinsic, operands: Sequence[IntrinsicOperand]) -> Stmt:
     """The intrinsic applied to operands where they lie, the output first."""
     if isinstance(intrinsic.emit, PtxAssembly):
         raise ScheduleError(f"tensorise: {intrinsic.name} is an instruction of a GPU")
@@ -66,7 +66,7 @@ def statement_of(intrinsic: Intrinsic, operands: Sequence[Operand]) -> Stmt:
         made: Stmt = intrinsic.emit(*operands)
         return made
     pairs = zip(operands, intrinsic.fragments, strict=True)
-    return Invoke(intrinsic, tuple(operand.place(fragment.places()) for operand, fragment in pairs))
+    return Invoke(intrinsic, tuple(operand.location(fragment.positions()) for operand, fragment in pairs))
 
 
 def tensorise(nest: Nest, loop: str, intrinsic: Intrinsic) -> Nest:
@@ -88,7 +88,7 @@ def tensorise(nest: Nest, loop: str, intrinsic: Intrinsic) -> Nest:
 
 
 @dataclass(frozen=True)
-class Access:
+class OperandAccess:
     tile: Tile
     base: te.Expr
     strides: tuple[int, ...]
@@ -97,8 +97,8 @@ class Access:
 @dataclass(frozen=True)
 class Match:
     leaf: Leaf
-    output: Access
-    inputs: tuple[Access, ...]
+    output: OperandAccess
+    inputs: tuple[OperandAccess, ...]
 
 
 def match(loop: Loop, intrinsic: Intrinsic) -> Match:
@@ -128,7 +128,7 @@ def match(loop: Loop, intrinsic: Intrinsic) -> Match:
     for order in _orders(axes, spatial):
         for reduced_order in _orders(reduced_axes, reduced):
             loops = {**order, **reduced_order}
-            bound: dict[te.Source, Access] = {}
+            bound: dict[te.Source, OperandAccess] = {}
             output = _access(leaf.target, leaf.indices, intrinsic.stage.axes, loops)
             if output is not None and _unify(intrinsic.body, leaf.value, loops, bound):
                 missing = [tensor.name for tensor in intrinsic.inputs if tensor not in bound]
@@ -159,7 +159,7 @@ def _orders(axes: Sequence[te.Var], loops: Sequence[te.Var]) -> Iterator[dict[te
 
 def _access(
     tile: Tile, indices: tuple[te.Expr, ...], axes: Sequence[te.Expr], loops: Mapping[te.Var, te.Var]
-) -> Access | None:
+) -> OperandAccess | None:
     """`tile` at `indices` as an operand indexed by `axes`; None where it moves in another way with the loops."""
     form = linear(flat(tile, indices))
     inner = set(loops.values())
@@ -170,11 +170,11 @@ def _access(
         return None
     base = Linear({atom: c for atom, c in form.terms.items() if atom not in inner}, form.constant)
     strides = tuple(form.terms.get(loops[axis], 0) for axis in axes if isinstance(axis, te.Var))
-    return Access(tile, base.expr(), strides)
+    return OperandAccess(tile, base.expr(), strides)
 
 
 def _unify(
-    pattern: te.Expr, expr: te.Expr, loops: Mapping[te.Var, te.Var], bound: dict[te.Source, Access]
+    pattern: te.Expr, expr: te.Expr, loops: Mapping[te.Var, te.Var], bound: dict[te.Source, OperandAccess]
 ) -> bool:
     """Whether `expr` is `pattern` with its axes renamed by `loops`; operands are bound to what they stand for."""
     if isinstance(pattern, te.Var):
@@ -206,8 +206,8 @@ def _unify(
 
 
 def outer_product(rows: int, vectors: int, lanes: int, dtype: DType = DType.F32) -> Intrinsic:
-    """`c[m, n] += a[m] * b[n]` for a tile of rows x (vectors * lanes): the step of a matrix product, with one
-    multiply-add per vector."""
+    """`c[m, n] += a[m] * b[n]` for a tile of rows x (vectors * lanes): the step of a matmul, with one
+    FMA per vector."""
     width = vectors * lanes
     a, b = te.Tensor("a", (rows,), dtype), te.Tensor("b", (width,), dtype)
     c = te.compute("c", (rows, width), dtype, lambda m, n: te.reduce_over("sum", a[m] * b[n], []))
@@ -215,10 +215,10 @@ def outer_product(rows: int, vectors: int, lanes: int, dtype: DType = DType.F32)
     loops = [(m, Kind.UNROLL), (u, Kind.UNROLL), (v, Kind.VECTOR)]
     n = u * lanes + v
 
-    def implement(out: Operand, left: Operand, right: Operand) -> Stmt:
+    def implement(out: IntrinsicOperand, left: IntrinsicOperand, right: IntrinsicOperand) -> Stmt:
         return nest(loops, out.store(te.call("fma", left.load(m), right.load(n), out.load(m, n)), m, n))
 
-    def initialise(out: Operand, value: te.Expr) -> Stmt:
+    def initialise(out: IntrinsicOperand, value: te.Expr) -> Stmt:
         return nest(loops, out.store(value, m, n))
 
     return Intrinsic(f"outer_product_{rows}x{width}", c, (a, b), implement, initialise)

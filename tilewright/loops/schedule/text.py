@@ -1,4 +1,4 @@
-"""A schedule's tree as text: what its loops are called, and what is where."""
+"""A schedule's tree as text: its loops by name, and its statements."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def print_nest(nest: Nest) -> str:
 
 
 def _leaf(leaf: Leaf) -> str:
-    place = f"{leaf.target.name}[{', '.join(map(print_expr, leaf.indices))}]"
+    position = f"{leaf.target.name}[{', '.join(map(print_expr, leaf.indices))}]"
     combine = {"sum": "+", "prod": "*"}.get(leaf.kind or "", leaf.kind or "")
     guard = te.all_of(leaf.guards)
     condition = "" if guard is None else f"if {print_expr(guard)}: "
-    return f"{condition}{place} {combine}= {print_expr(leaf.value)}"
+    return f"{condition}{position} {combine}= {print_expr(leaf.value)}"

@@ -1,7 +1,7 @@
-"""What was done to a schedule, as plain data: it can be stored, changed and done again.
+"""The trace of a schedule as plain data: it can be stored, changed and replayed.
 
-A `Step` is a primitive's name and its arguments: names of loops and stages, numbers, lists of them. In JSON a trace is
-a list of objects, `{"primitive": "split", "loop": "out.i0", "factor": 8}`.
+A `TraceStep` is a primitive's name and its arguments: names of loops and stages, numbers, lists of them. In JSON a
+trace is a list of objects, `{"primitive": "split", "loop": "out.i0", "factor": 8}`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PRIMITIVES: dict[str, Callable[..., Nest]] = {
 
 
 @dataclass(frozen=True)
-class Step:
+class TraceStep:
     primitive: str
     arguments: tuple[tuple[str, Any], ...]  # by name; those that are not given have their defaults
 
@@ -64,10 +64,10 @@ class Step:
         return {"primitive": self.primitive, **{name: _listed(value) for name, value in self.arguments}}
 
 
-Trace = tuple[Step, ...]
+Trace = tuple[TraceStep, ...]
 
 
-def step(primitive: str, arguments: Mapping[str, Any]) -> Step:
+def step(primitive: str, arguments: Mapping[str, Any]) -> TraceStep:
     """A step, checked for a primitive that exists and arguments of plain data that it takes."""
     if primitive not in PRIMITIVES:
         raise ScheduleError(f"there is no primitive {primitive}; there are: {', '.join(PRIMITIVES)}")
@@ -85,7 +85,7 @@ def step(primitive: str, arguments: Mapping[str, Any]) -> Step:
         for name, value in arguments.items()
         if value != known[name].default
     }
-    return Step(primitive, tuple(kept.items()))
+    return TraceStep(primitive, tuple(kept.items()))
 
 
 @cache
@@ -93,8 +93,8 @@ def _parameters(primitive: str) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(PRIMITIVES[primitive], eval_str=True).parameters
 
 
-def apply(nest: Nest, done: Step, declared: Mapping[str, Intrinsic]) -> Nest:
-    """The nest after one step; `declared` are the intrinsics by name, beside those that are registered."""
+def apply(nest: Nest, done: TraceStep, declared: Mapping[str, Intrinsic]) -> Nest:
+    """The nest after one step; `declared` are the intrinsics by name, alongside those that are registered."""
     arguments = dict(done.arguments)
     if done.primitive == "tensorise":
         name = arguments["intrinsic"]
@@ -109,14 +109,14 @@ def apply(nest: Nest, done: Step, declared: Mapping[str, Intrinsic]) -> Nest:
     return changed
 
 
-def summary(trace: Iterable[Step]) -> str:
+def summary(trace: Iterable[TraceStep]) -> str:
     """The primitives that were used, in words for `Program.decisions`."""
     counts = Counter(done.primitive for done in trace)
     used = ", ".join(name if count == 1 else f"{name} x {count}" for name, count in counts.items())
     return f"scheduled: {used or 'nothing'}"
 
 
-def to_json(trace: Iterable[Step]) -> str:
+def to_json(trace: Iterable[TraceStep]) -> str:
     return json.dumps([each.to_data() for each in trace])
 
 

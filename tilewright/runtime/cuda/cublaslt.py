@@ -1,4 +1,4 @@
-"""Matrix products by cuBLASLt: with the bias, what is added, and the activation in one call, written where we want it.
+"""GEMMs by cuBLASLt, with bias, residual and activation in one call, written in place.
 
 The framework's own functions offer less: no call of theirs adds both a bias and a residual, and most return memory of
 their own. The library comes with the framework, or with a CUDA installation.
@@ -16,7 +16,7 @@ from tilewright.errors import DeviceError, MissingDependencyError
 
 _NAMES = ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so")
 WORKSPACE_BYTES = 32 << 20
-_MOST_ALGORITHMS = 16
+_MAX_ALGORITHMS = 16
 
 # Of the library's headers.
 _TYPES = {"f16": 2, "bf16": 14, "f32": 0}
@@ -57,7 +57,7 @@ def _library() -> Any:
         except OSError:
             continue
     raise MissingDependencyError(
-        "a plan with matrix products of cuBLASLt needs that library",
+        "a plan with matmuls of cuBLASLt needs that library",
         remedy="pip install 'tilewright[torch]', whose CUDA wheels bring it, or install the CUDA toolkit",
     )
 
@@ -88,10 +88,10 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Product:
+class Gemm:
     """out[b, m, n] = activation(a[b, m, k] @ w[b, k, n] + bias[n] + added[b, m, n]), everything in rows.
 
-    `turned`: w is stored as [n, k]."""
+    `transposed`: w is stored as [n, k]."""
 
     dtype: str
     m: int
@@ -101,27 +101,27 @@ class Product:
     bias: bool = False
     added: bool = False
     activation: str = ""  # "relu", "gelu"
-    turned: bool = False
+    transposed: bool = False
     rounded: bool = False  # float32 may be rounded before it is multiplied
     algorithm: int = 0  # of those that the library proposes, best first
 
 
-class PreparedProduct:
+class PreparedGemm:
     """A product with an algorithm chosen, to be started any number of times."""
 
-    def __init__(self, product: Product) -> None:
-        self._product = product
+    def __init__(self, gemm: Gemm) -> None:
+        self._gemm = gemm
         self._handle = _handle()
         # The library counts in columns: out' [n, m] = w' [n, k] @ a' [k, m].
-        p = product
-        weight = Matrix(p.k, p.n, p.k, p.k * p.n) if p.turned else Matrix(p.n, p.k, p.n, p.k * p.n)
+        p = gemm
+        weight = Matrix(p.k, p.n, p.k, p.k * p.n) if p.transposed else Matrix(p.n, p.k, p.n, p.k * p.n)
         self._weight = _layout(p, weight)
         self._data = _layout(p, Matrix(p.k, p.m, p.k, p.m * p.k))
         self._out = _layout(p, Matrix(p.n, p.m, p.n, p.m * p.n))
         self._description = ctypes.c_void_p()
         compute = _COMPUTE_TF32 if p.rounded else _COMPUTE_F32
         _call("cublasLtMatmulDescCreate", ctypes.byref(self._description), compute, _SCALE_F32)
-        self._set(_TRANSPOSE_A, ctypes.c_int32(1 if p.turned else 0))
+        self._set(_TRANSPOSE_A, ctypes.c_int32(1 if p.transposed else 0))
         self._set(_TRANSPOSE_B, ctypes.c_int32(0))
         self._set(_EPILOGUE, ctypes.c_int32(_EPILOGUES[p.bias, p.activation]))
         self._alpha, self._beta = ctypes.c_float(1.0), ctypes.c_float(1.0 if p.added else 0.0)
@@ -156,7 +156,7 @@ class PreparedProduct:
                     ctypes.byref(value),
                     ctypes.c_size_t(ctypes.sizeof(value)),
                 )
-            results = (_Heuristic * _MOST_ALGORITHMS)()
+            results = (_Heuristic * _MAX_ALGORITHMS)()
             count = ctypes.c_int()
             _call(
                 "cublasLtMatmulAlgoGetHeuristic",
@@ -167,7 +167,7 @@ class PreparedProduct:
                 self._out,
                 self._out,
                 preference,
-                ctypes.c_int(_MOST_ALGORITHMS),
+                ctypes.c_int(_MAX_ALGORITHMS),
                 results,
                 ctypes.byref(count),
             )
@@ -178,9 +178,9 @@ class PreparedProduct:
     def start(self, addresses: Sequence[int], workspace: int, stream: int) -> None:
         """`addresses`: of a, w, then the bias and what is added where there are such, then the result."""
         data, weight, *rest, out = addresses
-        if self._product.bias:
+        if self._gemm.bias:
             self._set(_BIAS_POINTER, ctypes.c_void_p(rest[0]))
-        added = rest[-1] if self._product.added else out
+        added = rest[-1] if self._gemm.added else out
         _call(
             "cublasLtMatmul",
             self._handle,
@@ -217,19 +217,19 @@ def _handle() -> ctypes.c_void_p:
     return handle
 
 
-def _layout(product: Product, matrix: Matrix) -> ctypes.c_void_p:
+def _layout(gemm: Gemm, matrix: Matrix) -> ctypes.c_void_p:
     layout = ctypes.c_void_p()
     _call(
         "cublasLtMatrixLayoutCreate",
         ctypes.byref(layout),
-        ctypes.c_int(_TYPES[product.dtype]),
+        ctypes.c_int(_TYPES[gemm.dtype]),
         ctypes.c_uint64(matrix.rows),
         ctypes.c_uint64(matrix.columns),
         ctypes.c_int64(matrix.pitch),
     )
-    if product.batch > 1:
+    if gemm.batch > 1:
         for attribute, value in (
-            (_BATCH_COUNT, ctypes.c_int32(product.batch)),
+            (_BATCH_COUNT, ctypes.c_int32(gemm.batch)),
             (_BATCH_STRIDE, ctypes.c_int64(matrix.stride)),
         ):
             _call(

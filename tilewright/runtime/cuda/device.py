@@ -28,7 +28,7 @@ def _driver() -> Any:
 
 
 def checked(call: str, answer: tuple[Any, ...]) -> Any:
-    """What a driver's function gave beside its status."""
+    """What a driver's function gave alongside its status."""
     status, *values = answer
     if int(status) != 0:
         raise DeviceError(f"{call}: {status.name}")
@@ -94,9 +94,9 @@ class Device:
     def allocate(self, size: int) -> int:
         return int(checked("cuMemAlloc", self._driver.cuMemAlloc(max(size, 1))))
 
-    def block(self, size: int) -> Block:
+    def block(self, size: int) -> DeviceMemory:
         """Memory that is free again when nobody refers to it."""
-        return Block(self, self.allocate(size), size)
+        return DeviceMemory(self, self.allocate(size), size)
 
     def free(self, address: int) -> None:
         checked("cuMemFree", self._driver.cuMemFree(address))
@@ -132,24 +132,24 @@ class Device:
         flags = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
         return Stream(self._driver, checked("cuStreamCreate", self._driver.cuStreamCreate(flags)))
 
-    def new_event(self, timing: bool = False) -> Event:
+    def new_event(self, timing: bool = False) -> CudaEvent:
         flags = self._driver.CUevent_flags
         which = flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING
-        return Event(self._driver, checked("cuEventCreate", self._driver.cuEventCreate(which.value)))
+        return CudaEvent(self._driver, checked("cuEventCreate", self._driver.cuEventCreate(which.value)))
 
     def synchronise_stream(self, stream: int) -> None:
         checked("cuStreamSynchronize", self._driver.cuStreamSynchronize(stream))
 
     # -- kernels ------------------------------------------------------------------------------------------------------
 
-    def load(self, cubin: bytes, symbol: str, shared_bytes: int = 0) -> Function:
+    def load(self, cubin: bytes, symbol: str, shared_bytes: int = 0) -> CudaFunction:
         """The kernel `symbol` of machine code or PTX, allowed so much dynamic shared memory."""
         module = self._module(cubin)
         handle = checked("cuModuleGetFunction", self._driver.cuModuleGetFunction(module, symbol.encode()))
         if shared_bytes > _UNASKED:
             which = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             checked("cuFuncSetAttribute", self._driver.cuFuncSetAttribute(handle, which, shared_bytes))
-        return Function(self._driver, module, handle, shared_bytes)
+        return CudaFunction(self._driver, module, handle, shared_bytes)
 
     def _module(self, code: bytes) -> Any:
         status, module = self._driver.cuModuleLoadData(code)
@@ -164,7 +164,7 @@ class Device:
         checked("cuCtxSynchronize", self._driver.cuCtxSynchronize())
 
 
-class Block:
+class DeviceMemory:
     """Memory of a card."""
 
     def __init__(self, device: Device, address: int, size: int) -> None:
@@ -227,7 +227,7 @@ class CapturedGraph:
             self._driver.cuGraphDestroy(self._graph)
 
 
-class Event:
+class CudaEvent:
     """A point in the order of a stream."""
 
     def __init__(self, driver: Any, event: Any) -> None:
@@ -240,7 +240,7 @@ class Event:
         """Later work of `stream` waits for it."""
         checked("cuStreamWaitEvent", self._driver.cuStreamWaitEvent(stream, self._event, 0))
 
-    def seconds_to(self, other: Event) -> float:
+    def seconds_to(self, other: CudaEvent) -> float:
         """Both have passed."""
         return 1e-3 * float(
             checked("cuEventElapsedTime", self._driver.cuEventElapsedTime(self._event, other._event))
@@ -255,7 +255,7 @@ class Event:
 _UNASKED = 40 << 10
 
 
-class Function:
+class CudaFunction:
     """A loaded kernel; its module stays loaded as long as it is referred to."""
 
     def __init__(self, driver: Any, module: Any, handle: Any, shared_bytes: int) -> None:

@@ -20,7 +20,7 @@ from tilewright.dtypes import DType
 from tilewright.errors import ArtifactMachineError
 from tilewright.runtime.contract import code_of
 from tilewright.runtime.cuda import cublaslt
-from tilewright.runtime.cuda.device import Device, Function, count
+from tilewright.runtime.cuda.device import CudaFunction, Device, count
 from tilewright.runtime.cuda.vendor import VendorStep, loaded_torch, needs_torch
 from tilewright.runtime.plan import Place, Plan, Step, aligned
 
@@ -199,7 +199,7 @@ class _Loaded:
             self.device.upload(address, array.ctypes.data, array.nbytes)
         self.device.synchronise()  # an upload is over when the driver has read what it uploads
 
-    def _functions(self, objects: Mapping[str, bytes]) -> dict[str, Function]:
+    def _functions(self, objects: Mapping[str, bytes]) -> dict[str, CudaFunction]:
         shared = {
             step.kernel: step.launch.shared_bytes for step in self.plan.steps if step.launch is not None
         }

@@ -14,15 +14,15 @@ from typing import Any
 from tilewright.dtypes import DType
 from tilewright.errors import MissingDependencyError
 from tilewright.runtime.cuda import cublaslt
-from tilewright.runtime.cuda.cublaslt import PreparedProduct, Product
+from tilewright.runtime.cuda.cublaslt import Gemm, PreparedGemm
 from tilewright.runtime.plan import Step, TaskInfo, TensorSpec, VendorCall, View
 from tilewright.runtime.ports import torch_dtype, torch_module
 
-PRODUCT = "product"
+GEMM = "product"
 
 
 def needs_torch(call: VendorCall) -> bool:
-    return call.function != PRODUCT
+    return call.function != GEMM
 
 
 def loaded_torch() -> Any:
@@ -69,15 +69,15 @@ class VendorStep:
         self._specs = (*info.inputs, info.output)
         self._ordinal = ordinal
         self._made: dict[tuple[View, int], Any] = {}
-        self._product = _prepared(self.call, info) if self.call.function == PRODUCT else None
+        self._gemm = _prepared(self.call, info) if self.call.function == GEMM else None
 
     def run(self, addresses: Sequence[int], tensors: Sequence[Any], workspace: int, stream: int) -> Any:
         """Start it on `stream`, which is the framework's current one. `tensors`: of each input the tensor that holds
         it, where another library returned one. None where the result is at the last of the addresses; otherwise the
         tensor that holds it."""
-        if self._product is not None:
+        if self._gemm is not None:
             order = [addresses[view.argument] for view in self.call.operands]
-            self._product.start([*order, addresses[-1]], workspace, stream)
+            self._gemm.start([*order, addresses[-1]], workspace, stream)
             return None
         torch = loaded_torch()
         operands = [self._operand(view, addresses, tensors) for view in self.call.operands]
@@ -99,12 +99,12 @@ class VendorStep:
         return self._made[key]
 
 
-def _prepared(call: VendorCall, info: TaskInfo) -> PreparedProduct:
+def _prepared(call: VendorCall, info: TaskInfo) -> PreparedGemm:
     data, weight = call.operands[:2]
     *batch, m, k = data.shape
-    turned = weight.strides[-1] != 1
-    return PreparedProduct(
-        Product(
+    transposed = weight.strides[-1] != 1
+    return PreparedGemm(
+        Gemm(
             info.output.dtype,
             m,
             call.result[-1],
@@ -113,7 +113,7 @@ def _prepared(call: VendorCall, info: TaskInfo) -> PreparedProduct:
             bias=bool(call.options.get("bias")),
             added=bool(call.options.get("added")),
             activation=str(call.options.get("activation", "")),
-            turned=turned,
+            transposed=transposed,
             rounded=bool(call.options.get("rounded")),
             algorithm=int(call.options.get("algorithm", 0)),
         )

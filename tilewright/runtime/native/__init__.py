@@ -22,15 +22,15 @@ _NO_RELAX = ("; no such instruction", "; no such instruction")
 _ENTRY_POINTS = ("tw_run", "tw_relax", "tw_launch_openmp", "tw_launch_pool", "tw_pool_worker")
 
 
-class Place(ctypes.Structure):
+class NativePlace(ctypes.Structure):
     _fields_ = (("base", c_int64), ("offset", c_int64))
 
 
-class Step(ctypes.Structure):
+class NativeStep(ctypes.Structure):
     _fields_ = (("kernel", c_void_p), ("extent", c_int64), ("arguments", c_int64), ("places", c_void_p))
 
 
-class Call(ctypes.Structure):
+class NativeCall(ctypes.Structure):
     _fields_ = (
         ("steps", c_void_p),
         ("bases", c_void_p),
@@ -91,9 +91,9 @@ class Slot(ctypes.Structure):
 
 # The struct types of launch.ll, by the names they have there.
 STRUCTS: dict[str, type[ctypes.Structure]] = {
-    "place": Place,
-    "step": Step,
-    "call": Call,
+    "place": NativePlace,
+    "step": NativeStep,
+    "call": NativeCall,
     "openmp": OpenMP,
     "pooled": Pooled,
     "pool": Pool,

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from tilewright.errors import SpaceError
 from tilewright.graph.ir import Node
-from tilewright.space.implementation import Implementation, Piece
+from tilewright.space.implementation import Implementation, SubTask
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, GpuWork
 from tilewright.space.templates.cuda.default import Default
@@ -21,10 +21,10 @@ from tilewright.space.terms import Counted
 
 
 @dataclass(frozen=True)
-class Variant:
+class CutVariant:
     """One cut. `main`: the number of the piece that `inner` computes; the others have default programs."""
 
-    pieces: tuple[Piece, ...]
+    subtasks: tuple[SubTask, ...]
     main: int
     inner: Applied
 
@@ -35,7 +35,7 @@ class Decomposed:
 
     name: str
     work: GpuWork
-    variants: Mapping[int, Variant]
+    variants: Mapping[int, CutVariant]
     count: str = ""
 
     @cached_property
@@ -63,58 +63,58 @@ class Decomposed:
         variant, inner = self._split(values)
         return variant is not None and Config.of(variant.inner.space.template, inner) in variant.inner.space
 
-    def _split(self, values: Mapping[str, Value]) -> tuple[Variant | None, dict[str, Value]]:
+    def _split(self, values: Mapping[str, Value]) -> tuple[CutVariant | None, dict[str, Value]]:
         """The variant, and the values of its inner template's knobs."""
         number = int(values[self.count]) if self.count else next(iter(self.variants))
         inner = {name: value for name, value in values.items() if name != self.count}
         return self.variants.get(number), inner
 
-    def _variant(self, config: Config) -> tuple[Variant, Config]:
+    def _variant(self, config: Config) -> tuple[CutVariant, Config]:
         variant, inner = self._split(dict(config.values))
         if variant is None:
-            raise SpaceError(f"{config} is no way to cut {self.work.task.label}")
+            raise SpaceError(f"{config} does not cut {self.work.task.label}")
         return variant, Config.of(variant.inner.space.template, inner)
 
     def terms(self, config: Config) -> Counted:
         variant, inner = self._variant(config)
         return tuple(
             counted
-            for number, piece in enumerate(variant.pieces)
-            if (counted := self._terms_of(number, piece, variant, inner)) is not None
+            for number, subtask in enumerate(variant.subtasks)
+            if (counted := self._terms_of(number, subtask, variant, inner)) is not None
         )
 
-    def _terms_of(self, number: int, piece: Piece, variant: Variant, inner: Config) -> Counted | None:
+    def _terms_of(self, number: int, subtask: SubTask, variant: CutVariant, inner: Config) -> Counted | None:
         if number == variant.main:
             return variant.inner.terms(inner)
-        return self._default(piece).terms(DEFAULT)
+        return self._default(subtask).terms(DEFAULT)
 
     def program(self, config: Config) -> Implementation:
         variant, inner = self._variant(config)
         parts = []
-        for number, piece in enumerate(variant.pieces):
-            applied = variant.inner if number == variant.main else self._default(piece)
+        for number, subtask in enumerate(variant.subtasks):
+            applied = variant.inner if number == variant.main else self._default(subtask)
             body = applied.program(inner if number == variant.main else DEFAULT)
             assert not isinstance(body, Implementation)
-            parts.append(piece.by(body))
-        return Implementation(_inputs(variant.pieces), tuple(parts))
+            parts.append(subtask.by(body))
+        return Implementation(_inputs(variant.subtasks), tuple(parts))
 
-    def _default(self, piece: Piece) -> Applied:
+    def _default(self, subtask: SubTask) -> Applied:
         """Once for each piece: it is the same for all configs of a variant."""
-        if piece not in self._defaults:
-            applied = Default().apply(GpuWork(piece.task, self.work.machine, self.work.numerics))
+        if subtask not in self._defaults:
+            applied = Default().apply(GpuWork(subtask.task, self.work.machine, self.work.numerics))
             if applied is None:
-                raise SpaceError(f"{piece.task.label} has no default program")
-            self._defaults[piece] = applied
-        return self._defaults[piece]
+                raise SpaceError(f"{subtask.task.label} has no default program")
+            self._defaults[subtask] = applied
+        return self._defaults[subtask]
 
     @cached_property
-    def _defaults(self) -> dict[Piece, Applied]:
+    def _defaults(self) -> dict[SubTask, Applied]:
         return {}
 
 
-def _inputs(pieces: Sequence[Piece]) -> tuple[Node, ...]:
+def _inputs(subtasks: Sequence[SubTask]) -> tuple[Node, ...]:
     """The inputs of the graph that was cut, in order."""
-    found = {node.attrs["index"]: node for piece in pieces for node in piece.operands if node.is_input}
+    found = {node.attrs["index"]: node for subtask in subtasks for node in subtask.operands if node.is_input}
     return tuple(found[number] for number in sorted(found))
 
 

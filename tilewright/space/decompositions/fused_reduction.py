@@ -11,14 +11,14 @@ from __future__ import annotations
 from tilewright.graph.combined import KINDS, Combined, combined_of
 from tilewright.graph.ir import Node
 from tilewright.graph.task import Task
-from tilewright.space.decompositions.decomposed import Decomposed, Variant
+from tilewright.space.decompositions.decomposed import CutVariant, Decomposed
 from tilewright.space.decompositions.two_pass_reduction import in_parts
-from tilewright.space.implementation import Piece
+from tilewright.space.implementation import SubTask
 from tilewright.space.template import Applied, GpuWork
-from tilewright.space.templates.cuda.sums import MOST, TensorSums
+from tilewright.space.templates.cuda.matmul_reduction import MAX, TensorMatmulReduction
 
 NAME = "fused-reduction"
-_FEWEST = 16  # rows or columns of a part
+_MIN = 16  # rows or columns of a part
 _FILLED = 0.7  # of a tile
 _CUTS = 4  # of the fewest parts, that are weighed against each other
 
@@ -29,26 +29,24 @@ class FusedReduction:
     def apply(self, work: GpuWork) -> Applied | None:
         """Where one kernel does it all, that is the template's own config."""
         variants = {}
-        for count, pieces in _cuts_of(work.task):
-            first, *rest = (GpuWork(piece.task, work.machine, work.numerics) for piece in pieces)
-            inner = TensorSums().apply(first)
+        for count, subtasks in _cuts_of(work.task):
+            first, *rest = (GpuWork(subtask.task, work.machine, work.numerics) for subtask in subtasks)
+            inner = TensorMatmulReduction().apply(first)
             if inner is not None and all(each.formula is not None for each in rest):
-                variants[count] = Variant(pieces, 0, inner)
+                variants[count] = CutVariant(subtasks, 0, inner)
         return Decomposed(NAME, work, variants, "parts") if variants else None
 
 
-def _cuts_of(task: Task) -> list[tuple[int, tuple[Piece, ...]]]:
+def _cuts_of(task: Task) -> list[tuple[int, tuple[SubTask, ...]]]:
     """Of each way to cut the task, the number of parts, and the pieces."""
     found = _reduction_of(task)
     if found is None or found[1].producer.is_input:
         return []
     node, of = found
-    if node is task.output and of.size <= MOST:
+    if node is task.output and of.size <= MAX:
         return []
     possible = [
-        count
-        for count in range(1, of.size + 1)
-        if of.size % count == 0 and _FEWEST <= of.size // count <= MOST
+        count for count in range(1, of.size + 1) if of.size % count == 0 and _MIN <= of.size // count <= MAX
     ]
     well = [count for count in possible if _filled(of.size // count) >= _FILLED]
     return [(count, in_parts(task, node, of, count)) for count in (well or possible)[:_CUTS]]
@@ -62,7 +60,7 @@ def _reduction_of(task: Task) -> tuple[Node, Combined] | None:
 
 
 def _filled(size: int) -> float:
-    tile = _FEWEST
+    tile = _MIN
     while tile < size:
         tile *= 2
     return size / tile

@@ -7,7 +7,7 @@ product(f(x), w)  ->  y = f(x)             (a kernel)
 from __future__ import annotations
 
 from tilewright.graph.ir import Graph, Node
-from tilewright.space.decompositions.decomposed import Decomposed, Variant
+from tilewright.space.decompositions.decomposed import CutVariant, Decomposed
 from tilewright.space.implementation import cut
 from tilewright.space.template import Applied, GpuWork
 from tilewright.space.templates.cuda.matmul import TensorCores
@@ -31,7 +31,7 @@ class SeparatePrologue:
         if GpuWork(first.task, work.machine, work.numerics).formula is None:
             return None
         inner = TensorCores().apply(GpuWork(product.task, work.machine, work.numerics))
-        return None if inner is None else Decomposed(NAME, work, {0: Variant((first, product), 1, inner)})
+        return None if inner is None else Decomposed(NAME, work, {0: CutVariant((first, product), 1, inner)})
 
 
 def prologue(graph: Graph) -> list[Node]:

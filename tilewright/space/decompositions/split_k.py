@@ -14,8 +14,8 @@ from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
-from tilewright.space.decompositions.decomposed import Decomposed, Variant
-from tilewright.space.implementation import Piece, cut_at
+from tilewright.space.decompositions.decomposed import CutVariant, Decomposed
+from tilewright.space.implementation import SubTask, cut_at
 from tilewright.space.template import Applied, GpuWork
 from tilewright.space.templates.cuda.matmul import TensorCores
 
@@ -39,14 +39,14 @@ class SplitK:
         variants = {}
         for count in _COUNTS:
             if k % (8 * count) == 0 and k >= count * _SHORTEST:
-                pieces = in_parts(work.task, anchor, count)
-                inner = TensorCores().apply(GpuWork(pieces[0].task, work.machine, work.numerics))
+                subtasks = in_parts(work.task, anchor, count)
+                inner = TensorCores().apply(GpuWork(subtasks[0].task, work.machine, work.numerics))
                 if inner is not None:
-                    variants[count] = Variant(pieces, 0, inner)
+                    variants[count] = CutVariant(subtasks, 0, inner)
         return Decomposed(NAME, work, variants, "count") if variants else None
 
 
-def in_parts(task: Task, anchor: Node, count: int) -> tuple[Piece, Piece]:
+def in_parts(task: Task, anchor: Node, count: int) -> tuple[SubTask, SubTask]:
     partial, total = _cut(anchor, count)
     made: dict[Node, Node] = {anchor: total}
     for node in task.graph.nodes():

@@ -14,9 +14,9 @@ from tilewright.graph.ir import Node, rebuild
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
-from tilewright.space.decompositions.decomposed import Decomposed, Variant
-from tilewright.space.implementation import Piece, cut_at
-from tilewright.space.sketches.cuda.shared_sums import SharedSums
+from tilewright.space.decompositions.decomposed import CutVariant, Decomposed
+from tilewright.space.implementation import SubTask, cut_at
+from tilewright.space.sketches.cuda.block_reduction import BlockReduction
 from tilewright.space.template import Applied, GpuWork
 from tilewright.space.templates.cuda.default import Default
 
@@ -24,7 +24,7 @@ NAME = "two-pass-reduction"
 _NEIGHBOURS = 8  # results of a thread
 _BUSY = 1_024  # threads of a multiprocessor
 _NEARLY_ENOUGH = 8  # parts that are not worth a second kernel
-_FEWEST_ROWS, _MOST_PARTS = 32, 2_048  # of a part; of a reduction
+_MIN_ROWS, _MAX_PARTS = 32, 2_048  # of a part; of a reduction
 _COUNTS = 5  # numbers of parts, around the one that fills the card
 
 
@@ -37,23 +37,23 @@ class TwoPassReduction:
             return None
         variants = {}
         for count in _counts(found[1], work.machine):
-            pieces = in_parts(work.task, *found, count)
-            first, rest = (GpuWork(piece.task, work.machine, work.numerics) for piece in pieces)
-            inner = SharedSums().apply(rest) or Default().apply(rest)
+            subtasks = in_parts(work.task, *found, count)
+            first, rest = (GpuWork(subtask.task, work.machine, work.numerics) for subtask in subtasks)
+            inner = BlockReduction().apply(rest) or Default().apply(rest)
             if first.formula is not None and inner is not None:
-                variants[count] = Variant(pieces, 1, inner)
+                variants[count] = CutVariant(subtasks, 1, inner)
         if len({variant.inner.space.template for variant in variants.values()}) > 1:
             # Knobs of one template alone: the default program has none, and could not be told from the other.
-            variants = {n: v for n, v in variants.items() if v.inner.space.template == SharedSums.name}
+            variants = {n: v for n, v in variants.items() if v.inner.space.template == BlockReduction.name}
         return Decomposed(NAME, work, variants, "count") if variants else None
 
 
 def _counts(rows: Combined, machine: GpuMachine) -> list[int]:
     """In how many parts the reduction keeps a card busy, the best first; none where it does so by itself."""
-    wanted = _BUSY * machine.sms * _NEIGHBOURS / (rows.parts * rows.beside)
-    if wanted <= _NEARLY_ENOUGH or rows.beside % _NEIGHBOURS:
+    wanted = _BUSY * machine.sms * _NEIGHBOURS / (rows.parts * rows.other_size)
+    if wanted <= _NEARLY_ENOUGH or rows.other_size % _NEIGHBOURS:
         return []
-    most = min(_MOST_PARTS, rows.size // _FEWEST_ROWS)
+    most = min(_MAX_PARTS, rows.size // _MIN_ROWS)
     possible = [count for count in range(2, most + 1) if rows.size % count == 0]
     return sorted(sorted(possible, key=lambda count: max(count / wanted, wanted / count))[:_COUNTS])
 
@@ -70,7 +70,7 @@ def _reduction(task: Task) -> tuple[Node, Combined] | None:
     return found[0], rows
 
 
-def in_parts(task: Task, node: Node, of: Combined, count: int) -> tuple[Piece, Piece]:
+def in_parts(task: Task, node: Node, of: Combined, count: int) -> tuple[SubTask, SubTask]:
     """red(x)  ->  red of (red of each part, in float32)."""
     partial: list[Node] = []
 
@@ -79,7 +79,7 @@ def in_parts(task: Task, node: Node, of: Combined, count: int) -> tuple[Piece, P
             return None
         wide = apply("cast", operands[0], dtype=DType.F32)
         parts = (count, of.size // count)
-        shape = (of.beside * of.parts, *parts) if of.along else (of.parts, *parts, of.beside)
+        shape = (of.other_size * of.parts, *parts) if of.along else (of.parts, *parts, of.other_size)
         partial.append(apply(node.op, apply("reshape", wide, shape=shape), axes=(2,), keepdims=False))
         total = apply(node.op, partial[0], axes=(1,), keepdims=False)
         return apply("reshape", apply("cast", total, dtype=node.dtype), shape=node.shape)

@@ -15,7 +15,7 @@ from tilewright.hw.gpu import GpuMachine
 from tilewright.numerics import may_round_to_tf32
 from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import VendorCall, View
-from tilewright.space.implementation import Implementation, Piece, cut
+from tilewright.space.implementation import Implementation, SubTask, cut
 from tilewright.space.libraries.strides import strides_of
 from tilewright.space.template import Applied, GpuWork
 from tilewright.space.templates.cuda.default import Default
@@ -108,7 +108,7 @@ class Around:
     before: tuple[Node, ...] = ()
 
     @cached_property
-    def _pieces(self) -> tuple[list[Piece], int]:
+    def _subtasks(self) -> tuple[list[SubTask], int]:
         """The pieces in order, and the number of the library's."""
         graph = self.graph
         constants = [graph.inputs[number] for number in self.work.task.constants]
@@ -124,15 +124,15 @@ class Around:
     @property
     def is_possible(self) -> bool:
         """Whether there are kernels for what is around the call."""
-        return len(self._kernels) == len(self._pieces[0]) - 1
+        return len(self._kernels) == len(self._subtasks[0]) - 1
 
     @cached_property
     def _kernels(self) -> dict[int, Applied]:
         """What computes the pieces around the call, by their numbers."""
-        pieces, called = self._pieces
+        subtasks, called = self._subtasks
         found = {
-            number: Default().apply(GpuWork(piece.task, self.work.machine, self.work.numerics))
-            for number, piece in enumerate(pieces)
+            number: Default().apply(GpuWork(subtask.task, self.work.machine, self.work.numerics))
+            for number, subtask in enumerate(subtasks)
             if number != called
         }
         return {number: applied for number, applied in found.items() if applied is not None}
@@ -141,29 +141,29 @@ class Around:
         self, function: str, operands: dict[Node, View], packings: dict[Node, Packing], **call: Any
     ) -> Implementation:
         """`operands`: of the library's function, in its order; of each node the view (its `argument` is set here)."""
-        pieces, called = self._pieces
+        subtasks, called = self._subtasks
         parts = []
-        for number, piece in enumerate(pieces):
+        for number, subtask in enumerate(subtasks):
             if number != called:
                 body = self._kernels[number].program(DEFAULT)
                 assert not isinstance(body, Implementation)
-                parts.append(piece.by(body))
+                parts.append(subtask.by(body))
                 continue
             views = tuple(
-                View(piece.operands.index(node), each.shape, each.strides, each.offset)
+                View(subtask.operands.index(node), each.shape, each.strides, each.offset)
                 for node, each in operands.items()
             )
-            packed = tuple(packings.get(node) for node in piece.operands)
-            parts.append(piece.by(VendorCall(function, views, **call), packed))
+            packed = tuple(packings.get(node) for node in subtask.operands)
+            parts.append(subtask.by(VendorCall(function, views, **call), packed))
         return Implementation(self.graph.inputs, tuple(parts))
 
     def terms(self, unit: str, busy: float = 1.0) -> Counted:
         """The call at the library's rate, and the kernels around it as they count themselves."""
-        pieces, called = self._pieces
+        subtasks, called = self._subtasks
         counted: list[Counted] = []
-        for number, piece in enumerate(pieces):
+        for number, subtask in enumerate(subtasks):
             if number == called:
-                counted.append(Roofline(piece.task.flops, piece.task.bytes, unit, busy, is_call=True))
+                counted.append(Roofline(subtask.task.flops, subtask.task.bytes, unit, busy, is_call=True))
             elif (terms := self._kernels[number].terms(DEFAULT)) is not None:
                 counted.append(terms)
         return tuple(counted)
@@ -172,7 +172,7 @@ class Around:
 # Rows and columns of what a block of a library's GEMM or convolution computes, and its speed for large problems.
 _TILES = ((128, 128, 1.0), (128, 64, 0.8), (64, 64, 0.5))
 _FILL = 128  # steps along K that a block's beginning and end take as long as
-_LEAST_SPLIT = 512  # steps along K of one part of split-K
+_MIN_SPLIT = 512  # steps along K of one part of split-K
 
 
 def busy_share(machine: GpuMachine, batch: int, m: int, n: int, k: int, splits: bool) -> float:
@@ -181,7 +181,7 @@ def busy_share(machine: GpuMachine, batch: int, m: int, n: int, k: int, splits: 
     def share(rows: int, columns: int) -> float:
         blocks = batch * math.ceil(m / rows) * math.ceil(n / columns)
         if splits:
-            blocks *= max(1, min(machine.sms // max(1, blocks), k // _LEAST_SPLIT))
+            blocks *= max(1, min(machine.sms // max(1, blocks), k // _MIN_SPLIT))
         return blocks / (math.ceil(blocks / machine.sms) * machine.sms)
 
     return k / (k + _FILL) * max(speed * share(rows, columns) for rows, columns, speed in _TILES)

@@ -1,4 +1,4 @@
-"""The framework's scaled dot-product attention, of operands that are strided views of what the task is given."""
+"""The framework's scaled dot-product attention, on strided views of the task's inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "sdpa"
 _FRAMEWORK = "torch"
 _QUERIES = 128  # of a block
 _LAUNCHES = 2  # its start takes as long as that of two calls: 7.8 us for 12 heads of 197 queries on an H200
-_REACHED = 0.6  # of what a large GEMM reaches: exponentials take turns with the products
+_REACHED = 0.6  # of what a large GEMM reaches: exponentials alternate with the products
 _MASKED = 0.5  # of that with a mask, which another of its kernels adds: 35.6 us for 12 heads of 512 queries
 
 
@@ -66,14 +66,14 @@ class AppliedSdpa:
     def program(self, config: Config) -> Implementation:
         graph, task, node = self.work.task.graph, self.work.task, self.node
         constants = [graph.inputs[number] for number in task.constants]
-        (piece,) = cut(graph, constants, [(computed(graph), graph.outputs[0])])
+        (subtask,) = cut(graph, constants, [(computed(graph), graph.outputs[0])])
         views = tuple(
-            View(piece.operands.index(each.source), each.shape, each.strides, each.offset)
+            View(subtask.operands.index(each.source), each.shape, each.strides, each.offset)
             for each in self.operands
         )
         options = {"causal": bool(node.attrs["causal"]), "scale": float(node.attrs["scale"])}
         call = VendorCall("attention", views, result=node.shape, order=self.order, options=options)
-        return Implementation(graph.inputs, (piece.by(call),))
+        return Implementation(graph.inputs, (subtask.by(call),))
 
 
 def _result_order(graph: Graph, attention: Node) -> tuple[int, ...] | None:

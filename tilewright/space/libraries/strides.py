@@ -1,4 +1,4 @@
-"""Movement that is only another way to index memory, as strides."""
+"""Data movement that needs no copy, as strides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What moves are made of: a few primitives in a row, for whatever loops are there when a config is carried out."""
+"""Scheduling steps that moves are made of: a few primitives in a row, on the loops that a config leaves."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def register_tile(
     stage: str,
     rows: int | None,
     vector: int,
-    taps: Sequence[str],
+    k_axes: Sequence[str],
     unroll: int,
     lanes: int,
     *,
@@ -103,8 +103,8 @@ def register_tile(
     )
     assert across is not None
     if native is not None and not isinstance(find_leaf(schedule.nest, stage)[1].value, Select):
-        return _native_tile(schedule, stage, down, across, taps, unroll, native)
-    inner = list(taps)
+        return _native_tile(schedule, stage, down, across, k_axes, unroll, native)
+    inner = list(k_axes)
     if unroll > 1:
         schedule = schedule.split(inner[-1], unroll)
         inner[-1:] = [f"{inner[-1]}.o", f"{inner[-1]}.i"]
@@ -131,7 +131,7 @@ class NativeTile:
     intrinsic: Intrinsic
     rows: int
     lanes: int
-    taps: int
+    k_axes: int
 
 
 def _native_tile(
@@ -139,14 +139,14 @@ def _native_tile(
     stage: str,
     down: str | None,
     across: str,
-    taps: Sequence[str],
+    k_axes: Sequence[str],
     unroll: int,
     native: NativeTile,
 ) -> Schedule:
     """The register tile by applications of an intrinsic, all of them written out."""
-    outer, inside = list(taps), list[str]()
-    if native.taps > 1:
-        schedule = schedule.split(outer[-1], native.taps)
+    outer, inside = list(k_axes), list[str]()
+    if native.k_axes > 1:
+        schedule = schedule.split(outer[-1], native.k_axes)
         inside, outer[-1] = [f"{outer[-1]}.i"], f"{outer[-1]}.o"
     if unroll > 1:
         schedule = schedule.split(outer[-1], unroll)

@@ -1,4 +1,4 @@
-"""What a rule asks about a stage: who reads it, what it reads, which axes it shares, how much of it a tile needs."""
+"""Queries of rules about a stage: who reads it, what it reads, which axes it shares, how much of it a tile needs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from tilewright import te
 from tilewright.hw import CpuMachine
 from tilewright.loops.schedule import Schedule
-from tilewright.loops.schedule.nest import Leaf, Plain, Tile, find_leaf, flat, leaves, plain, reads
+from tilewright.loops.schedule.nest import Leaf, PlainStage, Tile, find_leaf, flat, leaves, plain, reads
 from tilewright.loops.tiling import power_of_two_below
 from tilewright.te.index import bounds, coefficient, linear
 
 # Calls that take more than a few instructions, and about how many: computing one again is worth avoiding.
 _LONG = {"div": 8, "sqrt": 10, "rsqrt": 12, "pow": 40, "atan2": 30} | dict.fromkeys(
-    ("exp", "exp2_weight", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf"), 16
+    ("exp", "exp2_nonpositive", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf"), 16
 )
 
 Extents = tuple[int, ...]
 
 
-def stage_of(schedule: Schedule, name: str) -> Plain:
+def stage_of(schedule: Schedule, name: str) -> PlainStage:
     """A stage to which nothing has been done yet."""
     return plain(schedule.nest, name)
 
@@ -76,12 +76,12 @@ def instructions_of(leaf: Leaf) -> float:
     return computed + others + (leaf.kind is not None)
 
 
-def loops_of(stage: Plain) -> tuple[te.Var, ...]:
+def loops_of(stage: PlainStage) -> tuple[te.Var, ...]:
     """The variables of its axes of more than one element."""
     return tuple(axis for axis in stage.axes if axis is not None)
 
 
-def has_reuse(stage: Plain) -> bool:
+def has_reuse(stage: PlainStage) -> bool:
     """Whether elements of the stage read the same data: some operand does not move along some axis."""
     axes = set(loops_of(stage))
     moved = [_moves(load) & axes for load in loads_in(stage.leaf)]
@@ -111,7 +111,7 @@ class Consumer:
     """The one stage that reads another, element by element: `axes[n]` is the consumer's loop over axis n."""
 
     name: str
-    stage: Plain
+    stage: PlainStage
     axes: tuple[te.Var | None, ...]
 
 

@@ -1,4 +1,4 @@
-"""What a config costs, in closed form: that of a product in tiles, and of the stages that are computed beside it."""
+"""The cost of a config in closed form: of a tiled GEMM, and of the stages computed with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tilewright.space.sketches.sketch import Box, Sketch, Values
 from tilewright.space.template import Terms
 
 if TYPE_CHECKING:
-    from tilewright.space.sketches.product import Product, TiledOutput, TiledStage
+    from tilewright.space.sketches.gemm import GemmStage, TiledOutput, TiledStage
 
 Cost = Callable[[Values], Terms]
 
@@ -48,7 +48,7 @@ def stage_cost(sketch: Sketch, name: str, box: Box, iterations: Callable[[Values
         each = math.prod(box(values))
         stored = each * iterations(values)
         vectors = stored * length / lanes
-        # What a stage leaves for the next is still in the first cache, or is written to the second and read again.
+        # What a stage leaves for the next is still in L1, or is written to the second and read again.
         passes = 2.0 if each * length * size > near else 0.0
         return Terms(
             arithmetic=vectors * arithmetic,
@@ -63,26 +63,26 @@ def stage_cost(sketch: Sketch, name: str, box: Box, iterations: Callable[[Values
 
 def inner_cost(tiled: TiledStage, sketch: Sketch, iterations: Callable[[Values], int]) -> Cost:
     """Of a product whose result stays in a block's scratch memory."""
-    product = tiled.product
-    leaf = product.leaf_in(sketch.start)
-    operands = [Operand(product, sketch, load) for load in loads_in(leaf)]
+    gemm = tiled.gemm
+    leaf = gemm.leaf_in(sketch.start)
+    operands = [OperandCost(gemm, sketch, load) for load in loads_in(leaf)]
     walked = [each for each in operands if each.walked]
-    accesses = sum(product.lanes if each.gathered else 1 for each in walked)
+    accesses = sum(gemm.lanes if each.gathered else 1 for each in walked)
     instructions = _per_step(leaf)
-    places = {axis: n for n, axis in enumerate(product.consumer.stage.axes) if axis is not None}
-    near, chains = product.work.machine.caches.l1 // 2, product.work.machine.chains
+    positions = {axis: n for n, axis in enumerate(gemm.consumer.stage.axes) if axis is not None}
+    near, chains = gemm.work.machine.caches.l1 // 2, gemm.work.machine.chains
 
     def cost(values: Values) -> Terms:
         rows, vectors, unroll = tiled.tile(values)
         box, times = tiled.box(values), iterations(values)
-        width = vectors * product.lanes
-        down = box[places[product.row]] if product.row is not None else 1
-        across = box[places[product.axes.vector]]
+        width = vectors * gemm.lanes
+        down = box[positions[gemm.row]] if gemm.row is not None else 1
+        across = box[positions[gemm.axes.vector]]
         tiles = math.prod(box) // (down * across) * -(-down // min(rows, down)) * -(-across // width) * times
-        steps = tiles * product.length
+        steps = tiles * gemm.length
         each = min(rows, down) * vectors
         copies = [operand.copied(box, times) for operand in walked]
-        # Rows that the first cache does not hold come again for each panel.
+        # Rows that L1 does not hold come again for each panel.
         data = sum(operand.bytes(box) for operand in operands if not operand.walked)
         again = -(-across // width) if data > near else 1
         panels = sum(operand.bytes(box) for operand in walked)
@@ -100,7 +100,7 @@ def inner_cost(tiled: TiledStage, sketch: Sketch, iterations: Callable[[Values],
 
 
 def _per_step(leaf: Leaf) -> float:
-    """Instructions of one step of one vector: a multiply-add for floats; integers are widened, multiplied and added."""
+    """Instructions of one step of one vector: a FMA for floats; integers are widened, multiplied and added."""
     values = [node for node in te.walk(leaf.value) if node.dtype.short not in ("i64", "bool")]
     computed = sum(isinstance(node, te.Call | te.Select) for node in values)
     converted = sum(isinstance(node, te.Cast) for node in values)
@@ -117,13 +117,13 @@ def _stores(copies: Sequence[Terms]) -> float:
 
 
 class TiledCost:
-    """Terms by the values of a config, counted as the template for matrix products does."""
+    """Terms by the values of a config, counted as the template for matmuls does."""
 
     def __init__(self, tiled: TiledOutput, sketch: Sketch) -> None:
-        product = self.product = tiled.product
+        gemm = self.gemm = tiled.gemm
         self.tiled = tiled
-        leaf = product.leaf_in(sketch.start)
-        operands = [Operand(product, sketch, load) for load in loads_in(leaf)]
+        leaf = gemm.leaf_in(sketch.start)
+        operands = [OperandCost(gemm, sketch, load) for load in loads_in(leaf)]
         self.walked = [each for each in operands if each.walked]
         self.others = [each for each in operands if not each.walked]
         constants = sketch.start.nest.constants
@@ -136,26 +136,26 @@ class TiledCost:
         self.instructions = _per_step(leaf)
 
     def __call__(self, values: Values) -> Terms:
-        shape, product = self.tiled.shape(values), self.product
-        axes, caches = product.axes, product.work.machine.caches
+        shape, gemm = self.tiled.shape(values), self.gemm
+        axes, caches = gemm.axes, gemm.work.machine.caches
         repeats = math.prod(axis.extent for axis in axes.shared)
         passes = repeats * shape.blocks * shape.chunks * shape.per_chunk
         tiles = passes * self.tiled.tiles_in_block(shape)
-        steps = tiles * product.length
-        pieces = product.last_tap.extent // shape.piece if shape.piece else 1
+        steps = tiles * gemm.length
+        k_blocks = gemm.last_k.extent // shape.k_block if shape.k_block else 1
 
         at_panel, at_block = self.tiled.at_panel(values), self.tiled.at_block(values)
         panel = sum(each.bytes(at_panel) for each in self.panels)
         block = sum(each.bytes(at_block) for each in self.others)
         data = block * shape.blocks * repeats
-        # The part of a panel that all rows of the block pass by stays in the first cache, or comes again for each tile.
-        near = panel // pieces + shape.rows * product.length * 4 // pieces <= caches.l1 * 3 // 4
+        # The part of a panel that all rows of the block pass by stays in L1, or comes again for each tile.
+        near = panel // k_blocks + shape.rows * gemm.length * 4 // k_blocks <= caches.l1 * 3 // 4
         panel_reads = passes * panel if near else tiles * panel
         data_reads = data * shape.chunks * shape.per_chunk
         fits = caches.keep(panel + block)
         from_l2 = float(panel_reads) + (data_reads if fits and block > caches.l1 // 2 else 0)
         from_l3 = 0.0 if fits else float(min(data_reads, panel_reads))
-        # Panels come from memory once for each block of rows, unless the chunk's stay in the second cache.
+        # Panels come from memory once for each block of rows, unless the chunk's stay in L2.
         chunk_panels = shape.per_chunk if shape.chunks > 1 else shape.panels
         again = shape.blocks if panel * chunk_panels > caches.l2_per_core // 2 else 1
         panels = shape.panels * repeats
@@ -163,9 +163,9 @@ class TiledCost:
         from_l3 += weight * (again - 1)
         data += sum(max(panels * each.bytes(at_panel) * again, each.whole) for each in self.free)
         data += sum(max(passes * each.bytes(at_panel), each.whole) for each in self.own)
-        target = product.consumer.stage.leaf.target
-        written, cores = target.size * target.dtype.bytes, product.work.machine.cores
-        # What the kernel before has left in this core's second cache, and what the one after it finds there.
+        target = gemm.consumer.stage.leaf.target
+        written, cores = target.size * target.dtype.bytes, gemm.work.machine.cores
+        # What the kernel before has left in this core's L2, and what the one after it finds there.
         if caches.keep((data + written) / cores + weight / (1 if shape.chunks == 1 else cores)):
             from_l2 += data + 2.0 * written
             from_l3 += data * (min(shape.chunks, cores) - 1)
@@ -173,15 +173,17 @@ class TiledCost:
             from_l3 += data * shape.chunks + 2.0 * written
 
         from_memory = float(weight)
-        asked = passes * panel / product.work.machine.line_bytes if values.get("prefetch") else 0.0
+        asked = passes * panel / gemm.work.machine.line_bytes if values.get("prefetch") else 0.0
         each = shape.rows * shape.vectors
         epilogue = tiles * each
-        partial = 2.0 * epilogue * pieces if pieces > 1 else 0.0  # a piece's sums are added to those before
+        partial = (
+            2.0 * epilogue * k_blocks if k_blocks > 1 else 0.0
+        )  # a K block's sums are added to those before
         iterations = repeats * shape.chunks * shape.blocks
         copies = [op.copied(at_panel, passes) for op in self.walked]
         copies += [op.copied(at_block, iterations) for op in self.others]
         return Terms(
-            arithmetic=steps * max(each * self.instructions, product.work.machine.chains)
+            arithmetic=steps * max(each * self.instructions, gemm.work.machine.chains)
             + epilogue
             + partial / 2,
             loads=steps * (shape.rows * len(self.others) + shape.vectors * _accesses(self.panels))
@@ -191,34 +193,34 @@ class TiledCost:
             + _loads(copies)
             + asked,
             stores=epilogue + partial + _stores(copies),
-            branches=steps / shape.unroll + 3.0 * tiles * pieces,
+            branches=steps / shape.unroll + 3.0 * tiles * k_blocks,
             from_l2=from_l2,
             from_l3=from_l3,
             from_memory=from_memory,
             prefetched=from_memory if asked else 0.0,
             iterations=iterations,
-            scalar=tiles * pieces * 12.0 + passes * 100.0 + steps * max(0, shape.rows - 8) * 0.25,
+            scalar=tiles * k_blocks * 12.0 + passes * 100.0 + steps * max(0, shape.rows - 8) * 0.25,
         )
 
 
-def _accesses(operands: Sequence[Operand]) -> int:
+def _accesses(operands: Sequence[OperandCost]) -> int:
     """Loads for a vector of each."""
     return sum(each.lanes if each.gathered else 1 for each in operands)
 
 
-class Operand:
+class OperandCost:
     """One operand of a product, and whether it is put elsewhere before it is read."""
 
-    def __init__(self, product: Product, sketch: Sketch, load: te.Load) -> None:
+    def __init__(self, gemm: GemmStage, sketch: Sketch, load: te.Load) -> None:
         assert isinstance(load.source, Tile)
         self.load, self.tile = load, load.source
-        self.walked = product.is_walked(load)
-        self.by_row = product.row is not None and moves_along(load, product.own(product.row))
+        self.walked = gemm.is_walked(load)
+        self.by_row = gemm.row is not None and moves_along(load, gemm.own(gemm.row))
         self.how = sketch.operands.get(load.source.name, "")
-        self.gathered = product.is_gathered(load) and not self.how
-        self.lanes = product.lanes
-        self.turned = product.is_gathered(load)
-        self.box = product.operand_box(sketch.start, load.source)
+        self.gathered = gemm.is_gathered(load) and not self.how
+        self.lanes = gemm.lanes
+        self.transposed = gemm.is_gathered(load)
+        self.box = gemm.operand_box(sketch.start, load.source)
 
     @property
     def whole(self) -> int:
@@ -233,5 +235,5 @@ class Operand:
             return Terms(0.0)
         elements = self.bytes(box) / self.tile.dtype.bytes * times
         return Terms(
-            0.0, loads=elements if self.turned else elements / self.lanes, stores=elements / self.lanes
+            0.0, loads=elements if self.transposed else elements / self.lanes, stores=elements / self.lanes
         )

@@ -1,4 +1,4 @@
-"""Task -> sketches: stages and inputs visited from the output back, each rule in turn asked what it makes of them."""
+"""Derives the sketches of a task: visits stages and inputs from the output back, and applies each rule in order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilewright.space.sketches.sketch import Rule, Sketch
 from tilewright.space.template import Work
 
 PREFIX = "sketch:"
-MOST = 16  # sketches of a task: rules that branch could make many
+MAX = 16  # sketches of a task: rules that branch could make many
 
 
 def derive(work: Work) -> tuple[AppliedSketch, ...]:
@@ -28,7 +28,7 @@ def derive(work: Work) -> tuple[AppliedSketch, ...]:
     left = (*reversed(start.stages), *(tile.name for tile in start.nest.inputs))
     waiting = [Sketch(work, start, left)]
     finished: list[Sketch] = []
-    while waiting and len(finished) < MOST:
+    while waiting and len(finished) < MAX:
         sketch = waiting.pop(0)
         if sketch.left:
             waiting = [*_next(sketch), *waiting]
@@ -40,14 +40,14 @@ def derive(work: Work) -> tuple[AppliedSketch, ...]:
 def _next(sketch: Sketch) -> list[Sketch]:
     found: list[Sketch] = []
     for rule in RULES:
-        made = _asked(rule, sketch)
+        made = _applied(rule, sketch)
         found += made
         if made and rule.alone:
             break
     return found
 
 
-def _asked(rule: Rule, sketch: Sketch) -> list[Sketch]:
+def _applied(rule: Rule, sketch: Sketch) -> list[Sketch]:
     """What one rule makes of a sketch, its moves signed."""
     try:
         made = list(rule.apply(sketch))
@@ -57,7 +57,7 @@ def _asked(rule: Rule, sketch: Sketch) -> list[Sketch]:
         ) from error
     for each in made:
         if not isinstance(each, Sketch):
-            raise SketchError(f"rule {rule.name!r} gave {each!r} for {sketch.stage}, which is no sketch")
+            raise SketchError(f"rule {rule.name!r} gave {each!r} for {sketch.stage}, which is not a sketch")
         if each.left == sketch.left:
             raise SketchError(
                 f"rule {rule.name!r} gave a sketch in which {sketch.stage} is still to be visited"

@@ -1,4 +1,4 @@
-"""Moves that give a stage its place inside the loops of another."""
+"""Moves that compute a stage inside the loops of another (`compute_at`)."""
 
 from __future__ import annotations
 

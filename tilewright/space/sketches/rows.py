@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from tilewright import te
 from tilewright.loops.schedule import Schedule
-from tilewright.loops.schedule.nest import Plain
+from tilewright.loops.schedule.nest import PlainStage
 from tilewright.space.sketches import acts
 from tilewright.space.sketches.analysis import (
     Extents,
@@ -30,7 +30,7 @@ from tilewright.space.sketches.analysis import (
     tile_of,
 )
 from tilewright.space.sketches.costs import Cost, stage_cost, together
-from tilewright.space.sketches.product import beside_costs
+from tilewright.space.sketches.gemm import other_costs
 from tilewright.space.sketches.sketch import Box, Move, Sketch, Values
 from tilewright.space.space import Knob
 from tilewright.space.template import Terms, Work
@@ -41,23 +41,23 @@ _VECTORS = (1, 2, 4)
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowBlocks:
     """`axes`: those of the output that the reductions depend on, outermost first; the last one is cut into blocks."""
 
     work: Work
-    stage: Plain  # the output
+    stage: PlainStage  # the output
     axes: tuple[te.Var, ...]
-    large: bool  # blocks for matrix products
+    large: bool  # blocks for matmuls
 
     @staticmethod
-    def of(sketch: Sketch, *, large: bool) -> Rows:
+    def of(sketch: Sketch, *, large: bool) -> RowBlocks:
         """The frame that suits the next stage, which the output reads."""
         output = stage_of(sketch.start, sketch.output)
         name = sketch.stage
         accesses = [load for load in loads_in(output.leaf) if load.source.name == name]
         plain = [{index for index in load.indices if isinstance(index, te.Var)} for load in accesses]
         axes = tuple(axis for axis in loops_of(output) if plain and all(axis in each for each in plain))
-        return Rows(sketch.work, output, axes, large)
+        return RowBlocks(sketch.work, output, axes, large)
 
     @property
     def row(self) -> te.Var | None:
@@ -97,7 +97,7 @@ class Rows:
 
     def terms(self, sketch: Sketch) -> Cost | None:
         output = stage_cost(sketch, sketch.output, self.at_block, self.iterations)
-        costs = together([output, *beside_costs(sketch, self.iterations)], self._parallel)
+        costs = together([output, *other_costs(sketch, self.iterations)], self._parallel)
         moved = float(
             sum(
                 tile.size * tile.dtype.bytes for tile in (*sketch.start.nest.inputs, sketch.start.nest.output)

@@ -1,4 +1,4 @@
-"""A sketch: what rules have decided about a task so far, and what is left to a config.
+"""A sketch: the decisions of the rules about a task so far, and those left to a config.
 
 A structure without numbers. `start` is the schedule after the primitives that need no number; each `Move` is the part
 of the structure that does, with its knobs. A config gives the numbers, and the moves, done in order, the program.
@@ -16,7 +16,7 @@ from tilewright.space.space import Knob, Value
 from tilewright.space.template import Terms, Work
 
 if TYPE_CHECKING:
-    from tilewright.space.sketches.product import Tiled
+    from tilewright.space.sketches.gemm import Tiled
 
 Values = Mapping[str, Value]
 Box = Callable[[Values], Extents]
@@ -84,7 +84,7 @@ class Sketch:
         frame: Frame | None = None,
         boxes: Mapping[str, Box] | None = None,
         operand: str = "",
-        product: Tiled | None = None,
+        gemm: Tiled | None = None,
         bare: bool = False,
         then: Sequence[str] = (),
     ) -> Sketch:
@@ -101,7 +101,7 @@ class Sketch:
             frame=frame or self.frame,
             boxes={**self.boxes, **(boxes or {})},
             operands={**self.operands, self.stage: operand} if operand else self.operands,
-            products=self.products if product is None else (*self.products, product),
+            products=self.products if gemm is None else (*self.products, gemm),
             bare=self.bare | {self.stage} if bare else self.bare,
         )
 

@@ -90,7 +90,7 @@ class Operands:
         small = te.call("lt", te.call("abs", added), te.const(_LARGE, DType.F32))
         return score + te.select(small, added * te.const(LOG2_E, DType.F32), added)
 
-    def place(self, row: te.Expr, column: te.Expr) -> te.Expr:
+    def position(self, row: te.Expr, column: te.Expr) -> te.Expr:
         """Where the result of a query is in the output."""
         chain: list[Node] = []
         node = self.graph.outputs[0]

@@ -10,30 +10,30 @@ import numpy as np
 
 from tests.codegen.cuda.emulator.run import Complaint, Emulated
 from tests.codegen.cuda.tensor_kernels import Kernel
-from tests.programs import Case, validation
+from tests.programs import CheckCase, validation
 from tilewright.codegen.cuda.build import GpuSource
 from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph
 from tilewright.graph.oracle import evaluate, evaluate_node
 from tilewright.graph.task import Task
-from tilewright.loops.gpu.tensor import ComputedOperand, TensorProduct
+from tilewright.loops.gpu.tensor import ComputedOperand, TensorGemm
 
 _ROUNDOFF = {DType.F16: 2.0**-11, DType.BF16: 2.0**-8, DType.F32: 2.0**-11}  # F32: as TF32
 _SMALLEST = {DType.F16: 2.0**-14, DType.BF16: 2.0**-126, DType.F32: 2.0**-126}  # normal numbers
 _LARGEST = {DType.F16: 65520.0, DType.BF16: 2.0**128, DType.F32: 2.0**128}
-MOST_CASES = 8
+MAX_CASES = 8
 
 
-def asked(kernel: Kernel, seed: int | None = None) -> tuple[GpuSource, Sequence[Case]]:
+def asked(kernel: Kernel, seed: int | None = None) -> tuple[GpuSource, Sequence[CheckCase]]:
     """A kernel's CUDA text, and inputs with the answers to them. With a seed: of any config."""
     made, task = kernel.made(seed), kernel.task()
-    cases = list(validation(task, kernel.numerics)[:MOST_CASES])
+    cases = list(validation(task, kernel.numerics)[:MAX_CASES])
     if getattr(made, "causal", False):
         # A value that no query sees is not read at all, so that a NaN there goes nowhere; the oracle multiplies it by
         # a weight of zero.
         cases = [case for case in cases if case.name != "special"]
-    if isinstance(made, TensorProduct) and _rounds_operands(made):
+    if isinstance(made, TensorGemm) and _rounds_operands(made):
         cases = [
             replace(
                 case, allowed=case.allowed + _operand_rounding(task, case.inputs, made.dtype), l2_bound=np.inf
@@ -43,7 +43,7 @@ def asked(kernel: Kernel, seed: int | None = None) -> tuple[GpuSource, Sequence[
     return tensor_source(made), cases
 
 
-def _rounds_operands(product: TensorProduct) -> bool:
+def _rounds_operands(product: TensorGemm) -> bool:
     """Whether the tensor cores are given other numbers than the task says, in single precision."""
     return product.dtype is DType.F32 or any(isinstance(o, ComputedOperand) for o in (product.a, product.b))
 
@@ -66,7 +66,7 @@ def _operand_rounding(task: Task, inputs: Sequence[np.ndarray], dtype: DType) ->
     return allowed.reshape(-1)
 
 
-def check(source: GpuSource, cases: Sequence[Case], folder: Path, text: str | None = None) -> None:
+def check(source: GpuSource, cases: Sequence[CheckCase], folder: Path, text: str | None = None) -> None:
     """The emulated kernel answers within bounds, its threads running first to last and last to first. WrongResult or
     Complaint otherwise."""
     emulated = Emulated(source, folder, text)

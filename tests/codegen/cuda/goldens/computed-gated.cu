@@ -6,11 +6,11 @@
 struct Left {
   const f16* x0;
   const f16* x1;
-  struct Piece {
+  struct Chunk {
     f16 kept0[8];
     f16 kept1[8];
   };
-  __device__ bool read(Piece& into, int outer, int depth) const {
+  __device__ bool read(Chunk& into, int outer, int depth) const {
     if (!(true)) return false;
     f16 (&kept0)[8] = into.kept0;
     f16 (&kept1)[8] = into.kept1;
@@ -30,7 +30,7 @@ struct Left {
     }
     return true;
   }
-  __device__ static void compute(const Piece& from, f16 (&value)[8]) {
+  __device__ static void compute(const Chunk& from, f16 (&value)[8]) {
     const f16 (&kept0)[8] = from.kept0;
     const f16 (&kept1)[8] = from.kept1;
     {

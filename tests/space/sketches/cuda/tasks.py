@@ -20,10 +20,10 @@ def product_task(case: Product) -> Task:
     """relu(a @ b + bias) + residual, or a @ b alone."""
     x = Inputs()
     g, m, n, k = case.batch, case.m, case.n, case.k
-    a = x(*((g, k, m) if case.turned_a else (g, m, k)), dtype=case.dtype)
-    b = x(*((g, k, n) if case.turned_b else (g, n, k)), dtype=case.dtype)
-    left = apply("permute", a, axes=(0, 2, 1)) if case.turned_a else a
-    right = b if case.turned_b else apply("permute", b, axes=(0, 2, 1))
+    a = x(*((g, k, m) if case.transposed_a else (g, m, k)), dtype=case.dtype)
+    b = x(*((g, k, n) if case.transposed_b else (g, n, k)), dtype=case.dtype)
+    left = apply("permute", a, axes=(0, 2, 1)) if case.transposed_a else a
+    right = b if case.transposed_b else apply("permute", b, axes=(0, 2, 1))
     total = apply("matmul", left, right)
     if not case.epilogue:
         return x.task(total)

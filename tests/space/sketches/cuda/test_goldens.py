@@ -35,11 +35,11 @@ class Case:
 CASES = [
     Case(
         "tensorised", "f16",
-        lambda: product_task(Product(64, 96, 80, turned_b=False)),
-        {"bm": 32, "bn": 32, "wm": 16, "wn": 16, "bk": 32, "stages": 2, "ahead": True, "depth": 16},
+        lambda: product_task(Product(64, 96, 80, transposed_b=False)),
+        {"bm": 32, "bn": 32, "wm": 16, "wn": 16, "bk": 32, "stages": 2, "prefetch": True, "instruction_k": 16},
     ),
     Case("tiled", "f32", lambda: product_task(Product(64, 96, 80, dtype=DType.F32))),
-    Case("shared-sums", "f16", dot_products),
+    Case("block-reduction", "f16", dot_products),
 ]  # fmt: skip
 
 

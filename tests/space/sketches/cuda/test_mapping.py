@@ -14,14 +14,21 @@ from tilewright.dtypes import DType
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200
 from tilewright.hw.tensor_cores import multiply
-from tilewright.space.sketches.cuda.contraction import Contraction, contraction_of
-from tilewright.space.sketches.cuda.mapping import Matrix, access_matrix, is_valid, mappings, times, turned
+from tilewright.space.sketches.cuda.contraction import TwoFactorContraction, contraction_of
+from tilewright.space.sketches.cuda.mapping import (
+    Matrix,
+    access_matrix,
+    is_valid,
+    mappings,
+    times,
+    transposed,
+)
 from tilewright.space.template import GpuWork
 
 PRODUCT = ((True, True, False), (True, False, True), (False, True, True))
 
 
-def contraction(task: Task) -> Contraction:
+def contraction(task: Task) -> TwoFactorContraction:
     formula = GpuWork(task, H200).formula
     assert formula is not None
     found = contraction_of(formula, [DType.F16, DType.BF16, DType.F32])
@@ -42,24 +49,28 @@ def test_a_convolution_as_a_product() -> None:
         (False, False, False, True, True, True, True),
     )
     algorithm: Matrix = ((True, True, True, True, False, False, False), image, weight)
-    rows, columns, depth = (tuple(at in which for at in range(7)) for which in ((0, 1, 2), (3,), (4, 5, 6)))
-    assert is_valid(algorithm, PRODUCT, (rows, columns, depth))
-    assert not is_valid(algorithm, PRODUCT, (columns, rows, depth)), "the operands would have to be exchanged"
-    assert not is_valid(algorithm, PRODUCT, (depth, columns, rows)), "pixels are not summed"
+    rows, columns, instruction_k = (
+        tuple(at in which for at in range(7)) for which in ((0, 1, 2), (3,), (4, 5, 6))
+    )
+    assert is_valid(algorithm, PRODUCT, (rows, columns, instruction_k))
+    assert not is_valid(algorithm, PRODUCT, (columns, rows, instruction_k)), (
+        "the operands would have to be exchanged"
+    )
+    assert not is_valid(algorithm, PRODUCT, (instruction_k, columns, rows)), "pixels are not summed"
 
 
 @settings(max_examples=25)
-@given(st.lists(st.sampled_from([*turned(PRODUCT), (True, True, True)]), min_size=1, max_size=4))
+@given(st.lists(st.sampled_from([*transposed(PRODUCT), (True, True, True)]), min_size=1, max_size=4))
 def test_what_is_valid_is_walked_as_the_instruction_walks(columns: list[tuple[bool, bool, bool]]) -> None:
     """Of all matchings: those where every axis has its iteration's column, and every iteration has an axis."""
-    algorithm = turned(tuple(columns))
+    algorithm = transposed(tuple(columns))
     for at in itertools.product(range(3), repeat=len(columns)):
         matching: Matrix = tuple(tuple(number == iteration for number in at) for iteration in range(3))
         expected = set(at) == {0, 1, 2} and all(
-            column == turned(PRODUCT)[number] for column, number in zip(columns, at, strict=True)
+            column == transposed(PRODUCT)[number] for column, number in zip(columns, at, strict=True)
         )
         assert is_valid(algorithm, PRODUCT, matching) == expected
-        assert times(matching, turned(matching)) == tuple(
+        assert times(matching, transposed(matching)) == tuple(
             tuple(i == j and i in at for j in range(3)) for i in range(3)
         )
 
@@ -67,7 +78,7 @@ def test_what_is_valid_is_walked_as_the_instruction_walks(columns: list[tuple[bo
 @pytest.mark.parametrize("swapped", [False, True])
 def test_products_have_their_mapping(swapped: bool) -> None:
     """A batch that both factors move with is left to the blocks."""
-    case = Product(40, 24, 56, batch=3, turned_a=swapped, turned_b=not swapped)
+    case = Product(40, 24, 56, batch=3, transposed_a=swapped, transposed_b=not swapped)
     (mapping,) = mappings(contraction(product_task(case)), multiply(16, DType.F16))
     assert mapping.sizes == (40, 24, 56)
     assert [axis.extent for axis in mapping.batch] == [3]

@@ -21,7 +21,7 @@ from tilewright.loops.interpret import UnorderedAccess, interpret_program
 from tilewright.loops.ir import Await, Block, For, Program, Stmt, block, walk_stmts
 from tilewright.loops.verify import verify_program
 from tilewright.measure.check import relative_error
-from tilewright.space.sketches.cuda.shared_sums import SharedSums
+from tilewright.space.sketches.cuda.block_reduction import BlockReduction
 from tilewright.space.sketches.cuda.tensorised import Tensorised
 from tilewright.space.sketches.cuda.tiled import Tiled
 from tilewright.space.template import GpuWork, Template
@@ -58,10 +58,16 @@ SMALL = {"bm": 16, "bn": 32, "wm": 16, "wn": 16, "bk": 32}
 @pytest.mark.parametrize(
     ("case", "values"),
     [
-        (Product(9, 20, 40, turned_b=False), {"stages": 2, "ahead": True, "depth": 16}),
-        (Product(12, 24, 36, turned_a=True, dtype=DType.BF16), {"stages": 3, "ahead": False, "depth": 8}),
-        (Product(5, 17, 21, batch=2), {"stages": 1, "ahead": False, "depth": 16}),
-        (Product(16, 24, 70, turned_a=True, turned_b=False), {"stages": 4, "ahead": True, "depth": 16}),
+        (Product(9, 20, 40, transposed_b=False), {"stages": 2, "prefetch": True, "instruction_k": 16}),
+        (
+            Product(12, 24, 36, transposed_a=True, dtype=DType.BF16),
+            {"stages": 3, "prefetch": False, "instruction_k": 8},
+        ),
+        (Product(5, 17, 21, batch=2), {"stages": 1, "prefetch": False, "instruction_k": 16}),
+        (
+            Product(16, 24, 70, transposed_a=True, transposed_b=False),
+            {"stages": 4, "prefetch": True, "instruction_k": 16},
+        ),
     ],
     ids=lambda x: x.name if isinstance(x, Product) else "",
 )
@@ -70,25 +76,25 @@ def test_products_on_tensor_cores(case: Product, values: dict[str, object]) -> N
     check(program_of(Tensorised(), task, **SMALL, **values), task)
 
 
-@pytest.mark.parametrize("turned_b", [False, True])
-def test_rounded_products(turned_b: bool) -> None:
+@pytest.mark.parametrize("transposed_b", [False, True])
+def test_rounded_products(transposed_b: bool) -> None:
     """The interpreter does not round: what is tested is which element meets which."""
-    task = product_task(Product(9, 20, 18, turned_b=turned_b, dtype=DType.F32))
-    sizes = {**SMALL, "bk": 16, "depth": 8, "stages": 2}
+    task = product_task(Product(9, 20, 18, transposed_b=transposed_b, dtype=DType.F32))
+    sizes = {**SMALL, "bk": 16, "instruction_k": 8, "stages": 2}
     check(program_of(Tensorised(), task, "tf32", **sizes), task)
 
 
 @pytest.mark.parametrize("mapping", [0, 1])
 def test_convolutions_on_tensor_cores(mapping: int) -> None:
     task = Case((3, 4), (8, 12), stride=2).task()
-    check(program_of(Tensorised(), task, bm=16, bn=16, mapping=mapping, stages=2, depth=16), task)
+    check(program_of(Tensorised(), task, bm=16, bn=16, mapping=mapping, stages=2, instruction_k=16), task)
 
 
 @pytest.mark.parametrize(
     ("case", "values"),
     [
-        (Product(7, 18, 11, turned_b=False, dtype=DType.F32), {"vm": 4, "stages": 2}),
-        (Product(10, 18, 9, turned_a=True, dtype=DType.F16), {"vm": 1, "stages": 1}),
+        (Product(7, 18, 11, transposed_b=False, dtype=DType.F32), {"vm": 4, "stages": 2}),
+        (Product(10, 18, 9, transposed_a=True, dtype=DType.F16), {"vm": 1, "stages": 1}),
     ],
     ids=lambda x: x.name if isinstance(x, Product) else "",
 )
@@ -102,13 +108,13 @@ def test_convolutions_on_ordinary_units() -> None:
     check(program_of(Tiled(), task, tm=4, tn=8, vn=1, vm=4, bk=8, stages=3), task)
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_a_factor_is_computed_on_the_way(ahead: bool) -> None:
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_a_factor_is_computed_on_the_way(prefetch: bool) -> None:
     """relu(x) * scale, of which every block computes what it needs."""
     x = Inputs()
     scaled = apply("mul", apply("relu", x(9, 40, dtype=DType.F16)), x(9, 40, dtype=DType.F16))
     task = x.task(apply("matmul", scaled, x(40, 20, dtype=DType.F16)))
-    check(program_of(Tensorised(), task, **SMALL, stages=2, ahead=ahead, depth=16), task)
+    check(program_of(Tensorised(), task, **SMALL, stages=2, prefetch=prefetch, instruction_k=16), task)
 
 
 def normalised(rows: int, columns: int, axis: int) -> Task:
@@ -118,7 +124,7 @@ def normalised(rows: int, columns: int, axis: int) -> Task:
 
 @pytest.mark.parametrize("task", [normalised(3, 70, 1), normalised(70, 4, 0)], ids=["rows", "columns"])
 def test_sums_that_threads_share(task: Task) -> None:
-    check(program_of(SharedSums(), task, group=32, beside=2), task)
+    check(program_of(BlockReduction(), task, group=32, results=2), task)
 
 
 def _without(stmt: Stmt, which: int) -> Stmt:
@@ -136,11 +142,13 @@ def _without(stmt: Stmt, which: int) -> Stmt:
     return visit(stmt)
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_what_nothing_orders_is_noticed(ahead: bool) -> None:
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_what_nothing_orders_is_noticed(prefetch: bool) -> None:
     """Without any one of its waits but the last, which nothing is left to wait for, a pipeline is wrong."""
-    task = product_task(Product(9, 20, 70, turned_b=False))
-    program = program_of(Tensorised(), task, **SMALL, stages=2, ahead=ahead, depth=16, mapping=0)
+    task = product_task(Product(9, 20, 70, transposed_b=False))
+    program = program_of(
+        Tensorised(), task, **SMALL, stages=2, prefetch=prefetch, instruction_k=16, mapping=0
+    )
     arrays = [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
     waits = sum(isinstance(stmt, Await) for stmt in walk_stmts(program.body))
     for which in range(waits - 1):

@@ -184,7 +184,7 @@ def test_scores_of_any_size_do_not_overflow() -> None:
 
 def in_one_block(problem: Problem, arrays: list[np.ndarray]) -> np.ndarray:
     choices = applied(problem.task())
-    knobs: dict[str, Any] = {"vectors": 2, "keys": problem.keys, "stage": False, "together": 1}
+    knobs: dict[str, Any] = {"vectors": 2, "keys": problem.keys, "stage": False, "shared_blocks": 1}
     program = choices.program(Config.of("attention", knobs))
     verify_program(program)
     flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
@@ -232,7 +232,7 @@ def test_blocks_that_share_what_is_staged_give_the_same_bits(dtype: DType) -> No
     choices = applied(problem.task())
     knobs: dict[str, Any] = {"vectors": 1, "keys": 32, "stage": True}
     found = [
-        SingleKernel(choices.program(Config.of("attention", {**knobs, "together": n})), host())(arrays)
+        SingleKernel(choices.program(Config.of("attention", {**knobs, "shared_blocks": n})), host())(arrays)
         for n in (1, 2, 4)  # of three blocks
     ]
     np.testing.assert_array_equal(found[0], found[1])
@@ -243,7 +243,7 @@ def test_only_what_is_staged_is_shared() -> None:
     space = applied(Problem(2, 1, 40, 48, 16, 16, False, "none", "heads").task()).space
     for config in space.configs():
         blocks = -(-40 // (config.int("vectors") * host().lanes(DType.F32)))
-        assert config["together"] == 1 or (config["stage"] and config.int("together") < 2 * blocks)
+        assert config["shared_blocks"] == 1 or (config["stage"] and config.int("shared_blocks") < 2 * blocks)
 
 
 def test_strict_numerics_and_other_work_are_declined() -> None:

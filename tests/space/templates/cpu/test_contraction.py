@@ -1,4 +1,4 @@
-"""Every config of the contraction template computes the task: matrix products, convolutions, any epilogue."""
+"""Every config of the contraction template computes the task: matmuls, convolutions, any epilogue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUICK = settings(
 )
 
 
-SMALL_CACHE = replace(host(), caches=replace(host().caches, l2=4 << 10))  # results are asked for ahead
+SMALL_CACHE = replace(host(), caches=replace(host().caches, l2=4 << 10))  # results are prefetched
 
 
 def applied_to(task: Task, machine: CpuMachine | None = None) -> Applied:
@@ -105,7 +105,7 @@ def test_pieces_and_panels_that_do_not_divide_it(data: st.DataObject, m: int, n:
 
 def test_a_length_without_divisors_can_be_cut() -> None:
     cuts = next(
-        knob.choices for knob in applied_to(matmul_task(8, 64, 1597)).space.knobs if knob.name == "tap_block"
+        knob.choices for knob in applied_to(matmul_task(8, 64, 1597)).space.knobs if knob.name == "k_block"
     )
     assert {0, 64, 128, 320} <= set(cuts)
 
@@ -115,7 +115,7 @@ def test_the_last_panel_is_as_wide_as_what_is_left() -> None:
     applied = applied_to(matmul_task(24, 66, 64))
     assert isinstance(applied, AppliedContraction)
     values = {"rows": 6, "vectors": 64 // applied.lanes, "unroll": 8, "block": 0, "chunks": 1}
-    last = applied.shape_of({**values, "tap_block": 0, "prefetch": 0, "stage": False}).last
+    last = applied.shape_of({**values, "k_block": 0, "prefetch": 0, "stage": False}).last
     assert last is not None and last.vectors == 1 and last.rows > 6
 
 
@@ -169,7 +169,7 @@ def test_few_rows(data: st.DataObject, m: int, n: int, k: int) -> None:
     constant = data.draw(st.booleans())
     task = matmul_task(m, n, k, constant=constant)
     applied = applied_to(task)
-    assert isinstance(applied, AppliedContraction) and applied.apart is constant
+    assert isinstance(applied, AppliedContraction) and applied.vectors_separate is constant
     config = data.draw(legal_configs(applied.space))
     assert error(applied.program(config), task) < 1e-5
 
@@ -305,7 +305,7 @@ def test_it_declines_what_is_no_product(op: str) -> None:
 def test_a_choice_is_made_without_building_anything() -> None:
     task = matmul_task(128, 768, 768)
     choice = choose(Work(task, host()))
-    expected = "paired" if host().adds_beside else "contraction"
+    expected = "paired" if host().independent_adds else "contraction"
     assert choice.config is not None and choice.config.template == expected
     assert choice.seconds is not None and 1e-4 < choice.seconds < 1e-2
 
@@ -320,7 +320,7 @@ def test_no_register_tile_spills() -> None:
 
 
 def test_rows_whole_pages_apart_displace_each_other() -> None:
-    """More of them than the first cache has ways come from the second one again for each element."""
+    """More of them than L1 has ways come from the second one again for each element."""
     machine = replace(host(), caches=Caches(l1=32 << 10), vector_bytes=64, vector_registers=32)
 
     def from_l2(rows: int, length: int) -> float:
@@ -336,13 +336,13 @@ def test_rows_whole_pages_apart_displace_each_other() -> None:
 
 @pytest.mark.parametrize(("rows", "vectors"), [(6, 4), (5, 5)])
 def test_no_register_tile_with_overlapping_vectors_spills(rows: int, vectors: int) -> None:
-    """One panel whose last vector overlaps the one before it; results that are asked for ahead."""
+    """One panel whose last vector overlaps the one before it; results that are prefetched."""
     from tests.space.spills import spilled_vectors_in_loops
 
     machine = SMALL_CACHE
     columns = vectors * machine.lanes(DType.F32) - 3
     applied = applied_to(matmul_task(30, columns, 192), machine)
-    values = {"rows": rows, "vectors": vectors, "unroll": 8, "block": 0, "chunks": 1, "tap_block": 96}
+    values = {"rows": rows, "vectors": vectors, "unroll": 8, "block": 0, "chunks": 1, "k_block": 96}
     config = Config.of(applied.space.template, {**values, "prefetch": 0, "stage": False})
     if not applied.space.legal(dict(config.values)):
         pytest.skip("too few registers for such a tile")

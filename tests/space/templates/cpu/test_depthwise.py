@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.space.templates.cpu.chains import Chain, chains, check, machines, some_config
 from tilewright.cost import cpu
-from tilewright.graph.separable import Window
+from tilewright.graph.separable import WindowAxis
 from tilewright.hw import CpuMachine, host
 from tilewright.hw.caches import Caches
 from tilewright.measure.single import SingleKernel
@@ -49,7 +49,7 @@ def test_nan_reaches_exactly_the_windows_that_see_it() -> None:
     arrays[0][0, 4, 8, 3] = np.nan
     result = SingleKernel(program, host(), threads=1)([array.reshape(-1) for array in arrays])
     touched = np.argwhere(np.isnan(result.reshape(1, 9, 9, 17)))
-    assert {tuple(place) for place in touched} == {(0, y, x, 3) for y in (3, 4, 5) for x in (7, 8)}
+    assert {tuple(position) for position in touched} == {(0, y, x, 3) for y in (3, 4, 5) for x in (7, 8)}
 
 
 def test_other_tasks_are_declined() -> None:
@@ -71,7 +71,7 @@ def test_tiles_cover_a_row_and_those_in_between_need_no_padding(
     extent = (outputs - 1) * stride + taps - before - behind
     if extent < 1 or count > outputs:
         return
-    window = Window(extent, outputs, taps, stride, 1, before, behind)
+    window = WindowAxis(extent, outputs, taps, stride, 1, before, behind)
     ends, between, begin = column_tiles(window, count)
     covered = {start + n for start in ends for n in range(count)}
     if between is not None:

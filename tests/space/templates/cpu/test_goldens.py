@@ -75,12 +75,17 @@ CASES = [
     *on_both("depthwise", lambda: Chain(1, 8, 8, None, 32, None).task()),
     Case("paired", "zen4", ZEN4, lambda: linear(48, 128, 64)),
     Case("paired", "zen4-odd", ZEN4, lambda: linear(49, 131, 67)),
-    *on_both("planes", lambda: Image(1, (14, 14), (4, 4), (3, 3), low=(1, 1), high=(1, 1), groups=4).task()),
+    *on_both(
+        "depthwise_channels_first",
+        lambda: Image(1, (14, 14), (4, 4), (3, 3), low=(1, 1), high=(1, 1), groups=4).task(),
+    ),
     *on_both("separable", lambda: Chain(1, 8, 8, 8, 32, 16).task()),
     *on_both("strassen", lambda: linear(24, 32, 96), "relaxed"),
-    *on_both("strassen_copied", lambda: linear(24, 32, 96, constant=False), "relaxed"),
-    *on_both("strassen_turned", lambda: Image(1, (8, 8), (96, 32), (1, 1)).task(), "relaxed"),
-    *on_both("turned", lambda: Image(1, (8, 8), (8, 32), (3, 3), low=(1, 1), high=(1, 1)).task()),
+    *on_both("strassen_packed", lambda: linear(24, 32, 96, constant=False), "relaxed"),
+    *on_both("strassen_transposed", lambda: Image(1, (8, 8), (96, 32), (1, 1)).task(), "relaxed"),
+    *on_both(
+        "contraction_transposed", lambda: Image(1, (8, 8), (8, 32), (3, 3), low=(1, 1), high=(1, 1)).task()
+    ),
     *on_both("winograd", lambda: convolution(12, (16, 32))),
 ]
 

@@ -44,8 +44,8 @@ def convolution(size: int, channels: int, window: int, layout: str, groups: int 
 KINDS: dict[str, tuple[Made, set[str]]] = {
     "matmul": (product, {"contraction"}),
     "3x3, channels last": (convolution(14, 32, 3, "channels_last"), {"contraction", "winograd"}),
-    "3x3, channels first": (convolution(14, 32, 3, "channels_first"), {"turned"}),
-    "1x1, channels first": (convolution(14, 64, 1, "channels_first"), {"turned"}),
+    "3x3, channels first": (convolution(14, 32, 3, "channels_first"), {"contraction_transposed"}),
+    "1x1, channels first": (convolution(14, 64, 1, "channels_first"), {"contraction_transposed"}),
     "depthwise": (convolution(14, 32, 3, "channels_first", groups=32), set()),
 }
 

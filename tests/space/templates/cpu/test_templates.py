@@ -11,14 +11,14 @@ def test_names_are_those_that_records_have() -> None:
         "attention",
         "contraction",
         "contraction_int8",
+        "contraction_transposed",
         "depthwise",
+        "depthwise_channels_first",
         "paired",
-        "planes",
         "separable",
         "strassen",
-        "strassen_copied",
-        "strassen_turned",
-        "turned",
+        "strassen_packed",
+        "strassen_transposed",
         "winograd",
     ]
 

@@ -105,14 +105,14 @@ def test_any_config_of_any_convolution(
     assert applied.terms(config).arithmetic > 0
 
 
-@given(data=st.data(), channels=st.sampled_from([64, 96, 128]), shares=st.sampled_from([1, 2]))
+@given(data=st.data(), channels=st.sampled_from([64, 96, 128]), panel_groups=st.sampled_from([1, 2]))
 @settings(QUICK, max_examples=6)
 def test_channels_in_blocks_are_summed_over_all_of_them(
-    data: st.DataObject, channels: int, shares: int
+    data: st.DataObject, channels: int, panel_groups: int
 ) -> None:
     task = conv_task((9, 14), (channels, 64))
     applied = applied_to(task)
-    config = some_config(data, applied, channels=32, shares=shares)
+    config = some_config(data, applied, channels=32, panel_groups=panel_groups)
     assert error(applied.program(config), task) < BOUND
 
 
@@ -177,7 +177,7 @@ def test_registers_suffice_for_the_products(outputs: int) -> None:
     config = next(
         c
         for c in applied.space.configs()
-        if (c["outputs"], c["tiles"], c["vectors"], c["shares"]) == (outputs, 24, host_vectors(), 1)
+        if (c["outputs"], c["tiles"], c["vectors"], c["panel_groups"]) == (outputs, 24, host_vectors(), 1)
     )
     program = applied.program(config)
     verify_program(program)
@@ -274,7 +274,7 @@ def test_what_is_not_finite_stays_where_the_convolution_has_it(outputs: int, val
     result = same_on_two_threads(program, stored_for(program, [image, weights])).reshape(expected.shape)
     np.testing.assert_array_equal(np.isnan(result), np.isnan(expected))
     np.testing.assert_array_equal(np.isinf(result), np.isinf(expected))
-    if np.isfinite(value):  # beside it, errors are small beside the largest of a tile
+    if np.isfinite(value):  # alongside it, errors are small compared with the largest of a tile
         return
     finite = np.isfinite(expected)
     assert 0 < (~finite).sum() < expected.size / 4

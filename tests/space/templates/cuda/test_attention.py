@@ -16,7 +16,7 @@ from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200, GpuMachine, detect
 from tilewright.runtime.cuda import device
 from tilewright.space.template import GpuWork
-from tilewright.space.templates.cuda.attention import AppliedAttention, TensorCoreAttention
+from tilewright.space.templates.cuda.attention import AppliedTensorAttention, TensorCoreAttention
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ CASES = [
 def test_results_are_written_in_vectors_of_16_bytes() -> None:
     for inside in (False, True):
         applied = TensorCoreAttention().apply(GpuWork(Case(64, 64, 64, heads_inside=inside).task(), H200))
-        assert isinstance(applied, AppliedAttention)
+        assert isinstance(applied, AppliedTensorAttention)
         assert applied.program(next(iter(applied.space.configs()))).lanes == 8
 
 
-def applied_to(task: Task, machine: GpuMachine) -> AppliedAttention:
+def applied_to(task: Task, machine: GpuMachine) -> AppliedTensorAttention:
     found = TensorCoreAttention().apply(GpuWork(task, machine))
-    assert isinstance(found, AppliedAttention)
+    assert isinstance(found, AppliedTensorAttention)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Convolutions as matrix products with a gathered operand: what is taken, that it compiles, that it is right."""
+"""Convolutions as matmuls with a gathered operand: what is taken, that it compiles, that it is right."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilewright.hw.gpu import H200, GpuMachine, detect
 from tilewright.loops.gpu.tensor import WindowOperand
 from tilewright.runtime.cuda import device
 from tilewright.space.template import GpuWork
-from tilewright.space.templates.cuda.matmul import AppliedProduct, TensorCores
+from tilewright.space.templates.cuda.matmul import AppliedMatmul, TensorCores
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ CASES = [
 ]
 
 
-def applied_to(task: Task, machine: GpuMachine) -> AppliedProduct:
+def applied_to(task: Task, machine: GpuMachine) -> AppliedMatmul:
     found = TensorCores().apply(GpuWork(task, machine))
-    assert isinstance(found, AppliedProduct)
+    assert isinstance(found, AppliedMatmul)
     return found
 
 

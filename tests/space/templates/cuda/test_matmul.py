@@ -1,4 +1,4 @@
-"""Matrix products on tensor cores: what they take, that they compile, and, on a card, that they are right."""
+"""Matmuls on tensor cores: what they take, that they compile, and, on a card, that they are right."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tilewright.loops.formula import formula_of
 from tilewright.loops.gpu.tensor import MatrixTiles
 from tilewright.measure.gpu import GpuProgram
 from tilewright.runtime.cuda import device
-from tilewright.space.templates.cuda.matmul import AppliedProduct, is_legal, product
+from tilewright.space.templates.cuda.matmul import AppliedMatmul, gemm, is_legal
 from tilewright.space.templates.cuda.matrices import MatrixWork, matrix_work
 
 
@@ -40,7 +40,7 @@ def work_of(case: Product) -> MatrixWork:
 
 def expected(case: Product, arrays: list[np.ndarray]) -> np.ndarray:
     a, b, *rest = (array.astype(np.float64) for array in arrays)
-    total = (a.swapaxes(1, 2) if case.turned_a else a) @ (b if case.turned_b else b.swapaxes(1, 2))
+    total = (a.swapaxes(1, 2) if case.transposed_a else a) @ (b if case.transposed_b else b.swapaxes(1, 2))
     return np.maximum(total + rest[0], 0) + rest[1] if rest else total
 
 
@@ -48,9 +48,9 @@ def expected(case: Product, arrays: list[np.ndarray]) -> np.ndarray:
 def test_every_transposition_and_alignment_is_taken(case: Product) -> None:
     work = work_of(case)
     assert work.sizes == (case.m, case.n, case.k)
-    made = product(work, TILES[0], H200)
-    assert made.a.turned == case.turned_a and made.b.turned == case.turned_b
-    along = case.m if case.turned_a else case.k
+    made = gemm(work, TILES[0], H200)
+    assert made.a.transposed == case.transposed_a and made.b.transposed == case.transposed_b
+    along = case.m if case.transposed_a else case.k
     assert made.a.lanes == next(lanes for lanes in (8, 4, 2, 1) if along % lanes == 0)
 
 
@@ -78,7 +78,7 @@ def test_space_and_builder_agree_about_shared_memory(machine: GpuMachine) -> Non
     refused = 0
     for bm, bn, bk, stages in product_of((64, 128), (64, 128), (32, 64), (2, 3, 4, 6, 8)):
         tiles = MatrixTiles(bm, bn, bk, 2, 2, stages)
-        source = tensor_source(product(work, tiles, machine))
+        source = tensor_source(gemm(work, tiles, machine))
         assert (source.shared_bytes <= machine.shared_block) == is_legal(work, tiles, machine)
         if not is_legal(work, tiles, machine):
             refused += 1
@@ -90,7 +90,7 @@ def test_space_and_builder_agree_about_shared_memory(machine: GpuMachine) -> Non
 @pytest.mark.parametrize(("case", "machine", "seed"), compiled(PRODUCTS, quick=3))
 def test_random_configs_compile_without_spills(case: Product, machine: GpuMachine, seed: int) -> None:
     """What the predicate calls legal, the compiler takes, within the card's limits."""
-    check_it_compiles(AppliedProduct(work_of(case), machine), machine, seed)
+    check_it_compiles(AppliedMatmul(work_of(case), machine), machine, seed)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_it_is_right_on_a_card(
     _, inputs = case.expression()
     arrays = random_arrays(inputs)
     few = replace(machine, sms=1)  # a persistent block has several tiles then
-    kernel = GpuProgram(tensor_source(product(work_of(case), tiles, few)), machine, on)
+    kernel = GpuProgram(tensor_source(gemm(work_of(case), tiles, few)), machine, on)
     results = [kernel.run(arrays) for _ in range(20)]
     kernel.close()
     assert all(result.tobytes() == results[0].tobytes() for result in results), "not the same bits each time"
@@ -134,10 +134,10 @@ def test_nan_and_infinity_stay_in_their_rows_and_columns(
     k: int, card: tuple[device.Device, GpuMachine]
 ) -> None:
     on, machine = card
-    case = Product(70, 50, k, turned_b=False, epilogue=False)
+    case = Product(70, 50, k, transposed_b=False, epilogue=False)
     a, b = random_arrays(case.expression()[1])
     a[0, 3, 5], a[0, 9, k - 1], b[0, 7, 0] = np.nan, np.inf, -np.inf
-    kernel = GpuProgram(tensor_source(product(work_of(case), TILES[0], machine)), machine, on)
+    kernel = GpuProgram(tensor_source(gemm(work_of(case), TILES[0], machine)), machine, on)
     got = kernel.run([a, b]).reshape(70, 50).astype(np.float64)
     kernel.close()
     with np.errstate(invalid="ignore"):

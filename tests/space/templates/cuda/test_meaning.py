@@ -22,21 +22,21 @@ from tilewright.hw.gpu import H200
 from tilewright.loops.gpu.tensor import WindowOperand
 from tilewright.measure.check import relative_error
 from tilewright.space.template import GpuWork
-from tilewright.space.templates.cuda.matmul import AppliedProduct, TensorCores, product
+from tilewright.space.templates.cuda.matmul import AppliedMatmul, TensorCores, gemm
 
 F16 = DType.F16
 
 
-def applied_to(task: Task) -> AppliedProduct:
+def applied_to(task: Task) -> AppliedMatmul:
     found = TensorCores().apply(GpuWork(task, H200))
-    assert isinstance(found, AppliedProduct)
+    assert isinstance(found, AppliedMatmul)
     return found
 
 
 def check(task: Task) -> None:
     arrays = [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
     (reference,) = evaluate(task.graph, arrays, precise=True)
-    got = computed(product(applied_to(task).work, TILES[0], H200), arrays)
+    got = computed(gemm(applied_to(task).work, TILES[0], H200), arrays)
     got = got.astype(np.float64).reshape(reference.shape)
     assert relative_error(got, reference) < 1e-3
 

@@ -1,4 +1,4 @@
-"""Matrix products of 32-bit floats that may be rounded, and of bytes: the same pipeline, other instructions."""
+"""Matmuls of 32-bit floats that may be rounded, and of bytes: the same pipeline, other instructions."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tilewright.loops.formula import formula_of
 from tilewright.measure.gpu import GpuProgram
 from tilewright.runtime.cuda import device
 from tilewright.space.template import GpuWork
-from tilewright.space.templates.cuda.matmul import AppliedProduct, TensorCores
+from tilewright.space.templates.cuda.matmul import AppliedMatmul, TensorCores
 from tilewright.space.templates.cuda.matrices import MatrixWork, matrix_work
 
 ROUNDED = [
     Product(128, 128, 64, dtype=DType.F32),
-    Product(256, 192, 320, turned_b=False, dtype=DType.F32),
-    Product(100, 72, 40, batch=3, turned_a=True, dtype=DType.F32),
-    Product(127, 769, 511, turned_b=False, dtype=DType.F32),
-    Product(33, 50, 66, turned_a=True, turned_b=False, dtype=DType.F32),
+    Product(256, 192, 320, transposed_b=False, dtype=DType.F32),
+    Product(100, 72, 40, batch=3, transposed_a=True, dtype=DType.F32),
+    Product(127, 769, 511, transposed_b=False, dtype=DType.F32),
+    Product(33, 50, 66, transposed_a=True, transposed_b=False, dtype=DType.F32),
     Product(1, 64, 256, dtype=DType.F32),
 ]
 BYTES = [(128, 128, 64), (256, 192, 320), (100, 72, 36), (33, 50, 1028)]
@@ -46,12 +46,12 @@ def rounded_work(case: Product) -> MatrixWork:
     return work
 
 
-def product_of_bytes(m: int, n: int, k: int, turned: bool = False) -> tuple[te.Tensor, list[te.Tensor]]:
-    a, b = te.Tensor("a", (m, k), DType.I8), te.Tensor("b", (k, n) if turned else (n, k), DType.I8)
+def product_of_bytes(m: int, n: int, k: int, transposed: bool = False) -> tuple[te.Tensor, list[te.Tensor]]:
+    a, b = te.Tensor("a", (m, k), DType.I8), te.Tensor("b", (k, n) if transposed else (n, k), DType.I8)
     (r,) = te.reduce_axes([k])
 
     def element(i: te.Expr, j: te.Expr) -> te.Expr:
-        right = b[r, j] if turned else b[j, r]
+        right = b[r, j] if transposed else b[j, r]
         return te.reduce_over("sum", te.cast(a[i, r], DType.I32) * te.cast(right, DType.I32), [r])
 
     return te.compute("total", (m, n), DType.I32, element), [a, b]
@@ -68,15 +68,15 @@ def bytes_work(m: int, n: int, k: int) -> MatrixWork:
 def test_a_constant_of_bytes_is_stored_as_the_pipeline_wants_it(time: str) -> None:
     """Again: what is remembered of indices then has buffers that are equal, and not the same objects."""
     m, n, k = 32, 48, 64
-    output, inputs = product_of_bytes(m, n, k, turned=True)
+    output, inputs = product_of_bytes(m, n, k, transposed=True)
     formula = formula_of(output, inputs)
     work = matrix_work(replace(formula, constants=frozenset(formula.inputs[1:])))
     assert work is not None
-    made = AppliedProduct(work, H200).program(next(iter(AppliedProduct(work, H200).space.configs())))
+    made = AppliedMatmul(work, H200).program(next(iter(AppliedMatmul(work, H200).space.configs())))
     assert made.packings[0] is None and made.packings[1] is not None
     b = np.arange(k * n, dtype=np.int8).reshape(k, n)
     assert np.array_equal(made.packings[1].pack(b).reshape(n, k), b.T)
-    assert made.b.pitch == k and not made.b.turned
+    assert made.b.pitch == k and not made.b.transposed
 
 
 def test_what_is_taken() -> None:
@@ -84,7 +84,7 @@ def test_what_is_taken() -> None:
     assert matrix_work(formula_of(output, inputs)) is None, "only where rounding is allowed"
     assert rounded_work(ROUNDED[0]).left.lanes == 4
     assert bytes_work(64, 64, 64).left.lanes == 16
-    for case in (product_of_bytes(64, 64, 62), product_of_bytes(64, 64, 64, turned=True)):
+    for case in (product_of_bytes(64, 64, 62), product_of_bytes(64, 64, 64, transposed=True)):
         assert matrix_work(formula_of(*case)) is None, "bytes go four at a time, along rows of k"
 
 
@@ -110,7 +110,7 @@ def test_float32_is_rounded_only_where_that_is_allowed() -> None:
 )
 def test_random_configs_compile_without_spills(work: MatrixWork, machine: GpuMachine) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
-    applied = AppliedProduct(work, machine)
+    applied = AppliedMatmul(work, machine)
     config = applied.space.sample(Random(0))
     assert config is not None
     kernel = build(tensor_source(applied.program(config)), machine, "fast", None)
@@ -120,7 +120,7 @@ def test_random_configs_compile_without_spills(work: MatrixWork, machine: GpuMac
 
 def results_on_a_card(work: MatrixWork, arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Of a few random configs; each gives the same bits every time."""
-    applied, on, rng = AppliedProduct(work, detect()), device.Device(), Random(0)
+    applied, on, rng = AppliedMatmul(work, detect()), device.Device(), Random(0)
     found = []
     for _ in range(4):
         config = applied.space.sample(rng)

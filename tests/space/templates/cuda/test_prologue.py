@@ -25,7 +25,7 @@ from tilewright.runtime.cuda import device
 from tilewright.space.candidates import Candidates
 from tilewright.space.decompositions.separate_prologue import NAME
 from tilewright.space.template import GpuWork
-from tilewright.space.templates.cuda.matmul import AppliedProduct, TensorCores, product
+from tilewright.space.templates.cuda.matmul import AppliedMatmul, TensorCores, gemm
 from tilewright.tune.choose import choose
 
 F16, BF16 = DType.F16, DType.BF16
@@ -57,7 +57,7 @@ def converted(m: int, n: int, k: int) -> Task:
     return x.task(apply("matmul", data, weight))
 
 
-def turned(m: int, n: int, k: int) -> Task:
+def transposed(m: int, n: int, k: int) -> Task:
     """gelu of a matrix that lies the other way round, by head."""
     x = Inputs()
     data = apply("gelu", x(2, k, m, dtype=F16), approximate="none")
@@ -87,16 +87,16 @@ CASES: dict[str, Callable[[], Task]] = {
     "gated, pairs": lambda: gated(20, 18, 22, BF16),
     "normalised": lambda: normalised(24, 16, 40),
     "converted": lambda: converted(17, 24, 32),
-    "turned": lambda: turned(16, 24, 20),
+    "turned": lambda: transposed(16, 24, 20),
     "convolved": lambda: convolved(6, 8, 12, 3),
     "convolved, every second": lambda: convolved(6, 6, 8, 3, 2),
     "pointwise": lambda: convolved(5, 16, 8, 1),
 }
 
 
-def applied_to(task: Task, machine: GpuMachine = H200) -> AppliedProduct:
+def applied_to(task: Task, machine: GpuMachine = H200) -> AppliedMatmul:
     found = TensorCores().apply(GpuWork(task, machine))
-    assert isinstance(found, AppliedProduct)
+    assert isinstance(found, AppliedMatmul)
     return found
 
 
@@ -106,7 +106,7 @@ def test_what_is_read_and_computed_is_the_task(name: str) -> None:
     work, arrays = applied_to(task).work, arrays_of(task)
     assert isinstance(work.left, ComputedOperand)
     (reference,) = evaluate(task.graph, arrays, precise=True)
-    got = computed(product(work, TILES[0], H200), arrays).astype(np.float64)
+    got = computed(gemm(work, TILES[0], H200), arrays).astype(np.float64)
     assert relative_error(got.reshape(reference.shape), reference) < (
         5e-3 if task.output.dtype is BF16 else 1e-3
     )
@@ -157,7 +157,7 @@ def test_libraries_compute_the_product_behind_a_kernel() -> None:
 
 def test_what_would_be_computed_again_and_again_is_left_apart() -> None:
     once, often = gated(4096, 64, 64), convolved(64, 64, 2048, 3)
-    assert choose(GpuWork(once, H200)).config.template == "tensor-product"
+    assert choose(GpuWork(once, H200)).config.template == "tensor-core-matmul"
     choice = choose(GpuWork(often, H200))
     assert choice.config.template == NAME
     assert [ops(part.task.graph.nodes()) for part in choice.implementation.parts] == [

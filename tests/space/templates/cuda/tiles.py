@@ -76,7 +76,7 @@ def _source(applied: Applied, config: Config) -> GpuSource:
 
 
 def check_resources(kernel: GpuKernel, terms: GpuTerms, machine: GpuMachine) -> None:
-    """What the assembler says beside what the analytical model assumed: as much shared memory but for the table of a
+    """What the assembler says alongside what the analytical model assumed: as much shared memory but for the table of a
     gathered operand, and at least half as many blocks on a multiprocessor."""
     used = kernel.resources
     assert used.spilled_bytes <= FEW_BYTES, kernel.decisions

@@ -21,7 +21,7 @@ def ln2(emit: Emit) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Reduced:
+class ReducedArgument:
     """x = n ln 2 + r + error; `shifted` is an integer whose low bits hold n + offset."""
 
     r: Real
@@ -29,7 +29,7 @@ class Reduced:
     shifted: Int
 
 
-def reduce(x: Real, offset: int) -> Reduced:
+def reduce(x: Real, offset: int) -> ReducedArgument:
     emit = x.emit
     shift = magic(emit) + offset
     shifted = fma(x, LOG2_E, shift)
@@ -37,7 +37,7 @@ def reduce(x: Real, offset: int) -> Reduced:
     high, low = ln2(emit)
     first = fma(n, -high, x)
     r = fma(n, -low, first)
-    return Reduced(r, fma(n, -low, first - r), shifted.as_bits())
+    return ReducedArgument(r, fma(n, -low, first - r), shifted.as_bits())
 
 
 def power_of_two(field: Int) -> Real:
@@ -77,7 +77,7 @@ def exp2(x: Real) -> Real:
     return scale(horner(x - (shifted - shift), (1.0, *q)), shifted.as_bits())
 
 
-def exp2_weight(x: Real) -> Real:
+def exp2_nonpositive(x: Real) -> Real:
     """`exp2` where x <= 0 is known and what a sum that has a 1 in it does not notice may be flushed: results below the
     smallest normal number are 0. Two thirds of the instructions, and half where the machine scales by itself."""
     emit = x.emit
@@ -93,14 +93,14 @@ def exp2_weight(x: Real) -> Real:
 
 
 def exp2_rough(x: Real) -> Real:
-    """`exp2_weight` of any argument, to 20 bits at least: infinity above the finite numbers. Where a core multiplies
-    one vector at a time, three of five multiply-adds become shuffles of tables in registers: in each 16th of an octave
-    2^r is a + b r + c r^2 with numbers of its own."""
+    """`exp2_nonpositive` of any argument, to 20 bits at least: infinity above the finite numbers. Where a core
+    multiplies one vector at a time, three of five FMAs become shuffles of tables in registers: in each 16th of
+    an octave 2^r is a + b r + c r^2 with numbers of its own."""
     emit = x.emit
     if not emit.scales:
-        return exp2_weight(x.at_most(float(emit.bias + 1)))
+        return exp2_nonpositive(x.at_most(float(emit.bias + 1)))
     if not emit.context.prefers_tables:
-        return exp2_weight(x)
+        return exp2_nonpositive(x)
     bits = 4
     r, step = emit.fraction(x, bits), emit.floor_bits(x, bits)
     octave = [2.0 ** (n / 16) for n in range(16)]

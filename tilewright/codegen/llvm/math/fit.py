@@ -3,7 +3,7 @@
 A tool for whoever changes a polynomial, never imported by the compiler; it alone needs mpmath.
 
 Every polynomial is a weighted minimax fit: Remez exchange on a Chebyshev grid in 60-digit arithmetic. The weight turns
-an error of the polynomial into a relative error of the function it serves, so the number beside each table is that
+an error of the polynomial into a relative error of the function it serves, so the number alongside each table is that
 function's error from approximation alone, rounded coefficients included. Coefficients are rounded one at a time from
 the lowest power, and the rest are fitted again, so that they make up for the rounding.
 """

@@ -49,7 +49,7 @@ def log_of_rest(f: Real) -> Pair:
 
     float: f - f^2/2 + f^3 q(f), q of degree 7 (error 2^-27).
     double: with s = f / (2 + f), 2 atanh(s) = f - f^2/2 + s (f^2/2 + s^2 q(s^2)), q of degree 6 (error 2^-59): a
-    division, but half the degree, and s multiplies only what is small beside f.
+    division, but half the degree, and s multiplies only what is small compared with f.
     """
     emit = f.emit
     if not emit.double:
@@ -89,7 +89,7 @@ def log2(x: Real) -> Real:
 def log1p(x: Real) -> Real:
     """1 + x = u + c exactly; u = 2^e (1 + f0), and f = f0 + 2^-e c, which is x itself where e is 0.
 
-    From 2^60 on c is nothing beside u, so that 2^-e need not follow e to where it would be subnormal.
+    From 2^60 on c is negligible compared with u, so that 2^-e need not follow e to where it would be subnormal.
     """
     emit = x.emit
     total = two_sum(1.0, x)

@@ -200,18 +200,18 @@ def _atan2_double(y: Real, x: Real) -> Real:
     small, large, steep = _octant(y, x)
     factor = (large > 2.0**1000).select(2.0**-200, (large < 2.0**-800).select(2.0**200, 1.0))
     small, large = small * factor, large * factor
-    turned = small > large * TAN_EIGHTH
+    transposed = small > large * TAN_EIGHTH
     top, bottom = fast_two_sum(-large, small), fast_two_sum(large, small)
-    numerator, denominator = turned.select(top.hi, small), turned.select(bottom.hi, large)
+    numerator, denominator = transposed.select(top.hi, small), transposed.select(bottom.hi, large)
     t = numerator / denominator
     back = two_product(t, denominator)
-    remainder = ((numerator - back.hi) - back.lo) + turned.select(fma(t, -bottom.lo, top.lo), 0.0)
+    remainder = ((numerator - back.hi) - back.lo) + transposed.select(fma(t, -bottom.lo, top.lo), 0.0)
     t_rest = (abs(t) > 2.0**-100).select(remainder / denominator, 0.0)  # of a smaller t it might be subnormal
     z = t * t
     rest = fma(t * z, horner(z, table.ATAN_F64), t_rest)
 
     # angle = quarters * pi/4 +- (t + rest); the first product is exact, for pi ends in three zero bits
-    quarters = turned.select(1.0, 0.0)
+    quarters = transposed.select(1.0, 0.0)
     quarters = steep.select(2.0 - quarters, quarters)
     left = x.sign_bit()
     quarters = left.select(4.0 - quarters, quarters)

@@ -1,7 +1,7 @@
 """Lanes being computed: a thin wrapper over `llvmlite.ir` under which an elementary function reads as its formula.
 
 `Emit` knows the builder, the element type and the lane count; `Real`, `Int` and `Mask` are values of it with Python's
-operators, each operator one instruction. A Python number beside one becomes a splat constant. No instruction gets a
+operators, each operator one instruction. A Python number alongside one becomes a splat constant. No instruction gets a
 fast-math flag: error terms such as `(a - sum) + b` are zero in real arithmetic and must survive.
 """
 
@@ -17,10 +17,10 @@ import llvmlite.ir as ir
 class MathContext:
     """What the machine can do that changes the code of an elementary function.
 
-    has_fma: a fused multiply-add instruction for float and double. Without one `llvm.fma` becomes a call of libm; the
+    has_fma: a fused FMA instruction for float and double. Without one `llvm.fma` becomes a call of libm; the
     code then multiplies and adds, and gets the error of a product by splitting its factors.
     has_scaling: AVX-512's instructions that take the fraction of a vector of floats, and its integers as exponents.
-    prefers_tables: a core has room for shuffles beside its multiply-adds, but not for more of these.
+    prefers_tables: a core has room for shuffles alongside its FMAs, but not for more of these.
     """
 
     has_fma: bool = True
@@ -247,7 +247,7 @@ class Real:
 
 
 class Int:
-    """Integer lanes as wide as the reals beside them; `>>` keeps the sign."""
+    """Integer lanes as wide as the reals alongside them; `>>` keeps the sign."""
 
     def __init__(self, emit: Emit, value: ir.Value) -> None:
         self.emit, self.value = emit, value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright import te
-from tilewright.loops.gpu.places import positions
+from tilewright.loops.gpu.thread_index import positions
 from tilewright.loops.tiling import extent_of
 from tilewright.space.sketches.cuda.mapping import Mapping
 from tilewright.te.index import simplify
@@ -14,7 +14,7 @@ _NEIGHBOURS = 8  # tiles along m that neighbouring blocks share a column of the 
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockGrid:
     mapping: Mapping
     bm: int
     bn: int
@@ -37,8 +37,8 @@ class Blocks:
 
     @property
     def starts(self) -> tuple[te.Expr, te.Expr]:
-        """Where a block's tile begins along m and along n: neighbours in groups of rows, that meet in the second
-        cache."""
+        """Where a block's tile begins along m and along n: neighbours in groups of rows, that meet in
+        L2."""
         near = max(n for n in range(1, _NEIGHBOURS + 1) if self.rows % n == 0)
         group = near * self.columns
         tile = self.number % (self.rows * self.columns)
@@ -49,5 +49,5 @@ class Blocks:
 
     @property
     def batch(self) -> dict[te.Var, te.Expr]:
-        places = positions(self.number // (self.rows * self.columns), self.mapping.batch)
-        return {axis: simplify(place) for axis, place in places.items()}
+        coords = positions(self.number // (self.rows * self.columns), self.mapping.batch)
+        return {axis: simplify(coord) for axis, coord in coords.items()}

@@ -1,4 +1,4 @@
-"""Formulas seen as contractions: the sum, over some axes, of a product of two factors.
+"""Recognises contractions: the sum, over some axes, of a product of two factors.
 
     out[spatial axes] = value(sum over reduced axes of left[...] * right[...])
 
@@ -61,7 +61,7 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class Contraction:
+class TwoFactorContraction:
     formula: Formula
     left: Factor
     right: Factor
@@ -85,7 +85,7 @@ class Contraction:
         return tuple(tuple(axis in tensor for axis in axes) for tensor in tensors)
 
 
-def contraction_of(formula: Formula, dtypes: Collection[DType]) -> Contraction | None:
+def contraction_of(formula: Formula, dtypes: Collection[DType]) -> TwoFactorContraction | None:
     """None where the formula is something else, or its factors are of other types."""
     if len(formula.reductions) != 1 or columns_of(formula):
         return None
@@ -100,7 +100,7 @@ def contraction_of(formula: Formula, dtypes: Collection[DType]) -> Contraction |
         return None
     if any(buffer.size > INT_MAX for buffer in (*formula.inputs, formula.output)):
         return None
-    return Contraction(formula, left, right)
+    return TwoFactorContraction(formula, left, right)
 
 
 def factor_of(expr: te.Expr) -> Factor | None:

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from tilewright import te
 from tilewright.hw.intrinsics import Intrinsic
 from tilewright.loops.tiling import extent_of
-from tilewright.space.sketches.cuda.contraction import Contraction, Factor
+from tilewright.space.sketches.cuda.contraction import Factor, TwoFactorContraction
 from tilewright.te.index import coefficient
 
 Matrix = tuple[tuple[bool, ...], ...]
-_FEWEST = 8  # steps that an instruction's iteration should stand for, where axes are left out
-_MOST = 4  # mappings of one contraction
+_MIN = 8  # steps that an instruction's iteration should stand for, where axes are left out
+_MAX = 4  # mappings of one contraction
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ def times(a: Matrix, b: Matrix) -> Matrix:
     )
 
 
-def turned(a: Matrix) -> Matrix:
+def transposed(a: Matrix) -> Matrix:
     return tuple(zip(*a, strict=True))
 
 
 def is_valid(algorithm: Matrix, instruction: Matrix, matching: Matrix) -> bool:
-    return times(instruction, matching) == algorithm and times(algorithm, turned(matching)) == instruction
+    return times(instruction, matching) == algorithm and times(algorithm, transposed(matching)) == instruction
 
 
 def access_matrix(instruction: Intrinsic) -> tuple[tuple[te.Var, ...], Matrix]:
@@ -88,7 +88,7 @@ def matchings(
         yield {axis: at for axis, at in zip(axes, combination, strict=True) if at is not None}
 
 
-def mappings(work: Contraction, instruction: Intrinsic) -> list[Mapping]:
+def mappings(work: TwoFactorContraction, instruction: Intrinsic) -> list[Mapping]:
     """The valid ones that are worth a thought, those that leave least undone first; where results can lie together
     along n, only such."""
     iterations, target = access_matrix(instruction)
@@ -103,10 +103,10 @@ def mappings(work: Contraction, instruction: Intrinsic) -> list[Mapping]:
                 if _is_sensible(work, mapping):
                     found[mapping] = None
     along = [mapping for mapping in found if coefficient(work.formula.store, mapping.n[-1]) == 1]
-    return sorted(along or found, key=lambda mapping: (mapping.padded, -extent_of(mapping.k)))[:_MOST]
+    return sorted(along or found, key=lambda mapping: (mapping.padded, -extent_of(mapping.k)))[:_MAX]
 
 
-def _mapping(work: Contraction, matching: dict[te.Var, int], swapped: bool) -> Mapping:
+def _mapping(work: TwoFactorContraction, matching: dict[te.Var, int], swapped: bool) -> Mapping:
     left, right = (work.right, work.left) if swapped else (work.left, work.right)
     store = work.formula.store
 
@@ -130,11 +130,11 @@ def _mapping(work: Contraction, matching: dict[te.Var, int], swapped: bool) -> M
     )
 
 
-def _is_sensible(work: Contraction, mapping: Mapping) -> bool:
+def _is_sensible(work: TwoFactorContraction, mapping: Mapping) -> bool:
     """Whether what is left out could not be taken in as well, or is around enough that is; and whether results lie
     together along m or n."""
     both = mapping.left.variables & mapping.right.variables
-    if not set(mapping.batch) <= both or (mapping.outer and extent_of(mapping.k) < _FEWEST):
+    if not set(mapping.batch) <= both or (mapping.outer and extent_of(mapping.k) < _MIN):
         return False
     around, inside = (
         [abs(mapping.right.stride(axis)) for axis in axes] for axes in (mapping.outer, mapping.k)

@@ -1,4 +1,4 @@
-"""How tiles come and go: `stages` of them are in scratch memory, all but the one in use on their way."""
+"""The software pipeline: `stages` tiles are in shared memory, all but the one in use in flight."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Pipeline:
         return [with_values(stmt, self.batch) for stmt in made if stmt != Block(())]
 
     def fetch_next(self, part: int = 0, parts: int = 1) -> list[Stmt]:
-        """The same of the tile that is to be asked for while `step` is in use."""
+        """The same of the tile that is to be prefetched while `step` is in use."""
         ahead = self.stages - 1
         return self.fetch(self.step + ahead, self.step.extent - 1 + ahead, part, parts)
 

@@ -6,22 +6,22 @@ from dataclasses import dataclass
 
 from tilewright import te
 from tilewright.dtypes import DType
-from tilewright.loops.gpu.places import at_places, guarded, index_at_places, under
+from tilewright.loops.gpu.thread_index import at_positions, guarded, index_at_positions, under
 from tilewright.loops.ir import Buffer, For, Kind, Scope, Stmt, Store, nest
 from tilewright.loops.tiling import extent_of, with_results
-from tilewright.space.sketches.cuda.contraction import Contraction
+from tilewright.space.sketches.cuda.contraction import TwoFactorContraction
 from tilewright.te.index import coefficient, linear, simplify
 
 _BYTES = 16  # of a vector of results
 _PADDING = 8  # floats at the end of a row of sums, against conflicts of banks
-_AT_ONCE = 4  # vectors of a thread: what is read beside the sums is asked for before the first is needed
+_AT_ONCE = 4  # vectors of a thread: what is read alongside the sums is prefetched before the first is needed
 
 
 @dataclass(frozen=True)
 class Results:
     """A tile of `rows` x `columns` of the places of `m` and of `n`, each counted as one."""
 
-    work: Contraction
+    work: TwoFactorContraction
     m: tuple[te.Var, ...]
     n: tuple[te.Var, ...]
     rows: int
@@ -73,13 +73,15 @@ class Results:
         total = te.Load(self.sums, (simplify(row * self.pitch + column),))
 
         def placed(expr: te.Expr) -> te.Expr:
-            at = at_places(at_places(expr, self.n, n0 + column), self.m, m0 + row)
+            at = at_positions(at_positions(expr, self.n, n0 + column), self.m, m0 + row)
             return simplify(te.substitute(at, batch))
 
-        place = index_at_places(index_at_places(formula.store, self.n, n0 + column), self.m, m0 + row)
+        position = index_at_positions(
+            index_at_positions(formula.store, self.n, n0 + column), self.m, m0 + row
+        )
         store = Store(
             formula.output,
-            simplify(te.substitute(place, batch)),
+            simplify(te.substitute(position, batch)),
             with_results(placed(formula.value), {self.work.reduction.result: total}),
         )
         conditions = [

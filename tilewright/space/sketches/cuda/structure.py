@@ -10,9 +10,9 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.ir import Program
-from tilewright.space.sketches.cuda.blocks import Blocks
-from tilewright.space.sketches.cuda.contraction import Contraction
-from tilewright.space.sketches.cuda.fetch import Fetched, Operand, Summed
+from tilewright.space.sketches.cuda.blocks import BlockGrid
+from tilewright.space.sketches.cuda.contraction import TwoFactorContraction
+from tilewright.space.sketches.cuda.fetch import Fetched, Summed, TileOperand
 from tilewright.space.sketches.cuda.mapping import Mapping
 from tilewright.space.space import Config, Space, Value
 from tilewright.space.template import GpuTerms
@@ -44,9 +44,9 @@ class Structure(ABC, Generic[S]):
 
     swizzled: ClassVar[bool] = False  # whether chunks of the tiles change places
 
-    work: Contraction
+    work: TwoFactorContraction
     mapping: Mapping
-    read: tuple[Operand, Operand]
+    read: tuple[TileOperand, TileOperand]
     tiles: S
 
     @cached_property
@@ -62,13 +62,13 @@ class Structure(ABC, Generic[S]):
         )
 
     @property
-    def blocks(self) -> Blocks:
-        return Blocks(self.mapping, self.tiles.bm, self.tiles.bn)
+    def blocks(self) -> BlockGrid:
+        return BlockGrid(self.mapping, self.tiles.bm, self.tiles.bn)
 
     @cached_property
     def copied(self) -> int:
         """Pieces of a step that a thread copies."""
-        return sum(operand.pieces(self.tiles.threads) for operand in self.operands)
+        return sum(operand.copy_count(self.tiles.threads) for operand in self.operands)
 
     @property
     @abstractmethod
@@ -86,7 +86,8 @@ class Structure(ABC, Generic[S]):
 
 
 class InTiles(ABC, Generic[S]):
-    """A sketch applied to a contraction. `ways`: the mappings to choose among; `read`: of each its operands."""
+    """A sketch applied to a contraction. `mappings_found`: the mappings to choose among; `read`: of each its
+    operands."""
 
     sizes: type[S]
     structured: type[Structure[S]]
@@ -95,12 +96,12 @@ class InTiles(ABC, Generic[S]):
 
     def __init__(
         self,
-        work: Contraction,
-        ways: list[Mapping],
+        work: TwoFactorContraction,
+        mappings_found: list[Mapping],
         machine: GpuMachine,
-        read: list[tuple[Operand, Operand]],
+        read: list[tuple[TileOperand, TileOperand]],
     ) -> None:
-        self.work, self.ways, self.machine, self.read = work, ways, machine, read
+        self.work, self.mappings_found, self.machine, self.read = work, mappings_found, machine, read
 
     @property
     @abstractmethod
@@ -123,7 +124,7 @@ class InTiles(ABC, Generic[S]):
         )
 
     def structure(self, tiles: S) -> Structure[S]:
-        return self.structured(self.work, self.ways[tiles.mapping], self.read[tiles.mapping], tiles)
+        return self.structured(self.work, self.mappings_found[tiles.mapping], self.read[tiles.mapping], tiles)
 
     def of_config(self, config: Config) -> Structure[S]:
         return self.structure(self.sizes(**dict(config.values)))

@@ -22,23 +22,23 @@ from tilewright.hw.gpu import WARP, GpuMachine
 from tilewright.hw.tensor_cores import columns, multiply
 from tilewright.loops.ir import Await, Commit, Kind, Program, Stmt, block, nest
 from tilewright.numerics import may_round_to_tf32
-from tilewright.space.sketches.cuda.contraction import Contraction, contraction_of
-from tilewright.space.sketches.cuda.fetch import Operand
+from tilewright.space.sketches.cuda.contraction import TwoFactorContraction, contraction_of
+from tilewright.space.sketches.cuda.fetch import TileOperand
 from tilewright.space.sketches.cuda.mapping import Mapping, mappings
 from tilewright.space.sketches.cuda.pipeline import Pipeline
 from tilewright.space.sketches.cuda.results import Results
 from tilewright.space.sketches.cuda.structure import InTiles, Structure
-from tilewright.space.sketches.cuda.warps import Fragments, Sums
+from tilewright.space.sketches.cuda.warps import Fragments, WarpAccumulators
 from tilewright.space.space import Knob, Space
 from tilewright.space.template import Applied, GpuTerms, GpuWork
 
 NAME = "sketch:tensorised"
 DTYPES = (DType.F16, DType.BF16)
-_FEWEST, _MOST = 32, 256  # threads of a block
+_MIN, _MAX = 32, 256  # threads of a block
 _FEW = 32  # rows or columns of a product that is next to nothing
-_MOST_SUMS = 128  # registers of a thread that hold results
-_MOST_REGISTERS = 255
-_MOST_COPIES = 40  # of a thread in a step
+_MAX_SUMS = 128  # registers of a thread that hold results
+_MAX_REGISTERS = 255
+_MAX_COPIES = 40  # of a thread in a step
 _REGISTERS_COPY, _ADDRESSES = 0.7, 16  # of a piece that is copied, and how many have any of their own
 _LONGEST = 4  # times as long as it is wide, a block
 _GATHERED = 4  # registers of one that goes through them, and where it comes from
@@ -49,16 +49,16 @@ _GATHER = 14  # more for one whose place takes divisions or conditions
 
 
 @dataclass(frozen=True)
-class Tiles:
+class WarpTiles:
     mapping: int
     bm: int
     bn: int
     bk: int
     wm: int
     wn: int
-    depth: int  # of the instruction
+    instruction_k: int  # of the instruction
     stages: int
-    ahead: bool  # fragments are loaded a step before they are multiplied
+    prefetch: bool  # fragments are loaded a step before they are multiplied
 
     @property
     def threads(self) -> int:
@@ -75,11 +75,11 @@ class Tensorised:
         found = contraction_of(work.formula, (*DTYPES, *rounded))
         if found is None:
             return None
-        ways = mappings(found, multiply(2 * columns(found.dtype), found.dtype))
-        return AppliedTensorised(found, ways, work.machine) if ways else None
+        mappings_found = mappings(found, multiply(2 * columns(found.dtype), found.dtype))
+        return AppliedTensorised(found, mappings_found, work.machine) if mappings_found else None
 
 
-class Kernel(Structure[Tiles]):
+class TensorisedKernel(Structure[WarpTiles]):
     swizzled = True
 
     @cached_property
@@ -96,9 +96,11 @@ class Kernel(Structure[Tiles]):
         """Of a thread: a fit to what the compiler took for 90 kernels."""
         t = self.tiles
         sums = t.wm * t.wn / WARP
-        fragments = (t.wm + t.wn) * t.depth * self.work.dtype.bytes / WARP / 4 * (2 if t.ahead else 1)
+        fragments = (
+            (t.wm + t.wn) * t.instruction_k * self.work.dtype.bytes / WARP / 4 * (2 if t.prefetch else 1)
+        )
         held = sum(
-            o.pieces(t.threads) * (_GATHERED if o.operand.is_gathered else 1)
+            o.copy_count(t.threads) * (_GATHERED if o.operand.is_gathered else 1)
             for o in self.operands
             if o.is_small
         )
@@ -114,15 +116,15 @@ class Kernel(Structure[Tiles]):
         warp, across = thread // WARP, t.bn // t.wn
         starts = warp // across * t.wm, warp % across * t.wn
         left, right = (
-            Fragments(operand, operand is self.operands[0], size, start, t.depth, t.ahead, thread)
+            Fragments(operand, operand is self.operands[0], size, start, t.instruction_k, t.prefetch, thread)
             for operand, size, start in zip(self.operands, (t.wm, t.wn), starts, strict=True)
         )
-        sums = Sums(left, right)
+        sums = WarpAccumulators(left, right)
         pipeline = Pipeline(self.operands, (m0, n0), batch, thread, t.stages)
-        inner = t.bk // t.depth
+        inner = t.bk // t.instruction_k
         multiplied = (
             _ahead(pipeline, sums, inner)
-            if t.ahead
+            if t.prefetch
             else pipeline.loop(lambda stage: _multiplied(sums, inner, stage))
         )
         body = block(
@@ -134,7 +136,7 @@ class Kernel(Structure[Tiles]):
         m, n, k = self.mapping.sizes
         words = (
             f"tensorised: {m} x {n} x {k} (mapping {t.mapping}) by {t.bm} x {t.bn} x {t.bk}, warps of {t.wm} x {t.wn},"
-            f" m16n8k{t.depth}, {t.stages} stages{', fragments ahead' * t.ahead}"
+            f" m16n8k{t.instruction_k}, {t.stages} stages{', fragments ahead' * t.prefetch}"
         )
         params = (*formula.inputs, formula.output)
         return Program(formula.name, params, nest([(blocks.number, Kind.PARALLEL)], body), words)
@@ -143,13 +145,17 @@ class Kernel(Structure[Tiles]):
         t = self.tiles
         size = self.work.dtype.bytes
         tile_bytes = size * (t.bm + t.bn) * t.bk
-        pieces = [o.rows * o.columns / o.lanes / WARP for o in self.operands]
-        copies = sum(pieces)
-        gathered = sum(piece for piece, o in zip(pieces, self.operands, strict=True) if o.operand.is_gathered)
+        copy_count = [o.rows * o.columns / o.lanes / WARP for o in self.operands]
+        copies = sum(copy_count)
+        gathered = sum(
+            each for each, o in zip(copy_count, self.operands, strict=True) if o.operand.is_gathered
+        )
         fragments = t.threads // WARP * (t.wm + t.wn) * t.bk * size
-        multiplications = t.bm * t.bn * t.bk / (128 * t.depth)
+        multiplications = t.bm * t.bn * t.bk / (128 * t.instruction_k)
         results = t.bm * t.bn
-        slower = (_SHALLOW if t.depth == columns(self.work.dtype) else 1.0) * (1.0 if t.ahead else _WAITING)
+        slower = (_SHALLOW if t.instruction_k == columns(self.work.dtype) else 1.0) * (
+            1.0 if t.prefetch else _WAITING
+        )
         return GpuTerms(
             blocks=self.blocks.count,
             threads=t.threads,
@@ -163,13 +169,13 @@ class Kernel(Structure[Tiles]):
             shared_traffic=float(tile_bytes + fragments),
             loaded=float(tile_bytes),
             memory=float(self.work.formula.moved),
-            write_loaded=self.work.formula.read_beside * results,
+            write_loaded=self.work.formula.epilogue_reads * results,
             written=float(results * self.work.formula.output.dtype.bytes),
             write_shared=12.0 * results,
         )
 
 
-def _multiplied(sums: Sums, inner: int, stage: te.Expr) -> list[Stmt]:
+def _multiplied(sums: WarpAccumulators, inner: int, stage: te.Expr) -> list[Stmt]:
     """A tile: `inner` steps of the instruction, each with its fragments before it."""
     stmts: list[Stmt] = []
     for step in range(inner):
@@ -178,9 +184,9 @@ def _multiplied(sums: Sums, inner: int, stage: te.Expr) -> list[Stmt]:
     return stmts
 
 
-def _ahead(pipeline: Pipeline, sums: Sums, inner: int) -> list[Stmt]:
+def _ahead(pipeline: Pipeline, sums: WarpAccumulators, inner: int) -> list[Stmt]:
     """All steps: fragments are loaded while those of the step before are multiplied, the first of the next tile at the
-    end of one, so that threads meet behind multiplications that are still under way. The copies are spread over the
+    end of one, so that threads meet after multiplications that are still under way. The copies are spread over the
     other steps."""
     stages, rows = pipeline.stages, sums.left.count
     body: list[Stmt] = []
@@ -200,7 +206,7 @@ def _ahead(pipeline: Pipeline, sums: Sums, inner: int) -> list[Stmt]:
     ]
 
 
-def _loads(sums: Sums, held: int, step: int, stage: te.Expr, row: int, rows: int) -> list[Stmt]:
+def _loads(sums: WarpAccumulators, held: int, step: int, stage: te.Expr, row: int, rows: int) -> list[Stmt]:
     """The fragments of a step; a part of them, as many as go with row `row` of `rows`."""
     stmts: list[Stmt] = []
     for fragments in (sums.left, sums.right):
@@ -212,36 +218,42 @@ def _loads(sums: Sums, held: int, step: int, stage: te.Expr, row: int, rows: int
     return stmts
 
 
-class AppliedTensorised(InTiles[Tiles]):
-    sizes, structured = Tiles, Kernel
-    most_copies, most_registers = _MOST_COPIES, _MOST_REGISTERS
+class AppliedTensorised(InTiles[WarpTiles]):
+    sizes, structured = WarpTiles, TensorisedKernel
+    most_copies, most_registers = _MAX_COPIES, _MAX_REGISTERS
 
-    def __init__(self, work: Contraction, ways: list[Mapping], machine: GpuMachine) -> None:
+    def __init__(
+        self, work: TwoFactorContraction, mappings_found: list[Mapping], machine: GpuMachine
+    ) -> None:
         turn = work.dtype.bytes == 2  # what is loaded as it is transposed
         read = [
-            (Operand(way.left, way.m, way.k, turn), Operand(way.right, way.n, way.k, turn)) for way in ways
+            (
+                TileOperand(mapping.left, mapping.m, mapping.k, turn),
+                TileOperand(mapping.right, mapping.n, mapping.k, turn),
+            )
+            for mapping in mappings_found
         ]
-        super().__init__(work, ways, machine, read)
+        super().__init__(work, mappings_found, machine, read)
         self.wide = columns(work.dtype)
 
     @cached_property
     def space(self) -> Space:
-        m, n, k = (max(mapping.sizes[at] for mapping in self.ways) for at in range(3))
+        m, n, k = (max(mapping.sizes[at] for mapping in self.mappings_found) for at in range(3))
 
         def sizes(extent: int, *choices: int) -> tuple[int, ...]:
             """Those that are not more than twice what there is."""
             return tuple(size for size in choices if size < 2 * extent or size == choices[0])
 
         knobs = (
-            Knob("mapping", tuple(range(len(self.ways))), ordered=False),
+            Knob("mapping", tuple(range(len(self.mappings_found))), ordered=False),
             Knob("bm", sizes(m, 16, 32, 64, 128, 256)),
             Knob("bn", sizes(n, 16, 32, 64, 128, 256)),
             Knob("bk", sizes(k, 4 * self.wide, 8 * self.wide)),
             Knob("wm", sizes(m, 16, 32, 64)),
             Knob("wn", sizes(n, 16, 32, 64)),
-            Knob("depth", (2 * self.wide, self.wide)),
+            Knob("instruction_k", (2 * self.wide, self.wide)),
             Knob("stages", (1, 2, 3, 4)),
-            Knob("ahead", (False, True), ordered=False),
+            Knob("prefetch", (False, True), ordered=False),
         )
         names = tuple(knob.name for knob in knobs)
         return Space(NAME, knobs, self.legal, together=(names,))
@@ -249,12 +261,12 @@ class AppliedTensorised(InTiles[Tiles]):
     @cached_property
     def _fewest(self) -> int:
         """Threads of a block: one warp is enough where there is next to nothing to do."""
-        m, n, _ = self.ways[0].sizes
-        return _FEWEST if min(m, n) < _FEW else 2 * _FEWEST
+        m, n, _ = self.mappings_found[0].sizes
+        return _MIN if min(m, n) < _FEW else 2 * _MIN
 
-    def suits(self, t: Tiles) -> bool:
-        if t.bm % t.wm or t.bn % t.wn or not self._fewest <= t.threads <= _MOST:
+    def suits(self, t: WarpTiles) -> bool:
+        if t.bm % t.wm or t.bn % t.wn or not self._fewest <= t.threads <= _MAX:
             return False
-        if t.wm * t.wn > WARP * _MOST_SUMS or (t.ahead and (t.stages == 1 or t.depth == self.wide)):
+        if t.wm * t.wn > WARP * _MAX_SUMS or (t.prefetch and (t.stages == 1 or t.instruction_k == self.wide)):
             return False
         return max(t.bm, t.bn) <= _LONGEST * min(t.bm, t.bn) and max(t.wm, t.wn) <= 2 * min(t.wm, t.wn)

@@ -22,11 +22,11 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import WARP, GpuMachine
 from tilewright.hw.tensor_cores import multiply_add
-from tilewright.loops.gpu.places import at_places, index_at_places, under
+from tilewright.loops.gpu.thread_index import at_positions, index_at_positions, under
 from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import with_results
-from tilewright.space.sketches.cuda.contraction import Contraction, contraction_of
-from tilewright.space.sketches.cuda.fetch import Fetched, Operand
+from tilewright.space.sketches.cuda.contraction import TwoFactorContraction, contraction_of
+from tilewright.space.sketches.cuda.fetch import Fetched, TileOperand
 from tilewright.space.sketches.cuda.mapping import Mapping, mappings
 from tilewright.space.sketches.cuda.pipeline import Pipeline
 from tilewright.space.sketches.cuda.structure import InTiles, Structure
@@ -36,21 +36,21 @@ from tilewright.te.index import coefficient, simplify
 
 NAME = "sketch:tiled"
 DTYPES = (DType.F32, DType.F16, DType.BF16)
-_FEWEST, _MOST = 32, 256  # threads of a block
-_MOST_SUMS = 64  # of a thread
-_FEWEST_SUMS = 4
+_MIN, _MAX = 32, 256  # threads of a block
+_MAX_SUMS = 64  # of a thread
+_MIN_SUMS = 4
 _NARROWEST, _WIDEST = 32, 256  # results of a block along one side
-_MOST_COPIES = 32  # of a thread in a step
-_MOST_REGISTERS = 240
+_MAX_COPIES = 32  # of a thread in a step
+_MAX_REGISTERS = 240
 _PART = 4  # of the depth of a tile, that is in registers at once
 _HELD = 0.4  # registers of an element of a factor: not all are held at once
 _COPY = 6  # instructions for a piece that is copied
 _GATHER = 14  # more for one whose place takes divisions or conditions
-_MOST_MAPPINGS = 2
+_MAX_MAPPINGS = 2
 
 
 @dataclass(frozen=True)
-class Tiles:
+class ThreadTiles:
     mapping: int
     tm: int  # threads
     tn: int
@@ -83,19 +83,22 @@ class Tiled:
         found = contraction_of(work.formula, DTYPES)
         if found is None:
             return None
-        ways = [way for way in mappings(found, multiply_add(found.dtype)) if not way.outer][:_MOST_MAPPINGS]
-        return AppliedTiled(found, ways, work.machine) if ways else None
+        mappings_found = [
+            mapping for mapping in mappings(found, multiply_add(found.dtype)) if not mapping.outer
+        ][:_MAX_MAPPINGS]
+        return AppliedTiled(found, mappings_found, work.machine) if mappings_found else None
 
 
 @dataclass(frozen=True)
 class _Patches:
-    """One side of a thread's results: `v` patches of `r` neighbours, `threads` x `r` apart; `place` is the thread's."""
+    """One side of a thread's results: `v` patches of `r` neighbours, `threads` x `r` apart; `position` is the
+    thread's."""
 
     tile: Fetched
     v: int
     r: int
     threads: int
-    place: te.Expr
+    position: te.Expr
 
     @property
     def count(self) -> int:
@@ -107,24 +110,24 @@ class _Patches:
 
     def at(self, v: te.Expr | int, r: te.Expr | int) -> te.Expr:
         """Where in the tile the thread's result is."""
-        return te.as_index(v) * (self.threads * self.r) + self.place * self.r + te.as_index(r)
+        return te.as_index(v) * (self.threads * self.r) + self.position * self.r + te.as_index(r)
 
     def held(self, number: te.Expr, k: te.Expr) -> te.Expr:
         """Where in `buffer` the element for a result is: as they lie in the tile."""
-        return k * self.count + number if self.tile.turned else number * _PART + k
+        return k * self.count + number if self.tile.transposed else number * _PART + k
 
     def load(self, stage: te.Expr, part: te.Expr) -> Stmt:
         """Along the rows of the tile, in vectors."""
         v, r, k = te.Var("pv", self.v), te.Var("pr", self.r), te.Var("pk", _PART)
-        index = self.tile.place(stage, self.at(v, r), part * _PART + k)
+        index = self.tile.position(stage, self.at(v, r), part * _PART + k)
         element = te.cast(te.Load(self.tile.buffer, (simplify(index),)), DType.F32)
         store = Store(self.buffer, simplify(self.held(v * self.r + r, k)), element)
-        if self.tile.turned:
+        if self.tile.transposed:
             return nest([(k, Kind.UNROLL), (v, Kind.UNROLL), (r, Kind.VECTOR)], store)
         return nest([(v, Kind.UNROLL), (r, Kind.UNROLL), (k, Kind.VECTOR)], store)
 
 
-class Kernel(Structure[Tiles]):
+class TiledKernel(Structure[ThreadTiles]):
     @cached_property
     def shared_bytes(self) -> int:
         return sum(o.bytes for o in self.operands) + 256
@@ -184,12 +187,12 @@ class Kernel(Structure[Tiles]):
         )
         total = te.Load(sums, (simplify((vm * rows.r + rm) * columns.count + vn * columns.r + rn),))
         value = simplify(
-            te.substitute(at_places(at_places(formula.value, mapping.n, n), mapping.m, m), batch)
+            te.substitute(at_positions(at_positions(formula.value, mapping.n, n), mapping.m, m), batch)
         )
-        place = index_at_places(index_at_places(formula.store, mapping.n, n), mapping.m, m)
+        position = index_at_positions(index_at_positions(formula.store, mapping.n, n), mapping.m, m)
         store = Store(
             formula.output,
-            simplify(te.substitute(place, batch)),
+            simplify(te.substitute(position, batch)),
             with_results(value, {self.work.reduction.result: total}),
         )
         most_m, most_n, _ = mapping.sizes
@@ -211,8 +214,10 @@ class Kernel(Structure[Tiles]):
         t = self.tiles
         size = self.work.dtype.bytes
         tile_bytes = size * (t.bm + t.bn) * t.bk
-        pieces = [o.rows * o.columns / o.lanes / WARP for o in self.operands]
-        gathered = sum(piece for piece, o in zip(pieces, self.operands, strict=True) if o.operand.is_gathered)
+        copy_count = [o.rows * o.columns / o.lanes / WARP for o in self.operands]
+        gathered = sum(
+            each for each, o in zip(copy_count, self.operands, strict=True) if o.operand.is_gathered
+        )
         read = t.threads * (t.vm * t.rm + t.vn * t.rn) * t.bk  # elements, by all threads
         converted = read / WARP if self.work.dtype.is_half else 0.0
         results = t.bm * t.bn
@@ -224,13 +229,13 @@ class Kernel(Structure[Tiles]):
             steps=self.summed.total,
             stages=t.stages,
             flops=0.0,
-            scalar=sum(pieces) * _COPY + gathered * _GATHER,
+            scalar=sum(copy_count) * _COPY + gathered * _GATHER,
             ordinary=results * t.bk / WARP + read / WARP / _PART + converted,
-            copies=sum(pieces),
+            copies=sum(copy_count),
             shared_traffic=float(tile_bytes + read * size),
             loaded=float(tile_bytes),
             memory=float(self.work.formula.moved),
-            write_loaded=self.work.formula.read_beside * results,
+            write_loaded=self.work.formula.epilogue_reads * results,
             written=float(results * self.work.formula.output.dtype.bytes),
             write_shared=0.0,
         )
@@ -253,18 +258,26 @@ def _summed(sums: Buffer, rows: _Patches, columns: _Patches, depth: int, stage: 
     )
 
 
-class AppliedTiled(InTiles[Tiles]):
-    sizes, structured = Tiles, Kernel
-    most_copies, most_registers = _MOST_COPIES, _MOST_REGISTERS
+class AppliedTiled(InTiles[ThreadTiles]):
+    sizes, structured = ThreadTiles, TiledKernel
+    most_copies, most_registers = _MAX_COPIES, _MAX_REGISTERS
 
-    def __init__(self, work: Contraction, ways: list[Mapping], machine: GpuMachine) -> None:
-        read = [(Operand(way.left, way.m, way.k), Operand(way.right, way.n, way.k)) for way in ways]
-        super().__init__(work, ways, machine, read)
+    def __init__(
+        self, work: TwoFactorContraction, mappings_found: list[Mapping], machine: GpuMachine
+    ) -> None:
+        read = [
+            (
+                TileOperand(mapping.left, mapping.m, mapping.k),
+                TileOperand(mapping.right, mapping.n, mapping.k),
+            )
+            for mapping in mappings_found
+        ]
+        super().__init__(work, mappings_found, machine, read)
 
     @cached_property
     def space(self) -> Space:
         knobs = (
-            Knob("mapping", tuple(range(len(self.ways))), ordered=False),
+            Knob("mapping", tuple(range(len(self.mappings_found))), ordered=False),
             Knob("tm", (4, 8, 16, 32)),
             Knob("tn", (8, 16, 32)),
             Knob("vm", (1, 2, 4, 8)),
@@ -279,15 +292,15 @@ class AppliedTiled(InTiles[Tiles]):
 
     def _vectors(self, side: int) -> tuple[int, ...]:
         """Neighbours that a thread has along a side: several where tiles have them in rows, and can be read at once."""
-        return tuple(sorted({_PART if read[side].turned else 1 for read in self.read}))
+        return tuple(sorted({_PART if read[side].transposed else 1 for read in self.read}))
 
-    def suits(self, t: Tiles) -> bool:
-        if not (_FEWEST <= t.threads <= _MOST and _FEWEST_SUMS <= t.vm * t.rm * t.vn * t.rn <= _MOST_SUMS):
+    def suits(self, t: ThreadTiles) -> bool:
+        if not (_MIN <= t.threads <= _MAX and _MIN_SUMS <= t.vm * t.rm * t.vn * t.rn <= _MAX_SUMS):
             return False
         if not (t.bm <= _WIDEST and t.bn <= _WIDEST):
             return False
         left, right = self.read[t.mapping]
-        if (t.rm > 1) != left.turned or (t.rn > 1) != right.turned:
+        if (t.rm > 1) != left.transposed or (t.rn > 1) != right.transposed:
             return False
         m, n = left.extent, right.extent
         return t.bm < 2 * max(m, _NARROWEST) and t.bn < 2 * max(n, _NARROWEST)

@@ -22,13 +22,13 @@ _MATRICES = 4  # that one instruction loads at most
 @dataclass(frozen=True)
 class Fragments:
     """An operand's fragments of one step, `size` places of its walked axes from `start` on; `ahead`: those of the next
-    step beside them."""
+    step alongside them."""
 
     tile: Fetched
     left: bool
     size: int
     start: te.Expr
-    depth: int  # of the instruction
+    instruction_k: int  # of the instruction
     ahead: bool
     thread: te.Var
 
@@ -44,7 +44,7 @@ class Fragments:
     @property
     def elements(self) -> int:
         """Of one fragment, in a thread."""
-        return self.rows * self.depth // WARP
+        return self.rows * self.instruction_k // WARP
 
     @property
     def buffer(self) -> Buffer:
@@ -54,7 +54,7 @@ class Fragments:
     @property
     def matrices(self) -> int:
         """Of one fragment."""
-        return self.rows // ROWS * (self.depth // columns(self.buffer.dtype))
+        return self.rows // ROWS * (self.instruction_k // columns(self.buffer.dtype))
 
     @property
     def together(self) -> int:
@@ -62,7 +62,7 @@ class Fragments:
         most = max(1, _MATRICES // self.matrices)
         return next(n for n in (most, most // 2, 1) if n and self.count % n == 0)
 
-    def place(self, held: int, number: int) -> te.Expr:
+    def position(self, held: int, number: int) -> te.Expr:
         """Where a fragment is in `buffer`."""
         return te.as_index((held * self.count + number) * self.elements)
 
@@ -72,27 +72,27 @@ class Fragments:
         lane = self.thread % WARP
         down, along = self._matrix(lane // ROWS % matrices)
         row = lane % ROWS
-        walked, depth = self.start + down * ROWS, along * columns(self.buffer.dtype)
-        if self.tile.turned:
-            depth = depth + row
+        walked, instruction_k = self.start + down * ROWS, along * columns(self.buffer.dtype)
+        if self.tile.transposed:
+            instruction_k = instruction_k + row
         else:
             walked = walked + row
-        further = (number * self.rows, step * self.depth)
-        index = simplify(self.tile.place(stage, walked, depth, further))
-        instruction = load_matrices(matrices, self.buffer.dtype, self.tile.turned)
+        further = (number * self.rows, step * self.instruction_k)
+        index = simplify(self.tile.position(stage, walked, instruction_k, further))
+        instruction = load_matrices(matrices, self.buffer.dtype, self.tile.transposed)
         return Warp(
-            instruction, self.thread, ((self.buffer, self.place(held, number)), (self.tile.buffer, index))
+            instruction, self.thread, ((self.buffer, self.position(held, number)), (self.tile.buffer, index))
         )
 
     def _matrix(self, number: te.Expr) -> tuple[te.Expr, te.Expr]:
         """Where in the fragments, by rows of the walked axes and by the depth, the matrix of that number is."""
-        if self.depth == columns(self.buffer.dtype):
+        if self.instruction_k == columns(self.buffer.dtype):
             return number, te.as_index(0)
         return (number % 2, number // 2) if self.left else (number // 2, number % 2)
 
 
 @dataclass(frozen=True)
-class Sums:
+class WarpAccumulators:
     """A warp's results, in fragments: of rows `i` and columns `j`."""
 
     left: Fragments
@@ -110,7 +110,7 @@ class Sums:
     def multiply(self, held: int, i: int) -> Stmt:
         """A row of fragments with all columns: there, and in the next row back, so that one is used twice in a row."""
         left, right = self.left, self.right
-        instruction = multiply(left.depth, left.buffer.dtype)
+        instruction = multiply(left.instruction_k, left.buffer.dtype)
         columns = range(right.count) if i % 2 == 0 else reversed(range(right.count))
         return block(
             *(
@@ -119,8 +119,8 @@ class Sums:
                     left.thread,
                     (
                         (self.buffer, te.as_index((i * right.count + j) * 4)),
-                        (left.buffer, left.place(held, i)),
-                        (right.buffer, right.place(held, j)),
+                        (left.buffer, left.position(held, i)),
+                        (right.buffer, right.position(held, j)),
                     ),
                 )
                 for j in columns

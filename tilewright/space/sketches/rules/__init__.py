@@ -13,7 +13,7 @@ from tilewright.space.sketches.rules.rfactor import ReductionFactorisation
 from tilewright.space.sketches.rules.row_reduction import RowReduction
 from tilewright.space.sketches.rules.skip import Skip
 from tilewright.space.sketches.rules.softmax import MatmulSoftmax
-from tilewright.space.sketches.rules.stage import Stage
+from tilewright.space.sketches.rules.stage import StageOperand
 from tilewright.space.sketches.rules.tensorise import Tensorise
 from tilewright.space.sketches.rules.tiling import MultiLevelTiling
 from tilewright.space.sketches.sketch import Rule
@@ -30,7 +30,7 @@ RULES: list[Rule] = [
     RowReduction(),
     PackConstant(),
     PackCopy(),
-    Stage(),
+    StageOperand(),
     InlineAgain(),
     Skip(),
 ]

@@ -1,4 +1,4 @@
-"""A tile for a reduction that several stages read, or that is read in another way than element by element."""
+"""Rule `cache`: a tile for a reduction that several stages read, or that is not read element by element."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.space.sketches.analysis import (
     stage_of,
 )
 from tilewright.space.sketches.placing import placed
-from tilewright.space.sketches.rows import Rows, box_of, is_placeable
+from tilewright.space.sketches.rows import RowBlocks, box_of, is_placeable
 from tilewright.space.sketches.sketch import Sketch
 
 
@@ -45,7 +45,7 @@ def cached(sketch: Sketch, name: str) -> Sequence[Sketch]:
     """The next stage computed into a tile of its own inside the block, and copied from there."""
     framed = sketch
     if sketch.frame is None:
-        frame = Rows.of(sketch, large=True)
+        frame = RowBlocks.of(sketch, large=True)
         framed = replace(sketch, frame=frame, moves=(*sketch.moves, *frame.moves()))
     if not is_placeable(framed, sketch.stage):
         return ()

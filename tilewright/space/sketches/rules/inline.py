@@ -19,7 +19,7 @@ class Inline:
     alone = True
 
     def apply(self, sketch: Sketch) -> Sequence[Sketch]:
-        if not can_inline(sketch) or feeds_product(sketch):
+        if not can_inline(sketch) or feeds_gemm(sketch):
             return ()
         _, leaf = find_leaf(sketch.start.nest, sketch.stage)
         readers = readers_of(sketch.start, sketch.stage)
@@ -38,7 +38,7 @@ class InlineAgain:
     def apply(self, sketch: Sketch) -> Sequence[Sketch]:
         if not can_inline(sketch):
             return ()
-        micro = any(tiled.product.micro for tiled in sketch.products if _reads(sketch, tiled.product.name))
+        micro = any(tiled.gemm.micro for tiled in sketch.products if _reads(sketch, tiled.gemm.name))
         if micro:  # a micro-kernel takes its operands from memory
             return ()
         return [sketch.visited(name=self.name, start=sketch.start.inline(sketch.stage))]
@@ -51,11 +51,11 @@ def can_inline(sketch: Sketch) -> bool:
     return name not in sketch.boxes  # it has its place already
 
 
-def feeds_product(sketch: Sketch) -> bool:
+def feeds_gemm(sketch: Sketch) -> bool:
     """Whether a product that was tiled reads the next stage."""
-    return any(_reads(sketch, tiled.product.name) for tiled in sketch.products)
+    return any(_reads(sketch, tiled.gemm.name) for tiled in sketch.products)
 
 
-def _reads(sketch: Sketch, product: str) -> bool:
-    _, leaf = find_leaf(sketch.start.nest, product)
+def _reads(sketch: Sketch, gemm: str) -> bool:
+    _, leaf = find_leaf(sketch.start.nest, gemm)
     return any(load.source.name == sketch.stage for load in loads_in(leaf))

@@ -13,7 +13,7 @@ class MicroKernel:
 
         for m: for n: c[m, n] += a[m, k] * b[k, n]     ->     outer_product_6x64(c, a[.., k], b[k, ..])
 
-    For matrix products and convolutions of numbers that are computed with as they are stored.
+    For matmuls and convolutions of numbers that are computed with as they are stored.
     """
 
     name = "micro"

@@ -1,4 +1,4 @@
-"""Operands of products in the order in which they are read: constants when the model is linked, others as a copy."""
+"""Rule `pack`: operands of GEMMs in the order they are read; constants are packed at link time, others are copied."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tilewright.space.sketches.analysis import (
     tile_of,
     walked_by,
 )
-from tilewright.space.sketches.product import Tiled, TiledOutput
-from tilewright.space.sketches.rules.stage import at_panel, product_that_reads
+from tilewright.space.sketches.gemm import Tiled, TiledOutput
+from tilewright.space.sketches.rules.stage import at_panel, gemm_that_reads
 from tilewright.space.sketches.sketch import Move, Sketch, Values
 from tilewright.space.space import Knob
 
 
 class PackConstant:
-    """At link time, for nothing; while a panel is used, the next one may be asked for.
+    """At link time, for nothing; while a panel is used, the next one may be prefetched.
 
     b[k, j], constant     ->     b[panel, k, j in the panel], stored so before the first call
     """
@@ -48,7 +48,7 @@ class PackConstant:
             line = sketch.work.machine.line_bytes
             return schedule.prefetch(loop, packing.name, level=int(values[knob]), spread=spread, line=line)
 
-        levels = (Knob(knob, (0, 1, 2)),) if packing.is_one_piece else ()
+        levels = (Knob(knob, (0, 1, 2)),) if packing.is_contiguous else ()
         move = Move(act, levels, lambda values: not values.get(knob) or tiled.prefetch_pays(values))
         return [sketch.visited(move, name=self.name, operand="packed")]
 
@@ -91,23 +91,23 @@ class _Packing:
         self.loop, self.box = tiled.panel_loop, at_panel(sketch, tiled)
 
     @property
-    def is_one_piece(self) -> bool:
+    def is_contiguous(self) -> bool:
         """Whether a panel of it is contiguous: it has no axes but those of the sum and the vectors."""
-        product = self.tiled.product
-        own = {product.own(product.axes.vector), *(loop.var for loop in product.stage.reductions)}
+        gemm = self.tiled.gemm
+        own = {gemm.own(gemm.axes.vector), *(loop.var for loop in gemm.stage.reductions)}
         return all(axis is None or axis in own for axis in self.axes)
 
     def act(self, schedule: Schedule, values: Values) -> Schedule:
-        """A block is what one panel takes of a piece of the sum; in it the axes of the sum in their order, then the
+        """A block is what one panel takes of a K block of the sum; in it the axes of the sum in their order, then the
         vector's."""
-        product = self.tiled.product
-        taps = [loop.var for loop in product.stage.reductions]
-        vector = product.own(product.axes.vector)
-        width, piece = self.tiled.width(values), self.tiled.piece(values)
-        blocks = [self._block(axis, taps, vector, width, piece) for axis in self.axes]
+        gemm = self.tiled.gemm
+        k_axes = [loop.var for loop in gemm.stage.reductions]
+        vector = gemm.own(gemm.axes.vector)
+        width, k_block = self.tiled.width(values), self.tiled.k_block(values)
+        blocks = [self._block(axis, k_axes, vector, width, k_block) for axis in self.axes]
         numbers = range(len(self.axes))
         across = [n for n in numbers if self.axes[n] == vector]
-        along = [n for tap in taps for n in numbers if self.axes[n] == tap]
+        along = [n for k in k_axes for n in numbers if self.axes[n] == k]
         others = [n for n in numbers if n not in across and n not in along]
         order = [
             *(2 * n for n in (*others, *across, *along)),
@@ -116,26 +116,26 @@ class _Packing:
         return schedule.pack(self.name, blocks, order)
 
     def _block(
-        self, axis: te.Var | None, taps: Sequence[te.Var], vector: te.Var, width: int, piece: int
+        self, axis: te.Var | None, k_axes: Sequence[te.Var], vector: te.Var, width: int, k_block: int
     ) -> int:
         if axis is None:
             return 1
         if axis == vector:
             return width
-        if axis == taps[-1] and piece:
-            return piece
-        return axis.extent if axis in taps else 1
+        if axis == k_axes[-1] and k_block:
+            return k_block
+        return axis.extent if axis in k_axes else 1
 
 
 def _packing(sketch: Sketch) -> _Packing | None:
     if not is_input(sketch.start, sketch.stage):
         return None
-    tiled = product_that_reads(sketch)
+    tiled = gemm_that_reads(sketch)
     if tiled is None:
         return None
-    product = tiled.product
-    loads = [load for load in loads_in(product.leaf_in(sketch.start)) if load.source.name == sketch.stage]
-    vector = product.own(product.axes.vector)
+    gemm = tiled.gemm
+    loads = [load for load in loads_in(gemm.leaf_in(sketch.start)) if load.source.name == sketch.stage]
+    vector = gemm.own(gemm.axes.vector)
     axes = walked_by(loads[0]) if len(loads) == 1 else None
     if axes is None or vector not in axes:
         return None
@@ -147,6 +147,6 @@ def is_gathered(sketch: Sketch) -> bool:
     packing = _packing(sketch)
     if packing is None:
         return False
-    product = packing.tiled.product
-    loads = loads_in(product.leaf_in(sketch.start))
-    return any(product.is_gathered(load) for load in loads if load.source.name == sketch.stage)
+    gemm = packing.tiled.gemm
+    loads = loads_in(gemm.leaf_in(sketch.start))
+    return any(gemm.is_gathered(load) for load in loads if load.source.name == sketch.stage)

@@ -1,11 +1,11 @@
-"""A reduction along what is contiguous in memory keeps a partial result in each lane of a vector."""
+"""Rule `rfactor`: a reduction along contiguous memory keeps a partial result in each lane of a vector."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
 from tilewright.loops.schedule import Schedule
-from tilewright.loops.schedule.nest import Plain, find_leaf
+from tilewright.loops.schedule.nest import PlainStage, find_leaf
 from tilewright.space.sketches import acts
 from tilewright.space.sketches.analysis import (
     depends_on_data,
@@ -75,7 +75,7 @@ class ReductionFactorisation:
         ]
 
 
-def _runs_along_memory(stage: Plain, constants: Collection[str]) -> bool:
+def _runs_along_memory(stage: PlainStage, constants: Collection[str]) -> bool:
     """Whether it is read along its innermost reduction, and would not better be tiled along its result."""
     loads, along = loads_in(stage.leaf), stage.reductions[-1].var
     if not any(is_contiguous(load, along) for load in loads):
@@ -83,5 +83,5 @@ def _runs_along_memory(stage: Plain, constants: Collection[str]) -> bool:
     if not has_reuse(stage) or not loops_of(stage):
         return True
     vector = loops_of(stage)[-1]
-    turned = [load for load in loads if moves_along(load, vector) and not is_contiguous(load, vector)]
-    return any(load.source.name not in constants for load in turned)
+    transposed = [load for load in loads if moves_along(load, vector) and not is_contiguous(load, vector)]
+    return any(load.source.name not in constants for load in transposed)

@@ -9,7 +9,7 @@ from tilewright.loops.schedule import Schedule
 from tilewright.space.sketches import acts
 from tilewright.space.sketches.analysis import has_reuse, is_reduction, needs, readers_of, stage_of
 from tilewright.space.sketches.placing import placed
-from tilewright.space.sketches.rows import Rows, box_of, is_placeable
+from tilewright.space.sketches.rows import RowBlocks, box_of, is_placeable
 from tilewright.space.sketches.sketch import Sketch
 
 
@@ -50,6 +50,6 @@ def framed_rows(sketch: Sketch) -> Sketch | None:
             is_reduction(sketch.start, name) and has_reuse(stage_of(sketch.start, name))
             for name in needs(sketch.start, sketch.stage)
         )
-        frame = Rows.of(sketch, large=products)
+        frame = RowBlocks.of(sketch, large=products)
         framed = replace(sketch, frame=frame, moves=(*sketch.moves, *frame.moves()))
     return framed if is_placeable(framed, sketch.stage) else None

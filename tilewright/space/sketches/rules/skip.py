@@ -12,7 +12,7 @@ from tilewright.space.sketches.sketch import Sketch
 class Skip:
     """The stage stays as it is.
 
-    out[i, j] = max(product[i, j], 0)     ->     the same, for the rules that visit `product` to tile
+    out[i, j] = max(product[i, j], 0)     ->     the same, for the rules that visit `gemm` to tile
     """
 
     name = "skip"

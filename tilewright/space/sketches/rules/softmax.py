@@ -1,5 +1,5 @@
-"""A matrix product and the softmax of its rows as one kernel: the product of a block of rows is a cached stage inside
-the loops of the softmax."""
+"""Rule `softmax`: a matmul and the softmax of its rows as one kernel; the matmul of a block of rows is a cached
+stage inside the loops of the softmax."""
 
 from __future__ import annotations
 

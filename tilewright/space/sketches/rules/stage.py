@@ -1,4 +1,4 @@
-"""What is read often is put into memory of its own first, as much as a block or a panel needs."""
+"""Rule `stage`: copies operands that are read often into local memory, as much as a block or a panel needs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tilewright.space.sketches.analysis import (
     readers_of,
     tile_of,
 )
+from tilewright.space.sketches.gemm import Tiled, TiledOutput
 from tilewright.space.sketches.placing import placed
-from tilewright.space.sketches.product import Tiled, TiledOutput
 from tilewright.space.sketches.rows import box_of, is_placeable
 from tilewright.space.sketches.sketch import Box, Move, Sketch, Values
 
 _STAGED_BYTES = 512 << 10
 
 
-class Stage:
+class StageOperand:
     """A copy, or the stage itself, for a block.
 
         for blocks: for panels: ... a[i, k]     ->     for blocks: { copy[i, k] = a[i, k]; for panels: ... copy[i, k] }
@@ -48,7 +48,7 @@ class Stage:
         machine = sketch.work.machine
         loop, box = sketch.frame.block_loop, box_of(sketch, sketch.stage)
         needed = box
-        tiled = product_that_reads(sketch)
+        tiled = gemm_that_reads(sketch)
         if tiled is not None and _is_walked(sketch, tiled):
             loop, needed = tiled.panel_loop, at_panel(sketch, tiled)
         move = placed(
@@ -59,19 +59,19 @@ class Stage:
 
 def _copied(sketch: Sketch, name: str) -> Sequence[Sketch]:
     """An input that a product does not walk in vectors."""
-    tiled = product_that_reads(sketch)
+    tiled = gemm_that_reads(sketch)
     if tiled is None or not isinstance(tiled, TiledOutput):
         return ()
     if _is_walked(sketch, tiled) or sketch.stage in sketch.start.nest.constants:
         return ()
     machine, tile = sketch.work.machine, tile_of(sketch.start, sketch.stage)
-    read = tiled.product.operand_box(sketch.start, tile)
+    read = tiled.gemm.operand_box(sketch.start, tile)
 
     def box(values: Values) -> Extents:
         return read(tiled.at_block(values))
 
     def act(schedule: Schedule, values: Values) -> Schedule:
-        reader = f"{tiled.product.name}.rf" if int(values["piece"]) else tiled.product.name
+        reader = f"{tiled.gemm.name}.rf" if int(values["k_block"]) else tiled.gemm.name
         made = f"{sketch.stage}.of.{reader}"
         schedule = schedule.cache_read(sketch.stage, reader).compute_at(made, tiled.block_loop)
         return acts.stage_in_vectors(schedule, made, machine)
@@ -86,18 +86,18 @@ def _copied(sketch: Sketch, name: str) -> Sequence[Sketch]:
 
 def at_panel(sketch: Sketch, tiled: Tiled) -> Box:
     """How much of the next tensor a panel of the product needs."""
-    read = tiled.product.operand_box(sketch.start, tile_of(sketch.start, sketch.stage))
+    read = tiled.gemm.operand_box(sketch.start, tile_of(sketch.start, sketch.stage))
     return lambda values: read(tiled.at_panel(values))
 
 
 def _is_walked(sketch: Sketch, tiled: Tiled) -> bool:
     """Whether the product walks the next tensor in vectors."""
-    loads = loads_in(tiled.product.leaf_in(sketch.start))
-    return any(tiled.product.is_walked(load) for load in loads if load.source.name == sketch.stage)
+    loads = loads_in(tiled.gemm.leaf_in(sketch.start))
+    return any(tiled.gemm.is_walked(load) for load in loads if load.source.name == sketch.stage)
 
 
-def product_that_reads(sketch: Sketch) -> Tiled | None:
+def gemm_that_reads(sketch: Sketch) -> Tiled | None:
     """The product that alone reads the next input."""
     readers = {leaf.stage for leaf in readers_of(sketch.start, sketch.stage)}
-    found = [tiled for tiled in sketch.products if readers == {tiled.product.name}]
+    found = [tiled for tiled in sketch.products if readers == {tiled.gemm.name}]
     return found[0] if found else None

@@ -51,12 +51,12 @@ def _offered(sketch: Sketch, intrinsic: Intrinsic) -> Iterator[Sketch]:
 def _tiles(intrinsic: Intrinsic) -> Iterator[NativeTile]:
     """Which of its axes could be the vector's and which the rows'."""
     extents = [axis.extent for axis in intrinsic.stage.axes]
-    taps = [axis.extent for axis in intrinsic.reduced]
-    if not 1 <= len(extents) <= 2 or len(taps) > 1:
+    k_axes = [axis.extent for axis in intrinsic.reduced]
+    if not 1 <= len(extents) <= 2 or len(k_axes) > 1:
         return
     for rows, lanes in dict.fromkeys(itertools.permutations([1, *extents][-2:])):
         if lanes > 1:
-            yield NativeTile(intrinsic, rows, lanes, taps[0] if taps else 1)
+            yield NativeTile(intrinsic, rows, lanes, k_axes[0] if k_axes else 1)
 
 
 def _matches(before: Sketch, made: Sketch) -> bool:

@@ -18,7 +18,7 @@ from tilewright.space.sketches.analysis import (
     needs,
     stage_of,
 )
-from tilewright.space.sketches.product import Product, TiledOutput, TiledStage
+from tilewright.space.sketches.gemm import GemmStage, TiledOutput, TiledStage
 from tilewright.space.sketches.sketch import Sketch
 
 
@@ -28,7 +28,7 @@ class MultiLevelTiling:
         product[i, j] += a[i, k] * b[k, j]     ->     S S R S R S, the innermost tile in registers,
         out[i, j] = max(product[i, j], 0)             and `out` of each tile after it
 
-    The picture is at the head of `product.py`.
+    The picture is at the head of `gemm.py`.
     """
 
     name = "tile"
@@ -42,15 +42,15 @@ class MultiLevelTiling:
 def suits_micro_kernel(sketch: Sketch) -> bool:
     """Whether the last product is a sum of products of two elements as they lie in memory, one of which does not move
     along the vectors, and the other not along the rows."""
-    product = sketch.products[-1].product
-    leaf, row = product.stage.leaf, product.row
+    gemm = sketch.products[-1].gemm
+    leaf, row = gemm.stage.leaf, gemm.row
     if leaf.kind != "sum" or leaf.target.dtype not in (DType.F32, DType.F64) or row is None:
         return False
     value = leaf.value
     if not (isinstance(value, te.Call) and value.op == "mul"):
         return False
     moves = [
-        (moves_along(operand, product.own(row)), product.is_walked(operand))
+        (moves_along(operand, gemm.own(row)), gemm.is_walked(operand))
         for operand in value.args
         if isinstance(operand, te.Load)
     ]
@@ -71,20 +71,20 @@ def tiled(sketch: Sketch, name: str, *, micro: bool, native: NativeTile | None =
         or not loops_of(consumer.stage)
     ):
         return ()
-    product = Product(sketch.work, consumer, stage, micro, native)
-    if not any(product.is_walked(load) for load in loads_in(stage.leaf)):
+    gemm = GemmStage(sketch.work, consumer, stage, micro, native)
+    if not any(gemm.is_walked(load) for load in loads_in(stage.leaf)):
         return ()
-    if native is not None and not _fits(product, native):
+    if native is not None and not _fits(gemm, native):
         return ()
     if consumer.name in sketch.bare and sketch.frame is not None and native is None:
         rename = {knob: sketch.unused(knob) for knob in ("rows", "vectors", "unroll")}
-        inner = TiledStage(product, sketch.frame.block_loop, rename, sketch.boxes[consumer.name])
+        inner = TiledStage(gemm, sketch.frame.block_loop, rename, sketch.boxes[consumer.name])
         return [
             sketch.visited(
                 inner.move(),
                 name=name,
-                product=inner,
-                boxes={sketch.stage: lambda values: product.box_of(inner.box(values))},
+                gemm=inner,
+                boxes={sketch.stage: lambda values: gemm.box_of(inner.box(values))},
             )
         ]
     if sketch.frame is not None or consumer.name != sketch.output:
@@ -94,24 +94,24 @@ def tiled(sketch: Sketch, name: str, *, micro: bool, native: NativeTile | None =
         for other in needs(sketch.start, sketch.output)
         if other != sketch.stage
     )
-    frame = TiledOutput(product)
+    frame = TiledOutput(gemm)
     return [
         sketch.visited(
-            *frame.moves(pieces=stage.leaf.kind == "sum" and native is None, chunks=inputs_only),
+            *frame.moves(k_blocks=stage.leaf.kind == "sum" and native is None, chunks=inputs_only),
             name=name,
             frame=frame,
-            product=frame,
-            boxes={sketch.stage: lambda values: product.box_of(frame.at_block(values))},
+            gemm=frame,
+            boxes={sketch.stage: lambda values: gemm.box_of(frame.at_block(values))},
         )
     ]
 
 
-def _fits(product: Product, native: NativeTile) -> bool:
+def _fits(gemm: GemmStage, native: NativeTile) -> bool:
     """Whether whole applications of an intrinsic make up a register tile."""
-    rows = 1 if product.row is None else product.row.extent
+    rows = 1 if gemm.row is None else gemm.row.extent
     return (
         native.rows <= rows
-        and native.lanes <= product.axes.vector.extent
-        and product.last_tap.extent % native.taps == 0
-        and product.tile_is_legal(native.rows, 1, 1)
+        and native.lanes <= gemm.axes.vector.extent
+        and gemm.last_k.extent % native.k_axes == 0
+        and gemm.tile_is_legal(native.rows, 1, 1)
     )

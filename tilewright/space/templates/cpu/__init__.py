@@ -5,10 +5,10 @@ from tilewright.space.templates.cpu import fast_algebra
 from tilewright.space.templates.cpu.attention import Attention
 from tilewright.space.templates.cpu.contraction import Contraction
 from tilewright.space.templates.cpu.contraction_int8 import ContractionInt8
+from tilewright.space.templates.cpu.contraction_transposed import ContractionTransposed
 from tilewright.space.templates.cpu.depthwise import Depthwise
-from tilewright.space.templates.cpu.planes import Planes
+from tilewright.space.templates.cpu.depthwise_channels_first import DepthwiseChannelsFirst
 from tilewright.space.templates.cpu.separable import SeparableChain
-from tilewright.space.templates.cpu.turned import Turned
 from tilewright.space.templates.cpu.winograd import Winograd
 
 
@@ -24,9 +24,9 @@ TEMPLATES = _by_name(
     Contraction(),
     ContractionInt8(),
     Depthwise(),
-    Planes(),
+    DepthwiseChannelsFirst(),
     SeparableChain(),
-    Turned(),
+    ContractionTransposed(),
     Winograd(),
     *fast_algebra.TEMPLATES,
 )

@@ -22,7 +22,7 @@ room for, or to so little that small ones are missed. Few queries have such scor
 computed again and weighed as above. Sums of values have such weights until they are divided: beyond 1e18 they may come
 to infinity, and below 1e-18 to nothing, where the result would not.
 
-The second product reads v once for every few queries: a piece of it at a time, which stays in the first cache while all
+The second product reads v once for every few queries: a piece of it at a time, which stays in L1 while all
 queries of the block pass, or in the second where that gives values faster than they are multiplied. It is slower by a
 third where vectors of v straddle cache lines: v can be staged, once for all the blocks of a chunk.
 
@@ -42,7 +42,13 @@ from tilewright.numerics import is_strict
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.attention import Operands
-from tilewright.space.templates.cpu.attention_nest import UNROLL, WIDE, AttentionNest, Shape, even_parts
+from tilewright.space.templates.cpu.attention_nest import (
+    UNROLL,
+    WIDE,
+    AttentionNest,
+    AttentionTiling,
+    even_parts,
+)
 from tilewright.support.arith import ceil_div, round_up
 
 NAME = "attention"
@@ -55,7 +61,7 @@ _FADING = 400.0  # cycles for a vector of rows that more keys follow: what was s
 _STAGING = 2.0  # cycles for a vector
 # By which part the second product is slower where values are not staged: their lines meet in few sets of the first
 # cache. Side by side they begin with a line, since the arena and tensors do; only an array of a caller may not.
-_APART, _STRADDLING = 0.5, 0.03
+_SEPARATE_ROWS, _STRADDLING = 0.5, 0.03
 
 
 class Attention:
@@ -91,7 +97,7 @@ class AppliedAttention:
             Knob("vectors", tuple(range(1, min(most, 8) + 1))),
             Knob("keys", (*keys, operands.keys)),
             Knob("stage", (True,) if operands.half else (False, True)),
-            Knob("together", tuple(1 << n for n in range((most - 1).bit_length() + 1))),
+            Knob("shared_blocks", tuple(1 << n for n in range((most - 1).bit_length() + 1))),
         )
 
     def is_legal(self, values: Mapping[str, Value]) -> bool:
@@ -102,7 +108,7 @@ class AppliedAttention:
 
     def can_share(self, nest: AttentionNest, *, staged: bool) -> bool:
         """Whether there is something that blocks of queries could have in common, and blocks enough to share it."""
-        together = nest.shape.together
+        together = nest.shape.shared_blocks
         return together == 1 or (staged and together < 2 * nest.block.extent)
 
     def fits(self, nest: AttentionNest, staged: int) -> bool:
@@ -117,7 +123,7 @@ class AppliedAttention:
         nest, operands, caches = self.nest_of(dict(config.values)), self.operands, self.machine.caches
         shape = nest.shape
         width, columns = operands.width, nest.padded // nest.value_lanes
-        unstaged = 0.0 if nest.staged else _STRADDLING if operands.values_are_dense else _APART
+        unstaged = 0.0 if nest.staged else _STRADDLING if operands.values_are_dense else _SEPARATE_ROWS
         spilled = 4 * shape.keys * nest.rows > 0.75 * caches.l1
         arithmetic = loads = stores = branches = from_l2 = scalar = 0.0
         for rows, vectors, keys in self.blocks(shape):
@@ -139,11 +145,11 @@ class AppliedAttention:
             loads += sum(keys * (size + tile) for size, tile in tiles) + keys * vectors * (not nest.one_block)
             stores += keys * vectors * (1 if nest.one_block else 2)
             branches += keys * (len(tiles) / UNROLL + len(groups))
-            pieces = sum(nest.pieces(part) for part in passes)
-            kept = (pieces - nest.one_block) * rows * columns
+            value_blocks = sum(nest.value_blocks(part) for part in passes)
+            kept = (value_blocks - nest.one_block) * rows * columns
             arithmetic += len(passes) * rows * columns
             loads, stores = loads + kept, stores + kept
-            scalar += width * rows * TRANSPOSING + pieces * len(tiles) * DRAINING
+            scalar += width * rows * TRANSPOSING + value_blocks * len(tiles) * DRAINING
             scalar += len(passes) * vectors * _FADING * (not nest.one_block)
             scalar += keys * columns * _STAGING * (nest.staged and not nest.ahead)
             scalar += unstaged * keys * rows * columns / 2
@@ -166,7 +172,7 @@ class AppliedAttention:
         counted = {name: operands.heads * of_head for name, of_head in terms.items()}
         return Terms(from_l3=moved, iterations=operands.heads * nest.chunk.extent, **counted)
 
-    def blocks(self, shape: Shape) -> Iterator[tuple[int, int, int]]:
+    def blocks(self, shape: AttentionTiling) -> Iterator[tuple[int, int, int]]:
         """(queries, their vectors, keys that they are compared with) of every block of a head."""
         operands, rows = self.operands, shape.vectors * self.lanes
         for first in range(0, operands.queries, rows):
@@ -180,10 +186,10 @@ class AppliedAttention:
         return self.nest_of(dict(config.values)).program(config)
 
 
-def shape_of(values: Mapping[str, Value]) -> Shape:
-    return Shape(
+def shape_of(values: Mapping[str, Value]) -> AttentionTiling:
+    return AttentionTiling(
         int(values["vectors"]),
         int(values["keys"]),
         bool(values["stage"]),
-        int(values.get("together", 1)),
+        int(values.get("shared_blocks", 1)),
     )

@@ -20,33 +20,33 @@ UNROLL = 4
 WIDE = 4  # vectors side by side in a register tile
 _LOWEST = -3.4028234663852886e38
 _FAR = 2.0**60  # what weights come to at most, and one over what they come to at least, relative to nothing
-_MOST_KEYS = 16  # in a register tile
+_MAX_KEYS = 16  # in a register tile
 _KEYS_AGAIN = 2  # in a tile where scores are computed again
-_STREAMED = 0.4  # of the bytes that the second cache gives, how many products do not wait for
+_STREAMED = 0.4  # of the bytes that L2 gives, how many products do not wait for
 
 Element = Callable[[te.Expr, te.Expr], te.Expr]
 
 
 @dataclass(frozen=True)
-class Shape:
+class AttentionTiling:
     """The numbers that follow from a config."""
 
     vectors: int  # of queries in a block
     keys: int  # in a block
     staged: bool  # whether v is copied to where it lies densely and aligned
-    together: int = 1  # blocks of queries that share what is staged
+    shared_blocks: int = 1  # blocks of queries that share what is staged
 
 
 class AttentionNest:
     """The loop nest of one config. A nest with other products overrides what has no leading underscore."""
 
-    def __init__(self, operands: Operands, machine: CpuMachine, shape: Shape) -> None:
+    def __init__(self, operands: Operands, machine: CpuMachine, shape: AttentionTiling) -> None:
         self.operands, self.shape = operands, shape
         self.lanes, self.registers = machine.lanes(DType.F32), machine.vector_registers
-        self.piece = self._bytes_of_a_piece(machine)
+        self.value_block = self._bytes_of_a_block(machine)
         self.rows = shape.vectors * self.lanes
         self.block = te.Var("block", ceil_div(operands.queries, self.rows))
-        self.chunk = te.Var("chunk", ceil_div(self.block.extent, shape.together))
+        self.chunk = te.Var("chunk", ceil_div(self.block.extent, shape.shared_blocks))
         self.first_row: te.Expr = self.block * self.rows
         self.lane = te.Var("v", self.lanes)
 
@@ -57,7 +57,7 @@ class AttentionNest:
         self.one_block = shape.keys >= operands.keys
         self.direct = self.one_block and self.padded == values  # from registers to the output
         self.staged = shape.staged or self.padded > values
-        self.ahead = shape.together > 1  # all that is staged, before the first block of queries
+        self.ahead = shape.shared_blocks > 1  # all that is staged, before the first block of queries
         held = operands.keys if self.ahead else shape.keys
         self.qt = self.scratch("qt", width * self.rows)
         self.p = self.scratch("p", shape.keys * self.rows)
@@ -86,11 +86,11 @@ class AttentionNest:
         body = self._chunk(body)
         loops = [var for var in (*operands.lead, self.chunk) if var.extent > 1]
         parallel = te.Var("head", math.prod(var.extent for var in loops))
-        place: te.Expr = parallel
+        position: te.Expr = parallel
         values: dict[te.Var, te.Expr] = {}
         for var in reversed(loops):
-            values[var] = place % var.extent
-            place = place // var.extent
+            values[var] = position % var.extent
+            position = position // var.extent
         nested = nest([(parallel, Kind.PARALLEL)], with_values(body, values))
         return Program("attention", (*operands.inputs, operands.output), nested, str(config))
 
@@ -148,10 +148,10 @@ class AttentionNest:
         u = te.Var("u", ceil_div(rows, lanes))
 
         def query(row: te.Expr, column: te.Expr) -> te.Expr:
-            place = self.first_row + row
+            position = self.first_row + row
             if rows < vectors * lanes:
-                place = te.call("min", place, te.as_index(operands.queries - 1))
-            return operands.query(place, column)
+                position = te.call("min", position, te.as_index(operands.queries - 1))
+            return operands.query(position, column)
 
         if not operands.queries_are_rows or operands.width < lanes:
             column = te.Var("d", operands.width)
@@ -159,18 +159,18 @@ class AttentionNest:
             store = Store(self.qt, column * self.rows + row, query(row, column) * scale)
             return nest([(column, Kind.SERIAL), (u, Kind.UNROLL), (self.lane, Kind.VECTOR)], store)
         tiles = Tiles(te.Var("d", operands.width), lanes)
-        tile = Buffer("turned", DType.F32, lanes * lanes, Scope.REGISTER)
+        tile = Buffer("transposed", DType.F32, lanes * lanes, Scope.REGISTER)
         step = te.Var("r", lanes)
         in_tile = [(step, Kind.UNROLL), (self.lane, Kind.VECTOR)]
         element = step * lanes + self.lane
         filled = Store(tile, element, query(u * lanes + step, tiles.start() + self.lane))
         at = (tiles.start() + step) * self.rows + u * lanes + self.lane
-        turned = block(
+        transposed = block(
             nest(in_tile, filled),
             Transpose(tile, lanes, lanes, lanes),
             nest(in_tile, Store(self.qt, at, self.at(tile, element) * scale)),
         )
-        return nest([(u, Kind.SERIAL), (tiles.var, Kind.SERIAL)], turned)
+        return nest([(u, Kind.SERIAL), (tiles.var, Kind.SERIAL)], transposed)
 
     def _clear(self, rows: int) -> Stmt:
         row, u, lane = (
@@ -178,9 +178,9 @@ class AttentionNest:
             te.Var("u", self.padded // self.value_lanes),
             te.Var("v", self.value_lanes),
         )
-        place = row * self.padded + u * self.value_lanes + lane
+        position = row * self.padded + u * self.value_lanes + lane
         loops = [(row, Kind.SERIAL), (u, Kind.UNROLL), (lane, Kind.VECTOR)]
-        return nest(loops, Store(self.acc, place, te.const(0, DType.F32)))
+        return nest(loops, Store(self.acc, position, te.const(0, DType.F32)))
 
     def _finish(self, rows: int) -> Stmt:
         """out = acc / total, from scratch."""
@@ -200,7 +200,9 @@ class AttentionNest:
 
     def result(self, row: te.Expr, column: te.Expr, value: te.Expr) -> Store:
         output = self.operands.output
-        return Store(output, self.operands.place(self.first_row + row, column), te.cast(value, output.dtype))
+        return Store(
+            output, self.operands.position(self.first_row + row, column), te.cast(value, output.dtype)
+        )
 
     # -- a block of keys ------------------------------------------------------------------------------------------
 
@@ -329,8 +331,8 @@ class AttentionNest:
 
     def key_at(self, tile: ScoreTile, first: te.Expr, column: te.Expr) -> te.Expr:
         if self.operands.half:
-            place = first + tile.in_block if self.ahead else tile.in_block
-            return self.at(self.staged_keys, place * self.padded_width + column)
+            position = first + tile.in_block if self.ahead else tile.in_block
+            return self.at(self.staged_keys, position * self.padded_width + column)
         return self.operands.key(first + tile.in_block, column)
 
     def _maxima(self, tile: ScoreTile, register: Buffer) -> Stmt:
@@ -353,14 +355,14 @@ class AttentionNest:
         """What is stored of each score of a tile, then `buffer`, an element for each row, updated with it."""
         in_row = [(tile.u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
         held = Buffer("folded", DType.F32, tile.vectors * self.lanes, Scope.REGISTER)
-        place = tile.u * self.lanes + self.lane
+        position = tile.u * self.lanes + self.lane
         row = self.row_of(tile)
-        of_score = [*before, Store(held, place, update(self.at(held, place)))]
+        of_score = [*before, Store(held, position, update(self.at(held, position)))]
         each = block(*(nest([(self.lane, Kind.VECTOR)], store) for store in of_score))
         return block(
-            nest(in_row, Store(held, place, self.at(buffer, row))),
+            nest(in_row, Store(held, position, self.at(buffer, row))),
             nest(tile.loops, each),
-            nest(in_row, Store(buffer, row, self.at(held, place))),
+            nest(in_row, Store(buffer, row, self.at(held, position))),
         )
 
     def _exponentials(self, start: int, vectors: int, count: int) -> Stmt:
@@ -372,19 +374,19 @@ class AttentionNest:
         element = u * self.lanes + self.lane
         row = (u + start) * self.lanes + self.lane
         top, sum_ = self.at(tops, element), self.at(sums, element)
-        place = self.score(u + start, key) + self.lane
-        weight = te.call("exp2_weight", self.at(self.p, place) - top)
+        position = self.score(u + start, key) + self.lane
+        weight = te.call("exp2_nonpositive", self.at(self.p, position) - top)
         fresh = Buffer("weight", DType.F32, size, Scope.REGISTER)
         weighted = block(
             nest(in_row, Store(fresh, element, weight)),
-            nest(in_row, Store(self.p, place, self.at(fresh, element))),
+            nest(in_row, Store(self.p, position, self.at(fresh, element))),
             nest(in_row, Store(sums, element, sum_ + self.at(fresh, element))),
         )
         begin: list[Stmt] = [nest(in_row, Store(tops, element, self.at(self.top, row)))]
         if self.one_block:
             begin.append(nest(in_row, Store(sums, element, te.const(0, DType.F32))))
         else:
-            fade = te.call("exp2_weight", self.at(self.before, row) - top)
+            fade = te.call("exp2_nonpositive", self.at(self.before, row) - top)
             begin.append(nest(in_row, Store(self.fade, row, fade)))
             begin.append(
                 nest(in_row, Store(sums, element, self.at(self.total, row) * self.at(self.fade, row)))
@@ -394,78 +396,78 @@ class AttentionNest:
 
     def weighted(self, rows: int, first: te.Expr, count: int) -> Stmt:
         """acc[row, e] = acc[row, e] * fade[row] + sum over keys of p[key, row] * v[key, e], a piece of the keys at a
-        time: its values stay in the first cache while all rows pass."""
-        size = ceil_div(count, self.pieces(count))
+        time: its values stay in L1 while all rows pass."""
+        size = ceil_div(count, self.value_blocks(count))
         whole, rest = divmod(count, size)
-        number = te.Var("piece", whole)
+        number = te.Var("value_block", whole)
         ends = te.call("eq", number, te.as_index(whole - 1)) if not rest else False
-        piece = _Piece(first, number * size, size, te.call("eq", number, te.as_index(0)), ends)
+        value_block = _ValueBlock(first, number * size, size, te.call("eq", number, te.as_index(0)), ends)
         if whole == 1:
-            piece = _Piece(first, te.as_index(0), size, True, not rest)
-        stmts = [nest([(number, Kind.SERIAL)], self._weighted_piece(rows, piece))]
+            value_block = _ValueBlock(first, te.as_index(0), size, True, not rest)
+        stmts = [nest([(number, Kind.SERIAL)], self._weighted_block(rows, value_block))]
         if rest:
-            last = _Piece(first, te.as_index(whole * size), rest, False, True)
-            stmts.append(self._weighted_piece(rows, last))
+            last = _ValueBlock(first, te.as_index(whole * size), rest, False, True)
+            stmts.append(self._weighted_block(rows, last))
         return block(*stmts)
 
-    def _weighted_piece(self, rows: int, piece: _Piece) -> Stmt:
+    def _weighted_block(self, rows: int, value_block: _ValueBlock) -> Stmt:
         stmts: list[Stmt] = []
         group = te.Var("group", rows // self.lanes)
         for start, vectors in even_parts(self.padded // self.value_lanes, WIDE):
             # Tiles may not overlap: what is accumulated twice is wrong.
             tiles = [
-                self._weighted_tile(group, part, size, start, vectors, piece)
+                self._weighted_tile(group, part, size, start, vectors, value_block)
                 for part, size in self.row_tiles(self.lanes, vectors)
             ]
             if group.extent:
                 stmts.append(nest([(group, Kind.SERIAL)], block(*tiles)))
             last = te.as_index(group.extent)
             for part, size in self.row_tiles(rows % self.lanes, vectors):
-                stmts.append(self._weighted_tile(last, part, size, start, vectors, piece))
+                stmts.append(self._weighted_tile(last, part, size, start, vectors, value_block))
         return block(*stmts)
 
-    def pieces(self, count: int) -> int:
+    def value_blocks(self, count: int) -> int:
         """Into how many so many keys are cut for the second product."""
         columns = min(self.padded, WIDE * self.value_lanes)
-        return max(1, ceil_div(count * columns * 4, self.piece))
+        return max(1, ceil_div(count * columns * 4, self.value_block))
 
-    def _bytes_of_a_piece(self, machine: CpuMachine) -> int:
+    def _bytes_of_a_block(self, machine: CpuMachine) -> int:
         """Of values: all tiles of rows read it in turn."""
         rows = self.registers * 3 // 4 // WIDE
-        wanted = machine.vector_bytes * machine.throughput.multiply_adds / rows  # in a cycle
+        wanted = machine.vector_bytes * machine.throughput.fmas / rows  # in a cycle
         if wanted <= _STREAMED * machine.throughput.l2:
             return machine.caches.l2_per_core // 4
         return machine.caches.l1 * 2 // 3  # the rest is for the weights that pass
 
     def key_tile(self, vectors: int) -> int:
         """Keys in a register tile of so many vectors of rows."""
-        return min(self.registers * 3 // 4 // vectors, _MOST_KEYS)
+        return min(self.registers * 3 // 4 // vectors, _MAX_KEYS)
 
     def row_tiles(self, rows: int, vectors: int) -> list[tuple[int, int]]:
         """(first, how many) of the rows of one vector's lanes that a register tile takes."""
         return even_parts(rows, self.registers * 3 // 4 // vectors)
 
     def _weighted_tile(
-        self, group: te.Expr, part: int, rows: int, start: int, vectors: int, piece: _Piece
+        self, group: te.Expr, part: int, rows: int, start: int, vectors: int, value_block: _ValueBlock
     ) -> Stmt:
         lanes = self.value_lanes
         r, u, lane, key = (
             te.Var("r", rows),
             te.Var("u", vectors),
             te.Var("v", lanes),
-            te.Var("k", piece.count),
+            te.Var("k", value_block.count),
         )
         in_tile = [(r, Kind.UNROLL), (u, Kind.UNROLL), (lane, Kind.VECTOR)]
         register = Buffer("sum", DType.F32, rows * vectors * lanes, Scope.REGISTER)
         element = (r * vectors + u) * lanes + lane
         kept = te.Load(register, (element,))
         row, column = group * self.lanes + part + r, (u + start) * lanes + lane
-        in_block = piece.start + key
+        in_block = value_block.start + key
         if self.staged:
-            place = piece.first + in_block if self.ahead else in_block
-            value = self.at(self.staged_values, place * self.padded + column)
+            position = value_block.first + in_block if self.ahead else in_block
+            value = self.at(self.staged_values, position * self.padded + column)
         else:
-            value = self.operands.value(piece.first + in_block, column)
+            value = self.operands.value(value_block.first + in_block, column)
         weight = self.at(self.p, self.score(group, in_block) + part + r)
         update = te.call("fma", weight, value, kept)
         step = nest(in_tile, Store(register, element, update))
@@ -476,14 +478,16 @@ class AttentionNest:
         suspend = nest(in_tile, Store(self.acc, held, kept))
         end = nest(in_tile, self.result(row, column, kept * fade)) if self.direct else suspend
         return block(
-            _either(piece.begins, begin, resume), _unrolled(key, step), _either(piece.ends, end, suspend)
+            _either(value_block.begins, begin, resume),
+            _unrolled(key, step),
+            _either(value_block.ends, end, suspend),
         )
 
 
 @dataclass(frozen=True)
 class ScoreTile:
-    """`count` keys from `begin` on, in a block of keys, beside `vectors` vectors of rows from the one numbered `start`
-    on."""
+    """`count` keys from `begin` on, in a block of keys, alongside `vectors` vectors of rows from the one numbered
+    `start` on."""
 
     start: te.Expr | int
     vectors: int
@@ -520,7 +524,7 @@ Finish = Callable[[ScoreTile, Buffer], Stmt]
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _ValueBlock:
     """`count` keys of the block of keys that begins at `first`, from `start` on, and whether they are its first or its
     last: known, or a condition."""
 

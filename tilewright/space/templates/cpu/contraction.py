@@ -1,25 +1,25 @@
-"""Matrix products and direct convolutions: register tiles over packed panels.
+"""Matmuls and direct convolutions: register tiles over packed panels.
 
     for every chunk of panels and block of rows:                    (parallel)
       stage the block's data in scratch                             (where it is a formula: a padding, a conversion)
       for every panel of the weight, `vectors` registers wide:
         copy it to scratch                                          (where it is no constant and rows pass it often)
-        for pieces of the taps:                                     (where a panel is longer than the first cache)
+        for blocks of K:                                            (where a panel is larger than L1)
           for every `rows` rows of the block:
-            acc[rows, vectors] = 0, or what the piece before left
-            for taps, `unroll` written out: acc += data[row, tap] * panel[tap, :]
-              prefetch a line of the next piece                     (of the next panel, where none is packed)
+            acc[rows, vectors] = 0, or the partial sums of the previous block
+            for k, unrolled by `unroll`: acc += data[row, k] * panel[k, :]
+              prefetch a line of the next block of K                (of the next panel, where none is packed)
             out = epilogue(acc)
 
-The last piece is as long as what is left. The last panel has register tiles of its own where it is narrower than the
-others: columns that it shares with the panel before are not computed again. Where there is one panel, its
-last vector overlaps the one before it as far as it is not whole. A few columns behind the last whole vector are in no
-panel where that pays: the last chunk sums them along the taps (`contraction_tail.py`).
+The last block of K is as long as what is left. A last panel that is narrower than the others has register tiles of its
+own, so that no column is computed twice. If there is only one panel, its last vector overlaps the one before it. If
+that is faster, the few columns after the last whole vector belong to no panel, and the last chunk reduces them along K
+(`contraction_tail.py`).
 
-A panel of a constant weight is contiguous in the order in which it is read. It stays in the second cache while the rows
-of the block pass; the rows of the block stay there while the panels of the chunk pass. Where there are so few rows that
-reading the weight is all there is to do, each vector of a panel is stored apart, its taps behind each other:
-memory gives more to a core that reads from several places at once.
+A panel of a constant weight is contiguous in the order in which it is read. The panel stays in L2 while the rows of the
+block pass, and the rows of the block stay there while the panels of the chunk pass. With so few rows that the kernel is
+bound by reading the weight, each vector of a panel is stored separately, contiguous along K: a core that reads several
+streams concurrently gets more bandwidth.
 """
 
 from __future__ import annotations
@@ -30,24 +30,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tilewright import te
-from tilewright.loops.ir import (
-    Buffer,
-    Program,
-)
-from tilewright.loops.tiling import (
-    Tiles,
-    extent_of,
-    lanes_for,
-)
+from tilewright.loops.ir import Buffer, Program
+from tilewright.loops.tiling import Tiles, extent_of, lanes_for
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest
-from tilewright.space.templates.cpu.contraction_tail import columns_apart, tail_terms
-from tilewright.space.templates.cpu.product import (
+from tilewright.space.templates.cpu.contraction_tail import both, tail_columns, tail_terms
+from tilewright.space.templates.cpu.gemm import (
     Coordinate,
-    Product,
+    Gemm,
     coordinates,
-    product_of,
+    gemm_of,
 )
 from tilewright.support.arith import ceil_div, evenly_spread, round_up
 from tilewright.te.index import coefficient
@@ -57,16 +50,16 @@ _STAGED_BYTES = 512 << 10
 _PARTIAL_BYTES = 256 << 10
 _PANEL_BYTES = 256 << 10
 _STRADDLING, _STRADDLING_STORE = 0.75, 1.5  # cycles for a vector in two cache lines
-_ASTRAY = 0.5  # of the tensors that could be aligned, those that are not: a caller's may begin anywhere
+_UNALIGNED = 0.5  # assumed fraction of the caller's tensors that are not aligned to a cache line
 _TALL_AND_WIDE = 1.25  # cycles for a row beyond 8 in a step, in tiles of 3 vectors and more
-_FAR_LINE, _FAR_LINE_ASKED = (
+_FAR_LINE, _FAR_LINE_PREFETCHED = (
     4.0,
     2.0,
-)  # cycles for a line from the third cache, not in a run of lines; asked for before
-# Of the second cache, what data and a panel may fill so that panels which come by displace nothing; of the data, what
-# they displace where it is twice as much. (What windows pass is read more often, and stays longer.)
+)  # cycles for a line from L3, not in a run of lines; prefetched before
+# The share of L2 that data and a panel may fill without evictions by the next panels; the share of the data that is
+# evicted where it is twice as large. (Data under overlapping windows is read more often, and stays longer.)
 _ROOMY, _DISPLACED = 0.4, 0.45
-ASKED_SHOWN = 0.25  # of what panels from the third cache cost, where they are asked for a piece ahead
+PREFETCHED_COST = 0.25  # of the cost of panels from L3, where they are prefetched a block of K ahead
 COPIED_BYTES = 16.0  # a cycle, while data is staged: nothing is computed that would hide where it comes from
 _NEXT_RUN = 4.0  # cycles from one block of channels to the next, which the hardware does not foresee
 FAR_RUN = 20.0  # cycles for the beginning of a run of the data that comes from there
@@ -74,7 +67,7 @@ _FOLLOWED, _FAR_STRIP = (
     64,
     30.0,
 )  # pages that are written in turn; cycles for a strip of a row where there are more
-_WRITTEN_OUT = 320  # multiply-adds written out at most: code size and compile time
+_WRITTEN_OUT = 320  # FMAs written out at most: code size and compile time
 _WRITTEN_OUT_BLOCK = 400  # of a whole block of channels, which then needs no loop inside the one over blocks
 _SPREAD_EARLY = (
     5  # rows at most of such a block two vectors wide: LLVM spreads elements that are used twice early
@@ -85,7 +78,14 @@ BEGIN, _BROUGHT = (
 )  # cycles to begin with a panel; bytes of it for each that its first tile waits
 _BLOCKS = (1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 14, 16, 24, 28, 32, 48, 64, 96, 128)
 _FEW_CUTS = 4  # divisors of a sum's length that are enough to cut it by
-_PIECES = (64, 96, 128, 192, 256, 384)  # about as many taps are in a piece whose length is no divisor
+_K_BLOCKS = (
+    64,
+    96,
+    128,
+    192,
+    256,
+    384,
+)  # about as many steps of K are in a K block whose length is no divisor
 _NARROW_PAYS = 1 / 32  # of the columns computed, what a narrower last panel must save
 _FEW_ROWS = 4  # for which reading the weight takes longer than multiplying it
 _LAST_ROWS = 10  # of its register tiles at most
@@ -95,19 +95,19 @@ class Contraction:
     name = NAME
 
     def apply(self, work: Work) -> Applied | None:
-        product = product_of(work.formula)
-        if product is None:
+        gemm = gemm_of(work.formula)
+        if gemm is None:
             return None
-        dims = coordinates(product)
-        if dims is None and not isinstance(product.data, te.Load):
+        dims = coordinates(gemm)
+        if dims is None and not isinstance(gemm.data, te.Load):
             return None
-        if dims is not None and product.in_planes(dims):
-            dims = product.in_storage_order(dims)
-        return AppliedContraction(work, product, dims)
+        if dims is not None and gemm.in_planes(dims):
+            dims = gemm.in_storage_order(dims)
+        return AppliedContraction(work, gemm, dims)
 
 
 @dataclass(frozen=True)
-class Shape:
+class ContractionTiling:
     """The numbers that follow from a config."""
 
     rows: int
@@ -118,15 +118,15 @@ class Shape:
     chunks: int
     block: int  # values of the outermost row axis in a block: whole register tiles where it is the only one
     blocks: int
-    tap_block: int  # values of the tap that is cut whose products are summed at once; 0: all taps of all axes
+    k_block: int  # values of the step of K that is cut whose products are summed at once; 0: all steps of K of all axes
     prefetch: int
     staged: bool
     copied: bool = False  # whether a panel that is no constant is copied to scratch memory
     last_vectors: int = 0  # of the last panel, where it is narrower than the others
     last_rows: int = 0
 
-    @property
-    def last(self) -> Shape | None:
+    @cached_property
+    def last(self) -> ContractionTiling | None:
         """The shape of the last panel, if it has one of its own."""
         if not self.last_vectors:
             return None
@@ -138,47 +138,51 @@ class AppliedContraction:
     tall = 0.1  # cycles for a row beyond 8 in a step, in tiles of one or two vectors
     narrows = True  # whether the last panel may have tiles of its own, vectors may overlap or be stored apart
 
-    def __init__(self, work: Work, product: Product, dims: tuple[Coordinate, ...] | None) -> None:
+    def __init__(self, work: Work, gemm: Gemm, dims: tuple[Coordinate, ...] | None) -> None:
         self.work = work
         self.machine = work.machine
-        self.product = product
+        self.gemm = gemm
         self.dims = dims
-        self.lanes = lanes_for(product.formula, work.machine, product.run)
-        self.must_stage = not isinstance(product.data, te.Load)
-        accumulator = product.reduction.result.dtype
+        self.lanes = lanes_for(gemm.formula, work.machine, gemm.run)
+        self.must_stage = not isinstance(gemm.data, te.Load)
+        accumulator = gemm.reduction.result.dtype
         self.registers_each = max(1, accumulator.bytes * self.lanes // work.machine.vector_bytes)
         # Integers are widened, multiplied (two instructions on most machines) and added.
         self.instructions = 1.0 if accumulator.is_float else 3.0
+        # A descent prefetches thousands of configs, and of most whether they are legal and then what they cost.
+        self._shape: tuple[object, ContractionTiling] | None = None
+        self._last_tiles: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self._staged_extents: dict[int, tuple[int, ...]] = {}
 
     @cached_property
-    def apart(self) -> bool:
+    def vectors_separate(self) -> bool:
         """Whether the vectors of a panel are stored apart from each other."""
-        few = extent_of(self.product.rows) <= _FEW_ROWS
-        return self.narrows and few and self.product.constant_weight
+        few = extent_of(self.gemm.rows) <= _FEW_ROWS
+        return self.narrows and few and self.gemm.constant_weight
 
     @cached_property
     def tail(self) -> int:
-        """The columns behind the last whole vector, where they are summed apart from the others."""
-        if not self.narrows or self.apart:
+        """The columns after the last whole vector, where they are summed apart from the others."""
+        if not self.narrows or self.vectors_separate:
             return 0
-        return columns_apart(self.product, self.lanes)
+        return tail_columns(self.gemm, self.lanes)
 
     @cached_property
     def columns(self) -> te.Var:
         """Those that are in panels."""
-        vector = self.product.vector
+        vector = self.gemm.vector
         return te.Var("columns", vector.extent - self.tail) if self.tail else vector
 
     # -- the space ------------------------------------------------------------------------------------------------
 
     @cached_property
     def space(self) -> Space:
-        rows = self.product.rows
+        rows = self.gemm.rows
         tile_axis = rows[-1].extent if rows else 1
         outer = rows[0].extent if len(rows) > 1 else ceil_div(tile_axis, 4)
         blocks = [n for n in _BLOCKS if n < outer]
         stage = (True,) if self.must_stage else (False, True) if self.dims is not None else (False,)
-        copy = () if self.product.constant_weight else (Knob("copy", (False, True)),)
+        copy = () if self.gemm.constant_weight else (Knob("copy", (False, True)),)
         return Space(
             self.name,
             (
@@ -187,7 +191,7 @@ class AppliedContraction:
                 Knob("unroll", self._unrolls()),
                 Knob("block", (0, *blocks)),
                 Knob("chunks", (1, 2, 4, 8, 16, 32)),
-                Knob("tap_block", (0, *self._cuts())),
+                Knob("k_block", (0, *self._cuts())),
                 Knob("prefetch", self._prefetch_levels()),
                 Knob("stage", stage),
                 *copy,
@@ -196,9 +200,9 @@ class AppliedContraction:
             together=(
                 ("rows", "vectors"),
                 ("block", "chunks", "stage"),
-                ("tap_block", "prefetch"),
-                ("block", "tap_block"),
-                *((("copy", "tap_block", "block"),) if copy else ()),
+                ("k_block", "prefetch"),
+                ("block", "k_block"),
+                *((("copy", "k_block", "block"),) if copy else ()),
             ),
         )
 
@@ -209,39 +213,39 @@ class AppliedContraction:
         return ceil_div(extent, self.lanes) if self.narrows else extent // self.lanes
 
     def _prefetch_levels(self) -> tuple[int, ...]:
-        """Where the next piece of a panel is brought; the next panel, which is farther away, where none is packed."""
-        if self.apart:
+        """Where the next K block of a panel is brought; the next panel, which is farther away, where none is packed."""
+        if self.vectors_separate:
             return (0,)
-        return (0, 1, 2) if self.product.constant_weight else (0, 2)
+        return (0, 1, 2) if self.gemm.constant_weight else (0, 2)
 
     def _cuts(self) -> list[int]:
-        """Divisors of the tap that is cut; of one without many, which is the only one, also others."""
-        product = self.product
-        extent = product.taps[product.cut].extent
-        exact = [n for n in range(1, extent + 1) if extent % n == 0 and self._can_be_piece(n)]
-        if len(exact) >= _FEW_CUTS or len(product.taps) > 1:
+        """Divisors of the step of K that is cut; of one without many, which is the only one, also others."""
+        gemm = self.gemm
+        extent = gemm.k_axes[gemm.cut].extent
+        exact = [n for n in range(1, extent + 1) if extent % n == 0 and self._can_be_k_block(n)]
+        if len(exact) >= _FEW_CUTS or len(gemm.k_axes) > 1:
             return evenly_spread(exact, 5)
-        pieces = (ceil_div(extent, ceil_div(extent, size)) for size in _PIECES)
-        whole_steps = (round_up(size, 8) for size in pieces)
-        return sorted({*exact, *(size for size in whole_steps if self._can_be_piece(size))})
+        k_blocks = (ceil_div(extent, ceil_div(extent, size)) for size in _K_BLOCKS)
+        whole_steps = (round_up(size, 8) for size in k_blocks)
+        return sorted({*exact, *(size for size in whole_steps if self._can_be_k_block(size))})
 
-    def _can_be_piece(self, tap_block: int) -> bool:
-        taps = tap_block * self.product.whole_taps
-        return 48 <= taps <= 768 and taps < self.product.length
+    def _can_be_k_block(self, k_block: int) -> bool:
+        k_size = k_block * self.gemm.inner_k
+        return 48 <= k_size <= 768 and k_size < self.gemm.length
 
     def _unrolls(self) -> tuple[int, ...]:
-        some = {n for n in (1, 2, 4, 8) if n <= max(self.product.length, 1)}
-        return tuple(sorted(some | {self.product.short_run} - {0}))
+        some = {n for n in (1, 2, 4, 8) if n <= max(self.gemm.length, 1)}
+        return tuple(sorted(some | {self.gemm.short_run} - {0}))
 
     def can_be_written_out(self, rows: int, vectors: int, unroll: int) -> bool:
-        most = _WRITTEN_OUT_BLOCK if unroll == self.product.short_run else _WRITTEN_OUT
+        most = _WRITTEN_OUT_BLOCK if unroll == self.gemm.short_run else _WRITTEN_OUT
         if rows > self._most_rows(vectors, unroll):
             return False
         return unroll == 1 or rows * vectors * unroll <= most
 
     def _most_rows(self, vectors: int, unroll: int) -> float:
         """Of a tile that does not spill, whatever the registers have room for."""
-        return _SPREAD_EARLY if vectors == 2 and unroll == self.product.short_run else math.inf
+        return _SPREAD_EARLY if vectors == 2 and unroll == self.gemm.short_run else math.inf
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
         shape = self.shape_of(values)
@@ -254,7 +258,7 @@ class AppliedContraction:
             or shape.per_chunk * (shape.chunks - 1) >= shape.panels.count
         ):
             return False
-        if len(self.product.rows) == 1 and shape.block > self.product.rows[0].extent:
+        if len(self.gemm.rows) == 1 and shape.block > self.gemm.rows[0].extent:
             return False
         if shape.staged and self._staged_bytes(shape) > _STAGED_BYTES:
             return False
@@ -262,25 +266,35 @@ class AppliedContraction:
             return False
         if shape.copied and self._panel_bytes(shape) > _PANEL_BYTES:
             return False
-        return not shape.tap_block or self.partial_size(shape) * 4 <= _PARTIAL_BYTES
+        return not shape.k_block or self.partial_size(shape) * 4 <= _PARTIAL_BYTES
 
-    def _registers(self, shape: Shape) -> int:
+    def _registers(self, shape: ContractionTiling) -> int:
         """Vectors that are alive in the innermost loop; in parts of a block of channels LLVM wants two more."""
-        beside = 3 if shape.unroll < self.product.short_run else 1
-        return shape.rows * shape.vectors + shape.vectors + beside
+        scalar_loads = 3 if shape.unroll < self.gemm.short_run else 1
+        return shape.rows * shape.vectors + shape.vectors + scalar_loads
 
-    def shape_of(self, values: Mapping[str, Value]) -> Shape:
+    def shape_of(self, values: Mapping[str, Value]) -> ContractionTiling:
+        prefetched = tuple(values.items())
+        known = self._shape
+        if known is None or known[0] != prefetched:
+            known = self._shape = prefetched, self._made_shape(values)
+        return known[1]
+
+    def _made_shape(self, values: Mapping[str, Value]) -> ContractionTiling:
         rows, vectors = int(values["rows"]), int(values["vectors"])
         columns = self.columns
         if vectors * self.lanes > columns.extent:
             columns = te.Var("columns", vectors * self.lanes)
         panels = Tiles(columns, vectors * self.lanes)
         per_chunk = ceil_div(panels.count, int(values["chunks"]))
-        outer = self.product.rows[0].extent if self.product.rows else 1
-        unit = rows if len(self.product.rows) == 1 else 1
+        outer = self.gemm.rows[0].extent if self.gemm.rows else 1
+        unit = rows if len(self.gemm.rows) == 1 else 1
         size = even_block(outer, int(values["block"]) * unit or outer, unit)
-        last_rows, last_vectors = self.last_tile(panels, vectors, size, int(values["unroll"]))
-        return Shape(
+        tile = vectors, size, int(values["unroll"])
+        if tile not in self._last_tiles:
+            self._last_tiles[tile] = self.last_tile(panels, *tile)
+        last_rows, last_vectors = self._last_tiles[tile]
+        return ContractionTiling(
             rows=rows,
             vectors=vectors,
             unroll=int(values["unroll"]),
@@ -289,7 +303,7 @@ class AppliedContraction:
             chunks=ceil_div(panels.count, per_chunk),
             block=size,
             blocks=ceil_div(outer, size),
-            tap_block=int(values["tap_block"]),
+            k_block=int(values["k_block"]),
             prefetch=int(values["prefetch"]),
             staged=bool(values["stage"]),
             copied=bool(values.get("copy", False)),
@@ -302,61 +316,67 @@ class AppliedContraction:
         left = panels.axis.extent - (panels.count - 1) * panels.size
         narrow = ceil_div(left, self.lanes)
         saved = (vectors - narrow) / (panels.count * vectors)
-        if not self.narrows or self.apart or saved < _NARROW_PAYS:
+        if not self.narrows or self.vectors_separate or saved < _NARROW_PAYS:
             return 0, 0
-        rows = block if len(self.product.rows) < 2 else self.product.rows[-1].extent
+        rows = block if len(self.gemm.rows) < 2 else self.gemm.rows[-1].extent
         room = self.machine.vector_registers // self.registers_each - 1 - narrow
         most = int(max(1, min(rows, room // narrow, _LAST_ROWS, self._most_rows(narrow, unroll))))
         return min(range(most, 0, -1), key=lambda n: ceil_div(rows, n) * max(n * narrow, 8)), narrow
 
-    def _staged_bytes(self, shape: Shape) -> int:
-        return self.product.data.dtype.bytes * math.prod(self.staged_extents(shape))
+    def _staged_bytes(self, shape: ContractionTiling) -> int:
+        return self.gemm.data.dtype.bytes * math.prod(self.staged_extents(shape))
 
-    def _panel_bytes(self, shape: Shape) -> int:
-        return shape.panels.size * self.product.length * self.product.weight.dtype.bytes
+    def _panel_bytes(self, shape: ContractionTiling) -> int:
+        return shape.panels.size * self.gemm.length * self.gemm.weight.dtype.bytes
 
-    def staged_extents(self, shape: Shape) -> tuple[int, ...]:
-        assert self.dims is not None
-        outer = self.product.rows[0] if self.product.rows else None
-        return tuple(
-            dim.extent(shape.block if dim.axis == outer else dim.axis.extent if dim.axis else 1)
-            for dim in self.dims
-        )
+    def staged_extents(self, shape: ContractionTiling) -> tuple[int, ...]:
+        if shape.block not in self._staged_extents:
+            assert self.dims is not None
+            outer = self.gemm.rows[0] if self.gemm.rows else None
+            self._staged_extents[shape.block] = tuple(
+                dim.extent(shape.block if dim.axis == outer else dim.axis.extent if dim.axis else 1)
+                for dim in self.dims
+            )
+        return self._staged_extents[shape.block]
 
-    def _tiles_per_block(self, shape: Shape) -> int:
+    def _tiles_per_block(self, shape: ContractionTiling) -> int:
         """Register tiles of one panel in one block."""
-        rows = self.product.rows
+        rows = self.gemm.rows
         if not rows:
             return 1
         if len(rows) == 1:
             return ceil_div(shape.block, shape.rows)
-        inner = extent_of(rows[1:-1]) * ceil_div(rows[-1].extent, shape.rows)
-        return shape.block * inner
+        return shape.block * self._between * ceil_div(rows[-1].extent, shape.rows)
 
-    def partial_size(self, shape: Shape) -> int:
+    @cached_property
+    def _between(self) -> int:
+        """Rows of the result for each value of the outermost and the innermost row axis."""
+        return extent_of(self.gemm.rows[1:-1])
+
+    def partial_size(self, shape: ContractionTiling) -> int:
         wide = self._tiles_per_block(shape) * shape.rows * shape.vectors * self.lanes
         return wide if shape.last is None else max(wide, self.partial_size(shape.last))
 
-    def _prefetch_pays(self, shape: Shape) -> bool:
-        """Whether the lines of a piece of a panel are about as many as the steps in which one can be asked for."""
-        if not self.product.constant_weight:
+    def _prefetch_pays(self, shape: ContractionTiling) -> bool:
+        """Whether the lines of a K block of a panel are about as many as the steps in which one can be prefetched."""
+        if not self.gemm.constant_weight:
             return (
                 self._weight_pitch > self.machine.line_bytes and self._tiles_per_block(shape) >= shape.vectors
             )
-        taps = (shape.tap_block or self.product.taps[self.product.cut].extent) * self.product.whole_taps
-        steps = self._tiles_per_block(shape) * max(1, taps // shape.unroll)
-        return shape.panels.size * taps * 4 // self.machine.line_bytes * 2 >= steps
+        k_size = (shape.k_block or self.gemm.k_axes[self.gemm.cut].extent) * self.gemm.inner_k
+        steps = self._tiles_per_block(shape) * max(1, k_size // shape.unroll)
+        return shape.panels.size * k_size * 4 // self.machine.line_bytes * 2 >= steps
 
     # -- what it costs --------------------------------------------------------------------------------------------
 
     def terms(self, config: Config) -> Terms:
         shape = self.shape_of(dict(config.values))
-        product, machine = self.product, self.machine
-        repeats = extent_of(product.shared)
+        gemm, machine = self.gemm, self.machine
+        repeats = self._repeats
         passes = repeats * shape.blocks * shape.chunks * shape.per_chunk
-        length = product.length
-        pieces = ceil_div(length, shape.tap_block * product.whole_taps) if shape.tap_block else 1
-        size = product.weight_bytes
+        length = gemm.length
+        k_blocks = ceil_div(length, shape.k_block * gemm.inner_k) if shape.k_block else 1
+        size = gemm.weight_bytes
         panel = shape.panels.size * length * size
         weight_bytes = panel * shape.panels.count * repeats
         block_bytes = self.block_bytes(shape)
@@ -364,9 +384,9 @@ class AppliedContraction:
         chunk_panels = shape.per_chunk if shape.chunks > 1 else shape.panels.count
         caches = machine.caches
 
-        # The part of a panel that all rows of the block pass by stays in the first cache; what does not fit there comes
+        # The part of a panel that all rows of the block pass by stays in L1; what does not fit there comes
         # again for each tile.
-        crowded = (panel + self._tile_bytes(shape)) / pieces / (0.75 * caches.l1) - 1
+        crowded = (panel + self._tile_bytes(shape)) / k_blocks / (0.75 * caches.l1) - 1
         returns = min(1.0, max(0.0, 2 * crowded)) * (self._tiles_per_block(shape) - 1)
         panel_reads = passes * panel * (1 + returns)
         data_reads = data_bytes * shape.chunks * shape.per_chunk
@@ -377,170 +397,182 @@ class AppliedContraction:
         beyond = min(1.0, max(0.0, filled / 0.75 - 1))
         lines = max(beyond, min(1.0, _DISPLACED * (filled / _ROOMY - 1))) if self._streams else beyond
         from_l3 = lines * shape.chunks * (shape.per_chunk - 1) * data_bytes
-        # Panels come from memory once for each block of rows, unless the chunk's stay in the second cache.
+        # Panels come from memory once for each block of rows, unless the chunk's stay in L2.
         again = shape.blocks if panel * chunk_panels > caches.l2_per_core // 2 else 1
-        if product.constant_weight:
+        if gemm.constant_weight:
             from_memory = float(weight_bytes)
-            from_l3 += weight_bytes * (again - 1) * (ASKED_SHOWN if shape.prefetch and self._streams else 1.0)
+            from_l3 += (
+                weight_bytes * (again - 1) * (PREFETCHED_COST if shape.prefetch and self._streams else 1.0)
+            )
         else:
             from_memory, from_l3 = 0.0, from_l3 + weight_bytes * again
         # Chunks that follow each other on a thread find the data where the one before has left it, if it fits.
         stays = caches.keep(data_bytes // repeats + panel)
         comes = min(shape.chunks, machine.cores) if stays else shape.chunks
-        written = product.formula.output.size * product.formula.output.dtype.bytes
-        # What the kernel before has left in this core's second cache, and what the one after it finds there.
+        written = gemm.formula.output.size * gemm.formula.output.dtype.bytes
+        # What the kernel before has left in this core's L2, and what the one after it finds there.
         touched = data_bytes * comes + written + weight_bytes * (1 if shape.chunks > 1 else machine.cores)
         if caches.keep(touched / machine.cores):
             from_l2 += data_bytes + 2.0 * written
             from_l3 += data_bytes * (comes - 1)
         else:
             from_l3 += data_bytes * comes + 2.0 * written
-        partial = 2.0 * (pieces - 1) * self.partial_size(shape) * passes  # elements
+        partial = 2.0 * (k_blocks - 1) * self.partial_size(shape) * passes  # elements
         if 4 * self.partial_size(shape) > caches.l1 // 2:
             from_l2 += 4 * partial
         staged = self._staged_bytes(shape) * shape.chunks * shape.blocks * repeats if shape.staged else 0
-        asked = self._asked(shape, passes, panel) if shape.prefetch else 0.0
-        copied = passes * self.product.length * shape.vectors if shape.copied else 0  # vectors
+        prefetched = self._prefetched(shape, passes, panel) if shape.prefetch else 0.0
+        copied = passes * self.gemm.length * shape.vectors if shape.copied else 0  # vectors
         # Of the passes. A chunk without one is the last to end.
         narrow = repeats * shape.blocks if shape.last is not None and shape.chunks == 1 else 0
-        tiles = [self.tile_terms(shape, passes - narrow, pieces)]
+        tiles = self.tile_terms(shape, passes - narrow, k_blocks)
         if shape.last is not None:
-            tiles.append(self.tile_terms(shape.last, narrow, pieces))
+            tiles = both(tiles, self.tile_terms(shape.last, narrow, k_blocks))
         if self.tail:
-            tiles.append(tail_terms(product, self.tail, self.lanes, machine.vector_registers))
+            tiles = both(tiles, tail_terms(gemm, self.tail, self.lanes, machine.vector_registers))
             if caches.keep(block_bytes):
                 from_l2 += data_bytes
             else:
                 from_l3 += data_bytes
         return Terms(
-            arithmetic=sum(each.arithmetic for each in tiles),
-            loads=sum(each.loads for each in tiles)
-            + (staged / 4 + partial / 2) / self.lanes
-            + copied
-            + asked,
-            stores=sum(each.stores for each in tiles) + (staged / 4 + partial / 2) / self.lanes + copied,
-            branches=sum(each.branches for each in tiles),
-            from_l2=from_l2 + staged + sum(each.from_l2 for each in tiles),
+            arithmetic=tiles.arithmetic,
+            loads=tiles.loads + (staged / 4 + partial / 2) / self.lanes + copied + prefetched,
+            stores=tiles.stores + (staged / 4 + partial / 2) / self.lanes + copied,
+            branches=tiles.branches,
+            from_l2=from_l2 + staged + tiles.from_l2,
             from_l3=from_l3,
             from_memory=from_memory,
             prefetched=from_memory if shape.prefetch else 0.0,
             iterations=repeats * shape.chunks * shape.blocks,
-            scalar=sum(each.scalar for each in tiles)
+            scalar=tiles.scalar
             + passes * (BEGIN + panel / _BROUGHT)
             + staged / COPIED_BYTES
-            + self._far_runs(shape, pieces) * (comes + beyond * shape.chunks * (shape.per_chunk - 1))
+            + self._far_runs(shape, k_blocks) * (comes + beyond * shape.chunks * (shape.per_chunk - 1))
             + self._far_strips(shape),
         )
 
-    def _asked(self, shape: Shape, passes: int, panel: int) -> float:
-        """Prefetches: each line of a panel once, or one at each tap of every register tile."""
-        if self.product.constant_weight:
-            return passes * panel / self.machine.line_bytes
-        return float(passes * self._tiles_per_block(shape) * self.product.length)
+    @cached_property
+    def _repeats(self) -> int:
+        return extent_of(self.gemm.shared)
 
-    def tile_terms(self, shape: Shape, passes: float, pieces: float) -> Terms:
+    def _prefetched(self, shape: ContractionTiling, passes: int, panel: int) -> float:
+        """Prefetches: each line of a panel once, or one at each step of K of every register tile."""
+        if self.gemm.constant_weight:
+            return passes * panel / self.machine.line_bytes
+        return float(passes * self._tiles_per_block(shape) * self.gemm.length)
+
+    def tile_terms(self, shape: ContractionTiling, passes: float, k_blocks: float) -> Terms:
         """Of the register tiles alone, of so many panels in a block."""
         tiles = passes * self._tiles_per_block(shape)
-        steps, each = tiles * self.product.length, shape.rows * shape.vectors
+        steps, each = tiles * self.gemm.length, shape.rows * shape.vectors
         return Terms(
             arithmetic=steps * max(each * self.instructions, self.machine.chains) + tiles * each,
             loads=float(steps * (shape.rows + shape.vectors) + tiles * each),
             stores=float(tiles * each),
-            branches=steps / shape.unroll + 3.0 * tiles * pieces,
+            branches=steps / shape.unroll + 3.0 * tiles * k_blocks,
             from_l2=steps * self._displaced_rows(shape) * self.machine.line_bytes,
-            scalar=tiles * pieces * 12.0
+            scalar=tiles * k_blocks * 12.0
             + steps * max(0, shape.rows - 8) * (self.tall if shape.vectors < 3 else _TALL_AND_WIDE)
             + (tiles * each * _STRADDLING_STORE if self.result_pitch % self.machine.line_bytes else 0.0)
-            + (steps / self.product.short_run * _NEXT_RUN if self.product.short_run else 0.0)
-            + self.unpacked_cycles(shape, steps, passes * self.product.length),
+            + (steps / self.gemm.short_run * _NEXT_RUN if self.gemm.short_run else 0.0)
+            + self.unpacked_cycles(shape, steps, passes * self.gemm.length),
         )
 
-    def _far_runs(self, shape: Shape, pieces: int) -> float:
-        """Cycles that it costs to read all rows of the data once, a piece of each at a time, from beyond the second
-        cache: what is brought without being asked for are long runs within a page."""
-        product = self.product
+    def _far_runs(self, shape: ContractionTiling, k_blocks: int) -> float:
+        """Cycles that it costs to read all rows of the data once, a K block of each at a time, from beyond
+        L2: what is brought without being prefetched are long runs within a page."""
+        gemm = self.gemm
         if not self._streams:
             return 0.0
-        at_once = 1 if shape.staged else pieces
-        pages = product.length // at_once * product.data.dtype.bytes / self.machine.page_bytes
-        return extent_of((*product.shared, *product.rows)) * at_once * max(1.0, pages) * FAR_RUN
+        at_once = 1 if shape.staged else k_blocks
+        pages = gemm.length // at_once * gemm.data.dtype.bytes / self.machine.page_bytes
+        return self._all_rows * at_once * max(1.0, pages) * FAR_RUN
 
     @cached_property
     def _streams(self) -> bool:
-        """Whether data that is read in runs is more than the second cache holds."""
-        data = extent_of((*self.product.rows, *self.product.taps)) * 4
+        """Whether data that is read in runs is more than L2 holds."""
+        data = extent_of((*self.gemm.rows, *self.gemm.k_axes)) * 4
         return self.in_runs and data > self.machine.caches.l2_per_core
 
     @cached_property
     def in_runs(self) -> bool:
         """Whether a register tile reads other data than the one before it, and each row of it in a run."""
-        product = self.product
+        gemm = self.gemm
         separate = self.dims is not None and all(dim.axis is None or dim.tap is None for dim in self.dims)
-        if not separate or not isinstance(product.data, te.Load) or product.run < product.vector.extent:
+        if not separate or not isinstance(gemm.data, te.Load) or gemm.run < gemm.vector.extent:
             return False
-        return coefficient(product.data.indices[0], product.taps[-1]) == 1
+        return coefficient(gemm.data.indices[0], gemm.k_axes[-1]) == 1
 
-    def _far_strips(self, shape: Shape) -> float:
+    def _far_strips(self, shape: ContractionTiling) -> float:
         """Cycles that it costs to write panels into rows far from each other, more of them than are followed."""
-        formula, machine = self.product.formula, self.machine
-        output = formula.output
-        if coefficient(formula.store, self.product.vector) != 1:
+        pages = self._pages_between
+        if not pages or self._tiles_per_block(shape) * shape.rows * pages <= _FOLLOWED:
             return 0.0
-        pages = min(
-            1.0, self.product.vector.extent * output.dtype.bytes / machine.page_bytes
-        )  # from one row to the next
-        kept = output.size * output.dtype.bytes <= 2 * machine.caches.l2_per_core * machine.cores
-        if kept or self._tiles_per_block(shape) * shape.rows * pages <= _FOLLOWED:
-            return 0.0
-        strips = extent_of((*self.product.shared, *self.product.rows)) * shape.panels.count
-        return strips * pages * _FAR_STRIP
+        return self._all_rows * shape.panels.count * pages * _FAR_STRIP
 
-    def unpacked_cycles(self, shape: Shape, steps: float, visits: float) -> float:
-        """Cycles that it costs to read the weight where it lies, in `steps`; in `visits` of them, which are the first
-        to read a tap of a panel, it may come from far away."""
-        if self.product.constant_weight:
+    @cached_property
+    def _pages_between(self) -> float:
+        """From one row of the result to the next, where it does not stay in L2; at most 1."""
+        formula, machine = self.gemm.formula, self.machine
+        output = formula.output
+        kept = output.size * output.dtype.bytes <= 2 * machine.caches.l2_per_core * machine.cores
+        if kept or coefficient(formula.store, self.gemm.vector) != 1:
             return 0.0
-        astray = 1.0 if self._weight_pitch % self.machine.line_bytes else _ASTRAY
-        straddling = _STRADDLING * astray * (visits if shape.copied else steps)
-        source = self.product.weight_load.source
+        return min(1.0, self.gemm.vector.extent * output.dtype.bytes / machine.page_bytes)
+
+    @cached_property
+    def _all_rows(self) -> int:
+        return self._repeats * extent_of(self.gemm.rows)
+
+    def unpacked_cycles(self, shape: ContractionTiling, steps: float, visits: float) -> float:
+        """Cycles that it costs to read the weight where it lies, in `steps`; in `visits` of them, which are the first
+        to read one step of K of a panel, it may come from far away."""
+        if self.gemm.constant_weight:
+            return 0.0
+        unaligned = 1.0 if self._weight_pitch % self.machine.line_bytes else _UNALIGNED
+        straddling = _STRADDLING * unaligned * (visits if shape.copied else steps)
+        source = self.gemm.weight_load.source
         assert isinstance(source, Buffer)
         far = (
             self._weight_pitch > self.machine.line_bytes
             and source.size * source.dtype.bytes > self.machine.caches.l2_per_core
         )
-        line = _FAR_LINE_ASKED if shape.prefetch else _FAR_LINE
+        line = _FAR_LINE_PREFETCHED if shape.prefetch else _FAR_LINE
         return (straddling + (line * visits if far else 0.0)) * shape.vectors
 
-    def _displaced_rows(self, shape: Shape) -> float:
-        """Rows of a register tile that others of it have displaced from the first cache before their next element is
+    def _displaced_rows(self, shape: ContractionTiling) -> float:
+        """Rows of a register tile that others of it have displaced from L1 before their next element is
         read: of lines whole pages apart it holds one in each of its ways, which are as large as a page."""
-        data, rows = self.product.data, self.product.rows
+        return min(shape.rows, 2 * max(0.0, shape.rows - self._held_rows))
+
+    @cached_property
+    def _held_rows(self) -> float:
+        data, rows = self.gemm.data, self.gemm.rows
         if not rows or not isinstance(data, te.Load):
-            return 0.0
+            return math.inf
         pitch = abs(coefficient(data.indices[0], rows[-1]) or 1) * data.dtype.bytes
-        places = self.machine.caches.l1 / math.gcd(pitch, self.machine.page_bytes)
-        return min(shape.rows, 2 * max(0.0, shape.rows - places))
+        return self.machine.caches.l1 / math.gcd(pitch, self.machine.page_bytes)
 
     @cached_property
     def _weight_pitch(self) -> int:
-        """Bytes from one tap of the weight to the next."""
-        load = self.product.weight_load
-        return abs(coefficient(load.indices[0], self.product.taps[-1]) or 0) * load.dtype.bytes
+        """Bytes from one step of K of the weight to the next."""
+        load = self.gemm.weight_load
+        return abs(coefficient(load.indices[0], self.gemm.k_axes[-1]) or 0) * load.dtype.bytes
 
     @cached_property
     def result_pitch(self) -> int:
         """Bytes from one row of the result to the next; 0 where there is one."""
-        formula, rows = self.product.formula, self.product.rows
+        formula, rows = self.gemm.formula, self.gemm.rows
         return abs(coefficient(formula.store, rows[-1]) or 0) * formula.output.dtype.bytes if rows else 0
 
-    def _tile_bytes(self, shape: Shape) -> int:
-        """Of the first cache, what the data of a register tile takes up."""
-        return shape.rows * self.product.length * 4
+    def _tile_bytes(self, shape: ContractionTiling) -> int:
+        """Of L1, what the data of a register tile takes up."""
+        return shape.rows * self.gemm.length * 4
 
-    def block_bytes(self, shape: Shape) -> int:
+    def block_bytes(self, shape: ContractionTiling) -> int:
         if self.dims is None:
-            outer = self.product.rows[0].extent if self.product.rows else 1
-            load = te.loads(self.product.data)[0]
+            outer = self.gemm.rows[0].extent if self.gemm.rows else 1
+            load = te.loads(self.gemm.data)[0]
             assert isinstance(load.source, Buffer)
             return load.source.size * load.dtype.bytes * shape.block // outer
         return self._staged_bytes(shape)
@@ -550,7 +582,7 @@ class AppliedContraction:
     def program(self, config: Config) -> Program:
         return self.nest_of(self.shape_of(dict(config.values))).program(config)
 
-    def nest_of(self, shape: Shape) -> ContractionNest:
+    def nest_of(self, shape: ContractionTiling) -> ContractionNest:
         return ContractionNest(self, shape)
 
 

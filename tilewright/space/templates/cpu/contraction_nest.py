@@ -1,4 +1,4 @@
-"""The loop nest of a matrix product or direct convolution, one config of `contraction.py`, which draws its picture."""
+"""The loop nest of a matmul or direct convolution, one config of `contraction.py`, which draws its picture."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tilewright.loops.tiling import (
     Tiles,
     blocks_of,
     extent_of,
+    indices_in,
+    indices_of,
     pack_operand,
-    places_in,
-    places_of,
     power_of_two_below,
     row_major,
     whole,
@@ -36,15 +36,15 @@ from tilewright.loops.tiling import (
 )
 from tilewright.space.space import Config
 from tilewright.space.templates.cpu.contraction_tail import tail
-from tilewright.space.templates.cpu.product import (
-    Staged,
+from tilewright.space.templates.cpu.gemm import (
+    StagedOperand,
     run_of,
 )
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import simplify
 
 if TYPE_CHECKING:
-    from tilewright.space.templates.cpu.contraction import AppliedContraction, Shape
+    from tilewright.space.templates.cpu.contraction import AppliedContraction, ContractionTiling
 
 _CHAIN = 256  # products that are summed one after the other, at most
 
@@ -52,13 +52,13 @@ _CHAIN = 256  # products that are summed one after the other, at most
 class ContractionNest:
     """The loop nest of one config. What has no leading underscore is for templates that compute a part as this one."""
 
-    def __init__(self, applied: AppliedContraction, shape: Shape) -> None:
-        self.shape, self.product, self.dims = shape, applied.product, applied.dims
+    def __init__(self, applied: AppliedContraction, shape: ContractionTiling) -> None:
+        self.shape, self.gemm, self.dims = shape, applied.gemm, applied.dims
         self.line_bytes = applied.machine.line_bytes
         self.partial_size = applied.partial_size(shape)
         self.staged_extents = applied.staged_extents(shape) if shape.staged else ()
         self.lanes = self.staging_lanes = applied.lanes
-        product, formula = self.product, applied.product.formula
+        gemm, formula = self.gemm, applied.gemm.formula
 
         self.chunk = te.Var("chunk", shape.chunks)
         self.block = te.Var("block", shape.blocks)
@@ -68,13 +68,13 @@ class ContractionNest:
             te.Var("u", shape.vectors),
             te.Var("v", self.lanes),
         )
-        self.taps = product.taps
-        self.piece_loops: list[te.Var] = []  # over pieces of equal length
-        self.rest = 0  # taps of one more, shorter piece
-        if shape.tap_block:
-            cut = self.taps[product.cut]
-            self.piece_loops = [*self.taps[: product.cut], te.Var("piece", cut.extent // shape.tap_block)]
-            self.rest = cut.extent % shape.tap_block
+        self.k_axes = gemm.k_axes
+        self.k_block_loops: list[te.Var] = []  # over K blocks of equal length
+        self.rest = 0  # steps of K of one more, shorter K block
+        if shape.k_block:
+            cut = self.k_axes[gemm.cut]
+            self.k_block_loops = [*self.k_axes[: gemm.cut], te.Var("k_block", cut.extent // shape.k_block)]
+            self.rest = cut.extent % shape.k_block
         self.in_tile = [(self.row, Kind.UNROLL), (self.vec, Kind.UNROLL), (self.lane, Kind.VECTOR)]
         self.width = shape.vectors * self.lanes
         self.element = self.row * self.width + self.vec * self.lanes + self.lane
@@ -82,30 +82,30 @@ class ContractionNest:
         self.column = self.vec * self.lanes + self.lane + (shape.panels.size - self.width)
 
         self.straddling = applied.result_pitch % self.line_bytes != 0
-        # Where the result is larger than the second cache, its lines come from far away to be written.
-        self.asks_ahead = (
+        # Where the result is larger than L2, its lines come from far away to be written.
+        self.prefetches_ahead = (
             formula.output.size * formula.output.dtype.bytes > applied.machine.caches.l2_per_core
         )
-        self.apart = applied.apart
+        self.vectors_separate = applied.vectors_separate
         # Which panel: chunks of panels, the last one moved back.
         first = Tiles(te.Var("panels", shape.panels.count), shape.per_chunk).start_of(self.chunk)
         self.which_panel = first + self.panel
         self.values: dict[te.Var, te.Expr] = {
-            product.vector: shape.panels.start_of(self.which_panel) + self.column
+            gemm.vector: shape.panels.start_of(self.which_panel) + self.column
         }
-        self.vectors = Tiles(product.vector, self.lanes)
+        self.vectors = Tiles(gemm.vector, self.lanes)
         all_vectors = te.Var("vectors", self.vectors.count)
         self.which_vector = Tiles(all_vectors, shape.vectors).start_of(self.which_panel) + self.vec
         self.tail, self.registers = applied.tail, applied.machine.vector_registers
-        self.overlapping = not self.tail and shape.panels.axis != product.vector
-        if self.apart or self.overlapping:
-            self.values[product.vector] = self.vectors.start_of(self.which_vector) + self.lane
-        self.values |= product.parts(self._number(all_vectors), self.lane)
+        self.overlapping = not self.tail and shape.panels.axis != gemm.vector
+        if self.vectors_separate or self.overlapping:
+            self.values[gemm.vector] = self.vectors.start_of(self.which_vector) + self.lane
+        self.values |= gemm.parts(self._number(all_vectors), self.lane)
         self.row_loops: list[te.Var] = []
         self.block_start: te.Expr = te.as_index(0)
-        self._place_rows()
+        self._position_rows()
         self.accumulator = Buffer(
-            f"acc{shape.vectors}", product.reduction.result.dtype, shape.rows * self.width, Scope.REGISTER
+            f"acc{shape.vectors}", gemm.reduction.result.dtype, shape.rows * self.width, Scope.REGISTER
         )
         self.packed = self._packed_weight()
         self.copy = self._copied_panel() if shape.copied else None
@@ -116,15 +116,15 @@ class ContractionNest:
 
     def _number(self, all_vectors: te.Var) -> te.Expr:
         """Which vector along the vector axis it is, where all of them are whole."""
-        if self.apart:
+        if self.vectors_separate:
             return self.which_vector
         size = self.shape.panels.size // self.lanes
         first = Tiles(all_vectors, size).start_of(self.which_panel)
         return first + self.vec + (size - self.shape.vectors)
 
-    def _place_rows(self) -> None:
+    def _position_rows(self) -> None:
         """Loops over register tiles in a block, and the row axes' values in them."""
-        rows, shape = self.product.rows, self.shape
+        rows, shape = self.gemm.rows, self.shape
         if not rows:
             return
         blocks = Tiles(rows[0], shape.block)
@@ -142,35 +142,35 @@ class ContractionNest:
         self.values[rows[-1]] = tiles.start() + self.row
 
     def _packed_weight(self) -> PackedOperand | None:
-        product, panels = self.product, self.shape.panels
-        load = product.weight_load
-        if not product.constant_weight:
+        gemm, panels = self.gemm, self.shape.panels
+        load = gemm.weight_load
+        if not gemm.constant_weight:
             return None
-        readers = [x for e in product.formula.expressions() for x in te.loads(e) if x.source == load.source]
+        readers = [x for e in gemm.formula.expressions() for x in te.loads(e) if x.source == load.source]
         if len(readers) > 1:
             return None
         moving = te.variables(load.indices[0])
-        outer = [whole(axis) for axis in product.shared if axis in moving]
-        taps = [whole(axis) for axis in self.taps if axis in moving]
-        if self.overlapping and not self.apart:
-            vectors = blocks_of(self.vectors, self.vec), places_in(self.vectors, self.lane)
-            return pack_operand(load, [*outer, *taps, *vectors])
-        if self.apart:
-            first, last = blocks_of(self.vectors, self.which_vector), places_in(self.vectors, self.lane)
+        outer = [whole(axis) for axis in gemm.shared if axis in moving]
+        k_axes = [whole(axis) for axis in self.k_axes if axis in moving]
+        if self.overlapping and not self.vectors_separate:
+            vectors = blocks_of(self.vectors, self.vec), indices_in(self.vectors, self.lane)
+            return pack_operand(load, [*outer, *k_axes, *vectors])
+        if self.vectors_separate:
+            first, last = blocks_of(self.vectors, self.which_vector), indices_in(self.vectors, self.lane)
         else:
-            first, last = blocks_of(panels, self.which_panel), places_in(panels, self.column)
-        shortened = {panels.axis: product.vector} if self.tail else {}
-        return pack_operand(load, [*outer, first, *taps, last], shortened=shortened)
+            first, last = blocks_of(panels, self.which_panel), indices_in(panels, self.column)
+        shortened = {panels.axis: gemm.vector} if self.tail else {}
+        return pack_operand(load, [*outer, first, *k_axes, last], shortened=shortened)
 
     def _copied_panel(self) -> Buffer:
-        size = self.shape.panels.size * self.product.length
-        return Buffer("panel", self.product.weight.dtype, size, Scope.SCRATCH)
+        size = self.shape.panels.size * self.gemm.length
+        return Buffer("panel", self.gemm.weight.dtype, size, Scope.SCRATCH)
 
     def program(self, config: Config) -> Program:
         stmts: list[Stmt] = []
         staged = self._stage() if self.shape.staged else None
         if staged is not None:
-            stmts.append(self._fill(staged, self.product.data))
+            stmts.append(self._fill(staged, self.gemm.data))
         tiles = self.register_tiles(staged)
         if self.last is not None:
             is_last = te.call("eq", self.which_panel, te.as_index(self.shape.panels.count - 1))
@@ -196,81 +196,81 @@ class ContractionNest:
         )
         return Program(formula.name, (*inputs, formula.output), body, str(config), packings)
 
-    def register_tiles(self, staged: Staged | None) -> Stmt:
+    def register_tiles(self, staged: StagedOperand | None) -> Stmt:
         """All register tiles of a panel in a block."""
-        data, rows = self.product.data, [(loop, Kind.SERIAL) for loop in self.row_loops]
+        data, rows = self.gemm.data, [(loop, Kind.SERIAL) for loop in self.row_loops]
         if staged is not None:
-            data = te.Load(staged.buffer, (self._place_in(staged),))
-        pieces = [(loop, Kind.SERIAL) for loop in self.piece_loops]
-        stmts = [nest([*pieces, *rows], self._register_tile(data, self.weight_element(), short=False))]
+            data = te.Load(staged.buffer, (self._position_in(staged),))
+        k_blocks = [(loop, Kind.SERIAL) for loop in self.k_block_loops]
+        stmts = [nest([*k_blocks, *rows], self._register_tile(data, self.weight_element(), short=False))]
         if self.rest:
             stmts.append(nest(rows, self._register_tile(data, self.weight_element(), short=True)))
         return block(*stmts)
 
     def weight_element(self) -> te.Expr:
-        """The element of the weight that the current tap, vector and lane take."""
-        packed, load = self.packed, self.product.weight_load
+        """The element of the weight that the current step of K, vector and lane take."""
+        packed, load = self.packed, self.gemm.weight_load
         if self.copy is not None:
-            return te.Load(self.copy, (row_major(self.taps) * self.shape.panels.size + self.column,))
+            return te.Load(self.copy, (row_major(self.k_axes) * self.shape.panels.size + self.column,))
         if packed is None:
-            return self.product.weight
-        return te.rewrite(self.product.weight, lambda node: packed.load if node == load else None)
+            return self.gemm.weight
+        return te.rewrite(self.gemm.weight, lambda node: packed.load if node == load else None)
 
     def before_tiles(self) -> list[Stmt]:
         """What is done once for a panel."""
         if self.copy is None:
             return []
-        place = row_major(self.taps) * self.shape.panels.size + self.column
-        moved = Store(self.copy, place, te.substitute(self.product.weight, self.values))
-        taps = [(tap, Kind.SERIAL) for tap in self.taps]
-        return [nest([*taps, (self.vec, Kind.UNROLL), (self.lane, Kind.VECTOR)], moved)]
+        position = row_major(self.k_axes) * self.shape.panels.size + self.column
+        moved = Store(self.copy, position, te.substitute(self.gemm.weight, self.values))
+        k_axes = [(axis, Kind.SERIAL) for axis in self.k_axes]
+        return [nest([*k_axes, (self.vec, Kind.UNROLL), (self.lane, Kind.VECTOR)], moved)]
 
     def after_tiles(self) -> list[Stmt]:
         return []
 
     def _parallel(self, body: Stmt) -> Stmt:
-        loops = [axis for axis in (*self.product.shared, self.chunk, self.block) if axis.extent > 1]
+        loops = [axis for axis in (*self.gemm.shared, self.chunk, self.block) if axis.extent > 1]
         parallel = te.Var("p", extent_of(loops))
-        return nest([(parallel, Kind.PARALLEL)], with_values(body, places_of(parallel, loops)))
+        return nest([(parallel, Kind.PARALLEL)], with_values(body, indices_of(parallel, loops)))
 
     # -- staging ----------------------------------------------------------------------------------------------------
 
-    def _stage(self) -> Staged:
+    def _stage(self) -> StagedOperand:
         assert self.dims is not None
         size = math.prod(self.staged_extents)
-        buffer = Buffer("staged", self.product.data.dtype, size, Scope.SCRATCH)
-        return Staged(buffer, self.dims, self.staged_extents)
+        buffer = Buffer("staged", self.gemm.data.dtype, size, Scope.SCRATCH)
+        return StagedOperand(buffer, self.dims, self.staged_extents)
 
-    def _place_in(self, staged: Staged) -> te.Expr:
-        """Where in the staged block the element for the current row and tap is."""
-        return staged.offset(self._places_in_block())
+    def _position_in(self, staged: StagedOperand) -> te.Expr:
+        """Where in the staged block the element for the current row and step of K is."""
+        return staged.offset(self._positions_in_block())
 
-    def _places_in_block(self) -> list[te.Expr]:
-        """The current row and tap as coordinates of the staged block."""
+    def _positions_in_block(self) -> list[te.Expr]:
+        """The current row and step of K as coordinates of the staged block."""
         assert self.dims is not None
-        places: list[te.Expr] = []
+        positions: list[te.Expr] = []
         for dim in self.dims:
             axis: te.Expr | None = None
             if dim.axis is not None:
                 axis = self.values.get(dim.axis, dim.axis)
-                if dim.axis == self.product.rows[0]:
+                if dim.axis == self.gemm.rows[0]:
                     axis = axis - self.block_start
-            places.append(dim.of(axis, dim.tap))
-        return places
+            positions.append(dim.of(axis, dim.tap))
+        return positions
 
-    def _fill(self, staged: Staged, data: te.Expr) -> Stmt:
+    def _fill(self, staged: StagedOperand, data: te.Expr) -> Stmt:
         """The block's data, dimension by dimension; trailing ones that lie together in memory are copied as one run."""
-        places = [te.Var(f"s{n}", extent) for n, extent in enumerate(staged.extents)]
-        value = self._at_places(data, staged, places)
-        if not places:  # one element that every result reads
+        positions = [te.Var(f"s{n}", extent) for n, extent in enumerate(staged.extents)]
+        value = self._at_positions(data, staged, positions)
+        if not positions:  # one element that every result reads
             return Store(staged.buffer, te.as_index(0), self._as_staged(value))
-        run = run_of(value, places)
+        run = run_of(value, positions)
         if run is None:
-            return self._fill_vectors(staged, places, value)
-        outer, inner = places[: run.first], extent_of(places[run.first + 1 :])
+            return self._fill_vectors(staged, positions, value)
+        outer, inner = positions[: run.first], extent_of(positions[run.first + 1 :])
         begin, end = run.begin * inner, run.end * inner
-        start = staged.offset([*outer, *[te.as_index(0)] * (len(places) - run.first)])
-        source = te.substitute(run.load.indices[0], dict.fromkeys(places[run.first :], te.as_index(0)))
+        start = staged.offset([*outer, *[te.as_index(0)] * (len(positions) - run.first)])
+        source = te.substitute(run.load.indices[0], dict.fromkeys(positions[run.first :], te.as_index(0)))
         load = te.Load(run.load.source, (source,))
 
         def border(low: int, high: int) -> list[Stmt]:
@@ -286,12 +286,12 @@ class ContractionNest:
             filled = If(run.outer_guard, filled, block(*border(0, whole_row)))
         return nest([(var, Kind.SERIAL) for var in outer], filled)
 
-    def _at_places(self, data: te.Expr, staged: Staged, places: Sequence[te.Var]) -> te.Expr:
+    def _at_positions(self, data: te.Expr, staged: StagedOperand, positions: Sequence[te.Var]) -> te.Expr:
         """The data as a formula over places in the staged block."""
         values: dict[te.Var, te.Expr] = {}
-        for dim, place in zip(staged.coordinates, places, strict=True):
-            starts = self.product.rows and dim.axis == self.product.rows[0]
-            values |= dim.at(place + self.block_start * dim.axis_step if starts else place)
+        for dim, position in zip(staged.coordinates, positions, strict=True):
+            starts = self.gemm.rows and dim.axis == self.gemm.rows[0]
+            values |= dim.at(position + self.block_start * dim.axis_step if starts else position)
         return simplify(te.substitute(data, values))
 
     def _along(self, low: int, high: int, store: Callable[[te.Expr], Store]) -> list[Stmt]:
@@ -303,15 +303,19 @@ class ContractionNest:
         at = store(tiles.start() + lane + low)
         return [nest([(tiles.var, Kind.SERIAL), (lane, Kind.VECTOR)], at)]
 
-    def _fill_vectors(self, staged: Staged, places: list[te.Var], value: te.Expr) -> Stmt:
+    def _fill_vectors(self, staged: StagedOperand, positions: list[te.Var], value: te.Expr) -> Stmt:
         """Any formula, in vectors along the last dimension."""
-        last = places[-1]
+        last = positions[-1]
         lanes = min(self.lanes, power_of_two_below(last.extent))
         tiles, lane = Tiles(last, lanes), te.Var("sv", lanes)
         at = {last: tiles.start() + lane}
         element = self._as_staged(te.substitute(value, at))
-        store = Store(staged.buffer, te.substitute(staged.offset(places), at), element)
-        loops = [*((var, Kind.SERIAL) for var in places[:-1]), (tiles.var, Kind.SERIAL), (lane, Kind.VECTOR)]
+        store = Store(staged.buffer, te.substitute(staged.offset(positions), at), element)
+        loops = [
+            *((var, Kind.SERIAL) for var in positions[:-1]),
+            (tiles.var, Kind.SERIAL),
+            (lane, Kind.VECTOR),
+        ]
         return nest(loops, store)
 
     def _as_staged(self, value: te.Expr) -> te.Expr:
@@ -321,75 +325,73 @@ class ContractionNest:
     # -- the register tile ------------------------------------------------------------------------------------------
 
     def _register_tile(self, data: te.Expr, weight: te.Expr, *, short: bool) -> Stmt:
-        """Sums over a piece of the taps, the `short` one at their end or any other."""
+        """Sums over a block of K, the `short` one at their end or any other."""
         kept = te.Load(self.accumulator, (self.element,))
         update = self._update(data, weight, kept)
         step = nest(self.in_tile, Store(self.accumulator, self.element, te.substitute(update, self.values)))
         zero = nest(self.in_tile, Store(self.accumulator, self.element, self._first_value()))
-        ahead = self._asked_ahead()
-        if extent_of(self.piece_loops) == 1 and not self.rest:
+        ahead = self._prefetched_ahead()
+        if extent_of(self.k_block_loops) == 1 and not self.rest:
             if not self._sums_in_chunks:
                 return block(
-                    *ahead, zero, self._tap_loops(step, short), nest(self.in_tile, self._finished(kept))
+                    *ahead, zero, self._k_loops(step, short), nest(self.in_tile, self._finished(kept))
                 )
             total = te.Load(self.totals, (self.element,))
             begin = nest(self.in_tile, Store(self.totals, self.element, self._first_value()))
-            summing = self._tap_loops(
-                step, short, before=zero, behind=self._added_to(self.totals, self.element)
-            )
+            summing = self._k_loops(step, short, before=zero, after=self._added_to(self.totals, self.element))
             return block(*ahead, begin, summing, nest(self.in_tile, self._finished(total)))
 
-        summing = self._tap_loops(step, short)
+        summing = self._k_loops(step, short)
         partial = Buffer("partial", self.accumulator.dtype, self.partial_size, Scope.SCRATCH)
-        place = row_major(self.row_loops) * self.accumulator.size + self.element
-        before = te.Load(partial, (place,))
+        position = row_major(self.row_loops) * self.accumulator.size + self.element
+        before = te.Load(partial, (position,))
         resume = nest(self.in_tile, Store(self.accumulator, self.element, before))
-        suspend = nest(self.in_tile, Store(partial, place, kept))
+        suspend = nest(self.in_tile, Store(partial, position, kept))
         whole: te.Expr = kept
         again = suspend
-        if kept.dtype.is_float:  # sums of pieces are added up, not continued: shorter chains round less
-            resume, again, whole = zero, self._added_to(partial, place), before + kept
+        if kept.dtype.is_float:  # sums of K blocks are added up, not continued: shorter chains round less
+            resume, again, whole = zero, self._added_to(partial, position), before + kept
         finish = nest(self.in_tile, self._finished(whole))
         if short:
             return block(*ahead, resume, summing, finish)
-        piece = row_major(self.piece_loops)
-        first = te.call("eq", piece, te.as_index(0))
+        k_block = row_major(self.k_block_loops)
+        first = te.call("eq", k_block, te.as_index(0))
         put = suspend if again is suspend else If(first, suspend, again)
         if self.rest:
             return block(zero if resume is zero else If(first, zero, resume), summing, put)
-        last = te.call("eq", piece, te.as_index(extent_of(self.piece_loops) - 1))
+        last = te.call("eq", k_block, te.as_index(extent_of(self.k_block_loops) - 1))
         begin = If(first, zero, block(If(last, block(*ahead)), resume) if ahead else resume)
         return block(begin, summing, If(last, finish, put))
 
     @property
     def _sums_in_chunks(self) -> bool:
         """Whether a sum is long enough for most of its rounding error to be that of large partial sums."""
-        return self.accumulator.dtype.is_float and self.product.length > _CHAIN
+        return self.accumulator.dtype.is_float and self.gemm.length > _CHAIN
 
     @cached_property
     def totals(self) -> Buffer:
         """Of a register tile, the sums of all chunks so far."""
         return Buffer("totals", self.accumulator.dtype, self.accumulator.size, Scope.SCRATCH)
 
-    def _added_to(self, buffer: Buffer, place: te.Expr) -> Stmt:
-        total = te.Load(buffer, (place,)) + te.Load(self.accumulator, (self.element,))
-        return nest(self.in_tile, Store(buffer, place, total))
+    def _added_to(self, buffer: Buffer, position: te.Expr) -> Stmt:
+        total = te.Load(buffer, (position,)) + te.Load(self.accumulator, (self.element,))
+        return nest(self.in_tile, Store(buffer, position, total))
 
-    def _asked_ahead(self) -> list[Stmt]:
-        """The lines of a register tile's results: they are in the first cache once its sums are there."""
+    def _prefetched_ahead(self) -> list[Stmt]:
+        """The lines of a register tile's results: they are in L1 once its sums are there."""
         formula = self.formula
-        if not self.asks_ahead:
+        if not self.prefetches_ahead:
             return []
-        place = te.substitute(formula.store, self.values)
+        position = te.substitute(formula.store, self.values)
         begin, end = (
-            Prefetch(formula.output, te.substitute(place, {self.lane: te.as_index(lane)}), 1, written=True)
+            Prefetch(formula.output, te.substitute(position, {self.lane: te.as_index(lane)}), 1, written=True)
             for lane in (0, self.lanes - 1)
         )
-        asked = nest([(self.row, Kind.UNROLL), (self.vec, Kind.UNROLL)], begin)
+        prefetched = nest([(self.row, Kind.UNROLL), (self.vec, Kind.UNROLL)], begin)
         if not self.straddling:
-            return [asked]
+            return [prefetched]
         last = with_values(end, {self.vec: te.as_index(self.shape.vectors - 1)})
-        return [asked, nest([(self.row, Kind.UNROLL)], last)]
+        return [prefetched, nest([(self.row, Kind.UNROLL)], last)]
 
     def _finished(self, kept: te.Expr) -> Store:
         """What is done with a sum."""
@@ -400,7 +402,7 @@ class ContractionNest:
 
     def result_of(self, total: te.Expr) -> te.Expr:
         """The value of an element whose sum is `total`."""
-        result = self.product.reduction.result
+        result = self.gemm.reduction.result
         return te.rewrite(
             self.formula.value,
             lambda node: total if isinstance(node, te.Load) and node.source == result else None,
@@ -415,27 +417,27 @@ class ContractionNest:
         """What an accumulator begins at."""
         return te.const(0, self.accumulator.dtype)
 
-    def _tap_loops(
-        self, step: Stmt, short: bool, before: Stmt | None = None, behind: Stmt | None = None
+    def _k_loops(
+        self, step: Stmt, short: bool, before: Stmt | None = None, after: Stmt | None = None
     ) -> Stmt:
-        """The loops over taps, the innermost `unroll` steps written out; a step is followed by a prefetch. `before` and
-        `behind` each chunk of steps that is summed by itself."""
-        unroll, taps = self.shape.unroll, list(self.taps)
+        """The loops over steps of K, the innermost `unroll` steps written out; a step is followed by a prefetch.
+        `before` and `after` each chunk of steps that is summed by itself."""
+        unroll, k_axes = self.shape.unroll, list(self.k_axes)
         if self.shape.prefetch and self.packed is None:
             step = block(step, self._next_panel())
-        if self.shape.tap_block:
-            cut, *whole_taps = taps[self.product.cut :]
-            in_piece = te.Var(cut.name + "_i", self.rest if short else self.shape.tap_block)
+        if self.shape.k_block:
+            cut, *inner_k = k_axes[self.gemm.cut :]
+            in_k_block = te.Var(cut.name + "_i", self.rest if short else self.shape.k_block)
             start = (
-                te.as_index(cut.extent - self.rest) if short else self.piece_loops[-1] * self.shape.tap_block
+                te.as_index(cut.extent - self.rest) if short else self.k_block_loops[-1] * self.shape.k_block
             )
-            step = with_values(step, {cut: start + in_piece})
-            taps = [in_piece, *whole_taps]
+            step = with_values(step, {cut: start + in_k_block})
+            k_axes = [in_k_block, *inner_k]
         written: list[te.Var] = []
-        while len(taps) > 1 and taps[-1].extent <= unroll:
-            written.insert(0, taps[-1])
-            unroll //= taps.pop().extent
-        last, outer = taps[-1], taps[:-1]
+        while len(k_axes) > 1 and k_axes[-1].extent <= unroll:
+            written.insert(0, k_axes[-1])
+            unroll //= k_axes.pop().extent
+        last, outer = k_axes[-1], k_axes[:-1]
         unroll = max(1, min(unroll, last.extent))
         counter, copy = te.Var(last.name + "_u", last.extent // unroll), te.Var(last.name + "_c", unroll)
         inner = nest([(axis, Kind.UNROLL) for axis in written], step)
@@ -447,7 +449,7 @@ class ContractionNest:
         if rest:
             left = te.Var(last.name + "_r", rest)
             tail = [nest([(left, Kind.UNROLL)], with_values(inner, {last: left + counter.extent * unroll}))]
-        if before is None or behind is None:
+        if before is None or after is None:
             loop = For(counter, Kind.SERIAL, main)
             whole = loop if counter.extent > 1 else with_values(main, {counter: te.as_index(0)})
             return nest([(axis, Kind.SERIAL) for axis in outer], block(whole, *tail))
@@ -465,35 +467,36 @@ class ContractionNest:
         steps = For(within, Kind.SERIAL, with_values(main, {counter: chunk * each + within}))
         if chunk.extent == 1:
             whole = with_values(block(steps, *tail), {chunk: te.as_index(0)})
-            stmts = [before, nest([(axis, Kind.SERIAL) for axis in outer[inside:]], whole), behind]
+            stmts = [before, nest([(axis, Kind.SERIAL) for axis in outer[inside:]], whole), after]
         else:
-            stmts = [For(chunk, Kind.SERIAL, block(before, steps, behind))]
-            stmts += [before, *tail, behind] if tail else []
+            stmts = [For(chunk, Kind.SERIAL, block(before, steps, after))]
+            stmts += [before, *tail, after] if tail else []
         return nest([(axis, Kind.SERIAL) for axis in outer[:inside]], block(*stmts))
 
     def _next_panel(self) -> Stmt:
-        """A line of the next panel, where the weight lies, at the current tap: each register tile asks for another."""
-        load, vector = self.product.weight_load, self.product.vector
+        """A line of the next panel, where the weight lies, at the current step of K: each register tile prefetches
+        another."""
+        load, vector = self.gemm.weight_load, self.gemm.vector
         assert isinstance(load.source, Buffer)
         line = te.call("min", row_major(self.row_loops), te.as_index(self.shape.vectors - 1))
         first = self.shape.panels.start_of(self.which_panel) + self.shape.panels.size
-        place = te.substitute(load.indices[0], {**self.values, vector: first + line * self.lanes})
-        return Prefetch(load.source, place, self.shape.prefetch)
+        position = te.substitute(load.indices[0], {**self.values, vector: first + line * self.lanes})
+        return Prefetch(load.source, position, self.shape.prefetch)
 
-    def _prefetches(self, tap_loops: list[te.Var], short: bool) -> list[Stmt]:
-        """Lines of what comes after this piece of the panel, as many as spread it over this one's register tiles."""
+    def _prefetches(self, k_loops: list[te.Var], short: bool) -> list[Stmt]:
+        """Lines of what comes after this K block of the panel, as many as spread it over this one's register tiles."""
         assert self.packed is not None
         weight = self.packed.load.source
         assert isinstance(weight, Buffer)
         size = weight.dtype.bytes
-        taps = self.shape.tap_block * self.product.whole_taps or self.product.length
-        piece_size = self.shape.panels.size * taps
-        panel_size = self.shape.panels.size * self.product.length
-        loops = [*self.row_loops, *tap_loops]
-        lines = ceil_div(piece_size * size, self.line_bytes)
+        k_size = self.shape.k_block * self.gemm.inner_k or self.gemm.length
+        k_block_size = self.shape.panels.size * k_size
+        panel_size = self.shape.panels.size * self.gemm.length
+        loops = [*self.row_loops, *k_loops]
+        lines = ceil_div(k_block_size * size, self.line_bytes)
         each = ceil_div(lines, extent_of(loops))
-        behind = te.as_index(panel_size) if short else (row_major(self.piece_loops) + 1) * piece_size
-        following = self.which_panel * panel_size + behind
+        after = te.as_index(panel_size) if short else (row_major(self.k_block_loops) + 1) * k_block_size
+        following = self.which_panel * panel_size + after
         in_line = self.line_bytes // size
         first = following + row_major(loops) * (each * self.line_bytes // size)
         return [Prefetch(weight, first + n * in_line, self.shape.prefetch) for n in range(each)]

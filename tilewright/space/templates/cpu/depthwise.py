@@ -9,7 +9,7 @@
 
 Neighbouring results share what they read, in registers. Zero padding costs nothing: results at the left and right end
 are tiles of their own whose places are known, so that the taps beyond the image are left out when the code is written;
-rows at the top and bottom take a branch that asks for each row of the window.
+rows at the top and bottom take a branch that prefetches each row of the window.
 
 Where channels are stored in blocks the loop over vectors is outside of that over rows: what is read and written then is
 a few runs.
@@ -27,7 +27,7 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, input_node, rebuild
 from tilewright.graph.lower import lower_graph
-from tilewright.graph.separable import Separable, Stage, Window, separable_of
+from tilewright.graph.separable import ConvStage, Separable, WindowAxis, separable_of
 from tilewright.loops.ir import Buffer, For, If, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import Tiles, power_of_two_below, with_values
 from tilewright.space.space import Config, Knob, Space, Value
@@ -38,54 +38,54 @@ from tilewright.te.index import in_range, simplify
 NAME = "depthwise"
 _STREAMS = 24  # that the hardware's prefetchers follow
 F32 = DType.F32
-_WRITTEN_OUT = 1200  # multiply-adds written out at most: code size and compile time
+_WRITTEN_OUT = 1200  # FMAs written out at most: code size and compile time
 
-Place = Sequence[te.Expr]  # an index: batch, row, column, channel; where it is stored in blocks, of that
-ValueOf = Callable[[te.Expr, Place], te.Expr]
+Position = Sequence[te.Expr]  # an index: batch, row, column, channel; where it is stored in blocks, of that
+ValueOf = Callable[[te.Expr, Position], te.Expr]
 
 
-def stage_value(stage: Stage, inputs: Sequence[Node], buffers: Mapping[Node, Buffer]) -> ValueOf:
-    """The elementwise nodes behind a convolution as a function of its sum and the place of the element."""
+def stage_value(stage: ConvStage, inputs: Sequence[Node], buffers: Mapping[Node, Buffer]) -> ValueOf:
+    """The elementwise nodes after a convolution as a function of its sum and the place of the element."""
     if stage.last is stage.conv:
-        return lambda total, place: total
+        return lambda total, position: total
     summed = input_node(len(inputs), stage.conv.type)
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
         return summed if node is stage.conv else None
 
-    behind = rebuild(Graph(tuple(inputs), (stage.last,)), rule)
-    output, tensors = lower_graph(Graph((*inputs, summed), behind.outputs))
+    after = rebuild(Graph(tuple(inputs), (stage.last,)), rule)
+    output, tensors = lower_graph(Graph((*inputs, summed), after.outputs))
     sources = dict(zip(tensors, (*(buffers[node] for node in inputs), None), strict=True))
 
-    def element(tensor: te.Source, place: Place, total: te.Expr) -> te.Expr:
+    def element(tensor: te.Source, position: Position, total: te.Expr) -> te.Expr:
         if isinstance(tensor, te.Compute):
-            body = te.substitute(tensor.body, dict(zip(tensor.axes, place, strict=True)))
+            body = te.substitute(tensor.body, dict(zip(tensor.axes, position, strict=True)))
             return te.rewrite(body, lambda node: read(node, total))
         assert isinstance(tensor, te.Tensor)
         buffer = sources[tensor]
-        return total if buffer is None else te.Load(buffer, (offset(place, tensor.shape),))
+        return total if buffer is None else te.Load(buffer, (offset(position, tensor.shape),))
 
     def read(node: te.Expr, total: te.Expr) -> te.Expr | None:
         if isinstance(node, te.Load) and isinstance(node.source, te.Tensor):
             return element(node.source, node.indices, total)
         return None
 
-    return lambda total, place: element(output, place, total)
+    return lambda total, position: element(output, position, total)
 
 
-def offset(place: Place, shape: Sequence[int]) -> te.Expr:
+def offset(position: Position, shape: Sequence[int]) -> te.Expr:
     total: te.Expr = te.as_index(0)
-    for index, extent in zip(place, shape, strict=True):
+    for index, extent in zip(position, shape, strict=True):
         total = total * extent + index
     return simplify(total)
 
 
 @dataclass(frozen=True)
-class Sums:
+class WindowAccumulators:
     """Neighbouring results of a row, and how to read what they are made of."""
 
-    rows: Window
-    columns: Window
+    rows: WindowAxis
+    columns: WindowAxis
     count: int  # results
     lane: te.Var
     accumulator: Buffer
@@ -131,7 +131,7 @@ class Sums:
         return For(self.lane, Kind.VECTOR, block(*stores))
 
 
-def column_tiles(window: Window, count: int) -> tuple[list[int], Tiles | None, int]:
+def column_tiles(window: WindowAxis, count: int) -> tuple[list[int], Tiles | None, int]:
     """(columns at which tiles begin that touch an end or stand alone, tiles in between, where those begin)."""
     outputs = window.outputs
     everywhere = [*range(0, outputs - count + 1, count)]
@@ -162,14 +162,14 @@ def task_buffers(chain: Separable) -> dict[Node, Buffer]:
 
 def pixel(
     chain: Separable, batch: te.Expr, row: te.Expr, column: te.Expr, channel: te.Expr, lane: te.Var
-) -> Place:
+) -> Position:
     """The place of a lane of the vector of channels that begins at `channel`."""
     if not chain.block:
         return (batch, row, column, channel + lane)
     return (batch, channel // chain.block, row, column, channel % chain.block + lane)
 
 
-def image_rows(row: te.Expr, window: Window, ky: int | None = None) -> te.Expr | None:
+def image_rows(row: te.Expr, window: WindowAxis, ky: int | None = None) -> te.Expr | None:
     """Whether row `ky` of the window of result `row` is in the image (None: whether all are); None: always."""
     first = row * window.stride - window.before
     if ky is not None:
@@ -178,7 +178,7 @@ def image_rows(row: te.Expr, window: Window, ky: int | None = None) -> te.Expr |
     return te.all_of([condition for condition in (above, below) if condition is not None])
 
 
-class RowSums:
+class RowAccumulators:
     """One row of results from a source in memory: stmts for tiles at the ends and in between, with the row inside."""
 
     def __init__(
@@ -210,13 +210,15 @@ class RowSums:
 
         def data(ky: int, column: te.Expr) -> te.Expr:
             y = row * chain.rows.stride + (ky * chain.rows.dilation - chain.rows.before)
-            place = pixel(chain, batch, y, column, channel, self.lane)
-            return te.Load(self.source, (offset(place, self.shape),))
+            position = pixel(chain, batch, y, column, channel, self.lane)
+            return te.Load(self.source, (offset(position, self.shape),))
 
         def weight(ky: int, kx: int) -> te.Expr:
             return te.Load(self.kernel, ((ky * taps + kx) * channels + channel + self.lane,))
 
-        sums = Sums(chain.rows, chain.columns, self.count, self.lane, self.accumulator, data, weight)
+        sums = WindowAccumulators(
+            chain.rows, chain.columns, self.count, self.lane, self.accumulator, data, weight
+        )
         ends, between, begin = column_tiles(chain.columns, self.count)
 
         def tiles(inside: Callable[[int], te.Expr | None] | None) -> Stmt:
@@ -236,9 +238,9 @@ class RowSums:
 
 
 def written_out(chain: Separable, count: int) -> int:
-    """Multiply-adds in the code for tiles of `count` results."""
+    """FMAs in the code for tiles of `count` results."""
     ends, between, _ = column_tiles(chain.columns, count)
-    variants = (len(ends) + (between is not None)) * (2 if chain.rows.before or chain.rows.behind else 1)
+    variants = (len(ends) + (between is not None)) * (2 if chain.rows.before or chain.rows.after else 1)
     return variants * count * chain.rows.taps * chain.columns.taps
 
 
@@ -252,10 +254,10 @@ class Depthwise:
         chain = separable_of(work.task)
         if chain is None or chain.expand is not None or chain.project is not None:
             return None
-        return _Applied(work, chain)
+        return _AppliedDepthwise(work, chain)
 
 
-class _Applied:
+class _AppliedDepthwise:
     def __init__(self, work: Work, chain: Separable) -> None:
         self.work, self.chain = work, chain
         together = chain.block or chain.depthwise.channels
@@ -299,22 +301,22 @@ class _Applied:
         caches = self.work.machine.caches
         if chain.source.type.bytes > caches.l2_per_core and not chain.block:
             scattered = 2.0 * max(0, seen - _STREAMS)
-        # Rows that two chunks share are still in the second cache.
+        # Rows that two chunks share are still in L2.
         source = chain.source.type.bytes
         halo = source * (chain.rows.reach - chain.rows.stride) / config.int("rows")
-        # The rows that a window sees stay in the first cache, beside the row that is written, or come again for each.
+        # The rows that a window sees stay in L1, alongside the row that is written, or come again for each.
         pixels = chain.rows.reach * chain.columns.padded + chain.columns.outputs
         window = 4 * pixels * self.lanes * (1 if chain.block else per_block)
         again = 1.0 if window <= 0.75 * caches.l1 else chain.rows.reach / chain.rows.stride
         moved = source + 2.0 * chain.task.output.type.bytes
         near = caches.keep((source + chain.task.output.type.bytes) / self.work.machine.cores)
         # Lines come in pairs. Where threads share pixels, a pair at the border of their channels goes to and fro; where
-        # they come from beyond the second cache, half of it has left when the next channels are wanted.
+        # they come from beyond L2, half of it has left when the next channels are wanted.
         torn = 0.0
         if blocks > 1 and not chain.block:
             torn = self._torn(chain.batch * chunks, blocks) if near else 1.0
         return Terms(
-            arithmetic=tiles * count * (taps + behind(chain.depthwise)),
+            arithmetic=tiles * count * (taps + after(chain.depthwise)),
             loads=tiles * (seen + taps),
             stores=tiles * count,
             branches=2.0 * tiles,
@@ -347,11 +349,11 @@ class _Applied:
         channels = Tiles(te.Var("c", chain.depthwise.channels), self.lanes)
         channel = channels.start_of(groups.start_of(group) + vector)
         value = stage_value(chain.depthwise, inputs, buffers)
-        line = RowSums(chain, buffers, self.lanes, count)
+        line = RowAccumulators(chain, buffers, self.lanes, count)
 
         def write(column: te.Expr, total: te.Expr) -> Store:
-            place = pixel(chain, batch, row, column, channel, line.lane)
-            return Store(out, offset(place, chain.task.output.shape), value(total, place))
+            position = pixel(chain, batch, row, column, channel, line.lane)
+            return Store(out, offset(position, chain.task.output.shape), value(total, position))
 
         outer, inner = ([vector, y], []) if chain.block else ([y], [vector])
         body = nest([(loop, Kind.SERIAL) for loop in outer], line.stmt(batch, row, channel, inner, write))
@@ -371,8 +373,8 @@ def window_loads(chain: Separable, count: int) -> int:
     return chain.rows.taps * min((count - 1) * columns.stride + columns.reach, count * columns.taps)
 
 
-def behind(stage: Stage) -> int:
-    """About how many instructions the elementwise nodes behind a convolution take for each vector."""
+def after(stage: ConvStage) -> int:
+    """About how many instructions the elementwise nodes after a convolution take for each vector."""
     nodes, node = 0, stage.last
     while node is not stage.conv:
         nodes += 2

@@ -1,4 +1,4 @@
-"""Chains of a 1x1, a depthwise and a 1x1 convolution, either 1x1 possibly absent, without what is between in memory.
+"""Chains of a 1x1, a depthwise and a 1x1 convolution (either 1x1 may be absent), without storing the images between.
 
     for every chunk of rows (and block of channels, where nothing sums over them):          (parallel)
       for every `step` rows of the chunk:
@@ -9,7 +9,7 @@
           out = project of filtered
 
 The expanded rows are a ring in scratch memory: a row is computed once in a chunk, only the rows that two chunks share
-are computed in both. Where a chunk is a single step, the panels take turns in the memory of one. Scratch memory is laid
+are computed in both. Where a chunk is a single step, the panels alternate in the memory of one. Scratch memory is laid
 out by vectors of channels, [vector][row][column][lane], so that a register tile reads and writes whole neighbouring
 lines. Its columns have the zero padding at both ends; rows beyond the image are filled with zeros.
 """
@@ -22,7 +22,7 @@ from functools import cached_property
 
 from tilewright import te
 from tilewright.graph.ir import Node
-from tilewright.graph.separable import Separable, Stage, separable_of
+from tilewright.graph.separable import ConvStage, Separable, separable_of
 from tilewright.loops.ir import (
     SCRATCH_LIMIT,
     Buffer,
@@ -42,10 +42,10 @@ from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.depthwise import (
     F32,
-    Place,
-    RowSums,
-    Sums,
-    behind,
+    Position,
+    RowAccumulators,
+    WindowAccumulators,
+    after,
     column_choices,
     offset,
     stage_value,
@@ -57,7 +57,7 @@ from tilewright.te.index import in_range
 
 NAME = "separable"
 _UNROLL = 4  # steps of a sum written out
-_MOST_PREFETCHES = 4  # in a step of a sum
+_MAX_PREFETCHES = 4  # in a step of a sum
 
 
 class SeparableChain:
@@ -67,14 +67,14 @@ class SeparableChain:
         chain = separable_of(work.task)
         if chain is None or (chain.expand is None and chain.project is None):
             return None
-        return _Applied(work, chain)
+        return _AppliedSeparable(work, chain)
 
 
 @dataclass(frozen=True)
 class _Panels:
     """A 1x1 convolution in register tiles: `rows` pixels by `vectors` registers of output channels."""
 
-    stage: Stage
+    stage: ConvStage
     lanes: int
     rows: int
     vectors: int
@@ -101,7 +101,7 @@ class _Panels:
 
 
 @dataclass(frozen=True)
-class _Shape:
+class _SeparableTiling:
     """The numbers that follow from a config."""
 
     chunk: int  # rows of the result
@@ -119,7 +119,7 @@ class _Shape:
         return self.chunk == self.step
 
 
-class _Applied:
+class _AppliedSeparable:
     def __init__(self, work: Work, chain: Separable) -> None:
         self.machine, self.chain = work.machine, chain
         self.in_line = work.machine.line_bytes // F32.bytes  # elements
@@ -152,7 +152,7 @@ class _Applied:
             together=(("chunk", "step", "blocks"), ("expand", "columns"), ("project",)),
         )
 
-    def _tile_choices(self, stage: Stage | None, pixels: int) -> tuple[str, ...]:
+    def _tile_choices(self, stage: ConvStage | None, pixels: int) -> tuple[str, ...]:
         """Register tiles "rows x vectors" that fit the registers, for a row of so many pixels."""
         if stage is None:
             return ("",)
@@ -172,13 +172,13 @@ class _Applied:
         groups = ceil_div(self.vectors, shape.group)
         if shape.blocks > groups or ceil_div(groups, shape.blocks) * (shape.blocks - 1) >= groups:
             return False
-        if shape.prefetch and (not shape.single or self.prefetched_lines(shape)[0] > _MOST_PREFETCHES):
+        if shape.prefetch and (not shape.single or self.prefetched_lines(shape)[0] > _MAX_PREFETCHES):
             return False
         return 4 * sum(self.scratch(shape)) <= SCRATCH_LIMIT
 
-    def _shape(self, values: Mapping[str, Value]) -> _Shape:
+    def _shape(self, values: Mapping[str, Value]) -> _SeparableTiling:
         expand = self._panels(self.chain.expand, str(values["expand"]))
-        return _Shape(
+        return _SeparableTiling(
             chunk=int(values["chunk"]),
             step=int(values["step"]) or int(values["chunk"]),
             blocks=int(values["blocks"]),
@@ -189,18 +189,18 @@ class _Applied:
             prefetch=bool(values["prefetch"]),
         )
 
-    def _panels(self, stage: Stage | None, tile: str) -> _Panels | None:
+    def _panels(self, stage: ConvStage | None, tile: str) -> _Panels | None:
         if stage is None:
             return None
         rows, vectors = map(int, tile.split("x"))
         lanes = min(self.machine.lanes(F32), power_of_two_below(stage.channels))
         return _Panels(stage, lanes, rows, vectors)
 
-    def ring(self, shape: _Shape) -> int:
+    def ring(self, shape: _SeparableTiling) -> int:
         """Expanded rows that are kept."""
         return (shape.step - 1) * self.chain.rows.stride + self.chain.rows.reach
 
-    def scratch(self, shape: _Shape) -> tuple[int, int]:
+    def scratch(self, shape: _SeparableTiling) -> tuple[int, int]:
         """Elements of (expanded rows, filtered rows)."""
         chain = self.chain
         expanded = filtered = 0
@@ -211,7 +211,7 @@ class _Applied:
             filtered = self.vectors * shape.step * chain.columns.outputs * self.lanes
         return expanded, filtered
 
-    def prefetched_lines(self, shape: _Shape) -> tuple[int, int]:
+    def prefetched_lines(self, shape: _SeparableTiling) -> tuple[int, int]:
         """Lines of weights to ask for in a step of the expansion's sums: (of the next panel, of the projection)."""
         panels = shape.expand
         assert panels is not None
@@ -239,7 +239,7 @@ class _Applied:
         if shape.expand is not None:
             rows = float((shape.chunk - 1) * chain.rows.stride + chain.rows.reach)
             # At the upper and lower end some of a chunk's rows are padding.
-            rows -= (chain.rows.before + chain.rows.behind) * chain.batch / chunks
+            rows -= (chain.rows.before + chain.rows.after) * chain.batch / chunks
             tiles = chunks * rows * groups * ceil_div(chain.columns.extent, shape.expand.rows)
             parts.append(self._product_terms(shape.expand, tiles))
             if 4 * shape.group * self.ring(shape) * chain.columns.padded * self.lanes > near:
@@ -250,7 +250,7 @@ class _Applied:
         tiles = chunks * shape.chunk * groups * shape.group * ceil_div(chain.columns.outputs, columns)
         parts.append(
             Terms(
-                arithmetic=tiles * columns * (max(taps, taps * 6 / columns) + behind(chain.depthwise)),
+                arithmetic=tiles * columns * (max(taps, taps * 6 / columns) + after(chain.depthwise)),
                 loads=tiles * (window_loads(chain, columns) + taps),
                 stores=tiles * columns,
                 branches=2.0 * tiles,
@@ -287,7 +287,7 @@ class _Applied:
     def _product_terms(self, panels: _Panels, tiles: float) -> Terms:
         each = panels.rows * panels.vectors
         return Terms(
-            arithmetic=tiles * (panels.depth * max(each, self.machine.chains) + each * behind(panels.stage)),
+            arithmetic=tiles * (panels.depth * max(each, self.machine.chains) + each * after(panels.stage)),
             loads=tiles * (panels.depth * (panels.rows + panels.vectors) + each),
             stores=tiles * each,
             branches=tiles * (panels.depth / _UNROLL + 3.0),
@@ -301,7 +301,7 @@ class _Applied:
 class _Builder:
     """The loop nest of one config."""
 
-    def __init__(self, applied: _Applied, shape: _Shape) -> None:
+    def __init__(self, applied: _AppliedSeparable, shape: _SeparableTiling) -> None:
         chain = applied.chain
         self.chain, self.shape, self.lanes, self.vectors = chain, shape, applied.lanes, applied.vectors
         self.ring = applied.ring(shape)
@@ -364,9 +364,9 @@ class _Builder:
     def expanded_at(self, vector: te.Expr, row: te.Expr, column: te.Expr) -> te.Expr:
         """Of a vector of the group; rows and columns count from the first that the chunk's windows see."""
         rolling = not self.shape.single
-        place = row % self.ring if rolling else row
+        position = row % self.ring if rolling else row
         kept = self.first_vector + vector if rolling else vector
-        return ((kept * self.ring + place) * self.chain.columns.padded + column) * self.lanes + self.lane
+        return ((kept * self.ring + position) * self.chain.columns.padded + column) * self.lanes + self.lane
 
     def zero_columns(self) -> Stmt:
         """The padding at both ends of every row, once: nothing is ever written there."""
@@ -374,7 +374,7 @@ class _Builder:
         kept = self.expanded.size // (self.ring * columns.padded * self.lanes)
         row = te.Var("z", kept * self.ring)
         stmts: list[Stmt] = []
-        for begin, count in ((0, columns.before), (columns.before + columns.extent, columns.behind)):
+        for begin, count in ((0, columns.before), (columns.before + columns.extent, columns.after)):
             column = te.Var("zx", count)
             at = (row * columns.padded + begin + column) * self.lanes + self.lane
             if count:
@@ -461,7 +461,9 @@ class _Builder:
             return te.Load(kernel, (channel + self.lane + tap * chain.depthwise.channels,))
 
         accumulator = Buffer("window", F32, shape.columns * self.lanes, Scope.REGISTER)
-        sums = Sums(chain.rows, chain.columns, shape.columns, self.lane, accumulator, data, weight)
+        sums = WindowAccumulators(
+            chain.rows, chain.columns, shape.columns, self.lane, accumulator, data, weight
+        )
         tiles = Tiles(te.Var("x", chain.columns.outputs), shape.columns)
         written = sums.results(
             lambda n, total: self.write_filtered(vector, line, row, tiles.start() + n, total)
@@ -475,7 +477,7 @@ class _Builder:
         vector, line = te.Var("u", shape.group), te.Var("r", shape.step)
         row = self.step * shape.step + line
         channel = self.channels.start_of(self.first_vector + vector)
-        rows = RowSums(self.chain, self.buffers, self.lanes, shape.columns)
+        rows = RowAccumulators(self.chain, self.buffers, self.lanes, shape.columns)
         stmt = rows.stmt(
             self.batch,
             self.first_row + row,
@@ -491,10 +493,10 @@ class _Builder:
         """`line` counts rows of the step, `row` those of the chunk."""
         chain = self.chain
         channel = self.channels.start_of(self.first_vector + vector) + self.lane
-        place: Place = (self.batch, self.first_row + row, column, channel)
-        value = stage_value(chain.depthwise, self.inputs, self.buffers)(total, place)
+        position: Position = (self.batch, self.first_row + row, column, channel)
+        value = stage_value(chain.depthwise, self.inputs, self.buffers)(total, position)
         if chain.project is None:
-            return Store(self.out, offset(place, chain.depthwise.conv.shape), value)
+            return Store(self.out, offset(position, chain.depthwise.conv.shape), value)
         width = chain.columns.outputs
         pixels = self.shape.step * width
         at = ((self.first_vector + vector) * pixels + line * width + column) * self.lanes + self.lane
@@ -519,8 +521,8 @@ class _Builder:
 
         def left_in_last(pixel: te.Expr, k: te.Expr) -> te.Expr:
             # The last vector is moved back: its first lanes repeat channels of the one before.
-            place = k - depth // lanes * lanes + (lanes - depth % lanes)
-            return te.Load(self.filtered, ((depth // lanes * pixels.axis.extent + pixel) * lanes + place,))
+            position = k - depth // lanes * lanes + (lanes - depth % lanes)
+            return te.Load(self.filtered, ((depth // lanes * pixels.axis.extent + pixel) * lanes + position,))
 
         def right(vector: te.Expr, k: te.Expr) -> te.Expr:
             return te.Load(weight, (((first_vector + vector) * depth + k) * panels.lanes + lane,))
@@ -530,9 +532,9 @@ class _Builder:
             # Pixels are walked as one axis; an axis of extent 1 would be taken for one that is broadcast.
             at_zero, at_pixel = te.as_index(0), first_pixel + pixel
             image = (at_pixel, at_zero) if width == 1 else (at_zero, at_pixel)
-            place: Place = (self.batch, *image, channel)
-            at = offset(place, chain.task.output.shape)
-            return Store(self.out, at, value(total, place))
+            position: Position = (self.batch, *image, channel)
+            at = offset(position, chain.task.output.shape)
+            return Store(self.out, at, value(total, position))
 
         whole, rest = depth // lanes * lanes, depth % lanes
         sums = [(_taps(whole, lanes), left)]
@@ -583,8 +585,8 @@ def _tile(
     total = te.Load(accumulator, (element,))
     in_tile = [(row, Kind.UNROLL), (vector, Kind.UNROLL), (lane, Kind.VECTOR)]
     stmts: list[Stmt] = [nest(in_tile, Store(accumulator, element, te.const(0, F32)))]
-    for pieces, left in sums:
-        for taps in pieces:
+    for chunks, left in sums:
+        for taps in chunks:
             product = te.call("fma", left(first_pixel + row, taps.k), right(vector, taps.k), total)
             step = nest([(taps.copies, Kind.UNROLL), *in_tile], Store(accumulator, element, product))
             if taps.loops:

@@ -9,16 +9,16 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.loops.formula import Formula
 from tilewright.runtime.winograd import TAPS
-from tilewright.space.templates.cpu.product import BlockedProduct, Product, product_of
+from tilewright.space.templates.cpu.gemm import BlockedGemm, Gemm, gemm_of
 from tilewright.te.index import coefficient, linear, simplify
 
 
 @dataclass(frozen=True)
-class Convolution:
+class WindowConvolution:
     """A 3 x 3 convolution. `data` is what the window sees at (`row`, `column`) of the image, counted from the first
     place that any window sees; `inside` is where it is not zero (None: everywhere)."""
 
-    product: Product
+    gemm: Gemm
     batch: tuple[te.Var, ...]
     y: te.Var
     x: te.Var
@@ -31,34 +31,34 @@ class Convolution:
     @property
     def output(self) -> te.Var:
         """The axis of the output's channels."""
-        return self.product.vector
+        return self.gemm.vector
 
 
-def convolution_of(formula: Formula | None) -> Convolution | None:
-    product = product_of(formula)
+def convolution_of(formula: Formula | None) -> WindowConvolution | None:
+    gemm = gemm_of(formula)
     if (
-        product is None
-        or isinstance(product, BlockedProduct)
-        or product.shared
-        or not product.constant_weight
-        or len(product.rows) < 2
+        gemm is None
+        or isinstance(gemm, BlockedGemm)
+        or gemm.shared
+        or not gemm.constant_weight
+        or len(gemm.rows) < 2
     ):
         return None
-    load = product.weight_load
-    if product.weight is not load or product.reduction.result.dtype is not DType.F32:
+    load = gemm.weight_load
+    if gemm.weight is not load or gemm.reduction.result.dtype is not DType.F32:
         return None
-    if sum(x.source == load.source for e in product.formula.expressions() for x in te.loads(e)) > 1:
+    if sum(x.source == load.source for e in gemm.formula.expressions() for x in te.loads(e)) > 1:
         return None
-    axes = _window_and_channel(product.reduction.axes)
+    axes = _window_and_channel(gemm.reduction.axes)
     if axes is None:
         return None
     ky, kx, channel, values = axes
-    outputs, step = product.vector.extent, channel.extent * product.vector.extent
+    outputs, step = gemm.vector.extent, channel.extent * gemm.vector.extent
     walked = linear(te.substitute(load.indices[0], values))
-    if walked.constant or walked.terms != {ky: TAPS * step, kx: step, channel: outputs, product.vector: 1}:
+    if walked.constant or walked.terms != {ky: TAPS * step, kx: step, channel: outputs, gemm.vector: 1}:
         return None
-    data = simplify(te.substitute(product.data, values))
-    *batch, y, x = product.rows
+    data = simplify(te.substitute(gemm.data, values))
+    *batch, y, x = gemm.rows
     along_y = _along(data, y, ky)
     along_x = _along(along_y[1], x, kx) if along_y is not None else None
     if along_y is None or along_x is None:
@@ -70,7 +70,7 @@ def convolution_of(formula: Formula | None) -> Convolution | None:
     if isinstance(data, te.Select) and data.other == te.const(0, data.dtype) and _is_box(data.cond):
         if channel not in te.variables(data.cond):
             inside, data = data.cond, data.then
-    return Convolution(product, tuple(batch), y, x, channel, row, column, data, inside)
+    return WindowConvolution(gemm, tuple(batch), y, x, channel, row, column, data, inside)
 
 
 def _window_and_channel(
@@ -89,10 +89,10 @@ def _window_and_channel(
 
 def _along(data: te.Expr, axis: te.Var, tap: te.Var) -> tuple[te.Var, te.Expr] | None:
     """(place, the data as a function of it) if the data depends on axis and tap only through place = axis + tap."""
-    place = te.Var(f"{axis.name}_at", axis.extent + tap.extent - 1)
-    moved = simplify(te.substitute(data, {axis: place, tap: te.as_index(0)}))
-    back = simplify(te.substitute(moved, {place: axis + tap}))
-    return (place, moved) if place in te.variables(moved) and back == data else None
+    position = te.Var(f"{axis.name}_at", axis.extent + tap.extent - 1)
+    moved = simplify(te.substitute(data, {axis: position, tap: te.as_index(0)}))
+    back = simplify(te.substitute(moved, {position: axis + tap}))
+    return (position, moved) if position in te.variables(moved) and back == data else None
 
 
 def _is_box(condition: te.Expr) -> bool:

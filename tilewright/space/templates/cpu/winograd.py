@@ -1,7 +1,7 @@
 """Winograd's algorithm for convolutions with windows of 3 x 3 that move by one.
 
 An image is cut into tiles of m x m outputs, each from (m + 2) x (m + 2) inputs. Transformed, a tile's outputs are
-products of single elements, summed over channels: (m + 2)^2 matrix products of tiles x channels by channels x outputs,
+products of single elements, summed over channels: (m + 2)^2 matmuls of tiles x channels by channels x outputs,
 instead of 9 m^2.
 
     for every share of the weight's panels and block of tiles:      (parallel)
@@ -18,7 +18,7 @@ instead of 9 m^2.
         out = epilogue(At products A)                               (no more than lies inside of the image)
 
 The weight is transformed when the model is linked, and stored panel by panel in the order in which it is read. The
-elements of a tile lie beside each other, vector by vector, because a transform writes (or reads) all of them at once.
+elements of a tile lie next to each other, vector by vector, because a transform writes (or reads) all of them at once.
 Where all channels fit, `products` holds one panel at a time and its tiles are finished before the next panel.
 """
 
@@ -37,21 +37,21 @@ from tilewright.runtime.winograd import POINTS, TAPS, matrices
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.straight_line import operations
-from tilewright.space.templates.cpu.window import Convolution, convolution_of
-from tilewright.space.templates.cpu.winograd_nest import Nest, Shape
+from tilewright.space.templates.cpu.window import WindowConvolution, convolution_of
+from tilewright.space.templates.cpu.winograd_nest import WinogradNest, WinogradTiling
 from tilewright.support.arith import ceil_div, round_up
 
 NAME = "winograd"
 # The relative error for each square root of the number of products summed one after another, measured on random data;
 # and how much of it a config may have, below the bound for a kernel.
 _ROUNDING = {2: 4e-8, 4: 2.3e-7, 6: 4.3e-7}
-_MOST_ERROR = 7e-6
-_MOST_WEIGHT = 32 << 20  # bytes of a transformed weight: beyond, the smallest transform, which grows it least
-_MOST_TILES = 64  # in a block
-_MOST_ROWS = 10  # of a register tile: more broadcasts wait for each other
+_MAX_ERROR = 7e-6
+_MAX_WEIGHT = 32 << 20  # bytes of a transformed weight: beyond, the smallest transform, which grows it least
+_MAX_TILES = 64  # in a block
+_MAX_ROWS = 10  # of a register tile: more broadcasts wait for each other
 _SPILLED = 1.25  # of the registers, what a transform may need and still be worth writing out
 _HIDDEN_WEIGHT = 0.75  # of the weight's way from memory, what prefetching hides
-_UNHIDDEN = 4.0  # cycles for a line that a transform moves from or to the second cache
+_UNHIDDEN = 4.0  # cycles for a line that a transform moves from or to L2
 _UNHIDDEN_TWICE = 12.0  # where it goes through memory between its two sides
 
 
@@ -69,7 +69,7 @@ class Winograd:
 
 
 class AppliedWinograd:
-    def __init__(self, work: Work, convolution: Convolution) -> None:
+    def __init__(self, work: Work, convolution: WindowConvolution) -> None:
         self.machine, self.convolution = work.machine, convolution
         self.lanes = min(work.machine.lanes(DType.F32), power_of_two_below(convolution.output.extent))
 
@@ -84,7 +84,7 @@ class AppliedWinograd:
             every = (
                 extent_of(conv.batch) * ceil_div(conv.y.extent, outputs) * ceil_div(conv.x.extent, outputs)
             )
-            tiles |= {n for parts in (1, 2, 4, 8) if (n := ceil_div(every, parts)) <= _MOST_TILES}
+            tiles |= {n for parts in (1, 2, 4, 8) if (n := ceil_div(every, parts)) <= _MAX_TILES}
         return Space(
             NAME,
             (
@@ -92,31 +92,31 @@ class AppliedWinograd:
                 Knob("tiles", tuple(sorted(tiles))),
                 Knob("vectors", tuple(n for n in (1, 2, 3, 4) if n <= panels)),
                 Knob("channels", (padded, *cut)),
-                Knob("shares", (1, 2, 4, 8, 16)),
+                Knob("panel_groups", (1, 2, 4, 8, 16)),
             ),
             self._legal,
-            together=(("outputs", "tiles", "vectors", "channels", "shares"),),
+            together=(("outputs", "tiles", "vectors", "channels", "panel_groups"),),
         )
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
         shape = self.shape_of(values)
         if shape.panels.size > self.convolution.output.extent or shape.tiles > shape.all_tiles:
             return False
-        if shape.shares != values["shares"]:
+        if shape.panel_groups != values["panel_groups"]:
             return False
-        if _ROUNDING[shape.outputs] * math.sqrt(shape.channels + shape.channel_blocks) > _MOST_ERROR:
+        if _ROUNDING[shape.outputs] * math.sqrt(shape.channels + shape.channel_blocks) > _MAX_ERROR:
             return False
         points = (shape.outputs + TAPS - 1) ** 2
         weight = points * self.convolution.channel.extent * self.convolution.output.extent * 4
-        if weight > _MOST_WEIGHT and shape.outputs > min(POINTS):
+        if weight > _MAX_WEIGHT and shape.outputs > min(POINTS):
             return False
         return (shape.seen_size + shape.products_size) * 4 <= SCRATCH_LIMIT
 
-    def shape_of(self, values: Mapping[str, Value]) -> Shape:
+    def shape_of(self, values: Mapping[str, Value]) -> WinogradTiling:
         conv, outputs = self.convolution, int(values["outputs"])
         channels = int(values["channels"])
         panels = Tiles(conv.output, int(values["vectors"]) * self.lanes)
-        return Shape(
+        return WinogradTiling(
             outputs=outputs,
             tiles_y=ceil_div(conv.y.extent, outputs),
             tiles_x=ceil_div(conv.x.extent, outputs),
@@ -133,23 +133,23 @@ class AppliedWinograd:
             channel_blocks=ceil_div(conv.channel.extent, channels),
             channel_lanes=self.machine.lanes(DType.F32),
             panels=panels,
-            share=ceil_div(panels.count, int(values["shares"])),
+            share=ceil_div(panels.count, int(values["panel_groups"])),
             in_registers=(outputs + TAPS - 1) ** 2 <= _SPILLED * self.machine.vector_registers,
             in_line=self.machine.line_bytes // DType.F32.bytes,
         )
 
     def terms(self, config: Config) -> Terms:
         shape, caches = self.shape_of(dict(config.values)), self.machine.caches
-        iterations = shape.shares * shape.blocks
+        iterations = shape.panel_groups * shape.blocks
         panels = iterations * shape.share  # panels times blocks of tiles
         every_channel = shape.channels * shape.channel_blocks
 
         # The transforms, in vectors of one tile.
-        before, behind = _transform_operations(shape.outputs)
+        before, after = _transform_operations(shape.outputs)
         seen = float(iterations * shape.tiles * every_channel // shape.channel_lanes)
         finished = float(panels * shape.tiles * shape.vectors)
         moved_in, moved_out = seen * shape.elements, finished * shape.outputs**2
-        transforms = seen * 2 * shape.side * before + finished * (shape.side + shape.outputs) * behind
+        transforms = seen * 2 * shape.side * before + finished * (shape.side + shape.outputs) * after
         between = 0.0 if shape.in_registers else moved_in + finished * shape.side * shape.outputs
         lines = moved_in + finished * shape.elements
         unhidden = lines * (_UNHIDDEN if shape.in_registers else _UNHIDDEN_TWICE)
@@ -161,21 +161,23 @@ class AppliedWinograd:
         partial = register_tiles * each
 
         # A panel is read once for every register tile. It comes from memory for the first block of tiles; for the
-        # others it may have stayed in the second cache, the more of it the better a share of the weight and the scratch
+        # others it may have stayed in L2, the more of it the better a share of the weight and the scratch
         # fit there.
         panel = shape.channels * shape.panels.size * 4
         weight_bytes = shape.elements * panel * shape.channel_blocks * shape.panels.count
         scratch = (shape.seen_size + shape.products_size) * 4
-        crowding = (weight_bytes / shape.shares + scratch) / caches.l2_per_core
+        crowding = (weight_bytes / shape.panel_groups + scratch) / caches.l2_per_core
         again = (shape.blocks - 1) * weight_bytes * min(1.0, max(0.0, 2 * crowding - 1.4))
         reads = 1 if panel <= caches.l1 // 2 else shape.row_tiles
         data_bytes = shape.seen_size * shape.channel_blocks * 4.0
         from_scratch = data_bytes * (panels + 2 * iterations) + 3.0 * partial * self.machine.line_bytes
         beyond_l2 = max(0.0, 1 - caches.l2_per_core / 3 / scratch)
-        # What the kernel before has left in this core's second cache, and what the one after it finds there.
-        touched = self._image_bytes * min(shape.shares, self.machine.cores) + self._output_bytes
-        near = caches.keep(touched / self.machine.cores + scratch + weight_bytes / shape.shares)
-        others = self._image_bytes * (min(shape.shares, self.machine.cores) - 1 if near else shape.shares)
+        # What the kernel before has left in this core's L2, and what the one after it finds there.
+        touched = self._image_bytes * min(shape.panel_groups, self.machine.cores) + self._output_bytes
+        near = caches.keep(touched / self.machine.cores + scratch + weight_bytes / shape.panel_groups)
+        others = self._image_bytes * (
+            min(shape.panel_groups, self.machine.cores) - 1 if near else shape.panel_groups
+        )
         own = self._image_bytes * near + 2.0 * self._output_bytes
         return Terms(
             arithmetic=transforms + moved_out * self._epilogue + steps * max(each, self.machine.chains),
@@ -192,8 +194,8 @@ class AppliedWinograd:
 
     @cached_property
     def _epilogue(self) -> int:
-        """Instructions for an output, behind the transform."""
-        return sum(isinstance(node, te.Call) for node in te.walk(self.convolution.product.formula.value))
+        """Instructions for an output, after the transform."""
+        return sum(isinstance(node, te.Call) for node in te.walk(self.convolution.gemm.formula.value))
 
     @cached_property
     def _image_bytes(self) -> int:
@@ -202,11 +204,11 @@ class AppliedWinograd:
 
     @cached_property
     def _output_bytes(self) -> int:
-        output = self.convolution.product.formula.output
+        output = self.convolution.gemm.formula.output
         return output.size * output.dtype.bytes
 
     def program(self, config: Config) -> Program:
-        return Nest(self.convolution, self.shape_of(dict(config.values))).program(config)
+        return WinogradNest(self.convolution, self.shape_of(dict(config.values))).program(config)
 
 
 @lru_cache(maxsize=1024)
@@ -215,7 +217,7 @@ def _rows(tiles: int, vectors: int, registers: int, chains: float) -> int:
     accumulators, a vector of weights for each column and one element of data must fit the registers."""
     most = max(1, (registers - 1) // vectors - 1)
     return min(
-        range(min(tiles, most, _MOST_ROWS), 0, -1),
+        range(min(tiles, most, _MAX_ROWS), 0, -1),
         key=lambda rows: ceil_div(tiles, rows) * (max(rows * vectors, chains) + 1),
     )
 

@@ -28,12 +28,12 @@ from tilewright.runtime.packing import Packing
 from tilewright.runtime.winograd import TAPS, WinogradWeights, matrices
 from tilewright.space.space import Config
 from tilewright.space.templates.cpu.straight_line import times_vector
-from tilewright.space.templates.cpu.window import Convolution
+from tilewright.space.templates.cpu.window import WindowConvolution
 from tilewright.support.arith import ceil_div
 
 
 @dataclass(frozen=True)
-class Shape:
+class WinogradTiling:
     """The numbers that follow from a config."""
 
     outputs: int  # of a tile along one axis: m
@@ -68,7 +68,7 @@ class Shape:
         return ceil_div(self.all_tiles, self.tiles)
 
     @property
-    def shares(self) -> int:
+    def panel_groups(self) -> int:
         return ceil_div(self.panels.count, self.share)
 
     @property
@@ -112,9 +112,9 @@ class _Line:
         self.stmts: list[Stmt] = []
 
     def keep(self, value: te.Expr) -> te.Expr:
-        place = len(self.stmts) * self.lane.extent + self.lane
-        self.stmts.append(Store(self.registers, place, value))
-        return te.Load(self.registers, (place,))
+        position = len(self.stmts) * self.lane.extent + self.lane
+        self.stmts.append(Store(self.registers, position, value))
+        return te.Load(self.registers, (position,))
 
     def store(self, buffer: Buffer, index: te.Expr, value: te.Expr) -> None:
         self.stmts.append(Store(buffer, index, value))
@@ -128,7 +128,7 @@ class _Middle:
     """Where a matrix is kept that has been multiplied from one side and not yet from the other."""
 
     buffer: Buffer
-    place: Callable[[te.Expr, te.Expr], te.Expr]
+    position: Callable[[te.Expr, te.Expr], te.Expr]
 
     @staticmethod
     def in_registers(side: int, lane: te.Var) -> _Middle:
@@ -157,17 +157,17 @@ def _both_sides(
     line = _Line(f"{lane.name}_column", lane)
     column = [line.keep(read(te.as_index(n), j)) for n in range(side)]
     for n, value in enumerate(times_vector(matrix, column, line.keep)):
-        line.store(middle.buffer, middle.place(te.as_index(n), j), value)
+        line.store(middle.buffer, middle.position(te.as_index(n), j), value)
     along_columns = For(j, middle.loops, line.vector())
 
     line = _Line(f"{lane.name}_row", lane)
-    row = [line.keep(te.Load(middle.buffer, (middle.place(i, te.as_index(n)),))) for n in range(side)]
+    row = [line.keep(te.Load(middle.buffer, (middle.position(i, te.as_index(n)),))) for n in range(side)]
     along_rows = For(i, middle.loops, write(i, line, times_vector(matrix, row, line.keep)))
     return block(along_columns, along_rows)
 
 
 @dataclass(frozen=True)
-class _Tile:
+class _InputTile:
     """The image of a tile, and the first of its rows and columns."""
 
     image: dict[te.Var, te.Expr]
@@ -175,19 +175,19 @@ class _Tile:
     left: te.Expr
 
 
-class Nest:
+class WinogradNest:
     """The loop nest of one config."""
 
-    def __init__(self, convolution: Convolution, shape: Shape) -> None:
+    def __init__(self, convolution: WindowConvolution, shape: WinogradTiling) -> None:
         self.convolution, self.shape = convolution, shape
         self.lanes = shape.panels.size // shape.vectors
         self.at, _, self.bt = matrices(shape.outputs)
-        self.share, self.tile_block = te.Var("share", shape.shares), te.Var("block", shape.blocks)
+        self.share, self.tile_block = te.Var("share", shape.panel_groups), te.Var("block", shape.blocks)
         self.channel_block = te.Var("channels", shape.channel_blocks)
         self.panel, self.tile = te.Var("panel", shape.share), te.Var("tile", shape.tiles)
         self.element = te.Var("e", shape.elements)
 
-        weight = convolution.product.weight_load.source
+        weight = convolution.gemm.weight_load.source
         assert isinstance(weight, Buffer)
         self.original = weight
         self.packing = Packing(
@@ -209,19 +209,21 @@ class Nest:
         self.first_tile = Tiles(te.Var("tiles", shape.all_tiles), shape.tiles).start_of(self.tile_block)
         self.here = self._tile_at(self.first_tile + self.tile)
 
-    def _tile_at(self, number: te.Expr) -> _Tile:
+    def _tile_at(self, number: te.Expr) -> _InputTile:
         shape = self.shape
         per_image = shape.tiles_y * shape.tiles_x
-        place = number % per_image
+        position = number % per_image
         image: dict[te.Var, te.Expr] = {}
         rest = number // per_image
         for axis in reversed(self.convolution.batch):
             image[axis] = rest % axis.extent
             rest = rest // axis.extent
-        return _Tile(image, place // shape.tiles_x * shape.outputs, place % shape.tiles_x * shape.outputs)
+        return _InputTile(
+            image, position // shape.tiles_x * shape.outputs, position % shape.tiles_x * shape.outputs
+        )
 
     def program(self, config: Config) -> Program:
-        shape, formula = self.shape, self.convolution.product.formula
+        shape, formula = self.shape, self.convolution.gemm.formula
         see = nest([(self.tile, Kind.SERIAL)], self._see())
         if shape.channel_blocks > 1:
             multiply = nest([(self.panel, Kind.SERIAL)], self._multiply())
@@ -237,7 +239,7 @@ class Nest:
 
     def _parallel(self, body: Stmt) -> Stmt:
         shape = self.shape
-        parallel = te.Var("p", shape.shares * shape.blocks)
+        parallel = te.Var("p", shape.panel_groups * shape.blocks)
         values = {self.share: parallel // shape.blocks, self.tile_block: parallel % shape.blocks}
         return nest([(parallel, Kind.PARALLEL)], with_values(body, values))
 
@@ -250,15 +252,15 @@ class Nest:
         channel = self.channel_block * shape.channels + vector * lane.extent + lane
 
         def transform(guarded: bool) -> Stmt:
-            def place(i: te.Expr, j: te.Expr) -> te.Expr:
+            def position(i: te.Expr, j: te.Expr) -> te.Expr:
                 return self._seen_at(self.tile, vector, i * shape.side + j) + lane
 
             def write(i: te.Expr, line: _Line, results: Sequence[te.Expr]) -> Stmt:
                 for j, result in enumerate(results):
-                    line.store(self.seen, place(i, te.as_index(j)), result)
+                    line.store(self.seen, position(i, te.as_index(j)), result)
                 return line.vector()
 
-            middle = self._middle(lane, self.seen, place)
+            middle = self._middle(lane, self.seen, position)
             both = _both_sides(self.bt, lane, lambda i, j: self._data(i, j, channel, guarded), middle, write)
             return nest([(vector, Kind.SERIAL)], both)
 
@@ -266,11 +268,13 @@ class Nest:
             return transform(guarded=False)
         return If(self._all_inside(), transform(guarded=False), transform(guarded=True))
 
-    def _middle(self, lane: te.Var, memory: Buffer, place: Callable[[te.Expr, te.Expr], te.Expr]) -> _Middle:
+    def _middle(
+        self, lane: te.Var, memory: Buffer, position: Callable[[te.Expr, te.Expr], te.Expr]
+    ) -> _Middle:
         """Registers where they suffice, else the memory that the matrix is taken from or goes to."""
         if self.shape.in_registers:
             return _Middle.in_registers(self.shape.side, lane)
-        return _Middle(memory, place)
+        return _Middle(memory, position)
 
     def _seen_at(self, tile: te.Expr, vector: te.Expr, element: te.Expr) -> te.Expr:
         shape = self.shape
@@ -284,9 +288,9 @@ class Nest:
             conditions.append(te.Call("lt", (conv.channel, te.as_index(conv.channel.extent)), DType.BOOL))
         inside = te.all_of(conditions)
         value = conv.data if inside is None else te.select(inside, conv.data, 0.0)
-        return te.substitute(value, self._places(self.here, i, j) | {conv.channel: channel})
+        return te.substitute(value, self._positions(self.here, i, j) | {conv.channel: channel})
 
-    def _places(self, tile: _Tile, i: te.Expr, j: te.Expr) -> dict[te.Var, te.Expr]:
+    def _positions(self, tile: _InputTile, i: te.Expr, j: te.Expr) -> dict[te.Var, te.Expr]:
         """Where element (i, j) of what a tile sees is."""
         conv = self.convolution
         return {**tile.image, conv.row: tile.top + i, conv.column: tile.left + j}
@@ -296,15 +300,15 @@ class Nest:
         """Where in the image, and inside of what a padding surrounds, an element is. The last tiles may overhang."""
         conv, shape = self.convolution, self.shape
         conditions = [] if conv.inside is None else [conv.inside]
-        for place, tiles in ((conv.row, shape.tiles_y), (conv.column, shape.tiles_x)):
-            if tiles * shape.outputs + TAPS - 1 > place.extent:
-                conditions.append(te.Call("lt", (place, te.as_index(place.extent)), DType.BOOL))
+        for position, tiles in ((conv.row, shape.tiles_y), (conv.column, shape.tiles_x)):
+            if tiles * shape.outputs + TAPS - 1 > position.extent:
+                conditions.append(te.Call("lt", (position, te.as_index(position.extent)), DType.BOOL))
         return te.all_of(conditions)
 
     def _all_inside(self) -> te.Expr:
         assert self._inside is not None
         ends = (te.as_index(0), te.as_index(self.shape.side - 1))
-        corners = [te.substitute(self._inside, self._places(self.here, end, end)) for end in ends]
+        corners = [te.substitute(self._inside, self._positions(self.here, end, end)) for end in ends]
         both = te.all_of(corners)
         assert both is not None
         return both
@@ -324,21 +328,23 @@ class Nest:
         channel = vector * shape.channel_lanes + in_vector
         size = shape.panels.size
         accumulators = Buffer("acc", DType.F32, shape.rows * size, Scope.REGISTER)
-        place = row * size + vec * lanes + lane
-        kept = te.Load(accumulators, (place,))
+        position = row * size + vec * lanes + lane
+        kept = te.Load(accumulators, (position,))
 
         panel = (self.which_panel * shape.channel_blocks + self.channel_block) * shape.elements + self.element
         data = te.Load(self.seen, (self._seen_at(row_tiles.start() + row, vector, self.element) + in_vector,))
         weight = te.Load(self.weight, ((panel * shape.channels + channel) * size + vec * lanes + lane,))
         update = nest(
-            [(step, Kind.UNROLL), *in_tile], Store(accumulators, place, te.call("fma", data, weight, kept))
+            [(step, Kind.UNROLL), *in_tile], Store(accumulators, position, te.call("fma", data, weight, kept))
         )
 
         lines = shape.channels * size // shape.in_line
-        asked = ceil_div(lines, shape.channels // shape.unroll * row_tiles.count)
-        number = ((row_tile * vector.extent + vector) * steps.extent + steps) * asked
+        prefetched = ceil_div(lines, shape.channels // shape.unroll * row_tiles.count)
+        number = ((row_tile * vector.extent + vector) * steps.extent + steps) * prefetched
         following = (panel + 1) * (shape.channels * size)
-        fetch = [Prefetch(self.weight, following + (number + n) * shape.in_line, 2) for n in range(asked)]
+        fetch = [
+            Prefetch(self.weight, following + (number + n) * shape.in_line, 2) for n in range(prefetched)
+        ]
 
         partial = self._product_at(row_tile * shape.rows + row, vec, self.element) + lane
         put: Stmt = nest(in_tile, Store(self.products, partial, kept))
@@ -348,7 +354,7 @@ class Nest:
             add = nest(in_tile, Store(self.products, partial, total))
             put = If(te.call("eq", self.channel_block, te.as_index(0)), put, add)
         tile = block(
-            nest(in_tile, Store(accumulators, place, te.const(0, DType.F32))),
+            nest(in_tile, Store(accumulators, position, te.const(0, DType.F32))),
             nest([(vector, Kind.SERIAL), (steps, Kind.SERIAL)], block(update, *fetch)),
             put,
         )
@@ -370,7 +376,7 @@ class Nest:
         vec, lane = te.Var("u", shape.vectors), te.Var("v", self.lanes)
         seen, zero = te.Load(self.watch, (lane,)), te.const(0.0, DType.F32)
 
-        def place(i: te.Expr, j: te.Expr) -> te.Expr:
+        def position(i: te.Expr, j: te.Expr) -> te.Expr:
             return self._product_at(self._row_of_tile(), vec, i * shape.side + j) + lane
 
         def write(i: te.Expr, line: _Line, results: Sequence[te.Expr]) -> Stmt:
@@ -383,8 +389,10 @@ class Nest:
                 return row
             return If(te.call("lt", self.here.top + i, te.as_index(conv.y.extent)), row)
 
-        middle = self._middle(lane, self.products, place)
-        both = _both_sides(self.at, lane, lambda i, j: te.Load(self.products, (place(i, j),)), middle, write)
+        middle = self._middle(lane, self.products, position)
+        both = _both_sides(
+            self.at, lane, lambda i, j: te.Load(self.products, (position(i, j),)), middle, write
+        )
         spoilt = te.call("ne", te.Load(self.flag, (te.as_index(0),)), zero)
         stmts = block(
             nest([(lane, Kind.VECTOR)], Store(self.watch, lane, zero)),
@@ -400,13 +408,13 @@ class Nest:
         i, j = te.Var("i", shape.outputs), te.Var("j", shape.outputs)
         ky, kx, channel = te.Var("ky", TAPS), te.Var("kx", TAPS), te.Var("c", conv.channel.extent)
         total = Buffer("directly", DType.F32, self.lanes, Scope.REGISTER)
-        places = self._places(self.here, i + ky, j + kx) | {conv.channel: channel}
+        positions = self._positions(self.here, i + ky, j + kx) | {conv.channel: channel}
         data = conv.data if self._inside is None else te.select(self._inside, conv.data, 0.0)
         column = shape.panels.start_of(self.which_panel) + vec * self.lanes + lane
         tap = ((ky * TAPS + kx) * conv.channel.extent + channel) * conv.output.extent
         weight = te.Load(self.weight, (tap + column + self.packing.begin_of(self.packing.transforms[0]),))
         kept = te.Load(total, (lane,))
-        update = Store(total, lane, te.call("fma", te.substitute(data, places), weight, kept))
+        update = Store(total, lane, te.call("fma", te.substitute(data, positions), weight, kept))
         summed = block(
             nest([(lane, Kind.VECTOR)], Store(total, lane, te.const(0.0, DType.F32))),
             nest([*((axis, Kind.SERIAL) for axis in (ky, kx, channel)), (lane, Kind.VECTOR)], update),
@@ -426,8 +434,8 @@ class Nest:
         return self.tile + self.tile // before_last * moved
 
     def _write(self, i: te.Expr, j: te.Expr | int, vec: te.Var, lane: te.Var, result: te.Expr) -> Stmt:
-        conv, formula = self.convolution, self.convolution.product.formula
-        source = conv.product.reduction.result
+        conv, formula = self.convolution, self.convolution.gemm.formula
+        source = conv.gemm.reduction.result
         values = {
             **self.here.image,
             conv.y: self.here.top + i,

@@ -3,6 +3,6 @@
 from tilewright.space.template import Template
 from tilewright.space.templates.cuda.attention import TensorCoreAttention
 from tilewright.space.templates.cuda.matmul import TensorCores
-from tilewright.space.templates.cuda.sums import TensorSums
+from tilewright.space.templates.cuda.matmul_reduction import TensorMatmulReduction
 
-TEMPLATES: tuple[Template, ...] = (TensorCores(), TensorSums(), TensorCoreAttention())
+TEMPLATES: tuple[Template, ...] = (TensorCores(), TensorMatmulReduction(), TensorCoreAttention())

@@ -19,9 +19,9 @@ from tilewright.space.templates.attention import LOG2_E, Operands
 from tilewright.space.templates.cuda.matrices import INT_MAX, LANES, matrix
 from tilewright.te.index import coefficient, linear, simplify
 
-NAME = "tensor-attention"
+NAME = "tensor-core-attention"
 _WIDEST = 128  # columns of a head: queries, scores and results of a warp are in registers
-_MOST_REGISTERS, _MOST_MASKED = 200, 128  # of a thread, for these; where a mask is read too
+_MAX_REGISTERS, _MAX_MASKED = 200, 128  # of a thread, for these; where a mask is read too
 _HELD = 8  # fragments of queries that stay in registers
 _OTHERS = 56  # registers of a thread for everything else
 _WEIGHT = 0.25  # instructions of a warp for a score's weight, as long as its exponential takes
@@ -41,7 +41,7 @@ class TensorCoreAttention:
         if wide or long or any(x.dtype is not node.dtype for x in node.inputs[:3]):
             return None
         found = _matrices(operands)
-        return None if found is None else AppliedAttention(operands, found, work.machine)
+        return None if found is None else AppliedTensorAttention(operands, found, work.machine)
 
 
 def _matrices(operands: Operands) -> tuple[MatrixOperand, MatrixOperand, MatrixOperand] | None:
@@ -58,14 +58,14 @@ def _matrices(operands: Operands) -> tuple[MatrixOperand, MatrixOperand, MatrixO
         if not isinstance(value, te.Cast) or value.value is not load:
             return None
         operand = matrix(load, (row,), (column,))
-        if operand is None or operand.turned:
+        if operand is None or operand.transposed:
             return None
         found.append(operand)
     q, k, v = found
     return q, k, v
 
 
-class AppliedAttention:
+class AppliedTensorAttention:
     def __init__(
         self,
         operands: Operands,
@@ -91,7 +91,7 @@ class AppliedAttention:
     def is_legal(self, tiles: AttentionTiles) -> bool:
         return (
             tiles.shared_bytes(*self._padded) <= self.machine.shared_block
-            and self._held(tiles) <= (_MOST_MASKED if self.operands.masked else _MOST_REGISTERS)
+            and self._held(tiles) <= (_MAX_MASKED if self.operands.masked else _MAX_REGISTERS)
             and tiles.queries < 2 * max(32, self.operands.queries)
         )
 
@@ -119,8 +119,8 @@ class AppliedAttention:
         sum_vector = te.Var("sum_vector", self._padded[1] // lanes)
         total = te.Load(sums, (sum_row * columns + sum_vector * lanes + lane,))
         output = operands.output
-        place = operands.place(row, vector * lanes + lane)
-        write = nest([(lane, Kind.VECTOR)], Store(output, place, te.cast(total, output.dtype)))
+        position = operands.position(row, vector * lanes + lane)
+        write = nest([(lane, Kind.VECTOR)], Store(output, position, te.cast(total, output.dtype)))
         words = (
             f"attention on tensor cores: {operands.heads} heads, {operands.queries} queries, {operands.keys} keys,"
             f" by {tiles.queries} x {tiles.keys}, {tiles.warps} warps, {tiles.stages} stages"
@@ -158,9 +158,9 @@ class AppliedAttention:
         """Neighbours of a result's row that are written together."""
         operands = self.operands
         column = te.Var("column", operands.values)
-        place = simplify(operands.place(te.Var("row", operands.queries), column))
-        form = linear(place)
-        if coefficient(place, column) != 1:
+        position = simplify(operands.position(te.Var("row", operands.queries), column))
+        form = linear(position)
+        if coefficient(position, column) != 1:
             return 1
         numbers = [operands.values, form.constant, *(c for atom, c in form.terms.items() if atom != column)]
         return next(lanes for lanes in LANES if all(number % lanes == 0 for number in numbers))

@@ -1,8 +1,8 @@
-"""Operands of a product that are computed of what is in memory: what stands before the contraction, whatever it is.
+"""Fused prologues: operands of a GEMM that are computed from what is in memory.
 
     a[m, k] = value(x[m, k], gate[m, k], scale[k], mean[m], ...)    and zero where a guard does not hold
 
-All that an element takes is read when a tile is asked for; when the tile is needed, its elements are computed, rounded
+All that an element takes is read when a tile is prefetched; when the tile is needed, its elements are computed, rounded
 to the type that is multiplied, and put into shared memory.
 """
 
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 from tilewright import te
 from tilewright.dtypes import DType
-from tilewright.loops.gpu.places import VECTOR_BYTES, at_places, positions, vector_lanes
 from tilewright.loops.gpu.tensor import ComputedOperand
+from tilewright.loops.gpu.thread_index import VECTOR_BYTES, at_positions, positions, vector_lanes
 from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import with_values
 from tilewright.te.index import coefficient, linear, simplify
 from tilewright.te.scalars import EXPENSIVE_CALLS as EXPENSIVE
 
 _EXPENSIVE = 10.0  # instructions
-_MOST_KEPT = 16  # bytes of registers for an element
+_MAX_KEPT = 16  # bytes of registers for an element
 
 
 @dataclass(frozen=True)
@@ -60,43 +60,43 @@ def element_of(expr: te.Expr) -> Element | None:
         load.indices and all(isinstance(atom, te.Var) for atom in linear(load.indices[0]).terms)
         for load in loads
     )
-    if not loads or not plain or _depends_on_places(expr):
+    if not loads or not plain or _depends_on_positions(expr):
         return None
     main = max(loads, key=lambda load: len(te.variables(load)))
     return Element(main, te.all_of(guards), expr)
 
 
-def _depends_on_places(expr: te.Expr) -> bool:
+def _depends_on_positions(expr: te.Expr) -> bool:
     """Whether variables occur elsewhere than where something is read."""
     if isinstance(expr, te.Load):
         return False
-    return isinstance(expr, te.Var) or any(map(_depends_on_places, te.children(expr)))
+    return isinstance(expr, te.Var) or any(map(_depends_on_positions, te.children(expr)))
 
 
 def computed_operand(
     element: Element,
     dtype: DType,
     outer: Sequence[te.Var],
-    depth: Sequence[te.Var],
+    k_axes: Sequence[te.Var],
     batch: Sequence[te.Var],
 ) -> ComputedOperand | None:
     """The element as an operand of type `dtype`, of these axes each counted as one."""
-    if not outer or not set(depth) & element.variables:
+    if not outer or not set(k_axes) & element.variables:
         return None
     main = element.main.indices[0]
-    turned = coefficient(main, depth[-1]) != 1 and coefficient(main, outer[-1]) == 1
-    along = outer[-1] if turned else depth[-1]
+    transposed = coefficient(main, k_axes[-1]) != 1 and coefficient(main, outer[-1]) == 1
+    along = outer[-1] if transposed else k_axes[-1]
     lanes = _lanes(element, dtype, along)
     lane = te.Var("v", lanes)
     numbers = [
         te.Var(name, _count(axes) // (lanes if is_along else 1))
-        for name, axes, is_along in (("outer", outer, turned), ("depth", depth, not turned))
+        for name, axes, is_along in (("outer", outer, transposed), ("depth", k_axes, not transposed))
     ]
-    first = [number * lanes if number is numbers[not turned] else number for number in numbers]
-    place = [at + lane if at is first[not turned] else at for at in first]
+    first = [number * lanes if number is numbers[not transposed] else number for number in numbers]
+    position = [at + lane if at is first[not transposed] else at for at in first]
 
     def there(expr: te.Expr) -> te.Expr:
-        return simplify(at_places(at_places(expr, outer, place[0]), depth, place[1]))
+        return simplify(at_positions(at_positions(expr, outer, position[0]), k_axes, position[1]))
 
     kept: list[Buffer] = []
     reads: list[Stmt] = []
@@ -120,20 +120,20 @@ def computed_operand(
         batch=tuple(axis for axis in batch if axis in element.variables),
         kept=tuple(kept),
         value=value,
-        inside=None if element.guard is None else _condition(element.guard, outer, depth, first),
+        inside=None if element.guard is None else _condition(element.guard, outer, k_axes, first),
         read=with_values(block(*reads), {}),
         compute=with_values(nest([(lane, Kind.VECTOR)], Store(value, lane, computed)), {}),
         work=sum(_instructions(node) for node in te.walk(element.value)),
-        turned=turned,
+        transposed=transposed,
         lanes=lanes,
     )
-    return found if found.kept_bytes <= _MOST_KEPT else None
+    return found if found.kept_bytes <= _MAX_KEPT else None
 
 
 def _condition(
-    guard: te.Expr, outer: Sequence[te.Var], depth: Sequence[te.Var], first: Sequence[te.Expr]
+    guard: te.Expr, outer: Sequence[te.Var], k_axes: Sequence[te.Var], first: Sequence[te.Expr]
 ) -> te.Expr:
-    return simplify(te.substitute(guard, {**positions(first[0], outer), **positions(first[1], depth)}))
+    return simplify(te.substitute(guard, {**positions(first[0], outer), **positions(first[1], k_axes)}))
 
 
 def _count(axes: Sequence[te.Var]) -> int:

@@ -24,11 +24,11 @@ class Default:
     name = NAME
 
     def apply(self, work: GpuWork) -> Applied | None:
-        return None if work.formula is None else AppliedDefault(work, work.formula)
+        return None if work.formula is None else AppliedGpuDefault(work, work.formula)
 
 
 @dataclass(frozen=True)
-class AppliedDefault:
+class AppliedGpuDefault:
     work: GpuWork
     formula: Formula
 
@@ -53,7 +53,7 @@ class AppliedDefault:
 
 
 def is_hopeless(task: Task) -> bool:
-    """Whether the default program is no candidate beside any other: a large contraction that is not depthwise."""
+    """Whether the default program is no candidate alongside any other: a large contraction that is not depthwise."""
     anchors = [node for node in task.graph.nodes() if node.op in ("conv", "matmul", "linear", "attention")]
     plain = any(node.op != "conv" or not is_depthwise(node) for node in anchors)
     return plain and task.flops > _HEAVY

@@ -1,4 +1,4 @@
-"""Matrix products and convolutions on tensor cores, with any epilogue, and with any prologue of both operands.
+"""Matmuls and convolutions on tensor cores, with any epilogue, and with any prologue of both operands.
 
 Of 16-bit floats, of 32-bit ones where they may be rounded ("tf32"), both of any transposition and alignment, and of
 bytes where both operands have rows of k. In batches too; convolutions with channels last, of any window, stride and
@@ -15,16 +15,16 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine
-from tilewright.loops.gpu.places import at_places, index_at_places
 from tilewright.loops.gpu.tensor import (
     ROW_PADDING,
     TABLE_BYTES,
     ComputedOperand,
     MatrixTiles,
     Operand,
-    TensorProduct,
+    TensorGemm,
     WindowOperand,
 )
+from tilewright.loops.gpu.thread_index import at_positions, index_at_positions
 from tilewright.loops.ir import Buffer, Kind, Scope, Store, nest
 from tilewright.loops.tiling import with_results, with_values
 from tilewright.numerics import may_round_to_tf32
@@ -33,20 +33,22 @@ from tilewright.space.template import Applied, GpuTerms, GpuWork
 from tilewright.space.templates.cuda.matrices import LANES, MatrixWork, matrix_work
 from tilewright.te.index import linear
 
-NAME = "tensor-product"
+NAME = "tensor-core-matmul"
 _STEP_BYTES = (64, 128)  # of a row, in one step
 _WIDEST_WARP = 64  # rows or columns of a warp
-_FEWEST, _MOST = 64, 256  # threads of a block
-_FEWEST_SINGLY = 128  # where elements go through registers one by one: other warps hide the waiting
-_MOST_REGISTERS = 265  # of a thread, by an estimate that is on the safe side where they are many
-_MOST_COPIES = 48  # of a thread in a step: each may want an address of its own
-_MOST_WAVES = 4  # of blocks that share tiles: with more, there is enough to do without
+_MIN, _MAX = 64, 256  # threads of a block
+_MIN_SINGLY = 128  # where elements go through registers one by one: other warps hide the waiting
+_MAX_REGISTERS = 265  # of a thread, by an estimate that is on the safe side where they are many
+_MAX_COPIES = 48  # of a thread in a step: each may want an address of its own
+_MAX_WAVES = 4  # of blocks that share tiles: with more, there is enough to do without
 _SHORT = 1024  # the longest sum of a product whose blocks are persistent
-_MOST_SPLIT = 8  # blocks of a cluster that every card with clusters can run
+_MAX_SPLIT = 8  # blocks of a cluster that every card with clusters can run
 _COPY, _GATHER = 4, 19  # instructions for a piece that is copied, and more for one that is gathered
 _ROUNDED = 5  # for a fragment of elements that are rounded
 _SINGLY = 3  # loads and stores for a pair of elements that goes through registers
-_WAYS = 2  # of the accesses to shared memory when results are read there: two at a time meet in a bank
+_VECTOR_WIDTHS = (
+    2  # of the accesses to shared memory when results are read there: two at a time meet in a bank
+)
 
 
 class TensorCores:
@@ -56,7 +58,7 @@ class TensorCores:
         if work.formula is None:
             return None
         found = matrix_work(work.formula, may_round_to_tf32(work.numerics), multiplied(work.task))
-        return None if found is None else AppliedProduct(found, work.machine)
+        return None if found is None else AppliedMatmul(found, work.machine)
 
 
 def multiplied(task: Task) -> DType | None:
@@ -66,7 +68,7 @@ def multiplied(task: Task) -> DType | None:
     return dtypes.pop() if len(anchors) == len(dtypes) == 1 else None
 
 
-class AppliedProduct:
+class AppliedMatmul:
     def __init__(self, work: MatrixWork, machine: GpuMachine) -> None:
         self.work, self.machine = work, machine
 
@@ -79,7 +81,7 @@ class AppliedProduct:
             return tuple(size for size in choices if size < 2 * extent or size == choices[0])
 
         fewest = _tile_count(self.work, MatrixTiles(256, 256, 32, 4, 4, 2))
-        few = self.machine.clusters and fewest <= _MOST_WAVES * self.machine.sms
+        few = self.machine.clusters and fewest <= _MAX_WAVES * self.machine.sms
         split = (1, 2, 4, 8) if few and _sums_dtype(self.work) is DType.F32 else (1,)
         depths = tuple(bytes // self.work.size for bytes in _STEP_BYTES)
         persistent = (False, True) if k <= _SHORT else (False,)
@@ -106,8 +108,8 @@ class AppliedProduct:
             return False
         return is_legal(self.work, tiles_of(self.work, values), self.machine)
 
-    def program(self, config: Config) -> TensorProduct:
-        return product(self.work, tiles_of(self.work, dict(config.values)), self.machine)
+    def program(self, config: Config) -> TensorGemm:
+        return gemm(self.work, tiles_of(self.work, dict(config.values)), self.machine)
 
     def terms(self, config: Config) -> GpuTerms:
         return terms_of(self.work, tiles_of(self.work, dict(config.values)))
@@ -126,7 +128,7 @@ def is_legal(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
     if not (16 <= warp_m <= _WIDEST_WARP and 16 <= warp_n <= _WIDEST_WARP):
         return False
     table = tiles.bm * TABLE_BYTES if isinstance(work.left, WindowOperand) else 0
-    fewest = _FEWEST_SINGLY if any(_goes_singly(work, o) for o in (work.left, work.right)) else _FEWEST
+    fewest = _MIN_SINGLY if any(_goes_singly(work, o) for o in (work.left, work.right)) else _MIN
     steps = -(-work.sizes[2] // tiles.bk)
     return (
         tiles.bm % (16 * tiles.warps_m) == 0
@@ -136,9 +138,9 @@ def is_legal(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
         and tiles.bk * tiles.size in _STEP_BYTES
         and tiles.stages >= 2
         and tiles.shared_bytes + table <= machine.shared_block
-        and fewest <= tiles.threads <= _MOST
-        and _copies(work, tiles) <= _MOST_COPIES
-        and _registers(work, tiles) <= _MOST_REGISTERS
+        and fewest <= tiles.threads <= _MAX
+        and _copies(work, tiles) <= _MAX_COPIES
+        and _registers(work, tiles) <= _MAX_REGISTERS
         and (tiles.split == 1 or (tiles.split <= steps and _may_split(work, tiles, machine)))
         and (not tiles.persistent or _may_persist(work, tiles, machine))
     )
@@ -146,8 +148,8 @@ def is_legal(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
 
 def _may_split(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
     """Whether blocks can share a tile, and there are so few tiles that it may pay."""
-    fits = tiles.split <= _MOST_SPLIT and tiles.bm % tiles.split == 0
-    return machine.clusters and fits and _tile_count(work, tiles) * tiles.split <= _MOST_WAVES * machine.sms
+    fits = tiles.split <= _MAX_SPLIT and tiles.bm % tiles.split == 0
+    return machine.clusters and fits and _tile_count(work, tiles) * tiles.split <= _MAX_WAVES * machine.sms
 
 
 def _may_persist(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
@@ -174,7 +176,7 @@ def _blocks(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> int:
 
 def _copies(work: MatrixWork, tiles: MatrixTiles) -> float:
     """Pieces of a step that a thread copies."""
-    a, b = (_piece(work, operand) for operand in (work.left, work.right))
+    a, b = (_copy_lanes(work, operand) for operand in (work.left, work.right))
     return (tiles.bm / a + tiles.bn / b) * tiles.bk / tiles.threads
 
 
@@ -183,7 +185,7 @@ def _goes_singly(work: MatrixWork, operand: Operand) -> bool:
     return operand.lanes * work.size < 4
 
 
-def _piece(work: MatrixWork, operand: Operand) -> int:
+def _copy_lanes(work: MatrixWork, operand: Operand) -> int:
     """Elements that are copied at once; single ones go in pairs."""
     return 2 if _goes_singly(work, operand) else operand.lanes
 
@@ -208,16 +210,16 @@ def _is_power_of_two(value: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Result:
+class MatmulResult:
     """What becomes of the sums of a tile, at a vector of places: the value, and where it is stored."""
 
     sums: Buffer
     lane: te.Var
     value: te.Expr
-    place: te.Expr
+    position: te.Expr
 
 
-def result_of(work: MatrixWork, tiles: MatrixTiles, lanes: int) -> Result:
+def result_of(work: MatrixWork, tiles: MatrixTiles, lanes: int) -> MatmulResult:
     formula = work.formula
     m, n, _ = work.sizes
     sums = Buffer("sums", _sums_dtype(work), tiles.bm * (tiles.bn + ROW_PADDING), Scope.SCRATCH)
@@ -226,19 +228,19 @@ def result_of(work: MatrixWork, tiles: MatrixTiles, lanes: int) -> Result:
     sum_row, sum_vector = te.Var("sum_row", tiles.bm), te.Var("sum_vector", tiles.bn // lanes)
     column = vector * lanes + lane
     total = te.Load(sums, (sum_row * (tiles.bn + ROW_PADDING) + sum_vector * lanes + lane,))
-    value = at_places(at_places(formula.value, work.n, column), work.m, row)
+    value = at_positions(at_positions(formula.value, work.n, column), work.m, row)
     value = with_results(value, {formula.reductions[0].result: total})
-    place = index_at_places(index_at_places(formula.store, work.n, column), work.m, row)
-    return Result(sums, lane, value, place)
+    position = index_at_positions(index_at_positions(formula.store, work.n, column), work.m, row)
+    return MatmulResult(sums, lane, value, position)
 
 
-def product(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> TensorProduct:
+def gemm(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> TensorGemm:
     formula = work.formula
     m, n, k = work.sizes
     left, right = work.left, work.right
     lanes = _output_lanes(work)
     result = result_of(work, tiles, lanes)
-    store = Store(formula.output, result.place, result.value)
+    store = Store(formula.output, result.position, result.value)
     write = with_values(nest([(result.lane, Kind.VECTOR)], store), {})
     t = tiles
     words = (
@@ -254,7 +256,7 @@ def product(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> Tensor
     )
     params = (*formula.inputs, formula.output)
     dtype = work.dtype
-    return TensorProduct(
+    return TensorGemm(
         name=formula.name,
         params=params,
         dtype=dtype,
@@ -291,10 +293,10 @@ def terms_of(work: MatrixWork, tiles: MatrixTiles) -> GpuTerms:
     t, formula = tiles, work.formula
     tile_bytes = t.size * (t.bm + t.bn) * t.bk
     copies = sum(
-        outer * t.bk / _piece(work, operand) / 32 * (_SINGLY if _goes_singly(work, operand) else 1)
+        outer * t.bk / _copy_lanes(work, operand) / 32 * (_SINGLY if _goes_singly(work, operand) else 1)
         for outer, operand in ((t.bm, left), (t.bn, right))
     )
-    gathered = t.bm * t.bk / _piece(work, left) / 32 if isinstance(left, WindowOperand) else 0.0
+    gathered = t.bm * t.bk / _copy_lanes(work, left) / 32 if isinstance(left, WindowOperand) else 0.0
     computed = sum(
         outer * t.bk / 32 * operand.work
         for outer, operand in ((t.bm, left), (t.bn, right))
@@ -319,9 +321,9 @@ def terms_of(work: MatrixWork, tiles: MatrixTiles) -> GpuTerms:
         shared_traffic=float(tile_bytes + fragments),
         loaded=float(tile_bytes),
         memory=float(formula.moved),
-        write_loaded=formula.read_beside * results / t.split,
+        write_loaded=formula.epilogue_reads * results / t.split,
         written=float(results * formula.output.dtype.bytes) / t.split,
-        write_shared=4.0 * results * (1 + (_WAYS + (2 if t.split > 1 else 0)) / t.split),
+        write_shared=4.0 * results * (1 + (_VECTOR_WIDTHS + (2 if t.split > 1 else 0)) / t.split),
         cluster=t.split,
         persistent=t.persistent,
     )

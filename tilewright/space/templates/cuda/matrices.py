@@ -1,4 +1,4 @@
-"""Formulas seen as matrix products: out[batch, m, n] = epilogue(sum over k of a[batch, m, k] * b[batch, k, n]).
+"""Recognises matmuls: out[batch, m, n] = epilogue(sum over k of a[batch, m, k] * b[batch, k, n]).
 
 m, n and k are one axis each, or several that are counted as one. `b` is a matrix in memory. Where `a` is not, its rows
 are gathered: a convolution is such a product, with the image's places for m and the window's places and channels for k;
@@ -15,8 +15,8 @@ from functools import cached_property
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.loops.formula import Formula
-from tilewright.loops.gpu.places import positions, step_of
 from tilewright.loops.gpu.tensor import ComputedOperand, MatrixOperand, Operand, WindowOperand
+from tilewright.loops.gpu.thread_index import positions, step_of
 from tilewright.loops.guards import conjuncts
 from tilewright.loops.ir import Buffer
 from tilewright.loops.tiling import columns_of
@@ -26,7 +26,7 @@ from tilewright.te.index import Linear, coefficient, linear, simplify
 
 LANES = (8, 4, 2, 1)
 _COPY_BYTES = 16  # the most that are copied at once
-_FEWEST_BYTES = 4  # of bytes, which cannot go through registers in pairs
+_MIN_BYTES = 4  # of bytes, which cannot go through registers in pairs
 # What a product's operands may be, and what they are computed with as. 32-bit floats are rounded on the way in.
 _COMPUTED = {DType.F16: DType.F32, DType.BF16: DType.F32, DType.I8: DType.I32}
 _COMPUTED_ROUNDED = {**_COMPUTED, DType.F32: DType.F32}
@@ -89,7 +89,7 @@ class MatrixWork:
 
     def _can_load(self, *operands: Operand) -> bool:
         """Bytes are not transposed on the way, and not copied one by one."""
-        return self.size > 1 or not any(o.turned or o.lanes < _FEWEST_BYTES for o in operands)
+        return self.size > 1 or not any(o.transposed or o.lanes < _MIN_BYTES for o in operands)
 
     def _left(self) -> Operand | None:
         if self.left_element is not None:
@@ -205,13 +205,13 @@ def _as_matrices(
 def _with_rows_of_k(work: MatrixWork) -> MatrixWork:
     """The same with a constant on the right stored row by row of k, if it is not and can be."""
     stored, (_, n, k) = matrix(work.b, work.n, work.k), work.sizes
-    if stored is None or not stored.turned or stored.buffer.size != n * k or stored.pitch != n:
+    if stored is None or not stored.transposed or stored.buffer.size != n * k or stored.pitch != n:
         return work
     terms = linear(work.b.indices[0]).terms
-    turned: dict[te.Expr, int] = {
+    transposed: dict[te.Expr, int] = {
         axis: step * k if axis in work.n else step // n for axis, step in terms.items()
     }
-    load = te.Load(work.b.source, (Linear(turned, 0).expr(),))
+    load = te.Load(work.b.source, (Linear(transposed, 0).expr(),))
     return replace(work, b=load, packing=Packing((k, n), (k, n), (0, 2, 3, 1)))
 
 
@@ -224,19 +224,19 @@ def _lanes(dtype: DType, numbers: Iterable[int]) -> int:
     return next(lanes for lanes in choices if all(number % lanes == 0 for number in found))
 
 
-def matrix(load: te.Load, outer: Sequence[te.Var], depth: Sequence[te.Var]) -> MatrixOperand | None:
+def matrix(load: te.Load, outer: Sequence[te.Var], k_axes: Sequence[te.Var]) -> MatrixOperand | None:
     """A load as a matrix in memory, one of whose two directions goes element by element."""
     form = linear(load.indices[0])
-    across, along = step_of(form.terms, outer), step_of(form.terms, depth)
+    across, along = step_of(form.terms, outer), step_of(form.terms, k_axes)
     if across is None or not along or (along != 1 and across != 1):
         return None
-    turned = along != 1
-    contiguous, pitch = (outer, along) if turned else (depth, across)
-    rest = {atom: c for atom, c in form.terms.items() if atom not in (*outer, *depth)}
+    transposed = along != 1
+    contiguous, pitch = (outer, along) if transposed else (k_axes, across)
+    rest = {atom: c for atom, c in form.terms.items() if atom not in (*outer, *k_axes)}
     extent = math.prod(axis.extent for axis in contiguous)
     lanes = _lanes(load.dtype, [extent, pitch, form.constant, *rest.values()])
     assert isinstance(load.source, Buffer)
-    return MatrixOperand(load.source, simplify(Linear(rest, form.constant).expr()), pitch, turned, lanes)
+    return MatrixOperand(load.source, simplify(Linear(rest, form.constant).expr()), pitch, transposed, lanes)
 
 
 def _window(work: MatrixWork) -> WindowOperand | None:
@@ -247,14 +247,14 @@ def _window(work: MatrixWork) -> WindowOperand | None:
     if not work.m:
         return None
     m, _, k = work.sizes
-    row_of, depth_of = (
+    row_of, k_of = (
         positions(te.Var(name, extent), axes)
         for name, extent, axes in (("place_m", m, work.m), ("place_k", k, work.k))
     )
     rows: dict[te.Expr, int] = {axis: c for axis, c in form.terms.items() if axis in work.m}
-    depths: dict[te.Expr, int] = {axis: c for axis, c in form.terms.items() if axis in work.k}
-    rest = {atom: c for atom, c in form.terms.items() if atom not in rows and atom not in depths}
-    others = [c for axis, c in depths.items() if axis != inner]
+    k_terms: dict[te.Expr, int] = {axis: c for axis, c in form.terms.items() if axis in work.k}
+    rest = {atom: c for atom, c in form.terms.items() if atom not in rows and atom not in k_terms}
+    others = [c for axis, c in k_terms.items() if axis != inner]
     bits = _bits(work)
     if bits is None:
         return None
@@ -265,15 +265,15 @@ def _window(work: MatrixWork) -> WindowOperand | None:
     seen: list[te.Expr] = []
     needed: list[te.Expr] = []
     for axis, condition in guarded.items():
-        needed.append(simplify(te.substitute(axis, depth_of) + len(seen)))
-        for place in range(axis.extent):
-            at = te.substitute(condition, {axis: te.as_index(place)})
+        needed.append(simplify(te.substitute(axis, k_of) + len(seen)))
+        for position in range(axis.extent):
+            at = te.substitute(condition, {axis: te.as_index(position)})
             seen.append(simplify(te.substitute(at, row_of)))
     return WindowOperand(
         buffer,
         simplify(Linear(rest, 0).expr()),
         simplify(te.substitute(Linear(rows, form.constant).expr(), row_of)),
-        simplify(te.substitute(Linear(depths, 0).expr(), depth_of)),
+        simplify(te.substitute(Linear(k_terms, 0).expr(), k_of)),
         None if inside is None else simplify(te.substitute(inside, row_of)),
         tuple(seen),
         tuple(needed),

@@ -19,12 +19,12 @@ from tilewright.graph.oracle import evaluate
 from tilewright.hw import CpuMachine, host
 from tilewright.loops.ir import Program
 from tilewright.loops.verify import verify_program
-from tilewright.measure.exam import draw_exam
 from tilewright.measure.single import SingleKernel
+from tilewright.measure.validation import make_validation
 from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.space.templates.attention import Operands
-from tilewright.space.templates.cpu.attention_nest import Shape
+from tilewright.space.templates.cpu.attention_nest import AttentionTiling
 from tilewright.space.templates.cpu.fast_algebra.attention import PairedAttention
 from tilewright.space.templates.cpu.fast_algebra.attention_nest import PairedAttentionNest
 
@@ -36,7 +36,7 @@ def program_of(problem: Problem, vectors: int = 2, together: int = 1) -> Program
     graph = problem.task().graph
     node = attention_in(graph)
     assert node is not None
-    shape = Shape(vectors, problem.keys, problem.dtype.is_half, together)
+    shape = AttentionTiling(vectors, problem.keys, problem.dtype.is_half, together)
     program = PairedAttentionNest(Operands(graph, node), host(), shape).program(Config.of("attention", {}))
     verify_program(program)
     return program
@@ -172,12 +172,12 @@ def test_scores_of_any_size_do_not_overflow() -> None:
     "problem",
     [PROBLEM, replace(PROBLEM, queries=70, keys=197, order="tokens"), replace(PROBLEM, mask="added by key")],
 )
-def test_it_passes_its_exam(problem: Problem) -> None:
+def test_it_passes_its_validation(problem: Problem) -> None:
     """As it is drawn when candidates are measured: what fails there is never chosen."""
     task = problem.task()
     kernel = SingleKernel(program_of(problem), host())
     for seed in range(2):
-        for case in draw_exam(task, "relaxed", seed).cases:
+        for case in make_validation(task, "relaxed", seed).cases:
             case.error(kernel([array.reshape(-1) for array in case.inputs]))
 
 
@@ -189,7 +189,7 @@ def test_only_where_adders_are_free_and_digits_may_be_lost_is_it_a_choice() -> N
 
     assert choices(replace(host(), cpu="nobody-knows")) == {False}
     assert choices(ZEN_4, "fast") == {False}
-    assert choices(host()) == ({False, True} if host().adds_beside else {False})
+    assert choices(host()) == ({False, True} if host().independent_adds else {False})
 
 
 def test_without_pairs_it_is_the_plain_template() -> None:

@@ -1,4 +1,5 @@
-"""Every config of the template that computes products in pairs computes its task, within the bounds of fp32."""
+"""Every config of the template that computes Winograd's inner-product trick computes its task, within the bounds of
+fp32."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ from tilewright.graph.task import Task
 from tilewright.hw import CpuMachine, host
 from tilewright.loops.ir import Prefetch, walk_stmts
 from tilewright.measure.check import relative_error
-from tilewright.measure.exam import draw_exam
 from tilewright.measure.single import SingleKernel
+from tilewright.measure.validation import make_validation
 from tilewright.runtime.paired import GROUP
 from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.space.templates.cpu.fast_algebra.paired import AppliedPaired, Paired
-from tilewright.space.templates.cpu.fast_algebra.row_product import row_product_of
-from tilewright.space.templates.cpu.product import product_of
+from tilewright.space.templates.cpu.fast_algebra.row_gemm import row_gemm_of
+from tilewright.space.templates.cpu.gemm import gemm_of
 from tilewright.tune.choose import choose, descend
 
 pytestmark = pytest.mark.skipif(host().vector_registers < 32, reason="its register tiles want 32 vectors")
@@ -36,14 +37,14 @@ QUICK = settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )
 BOUND = 1e-5
-SMALL_CACHE = replace(host(), caches=replace(host().caches, l2=4 << 10))  # the next block is asked for
+SMALL_CACHE = replace(host(), caches=replace(host().caches, l2=4 << 10))  # the next block is prefetched
 LANES = host().lanes(DType.F32)
 
 
 def applied_to(task: Task, machine: CpuMachine | None = None) -> AppliedPaired:
     """Also where it does not pay: what it computes is right everywhere."""
     work = Work(task, machine or host())
-    sums = row_product_of(product_of(work.formula))
+    sums = row_gemm_of(gemm_of(work.formula))
     assert sums is not None
     return AppliedPaired(work, sums)
 
@@ -118,7 +119,7 @@ def exact(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 def test_rows_and_columns_are_as_exact_as_each_by_itself(
     sizes: tuple[int, int, int], seed: int, magnitude: int
 ) -> None:
-    """Whatever their sizes are: an error is small beside the product of a row's length and a column's."""
+    """Whatever their sizes are: an error is small compared with the product of a row's length and a column's."""
     m, n, k = sizes
     rng = np.random.default_rng(seed)
     of_rows, of_columns = (10.0 ** rng.uniform(-magnitude, magnitude, size) for size in (m, n))
@@ -192,9 +193,9 @@ def test_a_mel_filter_bank_of_a_falling_spectrum_keeps_every_digit() -> None:
     """A power spectrum that falls by six decades, times triangles: what a logarithm is taken of afterwards."""
     spectrum = (drawn(20, 257, 0) ** 2 * 10.0 ** np.linspace(3, -3, 257)).astype(np.float32)
     centres = np.linspace(0, 256, 4 * LANES + 2)
-    places = np.arange(257)[:, None]
-    rising = (places - centres[:-2]) / (centres[1:-1] - centres[:-2])
-    falling = (centres[2:] - places) / (centres[2:] - centres[1:-1])
+    positions = np.arange(257)[:, None]
+    rising = (positions - centres[:-2]) / (centres[1:-1] - centres[:-2])
+    falling = (centres[2:] - positions) / (centres[2:] - centres[1:-1])
     filters = np.maximum(0, np.minimum(rising, falling)).astype(np.float32)
     reference = exact(spectrum, filters)
     assert (np.abs(computed(spectrum, filters) - reference) <= 1e-6 * reference).all()
@@ -354,13 +355,13 @@ def then(m: int, n: int, k: int, *operators: str) -> Task:
         strided(12, 96, 50, 1),
     ],
 )
-def test_it_passes_its_exam(task: Task) -> None:
+def test_it_passes_its_validation(task: Task) -> None:
     """As it is drawn when candidates are measured: what fails there is never chosen."""
     applied = applied_to(task)
     program = applied.program(some_config(applied, rows=9))
     kernel = SingleKernel(program, host())
     for seed in range(3):
-        for case in draw_exam(task, "fast", seed).cases:
+        for case in make_validation(task, "fast", seed).cases:
             case.error(kernel(stored_for(program, case.inputs)))
 
 

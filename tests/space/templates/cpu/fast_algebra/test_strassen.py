@@ -21,12 +21,12 @@ from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import CpuMachine, host
 from tilewright.loops.ir import Prefetch, walk_stmts
-from tilewright.measure.exam import draw_exam
 from tilewright.measure.single import SingleKernel
+from tilewright.measure.validation import make_validation
 from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.space.templates.cpu.fast_algebra.strassen import AppliedStrassen, Strassen
-from tilewright.space.templates.cpu.fast_algebra.strassen_nest import PRODUCTS, StrassenNest, asks_data
+from tilewright.space.templates.cpu.fast_algebra.strassen_nest import PRODUCTS, StrassenNest, prefetches_data
 from tilewright.te.index import simplify
 from tilewright.tune.choose import choose, descend
 
@@ -35,7 +35,7 @@ QUICK = settings(
 )
 BOUND = 1e-5
 _PER_LINE = 16  # elements of a cache line
-SMALL_CACHE = replace(host(), caches=replace(host().caches, l2=4 << 10))  # the next piece is asked for
+SMALL_CACHE = replace(host(), caches=replace(host().caches, l2=4 << 10))  # the next piece is prefetched
 
 
 def applied_to(task: Task, machine: CpuMachine | None = None) -> AppliedStrassen:
@@ -69,7 +69,7 @@ def test_blocks_that_do_not_divide_the_rows_agree_on_every_bit(m: int, k: int) -
     lanes = host().lanes(DType.F32)
     task = matmul_task(m, 4 * lanes, k)
     applied = applied_to(task)
-    values = {"rows": 4, "vectors": 1, "unroll": 4, "block": 3, "chunks": 2, "pieces": 2, "prefetch": 0}
+    values = {"rows": 4, "vectors": 1, "unroll": 4, "block": 3, "chunks": 2, "k_blocks": 2, "prefetch": 0}
     config = next(
         c for c in applied.space.configs() if all(c[name] == value for name, value in values.items())
     )
@@ -136,7 +136,7 @@ def test_only_relaxed_numerics_allow_it(numerics: str) -> None:
 
 @pytest.mark.parametrize("machine", [host(), ICE_LAKE])
 def test_large_products_are_computed_so_and_small_ones_are_not(machine: CpuMachine) -> None:
-    large = "paired" if machine.adds_beside else "strassen"
+    large = "paired" if machine.independent_adds else "strassen"
     assert choose(Work(matmul_task(1024, 1024, 1024), machine, "relaxed")).config.template == large
     assert choose(Work(matmul_task(32, 64, 96), machine, "relaxed")).config.template != "strassen"
 
@@ -145,39 +145,41 @@ def test_large_products_are_computed_so_and_small_ones_are_not(machine: CpuMachi
     k=st.integers(96, 400),
     rows=st.sampled_from((4, 8)),
     block=st.integers(2, 4),
-    pieces=st.sampled_from((1, 2, 3)),
+    k_blocks=st.sampled_from((1, 2, 3)),
     at=st.integers(0, 8),
 )
 @QUICK
-def test_the_next_piece_of_the_rows_is_asked_for(k: int, rows: int, block: int, pieces: int, at: int) -> None:
+def test_the_next_piece_of_the_rows_is_asked_for(
+    k: int, rows: int, block: int, k_blocks: int, at: int
+) -> None:
     """Every line of it, during this one: of the same block, or the first one of the next block."""
     applied = applied_to(matmul_task(256, 32, k), SMALL_CACHE)
     values = {
-        "rows": rows, "vectors": 1, "unroll": 8, "block": block, "chunks": 1, "pieces": pieces, "prefetch": 0
+        "rows": rows, "vectors": 1, "unroll": 8, "block": block, "chunks": 1, "k_blocks": k_blocks, "prefetch": 0
     }  # fmt: skip
     assume(applied.space.legal(values))
     config, shape = Config.of(applied.name, values), applied.shape_of(values)
     asked = {s.buffer.name for s in walk_stmts(applied.program(config).body) if isinstance(s, Prefetch)}
-    assert asked == ({"x0"} if asks_data(applied.product, shape, applied.machine) else set())
+    assert asked == ({"x0"} if prefetches_data(applied.gemm, shape, applied.machine) else set())
 
     nest = StrassenNest(applied._plain_nest(shape), shape, applied.machine)
-    now, following = divmod(at, pieces), divmod(at + 1, pieces)
+    now, following = divmod(at, k_blocks), divmod(at + 1, k_blocks)
     assume(following[0] < shape.blocks - 1)  # the last may be moved back
-    steps = PRODUCTS * shape.tiles * (shape.piece // shape.unroll)
+    steps = PRODUCTS * shape.tiles * (shape.k_block // shape.unroll)
     lines = set()
     for pair, step in itertools.product(range(shape.per_chunk), range(steps)):
-        values_now = {nest.block: now[0], nest.piece: now[1], nest.pair: pair}
+        values_now = {nest.block: now[0], nest.k_block: now[1], nest.pair: pair}
         for prefetch in nest._next_rows(te.as_index(step), steps):
             assert isinstance(prefetch, Prefetch)
             indices = {var: te.as_index(value) for var, value in values_now.items()}
-            place = simplify(te.substitute(prefetch.index, indices))
-            assert isinstance(place, te.Const)
-            lines.add(int(place.value) // _PER_LINE)
-    first_row, first_tap = following[0] * shape.block, following[1] * 2 * shape.piece
+            position = simplify(te.substitute(prefetch.index, indices))
+            assert isinstance(position, te.Const)
+            lines.add(int(position.value) // _PER_LINE)
+    first_row, first_k = following[0] * shape.block, following[1] * 2 * shape.k_block
     wanted = {
-        ((first_row + row) * k + first_tap + tap) // _PER_LINE
+        ((first_row + row) * k + first_k + tap) // _PER_LINE
         for row in range(shape.block)
-        for tap in range(2 * shape.piece)
+        for tap in range(2 * shape.k_block)
     }
     assert wanted <= lines
 
@@ -198,7 +200,7 @@ def with_gelu(m: int, n: int, k: int) -> Task:
 
 
 @pytest.mark.parametrize("task", [matmul_task(128, 256, 256), with_gelu(61, 96, 200)])
-def test_its_exam_allows_for_rows_that_are_added_to_larger_ones(task: Task) -> None:
+def test_its_validation_allows_for_rows_that_are_added_to_larger_ones(task: Task) -> None:
     """As it is drawn when candidates are measured: what fails there is never chosen."""
     applied = applied_to(task)
     found = descend(applied, Work(task, host(), "relaxed"))
@@ -206,7 +208,7 @@ def test_its_exam_allows_for_rows_that_are_added_to_larger_ones(task: Task) -> N
     program = applied.program(found[1])
     kernel = SingleKernel(program, host())
     for seed in range(3):
-        for case in draw_exam(task, "relaxed", seed).cases:
+        for case in make_validation(task, "relaxed", seed).cases:
             case.error(kernel(stored_for(program, case.inputs)))
 
 
@@ -223,7 +225,7 @@ def test_no_register_tile_spills(machine: CpuMachine, unroll: int) -> None:
     applied = applied_to(task, machine)
     largest: dict[int, Config] = {}
     for config in applied.space.configs():
-        if (config["unroll"], config["pieces"], config["prefetch"]) == (unroll, 2, 1):
+        if (config["unroll"], config["k_blocks"], config["prefetch"]) == (unroll, 2, 1):
             largest[config.int("vectors")] = config  # rows grow
     for config in {largest[2], largest[max(largest)]}:
         assert spilled_vectors_in_loops(applied.program(config), machine) == 0, str(config)

@@ -2,13 +2,13 @@
 products of quarters instead of eight) and Winograd's inner-product trick (two products by one multiplication).
 
     strassen.py          a matmul by a constant; strassen_nest.py is its loop nest
-    strassen_copied.py   no constant on the right: its panels are copied on the way
-    strassen_turned.py   1x1 convolutions with channels first
-    paired.py            matmuls and convolutions by a constant in pairs along K; row_product.py is what they compute
+    strassen_packed.py   no constant on the right: its panels are copied on the way
+    strassen_transposed.py   1x1 convolutions with channels first
+    paired.py            matmuls and convolutions by a constant in pairs along K; row_gemm.py is what they compute
     attention.py         the knob `paired` of attention; attention_nest.py is its loop nest
 
 They are special cases of algebra and not of schedule, and yet no rewrite of one matmul into several. A rewrite's
-matmuls are kernels that meet in memory, or loop nests one behind the other. Here the parts meet in registers:
+matmuls are kernels that meet in memory, or loop nests one after the other. Here the parts meet in registers:
 
 - Strassen: the first register tile of a product computes its difference of weights between FMAs that wait for nothing
   else, and leaves it in L1 for the other tiles. Five of the seven products begin with the sums that another has left,
@@ -31,13 +31,13 @@ from tilewright.space.template import Template
 from tilewright.space.templates.cpu.fast_algebra.attention import PairedAttention
 from tilewright.space.templates.cpu.fast_algebra.paired import Paired
 from tilewright.space.templates.cpu.fast_algebra.strassen import Strassen
-from tilewright.space.templates.cpu.fast_algebra.strassen_copied import StrassenCopied
-from tilewright.space.templates.cpu.fast_algebra.strassen_turned import StrassenTurned
+from tilewright.space.templates.cpu.fast_algebra.strassen_packed import StrassenPacked
+from tilewright.space.templates.cpu.fast_algebra.strassen_transposed import StrassenTransposed
 
 TEMPLATES: tuple[Template, ...] = (
     PairedAttention(),
     Paired(),
     Strassen(),
-    StrassenCopied(),
-    StrassenTurned(),
+    StrassenPacked(),
+    StrassenTransposed(),
 )

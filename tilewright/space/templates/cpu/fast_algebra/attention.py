@@ -25,7 +25,7 @@ from tilewright.space.templates.cpu.attention_nest import AttentionNest
 from tilewright.space.templates.cpu.fast_algebra.attention_nest import PairedAttentionNest
 from tilewright.support.arith import ceil_div
 
-_PAIRED = 2 / 3  # of a multiply-add, what a product takes where adders take part
+_PAIRED = 2 / 3  # of a FMA, what a product takes where adders take part
 _PAIRED_WEIGHT = 14  # instructions of a score's size, weight and sums
 _UNIT = 6.0  # cycles for a vector that is brought to unit size
 
@@ -43,7 +43,7 @@ class PairedAttention:
 def is_pairable(operands: Operands, machine: CpuMachine) -> bool:
     lanes = machine.lanes(DType.F32)
     whole = operands.width % (2 * lanes) == 0 and operands.values % lanes == 0
-    return machine.adds_beside and whole and operands.keys >= lanes
+    return machine.independent_adds and whole and operands.keys >= lanes
 
 
 class AppliedPairedAttention(AppliedAttention):

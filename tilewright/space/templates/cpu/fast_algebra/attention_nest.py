@@ -1,4 +1,4 @@
-"""The loop nest of attention with Winograd's inner-product trick, for cores that add vectors beside those that they
+"""The loop nest of attention with Winograd's inner-product trick, for cores that add vectors alongside those that they
 multiply: two products are taken as one and two additions,
 
     a1 b1 + a2 b2 = (a1 + b2) (a2 + b1) - a1 a2 - b1 b2
@@ -40,9 +40,9 @@ from tilewright.space.templates.attention import Operands
 from tilewright.space.templates.cpu.attention_nest import (
     WIDE,
     AttentionNest,
+    AttentionTiling,
     Element,
     ScoreTile,
-    Shape,
     even_parts,
 )
 from tilewright.support.arith import ceil_div
@@ -60,7 +60,7 @@ class _PairedTile(ScoreTile):
 
 
 class PairedAttentionNest(AttentionNest):
-    def __init__(self, operands: Operands, machine: CpuMachine, shape: Shape) -> None:
+    def __init__(self, operands: Operands, machine: CpuMachine, shape: AttentionTiling) -> None:
         super().__init__(operands, machine, shape)
         assert self.one_block and self.direct
         keys = operands.keys
@@ -85,14 +85,14 @@ class PairedAttentionNest(AttentionNest):
         time."""
         operands, lanes = self.operands, self.lanes
         tiles, r = Tiles(te.Var("key", operands.keys), lanes), te.Var("r", lanes)
-        tile = Buffer("turned", DType.F32, lanes * lanes, Scope.REGISTER)
+        tile = Buffer("transposed", DType.F32, lanes * lanes, Scope.REGISTER)
         in_tile = [(r, Kind.UNROLL), (self.lane, Kind.VECTOR)]
         row, at = tiles.start() + r, tiles.start() + self.lane
         across = [(self.lane, Kind.VECTOR)]
-        turned = [self.at(tile, self.lane + n * lanes) for n in range(lanes)]
+        transposed = [self.at(tile, self.lane + n * lanes) for n in range(lanes)]
 
         def summed(chunks: int, update: Callable[[te.Expr, te.Expr], te.Expr]) -> Iterator[Stmt]:
-            """The tile, turned, of the sums over `chunks` vectors of each row."""
+            """The tile, transposed, of the sums over `chunks` vectors of each row."""
             chunk, element = te.Var("c", chunks), te.Load(tile, (r * lanes + self.lane,))
             yield nest(in_tile, set_to(element, _ZERO))
             yield nest(
@@ -106,7 +106,7 @@ class PairedAttentionNest(AttentionNest):
                 return te.call("fma", number, number, total)
 
             yield from summed(width // lanes, square)
-            yield nest(across, Store(size, at, _size(_sum(turned), width)))
+            yield nest(across, Store(size, at, _size(_sum(transposed), width)))
             yield nest(across, Store(inverse, at, _inverse(self.at(size, at))))
 
         def product(column: te.Expr, total: te.Expr) -> te.Expr:
@@ -114,7 +114,7 @@ class PairedAttentionNest(AttentionNest):
             return te.call("fma", low, high, total)
 
         inverse = self.at(self.key_inverse, at)
-        crosses = [-number if n % 2 == 0 else number for n, number in enumerate(turned)]
+        crosses = [-number if n % 2 == 0 else number for n, number in enumerate(transposed)]
         return nest(
             [(tiles.var, Kind.SERIAL)],
             block(
@@ -144,14 +144,14 @@ class PairedAttentionNest(AttentionNest):
         def unit(key: te.Expr) -> te.Expr:
             return self.operands.value(key, u * lanes + self.lane) * self.at(self.value_inverse, key)
 
-        def place(key: te.Expr) -> te.Load:
+        def position(key: te.Expr) -> te.Load:
             return te.Load(self.unit_values, ((u * keys + key) * lanes + self.lane,))
 
         cross = te.Load(self.value_cross, (u * lanes + self.lane,))
-        return nest([(u, Kind.SERIAL)], self._in_pairs_of_keys(unit, place, cross))
+        return nest([(u, Kind.SERIAL)], self._in_pairs_of_keys(unit, position, cross))
 
     def _in_pairs_of_keys(
-        self, number: Callable[[te.Expr], te.Expr], place: Callable[[te.Expr], te.Load], cross: te.Load
+        self, number: Callable[[te.Expr], te.Expr], position: Callable[[te.Expr], te.Load], cross: te.Load
     ) -> Stmt:
         """The numbers of all keys to their places, those of odd pairs' second keys negated; to `cross`, less the
         products of pairs."""
@@ -167,13 +167,15 @@ class PairedAttentionNest(AttentionNest):
             second = number(key + 1)
             return each(
                 set_to(a, number(key)),
-                set_to(place(key), a),
+                set_to(position(key), a),
                 set_to(b, second if even else -second),
-                set_to(place(key + 1), b),
+                set_to(position(key + 1), b),
                 set_to(products, te.call("fma", -a, b, products)),
             )
 
-        pairs = _in_pairs("key", self.operands.keys, pair, lambda key: each(set_to(place(key), number(key))))
+        pairs = _in_pairs(
+            "key", self.operands.keys, pair, lambda key: each(set_to(position(key), number(key)))
+        )
         return block(each(set_to(products, _ZERO)), *pairs, each(set_to(cross, products)))
 
     def transpose_queries(self, rows: int, vectors: int) -> Stmt:
@@ -239,7 +241,7 @@ class PairedAttentionNest(AttentionNest):
         return ceil_div(self.operands.keys, ceil_div(self.operands.keys, most))
 
     def _paired_scores(self, rows: int, vectors: int, first: te.Expr, count: int) -> Iterator[Stmt]:
-        """Tile by tile of the keys, which stays in the first cache for all queries."""
+        """Tile by tile of the keys, which stays in L1 for all queries."""
         size = self.keys_of_a_tile
         whole, rest = divmod(count, size)
         number, vector = te.Var("key_t", whole), te.Var("vector", vectors)
@@ -294,13 +296,13 @@ class PairedAttentionNest(AttentionNest):
     def weights(self, tile: ScoreTile, register: Buffer) -> Stmt:
         """p = the weights of a tile times the sizes of values; the sums of both."""
         in_row = [(tile.u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
-        row, place = self.row_of(tile), tile.u * self.lanes + self.lane
+        row, position = self.row_of(tile), tile.u * self.lanes + self.lane
         element = tile.vector * self.lanes + self.lane
         weight = te.Load(register, (element,))
         size = self.at(self.value_size, tile.in_block)
         held = Buffer("totals", DType.F32, tile.vectors * self.lanes, Scope.REGISTER)
         also_held = Buffer("weights", DType.F32, tile.vectors * self.lanes, Scope.REGISTER)
-        totals, weighed = (te.Load(buffer, (place,)) for buffer in (held, also_held))
+        totals, weighed = (te.Load(buffer, (position,)) for buffer in (held, also_held))
         kept = (
             (totals, te.Load(self.total, (row,))),
             (weighed, te.Load(self.weighed, (row,))),
@@ -321,10 +323,10 @@ class PairedAttentionNest(AttentionNest):
 
     def weights_again(self, rows: int, vectors: int, first: te.Expr, count: int) -> Stmt:
         u, key = te.Var("u", vectors), te.Var("k", count)
-        place = self.score(u, key) + self.lane
+        position = self.score(u, key) + self.lane
         row = u * self.lanes + self.lane
-        times_size = Store(self.p, place, self.at(self.p, place) * self.at(self.value_size, key))
-        summed = Store(self.weighed, row, self.at(self.weighed, row) + self.at(self.p, place))
+        times_size = Store(self.p, position, self.at(self.p, position) * self.at(self.value_size, key))
+        summed = Store(self.weighed, row, self.at(self.weighed, row) + self.at(self.p, position))
         loops = [(u, Kind.SERIAL), (key, Kind.SERIAL), (self.lane, Kind.VECTOR)]
         return block(
             super().weights_again(rows, vectors, first, count),
@@ -349,14 +351,14 @@ class PairedAttentionNest(AttentionNest):
         vector = te.Var("vector", vectors)
         row = vector * self.lanes + self.lane
 
-        def place(key: te.Expr) -> te.Load:
+        def position(key: te.Expr) -> te.Load:
             return te.Load(self.p, (self.score(vector, key) + self.lane,))
 
         def evened(key: te.Expr) -> te.Expr:
-            return place(key) * self.at(self.share, row)
+            return position(key) * self.at(self.share, row)
 
         cross = te.Load(self.weight_cross, (row,))
-        return nest([(vector, Kind.SERIAL)], self._in_pairs_of_keys(evened, place, cross))
+        return nest([(vector, Kind.SERIAL)], self._in_pairs_of_keys(evened, position, cross))
 
     # -- sums of values -------------------------------------------------------------------------------------------
 
@@ -420,15 +422,15 @@ def is_paired(number: int) -> bool:
 
 
 def _accumulated(
-    register: Buffer, place: te.Expr, a: tuple[te.Expr, te.Expr], b: tuple[te.Expr, te.Expr], paired: bool
+    register: Buffer, position: te.Expr, a: tuple[te.Expr, te.Expr], b: tuple[te.Expr, te.Expr], paired: bool
 ) -> Iterator[Store]:
-    """a1 b1 + a2 b2, added to the element at `place`; a1 and a2 are broadcast."""
-    (a1, a2), (b1, b2), total = a, b, te.Load(register, (place,))
+    """a1 b1 + a2 b2, added to the element at `position`; a1 and a2 are broadcast."""
+    (a1, a2), (b1, b2), total = a, b, te.Load(register, (position,))
     if paired:
-        yield Store(register, place, te.call("fma", b2 + a1, b1 + a2, total))
+        yield Store(register, position, te.call("fma", b2 + a1, b1 + a2, total))
     else:
-        yield Store(register, place, te.call("fma", a1, b1, total))
-        yield Store(register, place, te.call("fma", a2, b2, total))
+        yield Store(register, position, te.call("fma", a1, b1, total))
+        yield Store(register, position, te.call("fma", a2, b2, total))
 
 
 def _in_pairs(

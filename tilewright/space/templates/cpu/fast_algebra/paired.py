@@ -2,9 +2,9 @@
 
     a1 b1 + a2 b2 = (a1 + b2) (a2 + b1) - a1 a2 - b1 b2         (`runtime/paired.py`)
 
-It takes two additions more, which pays where a core adds vectors beside the multiply-adds, not instead of them
-(`CpuMachine.adds_beside`). Two thirds of the rows of a register tile are summed so, one third product by product: then
-both kinds of units are busy, and two thirds of the multiply-adds are left.
+It takes two additions more, which pays where a core adds vectors alongside the FMAs, not instead of them
+(`CpuMachine.independent_adds`). Two thirds of the rows of a register tile are summed so, one third product by product:
+then both kinds of units are busy, and two thirds of the FMAs are left.
 
     for every chunk of panels and block of rows:                    (parallel)
       for every `rows` rows of the block, row by row:
@@ -12,9 +12,9 @@ both kinds of units are busy, and two thirds of the multiply-adds are left.
       for every panel of the weight, one vector wide:
         for every `rows` rows of the block:
           acc[rows] = 0
-          for groups of 16 taps, all 8 pairs (tap, tap + 8) written out:
-            for every row: acc += (line[tap] + panel[tap + 8]) * (line[tap + 8] + panel[tap])
-              or acc += line[tap] * panel[tap] + line[tap + 8] * panel[tap + 8]
+          for groups of 16 steps of K, all 8 pairs (step of K, step of K + 8) written out:
+            for every row: acc += (line[step of K] + panel[step of K + 8]) * (line[step of K + 8] + panel[step of K])
+              or acc += line[step of K] * panel[step of K] + line[step of K + 8] * panel[step of K + 8]
             prefetch lines of the next panel
           out = epilogue((acc - corrections) * sizes)
 
@@ -23,11 +23,11 @@ tiles are one vector wide. The lines of a tile lie in the order in which they ar
 where it is not whole, and so are the last register tile and the last block of rows; the last group is filled up with
 zeros, of which pairs are left out.
 
-A convolution with channels last is one too: each pixel of its result is a row, and the groups of its taps are those of
-the channels, window by window.
+A convolution with channels last is one too: each pixel of its result is a row, and the groups of its steps of K are
+those of the channels, window by window.
 
 Rows and columns are brought to one size, the weight when the model is linked: what is added up is rounded at the size
-of the larger. An error is small beside the product of a row's size and a column's, even where products of large
+of the larger. An error is small compared with the product of a row's size and a column's, even where products of large
 elements with small ones are all there is. `strict` numerics do without.
 """
 
@@ -45,24 +45,26 @@ from tilewright.numerics import is_strict, may_lose_digits
 from tilewright.runtime.paired import GROUP, HALF
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
-from tilewright.space.templates.cpu.contraction import ASKED_SHOWN, BEGIN, even_block
-from tilewright.space.templates.cpu.fast_algebra.paired_nest import PairedNest, Shape, packed_weight
-from tilewright.space.templates.cpu.fast_algebra.row_product import RowProduct, row_product_of
-from tilewright.space.templates.cpu.product import product_of
+from tilewright.space.templates.cpu.contraction import BEGIN, PREFETCHED_COST, even_block
+from tilewright.space.templates.cpu.fast_algebra.paired_nest import PairedNest, PairedTiling, packed_weight
+from tilewright.space.templates.cpu.fast_algebra.row_gemm import RowGemm, row_gemm_of
+from tilewright.space.templates.cpu.gemm import gemm_of
 from tilewright.support.arith import ceil_div
 
 NAME = "paired"
 _ROWS = (6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 20)
 _BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32)
-_BESIDE = 12  # registers beside the sums of a tile: LLVM adds for some rows before it multiplies for others
-_LEAST_TAPS = 2 * GROUP  # fewer do not make up for what is done with a sum
-_LEAST_PANELS = 3  # fewer do not make up for scaling the rows
+_OVERLAPPED = (
+    12  # registers alongside the sums of a tile: LLVM adds for some rows before it multiplies for others
+)
+_MIN_K = 2 * GROUP  # fewer do not make up for what is done with a sum
+_MIN_PANELS = 3  # fewer do not make up for scaling the rows
 _BYTES = DType.F32.bytes
-_FORESEEN = 0.5  # of what a panel that returns from the second cache costs: the hardware foresees a run
+_FORESEEN = 0.5  # of what a panel that returns from L2 costs: the hardware foresees a run
 _ROW = 40.0  # cycles to finish with a row that is scaled
 _RUN = 50.0  # cycles to find and to begin with a run of it, where it is a window
-_PAIR = 0.08  # of a cycle for a row and a pair of taps, that neither kind of units explains
-_DISPLACED = 3.0  # cycles for a line of a row that others of it have displaced from the first cache
+_PAIR = 0.08  # of a cycle for a row and a pair of steps of K, that neither kind of units explains
+_DISPLACED = 3.0  # cycles for a line of a row that others of it have displaced from L1
 _TALL = 0.2  # cycles for a row beyond 12 in a step
 _TILE = 30.0  # cycles to begin and to end with a register tile
 
@@ -71,9 +73,9 @@ class Paired:
     name = NAME
 
     def apply(self, work: Work) -> Applied | None:
-        if is_strict(work.numerics) or not work.machine.adds_beside:
+        if is_strict(work.numerics) or not work.machine.independent_adds:
             return None
-        sums = row_product_of(product_of(work.formula))
+        sums = row_gemm_of(gemm_of(work.formula))
         if sums is None:
             return None
         applied = AppliedPaired(work, sums)
@@ -83,11 +85,11 @@ class Paired:
 class AppliedPaired:
     name = NAME
 
-    def __init__(self, work: Work, sums: RowProduct) -> None:
+    def __init__(self, work: Work, sums: RowGemm) -> None:
         self.machine, self.numerics = work.machine, work.numerics
-        self.sums, self.product = sums, sums.product
+        self.sums, self.gemm = sums, sums.gemm
         self.lanes = work.machine.lanes(DType.F32)
-        self.row, self.taps = sums.row, sums.product.length
+        self.row, self.k_axes = sums.row, sums.gemm.length
 
     # -- the space ------------------------------------------------------------------------------------------------
 
@@ -107,28 +109,28 @@ class AppliedPaired:
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
         rows, block = int(values["rows"]), int(values["block"])
-        if not self._is_packed or self.taps < _LEAST_TAPS:
+        if not self._is_packed or self.k_axes < _MIN_K:
             return False
-        if rows + _BESIDE > self.machine.vector_registers or max(1, block) * rows > self.row.extent:
+        if rows + _OVERLAPPED > self.machine.vector_registers or max(1, block) * rows > self.row.extent:
             return False
         shape = self.shape_of(values)
         return shape.chunks == values["chunks"] and shape.scratch_bytes <= SCRATCH_LIMIT
 
     @cached_property
     def _is_packed(self) -> bool:
-        """Whether the weight can be stored in panels: there are some, groups of a window's taps are whole, and nothing
-        else reads it."""
-        panels = Tiles(self.product.vector, self.lanes)
-        if panels.count < _LEAST_PANELS or (self.sums.outer and self.sums.run.extent % GROUP):
+        """Whether the weight can be stored in panels: there are some, groups of a window's steps of K are whole, and
+        nothing else reads it."""
+        panels = Tiles(self.gemm.vector, self.lanes)
+        if panels.count < _MIN_PANELS or (self.sums.outer and self.sums.run.extent % GROUP):
             return False
         return packed_weight(self.sums, panels, panels.var, te.Var("v", self.lanes)) is not None
 
-    def shape_of(self, values: Mapping[str, Value]) -> Shape:
+    def shape_of(self, values: Mapping[str, Value]) -> PairedTiling:
         rows = int(values["rows"])
-        panels = Tiles(self.product.vector, self.lanes)
+        panels = Tiles(self.gemm.vector, self.lanes)
         per_chunk = ceil_div(panels.count, int(values["chunks"]))
         block = even_block(self.row.extent, int(values["block"]) * rows or self.row.extent, rows)
-        return Shape(
+        return PairedTiling(
             rows=rows,
             lanes=self.lanes,
             panels=panels,
@@ -136,8 +138,8 @@ class AppliedPaired:
             chunks=ceil_div(panels.count, per_chunk),
             block=block,
             blocks=ceil_div(self.row.extent, block),
-            groups=ceil_div(self.taps, GROUP),
-            last_pairs=min(HALF, self.taps % GROUP or GROUP),
+            groups=ceil_div(self.k_axes, GROUP),
+            last_pairs=min(HALF, self.k_axes % GROUP or GROUP),
             prefetch=int(values["prefetch"]),
             streamed=self._streams,
             certified=not may_lose_digits(self.numerics),
@@ -145,7 +147,7 @@ class AppliedPaired:
 
     @cached_property
     def _streams(self) -> bool:
-        """Whether the data is one run that the second cache does not hold."""
+        """Whether the data is one run that L2 does not hold."""
         return self.sums.lies_in_rows and self.sums.data_bytes > self.machine.caches.l2_per_core
 
     # -- what it costs --------------------------------------------------------------------------------------------
@@ -165,24 +167,24 @@ class AppliedPaired:
         weight_bytes = panel * shape.panels.count
         block_bytes = self._block_bytes(shape)
         data_bytes = self.sums.data_bytes
-        written = self.row.extent * self.product.vector.extent * _BYTES
+        written = self.row.extent * self.gemm.vector.extent * _BYTES
 
-        # A panel stays in the first cache while the register tiles pass, as far as it fits there beside their lines.
+        # A panel stays in L1 while the register tiles pass, as far as it fits there alongside their lines.
         crowded = (panel + block_bytes / shape.tiles) / (0.75 * caches.l1) - 1
         returns = _FORESEEN * min(1.0, max(0.0, 2 * crowded)) * (shape.tiles - 1)
         from_l2 = passes * (panel * (1 + returns) + (block_bytes if block_bytes > caches.l1 // 2 else 0))
-        # What the second cache does not hold beside a panel and the next one is displaced.
+        # What L2 does not hold alongside a panel and the next one is displaced.
         beyond = min(1.0, max(0.0, (block_bytes + 2 * panel) / (0.75 * caches.l2_per_core) - 1))
         from_l3 = beyond * (passes - iterations) * block_bytes
         chunk_bytes = shape.per_chunk * panel
         if chunk_bytes + block_bytes > caches.l2_per_core // 2:
-            from_l3 += weight_bytes * (shape.blocks - 1) * (ASKED_SHOWN if shape.prefetch else 1.0)
+            from_l3 += weight_bytes * (shape.blocks - 1) * (PREFETCHED_COST if shape.prefetch else 1.0)
         if caches.keep((data_bytes + written) / self.machine.cores):
             from_l2 += shape.chunks * data_bytes + 2.0 * written
         else:
             from_l3 += shape.chunks * data_bytes + 2.0 * written
-        places = caches.l1 / math.gcd(shape.rows * line, self.machine.page_bytes)  # for lines of a row
-        displaced = scaled * _DISPLACED if shape.groups > places else 0.0
+        positions = caches.l1 / math.gcd(shape.rows * line, self.machine.page_bytes)  # for lines of a row
+        displaced = scaled * _DISPLACED if shape.groups > positions else 0.0
         return Terms(
             arithmetic=pairs * self.instructions(shape) + 4 * scaled + 2.0 * tiles * shape.rows,
             loads=2.0 * pairs
@@ -204,15 +206,15 @@ class AppliedPaired:
             + passes * BEGIN,
         )
 
-    def instructions(self, shape: Shape) -> float:
-        """Of a pair of taps in a register tile, in those of the multiply-add ports: additions beside them count where
+    def instructions(self, shape: PairedTiling) -> float:
+        """Of a pair of steps of K in a register tile, in those of the FMA ports: additions alongside them count where
         they take longer."""
         core, in_pairs = self.machine.throughput, shape.rows - shape.plain_rows
-        added = 2 * in_pairs * core.multiply_adds / core.adds_beside
+        added = 2 * in_pairs * core.fmas / core.independent_adds
         return max(in_pairs + 2 * shape.plain_rows, added)
 
     @staticmethod
-    def _block_bytes(shape: Shape) -> int:
+    def _block_bytes(shape: PairedTiling) -> int:
         return shape.tiles * shape.rows * shape.groups * GROUP * _BYTES
 
     # -- the program ----------------------------------------------------------------------------------------------

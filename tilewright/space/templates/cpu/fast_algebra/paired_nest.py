@@ -27,28 +27,28 @@ from tilewright.loops.tiling import (
     Tiles,
     blocks_of,
     extent_of,
+    indices_in,
+    indices_of,
     pack_operand,
-    places_in,
-    places_of,
     row_major,
     whole,
     with_values,
 )
 from tilewright.runtime.paired import CHUNK, GROUP, HALF, LARGEST_SIZE, PairedWeights
 from tilewright.space.space import Config
-from tilewright.space.templates.cpu.fast_algebra.row_product import RowProduct
+from tilewright.space.templates.cpu.fast_algebra.row_gemm import RowGemm
 from tilewright.support.arith import ceil_div
 
 # Mean squares of rows that are scaled. Others run the plain loop, those with NaN and infinity too.
-_LEAST_SQUARE, _MOST_SQUARE = 4.0**-LARGEST_SIZE, 4.0**LARGEST_SIZE
+_MIN_SQUARE, _MAX_SQUARE = 4.0**-LARGEST_SIZE, 4.0**LARGEST_SIZE
 _NEVER, _ALWAYS = -1.0, 2.0  # ratios of a row: no column's demand is met, or every one's
-_CORRECTION, _SIZE, _RATIO = range(3)  # of columns, as they are stored behind the weight
+_CORRECTION, _SIZE, _RATIO = range(3)  # of columns, as they are stored after the weight
 _PER_LINE = 64 // DType.F32.bytes
 _SQUARES = 4  # vectors that squares are summed in at a time
 
 
 @dataclass(frozen=True)
-class Shape:
+class PairedTiling:
     """The numbers that follow from a config."""
 
     rows: int
@@ -58,10 +58,10 @@ class Shape:
     chunks: int
     block: int  # rows
     blocks: int
-    groups: int  # of taps, the last one filled up with zeros
+    groups: int  # of steps of K, the last one filled up with zeros
     last_pairs: int  # of the last group, those that are not zeros alone
-    prefetch: int  # level of the cache where the next panel is asked for; 0: it is not
-    streamed: bool  # whether rows come from beyond the second cache, one after the other
+    prefetch: int  # level of the cache where the next panel is prefetched; 0: it is not
+    streamed: bool  # whether rows come from beyond L2, one after the other
     certified: bool  # whether tiles run in pairs only where their error is bounded for each element
 
     @property
@@ -74,13 +74,13 @@ class Shape:
         return (self.groups - 1) * HALF + self.last_pairs
 
     @property
-    def asks_data(self) -> bool:
-        """Whether the next block's rows are asked for: there are about as many lines as steps to ask for one."""
+    def prefetches_data(self) -> bool:
+        """Whether the next block's rows are prefetched: there are about as many lines as steps to ask for one."""
         return self.streamed and self.blocks > 1 and self.per_chunk <= 2 * self.rows
 
     @property
-    def asked_lines(self) -> int:
-        """Of the next block, while a register tile passes a group of taps."""
+    def prefetched_lines(self) -> int:
+        """Of the next block, while a register tile passes a group of K."""
         return ceil_div(self.rows, self.per_chunk)
 
     @property
@@ -102,7 +102,7 @@ class Shape:
         return sum(map(self.is_plain, range(self.rows)))
 
     def is_plain(self, row: int) -> bool:
-        """A third of them: so additions and multiply-adds take equally long."""
+        """A third of them: so additions and FMAs take equally long."""
         return row % 3 == 2 or (self.rows % 3 == 2 and row == self.rows - 1)
 
     @property
@@ -113,10 +113,10 @@ class Shape:
         )
 
 
-def packed_weight(sums: RowProduct, panels: Tiles, panel: te.Expr, lane: te.Var) -> PackedOperand | None:
-    """The weight in panels of whole groups of taps; None where it cannot be stored so."""
-    load, run = sums.product.weight_load, sums.run
-    expressions = sums.product.formula.expressions()
+def packed_weight(sums: RowGemm, panels: Tiles, panel: te.Expr, lane: te.Var) -> PackedOperand | None:
+    """The weight in panels of whole groups of K; None where it cannot be stored so."""
+    load, run = sums.gemm.weight_load, sums.run
+    expressions = sums.gemm.formula.expressions()
     readers = [x for e in expressions for x in te.loads(e) if x.source == load.source]
     if len(readers) > 1:
         return None
@@ -125,20 +125,20 @@ def packed_weight(sums: RowProduct, panels: Tiles, panel: te.Expr, lane: te.Var)
         blocks_of(panels, panel),
         *map(whole, sums.outer),
         blocks_of(groups, run // GROUP),
-        places_in(groups, run % GROUP),
-        places_in(panels, lane),
+        indices_in(groups, run % GROUP),
+        indices_in(panels, lane),
     ]
     packed = pack_operand(load, walk, zero_filled=[run])
     if packed is None:
         return None
-    return packed.transformed(PairedWeights(tuple(map(packed.axes.index, sums.product.taps))))
+    return packed.transformed(PairedWeights(tuple(map(packed.axes.index, sums.gemm.k_axes))))
 
 
 class PairedNest:
-    def __init__(self, sums: RowProduct, shape: Shape) -> None:
-        self.sums, self.shape, self.formula = sums, shape, sums.product.formula
+    def __init__(self, sums: RowGemm, shape: PairedTiling) -> None:
+        self.sums, self.shape, self.formula = sums, shape, sums.gemm.formula
         self.row, self.run = sums.row, sums.run
-        self.outer = [(tap, Kind.SERIAL) for tap in sums.outer]
+        self.outer = [(k, Kind.SERIAL) for k in sums.outer]
         self.chunk, self.block = te.Var("chunk", shape.chunks), te.Var("block", shape.blocks)
         self.panel, self.lane = te.Var("panel", shape.per_chunk), te.Var("v", shape.lanes)
         all_panels = Tiles(te.Var("panels", shape.panels.count), shape.per_chunk)
@@ -155,7 +155,7 @@ class PairedNest:
 
     @cached_property
     def lines(self) -> Buffer:
-        """The block's rows, scaled: of a register tile and a group of taps row by row."""
+        """The block's rows, scaled: of a register tile and a group of K row by row."""
         size = self.shape.tiles * self.shape.groups * self.shape.rows * GROUP
         return Buffer("lines", DType.F32, size, Scope.SCRATCH)
 
@@ -183,21 +183,21 @@ class PairedNest:
         return Buffer("totals", DType.F32, self.shape.rows * self.shape.lanes, Scope.SCRATCH)
 
     def _of_columns(self, number: int) -> te.Load:
-        """What is stored behind the weight for the current panel's columns: corrections, sizes, ratios."""
+        """What is stored after the weight for the current panel's columns: corrections, sizes, ratios."""
         column = self.shape.panels.start_of(self.which_panel) + self.lane
-        begin = self._behind + number * self.sums.product.vector.extent
+        begin = self._after + number * self.sums.gemm.vector.extent
         return te.Load(self.packed.load.source, (column + begin,))
 
     @property
-    def _behind(self) -> int:
-        """Where that begins which is stored behind the weight."""
+    def _after(self) -> int:
+        """Where that begins which is stored after the weight."""
         packing = self.packed.packing
         return packing.begin_of(packing.transforms[-1])
 
     @property
     def _signs(self) -> int:
-        """Where the pairs' signs begin, behind all that is stored for columns."""
-        return self._behind + 3 * self.sums.product.vector.extent
+        """Where the pairs' signs begin, after all that is stored for columns."""
+        return self._after + 3 * self.sums.gemm.vector.extent
 
     def _of_rows(self, name: str) -> Buffer:
         return Buffer(name, DType.F32, self.shape.tiles * self.shape.rows, Scope.SCRATCH)
@@ -214,26 +214,26 @@ class PairedNest:
 
     def _scale_rows(self) -> Stmt:
         row = te.Var("sr", self.shape.rows)
-        place = self.tile * self.shape.rows + row
+        position = self.tile * self.shape.rows + row
         data = te.substitute(self.sums.data, {self.row: self.block_start + self.row_tiles.start() + row})
         scale = Buffer("scale", DType.F32, 1, Scope.REGISTER)
         stmts = block(
-            *self._measured(data, place, scale),
-            *self._scaled(data, row, place, te.Load(scale, (te.as_index(0),))),
+            *self._measured(data, position, scale),
+            *self._scaled(data, row, position, te.Load(scale, (te.as_index(0),))),
         )
         rows = nest([(row, Kind.SERIAL)], stmts)
         if self.shape.certified:
             rows = block(Store(self.ratios, self.tile, te.const(_ALWAYS, DType.F32)), rows)
         return nest([(self.tile, Kind.SERIAL)], rows)
 
-    def _at(self, data: te.Expr, tap: te.Expr, *, whole: bool) -> te.Expr:
-        value = te.substitute(data, {self.run: tap})
+    def _at(self, data: te.Expr, k: te.Expr, *, whole: bool) -> te.Expr:
+        value = te.substitute(data, {self.run: k})
         if whole:
             return value
-        inside = te.call("lt", tap, te.as_index(self.run.extent))
+        inside = te.call("lt", k, te.as_index(self.run.extent))
         return te.Select(inside, value, te.const(0.0, DType.F32))
 
-    def _measured(self, data: te.Expr, place: te.Expr, scale: Buffer) -> list[Stmt]:
+    def _measured(self, data: te.Expr, position: te.Expr, scale: Buffer) -> list[Stmt]:
         """Its size, the power of two at or below the root of its mean square, and in `scale` the inverse of that. What
         is computed of a row of zeros is multiplied by zero."""
         lanes, zero = self.shape.lanes, te.const(0.0, DType.F32)
@@ -244,10 +244,10 @@ class PairedNest:
         lane, number = te.Var("v", lanes), te.Var("n", several)
 
         def add(into: te.Expr, first: te.Expr, *, whole: bool = True) -> Stmt:
-            value, place = self._at(data, first + lane, whole=whole), into + lane
-            square = te.call("fma", value, value, te.Load(squares, (place,)))
-            absolute = te.Load(absolutes, (place,)) + te.call("abs", value)
-            return block(Store(squares, place, square), Store(absolutes, place, absolute))
+            value, position = self._at(data, first + lane, whole=whole), into + lane
+            square = te.call("fma", value, value, te.Load(squares, (position,)))
+            absolute = te.Load(absolutes, (position,)) + te.call("abs", value)
+            return block(Store(squares, position, square), Store(absolutes, position, absolute))
 
         each = [(number, Kind.UNROLL), (lane, Kind.VECTOR)]
         counter, left = te.Var("c", steps // several), te.Var("l", steps % several)
@@ -277,13 +277,13 @@ class PairedNest:
             ]
         means = Buffer("means", DType.F32, 2, Scope.REGISTER)
         first, one = te.as_index(0), te.const(1.0, DType.F32)
-        share = te.const(1.0 / self.sums.product.length, DType.F32)
+        share = te.const(1.0 / self.sums.gemm.length, DType.F32)
         square, absolute, kept = (
             te.Load(means, (first,)),
             te.Load(means, (te.as_index(1),)),
             te.Load(scale, (first,)),
         )
-        usable = te.call("and", te.call("le", _LEAST_SQUARE, square), te.call("le", square, _MOST_SQUARE))
+        usable = te.call("and", te.call("le", _MIN_SQUARE, square), te.call("le", square, _MAX_SQUARE))
         is_zero = te.call("eq", absolute, zero)
         ratio = te.Select(usable, absolute / kept, te.const(_NEVER, DType.F32))
         ratio = te.Select(is_zero, te.const(_ALWAYS, DType.F32), ratio)
@@ -298,11 +298,11 @@ class PairedNest:
             Store(scale, first, te.call("sqrt", square)),
             *([Store(self.ratios, self.tile, least)] if self.shape.certified else []),
             Store(scale, first, size),
-            Store(self.sizes, place, te.Select(is_zero, zero, kept)),
+            Store(self.sizes, position, te.Select(is_zero, zero, kept)),
             Store(scale, first, one / kept),
         ]
 
-    def _scaled(self, data: te.Expr, row: te.Var, place: te.Expr, scale: te.Load) -> list[Stmt]:
+    def _scaled(self, data: te.Expr, row: te.Var, position: te.Expr, scale: te.Load) -> list[Stmt]:
         """Its lines, the second of each pair with the pair's sign, and what is to be subtracted for it."""
         lane, group = te.Var("v", HALF), te.Var("g", self.run.extent // GROUP)
         first_group = row_major(self.sums.outer) * ceil_div(self.run.extent, GROUP)
@@ -326,7 +326,7 @@ class PairedNest:
         if self.run.extent % GROUP:
             along.append(line(te.as_index(group.extent), whole=False))
         stmts = [nest([(lane, Kind.VECTOR)], begin), nest(self.outer, block(*along))]
-        return [*stmts, Store(self.corrections, place, Across("sum", pairs, 0, HALF))]
+        return [*stmts, Store(self.corrections, position, Across("sum", pairs, 0, HALF))]
 
     def _panel_begun(self) -> list[Stmt]:
         """The largest ratio that one of its columns demands."""
@@ -388,12 +388,12 @@ class PairedNest:
         """Sums of some groups, from zero, added to the totals."""
         row, lanes = te.Var("r", self.shape.rows), self.shape.lanes
         loops = [(row, Kind.UNROLL), (self.lane, Kind.VECTOR)]
-        place = row * lanes + self.lane
-        total = te.Load(self.totals, (place,)) + te.Load(self.accumulator, (place,))
+        position = row * lanes + self.lane
+        total = te.Load(self.totals, (position,)) + te.Load(self.accumulator, (position,))
         return block(
-            nest(loops, Store(self.accumulator, place, te.const(0.0, DType.F32))),
+            nest(loops, Store(self.accumulator, position, te.const(0.0, DType.F32))),
             *groups,
-            nest(loops, Store(self.totals, place, total)),
+            nest(loops, Store(self.totals, position, total)),
         )
 
     def _group(self, group: te.Expr, pairs: int, in_pairs: bool) -> Stmt:
@@ -402,7 +402,7 @@ class PairedNest:
         return block(products, *self._next_panel(group), *self._next_block(group))
 
     def _next_panel(self, group: te.Expr) -> list[Stmt]:
-        """Lines of it, spread over the register tiles of this one: behind all that reads, so that LLVM finds elements
+        """Lines of it, spread over the register tiles of this one: after all that reads, so that LLVM finds elements
         to read where they are used."""
         shape, weight = self.shape, self.packed.load.source
         assert isinstance(weight, Buffer)
@@ -416,45 +416,45 @@ class PairedNest:
     def _next_block(self, group: te.Expr) -> list[Stmt]:
         """Lines of its rows, spread over all panels."""
         shape, data = self.shape, self.sums.data
-        if not shape.asks_data:
+        if not shape.prefetches_data:
             return []
         assert isinstance(data, te.Load) and isinstance(data.source, Buffer)
         step = (self.panel * shape.tiles + self.tile) * shape.groups + group
         row = {self.row: self.block_start + shape.block, self.run: te.as_index(0)}
-        first = te.substitute(data.indices[0], row) + step * (shape.asked_lines * _PER_LINE)
-        return [Prefetch(data.source, first + n * _PER_LINE, 2) for n in range(shape.asked_lines)]
+        first = te.substitute(data.indices[0], row) + step * (shape.prefetched_lines * _PER_LINE)
+        return [Prefetch(data.source, first + n * _PER_LINE, 2) for n in range(shape.prefetched_lines)]
 
     def _pair(self, group: te.Expr, pair: te.Var, in_pairs: bool) -> Stmt:
-        """Products of two taps, for all rows of the tile."""
+        """Products of two steps of K, for all rows of the tile."""
         b1, b2 = (self._weight(group * GROUP + pair + begin) for begin in (0, HALF))
         stmts: list[Stmt] = []
         for row in range(self.shape.rows):
             line = self._line(row, group) + pair
             a1, a2 = (te.Load(self.lines, (line + begin,)) for begin in (0, HALF))
-            place = self.lane + row * self.shape.lanes
-            total: te.Expr = te.Load(self.accumulator, (place,))
+            position = self.lane + row * self.shape.lanes
+            total: te.Expr = te.Load(self.accumulator, (position,))
             plain = not in_pairs or self.shape.is_plain(row)
             factors = [(a1, b1), (a2, b2)] if plain else [(a1 + b2, a2 + b1)]
             for left, right in factors:
                 total = te.call("fma", left, right, total)
-            stmts.append(nest([(self.lane, Kind.VECTOR)], Store(self.accumulator, place, total)))
+            stmts.append(nest([(self.lane, Kind.VECTOR)], Store(self.accumulator, position, total)))
         return block(*stmts)
 
-    def _weight(self, tap: te.Expr) -> te.Load:
+    def _weight(self, k: te.Expr) -> te.Load:
         shape = self.shape
-        place = (self.which_panel * (shape.groups * GROUP) + tap) * shape.lanes + self.lane
-        return te.Load(self.packed.load.source, (place,))
+        position = (self.which_panel * (shape.groups * GROUP) + k) * shape.lanes + self.lane
+        return te.Load(self.packed.load.source, (position,))
 
     def _finished(self, row: te.Expr) -> Stmt:
         """A block that is moved back leaves the rows that the one before it has: in which rows products are computed
         in pairs differs between them, and so do the last bits."""
-        shape, product = self.shape, self.sums.product
+        shape, gemm = self.shape, self.sums.gemm
         column = shape.panels.start_of(self.which_panel) + self.lane
         total: te.Expr = te.Load(self.totals, (row * shape.lanes + self.lane,))
         size = te.Load(self.sizes, (self.tile * shape.rows + row,)) * self._of_columns(_SIZE)
         total = total * size
-        values = {self.row: self.block_start + self.row_tiles.start() + row, product.vector: column}
-        result = product.reduction.result
+        values = {self.row: self.block_start + self.row_tiles.start() + row, gemm.vector: column}
+        result = gemm.reduction.result
         value = te.rewrite(
             self.sums.value,
             lambda node: total if isinstance(node, te.Load) and node.source == result else None,
@@ -476,7 +476,7 @@ class PairedNest:
         )
         loops = [axis for axis in (self.chunk, self.block) if axis.extent > 1]
         parallel = te.Var("p", extent_of(loops))
-        body = with_values(with_values(block(self._scale_rows(), tiles), {}), places_of(parallel, loops))
+        body = with_values(with_values(block(self._scale_rows(), tiles), {}), indices_of(parallel, loops))
         original, formula = self.packed.original, self.formula
         inputs = [self.packed.buffer if b == original else b for b in formula.inputs]
         packings = tuple(self.packed.packing if b == original else None for b in formula.inputs)

@@ -1,6 +1,6 @@
 """Matmuls by one level of Strassen in Winograd's form: seven products of quarters instead of eight.
 
-The rows of a block, the taps of a piece and the panels of a pair are each cut into two halves, so that the operands are
+The rows of a block, the k of a block of K and the panels of a pair are each cut in half, so that the operands are
 2 x 2 quarters, a11 ... and b11 ...; with
 
     s1 = a21 + a22    s2 = s1 - a11    s3 = a11 - a21    s4 = a12 - s2
@@ -16,24 +16,24 @@ the quarters of the result are
 and the loops, over the packed panels of `contraction.py`:
 
     for every chunk of pairs of panels and block of rows:           (parallel)
-      for pieces of the taps:
+      for blocks of K:
         s1 ... s4 of the block to scratch
         for every pair of panels:
           for each of the seven products:
             for every `rows` rows of half the block:
               acc[rows, vectors] = 0, or a sum that it shares with the product before
-              for taps, `unroll` written out: acc += left[row, tap] * right[tap, :]
-                prefetch lines of the next pair, of the rows' next piece
-              to scratch what other products begin with; out = epilogue(acc), or what the next piece goes on with
-      taps that are in no piece: eight products, as usual
-      a last panel that is in no pair, columns behind the panels: as in a contraction
+              for k, unrolled by `unroll`: acc += left[row, k] * right[k, :]
+                prefetch lines of the next pair, and of the rows' next block of K
+              store to scratch what other products begin with; out = epilogue(acc), or partial sums for the next block
+      the rest of K that fills no block: eight products, as usual
+      a last panel that is in no pair, columns after the panels: as in a contraction
 
-The first register tile of a product computes its t in registers, beside multiply-adds that wait for nothing else, and
-puts it where the other tiles find it in the first cache. Nothing is stored twice: the weight is as in a contraction.
+The first register tile of a product computes its t in registers, between FMAs that do not depend on it, and stores it
+where the other tiles find it in L1. Nothing is stored twice: the weight is packed as in a contraction.
 
-What is added up is rounded at the size of what it is added to: the error is small beside the largest rows and taps
-that are paired, not beside each one. On random data it is that of a contraction. No element's
-error is bounded by its own products, so it is for `relaxed` numerics alone.
+Sums are rounded relative to the larger summand, so the error is small relative to the largest of the rows and columns
+that are added, not relative to each one. On random data it equals that of a contraction. Since no element's error is
+bounded by its own products, the template is for `relaxed` numerics alone.
 """
 
 from __future__ import annotations
@@ -50,37 +50,37 @@ from tilewright.numerics import may_lose_digits
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.contraction import (
-    ASKED_SHOWN,
     BEGIN,
     COPIED_BYTES,
     FAR_RUN,
+    PREFETCHED_COST,
     AppliedContraction,
     even_block,
 )
-from tilewright.space.templates.cpu.contraction import Shape as PlainShape
+from tilewright.space.templates.cpu.contraction import ContractionTiling as PlainShape
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest
 from tilewright.space.templates.cpu.contraction_tail import tail_terms
 from tilewright.space.templates.cpu.fast_algebra.strassen_nest import (
     PRODUCTS,
-    Shape,
     StrassenNest,
-    asks_data,
+    StrassenTiling,
+    prefetches_data,
 )
-from tilewright.space.templates.cpu.product import Product, coordinates, product_of
+from tilewright.space.templates.cpu.gemm import Gemm, coordinates, gemm_of
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient
 
 NAME = "strassen"
 _ROWS = (4, 5, 6, 7, 8, 9, 10, 11, 12, 14)
 _BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 14, 16, 20, 24, 32)
-_PIECES = (64, 96, 128, 160, 192, 256, 384)  # about as many taps are in half a piece
-_LEAST_TAPS = 48  # of half a piece: fewer do not make up for what is done with a sum
-_LEAST_ROWS = 12  # of half a block: fewer do not make up for the differences of the weight
+_K_BLOCKS = (64, 96, 128, 160, 192, 256, 384)  # about as many steps of K are in half a K block
+_MIN_K = 48  # of half a K block: fewer do not make up for what is done with a sum
+_MIN_ROWS = 12  # of half a block: fewer do not make up for the differences of the weight
 _SHORT_CODE, _SPREAD_LATE = 4, 8  # steps written out; rows
-_MOST_REST = 16  # taps behind the last piece, which are written out
-# Of the second cache, what may be filled so that nothing is displaced; while a block streams through it.
+_MAX_REST = 16  # steps of K after the last K block, which are written out
+# Of L2, what may be filled so that nothing is displaced; while a block streams through it.
 _ROOMY, _ROOMY_STREAMED = 0.75, 0.6
-_MOVED = 0.9  # cycles for a vector of sums that is kept or begun with: nothing is computed beside it
+_MOVED = 0.9  # cycles for a vector of sums that is kept or begun with: nothing is computed alongside it
 _BYTES = DType.F32.bytes
 # Of the seven products: subtractions of quarters of the weight, and what they read more than a product does; sums that
 # are begun with or added at an end, sums that are kept; results.
@@ -93,47 +93,45 @@ class Strassen:
     def apply(self, work: Work) -> Applied | None:
         if not may_lose_digits(work.numerics):
             return None
-        product = product_of(work.formula)
-        if product is None or not product.constant_weight or not is_large_matrix_product(product):
+        gemm = gemm_of(work.formula)
+        if gemm is None or not gemm.constant_weight or not is_large_gemm(gemm):
             return None
-        applied = AppliedStrassen(work, product)
+        applied = AppliedStrassen(work, gemm)
         return applied if next(applied.space.configs(), None) is not None else None
 
 
-def is_large_enough(rows: int, taps: int) -> bool:
-    """Whether a block and a piece can be cut into halves that are worth it."""
-    return rows > 2 * (_LEAST_ROWS - 1) and taps >= 2 * _LEAST_TAPS
+def is_large_enough(rows: int, k_size: int) -> bool:
+    """Whether a block and a K block can be cut into halves that are worth it."""
+    return rows > 2 * (_MIN_ROWS - 1) and k_size >= 2 * _MIN_K
 
 
-def is_large_matrix_product(product: Product) -> bool:
+def is_large_gemm(gemm: Gemm) -> bool:
     """Whether it is a matrix of float32, its rows in runs, times another, and large enough."""
-    one = (
-        type(product) is Product and not product.shared and len(product.rows) == 1 and len(product.taps) == 1
-    )
-    data, weight = product.data, product.weight
-    if not one or not isinstance(data, te.Load) or weight != product.weight_load:
+    one = type(gemm) is Gemm and not gemm.shared and len(gemm.rows) == 1 and len(gemm.k_axes) == 1
+    data, weight = gemm.data, gemm.weight
+    if not one or not isinstance(data, te.Load) or weight != gemm.weight_load:
         return False
-    dtypes = {data.dtype, weight.dtype, product.reduction.result.dtype}
-    (row,), (tap,) = product.rows, product.taps
-    runs = dtypes == {DType.F32} and coefficient(data.indices[0], tap) == 1
-    return runs and is_large_enough(row.extent, tap.extent)
+    dtypes = {data.dtype, weight.dtype, gemm.reduction.result.dtype}
+    (row,), (k,) = gemm.rows, gemm.k_axes
+    runs = dtypes == {DType.F32} and coefficient(data.indices[0], k) == 1
+    return runs and is_large_enough(row.extent, k.extent)
 
 
 class AppliedStrassen:
     name = NAME
 
-    def __init__(self, work: Work, product: Product) -> None:
-        self.machine, self.product = work.machine, product
-        self.plain = AppliedContraction(work, product, coordinates(product))
+    def __init__(self, work: Work, gemm: Gemm) -> None:
+        self.machine, self.gemm = work.machine, gemm
+        self.plain = AppliedContraction(work, gemm, coordinates(gemm))
         self.lanes = self.plain.lanes
-        (self.row,), (self.tap,) = product.rows, product.taps
+        (self.row,), (self.k,) = gemm.rows, gemm.k_axes
 
     # -- the space ------------------------------------------------------------------------------------------------
 
     @cached_property
     def space(self) -> Space:
-        length = self.tap.extent
-        pieces = {max(1, round(length / (2 * size))) for size in _PIECES}
+        length = self.k.extent
+        k_blocks = {max(1, round(length / (2 * size))) for size in _K_BLOCKS}
         vectors = self.plain.columns.extent // self.lanes
         return Space(
             self.name,
@@ -143,19 +141,19 @@ class AppliedStrassen:
                 Knob("unroll", (4, 8)),
                 Knob("block", (0, *_BLOCKS)),
                 Knob("chunks", (1, 2, 4, 8, 16, 32)),
-                Knob("pieces", tuple(sorted(pieces))),
+                Knob("k_blocks", tuple(sorted(k_blocks))),
                 Knob("prefetch", (0, 1, 2)),
             ),
             self._legal,
             together=(
                 ("rows", "vectors", "block"),
-                ("block", "chunks", "pieces"),
-                ("chunks", "pieces", "prefetch"),
+                ("block", "chunks", "k_blocks"),
+                ("chunks", "k_blocks", "prefetch"),
             ),
         )
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
-        if self.plain.apart or not self._is_packed:
+        if self.plain.vectors_separate or not self._is_packed:
             return False
         panels = Tiles(self.plain.columns, int(values["vectors"]) * self.lanes)
         if panels.size > self.plain.columns.extent or panels.count < 2:
@@ -172,33 +170,41 @@ class AppliedStrassen:
         shape = self.shape_of(values)
         return (
             shape.chunks == values["chunks"]
-            and (not shape.prefetch or shape.pairs * shape.pieces > 1)
-            and shape.half >= max(rows, _LEAST_ROWS)
-            and shape.piece >= _LEAST_TAPS
-            and shape.rest <= _MOST_REST
+            and (not shape.prefetch or shape.pairs * shape.k_blocks > 1)
+            and shape.half >= max(rows, _MIN_ROWS)
+            and shape.k_block >= _MIN_K
+            and shape.rest <= _MAX_REST
             and shape.scratch_bytes <= SCRATCH_LIMIT
         )
 
     def _registers(self, rows: int, vectors: int, long: bool) -> int:
-        """Beside the accumulators: a right operand, an element of the left one, and what a difference is made of. In
+        """Alongside the accumulators: a right operand, an element of the left one, and what a difference is made of. In
         long code LLVM wants two more."""
         return rows * vectors + vectors + (4 if long else 2)
 
     @cached_property
     def _is_packed(self) -> bool:
         """Whether the weight can be stored in panels: nothing else reads it."""
-        smallest = {"rows": 4, "vectors": 1, "unroll": 4, "block": 0, "chunks": 1, "pieces": 1, "prefetch": 0}
+        smallest = {
+            "rows": 4,
+            "vectors": 1,
+            "unroll": 4,
+            "block": 0,
+            "chunks": 1,
+            "k_blocks": 1,
+            "prefetch": 0,
+        }
         return self._plain_nest(self.shape_of(smallest)).packed is not None
 
-    def shape_of(self, values: Mapping[str, Value]) -> Shape:
+    def shape_of(self, values: Mapping[str, Value]) -> StrassenTiling:
         rows, vectors = int(values["rows"]), int(values["vectors"])
         panels = Tiles(self.plain.columns, vectors * self.lanes)
         pairs = max(1, panels.count // 2)
         per_chunk = ceil_div(pairs, int(values["chunks"]))
         block = even_block(self.row.extent, int(values["block"]) * 2 * rows or self.row.extent, 2 * rows)
-        pieces = int(values["pieces"])
-        piece = self.tap.extent // (2 * pieces)
-        return Shape(
+        k_blocks = int(values["k_blocks"])
+        k_block = self.k.extent // (2 * k_blocks)
+        return StrassenTiling(
             rows=rows,
             vectors=vectors,
             lanes=self.lanes,
@@ -208,9 +214,9 @@ class AppliedStrassen:
             chunks=ceil_div(pairs, per_chunk),
             block=block,
             blocks=ceil_div(self.row.extent, block),
-            piece=piece,
-            pieces=pieces,
-            rest=self.tap.extent - 2 * pieces * piece,
+            k_block=k_block,
+            k_blocks=k_blocks,
+            rest=self.k.extent - 2 * k_blocks * k_block,
             prefetch=int(values["prefetch"]),
             in_line=self.machine.line_bytes // _BYTES,
         )
@@ -221,31 +227,31 @@ class AppliedStrassen:
         shape, caches = self.shape_of(dict(config.values)), self.machine.caches
         plain = self._plain_shape(shape)
         iterations = shape.chunks * shape.blocks
-        passes = iterations * shape.per_chunk * shape.pieces  # of a pair of panels, piece by piece
-        right = shape.piece * shape.panels.size * _BYTES
-        left = shape.half * shape.piece * _BYTES
+        passes = iterations * shape.per_chunk * shape.k_blocks  # of a pair of panels, K block by K block
+        right = shape.k_block * shape.panels.size * _BYTES
+        left = shape.half * shape.k_block * _BYTES
         quarter = shape.quarter_size * _BYTES
-        data_bytes = self.row.extent * self.tap.extent * _BYTES
-        written = self.row.extent * self.product.vector.extent * _BYTES
-        weight_bytes = shape.panels.count * shape.panels.size * self.tap.extent * _BYTES
+        data_bytes = self.row.extent * self.k.extent * _BYTES
+        written = self.row.extent * self.gemm.vector.extent * _BYTES
+        weight_bytes = shape.panels.count * shape.panels.size * self.k.extent * _BYTES
 
-        # A product is one of register tiles as of a contraction with half the rows and taps.
+        # A product is one of register tiles as of a contraction with half the rows and steps of K.
         products = self.plain.tile_terms(
             replace(plain, block=shape.half),
-            passes * PRODUCTS * shape.piece / self.tap.extent,
-            self.tap.extent / shape.piece,
+            passes * PRODUCTS * shape.k_block / self.k.extent,
+            self.k.extent / shape.k_block,
         )
         others = [self._rest_terms(shape), *self._last_columns(shape, plain)]
 
-        # In vectors: what is added up before, beside and after the products.
-        sums = iterations * shape.pieces * shape.half * ceil_div(shape.piece, self.lanes)
-        differences = passes * shape.piece * shape.vectors
+        # In vectors: what is added up before, alongside and after the products.
+        sums = iterations * shape.k_blocks * shape.half * ceil_div(shape.k_block, self.lanes)
+        differences = passes * shape.k_block * shape.vectors
         results = passes * shape.quarter_size / self.lanes
-        resumed = _RESULTS * (shape.pieces - 1) / shape.pieces
+        resumed = _RESULTS * (shape.k_blocks - 1) / shape.k_blocks
 
-        # A right operand stays in the first cache while the register tiles pass; what does not fit comes again.
+        # A right operand stays in L1 while the register tiles pass; what does not fit comes again.
         # So does what the lines of the next pair displace there.
-        crowded = (right + shape.rows * shape.piece * _BYTES) / caches.l1 - 1
+        crowded = (right + shape.rows * shape.k_block * _BYTES) / caches.l1 - 1
         returns = min(1.0, max(0.0, crowded)) * (shape.tiles - 1)
         displaced = 4 if shape.prefetch else 0
         from_l2 = passes * (
@@ -253,31 +259,31 @@ class AppliedStrassen:
             + left * PRODUCTS
             + quarter * (_BEGUN + _ENDED + resumed)
         )
-        # What the second cache does not hold beside a pair of panels, and beside this piece's data and the next one's
-        # where that is asked for, is displaced.
-        asks = asks_data(self.product, shape, self.machine)
-        block_bytes = shape.block * self.tap.extent * _BYTES
+        # What L2 does not hold alongside a pair of panels, and alongside this K block's data and the next one's
+        # where that is prefetched, is displaced.
+        prefetches = prefetches_data(self.gemm, shape, self.machine)
+        block_bytes = shape.block * self.k.extent * _BYTES
         panels = min(8 * right, weight_bytes)
-        used = shape.scratch_bytes + panels + (8 if asks else 4) * left
-        roomy = _ROOMY_STREAMED if asks else _ROOMY
+        used = shape.scratch_bytes + panels + (8 if prefetches else 4) * left
+        roomy = _ROOMY_STREAMED if prefetches else _ROOMY
         beyond = min(1.0, max(0.0, used / (roomy * caches.l2_per_core) - 1))
         from_l3 = beyond * passes * (left * PRODUCTS + quarter * resumed)
         staged = float(iterations * block_bytes)
-        asked = max(beyond, ASKED_SHOWN) if asks else 1.0
+        prefetched = max(beyond, PREFETCHED_COST) if prefetches else 1.0
         again = (shape.single + bool(self.plain.tail)) * self._last_chunks(shape)
         if caches.keep((data_bytes + written) / self.machine.cores):
             from_l2 += staged + 2.0 * written
             far_runs = 0.0
         else:
-            from_l3 += asked * staged + 2.0 * written
-            pages = max(1.0, 2 * shape.piece * _BYTES / self.machine.page_bytes)  # of a run
-            far_runs = (beyond if asks else 1.0) * iterations * shape.block * shape.pieces * pages
+            from_l3 += prefetched * staged + 2.0 * written
+            pages = max(1.0, 2 * shape.k_block * _BYTES / self.machine.page_bytes)  # of a run
+            far_runs = (beyond if prefetches else 1.0) * iterations * shape.block * shape.k_blocks * pages
             if not caches.keep(block_bytes):  # of what the last columns read again
                 from_l3 += again * data_bytes
-                far_runs += again * self.row.extent * shape.pieces * pages
-        chunk_bytes = 2 * shape.per_chunk * shape.panels.size * self.tap.extent * _BYTES
+                far_runs += again * self.row.extent * shape.k_blocks * pages
+        chunk_bytes = 2 * shape.per_chunk * shape.panels.size * self.k.extent * _BYTES
         if chunk_bytes > caches.l2_per_core // 2:
-            from_l3 += weight_bytes * (shape.blocks - 1) * (ASKED_SHOWN if shape.prefetch else 1.0)
+            from_l3 += weight_bytes * (shape.blocks - 1) * (PREFETCHED_COST if shape.prefetch else 1.0)
         return Terms(
             arithmetic=products.arithmetic
             + sum(each.arithmetic for each in others)
@@ -307,8 +313,8 @@ class AppliedStrassen:
             + staged / COPIED_BYTES,
         )
 
-    def _rest_terms(self, shape: Shape) -> Terms:
-        """Of the taps that are in no piece."""
+    def _rest_terms(self, shape: StrassenTiling) -> Terms:
+        """Of K that are in no K block."""
         tiles = shape.chunks * shape.blocks * shape.per_chunk * 4 * shape.tiles if shape.rest else 0
         each = shape.rows * shape.vectors
         steps = tiles * shape.rest
@@ -319,20 +325,20 @@ class AppliedStrassen:
             scalar=tiles * 12.0,
         )
 
-    def _last_columns(self, shape: Shape, plain: PlainShape) -> list[Terms]:
+    def _last_columns(self, shape: StrassenTiling, plain: PlainShape) -> list[Terms]:
         """Of a panel that is in no pair and of columns that are in none."""
         chunks = self._last_chunks(shape)
         found = []
         if shape.single:
             panel = plain.last or plain
-            tiles = self.plain.tile_terms(panel, chunks * shape.blocks, shape.pieces)
-            read = panel.vectors * self.lanes * self.tap.extent * _BYTES * chunks * shape.blocks
+            tiles = self.plain.tile_terms(panel, chunks * shape.blocks, shape.k_blocks)
+            read = panel.vectors * self.lanes * self.k.extent * _BYTES * chunks * shape.blocks
             found.append(replace(tiles, from_l2=tiles.from_l2 + read))
         if self.plain.tail:
-            found.append(tail_terms(self.product, self.plain.tail, self.lanes, self.machine.vector_registers))
+            found.append(tail_terms(self.gemm, self.plain.tail, self.lanes, self.machine.vector_registers))
         return found
 
-    def _last_chunks(self, shape: Shape) -> int:
+    def _last_chunks(self, shape: StrassenTiling) -> int:
         """How often the last columns count: one chunk has them, and is the last to end."""
         return min(shape.chunks, self.machine.cores)
 
@@ -342,11 +348,11 @@ class AppliedStrassen:
         shape = self.shape_of(dict(config.values))
         return StrassenNest(self._plain_nest(shape), shape, self.machine).program(config)
 
-    def _plain_nest(self, shape: Shape) -> ContractionNest:
+    def _plain_nest(self, shape: StrassenTiling) -> ContractionNest:
         """The nest of what is computed as usual: it packs the weight, too."""
         return ContractionNest(self.plain, self._plain_shape(shape))
 
-    def _plain_shape(self, shape: Shape) -> PlainShape:
+    def _plain_shape(self, shape: StrassenTiling) -> PlainShape:
         rows, vectors = self.plain.last_tile(shape.panels, shape.vectors, shape.block, shape.unroll)
         return PlainShape(
             rows=shape.rows,
@@ -357,7 +363,7 @@ class AppliedStrassen:
             chunks=1,
             block=shape.block,
             blocks=shape.blocks,
-            tap_block=shape.single_taps,
+            k_block=shape.single_k,
             prefetch=0,
             staged=False,
             last_vectors=vectors,

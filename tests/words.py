@@ -1,0 +1,115 @@
+"""Words that do not appear in the project, each with the field's word for it.
+
+`tests/test_words.py` looks for them in identifiers (as a component of a name), file names, messages (string literals),
+prose (docstrings and comments) and documents. A new entry needs the word to say instead; an exception needs a reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NAMES = ("identifiers", "files")
+TEXTS = ("messages", "prose", "documents")
+ALL = NAMES + TEXTS
+
+
+@dataclass(frozen=True)
+class Word:
+    """`word` is never written, `say` is. `where`: some of ALL; `allowed`: paths where it means something else."""
+
+    word: str
+    say: str
+    where: tuple[str, ...] = ALL
+    allowed: tuple[str, ...] = ()
+
+
+_WINDOWS = (  # where taps are those of a window
+    "tilewright/graph/ops/resize.py",
+    "tilewright/graph/separable.py",
+    "tilewright/frontend/onnx/op_*.py",
+    "tilewright/loops/*pool*.py",
+    "tilewright/loops/gpu/*.py",
+    "tilewright/runtime/winograd.py",
+    "tilewright/measure/bounds.py",
+    "tilewright/space/templates/cpu/gemm.py",
+    "tilewright/space/templates/cpu/contraction*.py",
+    "tilewright/space/templates/cpu/*depthwise*.py",
+    "tilewright/space/templates/cpu/separable.py",
+    "tilewright/space/templates/cpu/win*.py",
+    "tilewright/zoo/*",
+    "tests/*",
+    "benchmarks/*",
+)
+_PLANS = (
+    "tilewright/runtime/*",
+    "tilewright/link.py",
+    "tilewright/measure/single.py",
+    "tilewright/report/flow.py",
+    "tests/*",
+)  # a Plan has Places
+
+WORDS = (
+    # validation and measurement
+    Word("exam", "validation"),
+    Word("exams", "validations"),
+    Word("sit", "load_task", NAMES),
+    Word("glance", "quick timing"),
+    Word("heats", "successive halving"),
+    Word("watched", "guarded, monitored", NAMES, ("tests/*",)),
+    Word("watched memory", "guarded memory", TEXTS),
+    Word("pace", "reference kernel, drift", NAMES),
+    Word("astray", "corrupted, unaligned", NAMES),
+    Word("spreading", "nan_spreads", NAMES),
+    # tuning
+    Word("rehearse", "confirm_in_model"),
+    Word("rehearsal", "confirmation in the model"),
+    Word("contender", "system, alternative"),
+    Word("contenders", "systems, alternatives"),
+    Word("subject", "task_state", NAMES, ("tests/*", "benchmarks/*")),
+    Word("verdict", "confirmed choice", NAMES, ("benchmarks/*", "tests/*", "tilewright/cli/*")),
+    Word("peer", "baseline"),
+    Word("peers", "baselines"),
+    Word("by turns", "interleaved", TEXTS),
+    Word("promising", "nondominated, pruned", NAMES),
+    Word("quickly", "upper_bound", NAMES),
+    Word("telling", "informative", NAMES),
+    # GEMMs, loops, memory
+    Word("matrix product", "matmul, GEMM", TEXTS),
+    Word("matrix products", "matmuls, GEMMs", TEXTS),
+    Word("convolution of one pixel", "1x1 convolution", TEXTS),
+    Word("products in pairs", "Winograd's inner-product trick", TEXTS),
+    Word("multiply-add", "FMA", TEXTS),
+    Word("multiply-adds", "FMAs", TEXTS),
+    Word("tap", "k", NAMES, _WINDOWS),
+    Word("taps", "k", NAMES, _WINDOWS),
+    Word("turned", "transposed, channels_first", NAMES, ("tests/*",)),
+    Word(
+        "rolled", "transpose_unaligned", NAMES, ("tilewright/frontend/torch/aten_movement.py",)
+    ),  # torch.roll
+    Word("lined", "rowwise_streamed", NAMES),
+    Word("enlarged", "upsampled", NAMES),
+    Word("piece", "block, chunk, subtask", NAMES, ("tests/*", "benchmarks/*")),
+    Word("pieces", "blocks, chunks, subtasks", NAMES, ("tests/*", "benchmarks/*")),
+    Word("place", "position, index, offset, location", NAMES, _PLANS),
+    Word("places", "positions, indices, offsets, locations", NAMES, _PLANS),
+    Word("way", "implementation, layout choice", NAMES, ("tests/*", "benchmarks/*")),
+    Word("ways", "implementations, layout choices", NAMES, ("tests/*", "benchmarks/*")),
+    Word("beside", "other, alternative, interleaved", NAMES, ("tests/*",)),
+    Word("apart", "separate, distance", NAMES, ("tests/*",)),
+    Word("behind", "after, trailing", NAMES, ("tests/*",)),
+    Word("first cache", "L1", TEXTS),
+    Word("second cache", "L2", TEXTS),
+    Word("third cache", "L3", TEXTS),
+    Word("past the caches", "with non-temporal stores", TEXTS),
+    Word("beyond the caches", "larger than the last-level cache", TEXTS),
+    Word("asked for ahead", "prefetched"),
+    Word("most", "MAX", ("constants",)),
+    Word("fewest", "MIN", ("constants",)),
+    Word("least", "MIN", ("constants",)),
+    # how the project speaks of itself
+    Word("a kernel of ours", "one of Tilewright's kernels"),
+    Word("kernels of ours", "Tilewright's kernels", TEXTS),
+    Word("a bug of ours", "an internal error", TEXTS),
+    Word("the road", "the pipeline", TEXTS),
+    Word("rooms", "packages", TEXTS),
+)

@@ -1,0 +1,150 @@
+"""The tuning state of one task: its candidates, its measurements, and what to measure next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+
+from tilewright.cost.model import CostModel
+from tilewright.db.record import Record
+from tilewright.db.versions import sources
+from tilewright.measure.runner import Measurement
+from tilewright.search import Searcher, search_named
+from tilewright.space.outcome import Outcome
+from tilewright.space.space import Config
+from tilewright.tune.allocate import TaskStanding
+from tilewright.tune.choose import Choice
+from tilewright.tune.effort import CONVERGED, EFFORTS, Tuning
+from tilewright.tune.experience import PastRecords, outcome_of
+from tilewright.tune.tunable import Tunable
+
+_PATIENCE = 3  # rounds in which nothing could be measured
+_MIN_TRIALS = 8
+
+
+class TaskState:
+    def __init__(self, tunable: Tunable, tuning: Tuning, past: PastRecords, *, timed: bool = False) -> None:
+        """`timed`: its time matters even where there is nothing to choose."""
+        self.tunable = tunable
+        self.key, self.job, self.label = tunable.key, tunable.job, tunable.label
+        self.candidates = tunable.candidates
+        self.start = tunable.start  # what would run if nothing were measured
+        self.trials = 0  # of this run and those before
+        self.failures: Counter[str] = Counter()
+        self.complete = False  # nothing more is expected, however long it goes on
+        self.times: dict[Config, float] = {}  # seconds of every config that was measured and is right
+        self._failed: dict[Config, str] = {}
+        self._tuning, self._past = tuning, past
+        predicted = tunable.predict(self.start.config)
+        self.standing = TaskStanding(tunable.kind, tunable.operations, predicted)
+        if self.candidates.size == 1 and not timed:  # its time would change nothing
+            self.complete = self.standing.done = True
+
+    # -- what was measured --------------------------------------------------------------------------------------------
+
+    @property
+    def best(self) -> Config:
+        """The fastest that was measured; of equal ones, and of those that cannot be told apart from it, the one that
+        would be taken anyway comes first."""
+        return min(
+            self.times,
+            key=lambda config: (self.times[config], config != self.start.config, str(config)),
+            default=self.start.config,
+        )
+
+    @property
+    def before(self) -> float:
+        """Seconds of what would run if nothing were measured: predicted until it is."""
+        return self.times.get(self.start.config, self.standing.predicted)
+
+    def resume(self, records: Sequence[Record]) -> None:
+        """What earlier runs have measured, as if it had been measured now. Times of kernels that may have changed since
+        are left out."""
+        outcomes = [
+            outcome_of(record)
+            for record in records
+            if record.versions.sources == sources() and self.candidates.is_legal(record.config)
+        ]
+        size = self._tuning.preset.round
+        for begin in range(0, len(outcomes), size):
+            self._learn(outcomes[begin : begin + size])
+
+    # -- what to measure ----------------------------------------------------------------------------------------------
+
+    def ask(self) -> list[Config]:
+        """The configs of the next round, the one to beat in the first; none where the search is at its end."""
+        configs = [] if self._is_known(self.start.config) else [self.start.config]
+        while len(configs) < self._tuning.preset.round:
+            asked = self._searcher.ask(self._tuning.preset.round - len(configs))
+            if not asked or self._converged:  # which a search that was resumed knows only now
+                self.complete = self.standing.done = True
+                break
+            known = [config for config in asked if self._is_known(config)]
+            self._searcher.tell([self._outcome(config) for config in known])
+            configs += [config for config in asked if config not in known and config not in configs]
+        return configs
+
+    def tell(self, measurements: Sequence[Measurement], predicted: Sequence[float]) -> list[Record]:
+        """The records of a round's measurements, which the search has learned from."""
+        self._learn([measurement.outcome for measurement in measurements])
+        return [
+            self.tunable.record(
+                measurement.config,
+                times=measurement.times,
+                error=measurement.error,
+                failure=measurement.failure,
+                message=measurement.message,
+                build_seconds=measurement.build_seconds,
+                predicted=seconds,
+            )
+            for measurement, seconds in zip(measurements, predicted, strict=False)
+        ]
+
+    def predict(self, configs: Sequence[Config]) -> list[float]:
+        return [float(seconds) for seconds in self._model.predict(configs).seconds]
+
+    @property
+    def gain(self) -> float | None:
+        """Expected of further trials, as a share of the best time; None while that is anybody's guess."""
+        return 0.0 if self.standing.done else self._searcher.expected_gain
+
+    def _learn(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            self.trials += 1
+            if outcome.seconds is None:
+                self.failures[outcome.failure] += 1
+                self._failed[outcome.config] = outcome.failure
+            else:
+                self.times[outcome.config] = min(
+                    outcome.seconds, self.times.get(outcome.config, outcome.seconds)
+                )
+        self._searcher.tell(outcomes)
+        self.standing.times.append(self.times.get(self.best, self.standing.predicted))
+        hopeless = not self.times and len(self.standing.times) >= _PATIENCE
+        self.complete = self._converged or hopeless or self.trials >= EFFORTS["full"].trials
+        self.standing.done = self.complete or self.trials >= self._tuning.preset.trials
+
+    @property
+    def _converged(self) -> bool:
+        """Not after too few trials, however sure the search is of itself."""
+        gain = self._searcher.expected_gain
+        return self.trials >= _MIN_TRIALS and (self._searcher.done or (gain is not None and gain < CONVERGED))
+
+    def _is_known(self, config: Config) -> bool:
+        return config in self.times or config in self._failed
+
+    def _outcome(self, config: Config) -> Outcome:
+        return Outcome(config, self.times.get(config), self._failed.get(config, ""))
+
+    @cached_property
+    def _model(self) -> CostModel:
+        experience = self._past.experience(self.key, self.label)
+        return self.tunable.model(self._tuning.cost_model, self._tuning.seed, experience)
+
+    @cached_property
+    def _searcher(self) -> Searcher:
+        return search_named(self._tuning.search)(self.candidates, self._model, self._tuning.seed)
+
+    def choice(self, config: Config, seconds: float | None) -> Choice:
+        return self.tunable.choice(config, seconds)

@@ -19,7 +19,7 @@ import numpy as np
 
 from tilewright.errors import MappingError
 from tilewright.graph.ir import Graph, Node
-from tilewright.graph.ops.contractions import Convolution
+from tilewright.graph.ops.contractions import ConvGeometry
 
 LOOPS = "RSPQCKN"
 R, S, P, Q, C, K, N = range(7)
@@ -169,7 +169,7 @@ def _layers_of_node(node: Node) -> list[Layer]:
 
 
 def _convolution_of(node: Node) -> Layer:
-    sizes = Convolution.of(
+    sizes = ConvGeometry.of(
         node.inputs[0].shape, node.inputs[1].shape, node.attrs["groups"], node.attrs["layout"]
     )
     rank = len(sizes.extents)

@@ -82,8 +82,8 @@ class Layer:
         """All of `image`, `kernel`, `stride`, `padding` and `dilation` are (height, width), as PyTorch has them. A
         grouped convolution is as many layers as it has groups."""
         height, width = (
-            (size + sum(pads) - (taps - 1) * apart - 1) // step + 1
-            for size, pads, taps, apart, step in zip(image, padding, kernel, dilation, stride, strict=True)
+            (size + sum(pads) - (taps - 1) * spacing - 1) // step + 1
+            for size, pads, taps, spacing, step in zip(image, padding, kernel, dilation, stride, strict=True)
         )
         return cls(
             (kernel[1], kernel[0], width, height, channels // groups, filters // groups, batch),

@@ -36,6 +36,7 @@ _WINDOWS = (  # where taps are those of a window
     "tilewright/space/templates/cpu/*depthwise*.py",
     "tilewright/space/templates/cpu/separable.py",
     "tilewright/space/templates/cpu/win*.py",
+    "tilewright/codesign/*.py",
     "tilewright/zoo/*",
     "tests/*",
     "benchmarks/*",

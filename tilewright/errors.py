@@ -284,6 +284,27 @@ class TypeRuleError(TilewrightError):
     remedy = "check the shapes and types at the node that the message names"
 
 
+# -- co-design ----------------------------------------------------------------------------------------------------
+
+
+class HardwareRangeError(TargetError):
+    """An accelerator that its generator cannot make: which parameter, and what it may be."""
+
+    remedy = "choose a value in the range that the message gives"
+
+
+class MappingError(TilewrightError):
+    """A mapping that is not one of its layer, or that needs more than the hardware has."""
+
+    remedy = "make the tiles that the message names smaller, or give the hardware a larger memory or PE array"
+
+
+class MeasuredDataError(TilewrightError):
+    """A file of measured mappings that cannot be read: missing columns, or a row that makes no sense."""
+
+    remedy = "the file must have the columns of DOSA's data sets; see the head of tilewright/codesign/data.py"
+
+
 # -- tile kernels -------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""How well the accelerator's model agrees with what others simulated and measured.
+
+    python benchmarks/codesign.py --agreement --data FOLDER [--markdown benchmarks/results/codesign_agreement.md]
+
+FOLDER holds the data of the DOSA repository (BSD 2-Clause, copyright 2022 Charles Hong):
+`timeloop_dataset-dataset.csv.tar.gz`, 72,700 mappings that Timeloop and Accelergy have evaluated, and two files of
+mappings that ran on Gemmini's RTL in FireSim. The RTL had an array of 16x16, so that rows with larger spatial factors
+are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
+
+TIMELOOP = "timeloop_dataset-dataset.csv.tar.gz"
+FIRESIM = {
+    "training": "firesim_training_data-firesim_results.csv",
+    "test": "firesim_test_data-analytical.csv",
+}
+FIRESIM_DIM = 16
+
+
+def errors_of(predicted: np.ndarray, measured: np.ndarray) -> list[str]:
+    """Mean, 99th percentile and largest relative error, and the share of rows within 0.1%."""
+    relative = np.abs(predicted / measured - 1.0)
+    return [
+        f"{relative.mean():.4%}",
+        f"{np.quantile(relative, 0.99):.3%}",
+        f"{relative.max():.2%}",
+        f"{(relative <= 1e-3).mean():.2%}",
+    ]
+
+
+def agreement(folder: Path) -> list[str]:
+    """Lines of Markdown: Timeloop's cycles and energy against the model's."""
+    from tilewright.codesign.data import read_points
+    from tilewright.codesign.mapping import check
+    from tilewright.codesign.model import BOUNDS, Model
+
+    points = read_points(folder / TIMELOOP, ["cycle", "energy"])
+    check(points.nests, points.mappings, points.hardware)
+    measured = {"cycles": points.targets["cycle"], "energy": points.targets["energy"]}
+    lines = [
+        "## Timeloop",
+        "",
+        f"{len(points):,} mappings of {len(set(points.layers()))} layers, all of which fit their hardware by the"
+        " model's own rules too.",
+        "",
+        "| model | of | mean error | 99th percentile | largest | within 0.1% |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, model in (
+        ("as it is", Model()),
+        ("without whole DRAM blocks and whole cycles", Model(rounded=False)),
+        ("without overlap of windows", Model(sliding=False)),
+        ("smoothed maximum (0.05), not rounded", Model(smoothing=0.05, rounded=False)),
+    ):
+        began = time.perf_counter()
+        found = model.estimate(points.nests, points.mappings, points.hardware)
+        seconds = time.perf_counter() - began
+        for what, values in (("cycles", found.cycles.value), ("energy", found.microjoules.value)):
+            lines.append(f"| {' | '.join([name, what, *errors_of(values, measured[what])])} |")
+        if name == "as it is":
+            bound, rate = found.bound_by, len(points) / seconds
+            exact = found.cycles.value
+    lines += ["", "| bound by | mappings | mean error of cycles |", "| --- | --- | --- |"]
+    for index, name in enumerate(BOUNDS):
+        rows = bound == index
+        error = np.abs(exact[rows] / measured["cycles"][rows] - 1.0).mean() if rows.any() else 0.0
+        lines.append(f"| {name} | {rows.sum():,} | {error:.4%} |")
+    few = points.take(slice(0, 4096))
+    began = time.perf_counter()
+    Model(smoothing=0.05).estimate(few.nests, few.mappings, few.hardware, gradients=True)
+    with_gradients = len(few) / (time.perf_counter() - began)
+    lines += [
+        "",
+        f"Speed: {rate / 1e3:,.0f} thousand mappings a second, {with_gradients / 1e3:,.0f} thousand with their"
+        " gradients.",
+    ]
+    return lines
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """From 0; equal values share the mean of theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts + 1) / 2.0)[inverse])
+
+
+def firesim(folder: Path) -> list[str]:
+    """Lines of Markdown: cycles on Gemmini's RTL against the model's, without a learned correction."""
+    from tilewright.codesign.data import read_points
+    from tilewright.codesign.model import Model
+
+    lines = [
+        "",
+        "## FireSim, the analytical model alone",
+        "",
+        "| rows | mappings | layers | Spearman | mean error |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, file in FIRESIM.items():
+        points = read_points(folder / file, ["gemmini_cycle"])
+        points = points.take(np.maximum(points.mappings.rows, points.mappings.columns) <= FIRESIM_DIM)
+        cycles = Model().estimate(points.nests, points.mappings, points.hardware).cycles.value
+        measured = points.targets["gemmini_cycle"]
+        spearman = np.corrcoef(ranks(cycles), ranks(measured))[0, 1]
+        error = np.abs(cycles / measured - 1.0).mean()
+        lines.append(
+            f"| {name} | {len(points):,} | {len(set(points.layers()))} | {spearman:.3f} | {error:.1%} |"
+        )
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--agreement", action="store_true", help="compare the model with the data", required=True
+    )
+    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--markdown", type=Path, help="also write the table there")
+    arguments = parser.parse_args()
+    from tilewright.errors import TilewrightError
+
+    try:
+        lines = agreement(arguments.data) + firesim(arguments.data)
+    except TilewrightError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    head = [
+        "# Co-design: agreement of the accelerator's model",
+        "",
+        f"`python benchmarks/codesign.py --agreement --data FOLDER` on {platform.machine()} with {os.cpu_count()}"
+        f" cores, Python {platform.python_version()}, NumPy {np.__version__}.",
+        "",
+    ]
+    text = "\n".join([*head, *lines, ""])
+    print(text)
+    if arguments.markdown:
+        arguments.markdown.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""A place in the user's own Python source, and how an error shows it: the line, and a caret under the part meant."""
+"""A location in the user's own Python source, and how an error shows it: the line, and a caret under the part meant."""
 
 from __future__ import annotations
 

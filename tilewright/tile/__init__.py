@@ -31,7 +31,7 @@ Semantics
 Debug mode reports accesses out of bounds, reads of unwritten elements and
 races, with the user's line and the instance; masked elements without `other` are NaN there.
 
-The way of a kernel: `frontend/` compiles a function's syntax tree to the IR of `ir.py`, whose operations are the table
+Compilation: `frontend/` compiles a function's syntax tree to the IR of `ir.py`, whose operations are the table
 in `ops.py`; `verify.py` checks it, `text.py` prints it, `interpret.py` runs it. No target is named here.
 """
 

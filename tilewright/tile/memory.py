@@ -207,10 +207,10 @@ class Memory:
             lane = int(np.flatnonzero(outside)[0])
             tensor = allocation.tensors[0]
             element = (int(offsets[lane]) + allocation.start - tensor.address) // tensor.dtype.bytes
-            place = "" if lanes == () else f" (tile index {_lane(lanes, chosen, lane)})"
+            position = "" if lanes == () else f" (tile index {_lane(lanes, chosen, lane)})"
             raise self.failure(
                 OutOfBoundsError,
-                f"{what} of {allocation.names} at element offset {element}{place}, outside of the tensor of shape"
+                f"{what} of {allocation.names} at element offset {element}{position}, outside of the tensor of shape"
                 f" {tensor.shape} and strides {tensor.strides}; {int(np.count_nonzero(outside))} elements of the access"
                 " are outside",
             )

@@ -1,7 +1,7 @@
 """The operations of the tile IR: one table, an entry each with operands, type rule and meaning in NumPy.
 
 A rule takes the types of the operands and the attributes and gives the types of the results, or raises a
-`KernelError` without a place, to which the front end adds the user's line. A meaning takes the machine that runs it
+`KernelError` without a location, to which the front end adds the user's line. A meaning takes the machine that runs it
 (memory, program ids), the attributes and the operands' values: arrays of the type's shape, addresses as int64, a
 `BlockAddress` for a block pointer.
 """

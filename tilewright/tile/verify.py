@@ -34,11 +34,11 @@ class _Verifier:
 
     def fail(self, what: str) -> None:
         node = self.node
-        place = (
+        location = (
             "" if node is None else f", {node.name if isinstance(node, Op) else type(node).__name__.lower()}"
         )
         line = f" ({node.where.short})" if node is not None and node.where is not None else ""
-        raise VerificationError(f"tile program {self.program.name}{place}{line}: {what}")
+        raise VerificationError(f"tile program {self.program.name}{location}{line}: {what}")
 
     def check(self) -> None:
         names = [param.name for param in self.program.params]

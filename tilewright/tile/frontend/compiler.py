@@ -2,7 +2,7 @@
 
 A name is rebound by giving it another value: there are no variables in the IR. Where control flow meets, a name with
 two values becomes a result of the `If`, and a name that a loop's body assigns and that exists before is carried. Both
-need one type on all ways. A name that exists on one way only is `Absent` afterwards.
+need one type on all paths. A name that exists on one path only is `Absent` afterwards.
 
 `return` inside an `if` takes the rest of the function as the other branch, so every function has one exit.
 """
@@ -26,7 +26,7 @@ from tilewright.tile.op import I32, I64
 from tilewright.tile.verify import verify_tile_program
 
 _DEEPEST_CALL = 32
-_MOST_UNROLLED = 4096
+_MAX_UNROLLED = 4096
 
 
 @dataclass(frozen=True)
@@ -228,8 +228,8 @@ class Function(Expressions):
         exits = _returns(node.body) or _returns(node.orelse)
         after = list(rest) if exits else []
         before = dict(self.names)
-        first, then, left = self.way([*node.body, *after], before)
-        second, other, right = self.way([*node.orelse, *after], before)
+        first, then, left = self.arm([*node.body, *after], before)
+        second, other, right = self.arm([*node.orelse, *after], before)
         self.names = before
         where = self.source.locate(node, self.caller)
         if exits:
@@ -244,10 +244,10 @@ class Function(Expressions):
         self.names = merged
         return None
 
-    def way(
+    def arm(
         self, body: Sequence[ast.stmt], names: dict[str, Any]
     ) -> tuple[_Returned | None, dict[str, Any], list[Node]]:
-        """One branch: what it returns, the names behind it, its nodes."""
+        """One arm of it: what it returns, the names behind it, its nodes."""
         self.names = dict(names)
         with self.b.inside() as nodes:
             returned = self.statements(body)
@@ -375,9 +375,9 @@ class Function(Expressions):
                 f"a loop over {describe(items)} is not part of the tile language",
                 "loop over range(...), tl.static_range(...) or a tuple",
             )
-        if len(items) > _MOST_UNROLLED:
+        if len(items) > _MAX_UNROLLED:
             raise self.error(
-                KernelSyntaxError, node.iter, f"{len(items)} unrolled iterations, of at most {_MOST_UNROLLED}",
+                KernelSyntaxError, node.iter, f"{len(items)} unrolled iterations, of at most {_MAX_UNROLLED}",
                 "use range, which is not unrolled",
             )  # fmt: skip
         inner, self.in_loop = self.in_loop, True

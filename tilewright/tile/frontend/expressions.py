@@ -109,7 +109,7 @@ class Expressions:
         return kind(message, where=self.source.locate(node, self.caller), remedy=remedy)
 
     def evaluate(self, node: ast.expr) -> Any:
-        """The value of an expression; errors get the place of the innermost one that has the mistake."""
+        """The value of an expression; errors get the location of the innermost one that has the mistake."""
         method = getattr(self, f"_{type(node).__name__}", None)
         if method is None:
             raise self.error(KernelSyntaxError, node, f"{construct(node)} is not part of the tile language")

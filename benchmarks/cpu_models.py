@@ -183,7 +183,7 @@ def summary(seat: Seat, error: float) -> Timing:
 
 def header(names: Sequence[str]) -> list[str]:
     titles = [SYSTEMS[name].title for name in names]
-    return ["model", *titles, "best baseline", "vs best baseline", "vs torch eager", "error of ours"]
+    return ["model", *titles, "best baseline", "vs best baseline", "vs torch eager", "error"]
 
 
 def row(result: ModelResult, names: Sequence[str]) -> list[str]:

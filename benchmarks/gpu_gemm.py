@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_gemm.py [--json FILE] [--markdown FILE] [--only WORD] [--measured N] [--random N] [--compile]
 
-Each row is one kernel of ours with its epilogue. The baselines are PyTorch's: the library's call with what it can take
+Each row is one Tilewright kernel with epilogue. The baselines are PyTorch's: the library's call with what it can take
 in (bias), then the rest as separate kernels; with --compile, torch.compile too. Times are medians of launches replayed
 from a CUDA graph, alternating. Of our configs, the N that the analytical model ranks first are tried, and so many
 random ones; every one is checked against float64 first. "Unmeasured" is the one that the model alone would take.

@@ -88,7 +88,7 @@ WORDS = (
         "rolled", "transpose_unaligned", NAMES, ("tilewright/frontend/torch/aten_movement.py",)
     ),  # torch.roll
     Word("lined", "rowwise_streamed", NAMES),
-    Word("enlarged", "upsampled", NAMES),
+    Word("enlarged", "upsampled"),
     Word("piece", "block, chunk, subtask", NAMES, ("tests/*", "benchmarks/*")),
     Word("pieces", "blocks, chunks, subtasks", NAMES, ("tests/*", "benchmarks/*")),
     Word("place", "position, index, offset, location", NAMES, _PLANS),

@@ -116,7 +116,7 @@ class Flips:
     untouched: int = 0  # all records are there
     passed_over: int = 0  # some rows are missing
     replaced: int = 0  # the file was set aside
-    refused: int = 0  # with an error of ours
+    refused: int = 0  # with a TilewrightError
     records: int = 0
     lost: int = 0
     wrong: int = 0  # records or decisions that nobody wrote

@@ -1,4 +1,4 @@
-"""Schedules of what memory bounds are right for odd sizes: as loop programs, as machine code, with non-temporal stores
+"""Memory-bound schedules are right for odd sizes: as loop programs, as machine code, with non-temporal stores
 too."""
 
 from __future__ import annotations

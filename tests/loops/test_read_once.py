@@ -1,4 +1,4 @@
-"""Schedules of what reads every element about once: windows, sums of columns, images enlarged, borders, rows looked up,
+"""Schedules of what reads every element about once: windows, sums of columns, upsampled images, borders, gathers,
 rows written behind. Right for odd sizes and types, on one thread and on two."""
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def test_every_line_of_rows_that_are_read_once_is_asked_for_a_page_ahead(columns
     assert not statements(checked_program(task, replace(with_vectors(64), cpu=PAGES_FOLLOWED)), Prefetch)
 
 
-# -- images enlarged ------------------------------------------------------------------------------------------------
+# -- upsampled images ------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=10, deadline=None)
@@ -196,7 +196,7 @@ def test_every_line_of_rows_that_are_read_once_is_asked_for_a_page_ahead(columns
     half_pixel=st.booleans(),
     machine=machines,
 )
-def test_enlarged_images(
+def test_upsampled_images(
     height: int, width: int, factors: tuple[int, int], mode: str, half_pixel: bool, machine: CpuMachine
 ) -> None:
     inputs = Inputs()

@@ -173,7 +173,7 @@ def test_the_image_is_permuted_before_it_is_padded() -> None:
     assert ops_of(after) == ["permute", "pad", "conv", "mean"]
 
 
-def test_logits_are_permuted_before_they_are_enlarged() -> None:
+def test_logits_are_permuted_before_they_are_upsampled() -> None:
     x = conv(IMAGE, weight(3, 4, 1, 1))
     after = laid_out(apply("resize", x, sizes=(24, 32), mode="linear", coordinates="half_pixel"))
     assert ops_of(after) == ["permute", "conv", "permute", "resize"]

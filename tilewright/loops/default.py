@@ -6,7 +6,7 @@ Seven shapes of loop nest cover every formula:
 - `transposed`: the same, read along another axis than it is written along: tiles transposed in registers
 (`transposed.py`;
   `transpose_unaligned.py` where rows begin anywhere in a line).
-- `enlarged`: the same, a few results from the same neighbours (`upsample.py`).
+- `upsampled`: the same, a few results from the same neighbours (`upsample.py`).
 - `tiled`: reductions whose loads are contiguous along an axis of the *output* (matmuls, convolutions,
   pooling, sums over leading axes). A tile of `rows x vectors` accumulators stays in registers while the reduction
   runs.

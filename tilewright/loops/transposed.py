@@ -8,7 +8,7 @@
 
 Of an axis of two to four elements a tile holds the whole: where neighbours along the other axis lie after each other
 in memory (the channels of an image), its elements are one run, read or written in whole vectors. What is written that
-often (an image enlarged) is such a tile of equal rows.
+often (an upsampled image) is such a tile of equal rows.
 
 Larger than the last-level cache, what is written comes first: the tiles of a block follow each other down the axis that
 is written, two at a time where that fits, so that each row of the output gets a run of lines. What is read are then

@@ -122,6 +122,6 @@ def _program(
         stmts.append(transposed(te.as_index(tiles.axis.extent - lanes), begins=False, ends=True))
     outer = [axis for axis in formula.axes if axis != written]
     body = parallel_nest(outer, 4 * written.extent, block(*stmts))
-    words = f"enlarged: {written.name} {factor} at a time, in vectors of {lanes}"
+    words = f"upsampled: {written.name} {factor} at a time, in vectors of {lanes}"
     words += ", streamed" if streamed else ""
     return Program(formula.name, (*formula.inputs, formula.output), with_values(body, {}), words)

@@ -1,4 +1,4 @@
-"""Two hundred mutated files: each is refused with an error of ours, or gives the right result."""
+"""Two hundred mutated files: each is refused with a TilewrightError, or gives the right result."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class StrassenTransposed:
 
 
 def _is_one_gemm(gemm: TransposedGemm) -> bool:
-    """Whether it is an image of float32 that a window of one pixel sees, and large enough."""
+    """Whether it is an image of float32 under a 1x1 window, and large enough."""
     data, weight = gemm.data, gemm.weight
     if gemm.shared or len(gemm.k_axes) > 1 or not isinstance(data, te.Load) or weight != gemm.weight_load:
         return False

@@ -347,3 +347,19 @@ def test_a_permute_beside_elementwise_work_costs_what_it_adds() -> None:
 
     assert permutes(x_input(1, 4, 8, 8)) == 0
     assert permutes(apply("sin", x_input(1, 4, 8, 8))) == 1
+
+
+def test_the_mask_of_a_select_in_front_of_a_mean_is_not_what_is_averaged() -> None:
+    """The pass once priced a mean of the mask, which has no type rule."""
+    image = x_input(1, 3, 12, 6)
+    pool = {
+        "kernel": (3, 3),
+        "stride": (2, 2),
+        "padding": (1, 1),
+        "ceil_mode": False,
+        "count_include_pad": True,
+    }
+    pooled = apply("avg_pool", image, layout="channels_first", divisor=None, **pool)
+    slope = apply("select", apply("gt", pooled, scalar(0.0)), pooled, apply("mul", pooled, scalar(0.25)))
+    graph = graph_of(apply("mean", slope, axes=(2, 3), keepdims=False))
+    assert_same_function(graph, Layout(PredictedCosts(host(), "fast")).run(graph))

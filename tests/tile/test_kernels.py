@@ -1,4 +1,4 @@
-"""The ten kernels against NumPy, at sizes that are no multiples of the blocks, in debug mode."""
+"""The ten kernels against NumPy, at sizes that are no multiples of the blocks: in debug mode, and compiled."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from tests.tile import kernels
 from tests.tile.kernels import KERNELS, blocks, random
 
 DEBUG = {"debug": True, "unwritten": ["out"]}
+
+
+@pytest.fixture(params=["debug", "compiled"], autouse=True)
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEBUG, "debug", request.param == "debug")
 
 
 def close(found: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-5) -> None:
@@ -109,7 +114,7 @@ def test_grouped_matmul() -> None:
 def test_cross_entropy() -> None:
     logits, labels = random(4, 1000), np.array([3, 999, 0, 512], np.int64)
     loss = np.empty(4, np.float32)
-    kernels.cross_entropy[(4,)](logits, labels, loss, 1000, BLOCK=128, debug=True, unwritten=["loss"])
+    kernels.cross_entropy[(4,)](logits, labels, loss, 1000, BLOCK=128, **{**DEBUG, "unwritten": ["loss"]})
     wanted = torch.nn.functional.cross_entropy(
         torch.from_numpy(logits), torch.from_numpy(labels), reduction="none"
     )

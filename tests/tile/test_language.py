@@ -407,7 +407,7 @@ def test_an_access_out_of_bounds() -> None:
     assert caught.value.where is not None and "tl.load(x + at)" in caught.value.where.text
     inside = np.zeros((4, 8), np.float32)[:, :4]
     with pytest.raises(errors.OutOfBoundsError, match="element offset 4 "):
-        unmasked[1](inside, out, BLOCK=16)  # between the rows of a view
+        unmasked.interpret[1](inside, out, BLOCK=16)  # between the rows of a view
 
 
 @tilewright.kernel

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.tile.generator import generate
+from tests.tile.random_programs import check
 from tilewright.tile.interpret import interpret
 from tilewright.tile.ir import For, If, Op, walk
 from tilewright.tile.kernel import _tensor
@@ -25,6 +26,12 @@ def test_random_programs(first: int) -> None:
         interpret(made.program, (1, 1, 1), tensors, {}, debug=True, unwritten=list(made.wanted))
         for name, wanted in made.wanted.items():
             np.testing.assert_array_equal(made.arrays[name], wanted, err_msg=f"seed {seed}\n{text}")
+
+
+@pytest.mark.parametrize("first", range(0, len(SEEDS), 25))
+def test_compiled_random_programs(first: int) -> None:
+    for seed in SEEDS[first : first + 25]:
+        check(seed)
 
 
 def test_the_generator_reaches_every_kind_of_node() -> None:

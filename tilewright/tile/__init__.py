@@ -32,7 +32,8 @@ Debug mode reports accesses out of bounds, reads of unwritten elements and
 races, with the user's line and the instance; masked elements without `other` are NaN there.
 
 Compilation: `frontend/` compiles a function's syntax tree to the IR of `ir.py`, whose operations are the table
-in `ops.py`; `verify.py` checks it, `text.py` prints it, `interpret.py` runs it. No target is named here.
+in `ops.py`; `verify.py` checks it, `text.py` prints it, `interpret.py` runs it, `passes/` change and analyse it.
+`executors.py` is the contract with code generators, which packages above register. No target is named here.
 """
 
 from __future__ import annotations

@@ -11,14 +11,16 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.errors import KernelArgumentError, KernelSyntaxError
+from tilewright.tile.executors import Facts, Launchable, executor_for
 from tilewright.tile.frontend.builder import is_number, literal_type
 from tilewright.tile.frontend.compiler import Compiled, compile_kernel
 from tilewright.tile.frontend.source import FunctionSource, lookup, read
 from tilewright.tile.interpret import interpret
 from tilewright.tile.ir import MAX_GRID, Pointer, TileProgram, TileType, Type
 from tilewright.tile.memory import TensorArgument
+from tilewright.tile.passes.written import written_params
 
-_OPTIONS = ("debug", "unwritten")
+_OPTIONS = ("debug", "unwritten", "options")
 Grid = Sequence[int] | int | Callable[[dict[str, Any]], Sequence[int] | int]
 
 
@@ -39,11 +41,14 @@ def kernel(function: Callable[..., Any]) -> Kernel:
         out = np.empty_like(x)
         scale[lambda meta: (tl.cdiv(meta["n"], meta["BLOCK"]),)](x, out, 100, 2.0, BLOCK=32)
 
-    For now a launch runs in the NumPy interpreter, on the CPU, one program instance after the other: it is for writing
-    and debugging kernels, and slow. There is no code generation for tile kernels yet.
+    A launch compiles the kernel for the device that its tensors are on, at the first call with these types and
+    constexprs. `kernel.interpret[grid](...)` and `debug=True` run it in the NumPy interpreter instead, on the CPU, one
+    program instance after the other; so does a launch where no code can be generated for the kernel.
 
     The grid is a tuple of one to three numbers, or a function that gets all arguments by name and returns one. A
     parameter is an array (NumPy, or a PyTorch tensor on the CPU; the kernel gets a pointer), a number, or a constexpr.
+    `options={...}` goes to the code generator of the device: on a CPU it takes `threads`.
+
     `debug=True` at the launch finds reads of unwritten elements (of the tensors named in `unwritten=`), races between
     program instances and failing assertions.
     """
@@ -56,6 +61,7 @@ class _Arguments:
     constants: dict[str, Any]
     tensors: list[TensorArgument]
     scalars: dict[str, Any]
+    kinds: set[str]
 
 
 class Kernel:
@@ -72,6 +78,8 @@ class Kernel:
                     remedy="give the parameter another name",
                 )
         self._compiled: dict[Any, Compiled] = {}
+        self._launchables: dict[Any, tuple[TileProgram, Launchable | None]] = {}
+        self.interpret = _Interpreted(self)
 
     def __repr__(self) -> str:
         return f"<tile kernel {self.source.name}>"
@@ -85,21 +93,102 @@ class Kernel:
     def __getitem__(self, grid: Grid) -> Callable[..., None]:
         """A function that launches the kernel on this grid."""
 
-        def launch(*args: Any, debug: bool = False, unwritten: Sequence[str] = (), **kwargs: Any) -> None:
-            bound = self._bind(args, kwargs)
-            arguments = self._arguments(bound)
-            program = self._program(arguments)
-            names = [tensor.name for tensor in arguments.tensors]
-            for name in unwritten:
-                if name not in names:
-                    raise KernelArgumentError(
-                        f"unwritten: {name!r} is no tensor of {self.source.name}",
-                        remedy=f"use some of {', '.join(names)}",
-                    )
-            sizes = self._grid(grid, bound)
-            interpret(program, sizes, arguments.tensors, arguments.scalars, debug=debug, unwritten=unwritten)
+        def launch(
+            *args: Any,
+            debug: bool = False,
+            unwritten: Sequence[str] = (),
+            options: Mapping[str, Any] | None = None,
+            **kwargs: Any,
+        ) -> None:
+            self._launch(grid, args, kwargs, debug, unwritten, options or {}, interpreted=debug)
 
         return launch
+
+    def _launch(
+        self,
+        grid: Grid,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        debug: bool,
+        unwritten: Sequence[str],
+        options: Mapping[str, Any],
+        *,
+        interpreted: bool,
+    ) -> None:
+        bound = self._bind(args, kwargs)
+        arguments = self._arguments(bound)
+        names = [tensor.name for tensor in arguments.tensors]
+        for name in unwritten:
+            if name not in names:
+                raise KernelArgumentError(
+                    f"unwritten: {name!r} is no tensor of {self.source.name}",
+                    remedy=f"use some of {', '.join(names)}",
+                )
+        program = self._program(arguments)
+        sizes = self._grid(grid, bound)
+        kind = self._kind(arguments)
+        self._check_writable(program, arguments)
+        launchable = None if interpreted else self._launchable(program, kind, arguments, options)
+        if launchable is not None:
+            if 0 not in sizes:
+                addresses = {tensor.name: tensor.address for tensor in arguments.tensors}
+                values = {**arguments.scalars, **addresses}
+                launchable(sizes, [values[param.name] for param in program.params])
+            return
+        if kind != "cpu":
+            raise KernelArgumentError(
+                f"the tensors of {self.source.name} are on {kind}, where it cannot be"
+                f" {'interpreted' if interpreted else 'compiled'}",
+                remedy="pass tensors on the CPU",
+            )
+        interpret(program, sizes, arguments.tensors, arguments.scalars, debug=debug, unwritten=unwritten)
+
+    def _check_writable(self, program: TileProgram, arguments: _Arguments) -> None:
+        fixed = [tensor.name for tensor in arguments.tensors if not tensor.writable]
+        if not fixed:
+            return
+        for name in sorted(written_params(program) & set(fixed)):
+            raise KernelArgumentError(
+                f"{self.source.name} stores to `{name}`, which is read-only",
+                remedy="pass a copy of the array",
+            )
+
+    def _kind(self, arguments: _Arguments) -> str:
+        if len(arguments.kinds) > 1:
+            found = " and ".join(sorted(arguments.kinds))
+            raise KernelArgumentError(
+                f"the tensors of {self.source.name} are on {found}", remedy="move all of them to one device"
+            )
+        return next(iter(arguments.kinds), "cpu")
+
+    def _launchable(
+        self, program: TileProgram, kind: str, arguments: _Arguments, options: Mapping[str, Any]
+    ) -> Launchable | None:
+        executor = executor_for(kind)
+        if executor is None:
+            return None
+        facts = _facts(arguments, executor.wants_divisors)
+        try:
+            key = (id(program), kind, facts, tuple(sorted(options.items())))
+            known = self._launchables.get(key)
+        except TypeError:
+            raise KernelArgumentError(
+                f"an option of the launch of {self.source.name} is not hashable: {dict(options)}",
+                remedy="pass numbers and strings",
+            ) from None
+        if known is None:
+            known = program, executor.compile(program, facts, options)
+            self._launchables[key] = known  # with the program, whose identity is in the key
+        return known[1]
+
+    def compiled(self, *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any) -> str:
+        """The code of the device that a launch with these arguments runs: assembly on a CPU."""
+        arguments = self._arguments(self._bind(args, kwargs))
+        executor = executor_for(self._kind(arguments))
+        if executor is None:
+            raise KernelArgumentError(f"there is no code generation for {self._kind(arguments)}")
+        facts = _facts(arguments, executor.wants_divisors)
+        return executor.source(self._program(arguments), facts, options or {})
 
     def program(self, *args: Any, **kwargs: Any) -> TileProgram:
         """The tile program that a launch with these arguments runs; `print` shows it."""
@@ -140,7 +229,7 @@ class Kernel:
         return {each.name: bound.get(each.name, each.default) for each in parameters}
 
     def _arguments(self, bound: Mapping[str, Any]) -> _Arguments:
-        result = _Arguments({}, {}, [], {})
+        result = _Arguments({}, {}, [], {}, set())
         for parameter in self.source.parameters:
             value = bound[parameter.name]
             if isinstance(value, np.generic):
@@ -152,6 +241,7 @@ class Kernel:
                 result.scalars[parameter.name] = value
             else:
                 tensor = _tensor(parameter.name, value)
+                result.kinds.add(_kind(value))
                 result.types[parameter.name] = TileType(Pointer(tensor.dtype))
                 result.tensors.append(tensor)
         return result
@@ -171,6 +261,37 @@ class Kernel:
         return x, y, z
 
 
+class _Interpreted:
+    """`kernel.interpret[grid](...)`: a launch in the interpreter."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, grid: Grid) -> Callable[..., None]:
+        def launch(*args: Any, debug: bool = False, unwritten: Sequence[str] = (), **kwargs: Any) -> None:
+            kwargs.pop("options", None)
+            self._kernel._launch(grid, args, kwargs, debug, unwritten, {}, interpreted=True)
+
+        return launch
+
+
+def _kind(value: Any) -> str:
+    return "cpu" if isinstance(value, np.ndarray) else str(value.device.type)
+
+
+def _facts(arguments: _Arguments, divisors: bool) -> Facts:
+    end, disjoint = -1, True
+    for low, high in sorted(tensor.extent for tensor in arguments.tensors):
+        disjoint = disjoint and (low >= end or low == high)
+        end = max(end, high)
+    if not divisors:
+        return Facts(disjoint)
+    numbers = [(tensor.name, tensor.address) for tensor in arguments.tensors]
+    numbers += [(name, value) for name, value in arguments.scalars.items() if type(value) is int]
+    found = ((name, min(16, value & -value) if value else 16) for name, value in numbers)
+    return Facts(disjoint, tuple((name, d) for name, d in found if d > 1))
+
+
 def _tensor(name: str, value: Any) -> TensorArgument:
     """An array as its memory, without a copy."""
     if isinstance(value, np.ndarray):
@@ -185,11 +306,6 @@ def _tensor(name: str, value: Any) -> TensorArgument:
         strides = tuple(stride // dtype.bytes for stride in value.strides)
         return TensorArgument(name, dtype, value.ctypes.data, value.shape, strides, value.flags.writeable)
     if hasattr(value, "data_ptr"):
-        if value.device.type != "cpu":
-            raise KernelArgumentError(
-                f"`{name}` is on {value.device}; tile kernels run on the CPU for now",
-                remedy=f"pass {name}.cpu()",
-            )
         found = _TORCH.get(str(value.dtype).removeprefix("torch."))
         if found is None:
             raise _bad_type(name, value.dtype)

@@ -1,0 +1,1 @@
+"""Tile kernels as machine code of processors."""

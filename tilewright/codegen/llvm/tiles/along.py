@@ -1,0 +1,220 @@
+"""Operations along an axis: reductions, cumsum, sort, dot."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from tilewright.codegen.llvm.tiles.expressions import Expressions
+from tilewright.codegen.llvm.tiles.values import Buffer, Chunk, Location, register_type, tile_type
+from tilewright.codegen.llvm.types import I32, I64, Typed, splat, vector_of
+from tilewright.dtypes import DType
+from tilewright.tile.ir import Op, Value
+from tilewright.tile.ops import sum_type
+
+_ROWS = 8  # of the accumulators that a dot keeps in registers
+_VECTORS = 2
+
+
+class Along(Expressions):
+    def reduce(self, op: Op, value: Value, result: Buffer | None) -> ir.Value | None:
+        """Into `result`, or, of a tile with one axis, the scalar."""
+        kind, axis = op.settings["kind"], op.settings["axis"] % len(tile_type(value).shape)
+        if kind.startswith("arg"):
+            return self._arg(op, value, axis, result)
+        shape, dtype = tile_type(value).shape, tile_type(value).dtype
+        into = sum_type(dtype) if kind == "sum" else dtype
+        wide = into.compute if into.is_float else into
+        combine = "add" if kind == "sum" else kind
+        if axis != len(shape) - 1:
+            kept = shape[:axis] + shape[axis + 1 :]
+            with self.over(kept) as (location,):
+                cell = self.alloca(vector_of(register_type(wide), location.lanes))
+                with self.loop(shape[axis]) as step:
+                    self._accumulate(
+                        cell, combine, wide, step, self._inner(value, location, axis, step, dtype, wide)
+                    )
+                done = self.convert(
+                    self.builder.load(cell, typ=vector_of(register_type(wide), location.lanes)), wide, into
+                )
+                assert result is not None
+                self.write(result, location, Chunk(done, location.lanes))
+            return None
+        lanes = min(shape[-1], self.lanes)
+        with self._nest(list(shape[:-1])) as outer:
+            cell = self.alloca(vector_of(register_type(wide), lanes))
+            with self.loop(shape[-1], lanes) as step:
+                self.memo = {}
+                location = Location((*outer, step), len(shape) - 1 if lanes > 1 else -1, lanes)
+                item = self.convert(self.spread(self.at(value, location), lanes), dtype, wide)
+                self.kept(location)
+                self._accumulate(cell, combine, wide, step, item)
+            total = self._across(
+                self.builder.load(cell, typ=vector_of(register_type(wide), lanes)), combine, wide
+            )
+            done = self.convert(total, wide, into)
+            if result is None:
+                return done
+            self.write(result, Location(tuple(outer)), Chunk(done, 1))
+        return None
+
+    def kept(self, location: Location) -> None:
+        """Writes what later code needs of a loop's values; the emitter's."""
+
+    def _inner(
+        self, value: Value, location: Location, axis: int, step: ir.Value, dtype: DType, wide: DType
+    ) -> ir.Value:
+        self.memo = {}
+        index = (*location.index[:axis], step, *location.index[axis:])
+        lane = location.axis + (location.axis >= axis) if location.axis >= 0 else -1
+        here = Location(index, lane, location.lanes)
+        made = self.convert(self.spread(self.at(value, here), location.lanes), dtype, wide)
+        self.kept(here)
+        return made
+
+    def _accumulate(self, cell: ir.Value, combine: str, wide: DType, step: ir.Value, item: ir.Value) -> None:
+        builder = self.builder
+        if isinstance(step, ir.Constant):
+            builder.store(item, cell)
+            return
+        first = builder.icmp_signed("==", step, I64(0))
+        with builder.if_else(first) as (then, other):
+            with then:
+                builder.store(item, cell)
+            with other:
+                builder.store(self.scalar(combine, wide, builder.load(cell, typ=item.type), item), cell)
+
+    def _across(self, vector: ir.Value, combine: str, wide: DType) -> ir.Value:
+        """All lanes, first half with second half."""
+        builder = self.builder
+        while isinstance(vector.type, ir.VectorType):
+            half = vector.type.count // 2
+            if half == 1:
+                low, high = (builder.extract_element(vector, I32(n)) for n in range(2))
+            else:
+                parts = [ir.Constant(ir.VectorType(I32, half), list(range(n, n + half))) for n in (0, half)]
+                low, high = (builder.shuffle_vector(vector, vector, part) for part in parts)
+            vector = self.scalar(combine, wide, low, high)
+        return vector
+
+    def _arg(self, op: Op, value: Value, axis: int, result: Buffer | None) -> ir.Value | None:
+        """The first of the best, element by element; NaN is better than any number."""
+        builder, shape = self.builder, tile_type(value).shape
+        dtype = tile_type(value).dtype
+        wide = dtype.compute if dtype.is_float else dtype
+        kept = [*shape[:axis], *shape[axis + 1 :]]
+        best, where = self.alloca(register_type(wide)), self.alloca(I32)
+        with self._nest(kept) as outer:
+            with self.loop(shape[axis]) as step:
+                self.memo = {}
+                location = Location((*outer[:axis], step, *outer[axis:]))
+                item = self.convert(self.at(value, location).value, dtype, wide)
+                old = builder.load(best, typ=item.type)
+                pair = (old, item) if op.settings["kind"] == "argmax" else (item, old)
+                better = self.scalar("lt", wide, *pair)
+                if wide.is_float:
+                    fresh = builder.fcmp_unordered("uno", item, item)
+                    better = builder.and_(builder.or_(better, fresh), builder.fcmp_ordered("ord", old, old))
+                better = builder.or_(better, builder.icmp_signed("==", step, I64(0)))
+                with builder.if_then(better):
+                    builder.store(item, best)
+                    builder.store(self._index(step, I32), where)
+            found = builder.load(where, typ=I32)
+            if result is None:
+                return found
+            self.write(result, Location(tuple(outer)), Chunk(found, 1))
+        return None
+
+    def cumsum(self, value: Value, axis: int, result: Buffer) -> None:
+        shape, dtype = tile_type(value).shape, tile_type(value).dtype
+        into = sum_type(dtype)
+        wide = into.compute if into.is_float else into
+        total = self.alloca(register_type(wide))
+        axis %= len(shape)
+        with self._nest([*shape[:axis], *shape[axis + 1 :]]) as outer, self.loop(shape[axis]) as step:
+            self.memo = {}
+            location = Location((*outer[:axis], step, *outer[axis:]))
+            item = self.convert(self.at(value, location).value, dtype, wide)
+            self._accumulate(total, "add", wide, step, item)
+            found = self.builder.load(total, typ=item.type)
+            self.write(result, location, Chunk(self.convert(found, wide, into), 1))
+
+    def sort(self, result: Buffer, axis: int, descending: bool) -> None:
+        """Bitonic, in place: pairs (i, i ^ distance) in rounds."""
+        axis %= len(result.shape)
+        size, builder = result.shape[axis], self.builder
+        assert isinstance(result.element, DType)
+        dtype = result.element
+        with self._nest([*result.shape[:axis], *result.shape[axis + 1 :]]) as outer:
+            for level in range(1, size.bit_length()):
+                for distance in [1 << d for d in reversed(range(level))]:
+                    with self.loop(size // 2) as number:
+                        low = builder.and_(number, I64(distance - 1))
+                        first = builder.or_(builder.shl(builder.xor(number, low), I64(1)), low)
+                        second = builder.or_(first, I64(distance))
+                        locations = [Location((*outer[:axis], n, *outer[axis:])) for n in (first, second)]
+                        one, two = (self.read(result, location).value for location in locations)
+                        up = builder.icmp_signed("==", builder.and_(first, I64(1 << level)), I64(0))
+                        less = [self._sorts_before(dtype, *pair) for pair in ((two, one), (one, two))]
+                        if descending:
+                            less.reverse()
+                        swap = builder.select(up, less[0], less[1])
+                        self.write(result, locations[0], Chunk(builder.select(swap, two, one), 1))
+                        self.write(result, locations[1], Chunk(builder.select(swap, one, two), 1))
+
+    def _sorts_before(self, dtype: DType, a: ir.Value, b: ir.Value) -> ir.Value:
+        """a < b, NaN behind all numbers."""
+        less = self.scalar("lt", dtype, a, b)
+        if not dtype.is_float:
+            return less
+        wide = [self.convert(x, dtype, dtype.compute) for x in (a, b)]
+        number = self.builder.fcmp_ordered("ord", wide[0], wide[0])
+        return self.builder.or_(
+            less, self.builder.and_(number, self.builder.fcmp_unordered("uno", wide[1], wide[1]))
+        )
+
+    def dot(self, a: Buffer, b: Buffer, c: Buffer, *, fresh: bool) -> None:
+        """c += a b, or c = a b where it is fresh. A block of c stays in registers while k runs."""
+        *batch, rows, depth = a.shape
+        columns = b.shape[-1]
+        lanes = min(columns, self.lanes)
+        vectors = min(_VECTORS, columns // lanes)
+        block = min(_ROWS, rows)
+        builder = self.builder
+        assert isinstance(c.element, DType)
+        dtype = c.element
+        kind = vector_of(register_type(dtype), lanes)
+        axis = len(c.shape) - 1 if lanes > 1 else -1
+        with (
+            self._nest(batch) as outer,
+            self.loop(columns, lanes * vectors) as n,
+            self.loop(rows, block) as m,
+        ):
+            cells = {}
+            for i in range(block):
+                for j in range(vectors):
+                    cells[i, j] = self.alloca(kind)
+                    location = Location((*outer, self.plus(m, i), self.plus(n, j * lanes)), axis, lanes)
+                    zero = ir.Constant(kind, [0.0 if dtype.is_float else 0] * lanes if lanes > 1 else 0)
+                    builder.store(zero if fresh else self.read(c, location).value, cells[i, j])
+            unroll = 4 if depth % 4 == 0 else 1
+            with self.loop(depth, unroll) as start:
+                for u in range(unroll):
+                    k = self.plus(start, u)
+                    right = [
+                        self.read(b, Location((*outer, k, self.plus(n, j * lanes)), axis, lanes)).value
+                        for j in range(vectors)
+                    ]
+                    for i in range(block):
+                        item = self.read(a, Location((*outer, self.plus(m, i), k))).value
+                        left = splat(builder, Typed(item, dtype, 1), lanes).value
+                        for j in range(vectors):
+                            old = builder.load(cells[i, j], typ=kind)
+                            builder.store(self._fma(dtype, left, right[j], old), cells[i, j])
+            for (i, j), cell in cells.items():
+                location = Location((*outer, self.plus(m, i), self.plus(n, j * lanes)), axis, lanes)
+                self.write(c, location, Chunk(builder.load(cell, typ=kind), lanes))
+
+    def _fma(self, dtype: DType, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+        if dtype.is_float:
+            return self.scalar("fma", dtype, a, b, c)
+        return self.builder.add(c, self.builder.mul(a, b))

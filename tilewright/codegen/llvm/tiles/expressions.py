@@ -1,0 +1,482 @@
+"""Elements of tiles: what an expression of elementwise operations, views and loads is at one location.
+
+Integers keep their form along the lanes (the same in all, or equally spaced) as long as possible: addresses that are
+the size of an element apart become vector loads and stores. Spaced i32 offsets are taken not to wrap around between two
+lanes of one vector; if they do, the address is no element of a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from tilewright.codegen.llvm import math as vector_math
+from tilewright.codegen.llvm import scalars
+from tilewright.codegen.llvm.tiles.values import (
+    BlockPointer,
+    Buffer,
+    Chunk,
+    Element,
+    Lazy,
+    Location,
+    bytes_of,
+    lane_numbers,
+    memory_type,
+    register_type,
+    tile_type,
+)
+from tilewright.codegen.llvm.types import I1, I32, I64, PTR, Typed, splat, vector_of
+from tilewright.dtypes import DType
+from tilewright.errors import CodegenError
+from tilewright.hw import CpuMachine
+from tilewright.hw.memory import STACK_BYTES
+from tilewright.te.scalars import SCALARS
+from tilewright.tile.ir import Op, Pointer, Value
+
+_SPACED = (DType.I32, DType.I64)
+ALIGNED = 64
+
+
+class Expressions:
+    """Where code is written, and the value of each value of the program so far."""
+
+    def __init__(self, module: ir.Module, machine: CpuMachine) -> None:
+        self.module, self.machine = module, machine
+        self.builder: ir.IRBuilder
+        self.entry: ir.Block
+        self.env: dict[Value, Any] = {}
+        self.grid: tuple[list[ir.Value], list[ir.Value]]  # program ids, and how many programs
+        self.memo: dict[Any, Chunk] = {}
+        self.lanes = machine.lanes(DType.F32)
+        self.stack = 0
+        self.math = vector_math.MathContext(has_fma=machine.has_fma)
+
+    # -- pieces of code ----------------------------------------------------------------------------------------------
+
+    def alloca(self, kind: ir.Type, count: int = 1, size: int = 0) -> ir.Value:
+        self.stack += size
+        if self.stack > STACK_BYTES:
+            raise CodegenError(
+                f"the tiles of one program instance need more than {STACK_BYTES} bytes of a CPU's stack",
+                remedy="use smaller blocks, and loop over them",
+            )
+        builder = ir.IRBuilder(self.entry)
+        made = builder.alloca(ir.ArrayType(kind, count) if count > 1 else kind)
+        made.align, made.type = ALIGNED, PTR  # llvmlite would have it point to one type alone
+        return made
+
+    def buffer(self, element: Element, shape: tuple[int, ...]) -> Buffer:
+        count = int(np.prod(shape))
+        size = -(-count * bytes_of(element) // ALIGNED) * ALIGNED
+        return Buffer(self.alloca(memory_type(element), count, size), element, shape)
+
+    @contextmanager
+    def loop(self, extent: ir.Value | int, step: int = 1) -> Iterator[ir.Value]:
+        """From 0 on, while less than `extent`, which is more than 0 where it is a number."""
+        builder = self.builder
+        if isinstance(extent, int) and extent <= step:
+            yield I64(0)
+            return
+        last = I64(extent) if isinstance(extent, int) else extent
+        head, after = builder.append_basic_block("loop"), builder.append_basic_block("after")
+        before = builder.block
+        if isinstance(extent, int):
+            builder.branch(head)
+        else:
+            builder.cbranch(builder.icmp_signed("<", I64(0), last), head, after)
+        builder.position_at_end(head)
+        counter = builder.phi(I64)
+        counter.add_incoming(I64(0), before)
+        yield counter
+        following = builder.add(counter, I64(step), flags=("nsw", "nuw"))
+        counter.add_incoming(following, builder.block)
+        builder.cbranch(builder.icmp_signed("<", following, last), head, after)
+        builder.position_at_end(after)
+
+    @contextmanager
+    def over(self, shape: Sequence[int], unroll: int = 1) -> Iterator[list[Location]]:
+        """All locations of a tile, the last axis in vectors; several locations at a time."""
+        if not shape:
+            yield [Location(())]
+            return
+        lanes = min(shape[-1], self.lanes)
+        while unroll > 1 and shape[-1] % (lanes * unroll):
+            unroll //= 2
+        with self._nest(list(shape[:-1])) as outer, self.loop(shape[-1], lanes * unroll) as inner:
+            starts = [self.plus(inner, n * lanes) for n in range(unroll)]
+            axis = len(shape) - 1 if lanes > 1 else -1
+            yield [Location((*outer, start), axis, lanes) for start in starts]
+
+    @contextmanager
+    def _nest(self, shape: list[int]) -> Iterator[list[ir.Value]]:
+        if not shape:
+            yield []
+            return
+        with self.loop(shape[0]) as first, self._nest(shape[1:]) as others:
+            yield [first, *others]
+
+    def plus(self, a: ir.Value, number: int) -> ir.Value:
+        if number == 0:
+            return a
+        if isinstance(a, ir.Constant):
+            return ir.Constant(a.type, a.constant + number)
+        return self.builder.add(a, ir.Constant(a.type, number), flags=("nsw",))
+
+    def times(self, a: ir.Value, number: int) -> ir.Value:
+        if isinstance(a, ir.Constant):
+            return ir.Constant(a.type, a.constant * number)
+        return a if number == 1 else self.builder.mul(a, ir.Constant(a.type, number), flags=("nsw",))
+
+    def intrinsic(self, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
+        function = self.module.globals.get(name) or ir.Function(
+            self.module, ir.FunctionType(result, [arg.type for arg in args]), name
+        )
+        return self.builder.call(function, args)
+
+    # -- arithmetic --------------------------------------------------------------------------------------------------
+
+    def convert(self, value: ir.Value, source: DType, to: DType) -> ir.Value:
+        if (
+            isinstance(value, ir.Constant)
+            and isinstance(value.constant, int)
+            and source in _SPACED
+            and to in _SPACED
+        ):
+            return ir.Constant(register_type(to), value.constant)
+        lanes = value.type.count if isinstance(value.type, ir.VectorType) else 1
+        return scalars.convert(self.builder, Typed(value, source, lanes), to, self.machine).value
+
+    def scalar(self, name: str, dtype: DType, *args: ir.Value) -> ir.Value:
+        """A function of te.scalars; halves are computed in f32, and rounded once."""
+        if dtype.is_half:
+            wide = [self.convert(arg, dtype, DType.F32) for arg in args]
+            result = self.scalar(name, DType.F32, *wide)
+            return result if SCALARS[name].predicate else self.convert(result, DType.F32, dtype)
+        if name in scalars.EMITTERS:
+            # Which zero min and max give is not specified.
+            flags = ("nsz",) if name in ("min", "max") else ()
+            context = scalars.ScalarContext(self.builder, dtype, flags, self.machine)
+            return scalars.EMITTERS[name](context, *args)
+        return vector_math.emit(self.builder, name, *args, context=self.math)
+
+    def spread(self, chunk: Chunk, lanes: int, kind: ir.Type | None = None) -> ir.Value:
+        """The chunk as a vector; a scalar for one lane."""
+        if lanes == 1:
+            return chunk.value
+        if chunk.step is not None:
+            first = splat(self.builder, Typed(chunk.value, DType.I64, 1), lanes).value
+            return self.builder.add(first, lane_numbers(lanes, chunk.value.type, chunk.step))
+        if chunk.uniform:
+            return splat(self.builder, Typed(chunk.value, DType.I64, 1), lanes).value
+        return chunk.value
+
+    def constant(self, number: Any, dtype: DType) -> ir.Constant:
+        if dtype is DType.BF16:
+            number = int(np.asarray(number, dtype.numpy).view(np.uint16))
+        elif dtype.is_float:
+            number = float(np.asarray(number, dtype.numpy))
+        else:
+            number = int(number)
+        return ir.Constant(register_type(dtype), number)
+
+    # -- elements ----------------------------------------------------------------------------------------------------
+
+    def at(self, value: Value, location: Location) -> Chunk:
+        key = (value, location.key)
+        if key not in self.memo:
+            self.memo[key] = self._at(value, location)
+        return self.memo[key]
+
+    def _at(self, value: Value, location: Location) -> Chunk:
+        known = self.env[value]
+        if isinstance(known, Buffer):
+            return self.read(known, location)
+        if not isinstance(known, Lazy):
+            return Chunk(known, location.lanes)
+        op = known.op
+        name, attrs, lanes = op.name, op.settings, location.lanes
+        if name == "arange":
+            first = self.plus(self._index(location.index[0], I32), attrs["start"])
+            return Chunk(first, lanes, 1 if location.axis == 0 else None)
+        if name == "broadcast":
+            return self.at(op.operands[0], self._narrowed(location, tile_type(op.operands[0]).shape))
+        if name == "expand_dims":
+            axis = attrs["axis"] % (len(location.index))
+            kept = (*location.index[:axis], *location.index[axis + 1 :])
+            lane = location.axis - (location.axis > axis) if location.axis != axis else -1
+            return self.at(op.operands[0], Location(kept, lane, lanes))
+        if name == "trans":
+            order = attrs["order"]
+            index = tuple(location.index[order.index(axis)] for axis in range(len(order)))
+            return self.at(
+                op.operands[0], Location(index, order[location.axis] if location.axis >= 0 else -1, lanes)
+            )
+        if name in ("load", "load_block"):
+            return self.load(op, location)
+        return self.elementwise(op, [self.at(each, location) for each in op.operands], lanes)
+
+    def _narrowed(self, location: Location, shape: tuple[int, ...]) -> Location:
+        """The location of a tile that is broadcast."""
+        cut = len(location.index) - len(shape)
+        index = tuple(I64(0) if n == 1 else i for i, n in zip(location.index[cut:], shape, strict=True))
+        axis = location.axis - cut
+        return Location(index, axis if axis >= 0 and shape[axis] > 1 else -1, location.lanes)
+
+    def _index(self, index: ir.Value, kind: ir.Type) -> ir.Value:
+        if isinstance(index, ir.Constant):
+            return ir.Constant(kind, index.constant)
+        return index if index.type == kind else self.builder.trunc(index, kind)
+
+    def elementwise(self, op: Op, chunks: list[Chunk], lanes: int) -> Chunk:
+        """Also of scalars, as chunks of one lane."""
+        types = [tile_type(each) for each in op.operands]
+        uniform = all(chunk.uniform for chunk in chunks)
+        if not uniform:
+            spaced = self._spaced(op, chunks, lanes)
+            if spaced is not None:
+                return spaced
+        values = [chunk.value if uniform else self.spread(chunk, lanes) for chunk in chunks]
+        name, attrs, builder = op.name, op.settings, self.builder
+        if name == "cast":
+            made = self.convert(values[0], types[0].dtype, attrs["dtype"])
+        elif name == "bitcast":
+            lanes_here = 1 if uniform else lanes
+            raw = scalars.to_memory(builder, values[0], types[0].dtype)
+            raw = builder.bitcast(raw, vector_of(memory_type(attrs["dtype"]), lanes_here))
+            made = scalars.from_memory(builder, raw, attrs["dtype"])
+        elif name == "select":
+            made = builder.select(*values)
+        elif name == "addptr":
+            wide = self.convert(values[1], types[1].dtype, DType.I64)
+            size = ir.Constant(I64, attrs["bytes"])
+            if isinstance(wide.type, ir.VectorType):
+                size = ir.Constant(wide.type, [attrs["bytes"]] * lanes)
+            made = builder.add(values[0], builder.mul(wide, size))
+        else:
+            made = self.scalar(name, types[0].dtype, *values)
+        return Chunk(made, lanes)
+
+    def _spaced(self, op: Op, chunks: list[Chunk], lanes: int) -> Chunk | None:
+        """Integers that stay equally spaced."""
+        if any(not chunk.uniform and chunk.step is None for chunk in chunks):
+            return None
+        name, builder = op.name, self.builder
+        element = tile_type(op.operands[-1]).element
+        if element not in _SPACED:
+            return None
+        steps = [chunk.step or 0 for chunk in chunks]
+        if name == "cast" and op.settings["dtype"] in _SPACED:
+            made = self.convert(chunks[0].value, element, op.settings["dtype"])
+            return Chunk(made, lanes, steps[0])
+        if name == "addptr":
+            wide = self.convert(chunks[1].value, element, DType.I64)
+            size = op.settings["bytes"]
+            made = builder.add(chunks[0].value, self.times(wide, size))
+            return Chunk(made, lanes, steps[0] + steps[1] * size)
+        if name in ("add", "sub"):
+            sign = 1 if name == "add" else -1
+            made = getattr(builder, name)(chunks[0].value, chunks[1].value)
+            return Chunk(made, lanes, steps[0] + sign * steps[1])
+        if name == "mul":
+            for one, other in (chunks, chunks[::-1]):
+                if one.uniform and isinstance(one.value, ir.Constant) and other.step is not None:
+                    number = one.value.constant
+                    return Chunk(self.times(other.value, number), lanes, other.step * number)
+        return None
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def element_pointer(self, buffer: Buffer, index: Sequence[ir.Value]) -> ir.Value:
+        offset: ir.Value = I64(0)
+        for i, stride in zip(index, buffer.strides, strict=True):
+            scaled = self.times(i, stride)
+            if isinstance(scaled, ir.Constant):
+                offset = self.plus(offset, scaled.constant)
+            elif isinstance(offset, ir.Constant):
+                offset = self.plus(scaled, offset.constant)
+            else:
+                offset = self.builder.add(offset, scaled, flags=("nsw",))
+        return self.builder.gep(
+            buffer.pointer, [offset], inbounds=True, source_etype=memory_type(buffer.element)
+        )
+
+    def read(self, buffer: Buffer, location: Location) -> Chunk:
+        pointer, kind = self.element_pointer(buffer, location.index), memory_type(buffer.element)
+        if location.axis < 0:
+            return Chunk(self._register(self.builder.load(pointer, typ=kind), buffer.element), location.lanes)
+        stride = buffer.strides[location.axis]
+        if stride == 1:
+            raw = self.builder.load(
+                pointer, align=self._alignment(buffer, location), typ=vector_of(kind, location.lanes)
+            )
+        else:
+            raw = ir.Constant(vector_of(kind, location.lanes), ir.Undefined)
+            for lane in range(location.lanes):
+                at = self.builder.gep(pointer, [I64(lane * stride)], inbounds=True, source_etype=kind)
+                raw = self.builder.insert_element(raw, self.builder.load(at, typ=kind), I32(lane))
+        return Chunk(self._register(raw, buffer.element), location.lanes)
+
+    def write(self, buffer: Buffer, location: Location, chunk: Chunk) -> None:
+        value = self.spread(chunk, location.lanes if location.axis >= 0 else 1)
+        raw = (
+            value
+            if isinstance(buffer.element, Pointer)
+            else scalars.to_memory(self.builder, value, buffer.element)
+        )
+        pointer = self.element_pointer(buffer, location.index)
+        stride = buffer.strides[location.axis] if location.axis >= 0 else 1
+        if location.axis < 0 or stride == 1:
+            vector = location.axis >= 0
+            self.builder.store(raw, pointer, align=self._alignment(buffer, location) if vector else None)
+            return
+        for lane in range(location.lanes):
+            at = self.builder.gep(
+                pointer, [I64(lane * stride)], inbounds=True, source_etype=memory_type(buffer.element)
+            )
+            self.builder.store(self.builder.extract_element(raw, I32(lane)), at)
+
+    @staticmethod
+    def _alignment(buffer: Buffer, location: Location) -> int:
+        return min(ALIGNED, location.lanes * bytes_of(buffer.element))
+
+    def _register(self, raw: ir.Value, element: Element) -> ir.Value:
+        return raw if isinstance(element, Pointer) else scalars.from_memory(self.builder, raw, element)
+
+    def address(self, op: Op, location: Location) -> tuple[Chunk, Chunk | None]:
+        """Addresses of an access, and its mask."""
+        if op.name in ("load", "store", "atomic_add"):
+            at = 1 if op.name == "load" else 2
+            mask = self.at(op.operands[at], location) if len(op.operands) > at else None
+            return self.at(op.operands[0], location), mask
+        pointer: BlockPointer = self.env[op.operands[0]]
+        builder, size = self.builder, pointer.type.dtype.bytes
+        address, step, mask = pointer.base, 0, None
+        vector: ir.Value | None = None
+        for axis, index in enumerate(location.index):
+            position = builder.add(pointer.offsets[axis], index)
+            stride = pointer.strides[axis]
+            address = builder.add(address, self.times(builder.mul(position, stride), size))
+            along = axis == location.axis
+            if along and isinstance(stride, ir.Constant):
+                step = stride.constant * size
+            elif along:
+                by = splat(builder, Typed(self.times(stride, size), DType.I64, 1), location.lanes).value
+                vector = builder.mul(by, lane_numbers(location.lanes, I64))
+            if axis in op.settings["check"]:
+                inside = self._inside(position, pointer.shape[axis], location.lanes if along else 1)
+                mask = inside if mask is None else self._and(mask, inside, location.lanes)
+        if vector is not None:
+            first = splat(builder, Typed(address, DType.I64, 1), location.lanes).value
+            return Chunk(builder.add(first, vector), location.lanes), mask
+        return Chunk(address, location.lanes, step if location.axis >= 0 else None), mask
+
+    def _and(self, a: Chunk, b: Chunk, lanes: int) -> Chunk:
+        if a.uniform and b.uniform:
+            return Chunk(self.builder.and_(a.value, b.value), lanes)
+        return Chunk(self.builder.and_(self.spread(a, lanes), self.spread(b, lanes)), lanes)
+
+    def _inside(self, position: ir.Value, extent: ir.Value, lanes: int) -> Chunk:
+        """0 <= position + lane < extent."""
+        builder = self.builder
+        if lanes == 1:
+            low = builder.icmp_signed(">=", position, I64(0))
+            return Chunk(builder.and_(low, builder.icmp_signed("<", position, extent)), 1)
+        numbers = lane_numbers(lanes, I32)
+        bounds = []
+        for bound in (
+            builder.sub(extent, position),
+            builder.neg(position),
+        ):  # in 32 bits: only 0 ... lanes matter
+            above = builder.select(builder.icmp_signed(">", bound, I64(lanes)), I64(lanes), bound)
+            clamped = builder.select(builder.icmp_signed("<", above, I64(0)), I64(0), above)
+            narrow = builder.trunc(clamped, I32)
+            bounds.append(splat(builder, Typed(narrow, DType.I32, 1), lanes).value)
+        below = builder.icmp_signed("<", numbers, bounds[0])
+        return Chunk(builder.and_(below, builder.icmp_signed(">=", numbers, bounds[1])), lanes)
+
+    def load(self, op: Op, location: Location) -> Chunk:
+        dtype, lanes, builder = tile_type(op.results[0]).dtype, location.lanes, self.builder
+        address, mask = self.address(op, location)
+        kind = memory_type(dtype)
+        other: Chunk | None = None
+        if op.name == "load" and len(op.operands) == 3:
+            other = self.at(op.operands[2], location)
+        elif op.name == "load_block" and mask is not None:
+            nan = op.settings["padding"] == "nan"
+            other = Chunk(self.constant(float("nan") if nan else 0, dtype), lanes)
+        if address.uniform and (mask is None or mask.uniform):
+            pointer = address.value
+            if mask is not None:  # nothing is touched: it reads a location of the thread's own
+                spare = builder.ptrtoint(self.alloca(I64, 1, 8), I64)
+                pointer = builder.select(mask.value, pointer, spare)
+            found = self._register(
+                builder.load(builder.inttoptr(pointer, PTR), align=dtype.bytes, typ=kind), dtype
+            )
+            if mask is None or other is None:
+                return Chunk(found, lanes)
+            if other.uniform:
+                return Chunk(builder.select(mask.value, found, other.value), lanes)
+            chosen = self.spread(Chunk(mask.value, lanes), lanes)
+            return Chunk(builder.select(chosen, self.spread(Chunk(found, lanes), lanes), other.value), lanes)
+        vector = vector_of(kind, lanes)
+        masks = None if mask is None else self.spread(mask, lanes)
+        nothing: ir.Value = ir.Constant(vector, None)
+        if other is not None:
+            nothing = scalars.to_memory(builder, self.spread(other, lanes), dtype)
+        short = self._suffix(kind, lanes)
+        if address.step == dtype.bytes:
+            pointer = builder.inttoptr(address.value, PTR)
+            if masks is None:
+                raw = builder.load(pointer, align=dtype.bytes, typ=vector)
+            else:
+                raw = self.intrinsic(
+                    f"llvm.masked.load.{short}.p0", vector, pointer, I32(dtype.bytes), masks, nothing
+                )
+        else:
+            pointers = builder.inttoptr(self.spread(address, lanes), ir.VectorType(PTR, lanes))
+            every = ir.Constant(ir.VectorType(I1, lanes), [1] * lanes)
+            name = f"llvm.masked.gather.{short}.v{lanes}p0"
+            raw = self.intrinsic(
+                name, vector, pointers, I32(dtype.bytes), every if masks is None else masks, nothing
+            )
+        return Chunk(self._register(raw, dtype), lanes)
+
+    @staticmethod
+    def _suffix(kind: ir.Type, lanes: int) -> str:
+        short = {"float": "f32", "double": "f64", "half": "f16"}.get(str(kind), str(kind))
+        return f"v{lanes}{short}"
+
+    def store(self, op: Op, location: Location, chunk: Chunk) -> None:
+        """One chunk of a store to the program's memory."""
+        dtype, lanes, builder = tile_type(op.operands[1]).dtype, location.lanes, self.builder
+        address, mask = self.address(op, location)
+        kind = memory_type(dtype)
+        if lanes == 1:
+            pointer = address.value
+            if mask is not None:
+                spare = builder.ptrtoint(self.alloca(I64, 1, 8), I64)
+                pointer = builder.select(mask.value, pointer, spare)
+            raw = scalars.to_memory(builder, chunk.value, dtype)
+            builder.store(raw, builder.inttoptr(pointer, PTR), align=dtype.bytes)
+            return
+        raw = scalars.to_memory(builder, self.spread(chunk, lanes), dtype)
+        masks = (
+            ir.Constant(ir.VectorType(I1, lanes), [1] * lanes) if mask is None else self.spread(mask, lanes)
+        )
+        short = self._suffix(kind, lanes)
+        if address.step == dtype.bytes:
+            pointer = builder.inttoptr(address.value, PTR)
+            if mask is None:
+                builder.store(raw, pointer, align=dtype.bytes)
+            else:
+                self.intrinsic(
+                    f"llvm.masked.store.{short}.p0", ir.VoidType(), raw, pointer, I32(dtype.bytes), masks
+                )
+            return
+        pointers = builder.inttoptr(self.spread(address, lanes), ir.VectorType(PTR, lanes))
+        name = f"llvm.masked.scatter.{short}.v{lanes}p0"
+        self.intrinsic(name, ir.VoidType(), raw, pointers, I32(dtype.bytes), masks)

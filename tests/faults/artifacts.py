@@ -495,7 +495,7 @@ def run_all(folder: Path, count: int) -> list[str]:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))},
         )
         begun = False
         assert process.stdout is not None

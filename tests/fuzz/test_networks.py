@@ -145,3 +145,8 @@ def test_crashes_are_failures_and_time_ends_a_run(tmp_path: Path) -> None:
     assert "ended with -6" in done.failures[3]
     ended = workers.spread(range(10, 20), command, 1, 0.0)
     assert (ended.count, ended.next) == (0, 10)
+
+
+def test_a_worker_that_cannot_start_ends_the_run() -> None:
+    with pytest.raises(RuntimeError, match="before its first network"):
+        workers.spread(range(8), [sys.executable, "-c", "import no_such_module"], 2, math.inf)

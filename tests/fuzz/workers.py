@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def serve(check: Callable[[int], tuple[str, Counter[str]]]) -> None:
     """In a worker: numbers come in, one on a line, and answers go out."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
+    print("ready", file=answers, flush=True)
     for line in sys.stdin:
         wrong, taken = check(int(line))
         print(json.dumps({"wrong": wrong, "taken": taken}), file=answers, flush=True)
@@ -81,11 +83,9 @@ def spread(numbers: Sequence[int], command: Sequence[str], jobs: int, seconds: f
         if worker is not None:
             worker.close()
 
-    threads = [threading.Thread(target=work) for _ in range(jobs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(jobs) as threads:
+        for worked in [threads.submit(work) for _ in range(jobs)]:
+            worked.result()
     left = next(waiting, None)
     done.next = left if left is not None else (numbers[-1] + 1 if numbers else 0)
     done.seconds = time.monotonic() - begin
@@ -98,12 +98,17 @@ class _Worker:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "OMP_WAIT_POLICY": "passive",
-            "PYTHONPATH": _ROOT,
+            "PYTHONPATH": os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH")))),
         }
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         self.count = 0
+        assert self.process.stdout is not None
+        if not self.process.stdout.readline():  # no network is at fault: all workers would fail
+            self.close()
+            code = self.process.returncode
+            raise RuntimeError(f"the worker {' '.join(command)} ended with {code} before its first network")
 
     def ask(self, number: int) -> tuple[str, Counter[str]]:
         self.count += 1

@@ -37,6 +37,8 @@ _WINDOWS = (  # where taps are those of a window
     "tilewright/space/templates/cpu/separable.py",
     "tilewright/space/templates/cpu/win*.py",
     "tilewright/codesign/*.py",
+    "tilewright/codegen/gemmini/*.py",
+    "tilewright/testing/gemmini.py",
     "tilewright/zoo/*",
     "tests/*",
     "benchmarks/*",

@@ -293,6 +293,26 @@ class HardwareRangeError(TargetError):
     remedy = "choose a value in the range that the message gives"
 
 
+class InstructionError(TilewrightError):
+    """An accelerator's instruction that does not exist, or that the machine cannot execute: which one, and why."""
+
+    remedy = (
+        "generate the program for the machine that runs it; the message names the instruction by its position"
+    )
+
+
+class LayerFitError(TilewrightError):
+    """A layer, or a tile of one, that an accelerator's memories cannot hold."""
+
+    remedy = "make the tiles that the message names smaller, or give the accelerator a larger memory"
+
+
+class RtlError(TilewrightError):
+    """The RTL of an accelerator could not be built or run: what is missing, or what the tool says."""
+
+    remedy = "install Verilator 5 or later and a C++ compiler; everything but the RTL works without them"
+
+
 class MappingError(TilewrightError):
     """A mapping that is not one of its layer, or that needs more than the hardware has."""
 

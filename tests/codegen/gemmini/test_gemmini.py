@@ -1,0 +1,109 @@
+"""Gemmini's instructions, programs and simulators, each against the next."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from tilewright.codegen.gemmini.layers import Layer, Placement, Tiling, layer_program, matmul, matmul_loops
+from tilewright.codegen.gemmini.rtl import Rtl
+from tilewright.errors import HardwareRangeError, InstructionError, LayerFitError, RtlError
+from tilewright.hw.gemmini import GemminiMachine
+from tilewright.hw.gemmini_timing import GemminiTiming
+from tilewright.runtime.gemmini import Functional, decode, encode, make, text, verify
+from tilewright.runtime.gemmini.isa import NONE, ONE, scale_bits
+from tilewright.runtime.gemmini.unroll import unrolled
+from tilewright.testing.gemmini import layer_memory, layer_results, random_layer, random_program
+
+MACHINE = GemminiMachine(dim=4, scratchpad=4096, accumulator=2048)
+
+
+def test_encoding_and_decoding_are_inverse() -> None:
+    program, _ = random_program(np.random.default_rng(3), MACHINE)
+    assert decode(encode(program)) == program
+    assert len(text(program).splitlines()) == len(program)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_layers_program_computes_the_layer(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    try:
+        layer, tiling = random_layer(rng, MACHINE.dim)
+        dram, at, size = layer_memory(layer, rng)
+        program = layer_program(layer, tiling, MACHINE, at)
+    except LayerFitError:
+        pytest.skip("the random layer does not fit")
+    expected = layer_results(layer, dram, at)
+    Functional(MACHINE, dram).run(program)
+    np.testing.assert_array_equal(dram[at.results : at.results + size], expected)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(4, 4, 4), (11, 9, 13), (30, 21, 17)])
+def test_loops_and_their_unrolled_form_compute_the_matmul(m: int, n: int, k: int) -> None:
+    layer = matmul(m, n, k, bias=True, relu=True, scale=0.02)
+    dram, at, size = layer_memory(layer, np.random.default_rng(m))
+    expected = layer_results(layer, dram, at)
+    program = matmul_loops(layer, Tiling(1, 8, out_blocks=2), MACHINE, at)
+    for form in (program, unrolled(program, MACHINE)):
+        memory = dram.copy()
+        Functional(MACHINE, memory).run(form)
+        np.testing.assert_array_equal(memory[at.results : at.results + size], expected)
+
+
+@pytest.mark.skipif(shutil.which("verilator") is None, reason="Verilator is not installed")
+@pytest.mark.slow  # Verilator builds for half a minute
+def test_rtl_agrees_with_the_functional_simulator(tmp_path) -> None:
+    machine = GemminiMachine(dim=4, scratchpad=512, accumulator=1024)
+    programs = [random_program(np.random.default_rng(seed), machine) for seed in range(20)]
+    for (program, dram), result in zip(programs, Rtl(machine, tmp_path).run_all(programs), strict=True):
+        Functional(machine, dram).run(program)
+        np.testing.assert_array_equal(result.dram, dram)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_layer_that_does_not_fit() -> None:
+    layer = Layer(32, 32, 64, 64, (3, 3), padding=(1, 1, 1, 1))
+    with pytest.raises(LayerFitError, match="the scratchpad has 1024"):
+        layer_program(layer, Tiling(32, 32, 16, 16), MACHINE, Placement(64, 64, 64))
+    with pytest.raises(LayerFitError, match="loop_ws of"):
+        matmul_loops(matmul(64, 64, 4096), Tiling(1, 64, out_blocks=4), MACHINE, Placement(64, 64, 64))
+
+
+def test_unknown_instructions() -> None:
+    with pytest.raises(InstructionError, match="there is no instruction 'jump'"):
+        make("jump")
+    with pytest.raises(InstructionError, match="instruction 0: the word"):
+        decode(np.array([[99 << 25 | 0x7B, 0, 0]], np.uint64))
+    with pytest.raises(InstructionError, match="rows must be from 0 to 65535"):
+        make("mvin", rows=1 << 16)
+    with pytest.raises(InstructionError, match="bits are set"):
+        decode(np.array([[make("fence").words()[0], 1, 0]], np.uint64))
+
+
+def test_programs_that_the_machine_cannot_execute() -> None:
+    with pytest.raises(InstructionError, match="config_ld must come before"):
+        verify([make("mvin", rows=1, cols=1)], MACHINE)
+    with pytest.raises(InstructionError, match="the scratchpad has 1024 rows"):
+        verify([make("config_ld", scale=ONE), make("mvin", local=1023, rows=2, cols=1)], MACHINE)
+    with pytest.raises(InstructionError, match="a preload must come before"):
+        verify([make("compute_preloaded", a=0, rows=1, cols=1, d=NONE)], MACHINE)
+    with pytest.raises(InstructionError, match="normal 32-bit float"):
+        scale_bits(1e-42)
+    with pytest.raises(InstructionError, match="of a DRAM of 128 bytes"):
+        program = [make("config_ld", scale=ONE, stride=4), make("mvin", dram=126, rows=1, cols=4)]
+        Functional(MACHINE, np.zeros(128, np.uint8)).run(program)
+
+
+def test_hardware_out_of_range() -> None:
+    with pytest.raises(HardwareRangeError, match="dram_latency"):
+        GemminiTiming(dram_latency=0)
+
+
+def test_verilator_absent(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RtlError, match="Verilator is not installed"):
+        Rtl(MACHINE, tmp_path)

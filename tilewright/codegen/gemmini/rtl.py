@@ -1,0 +1,180 @@
+"""The RTL in `rtl/`: built by Verilator for one machine, run on encoded programs.
+
+The decoder's functions are generated from the table of instructions, so the two cannot disagree about a field.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.errors import RtlError
+from tilewright.hw.gemmini import GemminiMachine
+from tilewright.hw.gemmini_timing import GemminiTiming
+from tilewright.runtime.gemmini.isa import CUSTOM_3, OPCODES, Instruction, Opcode, encode, verify
+from tilewright.support.fingerprint import fingerprint
+
+SOURCES = ("types.sv", "array.sv", "dram.sv", "units.sv", "station.sv", "loop_ws.sv", "gemmini.sv")
+_HERE = Path(__file__).parent / "rtl"
+_HANG_CYCLES = 2_000_000
+
+
+@dataclass(frozen=True)
+class RtlResult:
+    cycles: int
+    dram: np.ndarray  # behind the program
+
+
+def verilator() -> str | None:
+    """The program's path, None where it is not installed."""
+    return shutil.which("verilator")
+
+
+def fields_text() -> str:
+    """A SystemVerilog package with a number for each opcode, a function that reads each field and one that makes each
+    instruction."""
+    lines = [
+        "package gemmini_fields;",
+        "  typedef struct packed { logic [63:0] word0, word1, word2; } instruction_t;",
+    ]
+    names = ", ".join(["OP_UNKNOWN", *(f"OP_{opcode.name.upper()}" for opcode in OPCODES)])
+    lines.append(f"  typedef enum logic [5:0] {{{names}}} opcode_t;")
+    lines.append("  function automatic opcode_t opcode_of(input instruction_t x);")
+    for opcode in OPCODES:
+        kind = "" if opcode.kind is None else f" && x.word1[1:0] == {opcode.kind}"
+        lines.append(f"    if (x.word0[31:25] == {opcode.function}{kind}) return OP_{opcode.name.upper()};")
+    lines += ["    return OP_UNKNOWN;", "  endfunction"]
+    for opcode in OPCODES:
+        lines += _functions(opcode)
+    return "\n".join([*lines, "endpackage", ""])
+
+
+def _functions(opcode: Opcode) -> Iterable[str]:
+    for field in opcode.fields:
+        yield (
+            f"  function automatic logic [{field.bits - 1}:0] {opcode.name}_{field.name}(input instruction_t x);"
+            f" return x.word{field.word}[{field.low + field.bits - 1}:{field.low}]; endfunction"
+        )
+    if not opcode.fields:
+        return
+    inputs = ", ".join(f"input logic [{field.bits - 1}:0] in_{field.name}" for field in opcode.fields)
+    yield f"  function automatic instruction_t make_{opcode.name}({inputs});"
+    yield f"    make_{opcode.name} = '0;"
+    yield f"    make_{opcode.name}.word0 = 64'd{opcode.function << 25 | 3 << 12 | CUSTOM_3};"
+    if opcode.kind:
+        yield f"    make_{opcode.name}.word1[1:0] = {opcode.kind};"
+    for field in opcode.fields:
+        bits = f"[{field.low + field.bits - 1}:{field.low}]"
+        yield f"    make_{opcode.name}.word{field.word}{bits} = in_{field.name};"
+    yield "  endfunction"
+
+
+class Rtl:
+    """The RTL of one machine, built. `folder` keeps what Verilator makes; RtlError where it cannot be built."""
+
+    def __init__(
+        self,
+        machine: GemminiMachine,
+        folder: Path,
+        *,
+        timing: GemminiTiming | None = None,
+        dram_bytes: int = 1 << 16,
+        waves: bool = False,
+    ) -> None:
+        self.machine = machine
+        self.timing = timing or GemminiTiming()
+        self.dram_bytes = dram_bytes
+        self.waves = waves
+        self._binary = self._build(folder)
+
+    def parameters(self) -> dict[str, int]:
+        """Of the module `gemmini`."""
+        bus = self.machine.dram_bytes_per_cycle
+        if bus != int(bus) or int(bus) % 4:
+            raise RtlError(f"the RTL's bus must be a multiple of 4 bytes a cycle, got {bus:g}")
+        return {
+            "DIM": self.machine.dim,
+            "SP_ROWS": self.machine.scratchpad_rows,
+            "ACC_ROWS": self.machine.accumulator_rows,
+            "SP_BANKS": self.machine.scratchpad_banks,
+            "BUS": int(bus),
+            "LATENCY": self.timing.dram_latency,
+            "LOADS": self.timing.load_entries,
+            "EXECUTES": self.timing.execute_entries,
+            "STORES": self.timing.store_entries,
+            "BYTES": self.dram_bytes,
+        }
+
+    def _build(self, folder: Path) -> Path:
+        parameters = self.parameters()
+        found = verilator()
+        if found is None or shutil.which("g++") is None:
+            missing = "Verilator" if found is None else "g++"
+            raise RtlError(f"{missing} is not installed: the RTL cannot be simulated")
+        texts = [(_HERE / name).read_text() for name in (*SOURCES, "harness.cpp")]
+        key = fingerprint(texts, fields_text(), sorted(parameters.items()), self.waves)[:16]
+        made = folder / f"gemmini-{key}"
+        binary = made / "obj" / "Vgemmini"
+        if binary.exists():
+            return binary
+        made.mkdir(parents=True, exist_ok=True)
+        (made / "fields.sv").write_text(fields_text())
+        command = [
+            *(found, "--cc", "--exe", "--build", "-O3", "--x-assign", "0", "--x-initial", "0", "-Wno-fatal"),
+            *("-Wno-WIDTH", "--top-module", "gemmini", "--Mdir", str(made / "obj"), "-CFLAGS"),
+            "-O2 -DWAVES" if self.waves else "-O2",
+            *(["--trace"] if self.waves else []),
+            *(f"-G{name}={value}" for name, value in parameters.items()),
+            *(str(made / "fields.sv"), *(str(_HERE / name) for name in SOURCES), str(_HERE / "harness.cpp")),
+        ]
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, env={**os.environ, "MAKEFLAGS": "-j2"}
+        )
+        if done.returncode:
+            raise RtlError(
+                f"Verilator could not build the RTL:\n{(done.stderr or done.stdout)[-2000:]}",
+                remedy="Verilator 5.006 builds it; with an older one, install a newer",
+            )
+        return binary
+
+    def run(self, program: Sequence[Instruction], dram: np.ndarray, waves: Path | None = None) -> RtlResult:
+        """One program; `waves`: a VCD file to write."""
+        return self.run_all([(program, dram)], waves)[0]
+
+    def run_all(
+        self, programs: Sequence[tuple[Sequence[Instruction], np.ndarray]], waves: Path | None = None
+    ) -> list[RtlResult]:
+        """Several programs, each on a machine after reset, in one process."""
+        if waves is not None and not self.waves:
+            raise RtlError("waveforms need an Rtl built with waves=True")
+        for program, dram in programs:
+            verify(program, self.machine)
+            if dram.size > self.dram_bytes:
+                raise RtlError(f"the RTL's DRAM has {self.dram_bytes} bytes, the program's {dram.size}")
+        with tempfile.TemporaryDirectory() as folder:
+            into, out = Path(folder, "in"), Path(folder, "out")
+            with into.open("wb") as file:
+                for program, dram in programs:
+                    head = np.array([len(program), dram.size, _HANG_CYCLES], np.uint64)
+                    file.write(head.tobytes() + encode(program).tobytes() + dram.tobytes())
+            command = [str(self._binary), str(into), str(out), *([str(waves)] if waves else [])]
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            if done.returncode:
+                raise RtlError(
+                    f"the simulation of the RTL ended with {done.returncode}: {done.stderr[-1000:]}"
+                )
+            results, found, at = [], out.read_bytes(), 0
+            for _, dram in programs:
+                cycles = int(np.frombuffer(found, np.uint64, 1, at)[0])
+                if not cycles:
+                    raise RtlError(f"a program did not end within {_HANG_CYCLES} cycles of the RTL")
+                results.append(RtlResult(cycles, np.frombuffer(found, np.uint8, dram.size, at + 8).copy()))
+                at += 8 + dram.size
+        return results

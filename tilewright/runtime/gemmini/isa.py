@@ -1,0 +1,446 @@
+"""Gemmini's instructions as data: a table of opcodes with their fields, from which encoding, decoding, printing and
+the RTL's decoder (`codegen/gemmini/rtl.py`) follow.
+
+An instruction is three 64-bit words, as the processor hands it to the accelerator: the RISC-V instruction (opcode
+custom-3 with a 7-bit function number), and its two source registers. Memory on the machine is addressed by rows of
+`dim` elements; the high bits of a local address say which memory:
+
+    31            accumulator (32-bit elements), else scratchpad (8-bit elements)
+    30            accumulator only: add to what the row holds, instead of replacing it
+    29            accumulator only: 32-bit elements in DRAM, no scaling
+    28..0         row
+
+What each instruction does, in program order; `config_*` holds until the next of its kind:
+
+    config_ex     rows of A between two rows that a compute reads (`a_stride`)
+    config_ld     for mvin, mvin2 or mvin3 (`slot`): bytes between DRAM rows, rows between blocks, a scale, and whether
+                  the accumulator is loaded from 8-bit elements
+    config_st     for mvout: bytes between DRAM rows, a scale, ReLU, max pooling
+    mvin*         DRAM to a local memory: `rows` x `cols`; from column `dim` on, each further `dim` columns go
+                  `block_stride` rows further. The rest of a row becomes 0; at DRAM address 0, all of it.
+    mvout         a local memory to DRAM
+    preload       weights into the array (`b` NONE: those that it has), and where the next compute's results go (`c`)
+    compute_*     C (=, +=) A x weights: `preloaded` takes the weights of the last preload that had some,
+                  `accumulated` goes on with those of the compute before it
+    fence         all before it is complete before anything behind it starts
+    flush         as a fence; weights and configuration are those of a reset
+    loop_ws       a whole matmul of the bounds, addresses and strides that `loop_ws_*` gave
+    loop_conv_ws  a whole convolution of what `loop_conv_ws_*` gave
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from tilewright.errors import InstructionError
+
+CUSTOM_3 = 0x7B
+ACCUMULATOR = 1 << 31
+ACCUMULATE = 1 << 30
+FULL = 1 << 29
+ROW_MASK = (1 << 29) - 1
+NONE = 0xFFFFFFFF  # no local address
+MAX_BLOCKS = 4  # of `dim` columns that one mvin loads
+
+
+class Array(Protocol):
+    """What a program depends on of a machine."""
+
+    @property
+    def dim(self) -> int: ...
+    @property
+    def scratchpad_rows(self) -> int: ...
+    @property
+    def accumulator_rows(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Field:
+    name: str
+    word: int  # 1 or 2: which source register
+    low: int
+    bits: int
+
+
+@dataclass(frozen=True, eq=False)
+class Opcode:
+    """`kind`: the value of the two low bits of the first register, where one function number serves several."""
+
+    name: str
+    function: int
+    fields: tuple[Field, ...] = ()
+    kind: int | None = None
+
+    @cached_property
+    def position(self) -> dict[str, int]:
+        return {field.name: at for at, field in enumerate(self.fields)}
+
+
+def _local(name: str, word: int, prefix: str = "") -> tuple[Field, ...]:
+    """An operand in a local memory: address, columns, rows."""
+    return (
+        Field(name, word, 0, 32),
+        Field(f"{prefix}cols", word, 32, 16),
+        Field(f"{prefix}rows", word, 48, 16),
+    )
+
+
+_MOVE = (Field("dram", 1, 0, 48), *_local("local", 2))
+_A, _D = _local("a", 1), Field("d", 2, 0, 32)
+
+OPCODES = (
+    Opcode("config_ex", 0, (Field("a_stride", 1, 16, 16),), kind=0),
+    Opcode(
+        "config_ld",
+        0,
+        (
+            Field("shrunk", 1, 2, 1),
+            Field("slot", 1, 3, 2),
+            Field("block_stride", 1, 16, 16),
+            Field("scale", 1, 32, 32),
+            Field("stride", 2, 0, 32),
+        ),
+        kind=1,
+    ),
+    Opcode(
+        "config_st",
+        0,
+        (
+            Field("relu", 1, 2, 1),
+            Field("pool_size", 1, 4, 4),
+            Field("pool_stride", 1, 8, 4),
+            Field("pool_top", 1, 12, 2),
+            Field("pool_left", 1, 14, 2),
+            Field("pool_pitch", 1, 16, 16),
+            Field("rows_in", 1, 32, 8),
+            Field("cols_in", 1, 40, 8),
+            Field("rows_out", 1, 48, 8),
+            Field("cols_out", 1, 56, 8),
+            Field("stride", 2, 0, 32),
+            Field("scale", 2, 32, 32),
+        ),
+        kind=2,
+    ),
+    Opcode("mvin2", 1, _MOVE),
+    Opcode("mvin", 2, _MOVE),
+    Opcode("mvout", 3, _MOVE),
+    Opcode("compute_preloaded", 4, (*_A, _D)),
+    Opcode("compute_accumulated", 5, (*_A, _D)),
+    Opcode("preload", 6, (*_local("b", 1), *_local("c", 2, "c_"))),
+    Opcode("flush", 7),
+    Opcode(
+        "loop_ws",
+        8,
+        (
+            Field("relu", 1, 0, 1),
+            Field("full", 1, 1, 1),
+            Field("low_bias", 1, 2, 1),
+            Field("scale", 2, 32, 32),
+        ),
+    ),
+    Opcode(
+        "loop_ws_bounds",
+        9,
+        (
+            *(Field(f"pad_{axis}", 1, 16 * at, 16) for at, axis in enumerate("ijk")),
+            *(Field(axis, 2, 16 * at, 16) for at, axis in enumerate("ijk")),
+        ),
+    ),
+    Opcode("loop_ws_addresses_ab", 10, (Field("a", 1, 0, 48), Field("b", 2, 0, 48))),
+    Opcode("loop_ws_addresses_dc", 11, (Field("d", 1, 0, 48), Field("c", 2, 0, 48))),
+    Opcode("loop_ws_strides_ab", 12, (Field("a", 1, 0, 32), Field("b", 2, 0, 32))),
+    Opcode("loop_ws_strides_dc", 13, (Field("d", 1, 0, 32), Field("c", 2, 0, 32))),
+    Opcode("mvin3", 14, _MOVE),
+    Opcode("fence", 127),
+)
+BY_NAME = {opcode.name: opcode for opcode in OPCODES}
+_BY_CODE = {(opcode.function, opcode.kind): opcode for opcode in OPCODES}
+MVINS = ("mvin", "mvin2", "mvin3")  # by slot
+COMPUTES = ("compute_preloaded", "compute_accumulated")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    opcode: Opcode
+    values: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return self.opcode.name
+
+    def __getitem__(self, field: str) -> int:
+        return self.values[self.opcode.position[field]]
+
+    def words(self) -> tuple[int, int, int]:
+        registers = [0, self.opcode.kind or 0, 0]
+        for field, value in zip(self.opcode.fields, self.values, strict=True):
+            registers[field.word] |= value << field.low
+        return self.opcode.function << 25 | 3 << 12 | CUSTOM_3, registers[1], registers[2]
+
+    def __str__(self) -> str:
+        shown = [
+            f"{field.name}={_shown(field.name, value)}"
+            for field, value in zip(self.opcode.fields, self.values, strict=True)
+        ]
+        return " ".join((self.name, *shown))
+
+
+def make(name: str, **values: int) -> Instruction:
+    """The instruction of this name; fields that are not given are 0. InstructionError for what cannot be encoded."""
+    opcode = BY_NAME.get(name)
+    if opcode is None:
+        raise InstructionError(f"there is no instruction {name!r}; there are: {', '.join(sorted(BY_NAME))}")
+    unknown = [field for field in values if field not in opcode.position]
+    if unknown:
+        raise InstructionError(
+            f"{name} has no field {unknown[0]!r}; it has: {', '.join(opcode.position) or 'none'}"
+        )
+    chosen = tuple(values.get(field.name, 0) for field in opcode.fields)
+    for field, value in zip(opcode.fields, chosen, strict=True):
+        if not 0 <= value < 1 << field.bits:
+            raise InstructionError(
+                f"{name}: {field.name} must be from 0 to {(1 << field.bits) - 1}, got {value}"
+            )
+    return Instruction(opcode, chosen)
+
+
+def scale_bits(scale: float) -> int:
+    """The 32 bits of a scale. It must be 0 or a normal number: what is smaller would round every product to 0."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", scale))
+    if not np.isfinite(scale) or (bits & 0x7FFFFFFF and not bits & 0x7F800000):
+        raise InstructionError(f"a scale must be 0 or a normal 32-bit float, got {scale!r}")
+    return int(bits)
+
+
+def scale_of(bits: int) -> np.float32:
+    return np.float32(struct.unpack("<f", struct.pack("<I", bits))[0])
+
+
+ONE = scale_bits(1.0)
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def encode(program: Iterable[Instruction]) -> np.ndarray:
+    """One row of three 64-bit words for each instruction."""
+    rows = [instruction.words() for instruction in program]
+    return np.array(rows, dtype=np.uint64).reshape(len(rows), 3)
+
+
+def decode(words: np.ndarray) -> list[Instruction]:
+    """The program of these words; InstructionError where one is not an instruction's."""
+    if words.dtype != np.uint64 or words.ndim != 2 or words.shape[1] != 3:
+        raise InstructionError(
+            f"a program is rows of three 64-bit words, got {words.dtype} of shape {words.shape}"
+        )
+    return [_decoded(at, *(int(word) for word in row)) for at, row in enumerate(words)]
+
+
+def _decoded(at: int, first: int, *registers: int) -> Instruction:
+    function = first >> 25
+    opcode = _BY_CODE.get((function, registers[0] & 3 if function == 0 else None))
+    if first & 0x7F != CUSTOM_3 or opcode is None:
+        raise InstructionError(f"instruction {at}: the word {first:#x} is no instruction of Gemmini")
+    values = tuple(registers[f.word - 1] >> f.low & (1 << f.bits) - 1 for f in opcode.fields)
+    found = Instruction(opcode, values)
+    if found.words() != (first, *registers):
+        raise InstructionError(f"instruction {at}: bits are set that {opcode.name} does not have")
+    return found
+
+
+def text(program: Sequence[Instruction]) -> str:
+    """One line for each instruction."""
+    return "\n".join(f"{at:5d}  {instruction}" for at, instruction in enumerate(program))
+
+
+def _shown(name: str, value: int) -> str:
+    if name == "scale":
+        return f"{scale_of(value):g}"
+    if name in ("local", "a", "b", "c", "d") and value > ROW_MASK:
+        if value == NONE:
+            return "none"
+        if value < 1 << 32 and value & ACCUMULATOR:
+            marks = ("+" if value & ACCUMULATE else "") + ("!" if value & FULL else "")
+            return f"acc[{value & ROW_MASK}]{marks}"
+    return str(value)
+
+
+# -- what a machine can execute ---------------------------------------------------------------------------------------
+
+
+def verify(program: Sequence[Instruction], machine: Array) -> None:
+    """InstructionError for the first instruction that the machine cannot execute, by its position."""
+    state = _Checked(machine)
+    for at, instruction in enumerate(program):
+        try:
+            state.check(instruction)
+        except InstructionError as error:
+            raise InstructionError(f"instruction {at} ({instruction}): {error.message}") from None
+
+
+class _Checked:
+    """What verification knows of the instructions before: configuration, and whether results have an address."""
+
+    def __init__(self, machine: Array) -> None:
+        self.machine = machine
+        self.reset()
+
+    def reset(self) -> None:
+        self.a_stride = 1
+        self.loads: dict[int, Instruction] = {}
+        self.store: Instruction | None = None
+        self.weights = False
+        self.computed = False  # the array multiplies by weights that are known
+        self.target: int | None = None
+        self.loop: set[str] = set()
+
+    def check(self, instruction: Instruction) -> None:
+        name = instruction.name
+        if name == "flush":
+            self.reset()
+        elif name == "config_ex":
+            self.a_stride = _positive(instruction, "a_stride")
+        elif name == "config_ld":
+            if instruction["slot"] >= len(MVINS):
+                raise InstructionError(f"slot must be 0, 1 or 2, got {instruction['slot']}")
+            _check_scale(instruction)
+            self.loads[instruction["slot"]] = instruction
+        elif name == "config_st":
+            _check_scale(instruction)
+            if instruction["pool_size"]:
+                for field in ("pool_stride", "pool_pitch", "rows_in", "cols_in", "rows_out", "cols_out"):
+                    _positive(instruction, field)
+                _check_windows(instruction)
+            self.store = instruction
+        elif name in MVINS:
+            self._check_mvin(instruction)
+        elif name == "mvout":
+            self._check_mvout(instruction)
+        elif name == "preload":
+            self._check_preload(instruction)
+        elif name in COMPUTES:
+            self._check_compute(instruction)
+        elif name.startswith("loop_ws_"):
+            if name == "loop_ws_bounds":
+                self._check_bounds(instruction)
+            self.loop.add(name)
+        elif name == "loop_ws":
+            _check_scale(instruction)
+            missing = [op for op in BY_NAME if op.startswith("loop_ws_") and op not in self.loop]
+            if missing:
+                raise InstructionError(f"{missing[0]} must come before it")
+            # What it leaves of configuration and weights is not said.
+            loop = self.loop
+            self.reset()
+            self.loop = loop
+
+    def _rows(self, address: int, last: int, memory: str | None = None) -> None:
+        """`last`: behind the last row, counted from `address`."""
+        accumulator = bool(address & ACCUMULATOR)
+        if memory is not None and accumulator != (memory == "accumulator"):
+            raise InstructionError(f"the address must be in the {memory}")
+        if not accumulator and address >> 29:
+            raise InstructionError("only an accumulator's address may have bits 29 and 30")
+        rows = self.machine.accumulator_rows if accumulator else self.machine.scratchpad_rows
+        if (address & ROW_MASK) + last > rows:
+            kind = "accumulator" if accumulator else "scratchpad"
+            raise InstructionError(
+                f"it reaches row {(address & ROW_MASK) + last - 1}; the {kind} has {rows} rows"
+            )
+
+    def _extent(self, instruction: Instruction, prefix: str = "", blocks: int = 1) -> tuple[int, int]:
+        rows, cols = _positive(instruction, f"{prefix}rows"), _positive(instruction, f"{prefix}cols")
+        dim = self.machine.dim
+        if rows > dim or cols > blocks * dim:
+            raise InstructionError(f"at most {dim} rows and {blocks * dim} columns, got {rows} and {cols}")
+        return rows, cols
+
+    def _check_mvin(self, instruction: Instruction) -> None:
+        config = self.loads.get(MVINS.index(instruction.name))
+        if config is None:
+            raise InstructionError("config_ld must come before it")
+        rows, cols = self._extent(instruction, blocks=MAX_BLOCKS)
+        blocks = -(-cols // self.machine.dim)
+        if blocks > 1 and config["block_stride"] < rows:
+            raise InstructionError(
+                f"blocks of {rows} rows overlap at a block stride of {config['block_stride']}"
+            )
+        self._rows(instruction["local"], (blocks - 1) * config["block_stride"] + rows)
+
+    def _check_mvout(self, instruction: Instruction) -> None:
+        if self.store is None:
+            raise InstructionError("config_st must come before it")
+        address = instruction["local"]
+        if self.store["pool_size"]:
+            if not address & ACCUMULATOR or address & FULL:
+                raise InstructionError("pooling is of 8-bit results of the accumulator")
+            _positive(instruction, "rows")
+            self._extent_cols(instruction)
+            self._rows(address, self.store["rows_in"] * self.store["cols_in"])
+            return
+        rows, _ = self._extent(instruction)
+        self._rows(address, rows)
+
+    def _extent_cols(self, instruction: Instruction) -> None:
+        if not 0 < instruction["cols"] <= self.machine.dim:
+            raise InstructionError(f"at most {self.machine.dim} columns, got {instruction['cols']}")
+
+    def _check_preload(self, instruction: Instruction) -> None:
+        if instruction["b"] != NONE:
+            rows, _ = self._extent(instruction)
+            self._rows(instruction["b"], rows, "scratchpad")
+            self.weights = True
+        self._extent(instruction, "c_")
+        self._rows(instruction["c"], instruction["c_rows"], "accumulator")
+        self.target = instruction["c_rows"]
+
+    def _check_compute(self, instruction: Instruction) -> None:
+        if self.target is None or not self.weights:
+            raise InstructionError("a preload must come before it")
+        if instruction.name == "compute_accumulated" and not self.computed:
+            raise InstructionError("a compute_preloaded must come before it")
+        self.computed = True
+        rows, _ = self._extent(instruction)
+        if rows != self.target:
+            raise InstructionError(f"the preload before it expects {self.target} rows, got {rows}")
+        if instruction["d"] != NONE:
+            raise InstructionError("d must be NONE: a bias is loaded into the accumulator")
+        self._rows(instruction["a"], (rows - 1) * self.a_stride + 1, "scratchpad")
+        self.target = None
+
+    def _check_bounds(self, instruction: Instruction) -> None:
+        dim, half = self.machine.dim, self.machine.scratchpad_rows
+        i, j, k = (_positive(instruction, axis) for axis in "ijk")
+        if any(instruction[f"pad_{axis}"] >= dim for axis in "ijk"):
+            raise InstructionError(f"padding must be less than the array's {dim}")
+        if (i * k + k * j) * dim > half:
+            raise InstructionError(f"A and B take {(i * k + k * j) * dim} rows of a scratchpad of {half}")
+        if i * j * dim > self.machine.accumulator_rows:
+            raise InstructionError(f"C takes {i * j * dim} rows of {self.machine.accumulator_rows}")
+
+
+def _positive(instruction: Instruction, field: str) -> int:
+    value = instruction[field]
+    if value < 1:
+        raise InstructionError(f"{field} must be at least 1, got {value}")
+    return value
+
+
+def _check_scale(instruction: Instruction) -> None:
+    bits = instruction["scale"] & 0x7FFFFFFF
+    if bits >= 0x7F800000 or (bits and bits < 0x00800000):
+        raise InstructionError(f"the scale must be 0 or a normal 32-bit float, got {instruction['scale']:#x}")
+
+
+def _check_windows(config: Instruction) -> None:
+    size, stride = config["pool_size"], config["pool_stride"]
+    for axis, before in (("rows", "pool_top"), ("cols", "pool_left")):
+        last = (config[f"{axis}_out"] - 1) * stride - config[before]
+        if config[before] >= size or last >= config[f"{axis}_in"]:
+            raise InstructionError("a pooling window lies outside the results")

@@ -42,7 +42,7 @@ def kernel(function: Callable[..., Any]) -> Kernel:
         scale[lambda meta: (tl.cdiv(meta["n"], meta["BLOCK"]),)](x, out, 100, 2.0, BLOCK=32)
 
     A launch compiles the kernel for the device that its tensors are on, at the first call with these types and
-    constexprs. `kernel.interpret[grid](...)` and `debug=True` run it in the NumPy interpreter instead, on the CPU, one
+    constexprs. `kernel.interpret[grid]` and `debug=True` run it in the NumPy interpreter instead, on the CPU, one
     program instance after the other; so does a launch where no code can be generated for the kernel.
 
     The grid is a tuple of one to three numbers, or a function that gets all arguments by name and returns one. A

@@ -176,8 +176,8 @@ class _Loops:
         ]
         still = [index for index in range(level * len(LOOPS), _FACTORS) if index not in moving]
         counted, slope, inside = self._counted(still, moving)
-        logarithm = self._logs[:, moving].sum(axis=1) + (counted * self._logs[:, still]).sum(axis=1)
-        value = np.exp(logarithm)
+        # Powers, not the exponential of a sum of logarithms: whole factors have whole products.
+        value = self._values[:, moving].prod(axis=1) * (self._values[:, still] ** counted).prod(axis=1)
         if not self._gradients:
             return Quantity(value)
         gradient = np.zeros((len(value), len(COORDINATES)))

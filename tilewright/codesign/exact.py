@@ -1,0 +1,403 @@
+"""The best mapping of a layer on fixed hardware, with a proof: branch and bound over all factors and loop orders.
+
+Everything that the model counts is, once it is known which loops repeat which tensor, a product with one factor for
+each group of loops: (P, R), (Q, S), C, K and N. Which loops repeat what depends on the order of DRAM's loops and on
+which tiles have more than one iteration; there are few cases (`_CASES`), and in each of them a mapping is charged at
+least what it costs, and in one of them exactly that. So the least over all cases is the optimum.
+
+In a case, the options of a group (its factors at each level; padding included) are a table with one column for each
+counted quantity. Options that are dominated, no smaller in any column, are dropped. Groups are combined one at a time;
+a partial mapping is dropped if it does not fit, or if it cannot be better than the best known mapping even when the
+groups that are left take the least value in each column.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from tilewright.codesign.mapping import DRAM_ORDERS, Mappings, orders
+from tilewright.codesign.model import Model
+from tilewright.codesign.problem import C, K, Layer, N, P, Q, R, S
+from tilewright.hw.gemmini import KIB, GemminiMachine
+
+# Columns of a table. The first three are limited by the hardware; all are products over the groups.
+_WEIGHT_TILE, _INPUT_TILE, _OUTPUT_TILE = range(3)  # scratchpad, scratchpad, one column of the accumulator
+(
+    _STEPS,  # macs / (rows * columns)
+    _SUMS,  # macs / rows: updates of the accumulator
+    _READS,  # macs / columns: inputs that leave the scratchpad
+    _MACS,
+    _WEIGHTS,  # words from DRAM
+    _INPUTS,
+    _OUTPUTS,
+    _OUTPUTS_COLUMN,  # outputs / columns
+    _REPEATS,  # how often an output is stored
+    _FILLS,  # weights into registers
+) = range(3, 13)
+_WIDTH = 13
+
+_CHUNK = 1 << 16  # partial mappings that are expanded at once
+_BEAM = 256  # partial mappings that are kept to find a first mapping
+_SLACK = 1e-12  # relative: what arithmetic may have added
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised: cycles, energy, their product, or a weighted sum of both."""
+
+    kind: str = "edp"
+    cycle_weight: float = 0.0
+    energy_weight: float = 0.0
+
+    @classmethod
+    def weighted(cls, cycle_weight: float, energy_weight: float) -> Objective:
+        """Of a layer in a network: near its optimum, the product of sums falls as this sum does."""
+        return cls("weighted", cycle_weight, energy_weight)
+
+    def of(self, cycles: np.ndarray, microjoules: np.ndarray) -> np.ndarray:
+        if self.kind == "edp":
+            return cycles * microjoules
+        if self.kind == "latency":
+            return cycles * (1.0 + 1e-12 * microjoules)  # of equally fast ones the one with less energy
+        if self.kind == "energy":
+            return microjoules * (1.0 + 1e-12 * cycles)
+        return self.cycle_weight * cycles + self.energy_weight * microjoules
+
+
+EDP, LATENCY, ENERGY = Objective("edp"), Objective("latency"), Objective("energy")
+
+
+@dataclass(frozen=True)
+class Best:
+    """A mapping, what it costs, and a bound that no mapping is below. `proven`: they are equal."""
+
+    mapping: Mappings  # of one row
+    cycles: float
+    microjoules: float
+    value: float  # of the objective
+    bound: float
+    visited: int  # complete and partial mappings that were bounded
+    order: str
+
+    @property
+    def proven(self) -> bool:
+        return self.bound >= self.value * (1.0 - 1e-9)
+
+    @property
+    def edp(self) -> float:
+        return self.cycles * self.microjoules
+
+
+class _Case(NamedTuple):
+    """Which factors are allowed, and what repeats what."""
+
+    order: str
+    inner: bool  # R, S, C and K have loops in the accumulator's level
+    scratchpad: str  # loops that may have more than one iteration in the scratchpad's level
+    fills_scratchpad: bool  # P, Q and N of the scratchpad's level fill registers again
+    fills_dram: bool  # so do those of DRAM's level
+    stores_scratchpad: bool  # R, S and C of the scratchpad's level store outputs again
+    stores_dram: bool  # so do those of DRAM's level
+    weights: bool  # P, Q and N of DRAM's level read weights again
+    inputs: bool  # K of DRAM's level reads inputs again
+    slides: int | None  # the loop along which windows overlap
+
+
+def _cases() -> Iterator[_Case]:
+    for order, loops in DRAM_ORDERS.items():
+        weights_stay, inputs_stay, outputs_stay = (
+            loops[-1] in still for still in ((P, Q, N), (K,), (R, S, C))
+        )
+        slides = loops[-1] if "slide" in order else None
+        dram = (not weights_stay, not inputs_stay, slides)
+        # Nothing in the scratchpad's level: R, S and C of that level could as well be in the accumulator's.
+        yield _Case(order, False, "", False, not weights_stay, False, not outputs_stay, *dram)
+        yield _Case(order, True, "", False, True, False, not outputs_stay, *dram)
+        # Outputs move in the scratchpad's level: whatever is outside of it stores them again.
+        yield _Case(order, False, "PQN", False, not weights_stay, True, True, *dram)
+        yield _Case(order, False, "RSPQCKN", False, True, True, True, *dram)
+        yield _Case(order, True, "PQKN", True, True, True, True, *dram)
+
+
+_CASES = tuple(_cases())
+
+
+def best_mapping(
+    layer: Layer,
+    machine: GemminiMachine,
+    objective: Objective = EDP,
+    *,
+    model: Model | None = None,
+    most: int = 50_000_000,
+) -> Best:
+    """The best of all mappings of a layer. After `most` partial mappings the best so far and a bound are returned."""
+    search = _Search(layer, machine, objective, model or Model.of(machine), most)
+    return search.run()
+
+
+@lru_cache(maxsize=4096)
+def coverings(extent: int, parts: int, first: int = 0) -> np.ndarray:
+    """[count, parts]: all factors that multiply to at least the extent, of which none can be smaller. With `first`, the
+    first factor is at most that."""
+    if parts == 1:
+        return np.array([[extent]] if not first or extent <= first else np.empty((0, 1), int))
+    rows: list[np.ndarray] = []
+    for head in range(1, min(extent, first or extent) + 1):
+        rest = -(-extent // head)
+        tails = coverings(rest, parts - 1)
+        # The head itself must not be reducible.
+        minimal = (head - 1) * tails.prod(axis=1) < extent
+        rows.append(np.concatenate([np.full((minimal.sum(), 1), head), tails[minimal]], axis=1))
+    return np.concatenate(rows) if rows else np.empty((0, parts), int)
+
+
+def _undominated(table: np.ndarray) -> np.ndarray:
+    """Indices of rows such that no other row is at most as large in every column; of equal rows the first."""
+    order = np.lexsort((*table.T, table.sum(axis=1)))
+    left = table[order]
+    kept: list[int] = []
+    alive = np.ones(len(left), bool)
+    for row in range(len(left)):
+        if not alive[row]:
+            continue
+        kept.append(int(order[row]))
+        alive[row:] &= (left[row:] < left[row] * (1.0 - _SLACK)).any(axis=1)
+    return np.array(kept, int)
+
+
+class _Group(NamedTuple):
+    loops: tuple[int, ...]
+    table: np.ndarray  # [options, _WIDTH]
+    factors: (
+        np.ndarray
+    )  # [options, loops, 4]: in the array, in the accumulator's level, the scratchpad's and DRAM's
+
+
+@dataclass
+class _Search:
+    layer: Layer
+    machine: GemminiMachine
+    objective: Objective
+    model: Model
+    most: int
+    visited: int = 0
+    best: tuple[float, float, float, _Case, np.ndarray] | None = None
+    _groups_of: dict[tuple[object, ...], _Group] = field(default_factory=dict)
+
+    def run(self) -> Best:
+        problems = []
+        for case in _CASES:
+            groups = self._groups(case)
+            if all(len(group.table) for group in groups):
+                bound = float(self._values(math.prod(group.table.min(axis=0) for group in groups)[None])[0])
+                problems.append((bound, case, groups))
+        problems.sort(key=lambda problem: problem[0])
+        for _, case, groups in problems:
+            self._expand(case, groups, beam=_BEAM)
+        unseen = math.inf
+        for _, case, groups in problems:
+            unseen = min(unseen, self._expand(case, groups))
+        # One word of each tensor fits every machine that there is.
+        assert self.best is not None, (self.layer, self.machine)
+        value, cycles, energy, case, factors = self.best
+        mapping = _mapping(case, factors)
+        return Best(mapping, cycles, energy, value, min(value, unseen), self.visited, case.order)
+
+    # -- tables ---------------------------------------------------------------------------------------------------
+
+    def _groups(self, case: _Case) -> list[_Group]:
+        return [self._group(case, loops) for loops in ((K,), (C,), (P, R), (Q, S), (N,))]
+
+    def _group(self, case: _Case, loops: tuple[int, ...]) -> _Group:
+        """All options of a group in a case, without those that others dominate. Cases share what they agree about."""
+        matters = (loops, *(value for name, value in case._asdict().items() if name != "order"))
+        if matters not in self._groups_of:
+            factors = self._factors(case, loops)
+            table = self._table(case, loops, factors)
+            kept = np.flatnonzero(self._fits(table))
+            kept = kept[_undominated(table[kept])]
+            self._groups_of[matters] = _Group(loops, table[kept], factors[kept])
+        return self._groups_of[matters]
+
+    def _factors(self, case: _Case, loops: Sequence[int]) -> np.ndarray:
+        found = [self._loop_factors(case, loop) for loop in loops]
+        if len(found) == 1:
+            return found[0][:, None]
+        left, right = (side.ravel() for side in np.indices((len(found[0]), len(found[1]))))
+        return np.stack([found[0][left], found[1][right]], axis=1)
+
+    def _loop_factors(self, case: _Case, loop: int) -> np.ndarray:
+        allowed = [
+            loop in (C, K),
+            loop in (P, Q, N) or case.inner,
+            "RSPQCKN"[loop] in case.scratchpad,
+            True,
+        ]
+        cover = coverings(self.layer.extents[loop], sum(allowed), self.machine.dim if loop in (C, K) else 0)
+        factors = np.ones((len(cover), 4), int)
+        factors[:, np.flatnonzero(allowed)] = cover
+        return factors
+
+    def _table(self, case: _Case, loops: Sequence[int], factors: np.ndarray) -> np.ndarray:
+        table = np.ones((len(factors), _WIDTH))
+        for index, loop in enumerate(loops):
+            array, inner, middle, outer = factors[:, index].T.astype(float)
+            tile, padded = array * inner * middle, array * inner * middle * outer
+            table[:, _STEPS] *= padded / array
+            table[:, _SUMS] *= padded / (array if loop == C else 1.0)
+            table[:, _READS] *= padded / (array if loop == K else 1.0)
+            table[:, _MACS] *= padded
+            if loop in (R, S, C, K):
+                table[:, _WEIGHT_TILE] *= tile
+                table[:, _WEIGHTS] *= padded
+                table[:, _FILLS] *= padded
+            else:
+                table[:, _WEIGHTS] *= outer if case.weights else 1.0
+                table[:, _FILLS] *= middle if case.fills_scratchpad else 1.0
+                table[:, _FILLS] *= outer if case.fills_dram else 1.0
+            if loop in (R, S, C):
+                table[:, _REPEATS] *= middle if case.stores_scratchpad else 1.0
+                table[:, _REPEATS] *= outer if case.stores_dram else 1.0
+            else:
+                table[:, _OUTPUT_TILE] *= inner
+                table[:, _OUTPUTS] *= padded
+                table[:, _OUTPUTS_COLUMN] *= padded / array
+            if loop in (C, N):
+                table[:, _INPUT_TILE] *= tile
+                table[:, _INPUTS] *= padded
+            if loop == K:
+                table[:, _INPUTS] *= outer if case.inputs else 1.0
+        if len(loops) == 2:
+            self._window(case, loops, factors, table)
+        return table
+
+    def _window(self, case: _Case, loops: Sequence[int], factors: np.ndarray, table: np.ndarray) -> None:
+        axis = 0 if loops[0] == P else 1
+        outputs, taps = factors[:, 0, :3].prod(axis=1), factors[:, 1, :3].prod(axis=1)
+        stride, dilation = self.layer.stride[axis], self.layer.dilation[axis]
+        extent = (outputs - 1) * stride + (taps - 1) * dilation + 1
+        steps, turns = factors[:, 0, 3], factors[:, 1, 3]
+        table[:, _INPUT_TILE] *= extent
+        words = extent * steps * turns
+        if self.model.sliding and case.slides == loops[0]:
+            words = (extent + (steps - 1) * np.minimum(outputs * stride, extent)) * turns
+        elif self.model.sliding and case.slides == loops[1]:
+            words = (extent + (turns - 1) * np.minimum(taps * dilation, extent)) * steps
+        table[:, _INPUTS] *= words
+
+    # -- cost -----------------------------------------------------------------------------------------------------
+
+    def _fits(self, table: np.ndarray) -> np.ndarray:
+        column = self.machine.accumulator_words // self.machine.dim
+        fits: np.ndarray = (
+            table[:, _WEIGHT_TILE] + table[:, _INPUT_TILE] <= self.machine.scratchpad_words
+        ) & (table[:, _OUTPUT_TILE] <= column)
+        return fits
+
+    def _costs(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Cycles and microjoules, as Model has them."""
+        model, machine = self.model, self.machine
+        columns = table.T
+        weights, inputs, fills = columns[_WEIGHTS], columns[_INPUTS], columns[_FILLS]
+        stored = columns[_OUTPUTS] * columns[_REPEATS]
+        loaded = columns[_OUTPUTS] * (columns[_REPEATS] - 1.0)
+        scratchpad = fills + weights + columns[_READS] + inputs
+        accumulator = 2.0 * columns[_SUMS] + loaded
+        cycles = np.maximum(
+            columns[_STEPS] + columns[_OUTPUTS_COLUMN] * (columns[_REPEATS] - 1.0) / 2.0,
+            np.maximum(
+                scratchpad / (2.0 * machine.dim),
+                (weights + inputs + stored + loaded) / model.dram_bytes_per_cycle,
+            ),
+        )
+        moved = (weights, inputs, stored, loaded)
+        if model.rounded:
+            cycles = np.ceil(cycles * (1.0 - 1e-9))
+            block = model.dram_block
+            moved = tuple(np.ceil(part / block * (1.0 - 1e-9)) * block for part in moved)
+        energy = model.energy
+        picojoules = (
+            columns[_MACS] * (energy.mac + energy.register)
+            + fills * energy.register
+            + accumulator
+            * (
+                energy.accumulator
+                + energy.accumulator_kib * machine.accumulator_words * 4 / KIB / machine.dim
+            )
+            + scratchpad * (energy.scratchpad + energy.scratchpad_kib * machine.scratchpad_words / KIB)
+            + sum(moved) * energy.dram
+        )
+        return cycles, picojoules * 1e-6
+
+    def _values(self, table: np.ndarray) -> np.ndarray:
+        return self.objective.of(*self._costs(table))
+
+    # -- branch and bound -----------------------------------------------------------------------------------------
+
+    def _expand(self, case: _Case, groups: list[_Group], beam: int | None = None) -> float:
+        """The least bound of what was left out."""
+        groups = sorted(groups, key=lambda group: len(group.table))
+        least = [np.ones(_WIDTH)]
+        for group in reversed(groups):
+            least.append(least[-1] * group.table.min(axis=0))
+        least.reverse()  # least[i]: of groups i and after
+        left_out = math.inf
+        stack = [(0, np.ones((1, _WIDTH)), np.zeros((1, 0), np.int32))]
+        while stack:
+            depth, tables, chosen = stack.pop()
+            if depth == len(groups):
+                self._keep(case, groups, tables, chosen)
+                continue
+            options = groups[depth].table
+            if beam is None and self.visited > self.most:
+                left_out = min(left_out, float(self._values(tables * least[depth]).min()))
+                continue
+            size = max(1, _CHUNK // len(options))
+            if len(tables) > size and beam is None:
+                stack.append((depth, tables[size:], chosen[size:]))
+                tables, chosen = tables[:size], chosen[:size]
+            product = (tables[:, None] * options[None]).reshape(-1, _WIDTH)
+            self.visited += len(product)
+            optimistic = product * least[depth + 1]
+            alive = np.flatnonzero(self._fits(optimistic))
+            if not len(alive):
+                continue
+            bounds = self._values(optimistic[alive])
+            if self.best is not None:
+                better = bounds < self.best[0] * (1.0 - 1e-9)
+                alive, bounds = alive[better], bounds[better]
+            ranked = np.argsort(bounds, kind="stable")[:beam]
+            alive = alive[ranked]
+            if len(alive):
+                picked = np.concatenate(
+                    [chosen[alive // len(options)], (alive % len(options))[:, None].astype(np.int32)], axis=1
+                )
+                stack.append((depth + 1, product[alive], picked))
+        return left_out
+
+    def _keep(self, case: _Case, groups: list[_Group], tables: np.ndarray, chosen: np.ndarray) -> None:
+        cycles, energy = self._costs(tables)
+        values = self.objective.of(cycles, energy)
+        first = int(values.argmin())
+        if self.best is None or values[first] < self.best[0]:
+            factors = np.ones((7, 4), int)
+            for group, option in zip(groups, chosen[first], strict=True):
+                factors[list(group.loops)] = group.factors[option]
+            self.best = (float(values[first]), float(cycles[first]), float(energy[first]), case, factors)
+
+
+def _mapping(case: _Case, by_loop: np.ndarray) -> Mappings:
+    """Of [loop, 4] factors."""
+    factors = np.ones((1, 4, 7))
+    for loop in range(7):
+        # The registers' level and the accumulator's are one for P, Q and N: weights stay in both.
+        factors[0, 0 if loop in (P, Q, N) else 1, loop] = by_loop[loop, 1]
+        factors[0, 2:, loop] = by_loop[loop, 2:]
+    order = orders(DRAM_ORDERS[case.order], 1)
+    return Mappings(factors, np.array([float(by_loop[C, 0])]), np.array([float(by_loop[K, 0])]), order)

@@ -17,6 +17,7 @@ from tilewright.tile.frontend.compiler import Compiled, compile_kernel
 from tilewright.tile.frontend.source import FunctionSource, lookup, read
 from tilewright.tile.interpret import interpret
 from tilewright.tile.ir import MAX_GRID, Pointer, TileProgram, TileType, Type
+from tilewright.tile.launch import WarmLaunches
 from tilewright.tile.memory import TensorArgument
 from tilewright.tile.passes.written import written_params
 
@@ -79,6 +80,8 @@ class Kernel:
                 )
         self._compiled: dict[Any, Compiled] = {}
         self._launchables: dict[Any, tuple[TileProgram, Launchable | None]] = {}
+        parameters = self.source.parameters
+        self._warm = WarmLaunches([p.name for p in parameters], [p.is_constexpr for p in parameters])
         self.interpret = _Interpreted(self)
 
     def __repr__(self) -> str:
@@ -100,7 +103,8 @@ class Kernel:
             options: Mapping[str, Any] | None = None,
             **kwargs: Any,
         ) -> None:
-            self._launch(grid, args, kwargs, debug, unwritten, options or {}, interpreted=debug)
+            if debug or unwritten or not self._warm.launch(grid, args, kwargs, options):
+                self._launch(grid, args, kwargs, debug, unwritten, options or {}, interpreted=debug)
 
         return launch
 
@@ -134,6 +138,7 @@ class Kernel:
                 addresses = {tensor.name: tensor.address for tensor in arguments.tensors}
                 values = {**arguments.scalars, **addresses}
                 launchable(sizes, [values[param.name] for param in program.params])
+            self._remember(args, kwargs, options, program, kind, launchable)
             return
         if kind != "cpu":
             raise KernelArgumentError(
@@ -142,6 +147,20 @@ class Kernel:
                 remedy="pass tensors on the CPU",
             )
         interpret(program, sizes, arguments.tensors, arguments.scalars, debug=debug, unwritten=unwritten)
+
+    def _remember(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: Mapping[str, Any],
+        program: TileProgram,
+        kind: str,
+        launchable: Launchable,
+    ) -> None:
+        executor = executor_for(kind)
+        assert executor is not None
+        captured = next(each.captured for each in self._compiled.values() if each.program is program)
+        self._warm.remember(args, kwargs, options, launchable, captured, executor.wants_divisors)
 
     def _check_writable(self, program: TileProgram, arguments: _Arguments) -> None:
         fixed = [tensor.name for tensor in arguments.tensors if not tensor.writable]

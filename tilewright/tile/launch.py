@@ -20,7 +20,7 @@ from tilewright.tile.ir import MAX_GRID
 Captured = Sequence[tuple[Callable[..., Any], str, Any]]
 _I32_MIN, _I32_END = -(2**31), 2**31
 _I64_END = 2**63
-_MOST = 4096  # signatures, before all are forgotten: constexprs that change with every call
+_MAX_KNOWN = 4096  # signatures, before all are forgotten: constexprs that change with every call
 
 
 class WarmLaunches:
@@ -82,7 +82,7 @@ class WarmLaunches:
         found = self._signature(args, kwargs, options)
         if found is None:
             return
-        if len(self._known) >= _MOST:
+        if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
         self._known[found[0]] = launchable, captured
 

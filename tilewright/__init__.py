@@ -148,7 +148,7 @@ __all__ = [
     "load",
 ]
 
-# Where a name is at home; the others are errors.
+# The module that defines each public name; names that are not listed are errors.
 _HOMES = {
     "compile": "tilewright.driver",
     "compile_all": "tilewright.driver",

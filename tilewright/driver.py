@@ -6,7 +6,7 @@
     build       Choices -> kernels -> Plan                    codegen/, link.py
     load        Plan -> CompiledModel                         runtime/
 
-`compile_imported` is that list as code. What differs between kinds of machines is a `Target` (`targets/`).
+`compile_imported` is that list as code. A `Target` (`targets/`) holds what differs between kinds of machines.
 """
 
 from __future__ import annotations
@@ -130,33 +130,35 @@ def compile(
 
     - `model`: an `nn.Module` in eval mode, a `torch.export.ExportedProgram`, an `onnx.ModelProto`, or the path of an
       `.onnx` file or of a `.pt2` file that `torch.export.save` wrote.
-    - `example_inputs`: a tuple of positional arguments, a dict of keyword arguments, or a single tensor; torch tensors
-      or NumPy arrays. An exported program has its own; an ONNX model needs them only where it leaves dimensions open.
+    - `example_inputs`: a tuple of positional arguments, a dict of keyword arguments, or a single tensor; torch
+      tensors or NumPy arrays. An exported program has its own; an ONNX model needs them only where it leaves
+      dimensions open.
     - `example_kwargs`: keyword arguments alongside positional `example_inputs`.
-    - `dynamic`: True for a model that is called with other shapes too: each is compiled when it comes, into a bounded
-      table with the policy of `runtime.dispatch`, which may be given instead of True.
-    - `target`: None: where the model's tensors are; "cpu" for this machine's processor, "cuda" or "gpu" for its NVIDIA
-      GPU; or the description of a machine.
-    - `effort`: "none": no measurement; kernels that were tuned before are taken from the database, the others are
-      chosen by an analytical model. "quick" (about a minute) and "full" (until no more than 1% is expected): candidates
-      are built, checked and timed here, and what is found is kept for the next time.
-      Ctrl-C and SIGTERM end the measuring, and the best so far is used.
-    - `budget`: seconds that measuring may take at most, or a text such as "5m". `seed`: of the search.
+    - `dynamic`: True if the model is also called with other shapes. Each new shape is compiled when it first occurs,
+      up to a limit. Pass a policy of `runtime.dispatch` instead of True to change the limit.
+    - `target`: None compiles for the device that holds the model's tensors; "cpu" for this machine's processor,
+      "cuda" or "gpu" for its NVIDIA GPU; or pass the description of a machine.
+    - `effort`: "none" measures nothing: kernels that were tuned before come from the database, and an analytical
+      model chooses the others. "quick" (about a minute) and "full" (until no more than 1% is expected): build, check
+      and time candidates on this machine, and keep the results for later compilations. After Ctrl-C or SIGTERM, the
+      best candidates so far are used.
+    - `budget`: the maximum time for measuring, in seconds or as text ("5m"). `seed`: the seed of the search.
     - `search`: which search proposes candidates: "guided" (the default), "evolution", "annealing", "random",
       "exhaustive", or one that was registered. `cost_model`: which model ranks them: "boosted" (the default), which
       learns from every trial, "analytical", which does not, or one that was registered (docs/08-extending.md).
-    - `allocation`: which task is measured next: "gradient" (the default), where most is expected; "heaviest", the one
-      that takes most time; or "round-robin".
-    - `lock`: a file of choices. Where it exists they are taken as they are, and nothing is measured; otherwise the
-      choices of this build are written there.
-    - `db`: the database of what was measured; None: the one in the cache folder.
-    - `numerics`: "fast", the default, bounds the error of each element of a float32 matmul or convolution by that of a
-      plain sum of products, up to a stated factor; "strict" has no fast-math flags and no other algorithms, and keeps
-      every rounding of the model's own types; "relaxed" may lose digits for speed; "tf32" is "fast", and on a GPU
-      float32 may be rounded to 10 bits of fraction where matrices are multiplied. That is the default on a GPU where
-      PyTorch may do so too (`torch.backends.cuda.matmul.allow_tf32`). docs/numerics.md has the details.
-    - `threads`: how many threads a call uses; None: `TILEWRIGHT_THREADS`, or as many as this process may use.
-    - `trace`: collects what happened, for progress and reports.
+    - `allocation`: which task is measured next: "gradient" (the default) takes the one with the largest expected
+      gain, "heaviest" the slowest one, "round-robin" each in turn.
+    - `lock`: a file of choices. If it exists, its choices are used and nothing is measured; otherwise the choices of
+      this compilation are written to it.
+    - `db`: the tuning database; None uses the one in the cache folder.
+    - `numerics`: "fast", the default, bounds the error of each element of a float32 matmul or convolution by that of
+      a plain sum of products, up to a stated factor; "strict" has no fast-math flags and no other algorithms, and
+      keeps every rounding of the model's own types; "relaxed" may lose digits for speed; "tf32" is "fast", and on a
+      GPU float32 may be rounded to 10 bits of fraction where matrices are multiplied. That is the default on a GPU
+      where PyTorch may do so too (`torch.backends.cuda.matmul.allow_tf32`). docs/numerics.md has the details.
+    - `threads`: the number of threads of a call; None uses `TILEWRIGHT_THREADS`, or all cores that this process may
+      use.
+    - `trace`: collects events, for progress and reports.
 
     The result is called like the model, with torch tensors (of the target's device) or NumPy arrays.
     """
@@ -220,14 +222,16 @@ def compile_all(
     threads: int | None = None,
     trace: Trace | None = None,
 ) -> list[CompiledModel]:
-    """Compile several models, each with its example inputs, in one tuning run: tasks that they share are measured once,
-    and the budget goes to where the time of all of them together falls most.
+    """Compile several models in one tuning run, each with its example inputs.
 
-    - `models`: (model, example inputs), or (model, positional examples, keyword examples), of each.
-    - `objective`: what is to become small: "sum", the time of all models together; "geomean", the geometric mean of
-      their times, so that a slow model does not take the whole budget; or a function of the list of their times.
-    - `latency`: of each model, the time that a call may take. One that is fast enough gets no more of the budget.
-    - `task_latency`: the same of single tasks, by the label that `explain` shows.
+    Tasks that several models share are measured once, and the budget goes to the tasks that reduce the total time
+    most.
+
+    - `models`: one (model, example inputs) or (model, positional examples, keyword examples) per model.
+    - `objective`: what tuning minimises: "sum", the total time of all models; "geomean", the geometric mean of their
+      times, so that a slow model does not take the whole budget; or a function of the list of their times.
+    - `latency`: a target time per call for each model. A model that is fast enough gets no more of the budget.
+    - `task_latency`: the same for single tasks, by the label that `explain` shows.
 
     The other options are those of `compile`.
     """
@@ -294,7 +298,7 @@ def compile_dynamic(
     trace: Trace,
     tuning: Tuning = KNOWN,
 ) -> DynamicModel:
-    """The pipeline for each kind of call, when it comes; for that of the examples, if there are any, now."""
+    """Compile each input signature when it first occurs, and that of the examples, if there are any, now."""
     source = frontend.source_of(model)
     pool = ConstantPool()
 
@@ -328,10 +332,10 @@ def compile_imported(
     tuning: Tuning = KNOWN,
     lock: str | Path | None = None,
 ) -> CompiledModel:
-    """The pipeline from a graph on, whatever frontend it came from. `tuning`: how much to measure."""
+    """Run the pipeline on an imported graph, whatever frontend it came from. `tuning` says how much to measure."""
     trace = trace or Trace.off()
     resolved = resolve_target(target)
-    # Measuring takes long, and what is measured is to have the usual conditions.
+    # Measuring takes long, and candidates should be measured under the usual conditions.
     collecting = nullcontext() if tuning.measures else collecting_the_young()
     with exhaustion("compiling the model"), collecting:
         with trace.span("rewrite"):
@@ -356,7 +360,7 @@ def _build_and_load(
     linked, _ = build_plan(target, partition, choices, boundary(imported), numerics, trace)
 
     def again(other: Target) -> CompiledModel:
-        """For another machine of the kind: what was chosen here, as far as it is a choice there too."""
+        """Compile for another machine of the same kind, and keep the choices made here that are legal there."""
         with trace.span("rewrite"):
             cut = other.partition(imported, numerics, trace)
         chosen = choose_implementations(other, [cut], numerics, threads, trace)
@@ -373,7 +377,7 @@ def _build_and_load(
 def _as_chosen(
     here: Choice | None, there: Choice, key: str, target: Target, numerics: str, cut: Partition
 ) -> Choice:
-    """The choice of this machine, where it was tuned or locked and is legal on the other; else that of the other."""
+    """Return this machine's choice if it was tuned or locked and is legal on the other machine, else the other's."""
     task = computed(cut).get(key)
     if here is None or task is None or here.origin.kind not in ("tuned", "lock"):
         return there
@@ -392,8 +396,11 @@ def check_passes(
     numerics: str | None = None,
     trace: Trace | None = None,
 ) -> PassReport:
-    """Whether the graph of a model, run by the oracle, computes the same after every pass: the pipeline up to its
-    tasks, with the decisions of `compile` with these options. `inputs`: arrays for the graph's inputs, in order."""
+    """Check that the model's graph, run by the oracle, computes the same function after every pass.
+
+    The pipeline runs up to the tasks, with the decisions that `compile` makes with these options. `inputs` are arrays
+    for the graph's inputs, in order.
+    """
     model = frontend.opened(model)
     resolved = resolve_target(target, model, example_inputs)
     numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)
@@ -414,7 +421,7 @@ def check_options(
     cost_model: str = "boosted",
     allocation: str = "gradient",
 ) -> None:
-    """OptionError for a value that `compile` could not use: what a caller may ask before it begins."""
+    """Raise OptionError for a value that `compile` cannot use; callers use it before they start long work."""
     resolve_option("effort", effort, EFFORTS)
     resolve_option("allocation", allocation, tuple(ALLOCATIONS))
     if numerics is not None:
@@ -430,7 +437,7 @@ def check_options(
     if threads is not None:
         resolve_threads(threads)
     if search not in BUILT_IN_SEARCHES:
-        from tilewright.search import search_named  # a user's own, which is registered there
+        from tilewright.search import search_named  # a user's own search is registered there
 
         search_named(search)
     if cost_model not in BUILT_IN_COST_MODELS:
@@ -483,7 +490,7 @@ def resolve_objective(objective: str | Combine) -> str | Combine:
 def resolve_task_latency(
     latency: Mapping[str, float | str] | None, tasks: Mapping[str, tuple[Task, int]]
 ) -> dict[str, float]:
-    """Seconds by the key of a task; tasks are named by label, or by key."""
+    """Return the target seconds by task key. The caller names tasks by label or by key."""
     found: dict[str, float] = {}
     for name, value in (latency or {}).items():
         keys = [key for key, (task, _) in tasks.items() if name in (key, task.label)]

@@ -31,7 +31,7 @@ class DType(enum.Enum):
     U8 = _Info("u8", np.dtype(np.uint8), "uint")
     BOOL = _Info("bool", np.dtype(np.bool_), "bool")
 
-    __hash__ = object.__hash__  # there is one of each: Enum's own hashes a name
+    __hash__ = object.__hash__  # each member exists once; Enum would hash its name
 
     # `_value_` is `value` without the descriptor of Enum: these are read hundreds of thousands of times.
 
@@ -58,7 +58,7 @@ class DType(enum.Enum):
 
     @property
     def is_half(self) -> bool:
-        """Stored in 16 bits, computed in 32."""
+        """Whether values are stored in 16 bits and computed in 32."""
         return self in (DType.F16, DType.BF16)
 
     @property

@@ -1,7 +1,7 @@
 """Every error a user can meet, one class per mistake, each with its remedy.
 
-`TilewrightError` is the user's to handle; `InternalError` is our bug and asks for a report. A message says what
-happened, where, and what to try.
+A `TilewrightError` is for the user to handle; an `InternalError` is a bug in Tilewright and asks for a report. A
+message says what happened, where, and what to try.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tilewright.support.source import SourceLocation
 
 
 class TilewrightError(Exception):
-    """What went wrong, and what to try."""
+    """Base class of user errors: what went wrong, and what to try."""
 
     remedy: str = ""
 
@@ -51,12 +51,12 @@ class UnsupportedModelError(TilewrightError):
 
 
 class UnsupportedOpsError(TilewrightError):
-    """The model uses operators that cannot be compiled: all of them, with the nodes that use them."""
+    """The model uses operators that cannot be compiled. The message lists all of them, with the nodes that use them."""
 
     remedy = "replace these operators in the model, or compile the part of the model without them"
 
     def __init__(self, uses: Sequence[tuple[str, str]], *, remedy: str | None = None) -> None:
-        """`uses`: (operator with the reason, place in the model) for every node that is not supported."""
+        """`uses`: (operator and reason, location in the model) for every unsupported node."""
         self.uses = tuple(uses)
         lines = "\n".join(f"  {op}: {location}" for op, location in self.uses)
         operators = len({op for op, _ in self.uses})
@@ -65,13 +65,13 @@ class UnsupportedOpsError(TilewrightError):
 
 
 class TrainingModeError(TilewrightError):
-    """A module in training mode: dropout and batch norm would not be what the user means."""
+    """The module is in training mode, where dropout and batch norm compute something else than in inference."""
 
     remedy = "call model.eval() before compiling"
 
 
 class MutationError(TilewrightError):
-    """The model changes its own buffers or its inputs; a compiled model is a pure function."""
+    """The model writes to its own buffers or its inputs; a compiled model is a pure function."""
 
     remedy = (
         "return the new value instead of writing it in place, or take the buffer as an input and an output"
@@ -79,7 +79,7 @@ class MutationError(TilewrightError):
 
 
 class ModelChangedError(TilewrightError):
-    """A model for changing shapes whose weights were written to: its variants would not be of one model."""
+    """The weights of a model with dynamic shapes changed, so its variants would have different weights."""
 
     remedy = "compile the model again, with its new weights"
 
@@ -91,26 +91,25 @@ class ExportError(TilewrightError):
 
 
 class ModelFileError(TilewrightError):
-    """A model that is not sound: a truncated or malformed file, a graph that breaks the format's own rules."""
+    """The model file is truncated or malformed, or its graph breaks the format's own rules."""
 
     remedy = "export the model again; onnx.checker.check_model(model, full_check=True) names what breaks the format"
 
 
 class ModelSizeError(ModelFileError):
-    """A model that asks for more than a limit allows: a tensor, a file, a number of nodes."""
+    """The model exceeds a limit: a tensor, a file or a number of nodes is too large."""
 
     remedy = "check the dimensions in the model, or raise the limit that the message names"
 
 
 class ExternalDataError(ModelFileError):
-    """Tensor data outside the model file that is refused: not a plain file inside the model's own folder, or not all
-    of the bytes that the model wants."""
+    """External tensor data is refused: it is not a plain file in the model's own folder, or it is too short."""
 
     remedy = "keep the data files alongside the model, as onnx.save_model(..., save_as_external_data=True) writes them"
 
 
 class UnknownShapeError(TilewrightError):
-    """Input dimensions that are only names; kernels are made for sizes."""
+    """Input dimensions have only names; kernels need sizes."""
 
     remedy = "pass example inputs with these sizes: a tuple of arrays, or a dict by input name"
 
@@ -119,13 +118,13 @@ class UnknownShapeError(TilewrightError):
 
 
 class InputError(TilewrightError):
-    """A call with inputs that do not fit: which input, what was expected, what came."""
+    """The inputs of a call do not fit: which input, what was expected, what was passed."""
 
     remedy = "call the compiled model with inputs like the examples it was compiled with, or compile for these inputs"
 
 
 class GradientError(TilewrightError):
-    """An input asks for gradients; compiled models compute none."""
+    """An input requires gradients, which compiled models do not compute."""
 
     remedy = "call under torch.no_grad() or torch.inference_mode(), or detach the input"
 
@@ -134,25 +133,25 @@ class GradientError(TilewrightError):
 
 
 class OptionError(TilewrightError):
-    """An option with a value that it cannot have."""
+    """An option has an invalid value."""
 
     remedy = "see `tilewright doctor` for every option, its values and its default"
 
 
 class TargetError(TilewrightError):
-    """A target that this machine or this build does not have."""
+    """This machine or this build does not have the target."""
 
     remedy = 'use target="cpu", or leave it out'
 
 
 class MixedDevicesError(TargetError):
-    """Tensors of one model on several devices."""
+    """The tensors of one model are on several devices."""
 
     remedy = 'move the model and its inputs to one device, as with model.to("cuda") and x.to("cuda")'
 
 
 class DeviceError(TilewrightError):
-    """The driver of a GPU refused something, or there is no such GPU."""
+    """The GPU driver refused a call, or there is no such GPU."""
 
     remedy = "see whether nvidia-smi shows the GPU, and whether another program has taken its memory"
 
@@ -162,7 +161,7 @@ class MissingDependencyError(TilewrightError):
 
 
 class MeasurementError(TilewrightError):
-    """Nothing can be measured here: no process could be started, or no memory could be shared with one."""
+    """Nothing can be measured here: no process could be started, or memory could not be shared with one."""
 
     remedy = (
         'free memory and disk space and check the limits on processes and files, or use effort="none", which measures'
@@ -171,38 +170,38 @@ class MeasurementError(TilewrightError):
 
 
 class CodegenError(InternalError):
-    """LLVM refused the generated code, or the object needs a symbol that it may not have."""
+    """LLVM refused the generated code, or the object needs a symbol that is not allowed."""
 
 
 # -- files --------------------------------------------------------------------------------------------------------
 
 
 class ArtifactError(TilewrightError):
-    """A file that is not a sound artifact: truncated, corrupted, or not one at all."""
+    """The file is not a valid artifact: truncated, corrupted, or something else altogether."""
 
     remedy = "save the model again with CompiledModel.save"
 
 
 class ArtifactVersionError(ArtifactError):
-    """An artifact of a format that this version cannot read."""
+    """The artifact has a format that this version cannot read."""
 
     remedy = "load it with the version of Tilewright that wrote it, or compile and save the model again"
 
 
 class ArtifactMachineError(ArtifactError):
-    """An artifact whose object code needs processor features that this machine lacks."""
+    """The artifact's object code needs processor features that this machine lacks."""
 
     remedy = "compile and save the model on a machine like this one"
 
 
 class SignatureError(ArtifactError):
-    """An artifact that is not signed with a key that the caller trusts."""
+    """The artifact is not signed with a key that the caller trusts."""
 
     remedy = "get the file from whoever signs it, or pass the key that it was signed with; do not load it otherwise"
 
 
 class SigningKeyError(TilewrightError):
-    """A key that can neither sign nor verify."""
+    """The key can neither sign nor verify."""
 
     remedy = "pass 32 random bytes, a file that holds them, or an Ed25519 key as PEM text"
 
@@ -214,19 +213,19 @@ class CacheError(TilewrightError):
 
 
 class LockError(TilewrightError):
-    """A lock file that cannot be read or written, or whose choices do not give the kernels that it promises."""
+    """A lock file cannot be read or written, or its choices do not give the kernels that it promises."""
 
     remedy = "remove the lock file, or name another: the choices of this build are then written there"
 
 
 class DatabaseFileError(TilewrightError):
-    """A file that is no tuning database and no export of one, or cannot be read or written."""
+    """The file is not a tuning database or an export of one, or it cannot be read or written."""
 
     remedy = "name a tuning database, or a file that `tilewright db export` wrote"
 
 
 class DatabaseVersionError(DatabaseFileError):
-    """A tuning database that a newer version of Tilewright has written. It is left as it is."""
+    """A newer version of Tilewright wrote the tuning database. It is left unchanged."""
 
     remedy = (
         "install that version, or set TILEWRIGHT_CACHE_DIR to another folder; `tilewright db export` of the newer"
@@ -235,7 +234,7 @@ class DatabaseVersionError(DatabaseFileError):
 
 
 class TextFormError(TilewrightError):
-    """A text form of a graph that cannot be parsed, with the line."""
+    """The text form of a graph cannot be parsed; the message names the line."""
 
     remedy = "text forms come from print_graph; see the grammar at the head of graph/text.py"
 
@@ -245,7 +244,7 @@ class VerificationError(InternalError):
 
 
 class ScheduleError(TilewrightError):
-    """A schedule primitive applied where it may not be: which loop or stage, and why."""
+    """A schedule primitive is not legal here: which loop or stage, and why."""
 
     remedy = (
         "print the schedule to see its loops and stages; docs/05-schedules.md says what each primitive needs"
@@ -253,7 +252,7 @@ class ScheduleError(TilewrightError):
 
 
 class IntrinsicError(TilewrightError):
-    """An intrinsic that is declared wrongly, that the machine does not have, or that LLVM cannot make code of."""
+    """The declaration of an intrinsic is wrong, the machine lacks it, or LLVM cannot generate code for it."""
 
     remedy = (
         "correct the declaration that the message names, or take it out with"
@@ -262,7 +261,7 @@ class IntrinsicError(TilewrightError):
 
 
 class SketchError(TilewrightError):
-    """A sketch rule that cannot be used, or that failed."""
+    """A sketch rule is unusable, or it failed."""
 
     remedy = (
         "correct the rule that the message names, or take it out with tilewright.space.sketches.unregister"
@@ -270,7 +269,7 @@ class SketchError(TilewrightError):
 
 
 class SpaceError(TilewrightError):
-    """A space of configs without any: a knob with nothing to choose from, or no values that are legal together."""
+    """A search space is empty: a knob has no values, or no combination of values is legal."""
 
     remedy = (
         "give each knob of the template or sketch rule a value that its constraints admit, or let the template decline"
@@ -279,7 +278,7 @@ class SpaceError(TilewrightError):
 
 
 class TypeRuleError(TilewrightError):
-    """An operator applied to shapes, types or attributes that it does not take."""
+    """An operator does not take these shapes, types or attributes."""
 
     remedy = "check the shapes and types at the node that the message names"
 
@@ -288,13 +287,13 @@ class TypeRuleError(TilewrightError):
 
 
 class HardwareRangeError(TargetError):
-    """An accelerator that its generator cannot make: which parameter, and what it may be."""
+    """The accelerator generator does not support a parameter's value: which parameter, and what it may be."""
 
     remedy = "choose a value in the range that the message gives"
 
 
 class InstructionError(TilewrightError):
-    """An accelerator's instruction that does not exist, or that the machine cannot execute: which one, and why."""
+    """An accelerator's instruction does not exist, or the machine cannot execute it: which one, and why."""
 
     remedy = (
         "generate the program for the machine that runs it; the message names the instruction by its position"
@@ -302,7 +301,7 @@ class InstructionError(TilewrightError):
 
 
 class LayerFitError(TilewrightError):
-    """A layer, or a tile of one, that an accelerator's memories cannot hold."""
+    """A layer, or a tile of one, does not fit into an accelerator's memories."""
 
     remedy = "make the tiles that the message names smaller, or give the accelerator a larger memory"
 
@@ -314,13 +313,13 @@ class RtlError(TilewrightError):
 
 
 class MappingError(TilewrightError):
-    """A mapping that is not one of its layer, or that needs more than the hardware has."""
+    """A mapping does not belong to its layer, or needs more than the hardware has."""
 
     remedy = "make the tiles that the message names smaller, or give the hardware a larger memory or PE array"
 
 
 class MeasuredDataError(TilewrightError):
-    """A file of measured mappings that cannot be read: missing columns, or a row that makes no sense."""
+    """A file of measured mappings cannot be read: columns are missing, or a row makes no sense."""
 
     remedy = "the file must have the columns of DOSA's data sets; see the head of tilewright/codesign/data.py"
 
@@ -339,62 +338,62 @@ class KernelError(TilewrightError):
         super().__init__(message if where is None else f"{message}\n{where.excerpt()}", remedy=remedy)
 
     def at(self, where: SourceLocation | None) -> KernelError:
-        """The same mistake at a place in the source; as it is where it has one already."""
+        """Return the same error at a source location; an error that has a location keeps it."""
         if self.where is not None or where is None:
             return self
         return type(self)(self.problem, where=where, remedy=self.remedy)
 
 
 class KernelSyntaxError(KernelError):
-    """A Python construct that the tile language does not have."""
+    """The tile language does not have this Python construct."""
 
     remedy = "see the head of tilewright/tile/__init__.py for what a kernel may contain"
 
 
 class KernelNameError(KernelError):
-    """A name that is defined nowhere, or not on every way that leads to its use."""
+    """A name is not defined, or not on every path that leads to its use."""
 
     remedy = "define the name before it is used, or pass it as a parameter"
 
 
 class KernelTypeError(KernelError):
-    """An operation or a function of the tile language on values of a type that it does not take."""
+    """An operation or function of the tile language does not take values of this type."""
 
     remedy = "convert the operand with .to(dtype), or pass the kind of value that the message names"
 
 
 class KernelShapeError(KernelError):
-    """Tiles whose shapes do not go together, or a shape that a tile cannot have."""
+    """The shapes of tiles are incompatible, or a tile cannot have this shape."""
 
     remedy = "add an axis with x[:, None] or x[None, :], or make the block sizes agree"
 
 
 class DynamicShapeError(KernelError):
-    """A tile shape that is only known when the kernel runs."""
+    """A tile shape is only known when the kernel runs."""
 
     remedy = "make the size a parameter annotated tl.constexpr, and mask what lies beyond the data"
 
 
 class StaticAssertionError(KernelError):
-    """A static assertion of the kernel that is false for these parameters."""
+    """A static assertion of the kernel is false for these parameters."""
 
     remedy = "pass parameters for which the assertion holds"
 
 
 class KernelArgumentError(KernelError):
-    """A launch whose grid or arguments do not fit the kernel."""
+    """The grid or the arguments of a launch do not fit the kernel."""
 
     remedy = "give the grid in brackets, and a NumPy array, a CPU tensor or a number for each parameter"
 
 
 class OutOfBoundsError(KernelError):
-    """A load, store or atomic at an address outside of every tensor that was passed."""
+    """A load, store or atomic accessed an address outside every tensor that was passed."""
 
     remedy = "mask the access, as in tl.load(pointer, mask=offsets < n), or list the axis in boundary_check"
 
 
 class UnwrittenReadError(KernelError):
-    """In debug mode: a read of an element that the launch declares unwritten, before anything wrote it."""
+    """In debug mode: the kernel read an element that the launch declares unwritten, before anything wrote it."""
 
     remedy = (
         "store the element first, or leave the tensor out of `unwritten` if it holds values at the launch"
@@ -402,12 +401,12 @@ class UnwrittenReadError(KernelError):
 
 
 class RaceError(KernelError):
-    """In debug mode: two program instances access one element, at least one writes it, and not both by atomics."""
+    """In debug mode: two program instances accessed one element, at least one wrote it, and not both with atomics."""
 
     remedy = "give each instance elements of its own, or combine with tl.atomic_add"
 
 
 class DeviceAssertionError(KernelError):
-    """In debug mode: an assertion on values of the kernel that is false."""
+    """In debug mode: an assertion on values of the kernel is false."""
 
     remedy = "the message names the program instance; tl.device_print shows its values"

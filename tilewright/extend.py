@@ -1,14 +1,14 @@
-"""What a user may add to the compiler without editing it: one page, one function for each kind of thing.
+"""Register extensions of the compiler without editing it: one function for each kind.
 
-    register_template(template, target)     a hand-structured way to compute a class of tasks (space/template.py)
+    register_template(template, target)     one kind of implementation for a class of tasks (space/template.py)
     register_rule(rule)                     a rule that derives program structures on processors (space/sketches/)
     register_intrinsic(intrinsic)           an instruction, and the expression that it computes (hw/intrinsics.py)
-    register_search(name, factory)          what proposes candidates (search/searcher.py)
-    register_cost_model(name, factory)      what ranks them (cost/model.py)
+    register_search(name, factory)          a search, which proposes candidates (search/searcher.py)
+    register_cost_model(name, factory)      a cost model, which ranks them (cost/model.py)
     register_target(name, factory)          a kind of machine (targets/target.py)
 
-A package that is installed can do the same through entry points; each module names its group. `tilewright.testing` has
-a suite for each, which says whether what was added keeps its promises. docs/08-extending.md has an example of each.
+An installed package can do the same through entry points; each module names its group. `tilewright.testing` has a
+conformance suite for each kind. docs/08-extending.md has an example of each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every option of Tilewright, typed, and the one reader of the environment.
 
 An option is read when it is used, not at import, so a test or a notebook may change the variable at any time. Values
-that a caller passes explicitly (`compile(..., numerics="strict")`, `load(path, threads=4)`) go before any option.
+that a caller passes (`compile(..., numerics="strict")`, `load(path, threads=4)`) override options.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MAX_THREADS = 1024
 THREAD_RUNTIMES = ("auto", "openmp", "pool")
 DEPENDENT_LAUNCHES = ("off", "own", "all")
 
-# Values of TILEWRIGHT_CPU_FEATURES that stand for a whole level of x86-64 instead of one feature.
+# Values of TILEWRIGHT_CPU_FEATURES that mean a whole level of x86-64, not one feature.
 CPU_LEVELS = ("baseline", "avx2", "avx512")
 
 _SWITCH = {"on": True, "1": True, "yes": True, "off": False, "0": False, "no": False}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-# -- parsers: text -> value, or ValueError with what is allowed ----------------------------------------------------
+# -- parsers: they return a value, or raise ValueError with the allowed values -------------------------------------
 
 
 def parse_bytes(text: str) -> int:
@@ -62,7 +62,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_cpu_features(text: str) -> tuple[str, ...]:
-    """A list such as `-avx512f,-avx512vl`, or a level such as `avx2`; `runtime.host` says what it means."""
+    """Parse a list (`-avx512f,-avx512vl`) or a level (`avx2`); `runtime.host` interprets it."""
     items = tuple(item.strip().lower() for item in text.split(",") if item.strip())
     for item in items:
         if item not in CPU_LEVELS and not re.fullmatch(r"-[a-z0-9._-]+", item):
@@ -98,7 +98,7 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 
 
 def _default_cache_dir() -> Path:
-    """Where the system keeps what a program can make again."""
+    """The system's folder for files that a program can make again."""
     if sys.platform == "win32":
         local = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
         return Path(local) / "tilewright" / "Cache"
@@ -109,7 +109,7 @@ def _default_cache_dir() -> Path:
 
 
 def default_threads() -> int:
-    """OMP_NUM_THREADS where it is set, as the other libraries of the process would; otherwise `usable_cores`."""
+    """Return OMP_NUM_THREADS if it is set, as other libraries of the process do; otherwise `usable_cores`."""
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if first.isdecimal() and int(first) > 0:
         return min(int(first), MAX_THREADS)
@@ -117,7 +117,7 @@ def default_threads() -> int:
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may use: its affinity mask, its cgroup's quota, two hyperthreads as one."""
+    """Count the physical cores that this process may use: its affinity mask, its cgroup's quota, hyperthreads once."""
     try:
         allowed = sorted(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
@@ -146,7 +146,7 @@ def _physical_cores(allowed: tuple[int, ...]) -> int:
 def cgroup_cpus(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> float | None:
-    """The tightest CPU quota on the path from this process's cgroup to the root; None without one."""
+    """The smallest CPU quota between this process's cgroup and the root; None without a quota."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -186,7 +186,7 @@ def _quota_v1(group: Path) -> float | None:
 
 
 def _default_import_memory() -> int:
-    """Three quarters of what is free now: the rest is for copies that nobody counts."""
+    """Three quarters of the memory that is free now; the rest is for copies that are not counted."""
     from tilewright.support.memory import available_memory
 
     return available_memory() * 3 // 4
@@ -199,7 +199,7 @@ def _default_import_memory() -> int:
 class Option:
     name: str
     variable: str
-    type: str  # for people: "bytes", "folder", ...
+    type: str  # shown to users: "bytes", "folder", ...
     parse: Callable[[str], Any]
     default: Any  # a value, or a function of no arguments that finds it
     doc: str
@@ -341,7 +341,7 @@ def get(name: Literal["cpu_features"]) -> tuple[str, ...]: ...
 @overload
 def get(name: Literal["strict_passes"]) -> bool: ...
 def get(name: str) -> Any:
-    """The value of an option now: its environment variable where set and not empty, otherwise its default."""
+    """The value of an option now: its environment variable if set and not empty, otherwise its default."""
     return _read(_BY_NAME[name])[0]
 
 
@@ -356,7 +356,7 @@ def table() -> tuple[OptionState, ...]:
 
 
 def state(option: Option) -> OptionState:
-    """An option with its value and where it came from. OptionError where the environment has a wrong one."""
+    """An option with its value and its source. Raises OptionError if the environment has an invalid value."""
     value, source = _read(option)
     return OptionState(
         option.name, option.variable, option.type, value, option.default_value(), source, option.doc

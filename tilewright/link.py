@@ -1,8 +1,9 @@
-"""Calls of kernels -> Plan: where every value lives, and which kernel runs when.
+"""Link kernel calls into a Plan: where every value lives, and which kernel runs when.
 
-Inputs and outputs live in the caller's memory, constants in the model's, everything else in one arena whose offsets are
-planned by liveness. `link` makes the calls of a model's partition, in which a view has no place of its own: it is the
-place of what it views, or within that. `link_calls` is for those who have calls and no graph, as trials do.
+Inputs and outputs live in the caller's memory, constants in the model's memory, and everything else in one arena
+whose offsets are planned by liveness. `link` links the calls of a model's partition; there, a view occupies no memory
+of its own but all or a part of the buffer it views. `link_calls` links calls that have no graph, for example those of
+a trial.
 """
 
 from __future__ import annotations
@@ -37,17 +38,19 @@ from tilewright.runtime.plan import (
 
 @dataclass(frozen=True)
 class Boundary:
-    """How the model meets its caller: names and nesting of inputs and outputs."""
+    """A model's calling convention: the names and the nesting of its inputs and outputs."""
 
     input_names: tuple[str, ...]
     input_tree: dict[str, Any]
     output_tree: dict[str, Any]
     argument_names: tuple[str, ...]
-    pinned: Mapping[str, np.ndarray] = field(default_factory=dict)  # inputs of one value only, by name
+    pinned: Mapping[str, np.ndarray] = field(
+        default_factory=dict
+    )  # inputs that must have this one value, by name
 
     @classmethod
     def anonymous(cls, inputs: int, outputs: int) -> Boundary:
-        """Of a plan that nobody calls by name: flat tuples."""
+        """The boundary of a plan that is not called by name: flat tuples."""
 
         def leaves(count: int) -> dict[str, Any]:
             return {"kind": "tuple", "items": [{"kind": "leaf", "index": index} for index in range(count)]}
@@ -59,20 +62,20 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Linkable:
-    """A kernel of any target, or what stands for one: what a plan needs to know of it."""
+    """A kernel of any target, or a library call in its place: what a plan needs to know about it."""
 
     symbol: str
-    code: bytes  # b"" where a library computes it
+    code: bytes  # b"" if a library computes it
     extent: int
     decisions: str
     packings: tuple[Packing | None, ...]
     launch: Launch | None = None
     vendor: VendorCall | None = None
-    arguments: tuple[Argument, ...] = ()  # what the code was made for
-    origin: Origin = PREDICTED  # where the choice of it came from
+    arguments: tuple[Argument, ...] = ()  # the arguments that the code was generated for
+    origin: Origin = PREDICTED  # where the choice came from
 
     def sealed(self, target: dict[str, Any], plan: str) -> bytes:
-        """The code, with its contract behind it. `plan`: the plan's digest."""
+        """The code followed by its contract. `plan` is the plan's digest."""
         contract = Contract(self.symbol, self.extent, self.arguments, target, plan, self.launch)
         return sealed(self.code, contract)
 
@@ -86,22 +89,22 @@ class Linked:
 
 @dataclass(frozen=True, eq=False)
 class KernelCall:
-    """A kernel applied to values. Values are told apart by any hashable key."""
+    """A kernel applied to values. Any hashable key may identify a value."""
 
     kernel: Linkable
-    key: str  # of its task in the plan
+    key: str  # the key of its task in the plan
     info: TaskInfo
     arguments: tuple[Hashable, ...]
     result: Hashable
     name: str = ""
-    # Of arguments that are a part of a value, by number: where it begins, and the size of the value, in bytes.
+    # For arguments that are a part of a value, by number: the offset of the part and the size of the value, in bytes.
     within: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    layers: tuple[str, ...] = ()  # of the user's model, that it computes
+    layers: tuple[str, ...] = ()  # layers of the user's model that it computes
 
 
 @dataclass(frozen=True)
 class Values:
-    """The values that have a place outside of the arena, in order."""
+    """The values that live outside the arena, in order."""
 
     inputs: Mapping[Hashable, TensorSpec]
     outputs: Mapping[Hashable, TensorSpec]
@@ -117,7 +120,7 @@ def link(
     numerics: str,
     producer: str,
 ) -> Linked:
-    """The plan that runs `partition` with `kernels` (by the key of a call) on what `target` describes."""
+    """Return the plan that runs `partition` with `kernels` (by call key) on the machine of `target`."""
     # A tensor without elements needs no kernel.
     calls = [_call(partition, call, kernels[call.key]) for call in partition.calls if call.output.type.size]
     stored = dict.fromkeys(x for call in calls for x in call.arguments if isinstance(x, _Stored))
@@ -141,7 +144,7 @@ def link_calls(
     numerics: str = "fast",
     producer: str = "",
 ) -> tuple[Plan, dict[str, bytes]]:
-    """The plan that runs these calls in order, and the object code of its kernels by digest."""
+    """Return the plan that runs these calls in order, and the object code of its kernels by digest."""
     places, memory = _places(calls, values)
     plan = Plan(
         inputs=tuple(values.inputs.values()),
@@ -178,7 +181,7 @@ def _spec(name: str, type: TensorType) -> TensorSpec:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A constant in the order in which some kernel reads it."""
+    """A constant in the order in which a kernel reads it."""
 
     node: Node
     packing: Packing | None
@@ -205,7 +208,7 @@ def _call(partition: Partition, call: TaskCall, kernel: Linkable) -> KernelCall:
 
 
 def _arguments(partition: Partition, call: TaskCall, kernel: Linkable) -> tuple[Node | _Stored, ...]:
-    """What the call's kernel is given: buffers by the node that stands for them, constants as they are stored."""
+    """The arguments of the call's kernel: buffers by the node that defines them, constants as stored."""
     arguments: list[Node | _Stored] = []
     for node, packing in zip(call.inputs, kernel.packings, strict=True):
         buffer = partition.buffer_of(node)
@@ -214,7 +217,7 @@ def _arguments(partition: Partition, call: TaskCall, kernel: Linkable) -> tuple[
 
 
 def _places(calls: Sequence[KernelCall], values: Values) -> tuple[dict[Hashable, Place], MemoryReport]:
-    """A place for every value, and how good the arena is."""
+    """Assign a place to every value, and report the size of the arena against its lower bound."""
     places: dict[Hashable, Place] = {
         value: Place(space, index)
         for space, some in (
@@ -237,7 +240,7 @@ def _places(calls: Sequence[KernelCall], values: Values) -> tuple[dict[Hashable,
     buffers = [LiveBuffer(sizes[value], first[value], last[value]) for value in kept]
     offsets, memory = plan_memory(buffers, constant_bytes)
     places |= {value: Place("arena", 0, offset) for value, offset in zip(kept, offsets, strict=True)}
-    # What is read and never written has no elements: any place does.
+    # A value that is read but never written has no elements, so any place will do.
     places |= {value: Place("arena") for value in first if value not in sizes}
     return places, memory
 

@@ -1,4 +1,4 @@
-"""The modes of `compile(numerics=...)`, and what each of them allows a kernel to do.
+"""The modes of `compile(numerics=...)`, and what each allows a kernel to do.
 
 | mode      | promise for float32 matmuls and convolutions                                                        |
 | --------- | --------------------------------------------------------------------------------------------------- |
@@ -12,12 +12,12 @@
 from __future__ import annotations
 
 NUMERICS = ("fast", "strict", "relaxed", "tf32")
-# Records of another promise are not reused: the first `fast` had no bound for each element.
+# Records made under another promise are not reused: the first `fast` had no bound for each element.
 _RECORDED = {"fast": "fast/2", "tf32": "tf32/2"}
 
 
 def recorded(numerics: str) -> str:
-    """The mode as part of the key of what was measured under it."""
+    """The mode as part of the key of measured records."""
     return _RECORDED.get(numerics, numerics)
 
 
@@ -30,7 +30,7 @@ def is_strict(numerics: str) -> bool:
 
 
 def may_lose_digits(numerics: str) -> bool:
-    """Whether algorithms may be used whose error has no bound for each element."""
+    """Whether algorithms without an error bound for each element are allowed."""
     return numerics == "relaxed"
 
 

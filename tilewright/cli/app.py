@@ -82,7 +82,7 @@ def compile(
     from tilewright.runtime.signing import signer
 
     if sign is not None:
-        signer(sign)  # a key that cannot be read is found before the work
+        signer(sign)  # report an unreadable key before compiling
     if output is not None:
         check_output(output)
     source = load_source(model, build)
@@ -171,7 +171,7 @@ def _show_tuned(sources: Sequence[ModelSource], progress: Any, json: bool) -> No
 
 
 def tuned(progress: Any) -> dict[str, Any]:
-    """What came of a tuning run, those tasks first that take most time."""
+    """Print the result of a tuning run, the slowest tasks first."""
     tasks = sorted(progress.tasks.values(), key=lambda task: -task.seconds)
     return {
         "ended": progress.ended,
@@ -232,8 +232,8 @@ def check(
     ] = True,
     json: JSON = False,
 ) -> None:
-    """Compare a compiled model with PyTorch, or with onnx's reference, in float64, and its graph after every pass with
-    the graph as imported; on a mismatch, name the first task or pass that deviates."""
+    """Compare a compiled model with PyTorch, or with onnx's reference, in float64, and its graph after every pass
+    with the imported graph; on a mismatch, name the first task or pass that deviates."""
     source = load_source(model, build)
     compiled, _ = compiled_source(source, build, json)
     report = _checked(source, compiled, build.seed)
@@ -292,7 +292,7 @@ def zoo(json: JSON = False) -> None:
 
 
 def _counted(inputs: Sequence[str]) -> list[str]:
-    """Each different input once: `2 x f32[1,1050,256]`."""
+    """List each distinct input once, with its count: `2 x f32[1,1050,256]`."""
     return [
         each if inputs.count(each) == 1 else f"{inputs.count(each)} x {each}"
         for each in dict.fromkeys(inputs)
@@ -310,7 +310,7 @@ def demo(
 ) -> None:
     """Compile a real network for this machine, run it, check it against PyTorch, and say what to try next."""
     source = load_source(model, build)
-    source.eager()  # refuses what PyTorch cannot run, before compiling
+    source.eager()  # before compiling, refuse a model that PyTorch cannot run
     compiled, seconds = compiled_source(source, build, json)
     against, _ = chosen("torch")
     comparison = bench_command.compare(source, compiled, against, rounds=4, quiet=json)

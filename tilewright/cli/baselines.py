@@ -1,7 +1,7 @@
-"""What `tilewright bench` compares with: PyTorch eager, Inductor, ONNX Runtime and OpenVINO, where they are installed.
+"""The baselines of `tilewright bench`: PyTorch eager, Inductor, ONNX Runtime and OpenVINO, where they are installed.
 
-Each runs as a user would run it: default settings, the same number of threads, float32 where the model is float32. A
-PyTorch model is exported to ONNX for those that take nothing else.
+Each runs as a user would run it: default settings, the same number of threads, float32 if the model is float32. A
+PyTorch model is exported to ONNX for the baselines that need it.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from tilewright.support.suggest import did_you_mean
 if TYPE_CHECKING:
     import numpy as np
 
-Run = Callable[[], Any]  # one call of the model, as its runtime returns the results
+Run = Callable[[], Any]  # calls the model once and returns its results in the runtime's own types
 
 
 class NotPossible(Exception):
-    """A baseline that cannot run this model here; the message says why."""
+    """A baseline cannot run this model here; the message says why."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """The model, the inputs of one call, and where files may be left."""
+    """The model, the inputs of one call, and a folder for files."""
 
     source: ModelSource
     arrays: Sequence[np.ndarray]  # the model's tensors, in order
-    names: Sequence[str]  # of them
+    names: Sequence[str]  # their names
     threads: int
     folder: Path
 
     @cached_property
     def onnx_file(self) -> Path:
-        """The model as an ONNX file. NotPossible where PyTorch's exporter cannot write one."""
+        """Return the path of the model as ONNX. Raises NotPossible if PyTorch's exporter cannot write it."""
         if self.source.is_onnx:
             return Path(self.source.model)
         for package in ("onnx", "onnxscript"):
@@ -70,7 +70,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Baseline:
-    name: str  # as --against takes it
+    name: str  # the name in --against
     label: str
     package: str
     make: Callable[[Call], Run]
@@ -78,7 +78,7 @@ class Baseline:
     on_gpu: bool = False
 
     def obstacle(self, call: Call) -> str:
-        """Why it is not for this model or this machine; "" where it may be."""
+        """Why the baseline cannot run this model or on this machine; "" if it can."""
         if importlib.util.find_spec(self.package) is None:
             return f"not installed: pip install {self.package}"
         if call.source.is_onnx and not self.takes_onnx:
@@ -86,7 +86,7 @@ class Baseline:
         return "compared on CPUs only" if call.source.is_on_gpu and not self.on_gpu else ""
 
     def prepare(self, call: Call) -> Run:
-        """A call that has run once. NotPossible where it fails."""
+        """Return a function that calls the model, after one call. Raises NotPossible if that fails."""
         try:
             run = self.make(call)
             run()
@@ -112,7 +112,7 @@ def _inductor(call: Call) -> Run:
 
 def _torch_run(torch: Any, model: Any, call: Call) -> Run:
     def run() -> Any:
-        # Not `inference_mode`: Inductor would compile again where the mode changes.
+        # Not `inference_mode`: Inductor would compile again when the mode changes.
         with torch.no_grad():
             result = model(*call.source.inputs, **call.source.kwargs)
         if call.source.is_on_gpu:
@@ -140,7 +140,7 @@ def _openvino(call: Call) -> Run:
     settings = {
         "INFERENCE_NUM_THREADS": call.threads,
         "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": "f32",  # it would choose bf16 where the machine has it
+        "INFERENCE_PRECISION_HINT": "f32",  # by default it chooses bf16 if the machine has it
     }
     compiled = core.compile_model(core.read_model(str(call.onnx_file)), "CPU", settings)
     request = compiled.create_infer_request()
@@ -157,7 +157,8 @@ def _openvino(call: Call) -> Run:
 
 
 def _feed(names: Sequence[str], call: Call) -> dict[str, np.ndarray]:
-    """Arrays by the names that a session has for its inputs; in order where they are others, as after an export."""
+    """Map arrays to a session's input names: by name, or in order if the names differ, as they may after an
+    export."""
     by_name = dict(zip(call.names, call.arrays, strict=True))
     if set(names) <= set(by_name):
         return {name: by_name[name] for name in names}
@@ -179,7 +180,8 @@ _ALSO = {"ort": "onnxruntime", "eager": "torch", "pytorch": "torch", "torch.comp
 
 
 def chosen(against: str) -> tuple[list[Baseline], bool]:
-    """The baselines of a comma-separated list, and whether they were named: "all" is all that are installed."""
+    """Return the baselines of a comma-separated list, and whether they were named; "all" means all that are
+    installed."""
     names = [each.strip().lower() for each in against.split(",") if each.strip()]
     if names == ["all"]:
         return list(BASELINES.values()), False

@@ -1,4 +1,4 @@
-"""`tilewright bench`: one model, interleaved with what else could run it."""
+"""`tilewright bench`: time one model, interleaved with other systems that can run it."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
     from tilewright.runtime.model import CompiledModel
 
-_BUSY = 0.5  # processes for each core from which on times are doubtful
-_CALLS = 3  # timed in a turn, after one that is not
-_PAUSE = 0.1  # seconds in which the threads of the others fall asleep
+_BUSY = 0.5  # processes per core above which times are doubtful
+_CALLS = 3  # timed calls per turn, after one warm-up call
+_PAUSE = 0.1  # seconds, for the threads of other systems to go to sleep
 
 
 @dataclass
 class Row:
-    """What was measured of one system, or why nothing was."""
+    """The measurements of one system, or the reason why there are none."""
 
     name: str
     label: str
-    seconds: float | None = None  # of a call: the median
+    seconds: float | None = None  # median of one call
     fastest: float | None = None
-    speedup: float | None = None  # of Tilewright over it
-    error: float | None = None  # relative, of Tilewright's results against its results
+    speedup: float | None = None  # of Tilewright over this system
+    error: float | None = None  # relative error between Tilewright's results and this system's
     setup_seconds: float | None = None
     reason: str = ""
 
@@ -56,12 +56,12 @@ class Comparison:
     compile_seconds: float
     seconds: float | None = None
     fastest: float | None = None
-    load: float = 0.0  # other work: processes that want a core, for each core, before this command took any
+    load: float = 0.0  # other processes per core that wanted to run before this command started
     rows: list[Row] = field(default_factory=list)
     interrupted: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """`baselines` in the order in which they were asked for; `best`: the fastest of them."""
+        """Convert to JSON: `baselines` in the order given by the user, `best` is the fastest of them."""
         best = min((row for row in self.rows if row.seconds), key=lambda row: row.seconds or 0, default=None)
         return {
             "model": self.model,
@@ -108,14 +108,14 @@ def bench(
     comparison = compare(source, compiled, baselines, rounds, quiet=json, named=named)
     comparison.compile_seconds, comparison.load = seconds, load
     print_json(comparison.to_dict()) if json else show(comparison)
-    if comparison.interrupted:  # the medians so far are shown
+    if comparison.interrupted:  # show the medians so far
         raise typer.Exit(INTERRUPTED)
 
 
 def _load() -> float:
     try:
         return os.getloadavg()[0] / knobs.usable_cores()
-    except OSError:  # a system that does not count
+    except OSError:  # this system has no load average
         return 0.0
 
 
@@ -134,8 +134,10 @@ def compare(
     quiet: bool = False,
     named: bool = True,
 ) -> Comparison:
-    """Times of all that can run the model, interleaved with a pause between, and how far their results are apart.
-    `named`: whether the baselines were asked for by name, so that a missing one is worth a row."""
+    """Time all systems that can run the model, interleaved with pauses, and compare their results.
+
+    `named`: whether the user named the baselines, so that a missing one gets a row.
+    """
     import statistics
     import tempfile
 
@@ -178,7 +180,7 @@ def _prepare(
     quiet: bool,
     named: bool,
 ) -> None:
-    """Adds a run and a row for each baseline; a row without times where it cannot run."""
+    """Add a run and a row for each baseline; a baseline that cannot run gets a row without times."""
     if not call.source.is_onnx and result.threads:
         from tilewright.cli.models import require_torch
 
@@ -230,7 +232,7 @@ def _turn(run: Run) -> list[float]:
 
 
 def _arrays_of(results: Any) -> list[np.ndarray]:
-    """The tensors among the results of a call, in order, as arrays."""
+    """Return the tensors among a call's results, in order, as arrays."""
     import numpy as np
 
     from tilewright.runtime import tree
@@ -247,7 +249,7 @@ def _arrays_of(results: Any) -> list[np.ndarray]:
 
 
 def _error(own: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float | None:
-    """None where the results cannot be compared one by one, as after an exporter that left some out."""
+    """Return the relative error, or None if the results do not match one by one (an exporter may drop some)."""
     from tilewright.measure.check import relative_error
 
     if [each.shape for each in own] != [each.shape for each in others]:

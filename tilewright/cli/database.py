@@ -52,7 +52,7 @@ def ls(
     ] = False,
     json: JSON = False,
 ) -> None:
-    """List what is known: one line for each task, those of one machine together."""
+    """List the tasks in the database, one line each, grouped by machine."""
     from tilewright.db.database import Database
 
     with Database.open(db) as database:
@@ -92,7 +92,7 @@ def _task_row(key: Key, records: list[Record], decision: Decision | None) -> dic
 
 
 def _print_tasks(where: str, tasks: list[Mapping[str, Any]], long: bool) -> None:
-    """The slowest first. On a terminal a label is cut short rather than broken; in a pipe nothing is."""
+    """Print the slowest tasks first. A terminal cuts a label short instead of wrapping it; a pipe shows all of it."""
     columns = ["task", "trials", "failed", "best us", "tuned", "last"]
     rows = []
     for task in tasks:
@@ -119,7 +119,7 @@ def export(
     task: Annotated[str, typer.Option(help="only tasks whose key begins with this")] = "",
     db: DATABASE = None,
 ) -> None:
-    """Write the records as lines of JSON."""
+    """Write the records as JSON lines."""
     from tilewright.db.database import Database
     from tilewright.db.exchange import export_lines
 
@@ -145,7 +145,7 @@ def import_(
     db: DATABASE = None,
     json: JSON = False,
 ) -> None:
-    """Take in records that were exported; those that are known already are not taken twice."""
+    """Add exported records; records that are already known are skipped."""
     _take_in(files, db, json)
 
 
@@ -155,7 +155,7 @@ def merge(
     db: DATABASE = None,
     json: JSON = False,
 ) -> None:
-    """Take in the records of other databases."""
+    """Add the records of other databases."""
     _take_in(files, db, json)
 
 
@@ -181,7 +181,7 @@ def _take_in(files: list[Path], db: Path | None, json: bool) -> None:
 @app.command()
 @compiling
 def explain(model: MODEL, build: BuildOptions, trusted: TRUSTED = None, json: JSON = False) -> None:
-    """Say for each task of a model what the database knows of it, or how the nearest records differ."""
+    """Show what the database knows about each task of a model, or how the nearest records differ."""
     import msgspec
 
     from tilewright.db.database import Database
@@ -229,7 +229,7 @@ def _plans(model: str, build: BuildOptions, trusted: list[Path] | None) -> list[
 
 @app.command()
 def verify(db: DATABASE = None, json: JSON = False) -> None:
-    """Check every row and the file; exit code 1 where something is damaged."""
+    """Check every row and the file; the exit code is 1 if something is damaged."""
     from tilewright.db.database import Database
     from tilewright.db.maintain import verify as verify_database
 
@@ -258,7 +258,7 @@ def gc(
     db: DATABASE = None,
     json: JSON = False,
 ) -> None:
-    """Remove damaged rows and decisions that a later one replaced, and make the file smaller."""
+    """Remove damaged rows and superseded decisions, and shrink the file."""
     from tilewright.db.database import Database
     from tilewright.db.maintain import collect
 

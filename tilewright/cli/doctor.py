@@ -1,8 +1,7 @@
-"""`tilewright doctor`: whether Tilewright works well here, line by line, and every option with its value.
+"""`tilewright doctor`: check whether Tilewright works well on this machine, and show every option with its value.
 
-OK       it is as it should be
-note     something optional is missing or was not measured: nothing is wrong
-PROBLEM  it will fail, be slow or be ignored, with what to try; the exit code is 1
+OK it is as it should be note something optional is missing or was not measured: nothing is wrong PROBLEM it will
+fail, be slow or be ignored, with what to try; the exit code is 1
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 OK, NOTE, PROBLEM = "OK", "note", "PROBLEM"
 
-# package -> what it is for, and the extra that brings it; "" where every installation has it
+# package -> what it is for, and the extra that installs it; "" if it is always installed
 _PACKAGES = {
     "numpy": ("", ""),
     "llvmlite": ("", ""),
@@ -45,7 +44,7 @@ _PACKAGES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the examination."""
+    """One line of the output."""
 
     verdict: str
     name: str
@@ -80,7 +79,7 @@ def doctor(
 
 
 def examine(facts: dict[str, Any], *, measure: bool, quiet: bool = True) -> Iterator[Finding]:
-    """Findings as they are made; the figures behind them go into `facts`."""
+    """Yield findings as they are made; the numbers behind them go into `facts`."""
     facts.update(
         tilewright=tilewright.__version__, python=platform.python_version(), platform=platform.platform()
     )
@@ -102,7 +101,7 @@ def examine(facts: dict[str, Any], *, measure: bool, quiet: bool = True) -> Iter
 def _guarded(
     part: Callable[[dict[str, Any]], Iterator[Finding]], name: str, facts: dict[str, Any]
 ) -> Iterator[Finding]:
-    """What a part finds; an error of its own is a problem, and the others are validated all the same."""
+    """Yield the findings of one part. An error in it becomes a problem, and the other parts still run."""
     try:
         yield from part(facts)
     except TilewrightError as error:
@@ -117,7 +116,7 @@ def _platform() -> Finding:
 
 
 def _environment(facts: dict[str, Any]) -> Iterator[Finding]:
-    """Variables that set an option, those with a wrong value, and those that set nothing."""
+    """Report variables that set an option, those with an invalid value, and those that set nothing."""
     known = {option.variable for option in knobs.OPTIONS}
     unknown = sorted(name for name in os.environ if name.startswith("TILEWRIGHT_") and name not in known)
     for name in unknown:
@@ -230,7 +229,7 @@ def _calibration(facts: dict[str, Any], *, measure: bool, quiet: bool) -> Iterat
 
 
 def calibration_findings(machine: CpuMachine, found: Calibration) -> Iterator[Finding]:
-    """Cache sizes, where the system and the measurement differ both; then what one thread and all of them can do."""
+    """Report cache sizes, as the system and the measurement give them, then the speed of one thread and of all."""
     verdict = OK if found.measured else NOTE
     sizes = []
     for level in ("l1", "l2", "l3"):
@@ -265,7 +264,7 @@ def _speeds(speeds: Speeds) -> str:
 
 
 def _gpu(facts: dict[str, Any], *, measure: bool) -> Finding:
-    """The first GPU and its speed; or why models cannot run on one."""
+    """Report the first GPU and its speed, or why models cannot run on one."""
     from tilewright.hw.gpu import detect
 
     try:
@@ -279,14 +278,14 @@ def _gpu(facts: dict[str, Any], *, measure: bool) -> Finding:
 
 
 def gpu_speed(machine: GpuMachine, *, measure: bool) -> str:
-    """What was measured of a GPU, now or before, or that nothing was."""
+    """Report a GPU's measured speed, or that it was not measured."""
     from tilewright.measure import gpu_calibration
     from tilewright.runtime.cuda.device import Device
 
     failure, found = "", gpu_calibration.stored(machine)
     if measure:
         try:
-            found = gpu_calibration.calibrate(machine, Device())  # which may find no place to be kept
+            found = gpu_calibration.calibrate(machine, Device())  # may not be able to store its result
         except TilewrightError as error:
             failure = f"measuring it failed: {error.message}; "
     if found is None:

@@ -1,4 +1,4 @@
-"""How commands are declared: `-h` everywhere, help instead of an error without a command, flags shown as flags."""
+"""How commands are declared: `-h` everywhere, help when no command is given, flags shown as flags."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 
 
 def _as_flags(parameters: list[Any]) -> list[Any]:
-    """Without the type of a switch in the help: `--json <bool>` reads as if it took a value."""
+    """Hide the type of flags in the help: `--json <bool>` looks as if it took a value."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False) and parameter.metavar is None:
             parameter.metavar = ""
@@ -44,6 +44,6 @@ class App(typer.Typer):
 
 
 def show_help(context: typer.Context) -> None:
-    """For a group that was called without a command."""
+    """Print the help of a group that was called without a command."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -1,10 +1,8 @@
-"""What a MODEL argument may be, and how it becomes a model with example inputs.
+"""Parse a MODEL argument into a model with example inputs.
 
-resnet50              a model of the zoo, with random weights
-model.pt2             a program saved by torch.export.save
-model.onnx            an ONNX model; if it leaves dimensions open, with example inputs in an .npz file
-model.tw              an artifact (where a compiled model will do)
-package.module:name   a function without arguments that returns (nn.Module, example inputs)
+resnet50 a model of the zoo, with random weights model.pt2 a program saved by torch.export.save model.onnx an ONNX
+model; if it leaves dimensions open, with example inputs in an .npz file model.tw an artifact, for commands that need
+only a compiled model package.module:name a function without arguments that returns (nn.Module, example inputs)
 """
 
 from __future__ import annotations
@@ -35,13 +33,13 @@ if TYPE_CHECKING:
 
 
 class ModelArgumentError(TilewrightError):
-    """A MODEL argument that names nothing."""
+    """A MODEL argument does not name a model."""
 
     remedy = "give a zoo model (see `tilewright zoo`), a .pt2, .onnx or .tw file, or package.module:function"
 
 
 class ModelFunctionError(TilewrightError):
-    """The user's function, or the module that it is in, raised an error."""
+    """The user's function, or its module, raised an error."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class ModelSource:
 
     @property
     def examples(self) -> Any:
-        """As `tilewright.compile` takes them."""
+        """The example inputs in the form that `tilewright.compile` takes."""
         from tilewright.runtime.arguments import joined
 
         return joined(self.inputs, self.kwargs) if self.inputs else self.kwargs or None
@@ -71,7 +69,7 @@ class ModelSource:
         return any(getattr(leaf, "is_cuda", False) for leaf in leaves)
 
     def on(self, device: str) -> ModelSource:
-        """A model of PyTorch's, and its inputs, on that device."""
+        """A PyTorch model and its inputs, moved to that device."""
         torch = require_torch()
         if isinstance(self.model, torch.nn.Module):
             model = self.model.to(device)
@@ -82,7 +80,7 @@ class ModelSource:
         return ModelSource(self.name, model, tuple(inputs), dict(kwargs))
 
     def eager(self) -> Any:
-        """The model as PyTorch runs it."""
+        """A function that runs the model in PyTorch."""
         if self.is_onnx:
             raise ModelArgumentError(
                 f"{self.model} is an ONNX model, and this command compares with PyTorch",
@@ -114,7 +112,7 @@ def load_artifact(argument: str, threads: int | None = None, trusted: list[Path]
 
 
 def refuse_trusted(argument: str | None, trusted: list[Path] | None) -> None:
-    """A key that would be ignored is a mistake."""
+    """Refuse a key that would be ignored."""
     if trusted and not (argument and is_artifact(argument)):
         raise ModelArgumentError(
             f"--trusted is for .tw files, and {argument or 'the database'} is none",
@@ -123,7 +121,7 @@ def refuse_trusted(argument: str | None, trusted: list[Path] | None) -> None:
 
 
 def require_file(argument: str) -> None:
-    """ModelArgumentError unless there is such a file; it names one of nearly that name alongside it."""
+    """Raise ModelArgumentError if the file does not exist, and suggest a similarly named file next to it."""
     path = Path(argument)
     if path.is_file():
         return
@@ -145,7 +143,7 @@ def require_torch() -> Any:
 
 
 def load_source(argument: str, build: BuildOptions) -> ModelSource:
-    """The model that an argument names. PyTorch's are moved to the GPU that they are compiled for, if it is here."""
+    """Load the model that an argument names. PyTorch models move to the target GPU, if this machine has it."""
     if build.inputs is not None and not argument.endswith(".onnx"):
         raise ModelArgumentError(
             f"--inputs is for ONNX models, and {argument} is none", remedy="leave --inputs out"
@@ -187,7 +185,7 @@ def _from_program(argument: str) -> ModelSource:
 
 
 def require_known(argument: str) -> None:
-    """ModelArgumentError unless there is such a model in the zoo."""
+    """Raise ModelArgumentError unless the zoo has this model."""
     from tilewright.zoo import names
 
     if argument in names():
@@ -208,7 +206,7 @@ def _from_zoo(argument: str, build: BuildOptions) -> ModelSource:
 
 
 def compiled_source(source: ModelSource, build: BuildOptions, quiet: bool) -> tuple[CompiledModel, float]:
-    """The model compiled, with its progress shown, and the seconds that it took."""
+    """Compile the model, show progress, and return the model and the seconds it took."""
     import tilewright
 
     begin = time.perf_counter()
@@ -219,7 +217,7 @@ def compiled_source(source: ModelSource, build: BuildOptions, quiet: bool) -> tu
 
 @contextmanager
 def sizes_wanted() -> Iterator[None]:
-    """What to do about an ONNX model that leaves dimensions open, on the command line."""
+    """Advice for an ONNX model with open dimensions, on the command line."""
     try:
         yield
     except UnknownShapeError as error:
@@ -244,7 +242,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 class _Absent(Exception):
-    """There is no such module, or nothing of that name in it."""
+    """The module does not exist, or has no such name in it."""
 
 
 def _function(module_name: str, name: str) -> Any:
@@ -253,7 +251,7 @@ def _function(module_name: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise _Absent(str(error)) from None
-        raise  # the module is there, and what it imports is not
+        raise  # the module exists, but one of its imports does not
     except (TypeError, ValueError) as error:  # ":make", "a..b:make"
         if module_name.strip(".") and ".." not in module_name:
             raise
@@ -265,7 +263,8 @@ def _function(module_name: str, name: str) -> Any:
 
 
 def _raised(argument: str, error: Exception) -> str:
-    """The error, and the lines of the user's code that it came through: none of Python's, PyTorch's or ours."""
+    """Format the error with the lines of the user's code that raised it, without those of Python, PyTorch or
+    Tilewright."""
     import traceback
 
     package = argument.partition(":")[0].partition(".")[0]
@@ -282,8 +281,8 @@ def _raised(argument: str, error: Exception) -> str:
 
 
 def _is_users(filename: str, package: str) -> bool:
-    """Whether a file is the user's: not Tilewright's, and not an installed one but of the package that was named."""
-    if filename.startswith("<"):  # importlib's, and others without a file
+    """Whether a file is the user's: not Tilewright's, and installed only if it belongs to the named package."""
+    if filename.startswith("<"):  # importlib's frames and others without a file
         return False
     path = Path(filename).resolve()
     if path.is_relative_to(Path(__file__).resolve().parents[1]):
@@ -295,7 +294,8 @@ def _is_users(filename: str, package: str) -> bool:
 
 def _from_function(argument: str) -> ModelSource:
     module_name, _, function_name = argument.partition(":")
-    # The user's module is usually here. Last, so that no file here is taken for an installed module.
+    # The user's module is usually in the current folder. It goes last, so that no file in it shadows an installed
+    # module.
     sys.path.append("")
     try:
         function = _function(module_name, function_name)

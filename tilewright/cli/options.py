@@ -1,10 +1,8 @@
 """The options of every command that compiles: declared once, checked before anything is loaded or compiled.
 
-@app.command()
-@compiling
-def explain(model: MODEL, build: Build, json: JSON = False) -> None: ...
+@app.command() @compiling def explain(model: MODEL, build: Build, json: JSON = False) -> None: ...
 
-`compiling` puts the fields of `BuildOptions` in the place of the parameter `build`, as options of the command.
+`compiling` replaces the parameter `build` by one command-line option for each field of `BuildOptions`.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from tilewright.errors import OptionError, TilewrightError
 
 
 class OutputFileError(TilewrightError):
-    """What a command makes could not be written there."""
+    """A command could not write its output file."""
 
     remedy = "name a file in a folder that exists and that you can write: -o FILE"
 
@@ -41,7 +39,7 @@ def parse_seconds(text: str | float) -> float:
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """For the shell: models of the zoo, and files that hold a model."""
+    """Complete MODEL in the shell: models of the zoo, and model files."""
     from tilewright.zoo import names
 
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
@@ -138,8 +136,8 @@ class BuildOptions:
     ] = "gradient"
 
     def check(self) -> None:
-        """TilewrightError for what would fail later."""
-        from tilewright import driver  # with the whole compiler: not for --help
+        """Raise TilewrightError for options that would fail later."""
+        from tilewright import driver  # imports the whole compiler, so not for --help
         from tilewright.targets.resolve import resolve_target
         from tilewright.tune.lock import check_lockable, read_lock
 
@@ -160,8 +158,8 @@ class BuildOptions:
             check_lockable(self.lock)
 
     def check_loaded(self, artifact: str, also: Sequence[str] = ()) -> None:
-        """For an artifact, which is compiled already. OptionError for options that would change nothing; `also`: those
-        that the command itself reads."""
+        """Check the options for an artifact, which is already compiled. Raises OptionError for options without
+        effect; `also` are those that the command itself reads."""
         loading = ("threads", *also)
         idle = [
             f"--{field.name}"
@@ -194,7 +192,7 @@ class BuildOptions:
 
 
 def compiling(command: Callable[..., None] | None = None, *, effort: str = "none") -> Any:
-    """A command with a parameter `build`, as typer is to see it. `effort`: where none is given."""
+    """Decorate a command that has a parameter `build`, so that typer sees its options. `effort` is the default."""
     if command is None:
         return functools.partial(compiling, effort=effort)
     own = get_type_hints(command, include_extras=True)
@@ -213,7 +211,7 @@ def compiling(command: Callable[..., None] | None = None, *, effort: str = "none
     def run(**given: Any) -> None:
         build = BuildOptions(**{name: given.pop(name) for name in usual})
         if str(given.get("model") or "").endswith(".tw"):
-            knobs.table()  # an artifact is compiled already, and loading it takes none of the compiler
+            knobs.table()  # an artifact is already compiled, and loading it needs no compiler
         else:
             build.check()
         with interrupts_reported():
@@ -226,7 +224,7 @@ def compiling(command: Callable[..., None] | None = None, *, effort: str = "none
 
 
 def check_output(path: Path) -> None:
-    """OutputFileError where nothing could be written: better before compiling than after."""
+    """Raise OutputFileError if the file cannot be written, before the compilation starts."""
     if path.is_dir():
         raise OutputFileError(f"cannot write {path}: it is a folder")
     if not path.parent.is_dir():

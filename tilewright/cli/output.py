@@ -1,6 +1,6 @@
-"""What commands print: results to standard output (as text or JSON), progress and errors to standard error.
+"""Output of commands: results go to standard output (text or JSON), progress and errors to standard error.
 
-With `--json` standard output is one JSON document, also where the command fails: `{"error": {...}}`.
+With `--json`, standard output is one JSON document, even if the command fails: `{"error": {...}}`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from tilewright.support.trace import Event, Trace
     from tilewright.tune.progress import Progress as TuningProgress
 
-_NO_WIDTH = 1 << 16  # columns: nothing is that long
-_MIN = 12  # characters that a cell is not cut below
-# Typer has a click of its own, or the one that is installed.
+_NO_WIDTH = 1 << 16  # columns, more than any line has
+_MIN = 12  # minimum characters of a cut cell
+# Some versions of typer bundle click; others use the installed package.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 INTERRUPTED = 130
 
 
 class _Console(Console):
-    """A console that breaks lines for a terminal, and never in a pipe or a file."""
+    """A console that wraps lines on a terminal, and never in a pipe or a file."""
 
     @property  # type: ignore[misc]  # rich's can also be set
     def size(self) -> ConsoleDimensions:
@@ -50,7 +50,7 @@ err = _Console(stderr=True, highlight=False)
 
 
 def run_guarded(app: Callable[..., Any]) -> int:
-    """Run the command line: the exit code, after a message for what a user can do something about."""
+    """Run the command line and return the exit code; print a message for errors that a user can act on."""
     warnings.showwarning = _show_warning
     try:
         return app(standalone_mode=False, prog_name="tilewright") or 0
@@ -60,7 +60,7 @@ def run_guarded(app: Callable[..., Any]) -> int:
         return _failed("error", error, error.message, error.remedy, 1)
     except _UsageError as error:
         return _failed("error", error, *_usage(error), 2)
-    except BrokenPipeError:  # the reader has enough
+    except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (KeyboardInterrupt, typer.Abort):
@@ -71,7 +71,7 @@ def run_guarded(app: Callable[..., Any]) -> int:
 
 
 def _usage(error: Any) -> tuple[str, str]:
-    """(What is wrong with the command line, what to try.)"""
+    """Return what is wrong with the command line, and what to try."""
     if possibilities := getattr(error, "possibilities", None):
         return error.message, f"did you mean {' or '.join(sorted(possibilities))}?"
     message, _, suggestion = error.format_message().partition(". Did you mean ")
@@ -98,7 +98,7 @@ def _show_warning(
     file: Any = None,
     line: Any = None,
 ) -> None:
-    """Warnings that are meant for users as one line; others as Python writes them."""
+    """Print warnings for users as one line, and others as Python does."""
     if issubclass(category, (TilewrightWarning, DatabaseWarning)):
         err.print(f"[yellow]warning[/]: {escape(str(message).removeprefix('tilewright: '))}")
     else:
@@ -120,8 +120,11 @@ def print_table(
     left: Sequence[int] = (0,),
     clipped: Sequence[int] = (),
 ) -> None:
-    """Numbers to the right, the columns `left` to the left. `clipped`: columns that a narrow terminal cuts short, with
-    an ellipsis, so that a row stays one line; in a pipe nothing is cut."""
+    """Print a table with numbers right-aligned and the columns in `left` left-aligned.
+
+    A narrow terminal cuts the columns in `clipped` short with an ellipsis, so that each row is one line. A pipe shows
+    all.
+    """
     if title:
         console.print(f"[italic]{escape(title)}[/]", soft_wrap=True)
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
@@ -152,13 +155,13 @@ _STAGES = {
 }
 
 
-# Whether Ctrl-C has ended the tuning of this command, which then went on with the best so far.
+# Whether Ctrl-C ended the tuning of this command, which then continued with the best results so far.
 _interrupted = False
 
 
 @contextmanager
 def interrupts_reported() -> Iterator[None]:
-    """Exit code 130 for a command whose tuning was interrupted, after it has done its work with the best so far."""
+    """Exit with code 130 if tuning was interrupted, after the command finished with the best results so far."""
     global _interrupted  # noqa: PLW0603
     _interrupted = False
     yield
@@ -168,8 +171,8 @@ def interrupts_reported() -> Iterator[None]:
 
 @contextmanager
 def compile_progress(quiet: bool, tuning: TuningProgress | None = None) -> Iterator[Trace]:
-    """A trace whose events are shown: a bar and a table on a terminal, plain lines elsewhere. `tuning` follows the
-    tuning in it."""
+    """Return a trace that shows its events: a bar and a table on a terminal, plain lines elsewhere. `tuning` follows
+    tuning runs in it."""
     from tilewright.tune.progress import Progress as TuningProgress
 
     global _interrupted  # noqa: PLW0603
@@ -223,7 +226,7 @@ def _shown(quiet: bool, tuning: TuningProgress) -> Iterator[Trace]:
 
 @contextmanager
 def working(what: str, quiet: bool = False) -> Iterator[None]:
-    """A spinner on a terminal, a line elsewhere, while something takes seconds."""
+    """Show a spinner on a terminal, or print a line elsewhere, during work that takes seconds."""
     if quiet:
         yield
     elif err.is_terminal:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from tilewright.report.data import Baseline
 
-_ROUNDS = 4  # in which PyTorch and Tilewright alternate
+_ROUNDS = 4  # rounds that alternate PyTorch and Tilewright
 
 
 @compiling
@@ -74,7 +74,7 @@ def report(
 def _model(
     model: str, build: BuildOptions, quiet: bool, trusted: list[Path] | None
 ) -> tuple[CompiledModel, ModelSource | None, str, list[dict[str, Any]]]:
-    """The model, what it was compiled from if that is known, its name, and what happened while it was compiled."""
+    """Return the model, its source if known, its name, and the trace of its compilation."""
     from tilewright.measure.check import checked_kernel
     from tilewright.runtime.model import CompiledModel
 
@@ -91,7 +91,7 @@ def _model(
 
 
 def _pytorch_baseline(source: ModelSource, compiled: CompiledModel) -> Baseline | None:
-    """What PyTorch takes for the same model, interleaved with Tilewright; None for an ONNX model."""
+    """Time PyTorch on the same model, interleaved with Tilewright; None for an ONNX model."""
     from tilewright.cli.baselines import chosen
     from tilewright.cli.bench import compare
     from tilewright.report.data import Baseline

@@ -1,4 +1,4 @@
-"""Tuning as it happens: a table that is drawn anew on a terminal, a line now and then elsewhere."""
+"""Show tuning progress: a live table on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 from tilewright.support.trace import Event
 from tilewright.tune.progress import Progress, TaskProgress
 
-_ROWS = 12  # tasks that are shown: those that take most of the time
+_ROWS = 12  # tasks shown, the slowest first
 _LINE_EVERY = 5.0  # seconds
 
 

@@ -16,7 +16,7 @@ _LARGEST = (1 << 31) - 1
 
 
 def with_narrow_indices(formula: Formula) -> Formula:
-    """The same formula; its value and its later reductions read a place widened again."""
+    """The same formula with narrow indices; its value and later reductions widen them again."""
     wide: dict[te.Expr, te.Expr] = {}
     reductions: list[Reduction] = []
 
@@ -35,7 +35,7 @@ def with_narrow_indices(formula: Formula) -> Formula:
 
 
 def _narrow(body: te.Expr) -> te.Expr | None:
-    """A choice between places in 32 bits; None where it is something else, or one may be larger."""
+    """A selection between indices in 32 bits; None if the body has another form or an index may not fit."""
     if body.dtype is not _WIDE or not isinstance(body, te.Select):
         return None
     sides = [

@@ -6,12 +6,12 @@
         for vectors of c: acc[c] = combine(acc[c], x[k, c], x[k + 1, c], ...)
       out[c] = value(acc[c])
 
-Accumulators in registers would be a few columns wide, and a short run of every row is what memory is slowest at. Rows
-to come are prefetched. A look-ahead that follows loads wants each of them to go along its row line by line, and what is
-prefetched alongside it in L2: more can be on its way there than to the first. Short rows that lie after each
-other are read as they lie, one at a time.
+Accumulators in registers would cover only a few columns, and short runs of every row are the slowest access pattern.
+Later rows are prefetched. A stride-based hardware prefetcher needs each load to follow its row line by line, and
+software prefetches into L2, which allows more outstanding requests than L1. Short contiguous rows are read in order,
+one at a time.
 
-The place of an extreme, which its expression looks for when the extreme is known, is found along with it:
+An argmax or argmin is expressed as a search for the known extreme. It is computed together with the extreme instead:
 
         better = x[k, c] > most[c]
         place[c], most[c] = (k, x[k, c]) if better else (place[c], most[c])
@@ -39,16 +39,16 @@ from tilewright.loops.tiling import (
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, simplify
 
-_AHEAD = 8  # rows that are prefetched before they are needed
-_NARROWEST = 512  # bytes of a row that one block is wide
-_HELD = 4  # the part of L1 that the accumulators may take
-_SHORT_ROW = 32  # vectors of one that is taken as a whole
+_AHEAD = 8  # rows prefetched ahead
+_NARROWEST = 512  # minimum width of a block, in bytes of a row
+_HELD = 4  # the accumulators may fill 1/_HELD of L1
+_SHORT_ROW = 32  # vectors of a row that is processed as a whole
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """So many rows and vectors are combined before they meet the accumulators again, and what is prefetched comes into
-    the cache of this level."""
+    """How many rows and vectors are combined before the accumulators are updated, and the cache level of
+    prefetches."""
 
     rows: int
     vectors: int
@@ -59,14 +59,14 @@ _PAGES_FOLLOWED, _LOADS_FOLLOWED = _Tile(4, 2, level=1), _Tile(8, 1, level=2)
 
 
 def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Program | None:
-    """With vectors along `axis`; None where it is not all about reading."""
+    """The program with vectors along `axis`; None if the formula does more than read and reduce."""
     load = _only_load(formula, axis)
     if load is None or columns_of(formula):
         return None
     reduction, others = formula.reductions[0], [a for a in formula.rows if a != axis]
     (k,) = reduction.axes
     results = [r.result for r in formula.reductions]
-    # Results may be wider, but they are few.
+    # Results may be wider, but there are few of them.
     lanes = lanes_for(replace(formula, value=te.Load(results[0], ())), machine, axis.extent)
     tile = _tile(machine, axis, lanes, load, k, extent_of(others))
     size = lanes * tile.vectors
@@ -126,21 +126,21 @@ def columns_program(formula: Formula, machine: CpuMachine, axis: te.Var) -> Prog
 
 
 def _begin(formula: Formula) -> list[tuple[Buffer, te.Expr]]:
-    """What each result is before the first row. An extreme that no element surpasses is found at the first."""
+    """The initial value of each result. If no element exceeds the initial extreme, its index is the first one."""
     first, *found = formula.reductions
     identity = te.reduce_identity(first.kind, first.result.dtype)
     return [(first.result, identity), *((r.result, te.const(0, r.result.dtype)) for r in found)]
 
 
 def _step(formula: Formula, so_far: Mapping[Buffer, te.Expr]) -> list[tuple[Buffer, te.Expr]]:
-    """What one more row makes of each result, in the order in which they change."""
+    """The update of each result by one more row, in the order of the updates."""
     first, *found = formula.reductions
     most, element = so_far[first.result], first.body
     if not found:
         return [(first.result, updated(first, most, element))]
     worse = te.call("le", *((element, most) if first.kind == "max" else (most, element)))
     better = te.call("not", worse)
-    if element.dtype.is_float:  # NaN surpasses everything but NaN
+    if element.dtype.is_float:  # NaN exceeds everything except NaN
         better = te.call("and", better, te.call("eq", most, most))
     coord = found[0].result
     here = te.cast(first.axes[0], coord.dtype)
@@ -151,7 +151,7 @@ def _step(formula: Formula, so_far: Mapping[Buffer, te.Expr]) -> list[tuple[Buff
 
 
 def _is_coord_of(found: Reduction, extreme: Reduction) -> bool:
-    """Whether `found` is where `extreme` is first met, as `argmax` and `argmin` are expressed."""
+    """Whether `found` is the first index of `extreme`, in the form of `argmax` and `argmin`."""
     if extreme.kind not in ("max", "min") or found.kind != "min" or len(found.axes) != 1:
         return False
     (k,), (along,) = extreme.axes, found.axes
@@ -164,7 +164,7 @@ def _is_coord_of(found: Reduction, extreme: Reduction) -> bool:
 
 
 def _only_load(formula: Formula, axis: te.Var) -> te.Load | None:
-    """What the only reduction, over one axis, reads: every element once, in order along `axis`."""
+    """The load of the only reduction, over one axis, if it reads every element once, contiguous along `axis`."""
     reduction, *others = formula.reductions
     if len(reduction.axes) != 1 or len(others) > 1 or not all(_is_coord_of(r, reduction) for r in others):
         return None
@@ -187,8 +187,7 @@ def _tile(machine: CpuMachine, axis: te.Var, lanes: int, load: te.Load, k: te.Va
 
 
 def _width(formula: Formula, machine: CpuMachine, axis: te.Var, load: te.Load, others: int, size: int) -> int:
-    """Columns of a block, whole tiles of `size`: all, where that leaves something for every core and fits
-    L1."""
+    """Columns of a block, a multiple of `size`: all of them, if every core still has work and they fit L1."""
     most = machine.caches.l1 // (_HELD * sum(r.result.dtype.bytes for r in formula.reductions))
     narrowest = max(size, _NARROWEST // load.dtype.bytes)
     wanted = max(ceil_div(machine.cores, others), ceil_div(axis.extent, most))

@@ -1,25 +1,24 @@
-"""The default program of any task: plain, sensible, chosen without measurement.
+"""The default program of any task, chosen without measuring.
 
 Seven shapes of loop nest cover every formula:
 
 - `elementwise`: no reduction; one vector axis, the rest outside (`elementwise.py`).
 - `transposed`: the same, read along another axis than it is written along: tiles transposed in registers
-(`transposed.py`;
-  `transpose_unaligned.py` where rows begin anywhere in a line).
+  (`transposed.py`; `transpose_unaligned.py` if rows are not aligned to cache lines).
 - `upsampled`: the same, a few results from the same neighbours (`upsample.py`).
 - `tiled`: reductions whose loads are contiguous along an axis of the *output* (matmuls, convolutions,
   pooling, sums over leading axes). A tile of `rows x vectors` accumulators stays in registers while the reduction
   runs.
-- `pooled`: the same where windows move along the vector axis: their columns first, then their rows (`pooling.py`).
-- `columns`: the same where a long sum, or an extreme with its place, reads every element once: accumulators in
-  L1 (`columns.py`).
+- `pooled`: the same if windows move along the vector axis: first over the window's rows, then over its columns
+  (`pooling.py`).
+- `columns`: the same if a long sum or an argmax reads every element once: accumulators are in L1 (`columns.py`).
 - `rowwise`: reductions that are contiguous along the *reduced* axis (softmax, norms, sums over the last axis). Lanes
   hold partial results, combined at the end of the row (`rowwise.py`, as `row_plan.py` decides; `rowwise_streamed.py`
-  where short rows end within a line).
+  if short rows end within a line).
 
-All of them share: the outermost loop is parallel, tiles at the end of an axis are shifted back to overlap instead of
-having a tail loop, an output far larger than the caches goes past them, places that a reduction looks for are as narrow
-as they may be (`argreduce.py`), and the choice between shapes is made by counting accesses (`vector_cost`).
+In all of them, the outermost loop is parallel, the last tile of an axis overlaps its neighbour instead of having a
+tail loop, an output much larger than the caches is written with non-temporal stores, and argmax indices are as narrow
+as possible (`argreduce.py`). The choice between shapes counts memory accesses (`vector_cost`).
 """
 
 from __future__ import annotations
@@ -61,12 +60,10 @@ from tilewright.loops.transposed import transposed_program
 from tilewright.loops.upsample import upsample_program
 from tilewright.te.index import coefficient
 
-_UNROLLED_REDUCTION = 9  # a 3x3 window is written out
-_UNROLLED_STATEMENTS = (
-    108  # written out at most, window and register tile together: code size and compile time
-)
-_PACKING_WASTE = 1.25  # a packed constant may grow by this where the last tile overlaps its neighbour
-_COMBINING_ACROSS = 8  # vector operations that combining lanes at the end of a row costs
+_UNROLLED_REDUCTION = 9  # a 3x3 window is unrolled
+_UNROLLED_STATEMENTS = 108  # maximum unrolled, window times register tile: code size and compile time
+_PACKING_WASTE = 1.25  # factor by which a packed constant may grow if the last tile overlaps
+_COMBINING_ACROSS = 8  # vector operations to combine the lanes at the end of a row
 
 
 def default_program(formula: Formula, machine: CpuMachine) -> Program:
@@ -93,7 +90,7 @@ class _Spatial:
 
 
 def _best_spatial_axis(formula: Formula, machine: CpuMachine) -> _Spatial | None:
-    """The output axis along which the reductions vectorise best, with the cost per row."""
+    """The output axis along which the reductions vectorise best, and the cost per row."""
     best: _Spatial | None = None
     columns = extent_of(columns_of(formula))
     for axis in reversed(formula.rows):
@@ -126,7 +123,7 @@ def _rowwise_cost(formula: Formula, machine: CpuMachine) -> float:
 
 
 def _reduction_kinds(axes: Sequence[te.Var]) -> list[tuple[te.Var, Kind]]:
-    """Loops over reduction axes: small windows are written out, of the rest a short innermost one."""
+    """Loop kinds for reduction axes: small windows are unrolled, and otherwise a short innermost axis."""
     if extent_of(axes) <= _UNROLLED_REDUCTION:
         return [(axis, Kind.UNROLL) for axis in axes]
     kinds = [(axis, Kind.SERIAL) for axis in axes]
@@ -136,7 +133,7 @@ def _reduction_kinds(axes: Sequence[te.Var]) -> list[tuple[te.Var, Kind]]:
 
 
 def _tiled(formula: Formula, machine: CpuMachine, axis: te.Var) -> Program:
-    """Accumulators for `rows x (vectors * lanes)` output elements stay in registers while the reductions run.
+    """Keep accumulators for `rows x (vectors * lanes)` output elements in registers while the reductions run.
 
     for every tile:                                  (parallel)
       acc[m, u, :] = identity
@@ -188,8 +185,8 @@ def _tiled(formula: Formula, machine: CpuMachine, axis: te.Var) -> Program:
 
 
 def _packed(formula: Formula, tiles: Tiles, element: te.Expr) -> dict[te.Expr, PackedOperand]:
-    """Constant operands that are read once, along the vector axis and reduction axes alone: packed, each tile streams
-    through memory instead of touching one short piece of every row. `element` is the place in the tile."""
+    """Pack constant operands that are read once, along the vector axis and the reduction axes only. Then each tile
+    streams through memory instead of reading a short run of every row. `element` is the index in the tile."""
     if tiles.count == 1 or tiles.waste > _PACKING_WASTE:
         return {}
     found: dict[te.Expr, PackedOperand] = {}
@@ -206,7 +203,7 @@ def _packed(formula: Formula, tiles: Tiles, element: te.Expr) -> dict[te.Expr, P
 
 
 def _row_axis(formula: Formula, vector_axis: te.Var) -> te.Var | None:
-    """The axis that gives the register tile its rows: the one along which most loads stay where they are."""
+    """The axis for the rows of the register tile: the one that most loads are independent of."""
     offsets = [offset for r in formula.reductions for offset in load_offsets(r.body)]
     best: tuple[int, te.Var] | None = None
     for axis in reversed(formula.rows):
@@ -221,7 +218,8 @@ def _row_axis(formula: Formula, vector_axis: te.Var) -> te.Var | None:
 def _register_tile(
     formula: Formula, machine: CpuMachine, axis: te.Var, row_axis: te.Var | None, lanes: int
 ) -> tuple[int, int]:
-    """(rows, vectors) of the accumulator tile: least time per useful element by counting arithmetic and loads.
+    """(rows, vectors) of the accumulator tile with the least time per useful element, by counting arithmetic and
+    loads.
 
     A step of the reduction costs rows * vectors FMAs (two ports) and rows broadcasts plus `vectors` loads (two
     ports); tiles that overhang the axis waste their share; all accumulators, the vectors of one operand and one
@@ -238,7 +236,7 @@ def _register_tile(
     most = _UNROLLED_STATEMENTS // (written_out * (3 if guarded else 1))
     row_limit = min(row_axis.extent, 14) if row_axis is not None else 1
     if row_axis is not None and written_out > 1 and not _is_reused(formula, row_axis):
-        row_limit = 1  # every row more is more places that memory is read from at once
+        row_limit = 1  # each additional row is another stream from memory
     vector_limit = max(1, min(4, axis.extent // lanes))
     best, best_cost = (1, 1), float("inf")
     for vectors in range(1, vector_limit + 1):
@@ -258,7 +256,7 @@ def _register_tile(
 
 
 def _is_reused(formula: Formula, axis: te.Var) -> bool:
-    """Whether some element is read for several places along the axis."""
+    """Whether some element is read for several indices along the axis."""
     for reduction in formula.reductions:
         for offset in load_offsets(reduction.body):
             step = coefficient(offset, axis)
@@ -269,9 +267,8 @@ def _is_reused(formula: Formula, axis: te.Var) -> bool:
 
 
 def _tile_order(formula: Formula, tiles: Tiles, row_tiles: Tiles | None) -> list[te.Var]:
-    """Loops over tiles, outermost first: axes that all operands share (batch), then the vector axis, so that one panel
-    of its operand serves all the rows before the next is read, then the rows. Where no operand serves several rows, as
-    they lie in memory."""
+    """The order of loops over tiles, outermost first: axes that all operands share (batch), then the vector axis, so
+    that one panel serves all rows, then the rows. If no operand serves several rows, the memory order is used."""
     offsets = [offset for r in formula.reductions for offset in load_offsets(r.body)]
     loops = {tiles.axis: tiles.var} | ({row_tiles.axis: row_tiles.var} if row_tiles else {})
     shared = [a for a in formula.rows if all(coefficient(offset, a) != 0 for offset in offsets)]

@@ -3,29 +3,28 @@
     for all other axes:                              (the outer ones parallel)
       for tiles of the axis: out[u, :] = value       (u unrolled, in lanes)
 
-Where an element comes from one of several inputs by its place along an axis (a concatenation), that is not decided
-element by element: the axis is cut into pieces that come from one of them. Along the vector axis each piece has a loop
-of its own; along any other there is a branch around a tile.
+If an axis index selects one of several inputs (a concatenation), this is not decided per element: the axis is cut
+into segments, each from one input. Along the vector axis each segment has its own loop; along other axes there is a
+branch around a tile.
 
-Where short runs of memory change places, what is written side by side is read from a new page each time. A few of these
-are then taken in turn with what follows them in memory, while their pages are open; or just one, where the look-ahead
-does not follow pages:
+If short runs of memory are permuted, consecutive output runs are read from different pages. Several of these are then
+interleaved with the runs that follow them in memory, while their pages are open; or just one, if the hardware
+prefetcher is not page-based:
 
     for blocks of axis a:
-      for b:                                         (nearer than a where it is read)
+      for b:                                         (smaller stride than a in the input)
         for a in the block: out[b, a, :] = x[a, b, :]
 
-Short rows that do not end with a line (an image with a border) cannot be written with non-temporal stores one by one.
-As many as end with one together are put into scratch, and written from there:
+Short rows that do not end at a cache line (a padded image) cannot be written with non-temporal stores one by one. As
+many rows as together end at a line are staged in scratch memory and written from there:
 
     for every few rows:
       for row in them: stage[row, :] = value
       out[lines] = stage[lines]
 
-What lies inside of a border is copied and what lies outside of it written, without asking for each vector which it is.
+The inside of a padded row is copied and its border filled, without a test for each vector.
 
-Rows of which an input says where they are (an embedding) are prefetched ahead, by as many as are written while memory
-answers.
+Rows whose index is loaded (an embedding) are prefetched, as many ahead as are written during one memory latency.
 """
 
 from __future__ import annotations
@@ -59,13 +58,13 @@ from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, simplify
 
 _UNROLLED = 8  # vectors of one tile
-_LARGE = 24  # nodes of an expression of which fewer copies are written out
-_FEW, _MANY = 8, 16  # runs read in turn
-_SHORT_ROW = 16  # lines: the ends of longer rows do not count
-_HELD = 64  # lines of rows that wait to be written: stores that a processor finishes while it goes on
+_LARGE = 24  # expression size above which fewer copies are unrolled
+_FEW, _MANY = 8, 16  # interleaved runs
+_SHORT_ROW = 16  # lines: in longer rows the ends do not matter
+_HELD = 64  # lines of staged rows: stores that the CPU can buffer while it continues
 _SECOND_CACHE = 2
-_ANSWERED = 8 << 10  # bytes of rows that are moved while memory answers
-_SHARED = 16  # iterations outside of the vector axis that are enough to share among threads
+_ANSWERED = 8 << 10  # bytes of rows that are moved during one memory latency
+_SHARED = 16  # iterations outside the vector axis that are enough for all threads
 
 
 def elementwise_program(formula: Formula, machine: CpuMachine) -> Program:
@@ -92,7 +91,7 @@ def elementwise_program(formula: Formula, machine: CpuMachine) -> Program:
     far = _far_axis(formula, machine, axis, outer) if writer.streamed and not segments else None
     after += f", {far.axis.name} in blocks of {far.blocks.size}" if far else ""
     if writer.streamed and extent_of(outer) >= _SHARED and writer.run(axis, formula) is not None:
-        # Of a piece that is one row it may be known that it begins with a line.
+        # A segment that is one row may be known to begin at a cache line.
         run = _by_segment(
             formula, axis, segments, lambda part: writer.run(axis, part) or writer.row(axis, part)
         )
@@ -119,7 +118,7 @@ def elementwise_program(formula: Formula, machine: CpuMachine) -> Program:
 def _prefetched_ahead(
     formula: Formula, machine: CpuMachine, axis: te.Var, outer: Sequence[te.Var], tiles: Tiles
 ) -> list[Stmt]:
-    """The same tile of a row to come, of rows whose place is read from an input: there must be one for every row."""
+    """Prefetch the same tile of a later row, for rows whose index is loaded; every row must have one."""
     stmts: list[Stmt] = []
     for load in dict.fromkeys(te.unguarded_loads(formula.value)):
         (index,) = load.indices or (te.as_index(0),)
@@ -127,7 +126,7 @@ def _prefetched_ahead(
             continue
         row, line = outer[-1], machine.line_bytes // load.dtype.bytes
         if coefficient(index, row) is not None:
-            continue  # the next row's place is known without the input
+            continue  # the next row's index is known without the input
         ahead = ceil_div(_ANSWERED, axis.extent * load.dtype.bytes)
         following = te.call("min", row + ahead, te.as_index(row.extent - 1))
         step = te.Var("r", ceil_div(tiles.size, line))
@@ -140,8 +139,8 @@ def _prefetched_ahead(
 def _staged(
     formula: Formula, machine: CpuMachine, axis: te.Var, outer: Sequence[te.Var], segments: Sequence[_Segment]
 ) -> Stmt | None:
-    """Rows put together in scratch until they end with a line; None where they do anyway and have no border, where they
-    never do, and where they are long."""
+    """Stage rows in scratch memory until they end at a line; None if rows end at a line anyway and have no border, if
+    they never do, and if they are long."""
     dtype, length = formula.output.dtype, axis.extent
     line = machine.line_bytes // dtype.bytes
     rows, count = extent_of(outer), line // math.gcd(length, line)
@@ -182,16 +181,16 @@ def _next_rows(
     lines: Tiles,
     following: dict[te.Var, te.Expr],
 ) -> list[Stmt]:
-    """Lines of what is read for the `count` rows from `following` on, so many that they are prefetched along with
-    `lines`: what is put together waits for what it is made of, and memory is not to rest meanwhile."""
+    """Prefetches of the lines read for the `count` rows from `following` on, spread over `lines`, so that memory
+    stays busy while rows are staged."""
     stmts: list[Stmt] = []
     for load in dict.fromkeys(te.loads(formula.value)):
         (index,) = load.indices
         pitch, line = coefficient(index, row), machine.line_bytes // load.dtype.bytes
-        # What lies between rows far apart would be prefetched along with them.
+        # A prefetch of the data between distant rows would be useless.
         if coefficient(index, axis) != 1 or pitch is None or not 0 < pitch <= 2 * axis.extent:
             continue
-        if te.loads(index):  # after the last row no data says where
+        if te.loads(index):  # no data gives the index after the last row
             continue
         each = ceil_div(count * pitch, line * lines.count)
         step = te.Var("r", each)
@@ -204,7 +203,7 @@ def _next_rows(
 
 @dataclass(frozen=True)
 class _Far:
-    """An axis along which what is written side by side is read from far apart, and one that is nearer."""
+    """An axis along which consecutive outputs are read from distant addresses, and one with a smaller stride."""
 
     axis: te.Var
     near: te.Var
@@ -237,7 +236,7 @@ def _far_axis(formula: Formula, machine: CpuMachine, axis: te.Var, outer: Sequen
 def _by_segment(
     formula: Formula, axis: te.Var, segments: Sequence[_Segment], make: Callable[[Formula], Stmt]
 ) -> Stmt:
-    """What `make` makes of the formula, or of each piece after a branch where they are not along `axis`."""
+    """Apply `make` to the formula, or to each segment after a branch if the segments are not along `axis`."""
     parts = segments if segments and segments[0].axis != axis else ()
     stmt = make(parts[-1].placed(formula) if parts else formula)
     for segment in reversed(parts[:-1]):
@@ -272,8 +271,8 @@ class _Writer:
         return streamed_run(axis, begin, self.lanes, write)
 
     def bordered(self, axis: te.Var) -> Stmt | None:
-        """All of it, where it is a constant before one place of the axis and after another, and nothing has to be
-        asked of a vector between them; None where it is not so."""
+        """The whole row, if it is a constant before one index of the axis and after another, and vectors in between
+        need no test; else None."""
         value = self.formula.value
         if not (isinstance(value, te.Select) and isinstance(value.other, te.Const) and te.loads(value.then)):
             return None
@@ -295,7 +294,7 @@ class _Writer:
         return filled if guard is None else If(guard, filled, self.row(axis, outside))
 
     def row(self, axis: te.Var, formula: Formula) -> Stmt:
-        """All of it, tile by tile."""
+        """The whole row, tile by tile."""
         tiles = self.tiles(axis)
         return nest([(tiles.var, Kind.SERIAL)], self.tile(tiles, formula))
 
@@ -311,7 +310,7 @@ class _Writer:
 
 @dataclass(frozen=True)
 class _Segment:
-    """The places of an axis from `begin` to before `end`."""
+    """The indices of an axis from `begin` to before `end`."""
 
     axis: te.Var
     begin: int
@@ -322,18 +321,18 @@ class _Segment:
         return te.Var(f"{self.axis.name}_{self.begin}", self.end - self.begin)
 
     def of(self, formula: Formula) -> Formula:
-        """The formula along `inside`, all that is decided there decided."""
+        """The formula along `inside`, with all conditions on the segment resolved."""
         return formula.map(lambda expr: simplify(te.substitute(expr, {self.axis: self.inside + self.begin})))
 
     def placed(self, formula: Formula) -> Formula:
-        """The same along the whole axis; it holds in the piece."""
+        """The same along the whole axis; valid within the segment."""
         return self.of(formula).map(
             lambda expr: te.substitute(expr, {self.inside: self.axis + (-self.begin)})
         )
 
 
 def _segments(formula: Formula) -> list[_Segment]:
-    """The pieces of the first axis along which a choice between loads changes; none where there is no such axis."""
+    """The segments of the first axis along which a selection between loads changes; none if there is no such axis."""
     cuts: dict[te.Var, set[int]] = {}
     for node in te.walk(formula.value):
         if not (isinstance(node, te.Select) and te.loads(node.then) and te.loads(node.other)):

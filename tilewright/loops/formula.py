@@ -1,4 +1,4 @@
-"""A task in normal form: what a schedule arranges.
+"""The normal form of a task, on which schedules work.
 
 `formula_of` takes the stages of a task's tensor expressions and leaves as little structure as possible:
 
@@ -26,12 +26,12 @@ from tilewright.te.index import Linear, coefficient, flat_index, linear, simplif
 
 
 class NestedReduction(InternalError):
-    """A reduction that another one reads element by element: such a task has no normal form, only templates."""
+    """A reduction is read element by element by another one. Such a task has no normal form, only templates."""
 
 
 @dataclass(frozen=True)
 class Reduction:
-    result: Buffer  # stands for the result in the expressions that read it
+    result: Buffer  # represents the result in the expressions that read it
     kind: str
     body: te.Expr
     axes: tuple[te.Var, ...]
@@ -50,7 +50,7 @@ class Formula:
     reductions: tuple[Reduction, ...]
     value: te.Expr
     store: te.Expr
-    constants: frozenset[Buffer] = frozenset()  # the inputs that are the same in every call
+    constants: frozenset[Buffer] = frozenset()  # inputs that are the same in every call
 
     @property
     def rows(self) -> tuple[te.Var, ...]:
@@ -60,12 +60,12 @@ class Formula:
 
     @property
     def moved(self) -> int:
-        """Bytes of everything that is read and written, once."""
+        """Bytes read and written, each element once."""
         return sum(buffer.size * buffer.dtype.bytes for buffer in (*self.inputs, self.output))
 
     @property
     def epilogue_reads(self) -> float:
-        """Bytes that are read for each result after its reductions."""
+        """Bytes read per result after its reductions."""
         read = {load.source for load in te.loads(self.value) if load.indices}
         results = self.output.size
         read_bytes = sum(min(results, b.size) * b.dtype.bytes for b in read if isinstance(b, Buffer))
@@ -88,9 +88,8 @@ def formula_of(
     constants: Collection[int] = (),
     keep_rounding: bool = False,
 ) -> Formula:
-    """The normal form of `output` as a function of `inputs`, of which those numbered `constants` never change.
-    `keep_rounding`: values that a fused kernel need not round to 16 bits between two operators are rounded all the
-    same."""
+    """The normal form of `output` as a function of `inputs`; `constants` are the indices of those that never change.
+    `keep_rounding`: keep roundings to 16 bits between fused operators."""
     assert isinstance(output, te.Compute), "a task computes something"
     formula = _flat_formula(output, inputs, name)
     formula = replace(formula, constants=frozenset(formula.inputs[number] for number in constants))
@@ -106,8 +105,8 @@ def formula_of(
 
 
 def _inline(stage: te.Compute, bodies: dict[te.Source, te.Expr]) -> te.Expr:
-    """The stage's body with every read of a plain computed tensor replaced by its formula. One that is read several
-    times is in it several times, but as one object: time and code go by objects."""
+    """The stage's body with every read of a computed tensor replaced by its expression. A tensor that is read several
+    times is the same object each time, so time and code size do not grow."""
 
     def rule(node: te.Expr) -> te.Expr | None:
         if not (isinstance(node, te.Load) and node.source in bodies):
@@ -209,7 +208,7 @@ def _flatten_loads(expr: te.Expr, buffers: dict[te.Tensor, Buffer]) -> te.Expr:
 
 
 def _drop_rounding(node: te.Expr) -> te.Expr | None:
-    """f32 -> 16 bits -> f32 inside one kernel: the rounding is left out."""
+    """Drop the rounding in f32 -> 16 bits -> f32 inside one kernel."""
     if isinstance(node, te.Cast) and isinstance(node.value, te.Cast):
         inner = node.value
         if inner.dtype.is_half and node.dtype is DType.F32 and inner.value.dtype is DType.F32:
@@ -236,7 +235,7 @@ def _drop_single_iterations(formula: Formula) -> Formula:
 
 
 def _inline_trivial_reductions(formula: Formula) -> Formula:
-    """A reduction of one element is that element, and of none the identity."""
+    """Replace a reduction over one element by that element, and over none by the identity."""
     single: dict[Buffer, te.Expr] = {}
     for reduction in formula.reductions:
         if not reduction.length:
@@ -247,7 +246,7 @@ def _inline_trivial_reductions(formula: Formula) -> Formula:
     def rule(node: te.Expr) -> te.Expr | None:
         return single.get(node.source) if isinstance(node, te.Load) and not node.indices else None  # type: ignore[call-overload]
 
-    for _ in single:  # one may be read by the next
+    for _ in single:  # a reduction may read the one before it
         formula = formula.map(lambda expr: te.rewrite(expr, rule))
     return replace(formula, reductions=tuple(r for r in formula.reductions if r.result not in single))
 
@@ -301,7 +300,7 @@ def _join_axes(formula: Formula) -> Formula:
 
     rows = set(formula.rows)
     if any(axis not in rows for axis in formula.axes) and rows:
-        # Rows and columns stay apart: only the columns are walked again after the reductions.
+        # Rows and columns stay separate: only the columns are traversed again after the reductions.
         row_axes = tuple(axis for axis in formula.axes if axis in rows)
         column_axes = tuple(axis for axis in formula.axes if axis not in rows)
         row_axes, formula = joined(row_axes, formula)
@@ -350,7 +349,7 @@ def _join_in(expr: te.Expr, outer: te.Var, inner: te.Var, both: te.Var) -> te.Ex
 
 
 def _variables_outside_offsets(expr: te.Expr) -> set[te.Var]:
-    """Variables used as values or in conditions, or inside an offset in a way that is not linear."""
+    """Variables used as values or in conditions, or non-linearly inside an offset."""
     found: set[te.Var] = set()
     waiting = [expr]
     while waiting:

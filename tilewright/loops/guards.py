@@ -11,13 +11,13 @@ from tilewright.dtypes import DType
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import Bounds, Linear, bounds, linear, simplify
 
-_MAX_CASES = 16  # of conditions that leave a choice
+_MAX_CASES = 16  # maximum number of cases from disjunctions
 Guard = tuple[te.Expr, bool]  # a condition, and whether it holds
 
 
 def bounds_under(index: te.Expr, guards: tuple[Guard, ...]) -> Bounds | None:
-    """Inclusive bounds of an index where the guards hold, both reached; None where they never do, and where that is
-    not known: of conditions on several variables at once, and of indices that are not linear."""
+    """Inclusive, tight bounds of an index under the guards. None if the guards never hold, or if the bounds are
+    unknown: for conditions on several variables at once and non-linear indices."""
     cases = _all_of([_cases(condition, holds) for condition, holds in guards])
     if len(cases) > _MAX_CASES:
         return None
@@ -41,7 +41,7 @@ def bounds_under(index: te.Expr, guards: tuple[Guard, ...]) -> Bounds | None:
 
 
 def _cases(condition: te.Expr, holds: bool) -> list[tuple[Guard, ...]]:
-    """Conjunctions of which one holds where the condition does, or does not."""
+    """Conjunctions of which one is true if the condition is true (or false, if not `holds`)."""
     if not (
         isinstance(condition, te.Call) and condition.op in ("and", "or") and condition.dtype is DType.BOOL
     ):
@@ -57,7 +57,7 @@ def _all_of(parts: Sequence[list[tuple[Guard, ...]]]) -> list[tuple[Guard, ...]]
 
 
 def _left(guards: tuple[Guard, ...]) -> dict[te.Var, Bounds] | None:
-    """What is left of the ranges of variables; None where that is not known."""
+    """The remaining ranges of variables; None if unknown."""
     left: dict[te.Var, Bounds] = {}
     for condition, holds in guards:
         facts = _facts(condition, holds)
@@ -69,15 +69,15 @@ def _left(guards: tuple[Guard, ...]) -> dict[te.Var, Bounds] | None:
 
 
 def conjuncts(condition: te.Expr) -> list[te.Expr]:
-    """Conditions that all hold where it does."""
+    """Conditions that are all true if it is true."""
     if isinstance(condition, te.Call) and condition.op == "and":
         return [part for each in condition.args for part in conjuncts(each)]
     return [condition]
 
 
 def interval_of(conditions: Sequence[te.Expr], var: te.Var) -> tuple[int, int] | None:
-    """(first, after the last) value of the variable where all conditions hold, of which each bounds it alone; None
-    where one does not, and where there are no such values."""
+    """(first, end) of the variable's values under all conditions, each of which must bound only this variable; None
+    otherwise, or if there are no such values."""
     if any(te.loads(condition) or te.variables(condition) != {var} for condition in conditions):
         return None
     within = bounds_under(var, tuple((condition, True) for condition in conditions))
@@ -89,11 +89,11 @@ def interval_of(conditions: Sequence[te.Expr], var: te.Var) -> tuple[int, int] |
 
 
 def _facts(condition: te.Expr, holds: bool) -> list[tuple[te.Var, int | None, int | None]] | None:
-    """Variables and their bounds that are all that a comparison says; None where it says something else."""
+    """Variables and their bounds that are equivalent to a comparison; None if it has another form."""
     if not isinstance(condition, te.Call):
         return None
     if condition.op in ("lt", "le", "eq") and condition.args[0].dtype.is_float:
-        return []  # of data: no reason for an index to be where it must not
+        return []  # a condition on data says nothing about the index
     if condition.op not in ("lt", "le", "eq") or condition.args[0].dtype is not DType.I64:
         return None
     difference = linear(condition.args[0]) + linear(condition.args[1]).scaled(-1)
@@ -106,7 +106,7 @@ def _facts(condition: te.Expr, holds: bool) -> list[tuple[te.Var, int | None, in
 
 
 def _between(form: Linear, low: int | None, high: int | None) -> list[tuple[te.Var, int | None, int | None]]:
-    """Bounds of the only variable of a form that is itself within bounds."""
+    """Bounds of the only variable of a linear form that is itself within bounds."""
     ((var, factor),) = form.terms.items()
     assert isinstance(var, te.Var)
     ends = [None if end is None else end - form.constant for end in (low, high)]

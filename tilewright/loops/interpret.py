@@ -1,4 +1,4 @@
-"""The meaning of loop programs, executed literally: slow, and what generated code is tested against."""
+"""The reference interpreter of loop programs: slow and literal; generated code is tested against it."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from tilewright.te.scalars import SCALARS
 
 
 class UnorderedAccess(Exception):
-    """Threads touch a place in scratch memory at times that nothing orders."""
+    """Threads access an element of scratch memory without synchronisation between them."""
 
 
 def interpret_program(
     program: Program, inputs: Sequence[np.ndarray], scopes: Collection[Scope] = LOOP_SCOPES
 ) -> np.ndarray:
-    """Run the program on flat copies of `inputs`; gives the flat output. Elements never written are NaN or -1.
-    `scopes`: those of the target; what is neither global nor a register is memory as scratch is."""
+    """Run the program on flat copies of `inputs`, and return the flat output. Elements never written are NaN or -1.
+    `scopes`: those of the target; everything except global memory and registers behaves like scratch memory."""
     foreign = foreign_scope(program, scopes)
     if foreign is not None:
         raise VerificationError(f"program {program.name}: {foreign}")
@@ -77,7 +77,9 @@ class _Machine:
         self.thread = 0
         self.asked: list[_Pending] = []
         self.groups: list[list[_Pending]] = []
-        self.last_read: dict[tuple[Buffer, int], int] = {}  # when each place of scratch memory was last read
+        self.last_read: dict[
+            tuple[Buffer, int], int
+        ] = {}  # when each element of scratch memory was last read
         self.awaits = 0
 
     def memory(self, buffer: Buffer) -> np.ndarray:
@@ -95,7 +97,7 @@ class _Machine:
                 if stmt.kind is Kind.THREAD:
                     self.thread = value
                 elif stmt.kind is Kind.PARALLEL:
-                    self.last_read.clear()  # each iteration has scratch memory of its own
+                    self.last_read.clear()  # each iteration has its own scratch memory
                 self.run(stmt.body, {**env, stmt.var: value})
         elif isinstance(stmt, If):
             if self.value(stmt.cond, env):
@@ -166,7 +168,7 @@ class _Machine:
         return np.asarray(SCALARS[expr.op].numpy(*arguments)).astype(expr.dtype.numpy)[()]
 
     def copy(self, stmt: Copy, env: dict[te.Var, int]) -> None:
-        """What is on its way is nothing until it is awaited."""
+        """A copy has no effect until it is awaited."""
         index = int(self.value(stmt.index, env))
         values = np.zeros(stmt.lanes, stmt.buffer.dtype.numpy)
         if stmt.cond is None or self.value(stmt.cond, env):
@@ -210,7 +212,7 @@ class _Machine:
             self.registers[buffer][np.arange(first, first + WARP)[:, None], positions] = value[elements]
 
     def invoke(self, stmt: Invoke, env: dict[te.Var, int]) -> None:
-        """What the instruction is declared to compute, whatever is emitted for it."""
+        """Compute what the instruction is declared to compute, whatever code is emitted for it."""
         intrinsic, held = stmt.intrinsic, []
         for position in stmt.operands:
             at = int(self.value(position.index, env)) + np.array(position.offsets)
@@ -234,7 +236,7 @@ class _Machine:
     def _positions(
         self, stmt: Warp, lanes: int, size: int, start: te.Expr, first: int, env: dict[te.Var, int]
     ) -> np.ndarray:
-        """Of each of a warp's threads and each element of its share, where it is."""
+        """The index of each element of each thread's fragment in a warp."""
         varies = stmt.thread in te.variables(start)
         starts = [
             int(self.value(start, {**env, stmt.thread: first + lane}))
@@ -252,7 +254,7 @@ class _Machine:
         return _pairwise(expr.kind, self.memory(expr.buffer)[expr.offset : expr.offset + expr.lanes])
 
 
-# What indices are made of, in plain integers: they are most of what a program computes.
+# Index arithmetic in plain integers, because it is most of what a program computes.
 _OF_INDICES: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,
     "sub": operator.sub,
@@ -267,7 +269,7 @@ _Pending = tuple[Buffer, int, np.ndarray]
 
 
 def _of_threads(kind: str, group: np.ndarray) -> Any:
-    """Halves with halves within a warp, then the warps in order."""
+    """Combine halves with halves within a warp, then the warps in order."""
     combine = SCALARS[te.REDUCE_COMBINERS[kind]].numpy
     warps = group.reshape(-1, min(WARP, len(group)))
     return reduce(combine, [_pairwise(kind, warp) for warp in warps])

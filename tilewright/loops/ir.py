@@ -4,44 +4,43 @@ Semantics
 ---------
 - A `Program` is a function of buffers: its parameters (the task's inputs in order, then its output) and local ones in
   registers or scratch memory. Buffers are one-dimensional, of a fixed number of elements, and do not overlap.
-- Statements run in order. `For` runs its body for var = 0, 1, ..., extent - 1; what its kind allows:
+- Statements run in order. `For` runs its body for var = 0, 1, ..., extent - 1; its kind allows:
   * SERIAL: nothing more.
   * PARALLEL: iterations may run in any order, on any thread. Only the outermost statement may be parallel. Iterations
-    write disjoint elements, **or the same value to the same element**: a tile at the end of an axis may be shifted back
-    to overlap its neighbour, which computes the same elements again instead of needing a tail loop.
-  * UNROLL: the body is written out extent times.
+    write disjoint elements, **or the same value to the same element**: a tile at the end of an axis may be shifted
+    back to overlap its neighbour, which computes the same elements again instead of needing a tail loop.
+  * UNROLL: the body is repeated extent times in the code.
   * VECTOR: the iterations run in lockstep in the lanes of a vector. The body holds only `Store`s; each one's value is
     computed for all lanes, then stored for all lanes.
   * THREAD, on GPUs: each iteration runs on a thread of its own, and an iteration of the parallel loop is a block of
     threads. All thread loops of a program have the same extent; one is not inside another, a branch within it may
     differ from thread to thread. A register buffer is each thread's own and keeps its values from one thread loop to
-    the next; scratch memory is the block's, and what one thread loop has written the next may read.
+    the next; scratch memory belongs to the block, and a thread loop may read what the previous one wrote.
 - A register buffer lives in machine registers: once unrolled loops are written out, each of its accesses is at a
-  constant offset (a lane counts from there), and a given element is always accessed with the same number of lanes.
-  It is written before it is read, also in the first iteration of the loops around; a branch may leave that one out.
+  constant offset (a lane counts from there), and a given element is always accessed with the same number of lanes. It
+  is written before it is read, also in the first iteration of enclosing loops, unless a branch skips that iteration.
 - A scratch buffer is memory of the thread's own (on its stack), private to one iteration of the parallel loop and
   undefined at its beginning. All of a program's together hold at most `SCRATCH_LIMIT` bytes.
-- A buffer can be read as elements of another type, its bytes taken together in the machine's order: a view, which is
-  only read, and is aligned no better than what it is a view of.
+- A view reads a buffer as elements of another type, in the machine's byte order. It is read-only, and only as aligned
+  as its buffer.
 - `If` runs one of its branches; its condition is the same in every lane and is not under a vector loop.
-- `Prefetch` changes nothing: it names an element that will be read or written soon, and may name one that does not
-  exist.
-- `Combine`, between thread loops: an element of a register buffer is combined over groups of neighbouring threads, in a
-  fixed order, and each thread of the group then holds the result.
-- `Copy`, in a thread loop, prefetches neighbours in memory, which are in scratch memory after an `Await` of its group:
-  those since the last `Commit`. Nobody touches their place from the copy to there, and nobody reads it between the
-  `Await` before the copy and the copy. `Commit` and `Await` are between thread loops; all threads meet at an `Await`.
+- `Prefetch` has no effect on results: it names an element that will be read or written soon, which need not exist.
+- `Combine`, between thread loops: an element of a register buffer is combined over groups of neighbouring threads, in
+  a fixed order, and each thread of the group then holds the result.
+- `Copy`, in a thread loop, starts an asynchronous copy of contiguous elements to scratch memory. It is complete after
+  an `Await` of its group, the copies since the last `Commit`. Until then the destination must not be accessed, nor
+  read between the `Await` before the copy and the copy. `Commit` and `Await` are between thread loops; all threads
+  meet at an `Await`.
 - `Warp`, between thread loops: an instruction that the threads of each warp carry out together. `Invoke`, on CPUs: an
   instruction of one thread, outside of vector loops. Both are a `hw.intrinsics.Intrinsic`.
-- `Transpose` turns a tile of a register buffer: its vectors in order are the elements of a matrix by rows before, and
-  by columns afterwards. `Slide` takes a vector from two register vectors, wherever it begins in the first.
-- `Store` rounds nothing: the value's type is the buffer's. One that is `streamed` writes what nobody reads soon: it may
-be written with non-temporal
-  stores, for which a vector should begin at a multiple of its length; into registers, on a GPU, it prefetches
-  what it reads there and then. `Across` combines the lanes of a register vector pairwise (first half with second half,
-  and so on): a fixed order.
+- `Transpose` transposes a tile of a register buffer: its vectors hold a matrix by rows before, and by columns after.
+  `Slide` extracts a vector from two adjacent register vectors, at any offset.
+- `Store` rounds nothing: the value's type is the buffer's. A `streamed` store writes data that is not read soon: it
+  may use non-temporal stores, for which vectors should be aligned. On a GPU, a streamed store to registers issues its
+  load at once. `Across` combines the lanes of a register vector pairwise (first half with second half, and so on): a
+  fixed order.
 - Expressions are those of `te`; a `Load` reads a `Buffer` at one flat index, and `Select` is lazy in its loads.
-- Arithmetic is what the expressions say, in the order they say it; `numerics` decides which fast-math flags it gets.
+- Arithmetic follows the expressions and their order; `numerics` decides the fast-math flags.
 """
 
 from __future__ import annotations
@@ -66,15 +65,15 @@ class Buffer(Source):
     dtype: DType
     size: int
     scope: Scope = Scope.GLOBAL
-    of: Buffer | None = None  # what it is a view of
+    of: Buffer | None = None  # the buffer that it is a view of
 
     @property
     def memory(self) -> Buffer:
-        """The buffer whose bytes it has."""
+        """The buffer that owns the bytes."""
         return self if self.of is None else self.of
 
     def read_as(self, dtype: DType) -> Buffer:
-        """The view as elements of another type; bytes at the end that make no whole element are not in it."""
+        """A view as elements of another type; trailing bytes that do not fill an element are not in it."""
         size = self.size * self.dtype.bytes // dtype.bytes
         return Buffer(f"{self.memory.name}.{dtype.short}", dtype, size, self.scope, self.memory)
 
@@ -89,7 +88,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Across(Expr):
-    """The combination of `lanes` elements of a register buffer, from `offset` on; `kind` as in `te.Reduce`."""
+    """The combination of `lanes` elements of a register buffer, starting at `offset`; `kind` as in `te.Reduce`."""
 
     kind: str
     buffer: Buffer
@@ -130,8 +129,8 @@ class If:
 
 @dataclass(frozen=True)
 class Prefetch:
-    """Brings the cache line of an element into the cache of the given level, 1 is the nearest; `written`: as one that
-    will be written."""
+    """Prefetch the cache line of an element into the cache of the given level, 1 being the nearest. `written`: for a
+    later write."""
 
     buffer: Buffer
     index: Expr
@@ -141,8 +140,8 @@ class Prefetch:
 
 @dataclass(frozen=True)
 class Transpose:
-    """The first `rows * columns` elements of a register buffer, a matrix of `rows` rows, become its transpose. They are
-    held in vectors of `lanes`."""
+    """Transpose the first `rows * columns` elements of a register buffer, a matrix of `rows` rows held in vectors of
+    `lanes`."""
 
     buffer: Buffer
     rows: int
@@ -152,8 +151,8 @@ class Transpose:
 
 @dataclass(frozen=True)
 class Slide:
-    """The first `lanes` elements of a register buffer become those from `begin` on of themselves with the `lanes` of
-    `following`, another register buffer, from `position` on after them."""
+    """Replace the first `lanes` elements of a register buffer by those at offset `begin` in its concatenation with
+    `lanes` elements of `following`, another register buffer, from `position` on."""
 
     buffer: Buffer
     following: Buffer
@@ -164,8 +163,8 @@ class Slide:
 
 @dataclass(frozen=True)
 class Combine:
-    """Element `offset` of a register buffer becomes, in each of `group` neighbouring threads, the combination of them
-    all; `kind` as in `te.Reduce`, `group` a power of two, or a number of whole warps."""
+    """Combine element `offset` of a register buffer over `group` neighbouring threads, each of which gets the result.
+    `kind` as in `te.Reduce`; `group` is a power of two, or a number of whole warps."""
 
     kind: str
     buffer: Buffer
@@ -175,8 +174,8 @@ class Combine:
 
 @dataclass(frozen=True)
 class Copy:
-    """`lanes` neighbours from `source` to scratch memory, some time until they are awaited. Zeros where `cond` does not
-    hold: nothing is read then."""
+    """Copy `lanes` contiguous elements from `source` to scratch memory asynchronously. Stores zeros, and reads
+    nothing, if `cond` is false."""
 
     buffer: Buffer
     index: Expr
@@ -188,20 +187,20 @@ class Copy:
 
 @dataclass(frozen=True)
 class Commit:
-    """The copies since the last one are a group."""
+    """Close a group of the copies since the last `Commit`."""
 
 
 @dataclass(frozen=True)
 class Await:
-    """The copies of all groups but the last `pending` are there, for all threads."""
+    """Wait, in all threads, until the copies of all groups but the last `pending` are complete."""
 
     pending: int
 
 
 @dataclass(frozen=True)
 class Warp:
-    """Of each operand of the instruction, the result first, the buffer and where in it a thread's fragment begins;
-    `thread` stands for the number of the thread."""
+    """For each operand of the instruction, the result first: the buffer and the start of a thread's fragment in it;
+    `thread` is the thread index."""
 
     instruction: Intrinsic
     thread: Var
@@ -210,7 +209,7 @@ class Warp:
 
 @dataclass(frozen=True)
 class Location:
-    """An operand where it lies: lane n of its fragment is the element at `index + offsets[n]`."""
+    """An operand in memory: lane n of its fragment is the element at `index + offsets[n]`."""
 
     buffer: Buffer
     index: Expr
@@ -218,13 +217,14 @@ class Location:
 
     @property
     def is_run(self) -> bool:
-        """Whether the lanes are neighbours in memory."""
+        """Whether the lanes are contiguous in memory."""
         return self.offsets == tuple(range(len(self.offsets)))
 
 
 @dataclass(frozen=True)
 class Invoke:
-    """An instruction of a CPU: where its operands are, the result first. One that accumulates reads its result too."""
+    """An instruction of a CPU with its operands, the result first. An accumulating instruction reads its
+    result too."""
 
     intrinsic: Intrinsic
     operands: tuple[Location, ...]
@@ -237,9 +237,12 @@ Stmt = (
 
 @dataclass(frozen=True)
 class Program:
-    """A loop nest. `decisions` says in words what the schedule chose: it is what `explain` shows. `packings` says, for
-    each input, in which order its elements are expected; None, and inputs beyond its end: as they are. `cluster`: on a
-    GPU, among how many blocks the threads of an iteration are divided; they share no scratch memory."""
+    """A loop nest.
+
+    `decisions` describes the schedule's choices, for `explain`. `packings` says in which order the elements of each
+    input are expected; None, or beyond its end: unchanged. `cluster`: on a GPU, the number of blocks that share the
+    threads of an iteration; they share no scratch memory.
+    """
 
     name: str
     params: tuple[Buffer, ...]
@@ -255,13 +258,13 @@ class Program:
 
 
 def thread_count(program: Program) -> int:
-    """Threads of a block: the extent of the thread loops; 1 where there are none."""
+    """Threads of a block: the extent of the thread loops; 1 if there are none."""
     loops = (stmt for stmt in walk_stmts(program.body) if isinstance(stmt, For))
     return next((loop.var.extent for loop in loops if loop.kind is Kind.THREAD), 1)
 
 
 def set_to(position: Load, value: Expr) -> Store:
-    """The store to where `position` is read from."""
+    """The store to the element that `position` reads."""
     assert isinstance(position.source, Buffer)
     return Store(position.source, position.indices[0], value)
 
@@ -275,7 +278,7 @@ def block(*stmts: Stmt) -> Stmt:
 
 
 def nest(loops: list[tuple[Var, Kind]], body: Stmt) -> Stmt:
-    """`body` inside `loops`, the first outermost; loops that run once disappear (their variable is always 0)."""
+    """`body` inside `loops`, the first outermost; loops with one iteration disappear (their variable is always 0)."""
     for var, kind in reversed(loops):
         if var.extent != 1:
             body = For(var, kind, body)
@@ -312,7 +315,7 @@ def local_buffers(program: Program) -> list[Buffer]:
 
 
 def foreign_scope(program: Program, scopes: Collection[Scope]) -> str | None:
-    """What is wrong with the first buffer in a scope that is not among `scopes`; None where there is no such buffer."""
+    """What is wrong with the first buffer in a scope that is not in `scopes`; None if all are."""
     for buffer in (*program.params, *local_buffers(program)):
         if buffer.scope not in scopes:
             known = ", ".join(scope.value for scope in scopes)

@@ -1,26 +1,25 @@
 """Pooling of channels-first images: windows that move along the vector axis.
 
-Neighbouring windows share what they see, and of windows that move by two only every second element of a vector begins
-one. So the window is taken in two steps, a few rows of the result at a time: down its columns, along memory as it lies,
-then along the rows of these, which are in L1.
+Neighbouring windows overlap, and with stride two only every second element of a vector begins a window. So a window
+is reduced in two steps, a few rows of the result at a time: first over its rows, contiguous in memory, then over its
+columns, from L1.
 
     for every few rows:                              (the outer ones parallel)
       for row in them: columns[row, :] = combined over the window's rows
       for row in them: stage[row, :] = epilogue(combined over the window's columns of columns[row, :])
-      out[lines] = stage[lines]                      (where the output is written with non-temporal stores; else it is
-      written at once)
+      out[lines] = stage[lines]                      (for non-temporal stores; otherwise it is written directly)
 
-What is written with non-temporal stores is bound by reading. Where the look-ahead follows pages, memory gives more to
-who reads several places at once: the rows are then taken from a few places in turn, and those that follow are
-prefetched while the columns of these are combined. Where it follows loads, these are not to jump: rows of small windows
-are read from one place, in order. So little would then be put into `columns` that it would be read again before it is
-there, and these windows are taken at once:
+With non-temporal stores, reading is the bottleneck. With a page-based hardware prefetcher, several concurrent streams
+get more bandwidth: rows are then taken from a few streams in turn, and the following ones are prefetched while the
+columns of these are combined. A stride-based prefetcher needs loads in order: rows of small windows are read from one
+stream. Then so little goes into `columns` that it would be reloaded before its store completes, and these windows are
+reduced in one step:
 
     for every few rows:
       for row in them: stage[row, :] = epilogue(combined over the window)
       out[lines] = stage[lines]
 
-A border is written into `columns`, and only rows that touch one ask whether there is anything above or below.
+Padding is written into `columns`, and only rows at the border test whether rows above or below exist.
 """
 
 from __future__ import annotations
@@ -55,13 +54,13 @@ from tilewright.support.arith import ceil_div, round_up
 from tilewright.te.index import coefficient, linear, simplify
 
 _KINDS = ("max", "min", "sum")
-_LARGEST = 16  # elements of a window along its columns, or along its rows, which are written out
-_MIN = 2  # vectors in a row
+_LARGEST = 16  # maximum window elements along its rows or columns, which are unrolled
+_MIN = 2  # minimum vectors in a row
 _HELD = 4 << 10  # bytes of rows that are computed together
-_MAX = 64 << 10  # bytes of columns
-_STREAMS = (8, 4, 2)  # places that are read in turn
-_TAKEN_AT_ONCE = 9  # elements of a window at most
-_STREAM_DISTANCE = 16 << 10  # bytes from one to the next at least
+_MAX = 64 << 10  # maximum bytes of columns
+_STREAMS = (8, 4, 2)  # numbers of interleaved streams
+_TAKEN_AT_ONCE = 9  # maximum elements of a window that is reduced in one step
+_STREAM_DISTANCE = 16 << 10  # minimum bytes between two streams
 _SECOND_CACHE = 2
 _UNROLLED = 8  # vectors
 _MANY = 1 << 10
@@ -69,7 +68,7 @@ _TRUE, _FALSE = (te.const(value, DType.BOOL) for value in (True, False))
 
 
 def pooled_program(formula: Formula, machine: CpuMachine) -> Program | None:
-    """None where the formula is no window over places along its last axis."""
+    """The program; None if the formula is not a window along its last axis."""
     windows = _windows_of(formula)
     if windows is None or windows.across.extent < _MIN * lanes_for(formula, machine, _MANY):
         return None
@@ -80,15 +79,15 @@ def pooled_program(formula: Formula, machine: CpuMachine) -> Program | None:
 @dataclass(frozen=True)
 class _Windows:
     reduction: Reduction
-    across: te.Var  # the axis in vectors
-    step: int  # from one window to the next along it
+    across: te.Var  # the vector axis
+    step: int  # the stride of windows along it
     along: te.Var  # the window's columns
-    down: tuple[te.Var, ...]  # the rest of the window
-    column: te.Var  # all places that windows see along `across`, of which those from `begin` to `end` exist
+    down: tuple[te.Var, ...]  # the other window axes
+    column: te.Var  # all positions that windows read along `across`; those from `begin` to `end` exist
     begin: int
     end: int
-    value: te.Expr  # what is there, of `column` instead of `across` and `along`
-    guards: tuple[te.Expr, ...]  # what must hold for rows of it to exist
+    value: te.Expr  # the element there, in terms of `column` instead of `across` and `along`
+    guards: tuple[te.Expr, ...]  # conditions for its rows to exist
 
 
 def _windows_of(formula: Formula) -> _Windows | None:
@@ -135,7 +134,7 @@ def _seen(
 
 
 def _is_linear(condition: te.Expr) -> bool:
-    """Whether it holds between two places where it holds."""
+    """Whether it also holds between two positions where it holds."""
     if not isinstance(condition, te.Call) or condition.op not in ("lt", "le"):
         return False
     return all(isinstance(atom, te.Var) for side in condition.args for atom in linear(side).terms)
@@ -156,7 +155,7 @@ class _Pool:
         self.at_once = self.staged and not machine.prefetches_by_page and self._can_be_taken_at_once()
         if self.staged and not self.at_once:
             self._take_streams()
-        self.slot = self.stream * self.count + self.turn  # of the rows that are computed together
+        self.slot = self.stream * self.count + self.turn  # index among the rows that are computed together
         self.lead = round_up(windows.begin, self.lanes)
         after = round_up(windows.column.extent - windows.end, self.lanes)
         pitch = self.lead + (windows.end - windows.begin) + after
@@ -167,7 +166,7 @@ class _Pool:
         self.stage = Buffer("stage", formula.output.dtype, self.rows * length, Scope.SCRATCH)
 
     def _rows_at_once(self, streamed: bool) -> int:
-        """How many rows are computed together: whole planes are cut evenly, and what is streamed ends with a line."""
+        """How many rows are computed together: planes are cut evenly, and streamed output ends at a line."""
         length, size = self.windows.across.extent, self.formula.output.dtype.bytes
         line = self.line_bytes // size
         whole = line // math.gcd(length, line)
@@ -191,7 +190,7 @@ class _Pool:
         return [group], indices_of(group * self.count + self.turn, self.outer)
 
     def _take_streams(self) -> None:
-        """Cuts the groups so that some that lie a few pages apart are taken in turn."""
+        """Interleave groups of rows that are a few pages apart."""
         read = self.count * self.windows.step * self.windows.column.extent * self.formula.output.dtype.bytes
         total = extent_of(self.groups)
         least = ceil_div(_STREAM_DISTANCE, read)
@@ -211,14 +210,14 @@ class _Pool:
         self.groups = [block_of, inside]
 
     def _can_be_taken_at_once(self) -> bool:
-        """Whether windows are small, and only those of a vector at each end of a row leave it."""
+        """Whether windows are small, and only those in the first and last vector of a row leave it."""
         first, last = self._inside()
         length = self.windows.across.extent
         ends = first <= self.lanes and length - last <= self.lanes
         return self.windows.reduction.length <= _TAKEN_AT_ONCE and ends
 
     def _inside(self) -> tuple[int, int]:
-        """Of a row's windows, the first one whose columns all exist, and the one after the last."""
+        """The first window of a row whose columns all exist, and the one after the last."""
         windows = self.windows
         last = (windows.end - windows.along.extent) // windows.step + 1
         return ceil_div(windows.begin, windows.step), min(last, windows.across.extent)
@@ -244,7 +243,7 @@ class _Pool:
         return Program(self.formula.name, params, with_values(body, {}), words)
 
     def _taken_at_once(self) -> Stmt:
-        """A row, of whose vectors only those at its ends ask which columns exist."""
+        """A row in one step; only the vectors at its ends test which columns exist."""
         windows = self.windows
         first, last = self._inside()
         length = windows.across.extent
@@ -266,7 +265,7 @@ class _Pool:
         return If(self._all_exist(), row(()), row(windows.guards)) if windows.guards else row(())
 
     def _window(self, at: te.Expr, guards: Sequence[te.Expr], *, at_end: bool) -> te.Expr:
-        """The window at a place of the row combined, of what exists."""
+        """Reduce the existing elements of the window at a position of the row."""
         windows = self.windows
         outside = te.reduce_identity(windows.reduction.kind, windows.value.dtype)
         values: list[te.Expr] = []
@@ -314,7 +313,7 @@ class _Pool:
         return block(*borders, filled)
 
     def _down(self, value: te.Expr) -> te.Expr:
-        """The window's rows combined."""
+        """Reduce the rows of the window."""
         ranges = [range(axis.extent) for axis in self.windows.down]
         values = [
             te.substitute(value, dict(zip(self.windows.down, map(te.as_index, position), strict=True)))
@@ -327,7 +326,7 @@ class _Pool:
         return reduce(lambda one, other: te.call(combine, one, other), values)
 
     def _all_exist(self) -> te.Expr:
-        """Whether all rows of a window do: the first and the last of them, along each axis."""
+        """The condition that all rows of a window exist: the first and the last along each axis."""
         ends = [(0, axis.extent - 1) for axis in self.windows.down]
         corners = [
             dict(zip(self.windows.down, map(te.as_index, position), strict=True))
@@ -342,7 +341,7 @@ class _Pool:
         return undecided if undecided is not None else _TRUE
 
     def _prefetched_ahead(self) -> list[Stmt]:
-        """What the next group's row reads: memory is not to rest while this one's is computed."""
+        """Prefetch the next group's row, so that memory stays busy while this one is computed."""
         loads = te.loads(self.windows.value)
         if not self.staged or len(loads) != 1 or not self.outer:
             return []
@@ -351,7 +350,7 @@ class _Pool:
         assert isinstance(load.source, Buffer)
         distance, line = coefficient(index, self.outer[-1]) or 0, self.line_bytes // load.dtype.bytes
         pitch = min(coefficient(index, axis) or 0 for axis in self.windows.down)
-        # What lies between rows far apart would be prefetched along with them.
+        # A prefetch of the data between distant rows would be useless.
         if distance <= 0 or pitch > 2 * (self.windows.end - self.windows.begin):
             return []
         values = dict.fromkeys((*self.windows.down, self.windows.column), te.as_index(0))
@@ -370,7 +369,7 @@ class _Pool:
         return self._vectors(windows.across.extent, store)
 
     def _result(self, at: te.Expr, combined: te.Expr) -> Store:
-        """The element at a place of the row, of its window combined."""
+        """The element at a position of the row, from its reduced window."""
         windows, formula = self.windows, self.formula
         position = {windows.across: at}
         value = te.substitute(with_results(formula.value, {windows.reduction.result: combined}), position)
@@ -379,7 +378,7 @@ class _Pool:
         return Store(formula.output, te.substitute(formula.store, position), value)
 
     def _streamed(self) -> Stmt:
-        """The rows of a strand in the stage, which end with a line."""
+        """The rows of a stream in the stage, which end at a line."""
         size, line = (
             self.count * self.windows.across.extent,
             self.line_bytes // self.formula.output.dtype.bytes,
@@ -392,7 +391,7 @@ class _Pool:
         return nest([(lines.var, Kind.SERIAL), (step, Kind.UNROLL), (lane, Kind.VECTOR)], moved)
 
     def _vectors(self, length: int, store: Callable[[te.Expr], Store]) -> Stmt:
-        """`store` at every place below `length`, in vectors."""
+        """Run `store` at every position below `length`, in vectors."""
         lanes = min(self.lanes, power_of_two_below(length))
         tiles = Tiles(te.Var("w", length), lanes * best_unroll(length, lanes, _UNROLLED))
         step, lane = te.Var("u", tiles.size // lanes), te.Var("v", lanes)

@@ -1,4 +1,4 @@
-"""Decides which expressions are cheaper to store than to recompute."""
+"""Decide which expressions are cheaper to store than to recompute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilewright.te.scalars import EXPENSIVE_CALLS
 
 
 def is_expensive(expr: te.Expr, axes: Sequence[te.Var]) -> bool:
-    """Whether something in it takes long and is another value for every element of the row."""
+    """Whether it contains something expensive that differs for every element of the row."""
     return any(
         isinstance(node, te.Call)
         and node.op in EXPENSIVE_CALLS
@@ -22,8 +22,8 @@ def is_expensive(expr: te.Expr, axes: Sequence[te.Var]) -> bool:
 
 
 def computable_anywhere(expr: te.Expr) -> Iterator[te.Expr]:
-    """Of `expr` and what is below it, parents first, what can be computed for every element: what is under a condition
-    may read what is there only where that holds."""
+    """The subexpressions of `expr`, parents first, that can be computed for every element. Loads under a condition
+    may be valid only if it holds."""
     always = set(_unconditional(expr))
     for part in te.walk(expr):
         if part in always or all(_is_there(load) for load in te.loads(part)):
@@ -31,14 +31,14 @@ def computable_anywhere(expr: te.Expr) -> Iterator[te.Expr]:
 
 
 def _unconditional(expr: te.Expr) -> Iterator[te.Expr]:
-    """`expr` and what is below it, but for the branches of conditions."""
+    """`expr` and its subexpressions, except the branches of conditions."""
     yield expr
     for part in (expr.cond,) if isinstance(expr, te.Select) else te.children(expr):
         yield from _unconditional(part)
 
 
 def _is_there(load: te.Load) -> bool:
-    """Whether it reads inside of its buffer, whatever the conditions around it say."""
+    """Whether it reads inside its buffer without relying on enclosing conditions."""
     if not load.indices:
         return True
     assert isinstance(load.source, Buffer)

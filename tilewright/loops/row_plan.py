@@ -1,22 +1,20 @@
-"""Plans row reductions: everything decided before a statement is emitted.
+"""Plan row reductions: all decisions, made before a statement is emitted.
 
-Rows are taken together where they are short, so that one waits for the end of a reduction while others compute. A
-look-ahead that follows loads loses those that go from row to row: where there is one, only rows are taken together that
-are so short that the wait for each of several reductions counts more. What one pass over the row computes at some
-expense and the result needs again, as the exponentials of a softmax, is kept in scratch.
+Short rows are processed together, so that one row's reduction latency overlaps the computation of others. A
+stride-based hardware prefetcher loses loads that jump from row to row; with one, only very short rows are processed
+together, where the latency of several reductions matters more. Expensive values that a pass computes and the result
+needs again, such as the exponentials of a softmax, are kept in scratch memory.
 
-In the passes that take long, the next rows are prefetched: they come while these are computed and written. They come
-into L1 if all that is used until then has room there too, otherwise into the second: what is pushed out
-before it is needed is read twice. A row that is only read, in one pass and by itself, is prefetched a page ahead: there
-the processor's look-ahead ends.
+Slow passes prefetch the next rows, which arrive while the current ones are computed and written. They go into L1 if
+everything used until then fits there too, otherwise into L2, because a line that is evicted early is read twice. A
+row that is only read, in a single pass, is prefetched one page ahead, where the hardware prefetcher stops.
 
-Results that are written with non-temporal stores are written in whole lines. Where rows do not end with a line, as many
-as end with one together are put into scratch, the stage, and written from there. Such a row of a few vectors is written
-out and stays in registers from its first pass to the last.
+Non-temporal stores write whole lines. If rows do not end at a line, as many as together end at one are put into
+scratch memory, the stage, and written from there. Such a row of a few vectors is unrolled and stays in registers from
+its first pass to the last.
 
-Memory should not wait for arithmetic. So a group of rows is written while the next one is computed, along one of its
-reductions: from the stage along one that computes exponentials; where rows end with a line, without a stage, along the
-last one.
+Memory should not wait for arithmetic. So a group of rows is written during a reduction of the next group: from the
+stage during one that computes exponentials; without a stage, if rows end at a line, during the last one.
 """
 
 from __future__ import annotations
@@ -44,25 +42,25 @@ from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, divisor_of, simplify
 
 _ACCUMULATORS = 8
-_IN_REGISTERS = 16  # vectors of a row that stays in them
-_GROUPS = 128  # of rows in a chunk, at most: nothing is written while its first one is computed
-_CHUNKS = 4  # for each core, at least
-_SHORTEST_DELAYED = 8  # vectors of a row that is written later than it is computed
-_SHORT_ROW = 2048  # elements: the end of a longer row's reductions does not count
-_SHORTEST_ALONE = 512  # the same where several rows are not followed
-# Parts of L2, as far as it may be scratch: that of results which wait for their line, and that of what is
-# kept of the rows before and of those that are computed.
+_IN_REGISTERS = 16  # maximum vectors of a row that stays in registers
+_GROUPS = 128  # maximum groups of rows in a chunk: nothing is written while its first one is computed
+_CHUNKS = 4  # minimum per core
+_SHORTEST_DELAYED = 8  # minimum vectors of a row that is written later than it is computed
+_SHORT_ROW = 2048  # elements: in longer rows the latency of reductions does not matter
+_SHORTEST_ALONE = 512  # the same if the prefetcher does not follow several rows
+# Shares of the part of L2 usable as scratch memory: for results that wait for their line, and for values kept of the
+# previous and the current rows.
 _STAGED, _KEPT_TWICE = 4, 2
-_REPEATED = 1.1  # rows computed over rows needed, where the last few overlap those before
-AHEAD = 4 << 10  # bytes between what is computed and what is prefetched: little, in L1
-_FAR_AHEAD = 16 << 10  # the same in the second
-_FILLED = 0.7  # of L1, by what is prefetched and all that is used until it is needed
-_SHORTEST_FETCHED = 256  # bytes of a row: of shorter ones the processor's own look-ahead sees the next
+_REPEATED = 1.1  # rows computed over rows needed, if the last few overlap
+AHEAD = 4 << 10  # prefetch distance in bytes: short, in L1
+_FAR_AHEAD = 16 << 10  # the same in L2
+_FILLED = 0.7  # maximum share of L1 for prefetched data and everything used until it is needed
+_SHORTEST_FETCHED = 256  # minimum bytes of a row: the hardware prefetcher covers shorter ones
 
 
 @dataclass(frozen=True)
 class RowPass:
-    """A reduction along the row, in blocks of so many vectors, each of which has an accumulator."""
+    """A reduction along the row, in blocks of vectors with an accumulator each."""
 
     reduction: Reduction
     lanes: int
@@ -75,39 +73,39 @@ class RowPass:
 
     @property
     def blocks(self) -> int:
-        """Those that are whole."""
+        """The number of whole blocks."""
         return self.reduction.axes[-1].extent // self.size
 
 
 @dataclass(frozen=True)
 class KeptValue:
-    """An expression over the axes of `reduction` that is stored when that is computed, and read for the result."""
+    """An expression over the axes of `reduction` that is stored during it, and read for the result."""
 
     reduction: Reduction
     expr: te.Expr
     buffer: Buffer
-    pitch: int  # elements from one row to the next
+    pitch: int  # elements between rows
 
 
 @dataclass(frozen=True)
 class RowStaging:
-    """Scratch for `rows` of results that end with a line together. Where others are computed before these are written
-    it has two halves."""
+    """Scratch memory for `rows` rows of results that together end at a line. It has two halves if other rows are
+    computed before these are written."""
 
     rows: int
-    length: int  # elements of all of them
+    length: int  # elements of all rows
     line: int  # elements
     buffer: Buffer
 
     @property
     def half(self) -> int:
-        """Elements from one half to the other: the last row is written in whole vectors."""
+        """Elements between the halves; the last row is written in whole vectors."""
         return self.length + self.line
 
 
 @dataclass(frozen=True)
 class RowPrefetch:
-    """What meets a row first, prefetched so many `rows` before, into the cache of this level."""
+    """The first loads of a row, prefetched `rows` rows ahead into the cache of this level."""
 
     load: te.Load
     rows: int
@@ -116,28 +114,29 @@ class RowPrefetch:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """Rows are computed in groups, those of a stage or those that are taken together, and groups in chunks, each by one
+    """Rows are computed in groups (those of a stage, or those processed together), and groups in chunks, each by one
     thread."""
 
-    formula: Formula  # of the axes of each reduction the contiguous one is the last
-    columns: tuple[te.Var, ...]  # and of these
+    formula: Formula  # the last axis of each reduction is the contiguous one
+    columns: tuple[te.Var, ...]  # the same for these
     lanes: int  # of the result
     passes: tuple[RowPass, ...]  # one for each reduction
     together: int  # rows
     streamed: bool
     stage: RowStaging | None
-    written_along: int | None  # the number of the reduction that goes along with writing the group before
+    written_along: int | None  # the reduction during which the previous group is written
     groups: int  # in a chunk
     in_registers: bool
     kept: KeptValue | None
     fetches: tuple[RowPrefetch, ...]
-    fetching: tuple[int, ...]  # the passes that do so, a share each; after the reductions, that which writes
-    a_page_ahead: tuple[te.Load, ...]  # what the only pass prefetches
+    fetching: tuple[
+        int, ...
+    ]  # the passes that prefetch, a share each; after the reductions, the one that writes
+    a_page_ahead: tuple[te.Load, ...]  # loads that the only pass prefetches
 
     @property
     def delayed(self) -> bool:
-        """Whether rows are written a group later, without a stage: their results, and what is kept of them, are there
-        twice."""
+        """Whether rows are written a group later without a stage: two sets of results and kept values exist."""
         return self.written_along is not None and self.stage is None
 
     @property
@@ -189,7 +188,7 @@ def row_plan_of(formula: Formula, machine: CpuMachine) -> RowPlan:
 
 
 def groups_in_chunk(rows: Sequence[te.Var], size: int, machine: CpuMachine) -> int:
-    """How many groups of `size` rows one thread takes at a time: enough chunks are left for all."""
+    """How many groups of `size` rows one thread processes at a time, leaving enough chunks for all threads."""
     most = extent_of(rows) // (size * _CHUNKS * machine.cores)
     return max(n for n in range(1, min(max(most, 1), _GROUPS) + 1) if rows[-1].extent // size % n == 0)
 
@@ -198,17 +197,17 @@ def groups_in_chunk(rows: Sequence[te.Var], size: int, machine: CpuMachine) -> i
 
 
 def _columns(formula: Formula) -> tuple[te.Var, ...]:
-    """That which is contiguous in the output last."""
+    """The columns, the contiguous one in the output last."""
     return tuple(sorted(columns_of(formula), key=lambda axis: coefficient(formula.store, axis) == 1))
 
 
 def _is_only_read(formula: Formula) -> bool:
-    """Whether one pass is all."""
+    """Whether there is only one pass."""
     return len(formula.reductions) == 1 and not columns_of(formula)
 
 
 def _lanes(reduction: Reduction, formula: Formula, machine: CpuMachine) -> int:
-    """Enough for the axis, at most the machine's for what this reduction computes with."""
+    """Lanes for the axis: at most the machine's for the types of this reduction."""
     alone = replace(formula, reductions=(reduction,), value=te.Load(reduction.result, ()))
     enough = 1 << (reduction.axes[-1].extent - 1).bit_length()
     return lanes_for(alone, machine, enough)
@@ -225,7 +224,7 @@ def _rows_together(formula: Formula, machine: CpuMachine, *, delayed: bool) -> i
     if delayed:
         return 2 if formula.rows[-1].extent % 2 == 0 and _rows_held_twice(formula, machine) > 1 else 1
     longest = max(r.length for r in formula.reductions)
-    # Rows that are not whole vectors begin elsewhere in a line each.
+    # Rows that are not whole vectors begin at different offsets in a line.
     ragged = longest % lanes_for(formula, machine, longest)
     if not formula.rows or longest > _SHORT_ROW or ragged:
         return 1
@@ -243,12 +242,12 @@ def _room(machine: CpuMachine) -> int:
 
 
 def _rows_staged(formula: Formula, machine: CpuMachine) -> int:
-    """How many rows of the result end with a line together, where one does not; 0 where they are not staged."""
+    """How many rows of the result together end at a line, if one does not; 0 if they are not staged."""
     columns = columns_of(formula)
     length = extent_of(columns)
     if not formula.rows:
         return 0
-    lanes = lanes_for(formula, machine, length * formula.rows[-1].extent)  # of a row there may be fewer
+    lanes = lanes_for(formula, machine, length * formula.rows[-1].extent)  # one row may have fewer
     count = lanes // math.gcd(length, lanes)
     if count == 1 or formula.rows[-1].extent % count:
         return 0
@@ -267,8 +266,8 @@ def _stage(formula: Formula, machine: CpuMachine, rows: int, groups: int) -> Row
 
 
 def _slow_pass(formula: Formula, machine: CpuMachine, staged: int) -> int | None:
-    """The number of the reduction in which there is time to write the rows of a stage: it takes long, vector by vector.
-    None where there is no such reduction, or no stage."""
+    """The reduction during which a stage can be written: it is slow per vector. None if there is no such reduction,
+    or no stage."""
     columns = columns_of(formula)
     if not staged:
         return None
@@ -281,7 +280,7 @@ def _slow_pass(formula: Formula, machine: CpuMachine, staged: int) -> int | None
 
 
 def _stays_in_registers(formula: Formula, machine: CpuMachine) -> bool:
-    """Whether a row that is staged does."""
+    """Whether a staged row stays in registers."""
     columns = columns_of(formula)
     if len(columns) > 1:
         return False
@@ -294,7 +293,7 @@ def _stays_in_registers(formula: Formula, machine: CpuMachine) -> bool:
 
 
 def _cut_like_columns(formula: Formula) -> Formula:
-    """The same formula, the last reduction's only axis cut as the columns are: its passes go along with theirs."""
+    """The same formula, with the last reduction's only axis split like the columns, so that their passes match."""
     (*others, last), columns = formula.reductions, _columns(formula)
     if len(last.axes) > 1 or len(columns) == 1 or last.length != extent_of(columns):
         return formula
@@ -304,7 +303,7 @@ def _cut_like_columns(formula: Formula) -> Formula:
 
 
 def _can_be_delayed(formula: Formula, machine: CpuMachine) -> bool:
-    """Whether rows can be written along the last reduction, which as a rule takes longest, of the rows after them."""
+    """Whether rows can be written during the last reduction of the following rows, which is usually the slowest."""
     if not formula.rows:
         return False
     columns, last = _columns(formula), formula.reductions[-1]
@@ -319,7 +318,7 @@ def _can_be_delayed(formula: Formula, machine: CpuMachine) -> bool:
 
 
 def _rows_held_twice(formula: Formula, machine: CpuMachine) -> int:
-    """How many rows, or what is kept of them, there is room for, and for as many before."""
+    """How many rows, or their kept values, fit twice."""
     longest = max((r.length + _lanes(r, formula, machine)) * r.result.dtype.bytes for r in formula.reductions)
     return _room(machine) // (_KEPT_TWICE * 2 * longest)
 
@@ -347,7 +346,7 @@ def _kept(formula: Formula, machine: CpuMachine, scope: Scope, *, rows: int) -> 
 
 
 def _fetched(formula: Formula, machine: CpuMachine) -> tuple[te.Load, ...]:
-    """The loads that meet a row first; none where it does not pay to ask for the next row's."""
+    """The first loads of a row; none if prefetching the next row does not pay."""
     first, rows, caches = formula.reductions[0], formula.rows, machine.caches
     found = tuple(
         load
@@ -383,13 +382,13 @@ def _fetches(
         for load in dict.fromkeys(te.loads(formula.value))
         if load.indices and not te.variables(load.indices[0]) & set(formula.rows)
     )
-    # Of the pass that asks: the rows that it prefetches and its own, what it writes from, what is the same for all
-    # rows.
+    # During the prefetching pass: the rows that it prefetches, its own rows, its sources for writing, and data shared
+    # by all rows.
     touched = 2 * together * held + written + shared
     level, ahead = (1, AHEAD) if touched <= machine.caches.l1 * _FILLED else (2, _FAR_AHEAD)
 
     def rows(load: te.Load) -> int:
-        """Enough for what is prefetched now to have come when it is needed."""
+        """Enough rows that prefetched data arrives before it is needed."""
         row_bytes = _bytes_of_row(formula, [load])
         return max(1, ceil_div(ahead, row_bytes * together)) * together
 
@@ -397,7 +396,7 @@ def _fetches(
 
 
 def _slow_passes(formula: Formula) -> tuple[int, ...]:
-    """Those after the first in which there is time to ask for the next rows: the last, and those that take long."""
+    """The passes after the first with time to prefetch the next rows: the last, and slow ones."""
     reductions, last = formula.reductions, len(formula.reductions) - 1 + bool(columns_of(formula))
     return tuple(
         n for n in range(1, last + 1) if n == last or is_expensive(reductions[n].body, reductions[n].axes)
@@ -405,7 +404,7 @@ def _slow_passes(formula: Formula) -> tuple[int, ...]:
 
 
 def _a_page_ahead(formula: Formula, machine: CpuMachine, loads: Sequence[te.Load]) -> tuple[te.Load, ...]:
-    """Of rows that lie after each other, where the look-ahead does not follow pages."""
+    """For contiguous rows, if the hardware prefetcher is not page-based."""
     if machine.prefetches_by_page:
         return ()
     length = formula.reductions[0].length

@@ -1,4 +1,4 @@
-"""Row reductions, contiguous along the *reduced* axis: one row after another, lanes hold partial results.
+"""Row reductions, contiguous along the *reduced* axis: vector lanes hold partial results.
 
     for every few rows w:                            (parallel)
       acc[w, u, :] = identity
@@ -7,16 +7,17 @@
       result[w] = across lanes(acc[w])
       out[w, columns] = value(result[w])
 
-What is decided for a formula, and why, is in `row_plan.py`: how many rows are taken together, what is kept and
-prefetched, which results wait in a stage. Where there is time along a reduction, those of the group before are written
-meanwhile, a line for each vector:
+`row_plan.py` makes and explains the decisions: how many rows are processed together, what is kept and prefetched, and
+which results are staged. If a reduction is slow enough, the previous group's results are written meanwhile, one line
+per vector:
 
     rows of group 0 -> stage
     for g = 1, 2, ...: rows of group g -> stage, and meanwhile stage of group g - 1 -> out
     stage of the last group -> out
 
-Rows that end with a line are written in the same way, without a stage: the last reduction of two rows goes along with
-writing the two before, whose results stay in registers, and what was kept of them in the other half of its scratch.
+Rows that end at a line are written in the same way without a stage: during the last reduction of two rows, the two
+previous rows are written. Their results stay in registers, and their kept values in the other half of the scratch
+buffer.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, simplify
 
 _SECOND_CACHE = 2
-_COMPUTED, _COPIED = 4, 8  # vectors of the result that are written out, at most
+_COMPUTED, _COPIED = 4, 8  # maximum unrolled vectors of the result
 
 
 def rowwise_program(formula: Formula, machine: CpuMachine) -> Program:
@@ -54,8 +55,8 @@ def rowwise_program(formula: Formula, machine: CpuMachine) -> Program:
 
 
 class _Rows:
-    """Places in it: `group` is the number of a group in its chunk, `turn` that of the rows taken together in their
-    group, `row` that of one among these."""
+    """The loop nest of a plan. `group` is the index of a group in its chunk, `turn` that of the rows processed
+    together in their group, `row` that of one of these."""
 
     def __init__(self, plan: RowPlan, machine: CpuMachine) -> None:
         self.plan, self.formula, self.machine = plan, plan.formula, machine
@@ -104,7 +105,7 @@ class _Rows:
         return block(*stmts, self._in_group(last, after.extent))
 
     def _rows(self, *, meanwhile: bool) -> Stmt:
-        """Some rows; `meanwhile`, the group before theirs is written."""
+        """Compute some rows; with `meanwhile`, write the previous group."""
         stmts = [
             self._reduction(number, row_pass, meanwhile=meanwhile and number == self.plan.written_along)
             for number, row_pass in enumerate(self.plan.passes)
@@ -118,7 +119,7 @@ class _Rows:
         return block(*stmts, *remembered)
 
     def _before(self, result: Buffer) -> Buffer:
-        """Where a result of the group before is kept."""
+        """Where a result of the previous group is kept."""
         return replace(result, name=f"{result.name}_before", size=self.plan.together)
 
     def _in_group(self, stmt: Stmt, group: te.Expr | int) -> Stmt:
@@ -131,7 +132,7 @@ class _Rows:
     # -- what is prefetched early -------------------------------------------------------------------------------------
 
     def _a_page_ahead(self, start: te.Expr, vectors: int, lanes: int) -> list[Stmt]:
-        """Prefetches in the block of the only pass that begins at `start`, of rows that lie after each other."""
+        """Prefetches in the block of the only pass that begins at `start`, for contiguous rows."""
         axis, found = self.formula.reductions[0].axes[-1], list[Stmt]()
         for load in self.plan.a_page_ahead:
             size = load.dtype.bytes
@@ -144,8 +145,8 @@ class _Rows:
     def _next_rows(
         self, number: int, axes: Sequence[te.Var], start: te.Expr, vectors: int, lanes: int
     ) -> list[Stmt]:
-        """Prefetches in the block of pass `number` that begins at `start` of the last of `axes`: its share of the lines
-        of rows to come."""
+        """Prefetches in the block of pass `number` that begins at `start` of the last of `axes`: its share of the
+        lines of later rows."""
         fetching, first = self.plan.fetching, self.formula.reductions[0].axes
         alike = same_extents(first, axes)
         joined = len(first) == 1 and first[0].extent == extent_of(axes)
@@ -171,7 +172,7 @@ class _Rows:
     # -- a pass over the row -------------------------------------------------------------------------------------------
 
     def _reduction(self, number: int, row_pass: RowPass, *, meanwhile: bool) -> Stmt:
-        """`meanwhile`, the group before is written along it."""
+        """One reduction; with `meanwhile`, the previous group is written during it."""
         reduction, lanes, size = row_pass.reduction, row_pass.lanes, row_pass.size
         *outer, axis = reduction.axes
         blocks, rest = te.Var(f"{axis.name}_b", row_pass.blocks), axis.extent % size
@@ -195,7 +196,7 @@ class _Rows:
             elif meanwhile:
                 written.append(nest([*self.each_row, *in_block], self._row_before(start + element)))
             kind = Kind.UNROLL if self.plan.in_registers else Kind.SERIAL
-            # Last: a load waits for a store whose place in its page is the same, as that of a whole page's row is.
+            # Written last, because a load waits for a store at the same page offset, as rows of a whole page have.
             whole = block(*fetches, nest([*self.each_row, *in_block], taken), *written)
             along.append(nest([(blocks, kind)], whole))
         for begin in range(0, rest, lanes):
@@ -223,7 +224,7 @@ class _Rows:
         position: te.Expr,
         inside: te.Expr | None = None,
     ) -> Stmt:
-        """The stores that take the element at `position` in; where `inside` does not hold there is none."""
+        """The stores that accumulate the element at `position`, if `inside` holds."""
 
         def at(expr: te.Expr) -> te.Expr:
             return with_results(te.substitute(expr, {reduction.axes[-1]: position}), self.results)
@@ -243,7 +244,7 @@ class _Rows:
         return block(*stmts, Store(partial, element, more))
 
     def _across(self, row_pass: RowPass, partial: Buffer) -> list[Stmt]:
-        """The results of the rows, of all their accumulators."""
+        """The results of the rows, from all their accumulators."""
         reduction, lanes = row_pass.reduction, row_pass.lanes
         lane = te.Var("v", lanes)
         stmts: list[Stmt] = []
@@ -268,7 +269,7 @@ class _Rows:
     # -- the result ----------------------------------------------------------------------------------------------------
 
     def _write(self, results: Mapping[Buffer, te.Expr]) -> Stmt:
-        """The results of some rows to where they belong, or to the stage."""
+        """Write the results of some rows to the output, or to the stage."""
         plan, formula = self.plan, self.formula
         value = self._value(results)
         if not plan.columns:
@@ -283,7 +284,7 @@ class _Rows:
         return self._in_tiles(plan.stage.buffer, coord, value, streamed=False)
 
     def _streamed_run(self, value: te.Expr) -> Stmt | None:
-        """None where a row is no run, or where its vectors are whole lines anyway."""
+        """None if a row is not contiguous, or if its vectors are whole lines anyway."""
         (*outer, axis), store, lanes = self.plan.columns, self.formula.store, self.plan.lanes
         if outer or coefficient(store, axis) != 1:
             return None
@@ -313,7 +314,8 @@ class _Rows:
         return nest(loops, block(*fetches, nest(in_tile, store)))
 
     def _written_out(self, stage: RowStaging, coord: te.Expr, value: te.Expr) -> Stmt:
-        """The row to the stage, vector by vector; what the last one has beyond its end the next row overwrites."""
+        """Write the row to the stage, vector by vector; the next row overwrites what the last vector writes beyond
+        its end."""
         (axis,), lanes = self.plan.columns, self.plan.lanes
         lane, vectors = te.Var("v", lanes), ceil_div(axis.extent, lanes)
         number = len(self.formula.reductions)
@@ -329,7 +331,7 @@ class _Rows:
         return block(*stmts)
 
     def _row_before(self, position: te.Expr) -> Stmt:
-        """An element of the result of each row of the group before."""
+        """An element of the result of each row of the previous group."""
         formula, (*outer, axis) = self.formula, self.plan.columns
         coord = dict(zip(outer, formula.reductions[-1].axes[:-1], strict=True)) | {axis: position}
         index, value = (te.substitute(e, coord) for e in (formula.store, self._value(self.results_before)))
@@ -338,11 +340,11 @@ class _Rows:
         return self._of_group_before(with_values(store, row))
 
     def _half(self, stage: RowStaging) -> te.Expr:
-        """Where the group is in the stage: that of the next one is the other half."""
+        """The group's offset in the stage; the next group uses the other half."""
         return self.group % 2 * stage.half if self.plan.groups > 1 else te.as_index(0)
 
     def _line(self, stage: RowStaging, number: te.Expr) -> Store:
-        """A line of the group from the stage to the output."""
+        """Copy a line of the group from the stage to the output."""
         coord = number * stage.line + te.Var("v", stage.line)
         columns: dict[te.Var, te.Expr] = dict.fromkeys(self.plan.columns, te.as_index(0))
         begin = te.substitute(self.formula.store, {**columns, self.formula.rows[-1]: self.first})
@@ -350,7 +352,7 @@ class _Rows:
         return Store(self.formula.output, begin + coord, loaded, streamed=True)
 
     def _lines_meanwhile(self, stage: RowStaging) -> int:
-        """How many of a group are written along a reduction of the next one."""
+        """How many lines of a group are written during a reduction of the next one."""
         assert self.plan.written_along is not None
         row_pass = self.plan.passes[self.plan.written_along]
         return stage.rows * row_pass.blocks * row_pass.vectors

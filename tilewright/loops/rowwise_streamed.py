@@ -1,18 +1,18 @@
 """Row reductions over short rows that are not a multiple of a cache line, with non-temporal stores.
 
-What goes past them has to be whole lines. So vectors begin with lines, not with rows: those at both ends of a row leave
-out the lanes of its neighbours, and a line that two rows share waits for the second one in a register.
+Non-temporal stores must write whole lines. So vectors are aligned to lines, not to rows: at both ends of a row, lanes
+of its neighbours are masked, and a line that two rows share waits in a register for the second one.
 
-    for every so many rows:                          (parallel)
+    for every few rows:                          (parallel)
       for row in them:
         its reductions, all but the last
         for lines of the row:
-          out[line of the row before] = value        (with the end of the row before that in its first line)
+          out[line of the row before] = value        (its first line includes the end of the row before that)
           kept[line] = what the last reduction computes at some expense
 
-Nothing goes through scratch memory: a store to there waits until all streamed ones before it are done. What is kept
-stays in the register that the row before has just left. So memory is read and written all the time, and the end of a
-reduction is waited for while lines are written.
+Nothing goes through scratch memory: an ordinary store waits for all earlier streaming stores. Kept values reuse the
+register that the previous row has just freed. So memory is read and written continuously, and the latency of a
+reduction is hidden by writing lines.
 """
 
 from __future__ import annotations
@@ -41,12 +41,15 @@ from tilewright.loops.tiling import (
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, divisor_of, in_range, simplify
 
-_MIN, _MAX = 5, 14  # lines of a row: fewer have too much at their ends, more do not stay in registers
+_MIN, _MAX = (
+    5,
+    14,
+)  # minimum and maximum lines of a row: the ends of shorter rows cost too much, longer rows do not stay in registers
 _ACCUMULATORS = 4
 
 
 def streamed_rows_program(formula: Formula, machine: CpuMachine) -> Program | None:
-    """None where rows are longer or much shorter, or end with a line anyway, or where the last one does not."""
+    """The program; None if rows are longer or much shorter, or end at a line anyway, or if the last one does not."""
     formula = contiguous_last(formula)
     columns = columns_of(formula)
     if len(columns) != 1 or not formula.rows or not is_streamed(formula, machine):
@@ -68,7 +71,7 @@ def streamed_rows_program(formula: Formula, machine: CpuMachine) -> Program | No
 
 
 class _StreamedRows:
-    """Places in it: `turn` is the number of a row in its chunk, `line` that of a line of the row."""
+    """The loop nest: `turn` is the index of a row in its chunk, `line` that of a line of the row."""
 
     def __init__(self, formula: Formula, machine: CpuMachine, axis: te.Var, lanes: int, lines: int) -> None:
         self.formula, self.axis, self.lanes, self.lines = formula, axis, lanes, lines
@@ -105,13 +108,14 @@ class _StreamedRows:
     def _vector(self, store: Store) -> Stmt:
         return nest([(self.lane, Kind.VECTOR)], store)
 
-    # -- places --------------------------------------------------------------------------------------------------------
+    # -- offsets
+    # -------------------------------------------------------------------------------------------------------
 
     def _row_at(self, turn: te.Expr) -> dict[te.Var, te.Expr]:
         return {self.row: self.chunk * (self.after.extent + 1) + turn}
 
     def _phase(self, turn: te.Expr) -> te.Expr:
-        """Where in a line the row begins; a chunk begins with a line."""
+        """The row's offset within a line; a chunk begins at a line."""
         return turn * (self.axis.extent % self.lanes) % self.lanes
 
     def _column(self, turn: te.Expr, line: int) -> te.Expr:
@@ -123,7 +127,7 @@ class _StreamedRows:
     # -- what is kept --------------------------------------------------------------------------------------------------
 
     def _expensive_twice(self) -> te.Expr | None:
-        """What the last reduction computes at some expense and the result needs again, over the axis of the result."""
+        """Expensive values of the last reduction that the result needs again, over the axis of the result."""
         last = self.formula.reductions[-1]
         needed = set(te.walk(simplify(self.formula.value)))
         for expr in computable_anywhere(simplify(te.substitute(last.body, {last.axes[0]: self.axis}))):
@@ -139,7 +143,7 @@ class _StreamedRows:
         return replace(result, name=f"{result.name}_before", size=1)
 
     def _remember(self) -> Stmt:
-        """The results of a row, for when it is written."""
+        """Keep the results of a row until it is written."""
         stores = []
         for r in self.formula.reductions:
             found = te.Load(replace(r.result, size=1), (te.as_index(0),))
@@ -149,14 +153,14 @@ class _StreamedRows:
     # -- a row ---------------------------------------------------------------------------------------------------------
 
     def _reductions(self, turn: te.Expr, before: te.Expr | None) -> list[Stmt]:
-        """Those of the row `turn`; along the last one the row `before` is written."""
+        """The reductions of row `turn`; row `before` is written during the last one."""
         results: dict[Buffer, te.Expr] = {}
         stmts: list[Stmt] = []
         *others, last = self.formula.reductions
         for reduction in (*others, last):
             interleaved: list[Sequence[Stmt]] = [()] * self.lines
             if reduction is last and before is not None:
-                # With the branch first: what is computed before one LLVM moves to where it is needed, after it.
+                # The branch goes first: LLVM would move code before it to its uses after it.
                 stmts += [self._written(before, 0), self._written(before, self.whole)]
                 inner = {line: [self._written(before, line)] for line in range(1, self.whole)}
                 interleaved = [
@@ -174,7 +178,7 @@ class _StreamedRows:
         results: dict[Buffer, te.Expr],
         interleaved: Sequence[Sequence[Stmt]],
     ) -> Stmt:
-        """One of the row, its lines in order; what is `interleaved` a line is done before it."""
+        """One reduction of the row, its lines in order; `interleaved` runs before each line."""
         dtype, lanes = reduction.result.dtype, self.lanes
         partial = Buffer(f"acc_{reduction.result.name}", dtype, _ACCUMULATORS * lanes, Scope.REGISTER)
         identity = te.reduce_identity(reduction.kind, dtype)
@@ -216,7 +220,7 @@ class _StreamedRows:
         return found if inside is None else te.select(inside, found, otherwise)
 
     def _prefetched(self, turn: te.Expr, line: int) -> list[Stmt]:
-        """A line of what a row some way on reads first."""
+        """Prefetch a line of the first loads of a later row."""
         first = self.formula.reductions[0]
         stmts: list[Stmt] = []
         for load in dict.fromkeys(te.loads(first.body)):
@@ -233,7 +237,8 @@ class _StreamedRows:
     # -- the result ----------------------------------------------------------------------------------------------------
 
     def _written(self, turn: te.Expr, line: int) -> Stmt:
-        """A line of the row; from the one on that not every row ends, all, and what has to wait for the next row."""
+        """Write a line of the row; the last call writes all lines that not every row has, and keeps what waits for
+        the next row."""
         if line < self.whole:
             return self._streamed(turn, line)
         waits = self._vector(Store(self.carry, self.lane, self._value(turn, line)))
@@ -249,7 +254,7 @@ class _StreamedRows:
         return self._vector(Store(self.formula.output, index, self._value(turn, line), streamed=True))
 
     def _value(self, turn: te.Expr, line: int) -> te.Expr:
-        """The result in the lanes of the row, alongside those of the row before it."""
+        """The result in the lanes of the row, combined with those of the previous row."""
         results: dict[Buffer, te.Expr] = {
             r.result: te.Load(self._before(r.result), (te.as_index(0),)) for r in self.formula.reductions
         }

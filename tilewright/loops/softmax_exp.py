@@ -1,8 +1,8 @@
 """Fast exp for non-positive arguments, as in a softmax: `exp(x - max x)` by the shorter `exp2_nonpositive`.
 
-The product with log2(e) is rounded, which costs |x - max x| / 2**24 of the result: least where the result counts most.
-What is divided by the sum of such weights, which is at least 1, is multiplied by its reciprocal: one division a row.
-The maximum below which they are taken need not look for NaN: `combined`.
+The product with log2(e) is rounded, which gives a relative error of |x - max x| / 2**24: smallest where the result is
+largest. A division by the sum of such weights, which is at least 1, becomes a multiplication by its reciprocal: one
+division per row. The maximum need not propagate NaN: see `combined`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.tiling import updated
 from tilewright.te.index import simplify
 
-_CARRIERS = frozenset(("add", "sub", "mul", "div", "fma", "neg", "log"))  # NaN where an argument is
+_CARRIERS = frozenset(("add", "sub", "mul", "div", "fma", "neg", "log"))  # NaN if an argument is
 
 
 def with_softmax_exp(formula: Formula) -> Formula:
-    """The formula with exponentials of an element less the maximum of all of its row as weights."""
+    """The formula with exp(x - row maximum) replaced by the fast exponential."""
     rows = set(formula.rows)
     columns = tuple(axis for axis in formula.axes if axis not in rows)
     for top in formula.reductions:
@@ -68,8 +68,8 @@ def combined(reduction: Reduction, formula: Formula, so_far: te.Expr, body: te.E
 
 
 def _nan_arrives_anyway(top: Reduction, formula: Formula) -> bool:
-    """Whether it is the maximum that a softmax takes weights below: where an element is NaN so are its weight, their
-    sum and the result. A maximum that does not look for NaN is one instruction instead of four."""
+    """Whether `top` is the maximum of a softmax: if an element is NaN, so are its weight, their sum and the result. A
+    maximum that ignores NaN is one instruction instead of four."""
     read = te.Load(top.result, ())
     totals = [
         te.Load(r.result, ())
@@ -81,7 +81,7 @@ def _nan_arrives_anyway(top: Reduction, formula: Formula) -> bool:
 
 
 def _carries_nan(expr: te.Expr, load: te.Load) -> bool:
-    """Whether `expr` is NaN where `load` is."""
+    """Whether `expr` is NaN if `load` is."""
     if isinstance(expr, te.Cast):
         return expr.dtype.is_float and _carries_nan(expr.value, load)
     if isinstance(expr, te.Call) and expr.op in _CARRIERS:

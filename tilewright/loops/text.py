@@ -1,4 +1,4 @@
-"""Loop programs as text, for people and for fingerprints: equal text means equal code."""
+"""The text form of loop programs, for people and for fingerprints: equal text means equal code."""
 
 from __future__ import annotations
 

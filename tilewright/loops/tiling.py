@@ -20,20 +20,23 @@ from tilewright.te.index import Linear, coefficient, divisor_of, flat_index, lin
 
 Values = Mapping[te.Var, te.Expr]
 
-# A parallel iteration should be worth its start (about a microsecond), and there should be enough to balance threads.
+# A parallel iteration should be worth its overhead (about a microsecond), and there should be enough iterations to
+# balance threads.
 GRAIN = 16_384  # scalar operations
 PARALLEL_ITERATIONS = 256
 
-LONGEST_STRIDE = 4  # between elements picked from whole vectors; those farther apart are loaded one by one
+LONGEST_STRIDE = (
+    4  # maximum stride for elements picked from whole vectors; with larger strides they are loaded one by one
+)
 
-_UNROLLED = 8  # vectors of a tile that is moved
-_LOOP = 0.75  # what an iteration costs, in vectors
-_MIN_STREAMED = 8  # vectors of a row that make up for its ends
+_UNROLLED = 8  # vectors of a copied tile
+_LOOP = 0.75  # cost of a loop iteration, in vectors
+_MIN_STREAMED = 8  # minimum vectors of a row that outweigh its ends
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """An axis cut into tiles of equal size; the last one is moved back where the size does not divide the extent."""
+    """An axis cut into tiles of equal size; the last one overlaps if the size does not divide the extent."""
 
     axis: te.Var
     size: int
@@ -47,11 +50,11 @@ class Tiles:
         return te.Var(f"{self.axis.name}_t", self.count)
 
     def start(self) -> te.Expr:
-        """Where the tile begins, as an expression of `var`."""
+        """The start of the tile as an expression of `var`."""
         return self.start_of(self.var)
 
     def start_of(self, tile: te.Expr) -> te.Expr:
-        """Where a tile begins; one beyond the end is the last."""
+        """The start of a tile; a tile beyond the end is the last one."""
         first = tile * self.size
         if self.axis.extent % self.size == 0:
             return first
@@ -59,7 +62,7 @@ class Tiles:
 
     @property
     def waste(self) -> float:
-        """Work done over work needed."""
+        """Work done relative to work needed."""
         return self.count * self.size / self.axis.extent
 
 
@@ -72,8 +75,7 @@ def same_extents(axes: Sequence[te.Var], others: Sequence[te.Var]) -> bool:
 
 
 def row_major(axes: Sequence[te.Var]) -> te.Expr:
-    """The offset of an element whose axes are stored in this order, without gaps: how many iterations of the nest over
-    them came before this one."""
+    """The row-major offset of an element over these axes: the number of earlier iterations of the nest."""
     return flat_index(axes, [axis.extent for axis in axes])
 
 
@@ -87,8 +89,8 @@ def indices_of(number: te.Expr, axes: Sequence[te.Var]) -> dict[te.Var, te.Expr]
 
 
 def counted_by(number: te.Var, axes: Sequence[te.Var], expr: te.Expr) -> te.Expr:
-    """`expr` in iteration `number` of the nest over `axes`. Offsets that walk the axes as if they were one need no
-    division for that."""
+    """`expr` in iteration `number` of the nest over `axes`. Offsets that are linear in the fused index need no
+    division."""
 
     def walked(offset: te.Expr) -> te.Expr:
         form = linear(offset)
@@ -126,7 +128,7 @@ def power_of_two_below(limit: int) -> int:
 
 def lanes_for(formula: Formula, machine: CpuMachine, extent: int) -> int:
     """Lanes for a vector loop over an axis: the machine's for the widest type computed with, fewer on a short axis.
-    What is only moved fills the vector with elements as they are stored."""
+    Data that is only moved uses the storage type."""
     nodes = _computed(formula)
     widest = max((node.dtype for node in nodes), key=lambda dtype: dtype.compute.bytes)
     lanes = machine.lanes(widest)
@@ -136,7 +138,7 @@ def lanes_for(formula: Formula, machine: CpuMachine, extent: int) -> int:
 
 
 def _computed(formula: Formula) -> list[te.Expr]:
-    """Expressions that hold tensor elements: index arithmetic and conditions on indices are left out."""
+    """Expressions that hold tensor elements, without index arithmetic and conditions on indices."""
 
     def elements(expr: te.Expr) -> list[te.Expr]:
         if expr.dtype in (DType.I64, DType.BOOL) and not te.loads(expr):
@@ -153,7 +155,7 @@ def _computed(formula: Formula) -> list[te.Expr]:
 
 
 def vector_cost(loads: Sequence[te.Expr], axis: te.Var, lanes: int, stores: Sequence[te.Expr] = ()) -> float:
-    """Memory operations per element when `axis` is the vector axis: a contiguous or uniform access serves all lanes."""
+    """Memory operations per element if `axis` is the vector axis: a contiguous or uniform access serves all lanes."""
     cost = float(sum(1 if coefficient(offset, axis) in (0, 1) else lanes for offset in stores))
     for offset in loads:
         stride = coefficient(offset, axis)
@@ -162,7 +164,7 @@ def vector_cost(loads: Sequence[te.Expr], axis: te.Var, lanes: int, stores: Sequ
 
 
 def separate_accesses(stride: int) -> float:
-    """Loads and shuffles for a vector of elements so far apart."""
+    """Loads and shuffles for a vector of elements with this stride."""
     return max(1, 2 * stride - 1) if 0 <= stride <= LONGEST_STRIDE else math.inf
 
 
@@ -172,7 +174,7 @@ def columns_of(formula: Formula) -> tuple[te.Var, ...]:
 
 
 def contiguous_last(formula: Formula) -> Formula:
-    """The same reductions, of the axes of each the last one contiguous if any is."""
+    """The same reductions, with the contiguous axis of each, if any, last."""
 
     def steps_by_one(reduction: Reduction, axis: te.Var) -> int:
         return sum(coefficient(offset, axis) == 1 for offset in load_offsets(reduction.body))
@@ -194,7 +196,7 @@ def updated(reduction: Reduction, accumulator: te.Expr, body: te.Expr) -> te.Exp
 
 
 def with_results(expr: te.Expr, results: Mapping[Buffer, te.Expr]) -> te.Expr:
-    """`expr` with reads of reductions' results replaced by where they are kept."""
+    """`expr` with reads of reduction results replaced by their storage."""
 
     def rule(node: te.Expr) -> te.Expr | None:
         return results.get(node.source) if isinstance(node, te.Load) and not node.indices else None  # type: ignore[call-overload]
@@ -206,14 +208,12 @@ def with_results(expr: te.Expr, results: Mapping[Buffer, te.Expr]) -> te.Expr:
 
 
 def is_streamed(formula: Formula, machine: CpuMachine) -> bool:
-    """Whether the output is so large that the next reader finds none of it in a cache: then it need not go through one,
-    which would read every line before it is written."""
+    """Whether the output is so large that its next reader finds none of it in a cache. Then it can bypass the caches,
+    which would read every line before writing it."""
     return formula.output.size * formula.output.dtype.bytes >= machine.caches.last
 
 
-Writer = Callable[
-    [te.Expr, te.Expr, bool], Stmt
-]  # (place in the row, place in the output, streamed) -> its store
+Writer = Callable[[te.Expr, te.Expr, bool], Stmt]  # (index in the row, output offset, streamed) -> its store
 
 
 def streamed_run(
@@ -225,14 +225,15 @@ def streamed_run(
     rows: Sequence[tuple[te.Var, Kind]] = (),
     interleaved: Callable[[te.Expr, int], Sequence[Stmt]] = lambda start, vectors: (),
 ) -> Stmt | None:
-    """A row of the output that begins at `begin`, whole lines of it streamed: vectors at its ends, which may share a
-    line with other rows, are stored as usual. None where vectors that begin with the row are whole lines anyway, or few
-    are. `rows` are loops inside of those over vectors; `interleaved` is done with so many vectors from a place on.
+    """Write a row of the output that begins at `begin`, with non-temporal stores for whole lines. Vectors at its
+    ends, which may share a line with other rows, use ordinary stores. Returns None if vectors from the row's start
+    are whole lines anyway, or if there are few. `rows` are loops inside those over vectors; `interleaved` runs with
+    each group of vectors.
 
         out[begin : begin + lanes], out[end - 2 lanes : end] = ...
-        for aligned tiles in between: out[tile] <- ...             (last: what was streamed is not in a cache)
+        for aligned tiles in between: out[tile] <- ...             (last, because streamed lines are not in a cache)
     """
-    between = (row.extent - lanes + 1) // lanes  # vectors that are inside wherever the row begins
+    between = (row.extent - lanes + 1) // lanes  # vectors that are inside, wherever the row begins
     if divisor_of(begin) % lanes == 0 or between < _MIN_STREAMED:
         return None
     unroll = best_unroll(between, 1, _UNROLLED)
@@ -252,7 +253,7 @@ def streamed_run(
 
 
 def best_unroll(extent: int, lanes: int, most: int) -> int:
-    """Vectors in a tile, at most `most`: what the last one does again and what the loop costs weigh least."""
+    """Vectors in a tile, at most `most`, that minimise repeated work and loop overhead."""
     choices = [n for n in range(1, most + 1) if n * lanes <= extent] or [1]
     return min(choices, key=lambda n: ceil_div(extent, n * lanes) * (n + _LOOP))
 
@@ -261,17 +262,17 @@ def best_unroll(extent: int, lanes: int, most: int) -> int:
 
 
 def parallel_nest(loops: Sequence[te.Var], work: int, body: Stmt) -> Stmt:
-    """`body` in the loops over `loops` (outermost first), the outer ones joined into one parallel loop.
+    """`body` in the loops over `loops` (outermost first), the outer ones fused into one parallel loop.
 
-    `work` is the number of scalar operations in the body. The parallel loop gets as many iterations as make each worth
-    its start; a long axis is cut in two, the outer part parallel.
+    `work` is the number of scalar operations in the body. The parallel loop gets as many iterations as are worth
+    their overhead; a long axis is split, with a parallel outer part.
     """
     wanted = max(1, min(PARALLEL_ITERATIONS, extent_of(loops) * work // GRAIN))
     return parallel_chunks(loops, wanted, body)
 
 
 def parallel_chunks(loops: Sequence[te.Var], wanted: int, body: Stmt) -> Stmt:
-    """`body` in the loops over `loops`, the outer ones joined into one parallel loop of about `wanted` iterations."""
+    """`body` in the loops over `loops`, the outer ones fused into one parallel loop of about `wanted` iterations."""
     outer: list[te.Var] = []
     values: dict[te.Var, te.Expr] = {}
     inner = [loop for loop in loops if loop.extent > 1]
@@ -294,14 +295,14 @@ def parallel_chunks(loops: Sequence[te.Var], wanted: int, body: Stmt) -> Stmt:
     for loop in reversed(outer):
         values[loop] = rest % loop.extent
         rest = rest // loop.extent
-    # A cut loop's value mentions its chunk variable, which is itself decoded from the parallel one.
+    # The value of a split loop contains its chunk variable, which is itself derived from the parallel one.
     decoded = {var: te.substitute(value, values) for var, value in values.items()}
     serial = nest([(loop, Kind.SERIAL) for loop in inner], with_values(body, decoded))
     return nest([(parallel, Kind.PARALLEL)], serial)
 
 
 def _chunk(extent: int, chunks: int) -> int:
-    """A chunk size that cuts `extent` into about `chunks`: an exact divisor if there is one close by."""
+    """A chunk size that cuts `extent` into about `chunks`: an exact divisor if one is close."""
     size = max(1, ceil_div(extent, chunks))
     for candidate in range(size, max(size // 2, 1) - 1, -1):
         if extent % candidate == 0:
@@ -314,8 +315,8 @@ def _chunk(extent: int, chunks: int) -> int:
 
 @dataclass(frozen=True)
 class Walked:
-    """One axis of a packed operand in the order of storage: its blocks of `block` elements, or the places in a block.
-    `value` is which of them a load reads."""
+    """One axis of a packed operand in storage order: its blocks of `block` elements, or the indices in a block.
+    `value` is the index that a load reads."""
 
     axis: te.Var
     block: int
@@ -328,7 +329,7 @@ class Walked:
 
 
 def whole(axis: te.Var, value: te.Expr | None = None) -> Walked:
-    """An axis that is stored without being cut."""
+    """An axis that is stored unsplit."""
     return Walked(axis, axis.extent, axis if value is None else value, positions=True)
 
 
@@ -352,7 +353,7 @@ class PackedOperand:
         return replace(self.original, size=self.packing.size)
 
     def transformed(self, transform: AnyTransform) -> PackedOperand:
-        """With one more transform, of one that keeps the shape: blocks stay where they are."""
+        """The packing with one more transform that keeps the shape, so that blocks keep their positions."""
         packing = structs.replace(self.packing, transforms=(*self.packing.transforms, transform))
         load = te.Load(replace(self.original, size=packing.size), self.load.indices)
         return replace(self, packing=packing, load=load)
@@ -364,10 +365,12 @@ def pack_operand(
     zero_filled: Collection[te.Var] = (),
     shortened: Mapping[te.Var, te.Var] | None = None,
 ) -> PackedOperand | None:
-    """The operand of `load` stored in the order of `walk`, outermost first, and the load from there. None where the
-    load does not walk its whole buffer exactly once. The last block of an axis is moved back where it is not whole; of
-    those in `zero_filled` it is filled up. `shortened`: an axis of `walk`, and the one of the load that it is the
-    beginning of; the rest is stored after all else."""
+    """The operand of `load` stored in the order of `walk`, outermost first, and the load from there. None if the load
+    does not read its whole buffer exactly once.
+
+    The last block of an axis overlaps if it is partial; for axes in `zero_filled` it is zero-padded. `shortened`: an
+    axis of `walk`, and the load's axis that it is a prefix of; the rest is stored after everything else.
+    """
     buffer = load.source
     assert isinstance(buffer, Buffer)
     form = linear(load.indices[0])
@@ -395,5 +398,5 @@ def pack_operand(
 
 
 def index_along(walk: Sequence[Walked]) -> te.Expr:
-    """Which element, counted in the order of `walk`, is the one at its values."""
+    """The position, in the order of `walk`, of the element at its values."""
     return flat_index([item.value for item in walk], [item.extent for item in walk])

@@ -1,4 +1,4 @@
-"""Recognises transposes: loads along one axis, stores along another, and the tiles for registers."""
+"""Recognise transposes: loads along one axis, stores along another, and the register tiles for them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tilewright.loops.formula import Formula
 from tilewright.loops.tiling import lanes_for, power_of_two_below
 from tilewright.te.index import coefficient
 
-_SHORT = 4  # elements of an axis that a tile holds as a whole
+_SHORT = 4  # maximum extent of an axis that a tile covers completely
 
 
 @dataclass(frozen=True)
 class TransposePattern:
-    """What is read through a tile, and the tile: `rows` by `columns` elements of the axes (written, read)."""
+    """The transposed load and its tile: `rows` by `columns` elements of the axes (written, read)."""
 
     load: te.Load
-    read: te.Var  # the axis that is contiguous in what is read
-    written: te.Var  # and in the output
+    read: te.Var  # the contiguous axis of the input
+    written: te.Var  # the contiguous axis of the output
     lanes: int
     rows: int
     columns: int
@@ -37,7 +37,7 @@ class TransposePattern:
 
 
 def transpose_pattern_of(formula: Formula, machine: CpuMachine) -> TransposePattern | None:
-    """None where nothing is read along another axis than it is written along, or not in tiles."""
+    """Match a formula that reads along another axis than it writes, in tiles; else None."""
     written = next((axis for axis in reversed(formula.axes) if coefficient(formula.store, axis) == 1), None)
     if formula.reductions or written is None:
         return None
@@ -51,7 +51,7 @@ def transpose_pattern_of(formula: Formula, machine: CpuMachine) -> TransposePatt
     read = next((axis for axis in formula.axes if coefficient(load.indices[0], axis) == 1), None)
     if read is None or coefficient(load.indices[0], written) is None:
         return None
-    # A tile of so many vectors fits the registers.
+    # A tile of this many vectors fits the registers.
     lanes = min(lanes_for(formula, machine, max(read.extent, written.extent)), machine.vector_registers)
     short = min(_SHORT, lanes - 1)  # a run is narrower than a vector
     if 1 < written.extent <= short and _is_run(formula.store, written, read) and read.extent >= lanes:

@@ -42,17 +42,17 @@ from tilewright.loops.transpose_pattern import TransposePattern
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, divisor_of
 
-_MIN = 4  # lines of a row of the output that make up for its ends
-_KEPT = 8  # stages fill L2: one stays there while rows and what is prefetched come by
-_AHEAD = 24  # tiles between what is read and what is prefetched
-_LONG = 32  # lines of a row of the output that are not cut for more threads
-_CHUNKS = 4  # for each core, where rows are so long
+_MIN = 4  # minimum lines of an output row that outweigh its ends
+_KEPT = 8  # stages that fill L2: one stays there while rows and prefetched data pass
+_AHEAD = 24  # prefetch distance in tiles
+_LONG = 32  # minimum lines of an output row that is not split for more threads
+_CHUNKS = 4  # per core, if rows are that long
 
 
 def unaligned_transpose_program(
     formula: Formula, machine: CpuMachine, pattern: TransposePattern
 ) -> Program | None:
-    """None where rows of the output are short, or a vector is no line."""
+    """The program; None if rows of the output are short, or a vector is not a line."""
     whole = pattern.lanes * formula.output.dtype.bytes == machine.line_bytes
     if not whole or pattern.writes_run or pattern.reads_run or pattern.written.extent < _MIN * pattern.lanes:
         return None
@@ -68,7 +68,7 @@ class _UnalignedTranspose:
         self.formula, self.pattern, self.lanes = formula, pattern, pattern.lanes
         self.begins = [-step * row % self.lanes for row in range(self.lanes)]
         stage = min(machine.caches.l2_per_core // _KEPT, SCRATCH_LIMIT)
-        run = stage // (self.lanes * pattern.load.dtype.bytes)  # elements that are read side by side
+        run = stage // (self.lanes * pattern.load.dtype.bytes)  # contiguous elements that are read
         whole = te.Var(pattern.read.name, pattern.read.extent // self.lanes * self.lanes)
         count = ceil_div(whole.extent, run)
         self.tile = te.Var("tile", ceil_div(ceil_div(whole.extent, self.lanes), count))
@@ -111,7 +111,7 @@ class _UnalignedTranspose:
         return Program(formula.name, (*formula.inputs, formula.output), with_values(nested, {}), words)
 
     def _rows_after(self, left: int) -> Stmt:
-        """The rows of the output after those in tiles of whole lines, along with the last block."""
+        """The rows of the output after those in tiles of whole lines, processed with the last block."""
         here = te.as_index(self.pattern.read.extent - self.lanes)
         stmts = [nest([(self.step, Kind.SERIAL)], self._moved(here, self._row_of(self.step)))]
         if left:
@@ -120,10 +120,10 @@ class _UnalignedTranspose:
             return block(*stmts)
         return If(te.call("le", te.as_index(self.blocks.count - 1), self.blocks.var), block(*stmts))
 
-    # Places: of tiles, `here` along the axis that is read and `at` along the one that is written.
+    # Tile offsets: `here` along the read axis and `at` along the written axis.
 
     def _row_of(self, step: te.Expr | int) -> te.Expr:
-        """Where the tiles of a step begin; -1 is the last."""
+        """The start of a step's tiles; -1 is the last step."""
         step = step if isinstance(step, te.Expr) else te.as_index(step % self.chunk.size)
         return (self.chunk.start() + step) * self.lanes
 
@@ -151,7 +151,7 @@ class _UnalignedTranspose:
     def _fill(
         self, here: te.Expr, at: te.Expr, interleaved: Callable[[te.Expr], Stmt] = lambda row: block()
     ) -> Stmt:
-        """A tile, transposed; `interleaved` is done with the load of each of its rows."""
+        """Load and transpose a tile; `interleaved` runs with the load of each row."""
         source, (offset,) = self.pattern.load.source, self.pattern.load.indices
         assert isinstance(source, Buffer)
 
@@ -162,8 +162,8 @@ class _UnalignedTranspose:
         return block(loads, Transpose(self.held, self.lanes, self.lanes, self.lanes))
 
     def _prefetched(self, row: te.Expr) -> Stmt:
-        """What is read a few tiles later, at the end of the block in the next step. It waits in L2:
-        through the first one the stage goes meanwhile."""
+        """Prefetch data that is read a few tiles later; at the end of the block, in the next step. It goes to L2,
+        because the stage passes through L1 meanwhile."""
         source, (offset,) = self.pattern.load.source, self.pattern.load.indices
         assert isinstance(source, Buffer)
         later = self.tile + _AHEAD
@@ -174,7 +174,7 @@ class _UnalignedTranspose:
         return Prefetch(source, te.substitute(offset, coord), level=2)
 
     def _line(self, here: te.Expr, row: int) -> Stmt:
-        """The line of a row of the output that begins in the step before."""
+        """The line of an output row that begins in the previous step."""
         vector, begin = [(self.lane, Kind.VECTOR)], self.begins[row]
         at = self._row_of(self.step + (-1)) + begin
         return block(
@@ -184,7 +184,7 @@ class _UnalignedTranspose:
         )
 
     def _plain(self, here: te.Expr, at: te.Expr, loaded: Callable[[te.Expr], te.Expr]) -> Stmt:
-        """A tile that was transposed to the output, wherever its vectors begin there."""
+        """Store a transposed tile to the output with unaligned vectors."""
         return self._in_tile(lambda row: self._written(here + row, at, loaded(row)))
 
     def _moved(self, here: te.Expr, at: te.Expr) -> Stmt:

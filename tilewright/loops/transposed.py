@@ -6,14 +6,13 @@
         transpose tile
         out[a, :] = value(tile[a, :])                (vectors along the axis that is contiguous in the output)
 
-Of an axis of two to four elements a tile holds the whole: where neighbours along the other axis lie after each other
-in memory (the channels of an image), its elements are one run, read or written in whole vectors. What is written that
-often (an upsampled image) is such a tile of equal rows.
+A tile covers a whole axis of two to four elements: if neighbours along the other axis are contiguous in memory (the
+channels of an image), the tile is one run, read or written in whole vectors. Repeated elements (an upsampled image)
+form such a tile with equal rows.
 
-Larger than the last-level cache, what is written comes first: the tiles of a block follow each other down the axis that
-is written, two at a time where that fits, so that each row of the output gets a run of lines. What is read are then
-single lines of many rows. So they are prefetched a block ahead, row after row, and wait in L2: memory sees runs on both
-sides, all the time.
+For tensors larger than the last-level cache, the order of writes matters most: the tiles of a block follow the
+written axis, two at a time if they fit, so that each output row gets a run of lines. Reads are then single lines of
+many rows. So they are prefetched a block ahead into L2, row by row, and memory sees long runs on both sides.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, divisor_of
 
 _BLOCK = 4  # tiles of a block, along both axes or along the shorter side
-_RUN = 64  # short tiles along what is read, where all of it comes from memory
-_AHEAD = 8  # of them, between what is read and what is prefetched
-_READ = 2 << 10  # bytes of each row that a block reads, where the next one is prefetched
-_KEPT = 8  # such blocks fill L2: two of them stay there among other things
+_RUN = 64  # short tiles along the read axis, if everything comes from memory
+_AHEAD = 8  # prefetch distance in such tiles
+_READ = 2 << 10  # bytes of each row that a block reads, if the next one is prefetched
+_KEPT = 8  # blocks that fill L2: two of them stay there among other data
 
 
 def transposed_program(formula: Formula, machine: CpuMachine) -> Program | None:
-    """None where nothing is read along another axis than it is written along, or not in tiles."""
+    """The program; None if the formula is not a transpose in tiles."""
     pattern = transpose_pattern_of(formula, machine)
     if pattern is None:
         return None
@@ -60,7 +59,7 @@ def transposed_program(formula: Formula, machine: CpuMachine) -> Program | None:
 
 @dataclass(frozen=True)
 class _Cut:
-    """An axis cut into blocks, as equal as can be, and these into tiles."""
+    """An axis split into blocks, as equal as possible, and these into tiles."""
 
     axis: te.Var
     size: int
@@ -82,7 +81,7 @@ class _Cut:
 
 
 def _program(formula: Formula, machine: CpuMachine, pattern: TransposePattern, *, streamed: bool) -> Program:
-    prefetches = streamed and _reads_lines(pattern, machine)  # for the next block
+    prefetches = streamed and _reads_lines(pattern, machine)  # of the next block
     written, read = (
         _cut(formula, pattern, machine) if prefetches else _cut_for_registers(pattern, streamed=streamed)
     )
@@ -108,7 +107,7 @@ def _program(formula: Formula, machine: CpuMachine, pattern: TransposePattern, *
     assert isinstance(source, Buffer)
 
     def prefetched_with_load() -> list[Stmt]:
-        """What is read a few tiles later in the same rows."""
+        """Prefetch what is read a few tiles later in the same rows."""
         if prefetches or not streamed or not coefficient(offset, pattern.written) or pattern.reads_run:
             return []
         later = read.inside + _AHEAD
@@ -119,7 +118,7 @@ def _program(formula: Formula, machine: CpuMachine, pattern: TransposePattern, *
         return [Prefetch(source, te.substitute(offset, at), level=1)]
 
     def prefetched_with_store(number: int) -> list[Stmt]:
-        """A line of the next block, with each that is written of this one: the faster place, as measured."""
+        """Prefetch a line of the next block with each store of this one; measured, this is the faster position."""
         if not prefetches:
             return []
         together = read.inside * written.inside.extent + written.inside
@@ -138,7 +137,7 @@ def _program(formula: Formula, machine: CpuMachine, pattern: TransposePattern, *
         return block(fill, Transpose(tile, pattern.rows, pattern.columns, pattern.lanes))
 
     def stored(number: int, tile: Buffer) -> Stmt:
-        """A vector of tile `number`."""
+        """Store a vector of tile `number`."""
         at = (0, 0) if pattern.writes_run else (lane + number * pattern.rows, step)
         position = placed(formula.store, *at)
         value = value_from(tile, element, at)
@@ -156,7 +155,8 @@ def _program(formula: Formula, machine: CpuMachine, pattern: TransposePattern, *
 
 
 def _cut_for_registers(pattern: TransposePattern, *, streamed: bool) -> tuple[_Cut, _Cut]:
-    """The axes (written, read) in small blocks; in long ones along what is read, where all of it comes from memory."""
+    """The axes (written, read) in small blocks; in blocks that are long along the read axis, if everything comes from
+    memory."""
     return (
         _Cut(pattern.written, pattern.rows, _BLOCK),
         _Cut(pattern.read, pattern.columns, _RUN if streamed else _BLOCK),
@@ -164,11 +164,10 @@ def _cut_for_registers(pattern: TransposePattern, *, streamed: bool) -> tuple[_C
 
 
 def _cut(formula: Formula, pattern: TransposePattern, machine: CpuMachine) -> tuple[_Cut, _Cut]:
-    """The axes (written, read) in blocks that L2 keeps: runs of what is read, of as many rows.
+    """The axes (written, read) in blocks that fit L2: runs along the read axis, from as many rows.
 
-    Two tiles together write two lines to each row of the output. That takes all registers, so only where elements are
-    moved as they are, and it pays where rows go on after the block: from rows as short as that, one tile at a time is
-    read faster.
+    Two tiles together write two lines to each output row. That takes all registers, so it is used only if elements
+    are moved unchanged. It pays if rows continue after the block; for shorter rows, one tile at a time is faster.
     """
     width = pattern.load.dtype.bytes * pattern.columns
     read = _Cut(pattern.read, pattern.columns, max(1, _READ // width))
@@ -186,9 +185,9 @@ def _cut(formula: Formula, pattern: TransposePattern, machine: CpuMachine) -> tu
 def _line_of_block(
     pattern: TransposePattern, together: te.Expr, count: int, number: te.Expr, lines: int
 ) -> te.Expr:
-    """Where in a block, from its first element on, line `together * count + number` is: row after row, `lines` to each.
-    A number is divided once for all `count` where that will do: to find the row and the place in it of each line takes
-    as long as to turn the tiles."""
+    """The position, within a block, of line `together * count + number`: row by row, `lines` per row. The index is
+    divided once for all `count` if possible, because finding each line's row and column takes as long as transposing
+    the tiles."""
     pitch = coefficient(pattern.load.indices[0], pattern.written)
     assert pitch is not None
     first, to_next_row = together * count, pitch - lines * pattern.columns
@@ -204,8 +203,8 @@ def _line_of_block(
 
 
 def _reads_lines(pattern: TransposePattern, machine: CpuMachine) -> bool:
-    """Whether a tile's rows are read from places that begin a cache line: otherwise two of each are waited for. Where
-    data says which places, after the last block there is none to ask."""
+    """Whether a tile's rows are read from line-aligned addresses; otherwise each load touches two lines. If indices
+    are loaded, there are none after the last block."""
     (offset,) = pattern.load.indices
     begin = te.substitute(offset, {pattern.read: te.as_index(0)})
     square = not pattern.reads_run and not pattern.writes_run and not te.loads(begin)

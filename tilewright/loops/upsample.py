@@ -1,11 +1,11 @@
 """Upsampling by an integer factor: vectors of neighbours interleaved in registers.
 
-Along the axis that is written, the elements o * factor + r of one r are read in order and weighed alike, for each r in
-another way. Only the first and the last o have neighbours that do not exist.
+Along the written axis, the elements o * factor + r of one r are read in order with the same weights, which differ
+between values of r. Only the first and the last o have neighbours that do not exist.
 
     for all other axes:                              (the outer ones parallel)
       for tiles of o:
-        tile[r, :] = value at (o * factor + r)       (r written out, o in lanes)
+        tile[r, :] = value at (o * factor + r)       (r unrolled, o in lanes)
         transpose tile
         out[o * factor + r] = tile
 """
@@ -33,7 +33,7 @@ _FACTORS = (2, 3, 4)
 
 
 def upsample_program(formula: Formula, machine: CpuMachine) -> Program | None:
-    """None where nothing is read at places that are not linear, or where no factor makes them so."""
+    """The program; None if all loads are linear, or no factor makes them so."""
     written = next((axis for axis in reversed(formula.axes) if coefficient(formula.store, axis) == 1), None)
     if formula.reductions or written is None or not _bent(load_offsets(formula.value), written):
         return None
@@ -55,7 +55,7 @@ def _bent(offsets: list[te.Expr], axis: te.Var) -> bool:
 
 @dataclass(frozen=True)
 class _Phase:
-    """The value at o * factor + r for one r: at the first o, between, at the last one."""
+    """The value at o * factor + r for one r: at the first o, in between, and at the last."""
 
     first: te.Expr
     between: te.Expr  # of `position`
@@ -63,7 +63,7 @@ class _Phase:
     position: te.Var
 
     def at(self, position: te.Expr, *, begins: bool, ends: bool) -> te.Expr:
-        """In a tile at `position`, which may hold the first or the last."""
+        """The value in a tile at `position`, which may include the first or the last o."""
         value = te.substitute(self.between, {self.position: position})
         if ends:
             value = te.select(

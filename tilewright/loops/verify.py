@@ -1,4 +1,4 @@
-"""What a legal loop program is, checked after it is made: see the semantics at the head of `ir.py`."""
+"""The verifier of loop programs; `ir.py` states the semantics that it checks."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from tilewright.loops.ir import (
 )
 from tilewright.te.index import Bounds, bounds, coefficient, divisor_of, linear, simplify
 
-_COPY_BYTES = 16  # the most that one instruction copies
+_COPY_BYTES = 16  # maximum bytes copied by one instruction
 
 
 def verify_program(program: Program, scopes: Collection[Scope] = LOOP_SCOPES) -> None:
-    """Raises VerificationError, naming the statement, where the program breaks a rule. `scopes`: those of the target
+    """Raise VerificationError, naming the statement, if the program breaks a rule. `scopes`: those of the target
     (`hw.memory.scopes_of`)."""
     foreign = foreign_scope(program, scopes)
     if foreign is not None:
@@ -56,13 +56,13 @@ class _Verifier:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.loops: list[For] = []
-        self.accessed: set[Buffer] = set()  # local ones that are read or written
-        # Where the vectors of a register buffer begin, a bit each, by their lanes.
+        self.accessed: set[Buffer] = set()  # local buffers that are read or written
+        # The starts of a register buffer's vectors, as bit masks by number of lanes.
         self.vectors: dict[Buffer, dict[int, int]] = {}
         self.threads = thread_count(program)
-        self.guards: tuple[Guard, ...] = ()  # what the branches around say
-        self.written: dict[Buffer, int] = {}  # elements of register buffers, a bit each
-        self.awaited: list[tuple[Buffer, int]] = []  # those that branches read before they are written
+        self.guards: tuple[Guard, ...] = ()  # conditions of enclosing branches
+        self.written: dict[Buffer, int] = {}  # written elements of register buffers, as bit masks
+        self.awaited: list[tuple[Buffer, int]] = []  # elements that branches read before they are written
 
     def fail(self, what: str) -> None:
         where = " > ".join(f"{loop.kind.value} {loop.var.name}" for loop in self.loops) or "top"
@@ -199,9 +199,9 @@ class _Verifier:
         reached: Bounds | None = bounds(simplify(index))
         if not _inside(reached, buffer) and not te.loads(
             index
-        ):  # what data decides is clamped where it is made
+        ):  # indices that depend on data are clamped where they are made
             asked = {var for condition, _ in guards for var in te.variables(condition)}
-            # Of a local buffer what the guards do not ask about is outside whatever they say.
+            # For a local buffer, only bounds that the guards test are accepted.
             fixed = buffer.scope is not Scope.GLOBAL and not asked & te.variables(index)
             reached = bounds_under(index, guards) if guards and not fixed else reached
             if reached is not None and not _inside(reached, buffer):
@@ -228,8 +228,8 @@ class _Verifier:
             self.vector(buffer, starts, lanes)
 
     def read(self, buffer: Buffer, elements: int | None, guards: tuple[Guard, ...]) -> None:
-        """Elements that nothing has written yet hold nothing in the first iteration of whatever loops are around. A
-        branch may leave that iteration out; what it reads must be written somewhere."""
+        """Elements that nothing has written yet are undefined in the first iteration of enclosing loops. A branch may
+        skip that iteration; what it reads must be written somewhere."""
         if elements is None:
             return
         if guards:
@@ -244,19 +244,19 @@ class _Verifier:
             self.fail(f"register buffer {buffer.name}[{first}] is read before it is written")
 
     def write(self, buffer: Buffer, elements: int | None) -> None:
-        """None: unknown which, then all of them may be."""
+        """None: unknown which, so all of them may be written."""
         self.written[buffer] = self.written.get(buffer, 0) | (
             _run(0, buffer.size) if elements is None else elements
         )
 
     def vector(self, buffer: Buffer, starts: int, lanes: int) -> None:
         if self.threads > 1:
-            return  # the registers of a GPU's thread are scalars
+            return  # registers of a GPU thread are scalars
         found = self.vectors.setdefault(buffer, {})
         found[lanes] = found.get(lanes, 0) | starts
 
     def disjoint(self, buffer: Buffer, starts: dict[int, int]) -> None:
-        """Each vector is a register of its own: no element is in two of them."""
+        """Each vector is a separate register: no element may be in two of them."""
         seen = 0
         for lanes, begins in sorted(starts.items()):
             for lane in range(lanes):
@@ -317,8 +317,8 @@ class _Verifier:
             (stmt.source, stmt.source_index, guards),
         ):
             self.access(buffer, index, under)
-            # From a multiple of its lanes on, a copy ends within what it begins in. Bounds alone do not show that where
-            # an index is the remainder of a division.
+            # A copy that starts at a multiple of its lanes ends within the same aligned group. Bounds alone do not
+            # show that if an index is a remainder.
             if buffer.size % stmt.lanes or divisor_of(simplify(index)) % stmt.lanes:
                 self.access(buffer, index + (stmt.lanes - 1), under)
 
@@ -343,7 +343,7 @@ class _Verifier:
         self.operands(fragments, stmt.instruction)
 
     def operands(self, operands: Sequence[tuple[Buffer, te.Expr, int]], intrinsic: Intrinsic) -> None:
-        """Of an instruction: the result, which is written, and the others; where each begins and its elements."""
+        """The operands of an instruction: the result, which is written, and the others; their starts and elements."""
         for number, (buffer, index, size) in enumerate(operands):
             if buffer.scope is Scope.REGISTER and (number or intrinsic.accumulates):
                 self.read(buffer, _elements(index, size), self.guards)
@@ -396,13 +396,13 @@ def _inside(reached: Bounds | None, buffer: Buffer) -> bool:
 
 
 def _run(begin: int, count: int) -> int:
-    """So many neighbours, a bit each."""
+    """A bit mask of `count` neighbours."""
     return ((1 << count) - 1) << begin
 
 
 def _elements(index: te.Expr, size: int = 1, without: te.Var | None = None) -> int | None:
-    """Those of a register buffer that an access from `index` on reaches, for all values of the loops that are written
-    out but `without`, a bit each; None where that is not plain to see."""
+    """The elements of a register buffer that an access from `index` on reaches, over all values of the unrolled loops
+    except `without`, as a bit mask; None if unknown."""
     form = linear(index)
     found = _run(0, size)
     begin = form.constant

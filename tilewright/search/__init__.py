@@ -1,4 +1,4 @@
-"""Which configs to try next: searches that ask for trials and are told what came of them."""
+"""Searches propose which configs to try next, and learn from the outcomes."""
 
 from tilewright.search.searcher import Search, Searcher
 from tilewright.search.searches import SEARCHES, register, search_named, unregister

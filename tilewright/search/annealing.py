@@ -1,5 +1,8 @@
-"""Simulated annealing on the cost model, as in AutoTVM: chains walk over the space at once, cooling down; a batch is a
-diverse choice of the best that any of them has visited, and a few random ones."""
+"""Simulated annealing on the cost model, as in AutoTVM.
+
+Several chains walk over the space while the temperature falls. A batch is a diverse selection of the best visited
+configs, plus a few random ones.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from tilewright.space.space import Config
 
 CHAINS = 64
 STEPS = 32
-HOT = 0.5  # the temperature at first, in logarithms of seconds; at last it is 0
-PATIENCE = 8  # steps without a new best, after which the chains have settled
+HOT = 0.5  # initial temperature, in log seconds; it falls to 0
+PATIENCE = 8  # steps without a new best before the chains stop
 RANDOM_SHARE = 0.05
-_VISITED = 4  # times as many of the best visited as are wanted, to choose diverse ones from
+_VISITED = 4  # candidates per wanted config, from which a diverse selection is made
 
 
 class Annealing(Search):
-    """Chains go on from where they were the last time."""
+    """Annealing whose chains continue from their last positions."""
 
     def __init__(self, candidates: Candidates, model: CostModel, seed: int = 0) -> None:
         super().__init__(candidates, model, seed)
@@ -33,7 +36,7 @@ class Annealing(Search):
         return [config for config in by_model if self.rng.random() >= RANDOM_SHARE]
 
     def _walk(self, wanted: int) -> list[tuple[Config, float]]:
-        """The best of what the chains visit and nobody has asked for, with their scores."""
+        """Walk the chains, and return the best visited configs that were not asked for yet, with scores."""
         rng = self.rng
         if not self._chains:
             self._chains = self.candidates.sample(rng, CHAINS)

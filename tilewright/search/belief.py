@@ -1,9 +1,9 @@
-"""The search's belief about the times of configs: a model's predictions, corrected by its errors on measured ones.
+"""The search's belief about config times: a model's predictions, corrected by its errors on measured configs.
 
-The logarithm of a config's time is normal around the prediction, with the model's spread. Errors of two configs go
-together: those of one template have a part in common, so have those with like values of a knob, and the more so the
-more knobs are alike (a Gaussian process over the knobs' encodings). Measured times then say something about configs
-that are not measured.
+The logarithm of a config's time is normally distributed around the prediction, with the model's spread. Errors of two
+configs are correlated: configs of one template share a part of the error, and configs with similar knob values share
+more of it (a Gaussian process over the knobs' encodings). So measured times also inform the belief about unmeasured
+configs.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tilewright.cost.model import CostModel
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 
-# Of the variance of an error: what all configs of a template share, what comes from single knobs, and from all at once.
+# Shares of an error's variance: common to all configs of a template, from single knobs, and from all knobs at once.
 TEMPLATE, KNOBS, CONFIG = 0.3, 0.4, 0.3
-REACH = 0.3  # the distance, as a share of a knob's range, at which an error is forgotten by 1/e
-NOISE = 0.02  # of a measurement, in logarithms
-_JITTER = 1e-6  # of a variance, that is added to it
-_UNLIKELY = 0.02  # validity under which a config is not asked for while there are others
+REACH = 0.3  # distance, as a share of a knob's range, at which the correlation falls by 1/e
+NOISE = 0.02  # of a measurement, in log seconds
+_JITTER = 1e-6  # added to a variance, as a share of it
+_UNLIKELY = 0.02  # probability of validity below which a config is asked for only as a last resort
 
 
 @dataclass(frozen=True)
 class Belief:
-    """Of some configs: the mean of the logarithm of each time, and a square root of their covariance."""
+    """The joint distribution of some configs' log times: the means, and a square root of the covariance."""
 
     configs: Sequence[Config]
     mean: np.ndarray
@@ -42,7 +42,7 @@ class Belief:
         measured: Mapping[Config, float],
         count: int,
     ) -> Belief:
-        """Of the `count` configs that could be fastest, as the model and what was measured tell."""
+        """The belief about the `count` configs that could be fastest, given the model and the measurements."""
         known = list(measured)
         everything = [*known, *configs]
         predicted = model.predict(everything)
@@ -57,7 +57,7 @@ class Belief:
         inverse = np.linalg.inv(points.covariance(here, here, spread) + NOISE**2 * np.eye(len(known)))
 
         def posterior(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            """(means, how each row goes with the measured ones)"""
+            """Return (means, covariance of each row with the measured configs)."""
             across = points.covariance(rows, here, spread)
             return logs[rows] + across @ (inverse @ errors), across
 
@@ -73,22 +73,22 @@ class Belief:
         return cls([everything[row] for row in rows], mean + failing, root)
 
     def by_mean(self) -> list[Config]:
-        """The one believed fastest first."""
+        """Indices, the one believed fastest first."""
         return [self.configs[position] for position in np.argsort(self.mean, kind="stable")]
 
     def fastest(self, logs: np.ndarray) -> list[Config]:
-        """Of each line of `draw` the fastest."""
+        """The index of the fastest config in each row of `draw`."""
         return [self.configs[position] for position in np.argmin(logs, axis=1)] if self.configs else []
 
     def draw(self, rng: np.random.Generator, count: int, doubt: float = 1.0) -> np.ndarray:
-        """Logarithms of times that are possible together, one line for each draw; `doubt`: as if all deviations were so
-        many times as large."""
+        """Draw log times from the joint distribution, one row per draw. `doubt` scales all deviations."""
         normal = rng.standard_normal((max(0, count), len(self.configs)))
         return self.mean + doubt * normal @ self.root.T
 
 
 def _root(covariance: np.ndarray) -> np.ndarray:
-    """By Cholesky's factors, at a tenth of what eigenvectors cost; by these where rounding has made it indefinite."""
+    """A square root by Cholesky, ten times cheaper than by eigenvectors, which are used if rounding made the matrix
+    indefinite."""
     try:
         jitter = _JITTER * float(np.mean(np.diag(covariance))) if len(covariance) else 0.0
         return np.linalg.cholesky(covariance + jitter * np.eye(len(covariance)))
@@ -99,9 +99,9 @@ def _root(covariance: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Points:
-    """Configs as points: the knobs' encodings, each scaled to its range, of one template at a time."""
+    """Configs as points: the knobs' encodings, each scaled to its range, within one template."""
 
-    template: np.ndarray  # its number
+    template: np.ndarray  # its index
     positions: np.ndarray
 
     @classmethod

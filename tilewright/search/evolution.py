@@ -1,7 +1,9 @@
-"""Evolution on the cost model, as in Ansor: a population of random configs and the best measured ones goes through
-generations of mutation and crossover; a batch is the best that has lived, and a few random ones.
+"""Evolutionary search on the cost model, as in Ansor.
 
-Crossover takes from each parent whole groups of knobs that belong together, as Ansor's takes whole nodes."""
+A population of random configs and the best measured ones goes through generations of mutation and crossover. A batch
+is the best configs of all generations, plus a few random ones. Crossover takes whole groups of related knobs from
+each parent, as Ansor's takes whole nodes.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from tilewright.search.searcher import Search, diverse, scores
 from tilewright.space.space import Config
 
 POPULATION = 128
-FROM_MEASURED = 0.2  # of the first generation
+FROM_MEASURED = 0.2  # share of the first generation
 GENERATIONS = 5
-MUTATED = 0.85  # of a generation; the others have two parents
+MUTATED = 0.85  # share of a generation; the others have two parents
 RANDOM_SHARE = 0.05
-_LIVED = 4  # times as many of the best that lived as are wanted, to choose diverse ones from
+_LIVED = 4  # candidates per wanted config, from which a diverse selection is made
 
 
 class Evolution(Search):
@@ -28,7 +30,7 @@ class Evolution(Search):
         return [config for config in diverse(ordered, count) if self.rng.random() >= RANDOM_SHARE]
 
     def _evolved(self) -> list[tuple[Config, float]]:
-        """Everything that has lived, with its score."""
+        """Return all configs of all generations, with scores."""
         measured = self.history.best(int(FROM_MEASURED * POPULATION))
         drawn = self.candidates.sample(self.rng, POPULATION - len(measured))
         population = list(dict.fromkeys((*measured, *drawn)))
@@ -41,7 +43,7 @@ class Evolution(Search):
         return list(lived.items())
 
     def _children(self, population: list[Config], found: np.ndarray) -> list[Config]:
-        """Parents are drawn in proportion to their predicted speed."""
+        """Make the next generation. Parents are drawn in proportion to their predicted speed."""
         speeds = np.exp(found - found.max()).tolist()
         children = []
         for _ in range(POPULATION):

@@ -1,11 +1,11 @@
 """The default search: few trials, each where the model and the results so far promise most.
 
-draft     of each template the configs that the fresh model predicts best: all of a small space; of a large one
-          samples, and what a descent from the best of them meets
-believe   what the model says now, corrected by what it got wrong: its errors on configs that are alike are alike
-ask       the config believed fastest, then the fastest in one draw after another from what is believed possible:
-          a batch is as diverse as the belief is unsure
-stop      when the best of all drafted is believed to be less than 1% faster than the best measured
+draft     collect the configs that the fresh model predicts best for each template: all of a small space; of a
+          large one, samples and the configs on a descent from the best of them
+believe   correct the model's predictions by its errors so far: similar configs have similar errors
+ask       return the config believed fastest, then the fastest in each of several draws from the belief:
+          a batch is as diverse as the belief is uncertain
+stop      when the best drafted config is believed to be less than 1% faster than the best measured one
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tilewright.space.outcome import Outcome
 from tilewright.space.space import Config
 from tilewright.space.template import Applied
 
-CONVERGED = 0.01  # of the best time
-_DRAFTED = 1200  # configs that are thought about before the first trial, in all
-_MIN = 64  # of each template
-_SLOW = 32  # configs of a space whose programs have to be made to be predicted
+CONVERGED = 0.01  # share of the best time
+_DRAFTED = 1200  # total configs drafted before the first trial
+_MIN = 64  # minimum per template
+_SLOW = 32  # configs drafted of a space whose predictions need a program
 _SLOW_NEIGHBOURS = 8
 _DESCENTS = 4
-_KEPT = 512  # of what is drafted of a template, the best; and for each value of a knob the best that has it
-_SHORTLIST = 256  # configs for which it is worked out which of them could be the fastest
+_KEPT = 512  # best drafted configs kept per template, plus the best one for each value of a knob
+_SHORTLIST = 256  # configs considered as possibly the fastest
 _DRAWS = 128  # from the belief, to estimate the gain
-_DOUBT = 1.25  # times the deviations that are believed: the model is surer of itself than it is right
-_EXPLORED = 3  # of the fastest measured, those whose neighbours are drafted too
+_DOUBT = 1.25  # factor for the believed deviations: the model is overconfident
+_EXPLORED = 3  # fastest measured configs whose neighbours are drafted too
 
 
 class Guided(Search):
@@ -41,7 +41,7 @@ class Guided(Search):
         super().__init__(candidates, model, seed)
         self._numpy = np.random.default_rng(seed)
         self._drafted: dict[Config, None] = {}
-        self._belief: Belief | None = None  # since the last answers
+        self._belief: Belief | None = None  # current until the next outcomes
         self._gain: float | None = None
 
     def propose(self, count: int) -> Iterable[Config]:
@@ -75,7 +75,7 @@ class Guided(Search):
             self._belief = Belief.of(self.candidates, self.model, fresh, self.history.seconds, _SHORTLIST)
         return self._belief
 
-    # -- which configs are thought about --------------------------------------------------------------------------
+    # -- drafting -------------------------------------------------------------------------------------------------
 
     def _draft(self) -> None:
         if not self._drafted:
@@ -88,14 +88,14 @@ class Guided(Search):
             self._drafted.update(dict.fromkeys(self.unseen.draw(_SLOW)))
 
     def _around(self, config: Config) -> list[Config]:
-        """Neighbours, each time others where they cannot be thought about all at once."""
+        """Neighbours of a config; a different sample each time if there are too many."""
         new = [other for other in self.candidates.neighbours(config) if other not in self._drafted]
         if _is_slow(self.candidates.of_config(config)):
             return self.rng.sample(new, min(_SLOW_NEIGHBOURS, len(new)))
         return new
 
     def _drafted_of(self, applied: Applied, count: int) -> list[Config]:
-        """All of a space; or samples, and as many again on the way down from the best of these."""
+        """All configs of a small space; otherwise samples, and as many again on a descent from the best of them."""
         space, slow = applied.space, _is_slow(applied)
         if space.size <= (_SLOW if slow else count):
             listed: Iterable[Config | None] = space.configs()
@@ -110,7 +110,7 @@ class Guided(Search):
         return _best_predicted(found)
 
     def _descend(self, at: Config, found: dict[Config, float]) -> None:
-        """To the best neighbour, as long as there is a better one; `found` gets all that are met."""
+        """Move to the best neighbour as long as it is better; add all visited configs to `found`."""
         while True:
             new = [config for config in self.candidates.neighbours(at) if config not in found]
             found.update(zip(new, map(float, scores(self.model, new)), strict=True))
@@ -121,7 +121,7 @@ class Guided(Search):
 
 
 def _is_slow(applied: Applied) -> bool:
-    """Whether a config must be made a program for its time to be predicted."""
+    """Whether predicting a config's time requires building its program."""
     return applied.terms(applied.space.default()) is None
 
 

@@ -1,4 +1,4 @@
-"""Random configs: what every other search has to beat."""
+"""Random configs: the baseline for all other searches."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The search protocol: ask for configs to try, be told their outcomes, say when nothing more is to be gained.
+"""The search protocol: ask for configs to try, tell their outcomes, and report when no more gain is expected.
 
-A search never runs anything and knows no knob: configs come from a Candidates, predictions from a CostModel. For a seed
-and the same answers it asks the same questions.
+A search runs nothing and knows no knobs: configs come from a Candidates, predictions from a CostModel. It is
+deterministic for a given seed and given outcomes.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from tilewright.space.candidates import Candidates
 from tilewright.space.outcome import Outcome
 from tilewright.space.space import Config
 
-_LISTED = 4096  # combinations of knobs up to which all configs are listed and shuffled
-_BLIND = 64  # draws in a row that have all been taken before, after which what is left is listed
-_HOPELESS = -1e9  # the score of what has no program or cannot be right
+_LISTED = 4096  # number of knob combinations up to which all configs are listed and shuffled
+_BLIND = 64  # consecutive draws of known configs after which the remaining ones are listed
+_HOPELESS = -1e9  # score of a config that has no program or cannot be correct
 
 
 class Searcher(Protocol):
     def ask(self, count: int) -> list[Config]:
-        """At most so many configs to try: distinct, legal, none that was asked for or told of before. None at all
-        where every config has been."""
+        """Return at most `count` configs to try: distinct, legal, and neither asked for nor told before. The list is
+        empty once the space is exhausted."""
 
     def tell(self, outcomes: Sequence[Outcome]) -> None:
-        """What came of trials, be they asked for or known from elsewhere. The search's model learns from them: who
-        runs the search need not update it."""
+        """Take outcomes of trials, asked for or known from elsewhere. The search updates its model; the caller need
+        not."""
 
     @property
     def done(self) -> bool:
@@ -38,15 +38,15 @@ class Searcher(Protocol):
 
     @property
     def expected_gain(self) -> float | None:
-        """By which share of the best time so far it is expected to fall if the search goes on; None: not known."""
+        """The expected reduction of the best time if the search continues, as a share; None if unknown."""
 
 
 class History:
-    """What has been asked for, and what is known of it."""
+    """The configs that were asked for, and their outcomes."""
 
     def __init__(self) -> None:
         self.taken: set[Config] = set()
-        self.seconds: dict[Config, float] = {}  # the least, where a config was tried more than once
+        self.seconds: dict[Config, float] = {}  # the least, if a config was tried more than once
 
     def take(self, configs: Iterable[Config]) -> None:
         self.taken.update(configs)
@@ -64,7 +64,7 @@ class History:
 
 
 class Unseen:
-    """Random configs that have not been taken, until there are none."""
+    """A source of random configs that were not returned before, until the space is exhausted."""
 
     def __init__(self, candidates: Candidates, history: History, rng: Random) -> None:
         self._candidates, self._history, self._rng = candidates, history, rng
@@ -72,7 +72,7 @@ class Unseen:
         self.exhausted = False
 
     def draw(self, count: int, besides: Iterable[Config] = ()) -> list[Config]:
-        """So many, and none of `besides`. Fewer: there are no more."""
+        """Return `count` configs, none of them in `besides`; fewer if the space is exhausted."""
         found: dict[Config, None] = {}
         barred = set(besides)
         misses = 0
@@ -115,7 +115,7 @@ def _chained(first: Sequence[Config], rest: Iterator[Config]) -> Iterator[Config
 
 
 class Search:
-    """What all searches have in common. A search of one's own says what to `propose`."""
+    """Base class of searches. A subclass implements `propose`."""
 
     def __init__(self, candidates: Candidates, model: CostModel, seed: int = 0) -> None:
         self.candidates, self.model = candidates, model
@@ -124,7 +124,7 @@ class Search:
         self.unseen = Unseen(candidates, self.history, self.rng)
 
     def propose(self, count: int) -> Iterable[Config]:
-        """Configs by preference. Those that were taken before are passed over, and random ones fill what is missing."""
+        """Yield configs by preference. Known ones are skipped, and random ones fill the batch."""
         raise NotImplementedError
 
     def ask(self, count: int) -> list[Config]:
@@ -156,7 +156,7 @@ class Search:
 
 
 def scores(model: CostModel, configs: Sequence[Config]) -> np.ndarray:
-    """How good the model thinks each is: minus the logarithm of its seconds, less where it may fail."""
+    """The model's score of each config: minus the log of its predicted seconds, lower if it may fail."""
     if not configs:
         return np.zeros(0)
     prediction = model.predict(configs)
@@ -166,8 +166,8 @@ def scores(model: CostModel, configs: Sequence[Config]) -> np.ndarray:
 
 
 def diverse(ranked: Sequence[tuple[Config, float]], count: int, worth: float = 0.05) -> list[Config]:
-    """Of configs with their scores a batch that is good and has many values of knobs in it: greedily, a config all of
-    whose values are new to the batch counts as `worth` better."""
+    """Select a batch of good and diverse configs greedily: a config whose knob values are all new to the batch counts
+    as `worth` better."""
     left = dict(ranked)
     chosen: list[Config] = []
     covered: set[object] = set()

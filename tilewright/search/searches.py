@@ -1,7 +1,7 @@
-"""The searches by name, those of users among them.
+"""The registry of searches, including user-defined ones.
 
-One of your own is a class with `propose` (see `searcher.py`), or anything with the methods of a Searcher: register it
-here, or name it as an entry point of the group `tilewright.searches`, and ask for it with `compile(search=...)`.
+To add one, write a class with `propose` (see `searcher.py`) or with all methods of a Searcher. Register it here, or
+as an entry point of the group `tilewright.searches`, and select it with `compile(search=...)`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEARCHES: dict[str, Factory] = {
 
 
 def register(name: str, factory: Factory) -> None:
-    """A search of your own, under a name that `compile(search=...)` and `tilewright tune --search` take."""
+    """Register a search under a name for `compile(search=...)` and `tilewright tune --search`."""
     if not name or not callable(factory):
         raise OptionError(
             f"{factory!r} is not a search",
@@ -49,5 +49,5 @@ def unregister(name: str) -> None:
 
 
 def search_named(name: str) -> Factory:
-    """OptionError where there is none of that name."""
+    """Return the search of this name, or raise OptionError."""
     return named("search", name, SEARCHES, ENTRY_POINTS)

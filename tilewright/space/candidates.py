@@ -1,7 +1,7 @@
 """All candidates of one task: the configs of every template and sketch, as one space.
 
-Searches, cost models and the measuring packages see a task through this alone, so that a config of a template and one
-of a derived structure are the same kind of thing to them.
+Searches, cost models and measuring see a task only through this class, so that they treat a template's config and a
+derived structure's config alike.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from tilewright.space.implementation import Implementation
 from tilewright.space.space import Config, Space
 from tilewright.space.template import Applied, Work
 
-_ENUMERATED = 4096  # combinations of a space up to which all of its configs are listed to sample from
-_PATIENCE = 8  # draws for each config that is wanted, before a sample is left short
+_ENUMERATED = 4096  # number of combinations up to which all configs of a space are listed before sampling
+_PATIENCE = 8  # draws per wanted config before a sample is left short
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The configs for one piece of work. The default program is among them wherever there is one, unless another
-    candidate is sure to be faster.
+    """The configs of one piece of work. The default program is among them if there is one, unless another candidate
+    is sure to be faster.
 
-    `only`: these, instead of what templates and rules have to offer."""
+    `only`: use these instead of what templates and rules offer.
+    """
 
     work: Work
     templates: bool = True
@@ -40,7 +41,7 @@ class Candidates:
 
     @cached_property
     def applied(self) -> tuple[Applied, ...]:
-        """Those that have a legal config. SpaceError where nothing computes this work."""
+        """The templates with at least one legal config. Raises SpaceError if nothing computes this work."""
         found: Sequence[Applied] = self.only or (*self._from_templates(), *self._from_sketches())
         usable = tuple(applied for applied in found if applied.space.sample(Random(0)) is not None)
         if not self.only and not (usable and self._catalog.is_hopeless(self.work.task)):
@@ -52,25 +53,25 @@ class Candidates:
         return usable
 
     def of_config(self, config: Config) -> Applied:
-        """The template or derived structure that a config is of. InternalError where it is of none."""
+        """The template or derived structure that a config belongs to; InternalError if there is none."""
         found = self._named(config.template)
         if found is None:
             raise InternalError(f"no template called {config.template!r} computes {self.work.task.label}")
         return found
 
     def is_legal(self, config: Config) -> bool:
-        """Whether it is a config of this work. It may come from another version's records."""
+        """Whether this is a config of this work. It may come from another version's records."""
         found = self._named(config.template)
         return found is not None and config in found.space
 
     def recalled(self, config: Config) -> Config | None:
-        """A config from a record as a config of today: knobs that are new since then have their defaults. None where it
-        is not legal any more."""
+        """A recorded config as a config of this version: knobs added since then get their defaults. None if it is no
+        longer legal."""
         found = self._named(config.template)
         return None if found is None else found.space.recalled(config)
 
     def implementation(self, config: Config) -> Implementation:
-        """What a config builds, its loop programs verified."""
+        """What a config builds, with its loop programs verified."""
         made = self.of_config(config).program(config)
         found = made if isinstance(made, Implementation) else Implementation.single(self.work.task, made)
         found.verify()
@@ -80,11 +81,11 @@ class Candidates:
         """The verified program of a config that is one loop program."""
         return self.implementation(config).program
 
-    # -- what a search asks ---------------------------------------------------------------------------------------
+    # -- the interface for searches -------------------------------------------------------------------------------
 
     @cached_property
     def size(self) -> int:
-        """Combinations of values of knobs, legal or not."""
+        """The number of combinations of knob values, legal or not."""
         return sum(applied.space.size for applied in self.applied)
 
     def configs(self) -> Iterator[Config]:
@@ -92,8 +93,8 @@ class Candidates:
             yield from applied.space.configs()
 
     def sample(self, rng: Random, count: int) -> list[Config]:
-        """So many distinct configs, from all templates alike; fewer where there are not so many, or where legal ones
-        are too rare to be met."""
+        """Draw `count` distinct configs, evenly from all templates; fewer if there are fewer, or if legal ones are
+        too rare."""
         if self.size <= max(_ENUMERATED, count):
             found = list(self.configs())
             rng.shuffle(found)
@@ -112,7 +113,7 @@ class Candidates:
         return self._space(config).neighbours(config)
 
     def mutate(self, config: Config, rng: Random) -> Config:
-        """One group of knobs changed; where there is nothing to change, a config of any template."""
+        """Change one group of knobs; if nothing can be changed, return a config of any template."""
         mutated = self._space(config).mutate(config, rng)
         if mutated != config:
             return mutated
@@ -121,16 +122,16 @@ class Candidates:
         return other
 
     def crossover(self, a: Config, b: Config, rng: Random) -> Config:
-        """A mixture of two configs of a template; of two templates, one of them mutated."""
+        """Mix two configs of a template; of two different templates, mutate one config."""
         if a.template == b.template:
             return self._space(a).crossover(a, b, rng)
         return self.mutate(rng.choice((a, b)), rng)
 
     def encode(self, config: Config) -> tuple[float, ...]:
-        """What a model that learns sees of the knobs: of the same length for all configs of a template."""
+        """The knobs as features for a learned model; the same length for all configs of a template."""
         return self._space(config).encode(config)
 
-    # -- where they come from -------------------------------------------------------------------------------------
+    # -- construction ---------------------------------------------------------------------------------------------
 
     def _space(self, config: Config) -> Space:
         return self.of_config(config).space
@@ -140,7 +141,7 @@ class Candidates:
         return catalog(self.work.machine.kind)
 
     def _named(self, name: str) -> Applied | None:
-        """To build one config, the other templates are not asked."""
+        """Find one template by name, without applying the others."""
         if name not in self._looked_up:
             if self.only or "applied" in self.__dict__:
                 found = list(self.applied)

@@ -1,11 +1,11 @@
-"""Which templates there are for each kind of machine: the one table that `Candidates` asks.
+"""The table of templates for each kind of machine, which `Candidates` reads.
 
-    templates       structured by hand, library calls and decompositions among them
+    templates       written by hand, including library calls and decompositions
     sketches        structures that rules derive from a task's expressions
     default         the program that every task with a formula has
 
-A user's own are added with `register`, or by a package that names them as an entry point of the group
-`tilewright.templates` (a callable that registers them).
+Users add theirs with `register`, or with an entry point of the group `tilewright.templates`: a callable that
+registers them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tilewright.support.plugins import entry_points
 T = TypeVar("T")
 
 ENTRY_POINTS = "tilewright.templates"
-SKETCHED = "sketch:"  # what the names of derived structures begin with
+SKETCHED = "sketch:"  # prefix of the names of derived structures
 
-# What derives structures from a task; each is an Applied of its own.
+# Derives structures from a task; each is an Applied of its own.
 Derivation = Callable[[Work], Iterable[Applied]]
 
 
@@ -39,9 +39,10 @@ Derivation = Callable[[Work], Iterable[Applied]]
 class Catalog:
     """The templates of one kind of machine.
 
-    `is_hopeless`: of a task for which the default program is no candidate where there is any other.
-    `trusted_sketches`: the names of those whose predicted times are as good as a template's.
-    `predicts_default`: whether that is so of the default program."""
+    - `is_hopeless`: whether the default program of a task is left out if there is any other candidate.
+    - `trusted_sketches`: the names of those whose predicted times are as reliable as a template's.
+    - `predicts_default`: whether the same holds for the default program.
+    """
 
     templates: tuple[Template, ...]
     sketches: Derivation
@@ -56,9 +57,11 @@ class Catalog:
         return (*self.templates, *self.registered)
 
     def trusted(self, work: Work, sketches: bool = True, templates: bool = True) -> list[Applied]:
-        """What a choice without measurement is made among: templates and trusted sketches; other sketches where none of
-        these applies and the default program is compared too; and the default program, where its time is predicted.
-        `sketches`, `templates`: whether these are asked at all."""
+        """The candidates for a choice without measuring: templates and trusted sketches; other sketches if none of
+        these applies and the default program is compared too; and the default program, if its time is predicted.
+
+        `sketches`, `templates`: whether these are considered at all.
+        """
         asked = self.all_templates if templates else ()
         found = [applied for t in asked if (applied := t.apply(work)) is not None]
         if not self.predicts_default:
@@ -70,7 +73,7 @@ class Catalog:
 
 
 def catalog(kind: str) -> Catalog:
-    """SpaceError where there are no templates for such machines."""
+    """The catalog of a kind of machine; SpaceError if it has no templates."""
     _load_entry_points()
     return _built_in(kind)
 
@@ -112,12 +115,13 @@ def _cuda() -> Catalog:
     )
 
 
-# -- a user's own -----------------------------------------------------------------------------------------------------
+# -- user-defined templates
+# -------------------------------------------------------------------------------------------
 
 
 def register(template: Template, target: str = "cpu", module: str | None = None) -> Template:
-    """Add a template of your own to all compilations for `target`. `module`: the name of the module that registers it
-    when it is imported, for processes that build kernels; the one in which its class is, where none is given."""
+    """Add a template to all compilations for `target`. `module`: the module that registers it on import, for worker
+    processes; by default, the one that defines its class."""
     if target not in KINDS:
         raise OptionError(f"target must be one of {', '.join(map(repr, KINDS))}, got {target!r}")
     name = getattr(template, "name", None)
@@ -136,7 +140,7 @@ def register(template: Template, target: str = "cpu", module: str | None = None)
 
 
 def unregister(name: str, target: str = "cpu") -> None:
-    """The template of this name is asked no more."""
+    """Remove the template of this name."""
     found = _built_in(target)
     found.registered[:] = [each for each in found.registered if each.name != name]
     registration.forget(f"template {name!r}")
@@ -144,7 +148,7 @@ def unregister(name: str, target: str = "cpu") -> None:
 
 @dataclass(frozen=True)
 class Guarded:
-    """A user's template: what it raises costs its own candidates, and is said once."""
+    """A user's template: its exceptions cost only its own candidates, with one warning."""
 
     template: Template
 
@@ -175,7 +179,7 @@ class Guarded:
 
 @dataclass(frozen=True)
 class GuardedApplied:
-    """Every exception of a user's is a SpaceError: the candidate is illegal, and others go on."""
+    """Converts every exception of a user's template to SpaceError: the candidate is illegal, and others continue."""
 
     applied: Applied
     name: str
@@ -201,7 +205,7 @@ class GuardedApplied:
 
 @lru_cache(maxsize=1)
 def _load_entry_points() -> None:
-    """What installed packages add. One that fails is named in a warning and left out."""
+    """Load templates of installed packages. A package that fails is named in a warning and skipped."""
     for entry in entry_points(ENTRY_POINTS).values():
         try:
             entry.load()()

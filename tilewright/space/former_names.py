@@ -1,7 +1,7 @@
-"""Template and knob names of earlier versions, for configs that were recorded under them.
+"""Former names of templates and knobs, for configs recorded under them.
 
-Databases and lock files name configs by template and knobs. Whatever reads such a file passes each config through
-`current_config`, so that what was recorded before a renaming is still found; nothing else knows the former names.
+Databases and lock files name configs by template and knobs. Readers of such files pass each config through
+`current_config`, so that records made before a renaming are still found. No other module knows the former names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KNOBS = {
     "winograd": {"shares": "panel_groups"},
     "sketch:block-reduction": _OF_GPU_SKETCHES,
     "sketch:tensorised": _OF_GPU_SKETCHES,
-    # Decompositions have the knobs of the template inside.
+    # Decompositions have the knobs of their inner template.
     "fused-reduction": _OF_GPU_SKETCHES,
     "separate-prologue": _OF_GPU_SKETCHES,
     "split-k": _OF_GPU_SKETCHES,
@@ -41,7 +41,7 @@ KNOBS = {
 
 
 def current_config(config: Config) -> Config:
-    """`config` under the names of this version. Templates of users are left as they are."""
+    """Return `config` under the names of this version. Users' templates are left unchanged."""
     template = TEMPLATES.get(config.template, config.template)
     knobs = KNOBS.get(template, _OF_SKETCHES if template.startswith("sketch:") else {})
     values = tuple((knobs.get(name, name), value) for name, value in config.values)

@@ -1,8 +1,8 @@
-"""The implementation of a task: one kernel, or several parts that run one after another.
+"""The implementation of a task: one kernel, or several parts that run in sequence.
 
-A part is a kernel of the compiler's own (a loop Program, or one of the tensor-core kernels that are described as data)
-or a call of a library. On a processor an implementation has one part; on a GPU a library call may have kernels around
-it, and a decomposition (split-K, say) has two.
+A part is one of Tilewright's kernels (a loop Program, or a tensor-core kernel described as data) or a library call.
+On a CPU an implementation has one part. On a GPU a library call may have kernels around it, and a decomposition such
+as split-K has two.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from tilewright.loops.verify import verify_program
 from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import VendorCall
 
-Kernel: TypeAlias = Program | TensorGemm | TensorAttention  # what code generation makes machine code of
+Kernel: TypeAlias = Program | TensorGemm | TensorAttention  # the input of code generation
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
     """One kernel or one library call. `operands` and `result` are nodes of the graph that the task was cut in.
 
-    `packings`: of a call, how its operands are stored; beyond the end: as they are."""
+    `packings`: how a call's operands are stored; operands beyond its end are stored unchanged.
+    """
 
     task: Task
     operands: tuple[Node, ...]
@@ -43,7 +44,8 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Implementation:
-    """The parts that compute a task; the last gives its result. `inputs`: the task's, as nodes of the cut graph."""
+    """The parts that compute a task; the last one computes its result. `inputs` are the task's inputs as nodes of the
+    cut graph."""
 
     inputs: tuple[Node, ...]
     parts: tuple[Part, ...]
@@ -58,7 +60,7 @@ class Implementation:
 
     @property
     def program(self) -> Program:
-        """Of an implementation that is one loop program."""
+        """The program, for an implementation that is one loop program."""
         if len(self.parts) != 1 or not isinstance(self.parts[0].body, Program):
             raise InternalError("this implementation is more than one loop program")
         return self.parts[0].body
@@ -71,7 +73,7 @@ class Implementation:
 
 @dataclass(frozen=True, eq=False)
 class SubTask:
-    """A part before it is known what computes it."""
+    """A part whose implementation is not chosen yet."""
 
     task: Task
     operands: tuple[Node, ...]
@@ -84,7 +86,7 @@ class SubTask:
 def cut(
     graph: Graph, constants: Collection[Node], parts: Sequence[tuple[Collection[Node], Node]]
 ) -> list[SubTask]:
-    """The pieces of a graph: of each, which nodes it computes, and which of them the others read."""
+    """Cut a graph into sub-tasks: which nodes each computes, and which of them other sub-tasks read."""
     order = graph.nodes()
     return [
         _subtask([node for node in order if node in members], result, constants) for members, result in parts
@@ -92,7 +94,7 @@ def cut(
 
 
 def cut_at(task: Task, graph: Graph, value: Node) -> tuple[SubTask, SubTask]:
-    """A task, whose computation `graph` is, in two: all that computes `value`, and the rest."""
+    """Cut a task, given as `graph`, in two: the nodes that compute `value`, and the rest."""
     constants = [graph.inputs[number] for number in task.constants]
     computed = [node for node in graph.nodes() if not (node.is_input or node.is_constant)]
     before = set(Graph(graph.inputs, (value,)).nodes())

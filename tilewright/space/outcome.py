@@ -10,7 +10,7 @@ FAILURES = ("build", "illegal", "timeout", "crash", "wrong", "memory")
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The seconds that a config takes; or None, and the kind of its failure."""
+    """The seconds that a config takes, or None and the kind of its failure."""
 
     config: Config
     seconds: float | None

@@ -1,15 +1,15 @@
-"""Which modules register templates and rules of a user's own: other processes import them before they build."""
+"""Modules that register users' templates and rules, which worker processes import before they build."""
 
 from __future__ import annotations
 
 from tilewright.hw import intrinsics
 from tilewright.support.modules import importable_modules
 
-_modules: dict[str, str] = {}  # what is registered -> the module that registers it when it is imported
+_modules: dict[str, str] = {}  # registered object -> the module that registers it on import
 
 
 def remember(what: str, registered: object, module: str | None) -> None:
-    """`what`: in words, such as "sketch rule 'unroll'". `module`: None for the one in which its class is."""
+    """`what`: a description, such as "sketch rule 'unroll'". `module`: None for the module of its class."""
     _modules[what] = module or type(registered).__module__
 
 
@@ -18,5 +18,5 @@ def forget(what: str) -> None:
 
 
 def registering_modules() -> tuple[str, ...]:
-    """What another process imports to have everything that is registered in this one, intrinsics too."""
+    """The modules that another process imports to have everything that is registered here, including intrinsics."""
     return tuple(sorted({*importable_modules(_modules), *intrinsics.registering_modules()}))

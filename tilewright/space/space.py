@@ -1,8 +1,7 @@
 """Knobs, Configs and Spaces: decisions as plain data.
 
-What is known of a decision is with the decision: which values are alike, how two of them are mixed, what a model that
-learns sees of it. Whoever searches a space asks it for samples, neighbours, mutations and crossings, all of them legal,
-and knows no knob by name.
+A knob knows which of its values are similar, how to mix two of them, and how a learned model sees them. So a search
+asks a space for samples, neighbours, mutations and crossovers, all legal, and knows no knob by name.
 """
 
 from __future__ import annotations
@@ -18,15 +17,16 @@ from tilewright.errors import SpaceError
 
 Value = int | str | bool
 
-_DRAWS = 64  # combinations drawn before a legal one is looked for nearby
-_LOOKED_AT = 100_000  # combinations, before a space is taken for one that has no legal config
+_DRAWS = 64  # random combinations tried before searching nearby for a legal one
+_LOOKED_AT = 100_000  # combinations examined before a space is considered empty
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One decision: its name and what can be chosen, in an order in which neighbours are alike where it is `ordered`.
+    """One decision: its name and its choices. If `ordered`, neighbouring choices are similar.
 
-    The default is the first choice where none is named."""
+    The default is the first choice unless one is named.
+    """
 
     name: str
     choices: tuple[Value, ...]
@@ -38,15 +38,15 @@ class Knob:
         return self.choices[0] if self.default is None else self.default
 
     def neighbours(self, value: Value) -> tuple[Value, ...]:
-        """The choices alongside it; without an order, all others."""
+        """The adjacent choices; without an order, all others."""
         at = self.choices.index(value)
         if self.ordered:
             return tuple(self.choices[n] for n in (at - 1, at + 1) if 0 <= n < len(self.choices))
         return (*self.choices[:at], *self.choices[at + 1 :])
 
     def encode(self, value: Value) -> tuple[float, ...]:
-        """Numbers for a model that learns: the place in the order, and of a number its size; without an order, one
-        number for each choice."""
+        """Features for a learned model: the index and, for numbers, the magnitude; without an order, a one-hot
+        vector."""
         return self._codes[value]
 
     def crossover(self, a: Value, b: Value, rng: Random) -> Value:
@@ -94,8 +94,9 @@ class Config:
 class Space:
     """The Configs of a template for one task: every combination of choices that `legal` admits.
 
-    `together` names knobs whose best values depend on each other: a search that changes one at a time stops early, and
-    one that mixes two configs takes all of them from the same one."""
+    `together` names knobs whose best values depend on each other. A search changes them together, because changing
+    one at a time would get stuck, and a crossover takes all of them from the same config.
+    """
 
     template: str
     knobs: tuple[Knob, ...]
@@ -122,7 +123,7 @@ class Space:
         )
 
     def recalled(self, config: Config) -> Config | None:
-        """A config of an earlier version, with the defaults of knobs that are new since; None where it is not legal."""
+        """A config of an earlier version, with the defaults of knobs added since; None if it is not legal."""
         values = dict(config.values)
         known = {knob.name: values.pop(knob.name, knob.start) for knob in self.knobs}
         found = Config.of(config.template, known)
@@ -130,11 +131,11 @@ class Space:
 
     @cached_property
     def size(self) -> int:
-        """Combinations, legal or not."""
+        """The number of combinations, legal or not."""
         return math.prod(len(knob.choices) for knob in self.knobs)
 
     def groups(self) -> list[tuple[Knob, ...]]:
-        """The knobs, those that are to be changed together in one group."""
+        """The knobs in groups; those of a group are changed together."""
         by_name = {knob.name: knob for knob in self.knobs}
         grouped = {name for names in self.together for name in names}
         alone = [(knob,) for knob in self.knobs if knob.name not in grouped]
@@ -150,8 +151,8 @@ class Space:
     # -- one config -----------------------------------------------------------------------------------------------
 
     def default(self) -> Config:
-        """Every knob's default; where these are not legal together, the first legal config. SpaceError where there is
-        none."""
+        """Every knob's default; if these are not legal together, the first legal config. Raises SpaceError if there
+        is none."""
         if (found := self._legal_or_none({knob.name: knob.start for knob in self.knobs})) is not None:
             return found
         if (first := self._first) is None:
@@ -160,19 +161,19 @@ class Space:
         return first
 
     def sample(self, rng: Random) -> Config | None:
-        """A legal config; None where there is none."""
+        """A random legal config; None if there is none."""
         for _ in range(_DRAWS):
             values = {knob.name: rng.choice(knob.choices) for knob in self.knobs}
             if (found := self._legal_or_none(values)) is not None:
                 return found
         if (found := self._first) is None:
             return None
-        for _ in range(2 * len(self.knobs)):  # legal configs are rare: walk away from one
+        for _ in range(2 * len(self.knobs)):  # legal configs are rare: walk away from a known one
             found = self.mutate(found, rng)
         return found
 
     def neighbours(self, config: Config) -> list[Config]:
-        """Those that differ in one group of knobs, by one place each. A neighbour has this one as its neighbour."""
+        """Configs that differ in one group of knobs, by one step each. The relation is symmetric."""
         found = []
         for group in self.groups():
             choices = [(config[knob.name], *knob.neighbours(config[knob.name])) for knob in group]
@@ -183,7 +184,8 @@ class Space:
         return found
 
     def mutate(self, config: Config, rng: Random) -> Config:
-        """One group of knobs changed: a step to a neighbour, or a leap. The same config where nothing else is near."""
+        """Change one group of knobs: a step to a neighbour, or a jump. Returns the same config if there is no other
+        nearby."""
         groups = self.groups()
         for _ in range(_DRAWS if groups else 0):
             group = rng.choice(groups)
@@ -198,7 +200,7 @@ class Space:
         return config
 
     def crossover(self, a: Config, b: Config, rng: Random) -> Config:
-        """Each group of knobs as in the one or in the other; one of the two where no mixture is legal."""
+        """Take each group of knobs from either config; return one of the two if no mixture is legal."""
         groups = self.groups()
         for _ in range(_DRAWS // 4):
             values = dict(a.values)
@@ -214,7 +216,7 @@ class Space:
         return rng.choice((a, b))
 
     def encode(self, config: Config) -> tuple[float, ...]:
-        """Of every knob in turn what it encodes: of the same length for all configs."""
+        """The encodings of all knobs in order; the same length for all configs."""
         values = dict(config.values)
         return tuple(number for knob in self.knobs for number in knob.encode(values[knob.name]))
 

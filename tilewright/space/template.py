@@ -1,8 +1,9 @@
-"""The template protocol: an implementation of a class of tasks, structured by hand or by rules, with knobs.
+"""The template protocol: one kind of implementation for a class of tasks, written by hand or derived by rules, with
+knobs.
 
-A template looks at a piece of Work and either declines or answers with an `Applied`: the space of its configs for that
-task, what each would cost in counted terms, and what each builds. Configs are legal by construction: every one of the
-space computes the task. Library calls and decompositions into several kernels are templates too, on every target.
+A template takes a piece of Work and either declines or returns an `Applied`: the space of its configs for that task,
+the cost of each in counted terms, and what each builds. Configs are legal by construction: every config of the space
+computes the task. Library calls and decompositions into several kernels are templates too, on every target.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ GpuWork = Work[GpuMachine]
 
 
 def normal_form(task: Task, numerics: str) -> Formula | None:
-    """The task as a formula; None where a reduction is read inside another's loop."""
+    """The task as a formula; None if a reduction is read inside another reduction's loop."""
     output, inputs = lower_graph(task.graph)
     strict = numerics == "strict"
     try:
@@ -61,10 +62,10 @@ class Applied(Protocol):
     def space(self) -> Space: ...
 
     def terms(self, config: Config) -> Counted | None:
-        """None where they are to be counted in the program itself."""
+        """The counted terms; None if they are to be counted in the program."""
 
     def program(self, config: Config) -> Kernel | Implementation:
-        """What computes the task with this config: one kernel, or several parts."""
+        """The implementation for this config: one kernel, or several parts."""
 
 
 class Template(Protocol):
@@ -72,4 +73,4 @@ class Template(Protocol):
     def name(self) -> str: ...
 
     def apply(self, work: Work) -> Applied | None:
-        """None where the template has nothing to say about this task."""
+        """Apply the template to a task; None if it does not apply."""

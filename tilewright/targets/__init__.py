@@ -1,1 +1,2 @@
-"""Targets: the stages of the pipeline that depend on the kind of machine, one file each; `resolve.py` names them."""
+"""Targets: the stages of the pipeline that depend on the kind of machine, one file per kind; `resolve.py` selects
+one."""

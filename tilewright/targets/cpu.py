@@ -1,4 +1,4 @@
-"""Processors: loop programs through LLVM."""
+"""The CPU target: loop programs compiled by LLVM."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CpuTarget:
         return True
 
     def runner(self, threads: int) -> Any:
-        from tilewright.measure.runner import Runner  # with what measures: only for those who do
+        from tilewright.measure.runner import Runner  # imports the measuring code, which only tuning needs
 
         return Runner(threads)
 

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: kernels through CUDA C++ and NVRTC, library calls between them, one CUDA graph for all."""
+"""The NVIDIA GPU target: kernels in CUDA C++ through NVRTC, library calls between them, one CUDA graph per model."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ _ABILITIES = Abilities(chains=False, half=True, libraries=True, prologues=True, 
 
 @dataclass(frozen=True)
 class CudaTarget:
-    """`ordinal`: the card here; None: only its description."""
+    """A GPU of this machine (`ordinal`), or only the description of one (None)."""
 
     machine: GpuMachine
     ordinal: int | None = None
 
     @classmethod
     def of_card(cls, ordinal: int) -> Target:
-        """DeviceError, MissingDependencyError or TargetError where models cannot run on it."""
+        """The target for a GPU here. Raises DeviceError, MissingDependencyError or TargetError if models cannot run
+        on it."""
         there = tuple(sorted(name for name, found in vendor.is_available().items() if found))
         return cls(replace(detect(ordinal), libraries=there), ordinal)
 
     @classmethod
     def described(cls, machine: GpuMachine) -> Target:
-        """For a file, or for another machine: without libraries, since a file cannot hold them."""
+        """The target for a described GPU elsewhere: without libraries, because a file cannot hold them."""
         return cls(replace(machine, libraries=()))
 
     @property
@@ -53,7 +54,7 @@ class CudaTarget:
         return self.ordinal is not None and device.count() > self.ordinal
 
     def default_numerics(self) -> str:
-        """As the option says; and as PyTorch is told to treat float32."""
+        """The mode set by the option, else the one that matches PyTorch's setting for float32."""
         chosen = knobs.get("numerics")
         return "tf32" if chosen == "fast" and _torch_rounds() else chosen
 
@@ -75,7 +76,9 @@ class CudaTarget:
         tasks = (task for task, _ in computed(found).values())
         if all(best_of(Work(task, self.machine, numerics)) is not None for task in tasks):
             return found
-        return cut(replace(abilities, attention=False))  # some attention has no kernel and no library
+        return cut(
+            replace(abilities, attention=False)
+        )  # some attention has neither a kernel nor a library call
 
     def joins_reductions(self) -> bool:
         return True
@@ -85,7 +88,7 @@ class CudaTarget:
         return False
 
     def runner(self, threads: int) -> Any:
-        from tilewright.measure.runner import Runner  # with what measures: only for those who do
+        from tilewright.measure.runner import Runner  # imports the measuring code, which only tuning needs
 
         return Runner(threads, device=self.ordinal)
 
@@ -100,13 +103,13 @@ class CudaTarget:
         again: Callable[[Target], CompiledModel],
     ) -> GpuModel:
         def planned_for(machine: GpuMachine) -> GpuModel:
-            """The model again, without libraries."""
+            """Plan the model again without libraries."""
             found = again(replace(self, machine=machine))
             assert isinstance(found, GpuModel)
             return found
 
         def to_save() -> list[GpuModel]:
-            """One for cards as this one, then one for all others."""
+            """The variants to save: one for GPUs like this one, then one for all others."""
             alone = replace(self.machine, libraries=())
             own = planned_for(alone) if self.machine.libraries else model
             return [own, planned_for(PORTABLE)] if self.machine != PORTABLE else [own]

@@ -1,4 +1,4 @@
-"""Whole models with kernels of the tuner's choice, which `tune/confirm_in_model.py` runs interleaved."""
+"""Run whole models with kernels that the tuner chose, for `tune/confirm_in_model.py`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tilewright.runtime.explain import random_inputs
 from tilewright.targets.target import Choices, Target
 from tilewright.tune.confirm_in_model import WHOLE, ModelRun
 
-_ROOM = 2  # times the constants of the models: what must be free, since casts may want each in an order of its own
+_ROOM = 2  # free memory needed, as a multiple of the models' constants: each choice may store them in its own order
 
-# The plan of a partition with these choices, and for each key of its tasks of which task it is a part.
+# Returns the plan of a partition with these choices, and the task of each key in the plan.
 Linking = Callable[[Partition, Choices, Boundary], "tuple[Linked, Mapping[str, str]]"]
 
 
 class ModelRuns:
-    """Casts share the constants that they keep alike."""
+    """Models with given choices. They share the constants that they store alike."""
 
     def __init__(
         self, target: Target, partitions: Sequence[Partition], linked: Linking, threads: int
@@ -36,7 +36,7 @@ class ModelRuns:
             return None
         try:
             ready = [self._ready(partition, assignment) for partition in self._partitions]
-        except DeviceError:  # no memory for it on the card
+        except DeviceError:  # the GPU has no memory for it
             return None
 
         def run() -> dict[str, float]:
@@ -49,7 +49,7 @@ class ModelRuns:
         return run
 
     def _ready(self, partition: Partition, assignment: Choices) -> Callable[[], list[tuple[str, float]]]:
-        """The model, loaded: a run of it gives the seconds of each step, by the task that it is for; or of all."""
+        """Load the model. A run returns the seconds of each step by its task, or of the whole model."""
         boundary = Boundary.anonymous(len(partition.graph.inputs), len(partition.graph.outputs))
         linked, owner = self._linked(partition, assignment, boundary)
         shared = Linked(linked.plan, tuple(self._pool.shared(linked.constants)), linked.objects)

@@ -1,4 +1,4 @@
-"""Which target a model is compiled for: the one that was named, or the one on which its tensors are."""
+"""Find the target of a model: the one that was named, or the device of its tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilewright.targets.target import Target
 
 ENTRY_POINTS = "tilewright.targets"
 
-_SYNONYMS = {"gpu": "cuda"}  # what else people call a target
+_SYNONYMS = {"gpu": "cuda"}  # other names for a target
 
 
 def canonical(target: str) -> str:
@@ -28,7 +28,7 @@ def canonical(target: str) -> str:
     return f"{_SYNONYMS.get(kind, kind)}{colon}{number}"
 
 
-Factory = Callable[[int], Target]  # of the number behind the name: 1 of "cuda:1"
+Factory = Callable[[int], Target]  # the argument is the device number: 1 in "cuda:1"
 
 _NAMED: dict[str, Factory] = {
     "cpu": lambda ordinal: CpuTarget(host()),
@@ -37,8 +37,8 @@ _NAMED: dict[str, Factory] = {
 
 
 def register(name: str, factory: Factory) -> None:
-    """A target of your own, under a name that `compile(target=...)` takes; or by an entry point of that name in the
-    group `tilewright.targets`. OptionError where there is one of that name."""
+    """Register a target under a name for `compile(target=...)`. Packages can also use an entry point of the group
+    `tilewright.targets`. Raises OptionError if the name is taken."""
     if name in _NAMED or not name.isidentifier():
         raise OptionError(
             f"a target cannot be called {name!r}", remedy="choose another name, of letters and digits"
@@ -57,7 +57,8 @@ def _factory(kind: str) -> Factory | None:
 
 
 def resolve_target(target: str | CpuMachine | GpuMachine | Target | None, *models: Any) -> Target:
-    """`models`: what may hold tensors: models, example inputs, and nestings of them."""
+    """Return the target. `models` are models, example inputs, or containers of these; their tensors decide if
+    `target` is None."""
     if isinstance(target, CpuMachine):
         return CpuTarget(target)
     if isinstance(target, GpuMachine):
@@ -87,7 +88,7 @@ def resolve_target(target: str | CpuMachine | GpuMachine | Target | None, *model
 
 
 def _devices(values: Iterable[Any]) -> Iterator[tuple[str, int]]:
-    """Of the tensors of modules, exported programs and nested containers: (kind, number)."""
+    """The (kind, number) of the device of each tensor in modules, exported programs and nested containers."""
     torch = sys.modules.get("torch")
     if torch is None:
         return

@@ -1,4 +1,4 @@
-"""The stages behind the partition, the same for every target: tasks -> choices -> kernels -> plan."""
+"""The stages after the partition, the same for every target: tasks -> choices -> kernels -> plan."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tilewright.tune.effort import KNOWN, Tuning
 from tilewright.tune.known import known_choices
 from tilewright.tune.lock import check_lockable, lock_of, locked_choices, read_lock, write_lock
 
-_CLOSE = 1.5  # times the predicted time apart, within which a pair that could be joined is worth measuring
+_CLOSE = 1.5  # a pair is measured as one task if predicted to take less than this multiple of its two kernels
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What computes each task, by key, and the partitions with those pairs joined that are faster so."""
+    """The choice for each task, by key, and the partitions in which pairs are joined where that is faster."""
 
     partitions: tuple[Partition, ...]
     choices: Choices
@@ -49,7 +49,8 @@ def choose_implementations(
     lock: str | Path | None = None,
     objective: Objective | None = None,
 ) -> Chosen:
-    """Tasks -> how each is computed: as the lock file says, or as measured now or before, or as predicted."""
+    """Choose the implementation of each task: from the lock file, by measuring now, from earlier measurements, or
+    predicted."""
     pairs = alternatives(partitions) if target.joins_reductions() else {}
     path = None if lock is None else Path(lock)
     if path is not None:
@@ -88,12 +89,13 @@ def _joined(partitions: Sequence[Partition], keys: Sequence[str]) -> tuple[Parti
 
 
 def _is_possible(pair: Alternative, target: Target, numerics: str) -> bool:
-    """Whether anything computes both at once."""
+    """Whether some kernel computes both tasks at once."""
     return best_of(Work(pair.joined, target.machine, numerics)) is not None
 
 
 def _is_faster(pair: Alternative, choices: Mapping[str, Choice]) -> bool:
-    """Whether one kernel for both is faster: by measured times where all are measured, otherwise by predicted ones."""
+    """Whether one kernel for both tasks is faster: by measured times if all are measured, otherwise by
+    predictions."""
     joined, separate = choices[pair.joined.key], [choices[task.key] for task in pair.separate]
     times = [choice.seconds for choice in (joined, *separate)]
     measured = [choice.origin.kind == "tuned" for choice in (joined, *separate)]
@@ -114,7 +116,7 @@ def _tuned(
     tuning: Tuning,
     objective: Objective | None,
 ) -> dict[str, Choice]:
-    # With the database and the searches: only for those who measure.
+    # Imports the database and the searches, which only tuning needs.
     from tilewright.targets.model_runs import ModelRuns
     from tilewright.tune.tunable import TunableTask
     from tilewright.tune.tuner import tune
@@ -169,7 +171,7 @@ def build_plan(
     numerics: str,
     trace: Trace,
 ) -> tuple[Linked, Mapping[str, str]]:
-    """The plan of a partition with these choices; and for each key of its tasks, of which task it is a part."""
+    """Return the plan of a partition with these choices, and the task of each key in the plan."""
     implementations = {key: choice.implementation for key, choice in choices.items()}
     names = {key: _name(choice) for key, choice in choices.items()}
     expanded = expand(partition, implementations, names)
@@ -197,7 +199,7 @@ def _default_part(task: Task, target: Target, numerics: str) -> Part:
 
 
 def _task_layers(partitions: Sequence[Partition]) -> dict[str, str]:
-    """By the key of a task: the layers that its calls compute, in one name."""
+    """By task key: the layers that its calls compute, as one name."""
     found: dict[str, list[str]] = {}
     for partition in partitions:
         for call in partition.calls:
@@ -206,7 +208,7 @@ def _task_layers(partitions: Sequence[Partition]) -> dict[str, str]:
 
 
 def _layers(partition: Partition) -> dict[str, list[str]]:
-    """By the key of a kernel: the layers that each of its calls computes, in one name."""
+    """By kernel key: the layers that each of its calls computes, as one name."""
     found: dict[str, list[str]] = {}
     for call in partition.calls:
         found.setdefault(call.key, []).append(fused_name(call.layers))
@@ -221,11 +223,11 @@ def _build(
     trace: Trace,
     layers: Mapping[str, Sequence[str]],
 ) -> dict[str, Linkable]:
-    """A kernel for every part, by the key of its calls."""
+    """Build a kernel for every part; return them by call key."""
     kernels: dict[str, Linkable] = {}
     with building(list(parts.values()), target.machine, numerics, ObjectCache.default()) as built:
         for key, part in parts.items():
-            # Until it is there: others may have been built meanwhile.
+            # Wait until it is built; other kernels may be built meanwhile.
             named = layers.get(key, [])
             span_of = trace.span("kernel", label=part.task.label, layer=shared_name(named), calls=len(named))
             with span_of as span:

@@ -1,7 +1,7 @@
 """The target protocol: the part of the pipeline that depends on the kind of machine.
 
-Everything else is the same for all of them and stands in `driver.py`: the tasks are chosen by one tuner, built by one
-code generation per kind (`codegen/generator.py`) and linked by one linker.
+Everything else is shared and is in `driver.py`: one tuner chooses the implementation of each task, one code generator
+per kind (`codegen/generator.py`) builds it, and one linker links it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tilewright.runtime.model import CompiledModel
 from tilewright.support.trace import Trace
 from tilewright.tune.choose import Choice
 
-# Puts equal constants of other models in the place of a model's own.
+# Replaces a model's constants by equal constants of other models.
 Share = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
-Choices = Mapping[str, Choice]  # by the key of a task
+Choices = Mapping[str, Choice]  # by task key
 
 
 def boundary(imported: ImportedModel) -> Boundary:
-    """Of a model as it was imported."""
+    """The boundary of an imported model."""
     return Boundary(
         imported.input_names,
         imported.input_tree,
@@ -42,35 +42,35 @@ def unshared(constants: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
 class Target(Protocol):
     @property
     def machine(self) -> Any:
-        """Of `hw/`: what candidates, code generation and cost models ask."""
+        """The description in `hw/` that candidates, code generation and cost models use."""
 
     @property
     def is_here(self) -> bool:
-        """Whether this process can measure on it."""
+        """Whether this process can measure on the target."""
 
     def default_numerics(self) -> str:
-        """Where the caller says nothing."""
+        """The mode that is used if the caller gives none."""
 
     def threads(self, wanted: int | None) -> int:
-        """That a call uses; 0 where that is not for the caller to say."""
+        """The number of threads of a call; 0 if the caller cannot choose it."""
 
     def partition(
         self, imported: ImportedModel, numerics: str, trace: Trace, observe: Observer | None = None
     ) -> Partition:
-        """Graph -> tasks. `observe` is told the graph after every pass."""
+        """Cut the graph into tasks. `observe` receives the graph after every pass."""
 
     def joins_reductions(self) -> bool:
-        """Whether there are kernels that compute a GEMM together with the reduction of its results."""
+        """Whether there are kernels that compute a GEMM together with a reduction of its results."""
 
     @property
     def times_steps(self) -> bool:
-        """Whether the steps of a running model have times of their own: on a GPU they overlap."""
+        """Whether the steps of a running model can be timed separately. On a GPU they overlap."""
 
     def runner(self, threads: int) -> Any:
-        """What builds, checks and times candidates (`tune.tuner.Measuring`)."""
+        """The runner that builds, checks and times candidates (`tune.tuner.Measuring`)."""
 
     def executor(self, linked: Linked, threads: int) -> Any:
-        """What runs a plan step by step, for those who time its tasks inside a model (`targets/model_runs.py`)."""
+        """An executor that runs a plan step by step, for timing tasks inside a model (`targets/model_runs.py`)."""
 
     def load(
         self,
@@ -79,16 +79,17 @@ class Target(Protocol):
         threads: int | None,
         again: Callable[[Target], CompiledModel],
     ) -> CompiledModel:
-        """Plan -> a model that runs. `again`: the same model for another target, with these choices where they hold."""
+        """Load a plan as a runnable model. `again` compiles the model for another target, with these choices if they
+        are legal there."""
 
 
 def computed(partition: Partition) -> dict[str, tuple[Task, int]]:
-    """The tasks that need a kernel: a tensor without elements needs none."""
+    """The tasks that need a kernel. Tensors without elements need none."""
     return {key: found for key, found in partition.tasks().items() if found[0].output.type.size}
 
 
 def together(partitions: Sequence[Partition]) -> dict[str, tuple[Task, int]]:
-    """The tasks of several models, each with the number of its calls in all of them."""
+    """The tasks of several models, each with the total number of its calls."""
     tasks: dict[str, tuple[Task, int]] = {}
     for partition in partitions:
         for key, (task, count) in computed(partition).items():

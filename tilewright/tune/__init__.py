@@ -1,1 +1,1 @@
-"""From tasks to the configs that compute them."""
+"""Choose configs for tasks."""

@@ -1,21 +1,21 @@
-"""Which task the next round of measurements goes to: where the objective is expected to fall by most, unless another
-allocation is asked for.
+"""Allocate rounds of measurements to tasks.
 
-    gradient        where one more round is expected to gain most (below)
+    gradient        the task with the largest expected gain from one more round (the default, see below)
     heaviest        the task that takes most of the time now, until its search is done
     round-robin     every task in turn
 
-The last two are what the first is compared with (`benchmarks/ablations.py`).
+`benchmarks/ablations.py` compares them.
 
-The objective f of a model is the sum of w_i g_i over its tasks, w_i calls of the best time g_i so far. What one more
-round for task i is worth is estimated from the task's own past and from tasks like it (the scheduler of Ansor):
+The objective f of a model is the sum of w_i g_i over its tasks, where w_i is the number of calls and g_i the best
+time so far. The gain of one more round for task i is estimated from the task's own history and from similar tasks
+(Ansor's scheduler):
 
     df/dt_i  ~  w_i ( alpha (g_i(t_i) - g_i(t_i - D)) / D
                       + (1 - alpha) (min(g_i - g_i / t_i, beta C_i / max V_k) - g_i) )
 
-t_i rounds so far, C_i the task's operations, V_k the operations per second reached on a task k of the same kind. The
-first term goes on as in the last D rounds; the second hopes for as much in one more round as in the average one so far,
-and for at least half of the speed that a similar task has.
+Here t_i is the number of rounds so far, C_i the task's operations, and V_k the operations per second reached on a
+task k of the same kind. The first term extrapolates the last D rounds. The second assumes that one more round gains
+as much as the average round so far, and that the task reaches at least half the speed of a similar one.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ WINDOW = 3  # D, rounds
 
 @dataclass
 class TaskStanding:
-    """How far one task is. `times`: its best time after each round, in seconds, never rising."""
+    """The tuning history of one task. `times`: its best time after each round, in seconds, never rising."""
 
-    kind: str  # tasks of one kind are alike
+    kind: str  # tasks of one kind are similar
     operations: float
-    predicted: float  # seconds, while nothing is measured
+    predicted: float  # seconds, used until something is measured
     times: list[float] = field(default_factory=list)
     done: bool = False
 
@@ -51,8 +51,8 @@ class TaskStanding:
 
 @dataclass(frozen=True)
 class Goal:
-    """A model: how often it calls each task, and the seconds a call of it may take; None: as few as can be.
-    `alternative_tasks`: the same of tasks that could take the place of others."""
+    """A model: how often it calls each task, and the target seconds of a call; None: as few as possible.
+    `alternative_tasks`: the same for tasks that could replace others."""
 
     calls: Mapping[str, int]
     latency: float | None = None
@@ -66,24 +66,25 @@ class Goal:
 
 
 OBJECTIVES = ("sum", "geomean")
-Combine = Callable[[Sequence[float]], float]  # of the seconds of each model
+Combine = Callable[[Sequence[float]], float]  # a function of the seconds of each model
 
-_STEP = 1e-3  # by which a model's time is changed to see what a function of the user's makes of it
+_STEP = 1e-3  # step for the numerical derivative of a user's objective
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What is to become small: the time of all models together, each counted down to its latency.
+    """What tuning minimises: the combined time of all models, each counted only down to its target latency.
 
     `enough`: seconds at which a task is fast enough, whatever the model needs. `combine`: how the models' times make
-    one number: their sum, their geometric mean, or a function of them."""
+    one number: their sum, their geometric mean, or a user's function.
+    """
 
     goals: tuple[Goal, ...]
     enough: Mapping[str, float] = field(default_factory=dict)
     combine: str | Combine = "sum"
 
     def weight(self, task: str, best: Mapping[str, float]) -> float:
-        """By how much the objective falls if the task takes a second less."""
+        """The reduction of the objective if the task takes one second less."""
         if best[task] <= self.enough.get(task, 0.0):
             return 0.0
         return sum(
@@ -93,7 +94,7 @@ class Objective:
         )
 
     def _slopes(self, best: Mapping[str, float]) -> list[float]:
-        """By how much the objective falls with the time of each model."""
+        """The derivative of the objective with respect to each model's time."""
         if self.combine == "sum":
             return [1.0] * len(self.goals)
         seconds = [max(goal.seconds(best), 1e-12) for goal in self.goals]
@@ -124,14 +125,14 @@ def gradient(task: str, standings: Mapping[str, TaskStanding], weight: float) ->
     return weight * (ALPHA * past + (1 - ALPHA) * (hoped - best))
 
 
-# Which of the tasks that are worth a round gets the next one. `weights`: of these, at least one, by how much the
-# objective falls if the task takes a second less. `standings`: of all that are not being measured; those that are not
+# Selects the task for the next round. `weights`: for each task that is worth a round, the reduction of the objective
+# if the task takes one second less; at least one task. `standings`: all tasks that are not being measured; those not
 # in `weights` are done or fast enough.
 Allocation = Callable[[Mapping[str, TaskStanding], Mapping[str, float]], str]
 
 
 def steepest(standings: Mapping[str, TaskStanding], weights: Mapping[str, float]) -> str:
-    """First each once, those that take most time first, then where the gradient is steepest."""
+    """Select each task once, the slowest first, then the one with the steepest gradient."""
     fresh = {task: weight for task, weight in weights.items() if not standings[task].times}
     if fresh:
         return heaviest(standings, fresh)
@@ -159,8 +160,8 @@ def next_task(
     decided: Mapping[str, float] | None = None,
     allocation: Allocation = steepest,
 ) -> str | None:
-    """The task that the next round goes to; the earlier one where two are equal. None: no task is worth a round.
-    `decided`: seconds of the tasks that get no round at all."""
+    """Return the task for the next round, the earlier one on a tie, or None if no task is worth a round. `decided`:
+    seconds of the tasks that get no rounds."""
     best = {**(decided or {}), **{task: standing.best for task, standing in standings.items()}}
     weights = {
         task: weight
@@ -171,5 +172,5 @@ def next_task(
 
 
 def kind_of(ops: Iterable[str]) -> str:
-    """The kind of a task with these operators: which they are, not how many."""
+    """The kind of a task: its set of operators, regardless of how many there are of each."""
     return "+".join(sorted(set(ops)))

@@ -1,9 +1,9 @@
-"""The config of a task without any measurement: the least predicted time over all candidates that are trusted.
+"""Choose the config of a task without measuring: the least predicted time over all trusted candidates.
 
-On processors sketches take no part, nor does the default program where there is a template. Of ten tasks the model
-would have taken a sketch of three (a depthwise convolution, a layer norm, a sum over rows) and been wrong each time, by
-7 to 20%; nowhere was one faster than what is chosen here. What they are good for, measuring finds. Which candidates are
-trusted on other machines, `space/catalog.py` says.
+On CPUs, sketches are not trusted, nor is the default program if there is a template. In a trial on ten tasks, the
+model would have chosen a sketch for three (a depthwise convolution, a layer norm, a sum over rows) and been wrong
+each time, by 7 to 20%; for no task was a sketch faster than the choice made here. Measuring finds the tasks where
+sketches help. `space/catalog.py` says which candidates other machines trust.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from tilewright.space.templates.default import DEFAULT
 
 @dataclass(frozen=True)
 class Choice:
-    """What is built for a task. `seconds`: measured where it was tuned, predicted otherwise; None: nobody knows."""
+    """The implementation chosen for a task. `seconds`: measured if it was tuned, otherwise predicted; None if
+    unknown."""
 
     implementation: Implementation
     config: Config
@@ -36,12 +37,12 @@ class Choice:
 
     @property
     def program(self) -> Program:
-        """Of a choice that is one loop program."""
+        """The program, for a choice that is one loop program."""
         return self.implementation.program
 
 
 def choose(work: Work, *, sketches: bool = True, templates: bool = True) -> Choice:
-    """What the analytical model expects to be fastest. `sketches`, `templates`: whether these may be taken."""
+    """Return the candidate with the least predicted time. `sketches`, `templates`: whether these may be chosen."""
     some = catalog(work.machine.kind).trusted(work, sketches, templates)
     while (best := best_among(work, some)) is not None:
         seconds, config, applied = best
@@ -52,7 +53,7 @@ def choose(work: Work, *, sketches: bool = True, templates: bool = True) -> Choi
                 raise
             some = [
                 each for each in some if each is not applied
-            ]  # a user's, which cannot make what it offers
+            ]  # a user's template that cannot build its own config
             continue
         origin = Origin("default") if config == DEFAULT else PREDICTED
         return Choice(implementation, config, seconds, origin)
@@ -69,7 +70,7 @@ Best = tuple[float, Config, Applied]  # predicted seconds, config, template
 
 
 def best_of(work: Work) -> Best | None:
-    """The least over all that are trusted; None where none applies."""
+    """The best over all trusted templates; None if none applies."""
     return best_among(work, catalog(work.machine.kind).trusted(work))
 
 
@@ -84,14 +85,14 @@ def best_among(work: Work, some: Iterable[Applied]) -> Best | None:
 
 
 def _descended(applied: Applied, work: Work, predictor: Predictor) -> tuple[float, Config] | None:
-    """The same once for each task: rewrites, choices and searches all begin with it."""
+    """The descent, once per task: rewrites, choices and searches all start from it."""
     key = work.task, work.machine, work.numerics, applied.space.template
     if key not in _known:
         if len(_known) >= _MAX_KNOWN:
             _known.clear()
         _known[key] = descend(applied, work, predictor)
     found = _known[key]
-    # Rates may have been measured since, and a template registered anew under its name.
+    # Rates may have been measured since, and another template registered under the name.
     return found if found is None or found[1] in applied.space else descend(applied, work, predictor)
 
 
@@ -107,8 +108,8 @@ def ranked(applied: Applied, work: Work) -> list[tuple[float, Config]]:
 
 
 def descend(applied: Applied, work: Work, predictor: Predictor | None = None) -> tuple[float, Config] | None:
-    """(predicted seconds, config): from the first legal config on, each group of knobs in turn set to its best until
-    none moves."""
+    """Return (predicted seconds, config) by coordinate descent: starting at the first legal config, set each group of
+    knobs to its best values until no group changes."""
     predictor = predictor or nominal(work.machine)
     space = applied.space
     start = next(iter(space.configs()), None)
@@ -116,8 +117,8 @@ def descend(applied: Applied, work: Work, predictor: Predictor | None = None) ->
         return None
     best = (_predicted(applied, start, work, predictor), start)
     groups = space.groups()
-    settled = 0  # groups that nothing has moved since they were last set
-    asked = {start.values}  # groups share knobs, and rounds repeat most of what the one before has seen
+    settled = 0  # groups unchanged since they were last set
+    asked = {start.values}  # groups share knobs, and rounds repeat most configs of the previous one
     for group in itertools.cycle(groups):
         if settled == len(groups):
             break
@@ -139,7 +140,7 @@ def descend(applied: Applied, work: Work, predictor: Predictor | None = None) ->
 
 
 def _predicted(applied: Applied, config: Config, work: Work, predictor: Predictor) -> float:
-    """Infinite where a user's template cannot say."""
+    """Infinite if a user's template cannot predict it."""
     try:
         return predictor(counted(applied, config, work, constants=False)[0])
     except TilewrightError:

@@ -1,4 +1,4 @@
-"""Confirms the winners inside the models: a kernel that is faster alone need not be faster between its neighbours.
+"""Confirm winners inside the models: a kernel that is faster alone may be slower next to its neighbours.
 
 Alone, a kernel finds its inputs in the caches where its last call left them; in a model the previous step has just
 written them, on other threads. So the fastest candidates run inside the models: each repetition runs the models with
@@ -6,8 +6,8 @@ every alternative of each task, all tasks at once, and times the steps. Then the
 those with the unmeasured choices. A winner that gains nothing there is dropped; if the models as a whole do not gain,
 all of them are.
 
-On a GPU the kernels of a model overlap, and a step has no time of its own. There whole models are timed: all winners
-against all unmeasured choices, and then, the heaviest task first, with one winner reverted at a time.
+On a GPU the kernels of a model overlap, and a step has no time of its own. So whole models are timed: first all
+winners against all unmeasured choices, then with one winner reverted at a time, the heaviest task first.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from typing import Protocol
 
 from tilewright.tune.choose import Choice
 
-_BETTER = 0.98  # of the time to beat: what a winner must stay under to be tried with the others
-# Where one run of a model may take 15% longer than the next, so many repetitions distinguish shares that differ by 2%.
+_BETTER = 0.98  # share of the time to beat that a winner must stay under to be tried together with the others
+# If runs of a model vary by 15%, this many repetitions distinguish times that differ by 2%.
 _REPETITIONS, _MIN_REPETITIONS = 60, 8
 _MIN_SECONDS, _MAX_SECONDS = 0.5, 20.0  # of one comparison
 
 Assignment = Mapping[str, Choice]  # a choice for every task
-# The models once: the seconds of each task, all its calls together; under WHOLE alone where steps overlap.
+# One run of the models: the seconds of each task, summed over its calls; only under WHOLE if steps overlap.
 ModelRun = Callable[[], Mapping[str, float]]
 Repetition = Sequence[Mapping[str, float]]  # the same for each of several assignments
 
 
-WHOLE = ""  # instead of a task's key: all of them
-_MAX_TAKEN_BACK = 12  # winners that are tried so
-_TAKEN_BACK = 0.99  # of the time with a winner, that the models must take without it
+WHOLE = ""  # in place of a task's key: all tasks
+_MAX_TAKEN_BACK = 12  # winners for which reverting is tried
+_TAKEN_BACK = 0.99  # a winner is reverted if the models take less than this share of the time without it
 
 
 class Models(Protocol):
@@ -43,13 +43,13 @@ class Models(Protocol):
     by_task: bool
 
     def __call__(self, assignment: Assignment) -> ModelRun | None:
-        """None where there is no memory for them."""
+        """Load the models with these choices; None if there is not enough memory."""
 
 
 @dataclass(frozen=True)
 class Confirmed:
-    """What a task is computed by, the seconds of all its calls in the models, and those of the choice to beat; None
-    where they have no time of their own."""
+    """The choice for a task, the seconds of all its calls in the models, and those of the choice to beat; None if
+    steps cannot be timed separately."""
 
     choice: Choice
     seconds: float | None
@@ -64,8 +64,8 @@ def confirm_in_model(
     deadline: float,
     seed: int = 0,
 ) -> dict[str, Confirmed] | None:
-    """The confirmed choice of each task that has alternatives, the first of them the unmeasured choice. `known`: the
-    choices of all other tasks. None where the models cannot run."""
+    """Return the confirmed choice of each task that has alternatives; the first alternative is the unmeasured choice.
+    `known`: the choices of all other tasks. Returns None if the models cannot run."""
     comparison = _Comparison(models, Random(seed), deadline)
     if not models.by_task:
         return _confirm_whole_models(comparison, known, alternatives)
@@ -99,7 +99,8 @@ def confirm_in_model(
 def _confirm_whole_models(
     comparison: _Comparison, known: Assignment, alternatives: Mapping[str, Sequence[Choice]]
 ) -> dict[str, Confirmed] | None:
-    """`alternatives`: of each task the choice to beat, then the fastest alone first; the heaviest task first."""
+    """`alternatives`: for each task the choice to beat, then the others, the fastest alone first; the heaviest task
+    first."""
     default = {**known, **{key: some[0] for key, some in alternatives.items()}}
     winners = {key: some[1] for key, some in alternatives.items() if len(some) > 1}
     chosen = {**default, **winners}
@@ -119,7 +120,7 @@ def _confirm_whole_models(
 
 
 def comparison_seconds(models_seconds: float, assignments: int, *, hasty: bool = False) -> float:
-    """The seconds that a comparison of so many assignments takes, for models that take `models_seconds`."""
+    """The seconds that a comparison of this many assignments takes, for models that take `models_seconds`."""
     repetition = 2 * assignments * models_seconds
     least = _MIN_REPETITIONS * repetition
     return least if hasty else max(least, min(_REPETITIONS * repetition, _MAX_SECONDS), _MIN_SECONDS)
@@ -134,8 +135,10 @@ class _Comparison:
         return time.monotonic() >= self._deadline
 
     def repetitions(self, assignments: Sequence[Assignment]) -> list[Repetition] | None:
-        """Runs each assignment once per repetition, in random order, for at most half of the remaining time. Each runs
-        twice and the second run counts, so that the caches hold nothing of another assignment."""
+        """Run each assignment once per repetition, in random order, for at most half of the remaining time.
+
+        Each assignment runs twice and the second run counts, so that the caches hold no data of another assignment.
+        """
         runs = []
         for assignment in assignments:
             run = self._models(assignment)
@@ -156,7 +159,8 @@ class _Comparison:
     def confirmed(
         self, default: Assignment, winners: Mapping[str, Choice]
     ) -> dict[str, tuple[Choice, float]]:
-        """Those that gain together, each with its share of the time to beat; none where there is no time to see it."""
+        """The winners that gain together, each with its share of the time to beat; none if there is no time to
+        measure it."""
         while winners and time.monotonic() < self._deadline:
             repetitions = self.repetitions([default, {**default, **winners}])
             if repetitions is None:
@@ -177,7 +181,7 @@ def _suffices(repetitions: int, seconds: float, most: float) -> bool:
 
 
 def _share(repetitions: Sequence[Repetition], number: int, key: str | None = None) -> float:
-    """The time of an assignment relative to the first one, of one task or of all."""
+    """The time of an assignment relative to the first one, for one task or for all."""
     return statistics.median(
         repetition[number][key] / repetition[0][key]
         if key

@@ -18,9 +18,9 @@ _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True)
 class Effort:
-    seconds: float  # the budget where none is given
-    round: int  # configs of one task that are measured before the next task is chosen
-    trials: int  # of one task, at most
+    seconds: float  # the default budget
+    round: int  # configs of one task measured per round
+    trials: int  # maximum for one task
 
 
 EFFORTS = {"quick": Effort(60.0, 4, 48), "full": Effort(math.inf, 8, 512)}
@@ -28,9 +28,12 @@ EFFORTS = {"quick": Effort(60.0, 4, 48), "full": Effort(math.inf, 8, 512)}
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a caller asks for. `effort` "none": measure nothing, and take what the database knows. `db`: the database's
-    file, None for the one in the cache folder. `allocation`: which task a round goes to (`allocate.py`). `trials`: at
-    most so many in all, to the end of the round; None: as many as the budget allows."""
+    """The caller's tuning options.
+
+    `effort` "none": measure nothing, and use the database. `db`: the database file, None for the one in the cache
+    folder. `allocation`: which task gets the next round (`allocate.py`). `trials`: the total number of trials,
+    rounded up to whole rounds; None: as many as the budget allows.
+    """
 
     effort: str = "quick"
     budget: float | None = None
@@ -58,7 +61,7 @@ KNOWN = Tuning("none")  # nothing is measured
 
 
 def parse_duration(value: float | str, name: str = "budget") -> float:
-    """Seconds: `120`, `"120s"`, `"1.5m"`, `"250ms"`. OptionError unless they are above 0."""
+    """Parse a duration to seconds: `120`, `"120s"`, `"1.5m"`, `"250ms"`. Raises OptionError unless it is positive."""
     seconds = math.nan
     if isinstance(value, str):
         match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|)", value.strip())

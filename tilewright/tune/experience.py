@@ -12,20 +12,20 @@ from tilewright.measure.runner import Measurement
 from tilewright.space.candidates import Candidates
 from tilewright.space.outcome import Outcome
 
-_RECORDS = 600  # that are looked at
-_TASKS = 8  # that are learned from
+_RECORDS = 600  # maximum records read
+_TASKS = 8  # maximum tasks learned from
 
 
 class PastRecords:
-    """The records of a database, task by task. Reading a task anew for each one that learns from it would take long."""
+    """The records of a database, by task, cached because many tasks learn from the same ones."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._candidates: dict[Key, Candidates | None] = {}
 
     def experience(self, key: Key, label: str) -> list[Experience]:
-        """Of this task what was measured before the sources changed; of other keys with the same numerics, tasks of the
-        same operators first, then as the database has them."""
+        """Return the records to learn from: of this task, those measured before the sources changed; of other tasks
+        with the same numerics, those with the same operators first."""
         by_key: dict[Key, list[Record]] = {}
         before = [record for record in self._database.records(key) if record.versions.sources != sources()]
         if before:
@@ -59,5 +59,5 @@ class PastRecords:
 
 
 def outcome_of(record: Record) -> Outcome:
-    """As it was when it was measured."""
+    """The outcome when the record was measured."""
     return Measurement(record.config, record.times, failure=record.failure).outcome

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while tuning: they stop the measuring, and what was measured is kept."""
+"""Handle Ctrl-C and SIGTERM during tuning: stop measuring, keep the results."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import FrameType
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised where measuring was interrupted."""
+    """Measuring was interrupted."""
 
 
 class Shield:
-    """Signals that come under it wait until its end."""
+    """A context that delays signals until it ends."""
 
     def __init__(self) -> None:
         self._up = False
@@ -22,7 +22,7 @@ class Shield:
 
     @contextmanager
     def __call__(self, *, ignoring: bool = False) -> Iterator[None]:
-        """`ignoring`: at its end they are forgotten."""
+        """Enter the context. `ignoring`: drop the delayed signals at its end."""
         self._up = True
         try:
             yield
@@ -41,8 +41,8 @@ class Shield:
 
 @contextmanager
 def interruptible() -> Iterator[Shield]:
-    """Within it both signals raise Interrupted, but for one that the program handles in its own way. Only the main
-    thread is told of signals; in another there is nothing to do."""
+    """A context in which both signals raise Interrupted, unless the program handles them itself. Only the main thread
+    receives signals; in other threads this does nothing."""
     shield = Shield()
     replaced = []
     if threading.current_thread() is threading.main_thread():

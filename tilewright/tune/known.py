@@ -1,4 +1,4 @@
-"""What earlier runs have decided: the winners that a compilation takes without measuring."""
+"""Winners of earlier runs, which a compilation uses without measuring."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tilewright.space.candidates import Candidates
 from tilewright.space.template import Work
 from tilewright.tune.choose import Choice
 
-COMPLETE = "complete"  # effort of a decision after which no more was to be expected
+COMPLETE = "complete"  # effort of a decision after which no more gain was expected
 
 
 def known_choices(works: Mapping[str, Work], threads: int, db: Path | None) -> dict[str, Choice]:
-    """Of those tasks that a measurement has decided on, by key: what won. `db` None: the database in the cache
-    folder."""
+    """The winners by task key, for the tasks that the database has a decision on. `db` None: the database in the
+    cache folder."""
     if not works:
         return {}
     keys = {key: Key.of(work, threads) for key, work in works.items()}
@@ -36,7 +36,7 @@ def known_choices(works: Mapping[str, Work], threads: int, db: Path | None) -> d
 
 
 def recalled(work: Work, decision: Decision) -> Choice | None:
-    """What a decision stands for; None where its config is no longer legal, or leads to other code than was timed."""
+    """The choice of a decision; None if its config is no longer legal or now generates other code than was timed."""
     candidates = Candidates.of(work)
     try:
         config = candidates.recalled(decision.config)
@@ -45,13 +45,13 @@ def recalled(work: Work, decision: Decision) -> Choice | None:
         implementation = candidates.implementation(config)
         if not holds(decision.code, decision.versions, implementation, work.machine, work.numerics):
             return None
-    except TilewrightError:  # the config is of another version, whose structures may make no program today
+    except TilewrightError:  # a config of another version may build no program today
         return None
     return Choice(implementation, config, decision.seconds, origin_of(decision))
 
 
 def origin_of(decision: Decision) -> Origin:
-    """A decision without a trial was the only candidate, or what the analytical model chose for want of time."""
+    """A decision without a trial was the only candidate, or the analytical model's choice when time ran out."""
     if decision.trials:
         return Origin("tuned", decision.when)
     return Origin("only" if decision.effort == COMPLETE else "predicted")

@@ -1,10 +1,11 @@
-"""A lock file: the config of every task of a build, as JSON for people to read, that makes the same build again.
+"""Lock files: the config of every task of a build as readable JSON, from which the same build can be repeated.
 
     {"format": 2, "numerics": "fast", "tasks": {
        "5f1c...": {"label": "conv+add+relu", "kernel": "9b0e...", "template": "contraction", "values": {"rows": 6}}}}
 
-`kernel` is a fingerprint of everything that decides the machine code: the program, the machine, the numerics, the code
-generator and the compiler behind it. A build with a lock either has exactly these kernels or says which it cannot have.
+`kernel` is a fingerprint of everything that decides the machine code: the program, the machine, the numerics, the
+code generator and the native compiler. A build with a lock has exactly these kernels, or fails and names those it
+cannot build.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from tilewright.support.files import read_regular
 from tilewright.tune.choose import Choice
 
 FORMAT = 2  # 1: "fast" had no bound for each element
-_MAX_BYTES = 256 << 20  # of a file; a task takes a few hundred
-_NAMED = 5  # complaints that a message spells out
+_MAX_BYTES = 256 << 20  # maximum file size; a task takes a few hundred bytes
+_NAMED = 5  # mismatches listed in a message
 
 
 class LockedTask(msgspec.Struct, frozen=True):
@@ -45,7 +46,7 @@ class Lock(msgspec.Struct, frozen=True):
     format: int
     numerics: str
     tasks: dict[str, LockedTask]  # by key of the task
-    target: str = ""  # the kind of machine; "": written before it was noted
+    target: str = ""  # the kind of machine; "" in old files
 
 
 def lock_of(choices: Mapping[str, Choice], works: Mapping[str, Work], numerics: str) -> Lock:
@@ -59,7 +60,7 @@ def lock_of(choices: Mapping[str, Choice], works: Mapping[str, Work], numerics: 
 
 
 def locked_choices(lock: Lock, works: Mapping[str, Work], numerics: str, path: Path) -> dict[str, Choice]:
-    """What the lock says for every one of `works`. Other tasks of the lock are of other models, and are left alone."""
+    """Return the lock's choice for each of `works`. The lock's other tasks belong to other models and are ignored."""
     if lock.numerics != numerics:
         raise LockError(f"{path} was built with numerics={lock.numerics!r}, and this one has {numerics!r}")
     kinds = {work.machine.kind for work in works.values()}
@@ -88,7 +89,7 @@ def locked_choices(lock: Lock, works: Mapping[str, Work], numerics: str, path: P
 
 
 class LockMismatch(Exception):
-    """Why a task cannot be built as its lock says."""
+    """A task cannot be built as its lock says."""
 
 
 def _locked_choice(locked: LockedTask, work: Work, numerics: str) -> Choice:
@@ -112,7 +113,7 @@ def _locked_choice(locked: LockedTask, work: Work, numerics: str) -> Choice:
 
 
 def read_lock(path: Path) -> Lock | None:
-    """None where there is no such file."""
+    """Read a lock file; None if it does not exist."""
     try:
         data = read_regular(path, _MAX_BYTES)
     except FileNotFoundError:
@@ -136,8 +137,7 @@ class _Head(msgspec.Struct):
 
 
 def write_lock(path: Path, lock: Lock) -> None:
-    """Aside first, then in its place: a reader sees all of it or none. Its tasks are in order, for those who compare
-    two."""
+    """Write the file atomically, with its tasks sorted so that two files can be compared."""
     ordered = msgspec.structs.replace(lock, tasks=dict(sorted(lock.tasks.items())))
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -149,7 +149,7 @@ def write_lock(path: Path, lock: Lock) -> None:
 
 
 def check_lockable(path: Path) -> None:
-    """LockError where a lock file could not be written: better before measuring than after."""
+    """Raise LockError if the lock file cannot be written, before measuring starts."""
     if not path.parent.is_dir():
         raise LockError(f"cannot write the lock file {path}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):

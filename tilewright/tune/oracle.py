@@ -1,4 +1,4 @@
-"""Predicted times for rewrites: of each task the config that `choose` would take."""
+"""Predicted times for rewrites: the time of the config that `choose` would select for each task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilewright.space.template import Applied, Work
 from tilewright.tune.choose import best_among
 
 _QUICK = (
-    1000  # configs that a space may have to be among the quick ones, knobs that go together counted together
+    1000  # maximum number of configs of a space that is fast to search; knobs of one group count together
 )
 
 
@@ -40,7 +40,7 @@ class PredictedCosts:
         permuting = self.seconds(_task(apply("permute", x, axes=tuple(axes))))
         if alone:
             return permuting
-        # Any kernel that walks over the tensor in its own order would do.
+        # Any kernel that traverses the tensor in its own order would do.
         return max(0.0, permuting - self.seconds(_task(apply("reshape", x, shape=type.shape))))
 
     def block(self, channels: int, dtype: DType) -> int:
@@ -53,7 +53,7 @@ def _task(output: Node) -> Task:
 
 @lru_cache(maxsize=1024)
 def _prediction(task: Task, machine: Machine, numerics: str) -> _Prediction:
-    """Models repeat their layers, and a model that is compiled for many shapes asks again for most."""
+    """Cached, because models repeat layers, and compiling a model for many shapes repeats most tasks."""
     return _Prediction(Work(task, machine, numerics))
 
 
@@ -63,13 +63,13 @@ class _Prediction:
 
     @cached_property
     def applied(self) -> list[Applied]:
-        """Without sketches, which take long to ask and are seldom the best: a layout is weighed by what templates
-        make of it."""
+        """Templates only: sketches take long to derive and are seldom the best, so layouts are compared by their
+        templates."""
         return catalog(self.work.machine.kind).trusted(self.work, sketches=False)
 
     @cached_property
     def seconds(self) -> float:
-        """As `choose` chooses: the default program where no template has a legal config."""
+        """The time of the config that `choose` selects; of the default program if no template has a legal config."""
         least = self._least(self.applied)
         return least if math.isfinite(least) else self._default
 
@@ -92,5 +92,5 @@ class _Prediction:
 
 
 def _searched(space: Space) -> int:
-    """How many configs one round of a descent looks at."""
+    """The number of configs that one round of a descent examines."""
     return sum(math.prod(len(knob.choices) for knob in group) for group in space.groups())

@@ -1,7 +1,6 @@
-"""Where a tuning run stands, as plain data: made from the events of its trace, for whoever draws them.
+"""The state of a tuning run as plain data, built from trace events, for display.
 
-progress = Progress()
-tilewright.compile(model, inputs, effort="quick", trace=Trace(listener=progress))
+progress = Progress() tilewright.compile(model, inputs, effort="quick", trace=Trace(listener=progress))
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from tilewright.support.trace import Event
 class TaskProgress:
     label: str
     calls: int
-    before: float  # seconds of the config that was chosen without measuring: predicted, later measured
+    before: float  # seconds of the unmeasured choice: predicted, later measured
     best: float
     trials: int = 0
-    gain: float | None = None  # expected of further trials, as a share of `best`
+    gain: float | None = None  # expected from further trials, as a share of `best`
     state: str = "waiting"  # then "measuring", "measured", "done", "confirmed"; or "known" from the start
-    layer: str = ""  # the layers of the models that it computes
+    layer: str = ""  # the layers that it computes
 
     @property
     def name(self) -> str:
-        """What the user knows it by."""
+        """The name that the user knows."""
         return self.layer or self.label
 
     @property
@@ -38,7 +37,7 @@ class TaskProgress:
 
 @dataclass
 class Progress:
-    """A listener of the trace. `failures`: trials that gave no time, by kind."""
+    """A trace listener. `failures`: trials without a time, by kind."""
 
     clock: Callable[[], float] = time.monotonic
     tasks: dict[str, TaskProgress] = field(default_factory=dict)
@@ -87,7 +86,7 @@ class Progress:
 
     @property
     def before(self) -> float:
-        """Seconds of one call of the models, as chosen without measuring."""
+        """Seconds of one call of the models with the unmeasured choices."""
         return sum(task.calls * task.before for task in self.tasks.values())
 
     @property
@@ -96,7 +95,7 @@ class Progress:
 
     @property
     def gain(self) -> float | None:
-        """Expected of going on, as a share of the time; None while tasks are unmeasured."""
+        """The expected gain from continuing, as a share of the time; None while tasks are unmeasured."""
         expected = 0.0
         for task in self.tasks.values():
             if task.state in ("known", "done", "confirmed"):
@@ -108,5 +107,5 @@ class Progress:
 
     @property
     def left(self) -> float:
-        """Seconds of the budget."""
+        """Seconds left of the budget."""
         return max(0.0, self.budget - (self.clock() - self._began))

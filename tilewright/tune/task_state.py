@@ -19,34 +19,33 @@ from tilewright.tune.effort import CONVERGED, EFFORTS, Tuning
 from tilewright.tune.experience import PastRecords, outcome_of
 from tilewright.tune.tunable import Tunable
 
-_PATIENCE = 3  # rounds in which nothing could be measured
+_PATIENCE = 3  # rounds without any successful measurement before giving up
 _MIN_TRIALS = 8
 
 
 class TaskState:
     def __init__(self, tunable: Tunable, tuning: Tuning, past: PastRecords, *, timed: bool = False) -> None:
-        """`timed`: its time matters even where there is nothing to choose."""
+        """`timed`: measure the task even if it has only one candidate."""
         self.tunable = tunable
         self.key, self.job, self.label = tunable.key, tunable.job, tunable.label
         self.candidates = tunable.candidates
-        self.start = tunable.start  # what would run if nothing were measured
-        self.trials = 0  # of this run and those before
+        self.start = tunable.start  # what would run without measuring
+        self.trials = 0  # in this run and earlier ones
         self.failures: Counter[str] = Counter()
-        self.complete = False  # nothing more is expected, however long it goes on
-        self.times: dict[Config, float] = {}  # seconds of every config that was measured and is right
+        self.complete = False  # no more gain is expected
+        self.times: dict[Config, float] = {}  # seconds of every measured, correct config
         self._failed: dict[Config, str] = {}
         self._tuning, self._past = tuning, past
         predicted = tunable.predict(self.start.config)
         self.standing = TaskStanding(tunable.kind, tunable.operations, predicted)
-        if self.candidates.size == 1 and not timed:  # its time would change nothing
+        if self.candidates.size == 1 and not timed:  # its time would not change anything
             self.complete = self.standing.done = True
 
     # -- what was measured --------------------------------------------------------------------------------------------
 
     @property
     def best(self) -> Config:
-        """The fastest that was measured; of equal ones, and of those that cannot be told apart from it, the one that
-        would be taken anyway comes first."""
+        """The fastest measured config. On a tie, or within the measurement error, the unmeasured choice wins."""
         return min(
             self.times,
             key=lambda config: (self.times[config], config != self.start.config, str(config)),
@@ -55,12 +54,11 @@ class TaskState:
 
     @property
     def before(self) -> float:
-        """Seconds of what would run if nothing were measured: predicted until it is."""
+        """Seconds of the unmeasured choice: predicted until it is measured."""
         return self.times.get(self.start.config, self.standing.predicted)
 
     def resume(self, records: Sequence[Record]) -> None:
-        """What earlier runs have measured, as if it had been measured now. Times of kernels that may have changed since
-        are left out."""
+        """Take measurements of earlier runs as if made now, except times of kernels that may have changed since."""
         outcomes = [
             outcome_of(record)
             for record in records
@@ -73,11 +71,11 @@ class TaskState:
     # -- what to measure ----------------------------------------------------------------------------------------------
 
     def ask(self) -> list[Config]:
-        """The configs of the next round, the one to beat in the first; none where the search is at its end."""
+        """The configs of the next round; the first round includes the one to beat. Empty when the search is done."""
         configs = [] if self._is_known(self.start.config) else [self.start.config]
         while len(configs) < self._tuning.preset.round:
             asked = self._searcher.ask(self._tuning.preset.round - len(configs))
-            if not asked or self._converged:  # which a search that was resumed knows only now
+            if not asked or self._converged:  # a resumed search knows this only now
                 self.complete = self.standing.done = True
                 break
             known = [config for config in asked if self._is_known(config)]
@@ -86,7 +84,7 @@ class TaskState:
         return configs
 
     def tell(self, measurements: Sequence[Measurement], predicted: Sequence[float]) -> list[Record]:
-        """The records of a round's measurements, which the search has learned from."""
+        """Pass a round's measurements to the search, and return them as records."""
         self._learn([measurement.outcome for measurement in measurements])
         return [
             self.tunable.record(
@@ -106,7 +104,7 @@ class TaskState:
 
     @property
     def gain(self) -> float | None:
-        """Expected of further trials, as a share of the best time; None while that is anybody's guess."""
+        """The expected gain from further trials, as a share of the best time; None if unknown."""
         return 0.0 if self.standing.done else self._searcher.expected_gain
 
     def _learn(self, outcomes: Sequence[Outcome]) -> None:
@@ -127,7 +125,7 @@ class TaskState:
 
     @property
     def _converged(self) -> bool:
-        """Not after too few trials, however sure the search is of itself."""
+        """Whether the search is done; never before a minimum number of trials."""
         gain = self._searcher.expected_gain
         return self.trials >= _MIN_TRIALS and (self._searcher.done or (gain is not None and gain < CONVERGED))
 

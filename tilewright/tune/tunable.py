@@ -1,7 +1,7 @@
-"""What can be tuned: something with a key, a space of candidates, and a job that a runner builds, checks and times.
+"""The Tunable protocol: a key, a space of candidates, and a job that a runner builds, checks and times.
 
-A task of a model is one. The loop (`tuner.py`) and its state of one (`task_state.py`) know nothing else of it, nor of
-the machine that it runs on.
+A task of a model is one. The tuning loop (`tuner.py`) and its per-task state (`task_state.py`) use nothing else, and
+know nothing of the machine.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from tilewright.tune.known import recalled
 class Tunable(Protocol):
     @property
     def key(self) -> Key:
-        """Under which its trials and its decision are remembered."""
+        """The key of its trials and its decision in the database."""
 
     @property
     def label(self) -> str:
-        """For people: its operators."""
+        """Its operators, for display."""
 
     @property
     def layer(self) -> str:
-        """For people: the layers of the models that it computes; "" where none is known."""
+        """The layers of the models that it computes, for display; "" if unknown."""
 
     @property
     def kind(self) -> str:
-        """Tunables of one kind are alike: what one has reached, another may."""
+        """Tunables of one kind are similar and can reach similar speeds."""
 
     @property
     def operations(self) -> float:
-        """How much there is to do, in any unit that its kind shares."""
+        """The amount of work, in any unit shared by its kind."""
 
     @property
     def candidates(self) -> Candidates:
@@ -53,28 +53,28 @@ class Tunable(Protocol):
 
     @property
     def job(self) -> TaskJob:
-        """What the runner's processes are told: they build, check and time by it."""
+        """What the runner's processes receive to build, check and time candidates."""
 
     @property
     def start(self) -> Choice:
-        """What would run if nothing were measured."""
+        """What would run without measuring."""
 
     def choice(self, config: Config, seconds: float | None) -> Choice: ...
 
     def code(self, choice: Choice) -> str:
-        """The fingerprint of what runs: a measured time holds as long as this does."""
+        """The fingerprint of the code; a measured time is valid as long as it stays the same."""
 
     def known(self, decision: Decision) -> Choice | None:
-        """What an earlier decision stands for today; None where it does not hold any more."""
+        """The choice of an earlier decision; None if it is no longer valid."""
 
     def record(self, config: Config, **found: Any) -> Record:
-        """A trial as it is remembered."""
+        """A trial as a record of the database."""
 
     def predict(self, config: Config) -> float:
-        """Seconds, without any measurement."""
+        """The predicted seconds."""
 
     def model(self, name: str, seed: int, experience: Sequence[Experience]) -> CostModel:
-        """The model of this name that learns its times, from experience with others to begin with."""
+        """The cost model of this name, warm-started with the experience of other tasks."""
 
 
 @dataclass(frozen=True)

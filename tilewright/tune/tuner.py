@@ -1,16 +1,15 @@
-"""The tuning loop: rounds of measurements, each for the task with the most to gain, and a final comparison for each
-winner.
+"""The tuning loop: rounds of measurements, each for the task with the most to gain, and a final comparison of
+winners.
 
-    tasks that the database has decided on are taken from there; if all are, nothing is measured
-    each other task: what earlier runs have measured is learned from as if it were measured now
+    take the decisions of the database; if all tasks are decided, measure nothing
+    for every other task, learn from the measurements of earlier runs as if they were made now
     until the budget is spent or no more than 1% is expected:
-        the task that a round is worth most for; its search asks for a few configs
-        they are built, checked and timed, alternate with the best so far, are kept in the database, and the search
-        is told
-    the fastest of each task run inside the models, against what would have been chosen without measuring,
-        alternating (`confirm_in_model.py`; alone, where there are no models that could run); that decision is kept
+        choose the task with the largest expected gain, and ask its search for a few configs
+        build, check and time them, interleaved with the best so far; store the records; tell the search
+    run the fastest configs of each task inside the models, interleaved with the unmeasured choice
+        (`confirm_in_model.py`; alone, if no model can run), and store the decision
 
-An interrupt ends the measuring and keeps the rest: the best so far is returned, and the next run goes on from there.
+An interrupt ends the measuring: the best so far is returned, and the next run continues from there.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from tilewright.tune.tunable import Tunable
 
 
 class Measuring(Protocol):
-    """What the loop needs of a Runner."""
+    """The methods of a Runner that the loop uses."""
 
     def __enter__(self) -> Measuring: ...
 
@@ -66,18 +65,18 @@ class Measuring(Protocol):
     def race(self, job: TaskJob, configs: Sequence[Config], seconds: float) -> list[list[float]]: ...
 
 
-_FINALISTS = 3  # configs of a task, alongside the one to beat
-_CLOSE = 1.05  # times the best time, within which a config may turn out to be the best
-_BETTER = 0.98  # of the time to beat: what a winner must stay under
-_UNCONFIRMED = 0.97  # the same without a last race
-_HOPELESS = 3.0  # times the best time, at which a config has no place in a race
-_INTERLEAVED_SECONDS = 0.05  # for each config in the race of a round
+_FINALISTS = 3  # configs of a task, besides the one to beat
+_CLOSE = 1.05  # factor of the best time within which a config may turn out to be the best
+_BETTER = 0.98  # share of the time to beat that a winner must stay under
+_UNCONFIRMED = 0.97  # the same without a final comparison
+_HOPELESS = 3.0  # factor of the best time above which a config is left out of a comparison
+_INTERLEAVED_SECONDS = 0.05  # for each config in a round's interleaved timing
 _RACE_SECONDS = 0.4
-_RACE_OVERHEAD = 0.6  # seconds, until races have shown what they take
-_MAX_RESERVED = 0.3  # of the budget, for races
-_NEAR = 1.1  # times the best time alone, within which a config may be the best in a model
-_BUILD_SECONDS = 0.2  # of a kernel, until some have been built
-_CACHED_SECONDS = 0.03  # of one that was built for its trial, and is kept
+_RACE_OVERHEAD = 0.6  # seconds, until it has been measured
+_MAX_RESERVED = 0.3  # share of the budget kept for final comparisons
+_NEAR = 1.1  # factor of the best time alone within which a config may be the best in a model
+_BUILD_SECONDS = 0.2  # for a kernel, until some have been built
+_CACHED_SECONDS = 0.03  # for a kernel that is in the cache from its trial
 
 
 def tune(
@@ -92,10 +91,15 @@ def tune(
     alone: frozenset[str] = frozenset(),
     timed: frozenset[str] = frozenset(),
 ) -> dict[str, Choice]:
-    """A choice for each of `tunables`, by key, within the seconds of `tuning`; each with the number of its calls.
-    `objective`: where it is not the time of one model that calls each so often. `runner`: of so many threads. `models`:
-    those that they are of, for the last choice; `alone`: keys of those that no model calls; `timed`: of those that are
-    measured even if they have one candidate alone."""
+    """Return a choice for each of `tunables`, by key, within the budget of `tuning`. Each tunable comes with the
+    number of its calls.
+
+    - `objective`: what to minimise, if not the time of one model that makes these calls.
+    - `runner`: makes a runner with this many threads.
+    - `models`: the models, for the confirmation of winners.
+    - `alone`: keys that no model calls.
+    - `timed`: keys that are measured even if they have only one candidate.
+    """
     calls = {key: count for key, (_, count) in tunables.items()}
     objective = objective or Objective((Goal(calls),))
     deadline = time.monotonic() + tuning.seconds
@@ -109,7 +113,7 @@ def tune(
 
 @dataclass(frozen=True)
 class _Round:
-    """A round that was begun: the configs of one tunable, and the seconds that it took to think of them."""
+    """A started round: the configs of one tunable, and the seconds spent on proposing them."""
 
     key: str
     configs: list[Config]
@@ -147,8 +151,8 @@ class _Run:
         self.unmeasured = f"unmeasured in {fingerprint(sorted(tunables))}"
         self.states: dict[str, TaskState] = {}
         self.chosen: dict[str, Choice] = {}
-        self._asked = 0  # trials of all rounds that were begun
-        self._round_seconds = 0.0  # about what a round takes, once there was one
+        self._asked = 0  # trials of all started rounds
+        self._round_seconds = 0.0  # the typical duration of a round, once there was one
         self._race_seconds = _RACE_SECONDS + _RACE_OVERHEAD
         self._build_seconds = _BUILD_SECONDS
 
@@ -179,7 +183,8 @@ class _Run:
                     self.chosen[key] = choice
             return {key: self.chosen[key] for key in self.tunables}
 
-    # -- what is known ------------------------------------------------------------------------------------------------
+    # -- what is known
+    # ------------------------------------------------------------------------------------------------
 
     def _known(self) -> dict[str, _Known]:
         """The decisions that are as good as those that this run would make."""
@@ -196,7 +201,7 @@ class _Run:
         return not any(self.objective.weight(key, best) for key in best)
 
     def _decided(self) -> dict[str, _Known]:
-        """The decisions of earlier runs whose kernels are still the same."""
+        """The decisions of earlier runs whose kernels have not changed."""
         found = {}
         for key, tunable in self.tunables.items():
             decision = self.database.decision(tunable.key)
@@ -226,7 +231,7 @@ class _Run:
     # -- rounds -------------------------------------------------------------------------------------------------------
 
     def _measure(self, known: Mapping[str, _Known], make_runner: Callable[[int], Measuring]) -> str:
-        """Why it ended."""
+        """Run the rounds, and return why they ended."""
         for state in self.states.values():
             state.resume(self.database.records(state.key))
         standings = {key: state.standing for key, state in self.states.items()}
@@ -237,7 +242,7 @@ class _Run:
                 self._build_seconds = _CACHED_SECONDS
             begun: deque[_Round] = deque()  # rounds whose configs are being built
             while not why:
-                # On a processor nothing is built while another round is timed: then this is one round at a time.
+                # On a CPU nothing is built while a round is timed, so there is one round at a time.
                 while len(begun) <= runner.ahead:
                     busy = {each.key for each in begun}
                     free = {key: standing for key, standing in standings.items() if key not in busy}
@@ -265,7 +270,7 @@ class _Run:
         return "converged" if gain is not None and gain < CONVERGED else ""
 
     def _reserved(self) -> float:
-        """Seconds to keep for the last choice."""
+        """Seconds to keep for the final comparisons."""
         if self.models is not None:
             wanted = self._confirmation_seconds(self._alternatives())
         else:
@@ -274,8 +279,8 @@ class _Run:
         return min(wanted, _MAX_RESERVED * self.tuning.seconds)
 
     def _expected_gain(self) -> float | None:
-        """Of going on, as a share of the time of all models together; None while there are tasks of which nobody can
-        say."""
+        """The expected gain from continuing, as a share of the time of all models; None while the gain of some task
+        is unknown."""
         total = sum(self.calls[key] * (choice.seconds or 0.0) for key, choice in self.chosen.items())
         expected = 0.0
         for key, state in self.states.items():
@@ -287,7 +292,7 @@ class _Run:
         return expected / total if total else 0.0
 
     def _begin_round(self, key: str, runner: Measuring) -> _Round:
-        """Which configs are measured; they are built while other rounds are timed."""
+        """Start a round: choose its configs, which are built while other rounds are timed."""
         state = self.states[key]
         begin = time.monotonic()
         runner.expect(state.job)
@@ -331,7 +336,7 @@ class _Run:
     # -- winners inside the models ------------------------------------------------------------------------------------
 
     def _alternatives(self) -> dict[str, list[Config]]:
-        """Of each task the config to beat, then those that were about as fast as the best."""
+        """For each task the config to beat, then those about as fast as the best."""
         return {
             key: self._faster(state, _NEAR * state.times.get(state.best, math.inf))
             for key, state in self.states.items()
@@ -341,7 +346,7 @@ class _Run:
     def _confirmation_seconds(
         self, alternatives: Mapping[str, Sequence[Config]], *, hasty: bool = False
     ) -> float:
-        """With as many turns as are good to have, or with no more than it takes."""
+        """The seconds that the confirmation takes, with the preferred number of repetitions or the minimum."""
         most = max(map(len, alternatives.values()), default=1)
         if most == 1:
             return 0.0
@@ -352,7 +357,8 @@ class _Run:
         return kernels * self._build_seconds + turns
 
     def _confirm_in_model(self, why: str) -> bool:
-        """Whether there were models that could run, and time for it: with as many alternatives as that allows."""
+        """Confirm winners in the models, with as many alternatives as the time allows. Returns whether models could
+        run in time."""
         alternatives = self._alternatives()
         if self.models is None or max(map(len, alternatives.values()), default=0) < 2:
             return False
@@ -378,7 +384,7 @@ class _Run:
                     confirmed_choice.seconds / self.calls[key],
                     confirmed_choice.before / self.calls[key],
                 )
-            else:  # as they were alone
+            else:  # keep the times measured alone
                 before = state.before
                 seconds = state.times.get(config, before)
             label = state.label
@@ -390,7 +396,8 @@ class _Run:
     # -- winners alone ------------------------------------------------------------------------------------------------
 
     def _confirm_all(self, runner: Measuring, why: str) -> None:
-        """Those that gain most first. Without time for its race a winner has to have been clearly faster."""
+        """Confirm winners alone, those with the largest gain first. Without time for a comparison, a winner must be
+        clearly faster."""
         left = set(self.states)
         if self.models is not None and self._confirm_in_model(why):
             left &= self.alone
@@ -418,10 +425,9 @@ class _Run:
         return self._faster(state, min(_CLOSE * best, _BETTER * start))
 
     def _faster(self, state: TaskState, limit: float) -> list[Config]:
-        """The config to beat, and the fastest others that took no longer than `limit` seconds; the first is taken where
-        nothing else is said."""
+        """The config to beat, and the fastest others within `limit` seconds. On a tie, the first wins."""
         start = state.start.config
-        if start not in state.times:  # never measured, or wrong: any that is right is better
+        if start not in state.times:  # unmeasured or wrong: any correct config is better
             return [state.best]
         faster = sorted(
             (config for config, seconds in state.times.items() if seconds <= limit and config != start),
@@ -430,7 +436,7 @@ class _Run:
         return [start, *faster[:_FINALISTS]]
 
     def _race(self, key: str, finalists: Sequence[Config], runner: Measuring) -> tuple[Config, float, float]:
-        """(winner, its seconds, those of the config to beat)."""
+        """Return (winner, its seconds, seconds of the config to beat)."""
         state = self.states[key]
         begin = time.monotonic()
         with self.trace.span("tune.confirm", task=key, label=state.label) as span:
@@ -470,7 +476,7 @@ class _Run:
         self.database.decide(decision)
 
     def _unconfirmed(self, state: TaskState) -> Config:
-        """What is best as far as was measured, if it is clearly so."""
+        """The best measured config, if it is clearly faster."""
         best, start = state.best, state.start.config
         if start in state.times and state.times[best] > _UNCONFIRMED * state.times[start]:
             return start
@@ -478,8 +484,10 @@ class _Run:
 
 
 def interleaved(state: TaskState, measured: list[Measurement], runner: Measuring) -> list[Measurement]:
-    """The same with the times of a race against the best so far, in units of its time. The speed of a machine changes
-    from one moment to the next, by more than configs differ; what takes turns is slowed alike."""
+    """Time the round's configs again, interleaved with the best so far, and return times relative to it.
+
+    A machine's speed changes over time by more than configs differ. Interleaved configs are slowed equally.
+    """
     timed = [(one.config, one.seconds) for one in measured if one.seconds is not None]
     limit = _HOPELESS * min((seconds for _, seconds in timed), default=0.0)
     anchor = state.best if state.times else None
@@ -501,8 +509,11 @@ def interleaved(state: TaskState, measured: list[Measurement], runner: Measuring
 
 
 def serves(decision: Decision, tuning: Tuning, unmeasured: str) -> bool:
-    """Whether a decision is as good as one that would be made now: one that was starved is not, and one that was left
-    out for want of time is so only for the same tasks together, where it would be left out again."""
+    """Whether a decision is as good as one that would be made now.
+
+    A decision that was starved of trials is not. A task that was left out for lack of time counts only if the same
+    tasks are tuned together, because it would be left out again.
+    """
     if decision.effort == COMPLETE:
         return True
     return tuning.seconds <= decision.budget and (decision.trials > 0 or decision.effort == unmeasured)

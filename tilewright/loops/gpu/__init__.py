@@ -1,1 +1,1 @@
-"""Schedules for GPUs: formulas as blocks of threads."""
+"""GPU schedules: formulas as blocks of threads."""

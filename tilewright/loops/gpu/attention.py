@@ -1,4 +1,4 @@
-"""Attention for tensor cores, as data; the loops themselves are written by hand, in CUDA C++, with this filled in.
+"""Tensor-core attention as data. The loops are hand-written CUDA C++, which this data completes.
 
 for heads, blocks of queries:                                (blocks)
   for tiles of keys:                                         (STAGES of them under way in shared memory)
@@ -21,7 +21,8 @@ _NARROWEST = 32  # columns of a tile in shared memory
 
 @dataclass(frozen=True)
 class AttentionTiles:
-    """Of a block: `warps` warps of `rows` x 16 queries each, `keys` keys at a time, `stages` times that in memory."""
+    """The tiling of a block: `warps` warps of `rows` x 16 queries each, `keys` keys at a time, `stages` tiles of keys
+    in memory."""
 
     warps: int
     rows: int
@@ -37,15 +38,15 @@ class AttentionTiles:
         return 32 * self.warps
 
     def shared_bytes(self, width: int, values: int) -> int:
-        """Of heads so wide, padded; the results take the operands' place at the end."""
+        """Shared memory for heads of this width, padded; the results reuse the operands' memory at the end."""
         tiles = 2 * (self.queries * width + self.stages * self.keys * (width + values))
         return max(tiles, 4 * self.queries * (values + ROW_PADDING))
 
 
 @dataclass(frozen=True)
 class TensorAttention:
-    """`mask`, where there is one, stores to `masked` what becomes of `score` at `coord_m`, the query, and `coord_k`.
-    `write` has free variables as that of a `TensorGemm`."""
+    """`mask`, if any, stores the masked `score` at query `coord_m` and key `coord_k` to `masked`. `write` has the
+    free variables of a `TensorGemm`."""
 
     name: str
     params: tuple[Buffer, ...]
@@ -78,5 +79,5 @@ class TensorAttention:
 
 
 def padded(columns: int) -> int:
-    """A power of two: what lies next to each other in shared memory is told apart by bits."""
+    """The next power of two, so that swizzling can use address bits."""
     return max(_NARROWEST, 1 << (columns - 1).bit_length())

@@ -1,5 +1,5 @@
-"""Column reductions on a GPU: a thread computes a few results that are neighbours in memory, as do neighbouring
-threads.
+"""Column reductions on a GPU: a thread computes a few contiguous results, and neighbouring threads compute
+neighbouring ones.
 
 for blocks b:                                     (parallel)
   for threads t: n = b * threads + t
@@ -27,9 +27,9 @@ from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, 
 from tilewright.loops.tiling import columns_of, extent_of, updated, with_results, with_values
 from tilewright.te.index import coefficient
 
-_UNROLLED = 16  # elements of a window that is written out
+_UNROLLED = 16  # elements of a window that is unrolled
 _MIN_THREADS, _MAX_THREADS = 32, 256
-_BUSY = 128  # threads of a multiprocessor, before a thread takes more than one result
+_BUSY = 128  # threads per multiprocessor before a thread computes more than one result
 
 
 def columns_program(formula: Formula, machine: GpuMachine) -> Program:
@@ -77,7 +77,7 @@ def columns_program(formula: Formula, machine: GpuMachine) -> Program:
 
 
 def _lanes(formula: Formula, rows: list[te.Var], machine: GpuMachine) -> int:
-    """Results of one thread: more than one where they lie together, are read together, and enough threads are left."""
+    """Results per thread: more than one if they are contiguous, loaded together, and enough threads remain."""
     if not rows or coefficient(formula.store, rows[-1]) != 1:
         return 1
     axis = rows[-1]

@@ -1,16 +1,16 @@
-"""The default program of any formula on a GPU: plain, sensible, chosen without measurement.
+"""The default program of any formula on a GPU, chosen without measuring.
 
 - `elementwise`: no reduction; each thread computes a few vectors of the output (`elementwise.py`).
 - `transposed`: the same, read along another axis than it is written along: tiles transposed in shared memory
   (`transposed.py`).
 - `rows`: reductions along memory (softmax, norms, sums over the last axes): a group of threads for each row, which
-  stays in their registers (`rows.py`). Many long ones are brought into shared memory, several at once or one ahead
-  (`staged_rows.py`).
-- `windows`: sums over windows that overlap, as of a depthwise convolution: neighbours share what they read
-  (`windows.py`).
-- `pooled`: the same along memory, as of pooling with channels first: neighbours read most of a row as one vector
-  (`pooling.py`).
-- `columns`: any other reduction: a thread for each result, neighbours in memory on neighbouring threads (`columns.py`).
+  stays in their registers (`rows.py`). If there are many long rows, they are staged in shared memory, several at once
+  or one ahead (`staged_rows.py`).
+- `windows`: sums over overlapping windows, such as a depthwise convolution: neighbours share loads (`windows.py`).
+- `pooled`: the same along contiguous memory, such as channels-first pooling: neighbours load most of a row as one
+  vector (`pooling.py`).
+- `columns`: any other reduction: a thread for each result, neighbours in memory on neighbouring threads
+  (`columns.py`).
 """
 
 from __future__ import annotations

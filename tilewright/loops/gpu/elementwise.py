@@ -1,4 +1,5 @@
-"""Formulas without a reduction: each thread computes a few vectors, neighbours in memory on neighbouring threads.
+"""Formulas without a reduction: each thread computes a few vectors, and neighbouring threads compute neighbouring
+vectors.
 
 for blocks b:                                     (parallel)
   for threads t:
@@ -25,8 +26,8 @@ from tilewright.loops.ir import For, Kind, Program, Stmt, Store, nest
 from tilewright.loops.tiling import extent_of, with_values
 from tilewright.te.index import coefficient
 
-_MAX_BYTES = 64  # of the output that one thread writes: enough loads in flight
-_WAVES = 2  # of blocks, before a thread takes more than one vector
+_MAX_BYTES = 64  # maximum output bytes per thread: enough loads in flight
+_WAVES = 2  # waves of blocks before a thread computes more than one vector
 
 
 def elementwise_program(formula: Formula, machine: GpuMachine) -> Program:
@@ -66,7 +67,7 @@ def _lanes(formula: Formula, axis: te.Var) -> int:
 
 
 def _unroll(count: int, vector_bytes: int, machine: GpuMachine) -> int:
-    """Vectors of one thread: more than one only where there are enough to fill the card all the same."""
+    """Vectors per thread: more than one only if the GPU is still filled."""
     unroll = 1
     while (
         2 * unroll * vector_bytes <= _MAX_BYTES

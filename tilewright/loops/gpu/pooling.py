@@ -1,4 +1,4 @@
-"""Reductions over windows that move along memory: pooling with the image's rows contiguous.
+"""Reductions over windows that move along contiguous memory: pooling with contiguous image rows.
 
     for blocks, threads: the place of a few neighbours x0 ... along the row
       for rows of the window:                                    (unrolled)
@@ -6,7 +6,7 @@
         for neighbours, places of the window: acc[u] = combine(acc[u], data[u * stride + place])
       out[x0 ...] = value                                        (in lanes)
 
-A thread for each result would read each element, and see whether it is inside, once for every window that has it.
+With one result per thread, each element would be loaded and tested once for every window that contains it.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from tilewright.loops.tiling import columns_of, extent_of, updated, with_results
 from tilewright.te.index import coefficient, linear, simplify
 
 _NEIGHBOURS = (8, 4, 2)
-_MAX_TAPS, _MAX_WINDOW = 7, 25  # along the row, in all: a window is written out for each neighbour
-_BUSY = 256  # threads of a multiprocessor that must be left
+_MAX_TAPS, _MAX_WINDOW = 7, 25  # maximum along the row, and in total: a window is unrolled for each neighbour
+_BUSY = 256  # minimum threads per multiprocessor
 
 
 @dataclass(frozen=True)
 class _Pool:
     reduction: Reduction
-    axis: te.Var  # of the output, along memory
+    axis: te.Var  # of the output, contiguous in memory
     tap: te.Var  # of the window, along that axis
     stride: int
     neighbours: int
-    before: int  # places of the window before the first element of the vector
+    before: int  # window positions before the first element of the vector
 
     @property
     def vector(self) -> int:
-        """Elements that are read at once."""
+        """Elements loaded at once."""
         return self.stride * self.neighbours
 
     @property
@@ -57,7 +57,7 @@ class _Pool:
 
 
 def pooled_program(formula: Formula, machine: GpuMachine) -> Program | None:
-    """None where the formula is no such reduction, or too small to be worth it."""
+    """The program; None if the formula is not such a reduction or too small."""
     rows = by_stride(formula, formula.rows)
     pool = _pool(formula, rows, machine)
     return None if pool is None else _program(formula, rows, pool)
@@ -89,7 +89,7 @@ def _pool(formula: Formula, rows: list[te.Var], machine: GpuMachine) -> _Pool | 
 
 
 def _is_vector(formula: Formula, pool: _Pool, load: te.Load) -> bool:
-    """Whether the vector begins at a multiple of its length, and results and what is after them can be written so."""
+    """Whether the vector is aligned, and results and epilogue operands can be accessed as vectors too."""
     first = te.Var("first", pool.axis.extent // pool.neighbours)
     at = simplify(
         te.substitute(

@@ -8,14 +8,14 @@
       ... the next reduction, on what is kept already
       for threads t: out[row, (s * G + g) * lanes ...] = value
 
-What one pass has loaded the next ones find in registers, and what it has computed at some expense, as the exponentials
-of a softmax. Where a card has clusters, a long row is divided among the blocks of one: several small blocks on a
-multiprocessor load, compute and write at different times, a large one alone does one after another. Rows too long for
-that are walked in pieces, and read again in each pass. The last block's rows are moved back to the last ones.
+Later passes find loaded values in registers, and also expensive intermediate values such as the exponentials of a
+softmax. On GPUs with clusters, a long row is divided among the blocks of a cluster: several small blocks on a
+multiprocessor overlap loading, computing and writing, while one large block does these in sequence. Longer rows are
+processed in chunks and read again in each pass. The last block overlaps the one before it.
 
-Rows of small elements that begin anywhere are no vectors, but those of a block together are: they are copied to shared
-memory, computed there, and their results copied from there. What a warp would write by itself begins and ends within
-sectors of memory, and each of these would be written twice.
+Unaligned rows of small elements cannot be accessed as vectors, but all rows of a block together can: they are copied
+to shared memory, computed there, and the results copied back. Written per warp, each row would begin and end within a
+memory sector, which would then be written twice.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from tilewright.support.arith import ceil_div, round_up
 from tilewright.te.index import coefficient, simplify
 from tilewright.te.scalars import EXPENSIVE_CALLS
 
-_KEPT_ELEMENTS = 64  # of a row, in the registers of one thread
+_KEPT_ELEMENTS = 64  # maximum of a row in the registers of one thread
 _CHUNK_VECTORS = 4  # of a longer row, between two loads
-_ELEMENTS = 32  # of a row that a thread has before the row gets more threads than a warp
-_MIN = 32  # elements of a row that are worth a group of threads
-_FEW_ELEMENTS = 16  # of a thread: below, rows share a warp, and so what each of its instructions costs
-_MIN_TOGETHER = 16  # elements that a group reads at once, a sector of memory and more
+_ELEMENTS = 32  # of a row per thread before the row gets more than one warp
+_MIN = 32  # minimum elements of a row for a group of threads
+_FEW_ELEMENTS = 16  # per thread; below this, rows share a warp and the cost of its instructions
+_MIN_TOGETHER = 16  # minimum elements that a group loads at once: at least a memory sector
 _TILE_BYTES = 24 << 10  # of shared memory for the rows of a block
-_BLOCK_THREADS = 512  # for a row, beyond which it is divided among blocks
-_CLUSTER_BLOCKS, _CLUSTER_THREADS = 8, 256  # of a cluster, at most; of a block in one, at least
+_BLOCK_THREADS = 512  # for a row; longer rows are divided among blocks
+_CLUSTER_BLOCKS, _CLUSTER_THREADS = 8, 256  # maximum blocks of a cluster; minimum threads of its blocks
 
 
 def is_rowwise(formula: Formula) -> bool:
-    """Whether each reduction runs along memory, and is long enough to share."""
+    """Whether each reduction runs along contiguous memory and is long enough to share."""
     return all(
         reduction.length >= _MIN
         and any(coefficient(offset, reduction.axes[-1]) == 1 for offset in load_offsets(reduction.body))
@@ -64,8 +64,8 @@ def is_rowwise(formula: Formula) -> bool:
 
 
 def _reads_along(formula: Formula, axis: te.Var) -> bool:
-    """Whether some reduction reads neighbours along an axis of the output, as the operand of a matmul does.
-    What is read once for the whole row does not count, as the place at which a table is looked up."""
+    """Whether some reduction reads neighbours along an output axis, as an operand of a matmul does. Loads once per
+    row, such as the index of a table lookup, do not count."""
     return any(
         coefficient(offset, axis) == 1
         for reduction in formula.reductions
@@ -78,13 +78,13 @@ def rows_program(formula: Formula, machine: GpuMachine) -> Program:
     return RowProgram(contiguous_last(formula), machine).program()
 
 
-# What is done with an element: its value, and where the output has it.
+# Receives an element: its value, and its offset in the output.
 Visit = Callable[[te.Expr, "te.Expr | None"], Stmt]
 
 
 @dataclass(frozen=True)
 class Spot:
-    """A place in a row: the vector of that number, at a lane of it."""
+    """A position in a row: a vector and a lane."""
 
     number: te.Expr
     lane: te.Var
@@ -94,7 +94,7 @@ class Spot:
         return self.number * self.lane.extent + self.lane
 
     def positions(self, axes: Sequence[te.Var]) -> dict[te.Var, te.Expr]:
-        """Along each axis, of which a vector has the last alone."""
+        """The index along each axis; a vector covers only the last one."""
         *outer, inner = axes
         lanes = self.lane.extent
         if inner.extent % lanes:
@@ -106,12 +106,12 @@ class Spot:
 
 @dataclass(frozen=True)
 class RowWalk:
-    """One walk along the row: the axes of a reduction, or the columns of the result."""
+    """One traversal of the row: the axes of a reduction, or the columns of the result."""
 
     axes: tuple[te.Var, ...]
     lanes: int
     vectors: int  # of the row
-    steps: int  # vectors of one thread
+    steps: int  # vectors per thread
 
 
 class RowProgram:
@@ -136,15 +136,15 @@ class RowProgram:
             row = te.call("min", row, rows - 1)
         self.coord = self.thread % self.group
         self.row_position = positions(row, formula.rows)
-        self.tiles = self._tiles(rows, longest, lanes)  # of what a block has in shared memory
-        self.kept: dict[te.Expr, te.Load] = {}  # what is in registers, by the load that it came from
+        self.tiles = self._tiles(rows, longest, lanes)  # of a block, in shared memory
+        self.kept: dict[te.Expr, te.Load] = {}  # values in registers, by the load that they came from
         self.loaded = 0
-        self.later: list[tuple[tuple[te.Var, ...], te.Expr]] = []  # the passes still to come
+        self.later: list[tuple[tuple[te.Var, ...], te.Expr]] = []  # the remaining passes
         self.results: dict[Buffer, te.Expr] = {}
 
     def _group(self, length: int, lanes: int, rows: int, machine: GpuMachine, may_cluster: bool) -> int:
-        """Threads for one row: a warp, or more where it is long or there are too few rows to fill the card; less where
-        it is short and there are many."""
+        """Threads per row: a warp; more for long rows or if there are too few rows to fill the GPU; fewer for many
+        short rows."""
         vectors = length // lanes
         group = max(min(WARP, _power_of_two_above(vectors)), _power_of_two_above(ceil_div(length, _ELEMENTS)))
         while group < 1_024 and rows * group < machine.sms * machine.threads_sm // 2 and group * 2 <= vectors:
@@ -162,8 +162,8 @@ class RowProgram:
     # -- rows in shared memory ----------------------------------------------------------------------------------------
 
     def _tiles(self, rows: int, length: int, lanes: int) -> dict[Buffer, Buffer]:
-        """For each buffer of whole rows, the output among them, the rows of a block in shared memory; none where rows
-        are vectors themselves, or a block has no whole number of vectors."""
+        """For each buffer of whole rows, including the output, the rows of a block in shared memory; none if rows are
+        vectors themselves, or a block is not a whole number of vectors."""
         formula, mine = self.formula, self.rows_per_block * length
         whole = [buffer for buffer in (*formula.inputs, formula.output) if buffer.size == rows * length]
         if lanes > 1 or rows % self.rows_per_block or formula.output not in whole:
@@ -184,8 +184,8 @@ class RowProgram:
         return {**tiles, formula.output: next(direct, own)}
 
     def _is_read_directly(self, buffer: Buffer) -> bool:
-        """Whether an element of the result needs of this operand its own place alone, alongside reductions: one thread
-        reads it, and then writes."""
+        """Whether an element of the result needs only the same element of this operand, besides reductions: one
+        thread reads it, and then writes."""
         formula = self.formula
         return all(
             simplify(load.indices[0] - formula.store) == te.as_index(0)
@@ -194,7 +194,7 @@ class RowProgram:
         )
 
     def _is_row_by_row(self, buffer: Buffer) -> bool:
-        """Whether a block reads, or writes, its own rows of it alone."""
+        """Whether a block reads or writes only its own rows of the buffer."""
         formula = self.formula
         if buffer == formula.output:
             return self.at not in te.variables(
@@ -215,12 +215,12 @@ class RowProgram:
         )
 
     def _in_tile(self, index: te.Expr, buffer: Buffer) -> te.Expr:
-        """The place in a block's tile of what is at `index`."""
+        """The index in a block's tile of the element at `index`."""
         mine = buffer.size // self.at.extent
         return simplify(index - self.at * mine)
 
     def _copies(self, pairs: Sequence[tuple[Buffer, Buffer]], to_tile: bool) -> list[Stmt]:
-        """All of a block's rows, in vectors."""
+        """Copy all rows of a block, in vectors."""
         stmts: list[Stmt] = []
         for buffer, tile in pairs:
             lanes = VECTOR_BYTES // buffer.dtype.bytes
@@ -302,13 +302,13 @@ class RowProgram:
         return [For(self.thread, Kind.THREAD, self._walked(walk, formula.value, formula.store, visit))]
 
     def _walked(self, walk: RowWalk, value: te.Expr, coord: te.Expr | None, visit: Visit) -> Stmt:
-        """`visit` at each element of the row that this thread has."""
+        """Call `visit` at each element of the row that this thread has."""
         if walk.steps * walk.lanes <= _KEPT_ELEMENTS:
             return self._chunk(walk, te.as_index(0), walk.steps, value, coord, visit, keep=True)
         return self._in_chunks(walk, value, coord, visit)
 
     def _in_chunks(self, walk: RowWalk, value: te.Expr, coord: te.Expr | None, visit: Visit) -> Stmt:
-        """The same where nothing stays in registers."""
+        """The same if nothing stays in registers."""
         chunks = te.Var("p", ceil_div(walk.steps, _CHUNK_VECTORS))
         body = self._chunk(walk, chunks * _CHUNK_VECTORS, _CHUNK_VECTORS, value, coord, visit, keep=False)
         return nest([(chunks, Kind.SERIAL)], body)
@@ -363,12 +363,12 @@ class RowProgram:
         return block(*stmts)
 
     def _located(self, axes: Sequence[te.Var], expr: te.Expr, spot: Spot) -> te.Expr:
-        """The expression at one place of the row."""
+        """The expression at one position of the row."""
         at = {**self.row_position, **spot.positions(axes)}
         return simplify(te.substitute(walked(expr, axes, spot.flat), at))
 
     def _here(self, axes: Sequence[te.Var], value: te.Expr, spot: Spot) -> te.Expr:
-        """The value at one place of the row, with the results that are known already."""
+        """The value at one position of the row, with the results known so far."""
         here = self._located(axes, value, spot)
 
         def staged(node: te.Expr) -> te.Expr | None:
@@ -380,7 +380,7 @@ class RowProgram:
         return with_results(te.rewrite(here, staged), self.results)
 
     def _computed_again(self, walk: RowWalk, value: te.Expr, spot: Spot) -> list[te.Expr]:
-        """What a later pass computes too, and takes long."""
+        """Expensive subexpressions that a later pass computes again."""
         needed = {
             node for axes, later in self.later if axes for node in te.walk(self._here(axes, later, spot))
         }
@@ -406,7 +406,7 @@ class RowProgram:
 
 
 def _replaced(expr: te.Expr, registers: Mapping[te.Expr, te.Load]) -> te.Expr:
-    """`expr` with what is in registers read from there, the largest parts first."""
+    """`expr` with values read from registers where possible, the largest subexpressions first."""
     if expr in registers:
         return registers[expr]
     return te.with_children(expr, tuple(_replaced(child, registers) for child in te.children(expr)))

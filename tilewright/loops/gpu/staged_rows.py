@@ -1,21 +1,21 @@
-"""Reductions along many long rows, which are in shared memory while they are computed. Of short enough ones that take
-little to compute, several blocks have one each, which a multiprocessor runs at once:
+"""Reductions along many long rows, staged in shared memory. If rows are short enough and cheap to compute, a
+multiprocessor runs several blocks at once, each with one row:
 
     for blocks b:                                     (parallel; one for each row)
       for threads: tile = x[row]                      (asynchronously)
       ... the reductions and the results, of what is in `tile`
 
-Of others, a block takes one after another, the next on its way meanwhile:
+Otherwise a block processes rows in sequence, and loads the next row meanwhile:
 
     for blocks b:                                     (parallel; as many as run at once)
       for threads: tile = x[the first row]            (in lanes)
       for rows of the block:                          (serial)
-        for threads: next[:] = x[the next row]        (in lanes; until it is needed nobody waits for it)
+        for threads: next[:] = x[the next row]        (in lanes; asynchronous)
         ... the reductions and the results, of what is in `tile`
         for threads: tile = next                      (in lanes)
 
-Either way reading goes on while other rows are computed and written, which one row by itself does in turn. In the first
-form what is on its way takes no registers.
+Either way, loads overlap the computation and writing of other rows. In the first form, loads in flight need no
+registers.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from tilewright.te.index import simplify
 from tilewright.te.scalars import EXPENSIVE_CALLS
 
 _THREADS = 1_024
-_MIN = 16_384  # elements of a row: one of more has a block of its own
-_MAX = 65_536  # elements of a row that fill the registers of a block
-_ROWS = 4  # for each multiprocessor, before one ahead pays
-_RESERVED = 4 << 10  # bytes of shared memory for what threads exchange
-_AT_ONCE = 3  # blocks of a multiprocessor, of which one waits, one computes and one writes
-_WAVES = 2  # of such blocks, so that the last one leaves little of the card idle
-_SHARES = (4, 5, 6, 7, 8)  # vectors of a thread
+_MIN = 16_384  # minimum elements of a row: longer rows have a block of their own
+_MAX = 65_536  # maximum elements of a row that fit in the registers of a block
+_ROWS = 4  # minimum rows per multiprocessor for loading one row ahead
+_RESERVED = 4 << 10  # bytes of shared memory for exchange between threads
+_AT_ONCE = 3  # blocks per multiprocessor: one loads, one computes, one writes
+_WAVES = 2  # minimum waves of such blocks, so that the last one leaves few multiprocessors idle
+_SHARES = (4, 5, 6, 7, 8)  # vectors per thread
 
 
 def staged_rows_program(formula: Formula, machine: GpuMachine) -> Program | None:
-    """None where rows are few, short or too long, or more than one tensor of them is read."""
+    """The program; None if rows are few, short or too long, or more than one tensor of rows is read."""
     formula = contiguous_last(formula)
     rows, length = extent_of(formula.rows), max(reduction.length for reduction in formula.reductions)
     whole = [buffer for buffer in formula.inputs if buffer.size == rows * length]
@@ -71,7 +71,7 @@ def staged_rows_program(formula: Formula, machine: GpuMachine) -> Program | None
 
 
 def _may_be_held(formula: Formula, row_bytes: int, machine: GpuMachine) -> bool:
-    """Elements that take long are computed in more than one pass."""
+    """Whether several rows fit; expensive elements need more than one pass."""
     if extent_of(formula.rows) < _WAVES * _AT_ONCE * machine.sms or _threads(row_bytes, machine) is None:
         return False
     takes_long = any(
@@ -83,7 +83,7 @@ def _may_be_held(formula: Formula, row_bytes: int, machine: GpuMachine) -> bool:
 
 
 def _threads(row_bytes: int, machine: GpuMachine) -> int | None:
-    """As many as have equal parts of a row, or nearly; the fewest of these. None where they would be too many."""
+    """The smallest number of threads with equal or nearly equal shares of a row; None if too many are needed."""
     vectors = row_bytes // VECTOR_BYTES
     found = [ceil_div(vectors, share * WARP) * WARP for share in _SHARES]
     possible = [threads for threads in found if threads * _AT_ONCE <= machine.threads_sm]
@@ -120,7 +120,7 @@ class _InShared(RowProgram):
         flat: te.Expr = te.as_index(0)
         for axis in formula.rows:
             flat = flat * axis.extent + axis
-        # Where the row begins in its tensor.
+        # The row's offset in its tensor.
         self.start = simplify(te.substitute(flat * self.length, self.row_position))
         self.tile = Buffer(f"tile_{source.name}", source.dtype, self.length, Scope.SCRATCH)
         self.tiles = {source: self.tile}
@@ -132,7 +132,7 @@ class _InShared(RowProgram):
 
     @property
     def is_sound(self) -> bool:
-        """Whether each pass reads of the long tensor the row's own elements, in their order."""
+        """Whether each pass reads only the row's own elements of the long tensor, in order."""
         formula = self.formula
         passes = [*((r.axes, r.body) for r in formula.reductions), (self.columns, formula.value)]
         coord = te.Var("place", self.length)
@@ -190,8 +190,8 @@ class _Staged(_InShared):
         return self._in_chunks(walk, value, coord, visit)
 
     def _moved(self, into: Buffer, source: Buffer, row: te.Expr | None) -> Stmt:
-        """All that a thread has of a row: from memory, where `row` says which, to its registers or the tile; or from
-        the one to the other."""
+        """Move a thread's share of a row: from memory (`row` says which) to registers or the tile, or between
+        these."""
         lanes = VECTOR_BYTES // self.source.dtype.bytes
         step, lane = te.Var("u", self.length // (lanes * _THREADS)), te.Var("v", lanes)
         in_row = (step * _THREADS + self.thread) * lanes + lane

@@ -1,14 +1,13 @@
-"""GEMMs for tensor cores, as data: the operands, the tiling, and the epilogue. The loops themselves are written by
-hand, in CUDA C++, with this filled in.
+"""Tensor-core GEMMs as data: the operands, the tiling, and the epilogue. The loops are hand-written CUDA C++, which
+this data completes.
 
     for batches, tiles of BM x BN:                    (blocks)
-      sums[BM, BN] = a[m, k] * b[k, n] over all k     (STAGES tiles of depth BK under way in shared memory)
+      sums[BM, BN] = a[m, k] * b[k, n] over all k     (STAGES tiles of BK in flight in shared memory)
       for threads: `write`, at (m, n + lanes)         (any expression of the sums, neighbours along n)
 
-With `reduced`, what becomes of the sums is combined over the rows of a tile, or its columns, and the combinations alone
-are written.
-Where `split` > 1, so many blocks, a cluster, sum a part of the depth each; then each adds up and writes a part of the
-rows. `persistent` blocks compute several tiles in turn, and load what the next one needs while they write.
+With `reduced`, the epilogue's results are combined over the rows or columns of a tile, and only the combinations are
+written. With `split` > 1, the blocks of a cluster each sum a part of K; then each adds up and writes a part of the
+rows. `persistent` blocks compute several tiles in sequence, and load the operands of the next tile while they write.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ from tilewright.loops.ir import Buffer, Stmt
 from tilewright.runtime.packing import Packing
 from tilewright.support.arith import ceil_div
 
-ROW_PADDING = 8  # floats at the end of a row of sums, against conflicts of banks
-TABLE_BYTES = 8  # of a row that is gathered: where it begins and what of it is inside
+ROW_PADDING = 8  # padding floats at the end of a row of sums, against bank conflicts
+TABLE_BYTES = 8  # per gathered row: its offset and its mask of what is inside
 
 
 @dataclass(frozen=True)
 class MatrixTiles:
-    """Of a block: BM x BN results, in steps of BK, by warps_m x warps_n warps; `stages` steps are in shared memory."""
+    """The tiling of a block: BM x BN results, in steps of BK, by warps_m x warps_n warps; `stages` steps are in
+    shared memory."""
 
     bm: int
     bn: int
@@ -51,20 +51,20 @@ class MatrixTiles:
 
     @property
     def shared_bytes(self) -> int:
-        """The sums take the operands' place at the end, unless the next ones are there already."""
+        """The sums reuse the operands' memory at the end, unless the next operands are already there."""
         sums = self.bm * (self.bn + ROW_PADDING) * 4
         return self.stage_bytes + sums if self.persistent else max(self.stage_bytes, sums)
 
     @property
     def accumulators(self) -> int:
-        """Registers of a thread that hold sums."""
+        """Registers of a thread for sums."""
         return self.bm * self.bn // self.threads
 
 
 @dataclass(frozen=True)
 class MatrixOperand:
-    """A matrix in memory: m or n along rows of k, or, where `transposed`, the other way round. It begins at `offset`,
-    an expression of the batch variables; `lanes` elements can be read at once."""
+    """A matrix in memory: rows of k for each m or n, or, if `transposed`, the other way round. It begins at `offset`,
+    an expression of the batch variables; `lanes` elements can be loaded at once."""
 
     buffer: Buffer
     offset: te.Expr
@@ -75,9 +75,9 @@ class MatrixOperand:
 
 @dataclass(frozen=True)
 class WindowOperand:
-    """The first operand as what windows of an image see: row `coord_m` begins at offset + `row`, its element `coord_k`
-    is `depth` further. It is zero there unless the row has the bits of all of `needed` set; `seen` are its bits, of
-    conditions on `coord_m` alone. `inside` holds for the row as a whole."""
+    """The first operand as windows of an image: row `coord_m` begins at offset + `row`, and its element `coord_k` is
+    `depth` further. It is zero unless all bits of `needed` are set in the row's mask; `seen` computes these bits from
+    conditions on `coord_m`. `inside` applies to the whole row."""
 
     buffer: Buffer
     offset: te.Expr
@@ -92,25 +92,28 @@ class WindowOperand:
 
 @dataclass(frozen=True)
 class ComputedOperand:
-    """A matrix whose elements are computed on their way to shared memory. `read` brings what `lanes` neighbours take
-    into the registers `kept`, `compute` makes them of these, in `value`. They are neighbours along k, or, where
-    `transposed`, along m or n. Their places are the free variables `outer` and `depth`, of which the one that they are
-    neighbours along counts vectors; so are the batch axes `batch`. Where `inside` does not hold they are zero."""
+    """A matrix whose elements are computed on their way to shared memory.
 
-    buffers: tuple[Buffer, ...]  # that are read
+    `read` loads the inputs of `lanes` neighbours into the registers `kept`; `compute` computes the elements from
+    these into `value`. The neighbours run along k or, if `transposed`, along m or n. The free variables `outer` and
+    `depth` are their indices, where the one along the neighbours counts vectors; `batch` are the batch axes. Elements
+    are zero where `inside` is false.
+    """
+
+    buffers: tuple[Buffer, ...]  # the buffers that are read
     batch: tuple[te.Var, ...]
     kept: tuple[Buffer, ...]
     value: Buffer
     inside: te.Expr | None
     read: Stmt
     compute: Stmt
-    work: float  # instructions for an element
+    work: float  # instructions per element
     transposed: bool
     lanes: int
 
     @cached_property
     def kept_bytes(self) -> float:
-        """For an element."""
+        """Bytes per element."""
         return sum(buffer.size * buffer.dtype.bytes for buffer in self.kept) / self.lanes
 
 
@@ -119,10 +122,12 @@ Operand = MatrixOperand | WindowOperand | ComputedOperand
 
 @dataclass(frozen=True)
 class ReducedOutput:
-    """What becomes of a product's sums, combined over every `size` neighbouring rows, or, where `along`, columns; as
-    many are a tile. `begin` sets the accumulators `total`, of a vector; `add` takes in that of `sum_row`, `sum_vector`,
-    `join` what another thread has, in `parts` from `other` on. `write` has the free variables `part`, the number of the
-    rows or columns, and `coord_n` or `coord_m`; where `along`, the first of the vector is the result."""
+    """The epilogue's results combined over every `size` neighbouring rows or, if `along`, columns, which form a tile.
+
+    `begin` initialises the accumulators `total` of a vector; `add` combines the one at `sum_row`, `sum_vector`;
+    `join` combines another thread's, in `parts` from `other` on. `write` has the free variables `part`, the index of
+    the rows or columns, and `coord_n` or `coord_m`; if `along`, the first element of the vector is the result.
+    """
 
     kind: str
     size: int
@@ -137,8 +142,8 @@ class ReducedOutput:
 
 @dataclass(frozen=True)
 class TensorGemm:
-    """`write` has the free variables `coord_*`: of the batch axes their names, `coord_m` the row of the result,
-    `coord_n` the number of its vector, and `sum_row`, `sum_vector` the same within the tile."""
+    """A GEMM. `write` has the free variables `coord_*`: the batch axes by name, `coord_m` the row of the result,
+    `coord_n` the index of its vector; `sum_row` and `sum_vector` are the same within the tile."""
 
     name: str
     params: tuple[Buffer, ...]
@@ -151,12 +156,12 @@ class TensorGemm:
     k: int
     tiles: MatrixTiles
     blocks: int
-    lanes: int  # of the output, written at once
+    lanes: int  # output elements written at once
     sums: Buffer
     write: Stmt
     decisions: str
-    packings: tuple[Packing | None, ...] = ()  # how each input is stored; beyond the end: as it is
-    reduced: ReducedOutput | None = None  # then `write` is not done
+    packings: tuple[Packing | None, ...] = ()  # how each input is stored; None, or beyond the end: unchanged
+    reduced: ReducedOutput | None = None  # if set, `write` is not used
 
     @property
     def step_m(self) -> int:
@@ -169,7 +174,7 @@ class TensorGemm:
 
     @property
     def rows(self) -> int:
-        """Of tiles."""
+        """The number of tile rows."""
         return ceil_div(self.m, self.step_m)
 
     @property
@@ -182,7 +187,7 @@ class TensorGemm:
 
     @property
     def small_copies(self) -> bool:
-        """Whether an operand is copied in many pieces."""
+        """Whether an operand is copied in many small chunks."""
         return min(self.a.lanes, self.b.lanes) * self.tiles.size < 8
 
     @property

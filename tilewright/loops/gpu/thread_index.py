@@ -16,7 +16,7 @@ THREADS = 256
 
 
 def positions(flat: te.Expr, axes: Sequence[te.Var]) -> dict[te.Var, te.Expr]:
-    """The value of each axis at place `flat` of their product, the last axis fastest."""
+    """The index along each axis at position `flat` of their product, the last axis fastest."""
     values: dict[te.Var, te.Expr] = {}
     inner = 1
     for number, axis in enumerate(reversed(axes)):
@@ -27,7 +27,7 @@ def positions(flat: te.Expr, axes: Sequence[te.Var]) -> dict[te.Var, te.Expr]:
 
 
 def by_stride(formula: Formula, axes: Sequence[te.Var]) -> list[te.Var]:
-    """The axes, those first along which the output takes the longest steps."""
+    """The axes sorted by the output's stride, the largest first."""
     steps = {axis: coefficient(formula.store, axis) or 0 for axis in axes}
     return sorted(axes, key=lambda axis: -abs(steps[axis]))
 
@@ -35,7 +35,8 @@ def by_stride(formula: Formula, axes: Sequence[te.Var]) -> list[te.Var]:
 def store_position(
     formula: Formula, axes: Sequence[te.Var], flat: te.Expr, position: dict[te.Var, te.Expr]
 ) -> te.Expr:
-    """Where the output is at place `flat` of the product of `axes`: `flat` itself where it lies there in that order."""
+    """The output offset at position `flat` of the product of `axes`: `flat` itself if the output is contiguous in
+    that order."""
     step = 1
     for axis in reversed(axes):
         if coefficient(formula.store, axis) != step:
@@ -48,8 +49,8 @@ def store_position(
 
 
 def vector_lanes(accesses: Sequence[tuple[te.Expr, int]], axis: te.Var) -> int:
-    """How many neighbours along `axis` a thread can take at once. Of the accesses, (offset, bytes of an element), those
-    that walk along it must begin each vector at a multiple of its length; a vector has at most 16 bytes."""
+    """How many neighbours along `axis` a thread can access at once. Accesses (offset, element bytes) along the axis
+    must be aligned to the vector; a vector has at most 16 bytes."""
     along = [(offset, size) for offset, size in accesses if coefficient(offset, axis) == 1]
     lanes = VECTOR_BYTES // max((size for _, size in along), default=VECTOR_BYTES)
     while lanes > 1 and not (
@@ -70,20 +71,21 @@ def blocks_for(units: int, per_block: int) -> te.Var:
 
 
 def guarded(position: te.Expr, limit: int, extent: int) -> te.Expr | None:
-    """The condition under which `position`, which goes up to `extent`, is below `limit`; None where it always is."""
+    """The condition that `position`, which goes up to `extent`, is below `limit`; None if it always is."""
     return te.call("lt", position, limit) if extent > limit else None
 
 
 def under(condition: te.Expr | None, stmt: Stmt) -> Stmt:
-    """`stmt` where the condition holds; everywhere where there is none."""
+    """`stmt` under the condition, or unconditionally if it is None."""
     return stmt if condition is None else If(condition, stmt)
 
 
-# -- several axes counted as one --------------------------------------------------------------------------------------
+# -- fused axes
+# -------------------------------------------------------------------------------------------------------
 
 
 def step_of(terms: Mapping[te.Expr, int], axes: Sequence[te.Var]) -> int | None:
-    """How far one place further along all axes, counted as one, is; None where they are not walked as one."""
+    """The stride along the fused axes; None if the access is not linear in the fused index."""
     if not any(axis in terms for axis in axes):
         return 0
     step = terms.get(axes[-1], 0)
@@ -96,7 +98,7 @@ def step_of(terms: Mapping[te.Expr, int], axes: Sequence[te.Var]) -> int | None:
 
 
 def walked(expr: te.Expr, axes: Sequence[te.Var], coord: te.Expr) -> te.Expr:
-    """`expr` with the axes at `coord` wherever something is read that lies there as one; elsewhere they stay."""
+    """`expr` with the axes at `coord` in every load that is linear in the fused index; elsewhere they stay."""
 
     def at(index: te.Expr) -> te.Expr:
         form = linear(index)
@@ -117,7 +119,7 @@ def walked(expr: te.Expr, axes: Sequence[te.Var], coord: te.Expr) -> te.Expr:
 
 
 def at_positions(expr: te.Expr, axes: Sequence[te.Var], coord: te.Expr) -> te.Expr:
-    """`expr` with the axes, counted as one, at `coord`: without divisions where an index walks them as one."""
+    """`expr` with the fused axes at `coord`, without divisions where an index is linear in the fused index."""
     return te.substitute(walked(expr, axes, coord), positions(coord, axes))
 
 

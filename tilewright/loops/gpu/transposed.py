@@ -4,9 +4,9 @@
       for threads: tile[b, a] = x[a, b]               (neighbours along a: as it is read)
       for threads: out[b, a] = value of tile[b, a]    (neighbours along b: as it is written)
 
-Small elements are read and written in vectors; those that are written are gathered from as many rows of the tile. The
-vectors of a row are moved on by one place for every vector of rows before it, so that threads that write neighbouring
-vectors read from different banks. Otherwise, a row of the tile is one element longer than it need be.
+Small elements are read and written in vectors; each written vector is gathered from several rows of the tile. The
+vectors of a row are rotated by one position per vector of rows, so that threads that write neighbouring vectors read
+from different banks. Larger elements use a tile whose rows are padded by one element.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tilewright.loops.tiling import extent_of, with_values
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, simplify
 
-_MIN = 8  # elements along both axes that make a tile worth it
-_MAX = 3  # loads that are transposed
+_MIN = 8  # minimum elements along both axes for a tile
+_MAX = 3  # maximum transposed loads
 
 
 def transposed_program(formula: Formula, machine: GpuMachine) -> Program | None:
-    """None where nothing is read across, or what is read along which axis is not plain."""
+    """The program; None if nothing is transposed, or an access is not linear."""
     written = next((axis for axis in formula.axes if coefficient(formula.store, axis) == 1), None)
     if written is None or written.extent < _MIN:
         return None
@@ -52,7 +52,7 @@ def _lanes(formula: Formula, read: te.Var, written: te.Var, transposed: list[te.
 
 
 def _read_axis(formula: Formula, written: te.Var) -> te.Var | None:
-    """The axis along which most of what is not read along `written` lies in memory."""
+    """The axis along which most loads that are not contiguous along `written` are contiguous."""
     across = [
         load.indices[0]
         for load in te.unguarded_loads(formula.value)
@@ -93,7 +93,7 @@ def _program(
         return te.all_of([te.call("lt", where[axis], axis.extent) for axis in limited])
 
     def first(where: dict[te.Var, te.Expr]) -> dict[te.Var, te.Expr]:
-        """The place of the first of a vector."""
+        """The index of the first element of a vector."""
         return {axis: te.substitute(expr, {lane: te.as_index(0)}) for axis, expr in where.items()}
 
     def in_tile(along_written: te.Expr, along_read: te.Expr) -> te.Expr:

@@ -1,14 +1,15 @@
-"""Sums over windows that move along an axis, channels in memory together: depthwise convolutions.
+"""Sums over windows that move along an axis, with contiguous channels: depthwise convolutions.
 
     for blocks, threads: n, y, a few neighbours x0 ... along the axis, a few channels
       for rows of the window:
         w[:, :] = the row's weights                          (in lanes)
-        for t along the places that the neighbours read:
+        for t along the positions that the neighbours read:
           data[:] = x[y + ky, x0 + t]                        (in lanes)
           for neighbours that read it: acc[u, :] += data * w[t - u * stride]
       for neighbours: out[x0 + u, :] = value
 
-What neighbours share is read and prepared once: a thread for each result would do so once for each place of the window.
+Neighbours share loads and index arithmetic. With one result per thread, these would be repeated for each window
+position.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from tilewright.loops.tiling import columns_of, extent_of, updated, with_results
 from tilewright.te.index import coefficient, simplify
 
 _THREADS = 128
-_BUSY = 256  # threads of a multiprocessor that must be left
+_BUSY = 256  # minimum threads per multiprocessor
 _NEIGHBOURS = (4, 2)
-_MAX_TAPS = 7  # along the axis
+_MAX_TAPS = 7  # maximum along the axis
 
 
 @dataclass(frozen=True)
 class _Window:
     reduction: Reduction
-    data: te.Expr  # the factor that moves with the axis
+    data: te.Expr  # the factor that depends on the axis
     weight: te.Expr
-    axis: te.Var  # of the output, along which neighbours share what they read
+    axis: te.Var  # of the output, along which neighbours share loads
     tap: te.Var  # of the window, along that axis
     stride: int
     lanes: int
@@ -42,7 +43,7 @@ class _Window:
 
 
 def windows_program(formula: Formula, machine: GpuMachine) -> Program | None:
-    """None where the formula is no such sum, or too small to be worth it."""
+    """The program; None if the formula is not such a sum or too small."""
     rows = by_stride(formula, formula.rows)
     window = _window(formula, rows, machine)
     return None if window is None else _program(formula, rows, window)
@@ -80,8 +81,8 @@ def _window(formula: Formula, rows: list[te.Var], machine: GpuMachine) -> _Windo
 
 
 def stride_of(data: te.Expr, axis: te.Var, tap: te.Var) -> int | None:
-    """Places of the window that one step along the axis moves by, where all of `data` depends on the two in that way
-    alone: it is the same after a step of the axis and so many steps back in the window."""
+    """Window positions per step of the axis, if `data` depends on both only through that combination: it is unchanged
+    after one step of the axis and that many steps back in the window."""
     for load in te.loads(data):
         along, within = coefficient(load.indices[0], axis), coefficient(load.indices[0], tap)
         if along and within and along % within == 0:

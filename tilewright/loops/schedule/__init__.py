@@ -1,13 +1,14 @@
-"""Schedules: how the stages of a task are computed, decided step by step.
+"""Schedules: decide step by step how the stages of a task are computed.
 
     schedule = Schedule.of(output, inputs)          one plain nest per stage
     schedule = schedule.tile(["out.i0", "out.i1"], [6, 16], tail="shift").parallel("out.i0.o")
     program = schedule.program()
 
-A schedule is a value: each primitive gives a new one, or raises `ScheduleError` and says why it may not. Loops, stages
-and tensors go by their names; `print(schedule)` shows them. What was done is `schedule.trace`, plain data that `replay`
-does again. Each primitive is described where it is made, with its picture: `restructure.py`, `kinds.py`, `stages.py`,
-`caches.py`, `reductions.py`, `layout.py`, `tensorise.py`, `prefetch.py`; what holds after any of them, in `rules.py`.
+A schedule is an immutable value: each primitive returns a new one, or raises `ScheduleError` with the reason. Loops,
+stages and tensors are addressed by name; `print(schedule)` shows the names. `schedule.trace` records the steps as
+plain data, which `replay` applies again. The primitives are documented, with an example each, in `restructure.py`,
+`kinds.py`, `stages.py`, `caches.py`, `reductions.py`, `layout.py`, `tensorise.py`, `prefetch.py`; `rules.py` has the
+invariants that hold after each of them.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Schedule:
         *,
         constants: Collection[int] = (),
     ) -> Schedule:
-        """The stages of `output` as a function of `inputs`, of which those numbered `constants` never change."""
+        """The stages of `output` as a function of `inputs`; `constants` are the indices of inputs that never
+        change."""
         return Schedule(begin(output, inputs, name, constants))
 
     def __str__(self) -> str:
@@ -76,7 +78,7 @@ class Schedule:
         return [leaf.stage for _, leaf in leaves(self.nest.body)]
 
     def program(self, decisions: str | None = None, scopes: Collection[Scope] = LOOP_SCOPES) -> Program:
-        """The loop program, verified for a target with these scopes; `decisions` says in words what was chosen."""
+        """The loop program, verified for a target with these scopes. `decisions` describes the schedule's choices."""
         check_complete(self.nest)
         program = lower(self.nest, decisions or summary(self.trace))
         verify_program(program, scopes)
@@ -136,7 +138,8 @@ class Schedule:
         return self._do("pack", tensor=tensor, blocks=blocks, order=order)
 
     def tensorise(self, loop: str, intrinsic: Intrinsic | str, machine: CpuMachine | None = None) -> Schedule:
-        """By name: a registered intrinsic, which `machine` (None: this one) must have the features for."""
+        """`intrinsic` is the name of a registered intrinsic, for which `machine` (None: this one) must have the
+        features."""
         if isinstance(intrinsic, str):
             intrinsic = intrinsic_named(intrinsic, machine or host())
         known = Schedule(self.nest, self.trace, {**self.intrinsics, intrinsic.name: intrinsic})
@@ -157,7 +160,7 @@ class Schedule:
 
 
 def replay(trace: Iterable[TraceStep], start: Schedule, intrinsics: Iterable[Intrinsic] = ()) -> Schedule:
-    """The steps of a trace done to `start`, with the intrinsics that it names."""
+    """Apply the steps of a trace to `start`, with the intrinsics that it names."""
     schedule = Schedule(
         start.nest, start.trace, {**start.intrinsics, **{each.name: each for each in intrinsics}}
     )

@@ -1,4 +1,4 @@
-"""The nest that a schedule begins with: one plain loop nest for each stage, producers first."""
+"""The initial nest of a schedule: one plain loop nest for each stage, producers first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilewright.te.index import simplify
 def begin(
     output: te.Tensor, inputs: Sequence[te.Tensor], name: str = "kernel", constants: Collection[int] = ()
 ) -> Nest:
-    """One nest for each stage of `output`; those before the last are kept in scratch memory.
+    """One nest for each stage of `output`; intermediate stages are kept in scratch memory.
 
     The output is only ever written, so an output that is itself a reduction is computed in a local tile
     (`cache_write`) and copied.

@@ -1,4 +1,4 @@
-"""Tiles: local copies of operands and results, and the memory scope they are in."""
+"""Cache tiles: local copies of operands and results, and their memory scope."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tilewright.loops.schedule.nest import (
 
 
 def cache_read(nest: Nest, tensor: str, stage: str, scope: str = "scratch") -> Nest:
-    """`stage` reads a copy of `tensor`, made by a new stage `tensor.of.stage`.
+    """Let `stage` read a copy of `tensor`, made by a new stage `tensor.of.stage`.
 
         out[i, j] = a[i, j] * 2     ->     a.of.out[i, j] = a[i, j]
                                            out[i, j] = a.of.out[i, j] * 2
 
-    Needs: `stage` reads `tensor`, which is an input or is computed outside of all loops of others. By itself this only
-    costs: `compute_at` then makes the copy as small as what one iteration reads. Elsewhere: cache_read (TVM), stage_mem
-    (Exo).
+    Needs: `stage` reads `tensor`, which is an input or is computed outside the loops of other stages. `compute_at`
+    then shrinks the copy to what one iteration reads; without that, this only costs time. Other names: cache_read
+    (TVM), stage_mem (Exo).
     """
     source = find_tile(nest, tensor)
     path, leaf = find_leaf(nest, stage)
@@ -60,13 +60,13 @@ def cache_read(nest: Nest, tensor: str, stage: str, scope: str = "scratch") -> N
 
 
 def cache_write(nest: Nest, stage: str, scope: str = "scratch") -> Nest:
-    """`stage` is computed into a tile of its own, by a new stage `stage.local`, and copied from there.
+    """Compute `stage` into a tile of its own, by a new stage `stage.local`, and copy it from there.
 
         out[i, j] += a[i, k] * b[k, j]     ->     out.local[i, j] += a[i, k] * b[k, j]
                                                   out[i, j] = out.local[i, j]
 
-    Needs: nothing has been done to the stage yet. `compute_at` then makes the tile as small as what is copied at a
-    time: this is how accumulators come into registers. Elsewhere: cache_write (TVM).
+    Needs: nothing has been done to the stage yet. `compute_at` then shrinks the tile to what is copied at a time,
+    which is how accumulators get into registers. Other names: cache_write (TVM).
     """
     found = plain(nest, stage)
     leaf = found.leaf
@@ -78,12 +78,13 @@ def cache_write(nest: Nest, stage: str, scope: str = "scratch") -> Nest:
 
 
 def set_scope(nest: Nest, stage: str, scope: str) -> Nest:
-    """Where the tile of a stage is kept: in "scratch" memory or in a "register" (as many as it needs).
+    """Set the memory scope of a stage's tile: "scratch" memory, or "register" (as many as needed).
 
         scratch product: f32[6, 16]     ->     register product: f32[6, 16]
 
-    Needs: the stage is not the output. Registers have no addresses, so in the end all loops that the tile's index moves
-    with have to be unrolled or vectorised; `Schedule.program` checks it. Elsewhere: set_scope (TVM), set_memory (Exo).
+    Needs: the stage is not the output. Registers have no addresses, so in the end all loops that the tile's index
+    depends on must be unrolled or vectorised; `Schedule.program` checks it. Other names: set_scope (TVM), set_memory
+    (Exo).
     """
     _, leaf = find_leaf(nest, stage)
     if leaf.target.scope is Scope.GLOBAL:
@@ -99,7 +100,8 @@ def _scope(name: str) -> Scope:
 
 
 def _before(nest: Nest, root: Node, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The body with `nodes` in front of the outermost statement `root`; of the one that holds it, for an intrinsic."""
+    """Insert `nodes` before the outermost statement `root`, or before the one that contains it if an
+    intrinsic does."""
     for top in nest.body:
         if top is root or any(node is root for _, node in walk((top,))):
             return replaced(nest.body, top, (*nodes, top))

@@ -1,4 +1,4 @@
-"""How the iterations of a loop run. What each kind demands is checked by `rules.py`, now and after every step."""
+"""Loop kinds: how iterations run. `rules.py` checks the requirements of each kind, now and after every step."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from tilewright.loops.schedule.nest import Nest, find_loop, replaced
 
 
 def vectorise(nest: Nest, loop: str) -> Nest:
-    """The iterations run in the lanes of a vector.
+    """Run the iterations in the lanes of a vector.
 
         for j < 8:                     vector j < 8:
           out[j] = a[j] + b[j]   ->      out[j] = a[j] + b[j]
 
-    Needs: an innermost loop of 2, 4, ... 64 iterations, each of which writes an element of its own; no guard that
-    depends on it. A loop of a reduction is no such loop: `rfactor` makes one. The exception is the combination of what
-    `rfactor` left in the lanes of a register tile, which becomes a reduction across lanes. Elsewhere: vectorize.
+    Needs: an innermost loop of 2, 4, ... 64 iterations that write distinct elements; no guard that depends on it. A
+    reduction loop does not qualify, but `rfactor` makes one that does. The exception is combining the lanes that
+    `rfactor` left in a register tile, which becomes a horizontal reduction. Other names: vectorize.
     """
     return _set_kind(nest, loop, Kind.VECTOR)
 
 
 def unroll(nest: Nest, loop: str) -> Nest:
-    """The iterations are written out one after another.
+    """Repeat the body in the code, once per iteration.
 
         for i < 2:                     out[0] = a[0]
           out[i] = a[i]          ->    out[1] = a[1]
 
-    Needs: no more than 1024 copies of any statement, all its unrolled loops together. Elsewhere: unroll, unroll_loop.
+    Needs: no more than 1024 copies of any statement, all its unrolled loops together. Other names: unroll, unroll_loop.
     """
     return _set_kind(nest, loop, Kind.UNROLL)
 
 
 def parallel(nest: Nest, loop: str) -> Nest:
-    """The iterations run on any thread, in any order.
+    """Run the iterations on any thread, in any order.
 
         for i < 64:            parallel i < 64:
           ...            ->      ...
 
-    Needs: the loop holds the whole program, and is not one of a reduction. Local tiles are private to an iteration.
-    Elsewhere: parallel, parallelize_loop.
+    Needs: the loop contains the whole program and is not a reduction loop. Local tiles are private to an iteration.
+    Other names: parallel, parallelize_loop.
     """
     return _set_kind(nest, loop, Kind.PARALLEL)
 

@@ -1,4 +1,4 @@
-"""The order in which an operand lies in memory."""
+"""The memory layout of an operand."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ from tilewright.te.index import bounds, linear, simplify
 
 
 def pack(nest: Nest, tensor: str, blocks: Sequence[int], order: Sequence[int] | None = None) -> Nest:
-    """A tensor is read from a copy in which it lies block by block; `blocks` has the size of a block along each axis.
+    """Read a tensor from a copy that is stored block by block; `blocks` has the block size along each axis.
 
         b: f32[64, 48]                        b: f32[1, 3, 64, 16], packed when the model is linked
         out[..] += a[..] * b[k, jo * 16 + ji]   ->   out[..] += a[..] * b[0, jo, k, ji]
 
-    By default all the blocks come outermost, then the places inside one, both in the order of the axes. `order` says
-    otherwise: a permutation of (blocks of axis 0, places of axis 0, blocks of axis 1, ...), outermost first. The last
-    block of an axis is moved back where the size does not divide it, like a tile of a split with tail="shift".
+    By default the block indices are outermost, then the indices within a block, both in the order of the axes.
+    `order` overrides this with a permutation of (blocks of axis 0, indices of axis 0, blocks of axis 1, ...),
+    outermost first. If the size does not divide an axis, the last block overlaps, like a tile of a split with
+    tail="shift".
 
-    A constant input is stored in this order when the model is linked (`Program.packings`). Of anything else a new stage
-    `tensor.packed` makes the copy; `compute_at` places it. Needs: an input or a stage computed outside of all loops of
-    others. Where a block does not divide its axis, every reader already runs over tiles of this size, made by a split
-    with tail="shift". Elsewhere: a packed layout in transform_layout (TVM).
+    A constant input is stored in this order when the model is linked (`Program.packings`). For other tensors a new
+    stage `tensor.packed` makes the copy; `compute_at` places it. Needs: an input, or a stage computed outside the
+    loops of other stages. If a block does not divide its axis, every reader must already iterate over tiles of this
+    size, made by a split with tail="shift". Other names: a packed layout in transform_layout (TVM).
     """
     tile = find_tile(nest, tensor)
     if len(blocks) != len(tile.shape):
@@ -100,7 +101,7 @@ def _packed_copy(nest: Nest, tile: Tile, packing: Packing) -> Nest:
 
 
 def _position(tile: Tile, indices: tuple[te.Expr, ...], packing: Packing) -> tuple[te.Expr, ...]:
-    """Where the element at `indices` is in the packed tensor."""
+    """The index of the element at `indices` in the packed tensor."""
     parts: list[te.Expr] = []
     for axis, (index, extent, block) in enumerate(zip(indices, tile.shape, packing.blocks, strict=True)):
         if block == extent:
@@ -113,7 +114,7 @@ def _position(tile: Tile, indices: tuple[te.Expr, ...], packing: Packing) -> tup
 
 
 def _in_shifted_tile(tile: Tile, axis: int, index: te.Expr, extent: int, block: int) -> list[te.Expr]:
-    """(block, place in it) of `min(x * block, extent - block) + position`."""
+    """(block, index in it) of `min(x * block, extent - block) + position`."""
     form = linear(index)
     for atom, factor in form.terms.items():
         if not (isinstance(atom, te.Call) and atom.op == "min" and factor == 1):

@@ -1,4 +1,5 @@
-"""From the tree of a schedule to a loop program: tiles become flat buffers, and reductions get their beginning."""
+"""Lower the tree of a schedule to a loop program: tiles become flat buffers, and reductions get their
+initialisation."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from tilewright.te.index import simplify
 
 
 def lower(nest: Nest, decisions: str = "") -> Program:
-    """The program that runs the nest as it stands."""
+    """The program of the nest."""
     params = tuple(_buffer(tile) for tile in (*nest.inputs, nest.output))
     packings = nest.packings if any(packing is not None for packing in nest.packings) else ()
     body = ir.map_exprs(_statements(nest.body), simplify)
@@ -40,7 +41,7 @@ def _buffer(tile: Tile) -> Buffer:
 
 
 def _statements(nodes: Sequence[Node], started: frozenset[str] = frozenset()) -> Stmt:
-    """The nodes in order. `started`: the reductions that have their beginning further out."""
+    """The nodes in order. `started`: reductions that are initialised further out."""
     stmts: list[Stmt] = []
     for node in nodes:
         begun = set(started)
@@ -53,7 +54,7 @@ def _statements(nodes: Sequence[Node], started: frozenset[str] = frozenset()) ->
 
 
 def _begins(node: Node, path: Path, leaf: Leaf) -> bool:
-    """Whether the beginning of a reduction belongs in front of this node: its outermost loop, or the leaf itself."""
+    """Whether the initialisation of a reduction belongs before this node: its outermost loop, or the leaf itself."""
     if isinstance(node, Loop):
         return node.var in leaf.reduced
     if isinstance(node, Micro):
@@ -78,7 +79,7 @@ def _statement(node: Node, started: frozenset[str]) -> Stmt:
 
 
 def _loop(loop: Loop, body: Stmt) -> Stmt:
-    """The loop around its body; a condition that does not depend on it is asked once, outside."""
+    """The loop around its body; a condition that does not depend on it is tested once, outside."""
     inside: list[te.Expr] = []
     outside: list[te.Expr] = []
     while isinstance(body, If) and body.other is None:
@@ -99,7 +100,7 @@ def _under(conditions: Sequence[te.Expr], stmt: Stmt) -> Stmt:
 
 
 def _across(loop: Loop, leaf: Leaf) -> Stmt:
-    """A reduction over the lanes of a register tile."""
+    """A horizontal reduction over the lanes of a register tile."""
     found = across(loop, leaf)
     assert found is not None and leaf.kind is not None
     value: te.Expr = Across(leaf.kind, _buffer(found.tile), found.start, loop.var.extent)
@@ -109,7 +110,7 @@ def _across(loop: Loop, leaf: Leaf) -> Stmt:
 
 
 def _beginning(node: Node, leaf: Leaf) -> Stmt:
-    """The identity, stored to every element that the reduction inside `node` combines into."""
+    """Store the identity to every element that the reduction inside `node` combines into."""
     guards = [guard for guard in leaf.guards if not te.variables(guard) & leaf.reduced]
 
     def visit(inner: Node) -> Stmt:
@@ -132,7 +133,7 @@ def _target(leaf: Leaf) -> tuple[Buffer, te.Expr]:
 
 
 def _combined(leaf: Leaf, value: te.Expr) -> te.Expr:
-    """What a leaf stores, given its value."""
+    """The value that a leaf stores, including the previous value of a reduction."""
     if leaf.kind is None:
         return value
     kept = te.Load(_buffer(leaf.target), (flat(leaf.target, leaf.indices),))
@@ -142,7 +143,7 @@ def _combined(leaf: Leaf, value: te.Expr) -> te.Expr:
 
 
 def _value(expr: te.Expr) -> te.Expr:
-    """The expression with its loads at flat places."""
+    """The expression with its loads at flat offsets."""
 
     def rule(node: te.Expr) -> te.Expr | None:
         if not (isinstance(node, te.Load) and isinstance(node.source, Tile)):

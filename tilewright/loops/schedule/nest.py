@@ -1,19 +1,19 @@
-"""What a schedule works on: a tree of loops whose leaves compute stages, element by element.
+"""The tree of loops that a schedule transforms; its leaves compute stages, element by element.
 
 Semantics
 ---------
 - A `Tile` is a tensor in memory with its shape kept: an input, the output, or a local one, in scratch memory or in
   registers. Every tile that is written is written by one `Leaf`.
 - A `Leaf` stores `value` at `indices` of its target, once for every iteration of the loops around it in which its
-  `guards` hold. With a reduction `kind` it combines the value with what is there; the loops in `reduced` run over the
-  elements that are combined. The store of the identity that must come before is not written down: it belongs right
-  in front of the outermost loop of `reduced`, over the loops below that are not in it, of the same kinds.
+  `guards` hold. With a reduction `kind` it combines the value with the stored one; the loops in `reduced` iterate
+  over the combined elements. The initial store of the identity is implicit: it belongs right before the outermost
+  loop of `reduced`, in copies of the loops below that are not in `reduced`.
 - A local tile belongs to the innermost loop that holds its leaf and all its readers: each iteration fills it anew. So
   loops carry no dependence except those of reductions, whose elements may be combined in any order.
 - Iterations of a loop that `overlaps` write some elements twice, with the same value.
 - `Micro` is a nest that an intrinsic computes, and `Fetch` a prefetch.
 
-Names of loops, of stages and of tiles are handles: each is unique in its nest, and they are all that a trace needs.
+Loops, stages and tiles have unique names within a nest, and a trace refers to them by name.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Micro:
-    loop: Loop  # what it computes: a perfect nest around one leaf
+    loop: Loop  # a perfect nest around one leaf, which the intrinsic computes
     intrinsic: Intrinsic
 
 
@@ -96,7 +96,7 @@ class Fetch:
 
 
 Node = Loop | Leaf | Micro | Fetch
-Path = tuple[Loop, ...]  # loops around something, outermost first
+Path = tuple[Loop, ...]  # enclosing loops, outermost first
 
 _TRUE = te.const(True, DType.BOOL)
 
@@ -115,7 +115,7 @@ class Nest:
 
 
 def walk(nodes: tuple[Node, ...], path: Path = ()) -> Iterator[tuple[Path, Node]]:
-    """Every node with the loops around it, parents first; into what intrinsics compute too."""
+    """Every node with its enclosing loops, parents first, including those inside intrinsics."""
     for node in nodes:
         yield path, node
         if isinstance(node, Loop):
@@ -165,7 +165,7 @@ def _chain(loop: Loop) -> list[Loop]:
 
 
 def perfect_chain(loop: Loop) -> tuple[list[Loop], Leaf] | None:
-    """The loops from `loop` down to its only leaf, or None where one of them holds something more."""
+    """The loops from `loop` down to its only leaf, or None if the nest is not perfect."""
     chain = [loop]
     while len(chain[-1].body) == 1:
         (child,) = chain[-1].body
@@ -185,7 +185,7 @@ def reads(leaf: Leaf, tile: Tile) -> list[te.Load]:
 
 
 def replaced(nodes: tuple[Node, ...], old: Node, new: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The tree with the node `old` (that very object) replaced by `new`."""
+    """The tree with the node `old` (by identity) replaced by `new`."""
     result: list[Node] = []
     for node in nodes:
         if node is old:
@@ -250,14 +250,14 @@ def _loads_of(expr: te.Expr, tile: Tile) -> list[te.Load]:
 
 
 def with_tile(nest: Nest, old: Tile, new: Tile) -> Nest:
-    """The nest with one tile in the place of another of the same shape, everywhere."""
+    """The nest with one tile replaced by another of the same shape."""
     body = with_loads(nest.body, old, lambda indices: te.Load(new, indices))
     body = map_leaves(body, lambda leaf: replace(leaf, target=new) if leaf.target == old else leaf)
     return replace(nest, body=body)
 
 
 def fresh(nest: Nest, name: str) -> str:
-    """`name`, which must not be taken yet by a loop, a stage or a tensor."""
+    """Return `name`, which must not be used yet by a loop, a stage or a tensor."""
     stages = {leaf.stage for _, leaf in leaves(nest.body)}
     tiles = {tile.name for tile in nest.inputs}
     if name in stages | tiles or name in loop_names(nest.body):
@@ -265,7 +265,8 @@ def fresh(nest: Nest, name: str) -> str:
     return name
 
 
-# -- places in memory -------------------------------------------------------------------------------------------------
+# -- memory offsets
+# ---------------------------------------------------------------------------------------------------
 
 
 def flat(tile: Tile, indices: tuple[te.Expr, ...]) -> te.Expr:
@@ -274,7 +275,7 @@ def flat(tile: Tile, indices: tuple[te.Expr, ...]) -> te.Expr:
 
 
 def _rejoined(form: Linear) -> Linear:
-    """`(x // n) * (c * n) + (x % n) * c` is `x * c`: two axes that were fused are walked as one."""
+    """Simplify `(x // n) * (c * n) + (x % n) * c` to `x * c`: two fused axes with contiguous strides."""
     for atom, factor in form.terms.items():
         if not (isinstance(atom, te.Call) and atom.op == "mod" and isinstance(atom.args[1], te.Const)):
             continue
@@ -289,12 +290,13 @@ def _rejoined(form: Linear) -> Linear:
     return form
 
 
-# -- stages that nothing has been done to yet -------------------------------------------------------------------------
+# -- unscheduled stages
+# -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PlainStage:
-    """A stage in the form in which a schedule begins: its own loops over its whole shape, outermost in the program."""
+    """A stage in its initial form: its own loops over its whole shape, outermost in the program."""
 
     root: Node
     leaf: Leaf
@@ -308,7 +310,7 @@ class PlainStage:
 
 
 def plain(nest: Nest, stage: str, *, reductions_too: bool = True) -> PlainStage:
-    """The stage, if its loops (`reductions_too`: those of its reduction included) are as they were at the beginning."""
+    """The stage, if its loops (`reductions_too`: including its reduction loops) are unchanged."""
     path, leaf = find_leaf(nest, stage)
 
     def refuse(why: str) -> ScheduleError:
@@ -343,14 +345,14 @@ def plain(nest: Nest, stage: str, *, reductions_too: bool = True) -> PlainStage:
 
 
 def identity(leaf: Leaf) -> te.Expr:
-    """What an element holds that nothing has been combined into; where there is no reduction, zero."""
+    """The initial value of a reduction's elements; zero without a reduction."""
     if leaf.kind is not None:
         return te.reduce_identity(leaf.kind, leaf.target.dtype)
     return te.cast(te.const(0, leaf.target.dtype.compute), leaf.target.dtype)
 
 
 def nested(loops: list[Loop], inner: tuple[Node, ...]) -> tuple[Node, ...]:
-    """`inner` in loops like these, the first outermost."""
+    """`inner` inside copies of these loops, the first outermost."""
     for loop in reversed(loops):
         inner = (replace(loop, body=inner),)
     return inner
@@ -363,8 +365,8 @@ def stage_nest(
     kind: str | None,
     value: Callable[[tuple[te.Expr, ...]], te.Expr],
 ) -> tuple[Node, ...]:
-    """The plain nest of a stage: a loop for every axis of `target` that has more than one element, then the
-    reduction's. `value` gives the element at an index. A reduction of one element is that element."""
+    """The plain nest of a stage: a loop for every axis of `target` with more than one element, then the reduction
+    loops. `value` returns the element at an index. A reduction over one element is that element."""
     axes = [te.Var(f"{stage}.i{position}", extent) for position, extent in enumerate(target.shape)]
     indices: tuple[te.Expr, ...] = tuple(axis if axis.extent != 1 else te.as_index(0) for axis in axes)
     reduced = frozenset(loop.var for loop in reduction_loops)

@@ -34,23 +34,23 @@ def prefetch(
     spread: str | None = None,
     line: int = USUAL.line_bytes,
 ) -> Nest:
-    """Each iteration prefetches what the iteration `ahead` of it reads first of an input.
+    """Prefetch in each iteration what the iteration `ahead` of it reads first of an input.
 
         for k < 64:                    for k < 64:
           out += b[k, 0]         ->      prefetch b[k + 4, 0]
                                          out += b[k, 0]
 
-    `level` is the cache that it is to reach, 1 the nearest. With `spread`, a loop inside, it prefetches all that the
-    other iteration reads, cache line by cache line of `line` bytes, a few in each iteration of `spread`:
+    `level` is the target cache, 1 the nearest. With `spread`, an inner loop, it prefetches everything that the later
+    iteration reads, in cache lines of `line` bytes, a few in each iteration of `spread`:
 
         for j < 4:                     for j < 4:
           for k < 64:            ->      for k < 64:
             out += b[j, k]                 prefetch b[j + 1, k]
                                            out += b[j, k]
 
-    Needs: something inside the loop reads the input, at a place that moves with the loop, and neither loop is a
-    vector's; with `spread`, that what is read is one piece of memory. Nothing is computed differently; beyond the end
-    nothing is fetched that anyone reads. Elsewhere: prefetch (Halide).
+    Needs: a load of the input inside the loop whose index depends on the loop, and neither loop is vectorised; with
+    `spread`, the loaded region is contiguous. Results do not change; beyond the end, useless addresses are
+    prefetched. Other names: prefetch (Halide).
     """
     target = find_loop(nest, loop)[-1]
     tile = find_tile(nest, tensor)

@@ -1,4 +1,4 @@
-"""The primitive `rfactor`: a reduction split into partial reductions."""
+"""The primitive `rfactor`: split a reduction into partial reductions."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tilewright.loops.schedule.nest import (
 
 
 def rfactor(nest: Nest, loop: str) -> Nest:
-    """One loop of a reduction keeps partial results of its own, in a new stage `stage.rf`; `stage` combines them.
+    """Keep a partial result per iteration of one reduction loop in a new stage `stage.rf`; `stage` combines them.
 
         for ko < 8: for ki < 4:                      for ki < 4: for ko < 8:
           total[i] += x[i, ko * 4 + ki]       ->       total.rf[i, ki] += x[i, ko * 4 + ki]
                                                      for ki.final < 4:
                                                        total[i] += total.rf[i, ki.final]
 
-    The loop is then an ordinary one of the new stage: it can be vectorised, or run in parallel. Needs: a loop of a
-    reduction, with nothing done yet to the stage's other loops. The order of the combination changes, as a schedule
-    may. Elsewhere: rfactor (Halide, TVM).
+    The loop is then an ordinary loop of the new stage: it can be vectorised, or run in parallel. Needs: a reduction
+    loop of a stage whose other loops are unchanged. The order of the combination changes, which a schedule may do.
+    Other names: rfactor (Halide, TVM).
     """
     path = find_loop(nest, loop)
     found = path[-1]

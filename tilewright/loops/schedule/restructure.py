@@ -1,4 +1,4 @@
-"""Loops cut, joined and exchanged."""
+"""Split, fuse, reorder and tile loops."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ TAILS = ("exact", "guard", "shift")
 
 
 def split(nest: Nest, loop: str, factor: int, tail: str = "exact", into: Sequence[str] | None = None) -> Nest:
-    """One loop becomes two, the inner one of `factor` iterations.
+    """Split one loop into two, the inner one with `factor` iterations.
 
         for i < 12:              for i.o < 3:
           x[i] = ...      ->       for i.i < 4:
                                      x[i.o * 4 + i.i] = ...
 
-    Where the factor does not divide the loop, `tail` says what happens at the end:
+    If the factor does not divide the loop, `tail` says what happens at the end:
 
         exact   it is refused
         guard   for i.o < 4: for i.i < 4: if i.o * 4 + i.i < 13: ...
         shift   for i.o < 4: for i.i < 4: ... min(i.o * 4, 9) + i.i ...
 
-    A shifted tile repeats elements of its neighbour. That needs a loop of at least `factor` iterations, and that
-    nothing is added up twice: the loop is not one of a reduction, unless of a maximum or the like, and stays outside of
-    those of the reduction. `into` names the new loops. Elsewhere: split (Halide, TVM), divide_loop (Exo).
+    A shifted tile repeats elements of its neighbour. That needs at least `factor` iterations, and nothing may be
+    summed twice: the loop must not be a reduction loop (except of idempotent reductions such as a maximum), and must
+    stay outside the reduction loops. `into` names the new loops. Other names: split (Halide, TVM), divide_loop (Exo).
     """
     path = find_loop(nest, loop)
     found = path[-1]
@@ -81,14 +81,14 @@ def split(nest: Nest, loop: str, factor: int, tail: str = "exact", into: Sequenc
 
 
 def fuse(nest: Nest, outer: str, inner: str, into: str | None = None) -> Nest:
-    """Two loops become one.
+    """Fuse two loops into one.
 
         for i < 3:                   for i+j < 12:
           for j < 4:          ->       x[(i+j) // 4, (i+j) % 4] = ...
             x[i, j] = ...
 
-    Needs: `inner` is all that `outer` holds, and for every stage inside both are loops of its reduction or neither is.
-    Elsewhere: fuse (Halide, TVM), mult_loops (Exo).
+    Needs: `outer` contains only `inner`, and for every stage inside, both are reduction loops or neither is.
+    Other names: fuse (Halide, TVM), mult_loops (Exo).
     """
     path = find_loop(nest, inner)
     if len(path) < 2 or path[-2].name != outer:
@@ -110,16 +110,15 @@ def fuse(nest: Nest, outer: str, inner: str, into: str | None = None) -> Nest:
 
 
 def reorder(nest: Nest, loops: Sequence[str]) -> Nest:
-    """The loops in this order, the first outermost; others between them stay where they are.
+    """Reorder the loops, the first outermost; other loops between them stay in place.
 
         for i < 3:               for j < 4:
           for j < 4:      ->       for i < 3:
             ...                      ...
 
-    Needs: between the outermost and the innermost of them no loop holds anything besides the next. Loops carry no
-    dependence but that of a reduction, and those may be exchanged, floats included: the order of a sum is the
-    schedule's. A loop with overlapping tiles stays outside of a reduction's, or elements would be added twice.
-    Elsewhere: reorder (Halide, TVM), reorder_loops (Exo).
+    Needs: the loops from the outermost to the innermost of them are perfectly nested. Loops carry no dependences
+    except reductions, which may be reordered, including float sums. A loop with overlapping tiles must stay outside
+    reduction loops, or elements would be added twice. Other names: reorder (Halide, TVM), reorder_loops (Exo).
     """
     if len(set(loops)) != len(loops) or not loops:
         raise ScheduleError(f"reorder: {list(loops)}: loops are named once each")
@@ -144,7 +143,7 @@ def reorder(nest: Nest, loops: Sequence[str]) -> Nest:
 
 
 def tile(nest: Nest, loops: Sequence[str], factors: Sequence[int], tail: str = "exact") -> Nest:
-    """Nested loops cut into tiles: each is split, and the inner loops are moved inside all the outer ones.
+    """Tile nested loops: split each, and move the inner loops inside all outer ones.
 
         for i < 12:              for i.o < 3:
           for j < 16:     ->       for j.o < 2:
@@ -152,7 +151,7 @@ def tile(nest: Nest, loops: Sequence[str], factors: Sequence[int], tail: str = "
                                        for j.i < 8:
                                          ...
 
-    Needs what `split` and `reorder` need. Elsewhere: tile (Halide, TVM).
+    Needs what `split` and `reorder` need. Other names: tile (Halide, TVM).
     """
     if len(loops) != len(factors):
         raise ScheduleError(f"tile: {len(loops)} loops and {len(factors)} factors")

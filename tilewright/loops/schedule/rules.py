@@ -1,4 +1,5 @@
-"""Invariants of a loop nest, checked after each primitive: a later one may not undo what an earlier one needed."""
+"""Invariants of a loop nest, checked after each primitive, so that a later one cannot undo what an earlier one
+needed."""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ from tilewright.loops.schedule.nest import Leaf, Loop, Micro, Nest, Path, Tile, 
 from tilewright.loops.schedule.tensorise import match
 from tilewright.te.index import coefficient, linear
 
-MAX_COPIES = 1024  # of a statement, by unrolling: code size and compile time
+MAX_COPIES = 1024  # maximum copies of a statement by unrolling: code size and compile time
 MAX_LANES = 64
-# Combining an element twice changes nothing.
+# Idempotent reductions: combining an element twice changes nothing.
 IDEMPOTENT = ("max", "min", "any", "all")
 
 
 def check(nest: Nest) -> None:
-    """Raises ScheduleError, naming the loop, where a rule is broken."""
+    """Raise ScheduleError, naming the loop, if a rule is broken."""
     for rule in RULES:
         rule(nest)
 
 
 def check_complete(nest: Nest) -> None:
-    """What must hold besides when the schedule is finished: registers at constant places, scratch within its limit."""
+    """Additional rules for a finished schedule: registers at constant offsets, scratch memory within its limit."""
     _registers(nest)
     _scratch(nest)
 
@@ -97,7 +98,8 @@ def _vector_loop(loop: Loop) -> None:
 
 @dataclass(frozen=True)
 class Lanes:
-    """What a vector loop combines: neighbours in a register tile, or the identity where `inside` does not hold."""
+    """The operand of a horizontal reduction: neighbours in a register tile, or the identity where `inside` is
+    false."""
 
     tile: Tile
     start: int
@@ -105,8 +107,8 @@ class Lanes:
 
 
 def across(loop: Loop, leaf: Leaf) -> Lanes | None:
-    """None where the loop does not combine all lanes of a register vector. What `compute_at` says of elements beyond a
-    border is the same in every lane."""
+    """The horizontal reduction of a loop; None if it does not combine all lanes of a register vector. Border
+    conditions of `compute_at` are the same in every lane."""
     value, inside = leaf.value, None
     if isinstance(value, te.Select) and value.other == identity(leaf):
         if loop.var in te.variables(value.cond):
@@ -168,7 +170,7 @@ def _accesses(leaf: Leaf) -> list[tuple[Tile, te.Expr]]:
 
 
 def _registers(nest: Nest) -> None:
-    """Of what an intrinsic does with registers only the program's verifier can judge."""
+    """Only the program's verifier can check what an intrinsic does with registers."""
     widths: dict[Tile, tuple[int, str]] = {}
     inside = {
         leaf.stage for _, node in walk(nest.body) if isinstance(node, Micro) for _, leaf in leaves((node,))
@@ -190,7 +192,7 @@ def _registers(nest: Nest) -> None:
 
 
 def _register_lanes(path: Path, leaf: Leaf, tile: Tile, offset: te.Expr) -> int:
-    """With how many lanes the leaf accesses a register tile."""
+    """The number of lanes with which the leaf accesses a register tile."""
     fixed = {loop.var for loop in path if loop.kind in (Kind.UNROLL, Kind.VECTOR)}
     moving = sorted(var.name for var in te.variables(offset) - fixed)
     if moving:

@@ -1,4 +1,4 @@
-"""Where a stage is computed: inside the loop that needs it, or inside the expression."""
+"""Move a stage: into the loop that needs it, or into the expression that reads it."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from tilewright.te.index import Linear, bounds, in_range, linear, simplify
 
 
 def compute_at(nest: Nest, stage: str, loop: str) -> Nest:
-    """A stage is computed inside a loop of its readers: as much of it as one iteration reads.
+    """Compute a stage inside a loop of its readers: only the part that one iteration reads.
 
         for i < 64: for j < 64: p[i, j] = ...          for io < 8:
         for io < 8:                                      for i < 8: for j < 64: p[i, j] = ... (io * 8 + i, j)
           for ii < 8: for j < 64:                ->      for ii < 8: for j < 64:
             out[io * 8 + ii, j] = p[io * 8 + ii, j]        out[io * 8 + ii, j] = p[ii, j]
 
-    Needs: nothing has been done to the stage yet (so it begins with the last stage and goes backwards), and all its
-    readers are inside the loop. The region that is read is found from the bounds of the readers' indices, a box with
-    the loop's iteration as its corner. Elements of the box outside of the tensor (a reader never uses them: it is
-    guarded) are not computed. Elements read by several iterations are computed several times. Elsewhere: compute_at.
+    Needs: an unscheduled stage (so stages are placed from the last to the first) whose readers are all inside the
+    loop. The region is a box derived from the bounds of the readers' indices, with the loop's iteration as its
+    corner. Elements of the box outside the tensor are not computed; guards keep readers from using them. Elements
+    read by several iterations are computed several times. Other names: compute_at.
     """
     found = plain(nest, stage)
     tile = found.leaf.target
@@ -87,7 +87,8 @@ class _Side:
 
 
 def _region(indices: Sequence[te.Expr], outer: set[te.Var], extent: int) -> _Side:
-    """The interval of one axis that covers all `indices`: where it starts, by the variables `outer`, and its length."""
+    """The interval of one axis that covers all `indices`: its start in terms of the variables `outer`, and its
+    length."""
     whole = _Side(Linear({}, 0), extent)
     corner: dict[te.Expr, int] | None = None
     low: int | None = None
@@ -129,13 +130,13 @@ def _same(nodes: Sequence[object], name: str) -> Loop:
 
 
 def inline(nest: Nest, stage: str) -> Nest:
-    """A stage disappears into the expressions that read it.
+    """Inline a stage into the expressions that read it.
 
         p[i] = a[i] + 1                out[i] = (a[i] + 1) * 2
         out[i] = p[i] * 2       ->
 
-    Needs: the stage is neither a reduction nor the output, and nothing has been done to it yet. It is computed as often
-    as it is read. Elsewhere: compute_inline (TVM), inline (Halide, Exo).
+    Needs: an unscheduled stage that is neither a reduction nor the output. It is computed as often as it is read.
+    Other names: compute_inline (TVM), inline (Halide, Exo).
     """
     found = plain(nest, stage)
     if found.leaf.kind is not None:

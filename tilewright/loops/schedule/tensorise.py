@@ -1,7 +1,7 @@
-"""Loops given to an intrinsic (`hw/intrinsics.py`), where they compute what it is declared to compute.
+"""Replace loops by an intrinsic (`hw/intrinsics.py`) that is declared to compute the same.
 
-One whose `emit` is a function gets a handle on each operand, wherever it lies in memory, and gives the statements; of
-the others one instruction is made.
+If the intrinsic's `emit` is a function, it receives a handle for each operand in memory and returns statements;
+otherwise it becomes one instruction.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COMMUTATIVE = ("add", "mul", "min", "max", "and", "or")
 
 @dataclass(frozen=True)
 class IntrinsicOperand:
-    """A tile-shaped operand where it lies: element (i, j, ...) is at `base + i * strides[0] + j * strides[1] + ...`."""
+    """A tile-shaped operand in memory: element (i, j, ...) is at `base + i * strides[0] + j * strides[1] + ...`."""
 
     buffer: Buffer
     base: te.Expr
@@ -59,7 +59,7 @@ class IntrinsicOperand:
 
 
 def statement_of(intrinsic: Intrinsic, operands: Sequence[IntrinsicOperand]) -> Stmt:
-    """The intrinsic applied to operands where they lie, the output first."""
+    """The intrinsic applied to operands in memory, the output first."""
     if isinstance(intrinsic.emit, PtxAssembly):
         raise ScheduleError(f"tensorise: {intrinsic.name} is an instruction of a GPU")
     if callable(intrinsic.emit):
@@ -70,14 +70,14 @@ def statement_of(intrinsic: Intrinsic, operands: Sequence[IntrinsicOperand]) -> 
 
 
 def tensorise(nest: Nest, loop: str, intrinsic: Intrinsic) -> Nest:
-    """A nest of loops is computed by an intrinsic.
+    """Compute a nest of loops by an intrinsic.
 
         for m < 6: for n < 16:
           c[m, n] += a[m, k] * b[k, n]     ->     outer_product_6x16(c, a[.., k], b[k, ..])
 
-    Needs: the nest holds one stage and nothing else; its loops are the intrinsic's axes, in any order; its expression
-    is the intrinsic's up to names and the order of commutative operands; no guard depends on its loops. An intrinsic
-    goes by its name in a trace, and may be a registered one. Elsewhere: tensorize (TVM), replace (Exo).
+    Needs: the nest contains one stage; its loops are the intrinsic's axes, in any order; its expression equals the
+    intrinsic's up to names and the order of commutative operands; no guard depends on its loops. A trace refers to an
+    intrinsic by name, which may be a registered one. Other names: tensorize (TVM), replace (Exo).
     """
     target = find_loop(nest, loop)[-1]
     match(target, intrinsic)
@@ -102,7 +102,7 @@ class Match:
 
 
 def match(loop: Loop, intrinsic: Intrinsic) -> Match:
-    """How the nest is an application of the intrinsic; ScheduleError with the reason where it is not."""
+    """Match the nest as an application of the intrinsic, or raise ScheduleError with the reason."""
 
     def refuse(why: str) -> ScheduleError:
         return ScheduleError(f"tensorise: loop {loop.name} does not compute {intrinsic.name}: {why}")
@@ -160,7 +160,7 @@ def _orders(axes: Sequence[te.Var], loops: Sequence[te.Var]) -> Iterator[dict[te
 def _access(
     tile: Tile, indices: tuple[te.Expr, ...], axes: Sequence[te.Expr], loops: Mapping[te.Var, te.Var]
 ) -> OperandAccess | None:
-    """`tile` at `indices` as an operand indexed by `axes`; None where it moves in another way with the loops."""
+    """`tile` at `indices` as an operand indexed by `axes`; None if its index depends on the loops in another form."""
     form = linear(flat(tile, indices))
     inner = set(loops.values())
     if any(not isinstance(atom, te.Var) and te.variables(atom) & inner for atom in form.terms):
@@ -176,7 +176,7 @@ def _access(
 def _unify(
     pattern: te.Expr, expr: te.Expr, loops: Mapping[te.Var, te.Var], bound: dict[te.Source, OperandAccess]
 ) -> bool:
-    """Whether `expr` is `pattern` with its axes renamed by `loops`; operands are bound to what they stand for."""
+    """Whether `expr` is `pattern` with its axes renamed by `loops`; binds operands to their accesses."""
     if isinstance(pattern, te.Var):
         return expr == loops[pattern]
     if type(pattern) is not type(expr) or pattern.dtype is not expr.dtype:
@@ -202,7 +202,8 @@ def _unify(
     return all(_unify(p, e, loops, bound) for p, e in parts)
 
 
-# -- what comes with the compiler -------------------------------------------------------------------------------------
+# -- built-in intrinsics
+# ----------------------------------------------------------------------------------------------
 
 
 def outer_product(rows: int, vectors: int, lanes: int, dtype: DType = DType.F32) -> Intrinsic:

@@ -1,4 +1,4 @@
-"""A schedule's tree as text: its loops by name, and its statements."""
+"""The text form of a schedule's tree: its loops by name, and its statements."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ PRIMITIVES: dict[str, Callable[..., Nest]] = {
 @dataclass(frozen=True)
 class TraceStep:
     primitive: str
-    arguments: tuple[tuple[str, Any], ...]  # by name; those that are not given have their defaults
+    arguments: tuple[tuple[str, Any], ...]  # by name; missing ones have their defaults
 
     def __str__(self) -> str:
         return f"{self.primitive}({', '.join(f'{name}={value!r}' for name, value in self.arguments)})"
@@ -68,7 +68,7 @@ Trace = tuple[TraceStep, ...]
 
 
 def step(primitive: str, arguments: Mapping[str, Any]) -> TraceStep:
-    """A step, checked for a primitive that exists and arguments of plain data that it takes."""
+    """Make a step, after checking that the primitive exists and takes these arguments."""
     if primitive not in PRIMITIVES:
         raise ScheduleError(f"there is no primitive {primitive}; there are: {', '.join(PRIMITIVES)}")
     known = _parameters(primitive)
@@ -94,7 +94,7 @@ def _parameters(primitive: str) -> Mapping[str, inspect.Parameter]:
 
 
 def apply(nest: Nest, done: TraceStep, declared: Mapping[str, Intrinsic]) -> Nest:
-    """The nest after one step; `declared` are the intrinsics by name, alongside those that are registered."""
+    """Apply one step to the nest; `declared` are intrinsics by name, in addition to registered ones."""
     arguments = dict(done.arguments)
     if done.primitive == "tensorise":
         name = arguments["intrinsic"]
@@ -110,7 +110,7 @@ def apply(nest: Nest, done: TraceStep, declared: Mapping[str, Intrinsic]) -> Nes
 
 
 def summary(trace: Iterable[TraceStep]) -> str:
-    """The primitives that were used, in words for `Program.decisions`."""
+    """The primitives that were used, as text for `Program.decisions`."""
     counts = Counter(done.primitive for done in trace)
     used = ", ".join(name if count == 1 else f"{name} x {count}" for name, count in counts.items())
     return f"scheduled: {used or 'nothing'}"
@@ -121,7 +121,7 @@ def to_json(trace: Iterable[TraceStep]) -> str:
 
 
 def from_json(text: str) -> Trace:
-    """The steps of a trace, each checked; ScheduleError where the text is not one."""
+    """Parse and check the steps of a trace; ScheduleError if the text is not a trace."""
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -135,7 +135,7 @@ def from_json(text: str) -> Trace:
 
 
 def _fits(value: Any, annotation: Any) -> bool:
-    """Whether plain data has the type of a primitive's parameter; an intrinsic goes by its name."""
+    """Whether plain data has the type of a primitive's parameter; an intrinsic is given by name."""
     if annotation is Intrinsic:
         return isinstance(value, str)
     if annotation in (int, str):

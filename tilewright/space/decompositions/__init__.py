@@ -1,4 +1,4 @@
-"""Decompositions: a task computed by several kernels of the compiler's own, each kind a template like the others."""
+"""Decompositions: a task computed by several of Tilewright's kernels. Each kind is a template like any other."""
 
 from tilewright.space.decompositions.fused_reduction import FusedReduction
 from tilewright.space.decompositions.separate_prologue import SeparatePrologue

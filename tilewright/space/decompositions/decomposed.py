@@ -1,7 +1,7 @@
-"""A task as two kernels, one of them a template's: what all decompositions have in common.
+"""The common part of decompositions: a task as two kernels, one of them a template's.
 
-A decomposition proposes variants, each a cut of the task into pieces. One piece is computed by another template, whose
-knobs become knobs of the decomposition; the other pieces are computed by their default programs.
+A decomposition proposes variants, each a cut of the task into sub-tasks. Another template computes one of them, and
+its knobs become knobs of the decomposition; the default programs compute the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilewright.space.terms import Counted
 
 @dataclass(frozen=True)
 class CutVariant:
-    """One cut. `main`: the number of the piece that `inner` computes; the others have default programs."""
+    """One cut. `main` is the index of the sub-task that `inner` computes; the others have default programs."""
 
     subtasks: tuple[SubTask, ...]
     main: int
@@ -31,7 +31,7 @@ class CutVariant:
 
 @dataclass(frozen=True)
 class Decomposed:
-    """A decomposition applied to one task. `count`: the knob that tells variants apart, where there are several."""
+    """A decomposition applied to one task. `count`: the knob that selects a variant, if there are several."""
 
     name: str
     work: GpuWork
@@ -40,7 +40,7 @@ class Decomposed:
 
     @cached_property
     def space(self) -> Space:
-        """The knobs of all variants; a combination is legal where the variant's own space has it."""
+        """The knobs of all variants; a combination is legal if the variant's own space has it."""
         choices: dict[str, dict[Value, None]] = {}
         unordered: set[str] = set()
         together: dict[tuple[str, ...], None] = {}
@@ -64,7 +64,7 @@ class Decomposed:
         return variant is not None and Config.of(variant.inner.space.template, inner) in variant.inner.space
 
     def _split(self, values: Mapping[str, Value]) -> tuple[CutVariant | None, dict[str, Value]]:
-        """The variant, and the values of its inner template's knobs."""
+        """Split values into the variant and the knobs of its inner template."""
         number = int(values[self.count]) if self.count else next(iter(self.variants))
         inner = {name: value for name, value in values.items() if name != self.count}
         return self.variants.get(number), inner
@@ -99,7 +99,7 @@ class Decomposed:
         return Implementation(_inputs(variant.subtasks), tuple(parts))
 
     def _default(self, subtask: SubTask) -> Applied:
-        """Once for each piece: it is the same for all configs of a variant."""
+        """The default program of a sub-task, cached: it is the same for all configs of a variant."""
         if subtask not in self._defaults:
             applied = Default().apply(GpuWork(subtask.task, self.work.machine, self.work.numerics))
             if applied is None:

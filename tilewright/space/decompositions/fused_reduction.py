@@ -1,9 +1,9 @@
-"""A GEMM or convolution and the reduction of its results, fused: one kernel, or two of which the first leaves little.
+"""A GEMM or convolution fused with a reduction of its results: one kernel, or two with a small intermediate.
 
     red(epilogue(a @ b), over rows or columns)  ->  partial[p, n] = red(epilogue(a @ b)[rows of part p, n])
                                                     red(partial, over p), and the rest
 
-A part is no longer than a tile; one that is all of it needs no second kernel.
+A part is at most as long as a tile. If one part covers everything, there is no second kernel.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from tilewright.space.template import Applied, GpuWork
 from tilewright.space.templates.cuda.matmul_reduction import MAX, TensorMatmulReduction
 
 NAME = "fused-reduction"
-_MIN = 16  # rows or columns of a part
-_FILLED = 0.7  # of a tile
-_CUTS = 4  # of the fewest parts, that are weighed against each other
+_MIN = 16  # minimum rows or columns of a part
+_FILLED = 0.7  # minimum share of a tile that is used
+_CUTS = 4  # number of smallest part counts that are compared
 
 
 class FusedReduction:
     name = NAME
 
     def apply(self, work: GpuWork) -> Applied | None:
-        """Where one kernel does it all, that is the template's own config."""
+        """If one kernel does it all, this is the template's own config."""
         variants = {}
         for count, subtasks in _cuts_of(work.task):
             first, *rest = (GpuWork(subtask.task, work.machine, work.numerics) for subtask in subtasks)
@@ -38,7 +38,7 @@ class FusedReduction:
 
 
 def _cuts_of(task: Task) -> list[tuple[int, tuple[SubTask, ...]]]:
-    """Of each way to cut the task, the number of parts, and the pieces."""
+    """For each cut of the task, the number of parts and the sub-tasks."""
     found = _reduction_of(task)
     if found is None or found[1].producer.is_input:
         return []
@@ -53,7 +53,7 @@ def _cuts_of(task: Task) -> list[tuple[int, tuple[SubTask, ...]]]:
 
 
 def _reduction_of(task: Task) -> tuple[Node, Combined] | None:
-    """The one reduction of a task, where it is over rows or columns."""
+    """The task's only reduction, if it is over rows or columns."""
     found = [node for node in task.graph.nodes() if node.op in KINDS]
     of = combined_of(found[0]) if len(found) == 1 else None
     return None if of is None else (found[0], of)

@@ -1,4 +1,4 @@
-"""The prologue of a GEMM or convolution as a kernel of its own: fused, it is computed again for each column of tiles.
+"""The prologue of a GEMM or convolution as a separate kernel. Fused, it is recomputed for each column of tiles.
 
 product(f(x), w)  ->  y = f(x)             (a kernel)
                       product(y, w)        (the tensor-core template, with the epilogue)
@@ -35,7 +35,7 @@ class SeparatePrologue:
 
 
 def prologue(graph: Graph) -> list[Node]:
-    """What computes the first operand of the one contraction; a border of zeros belongs to the contraction."""
+    """The nodes that compute the first operand of the only contraction; zero padding belongs to the contraction."""
     anchors = [node for node in graph.nodes() if node.op in ("matmul", "linear", "conv", "attention")]
     if len(anchors) != 1 or anchors[0].op == "attention":
         return []

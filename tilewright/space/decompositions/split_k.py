@@ -1,9 +1,9 @@
-"""Split-K for a GEMM of few results and a long K, on cards without clusters: the sum is cut into parts.
+"""Split-K for GEMMs with few results and a long K, on GPUs without clusters: the sum is cut into parts.
 
     a[m, k] @ b[k, n]  ->  partial[p, m, n] = a[m, p, k'] @ b[p, k', n]     (a batch of GEMMs, in float32)
                            sum over p of partial, and the epilogue          (a second kernel)
 
-The parts are added in their order: the result has the same bits every time.
+The parts are added in a fixed order, so the result has the same bits every time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tilewright.space.templates.cuda.matmul import TensorCores
 NAME = "split-k"
 _COUNTS = (2, 4, 8)
 _SHORT = (DType.F16, DType.BF16)
-_TILE = 128 * 128  # results of a block; with as many blocks as multiprocessors there is nothing to gain
-_SHORTEST = 256  # of a part
+_TILE = 128 * 128  # results per block; nothing is gained with as many blocks as multiprocessors
+_SHORTEST = 256  # minimum length of a part
 
 
 class SplitK:
@@ -31,7 +31,9 @@ class SplitK:
 
     def apply(self, work: GpuWork) -> Applied | None:
         anchor = _anchor(work.task.graph)
-        if anchor is None or work.machine.clusters:  # blocks of a cluster add up without a second kernel
+        if (
+            anchor is None or work.machine.clusters
+        ):  # blocks of a cluster add up their parts without a second kernel
             return None
         k = anchor.inputs[0].shape[-1]
         if anchor.type.size > _TILE * work.machine.sms:
@@ -56,7 +58,7 @@ def in_parts(task: Task, anchor: Node, count: int) -> tuple[SubTask, SubTask]:
 
 
 def _anchor(graph: Graph) -> Node | None:
-    """The one contraction, where it is a GEMM of two matrices that the task is given."""
+    """The only contraction, if it is a GEMM of two matrices among the task's inputs."""
     found = [n for n in graph.nodes() if n.op in ("matmul", "linear", "conv", "attention")]
     if len(found) != 1 or found[0].op not in ("matmul", "linear") or len(found[0].inputs) != 2:
         return None
@@ -67,7 +69,7 @@ def _anchor(graph: Graph) -> Node | None:
 
 
 def _cut(anchor: Node, count: int) -> tuple[Node, Node]:
-    """(the partial products, their sum as the anchor's result)."""
+    """Return (the partial products, their sum as the anchor's result)."""
     data, weight = (apply("cast", x, dtype=DType.F32) for x in anchor.inputs)
     k = data.shape[-1]
     rows = data.type.size // k

@@ -1,9 +1,9 @@
-"""Reductions of many rows to few results, where rows are contiguous, in two passes.
+"""Two-pass reductions of many rows to few results, with contiguous rows.
 
     red(x, over rows)  ->  partial[p, n] = red(x[rows of part p, n])     (a thread for a few neighbours, in float32)
                            red(partial, over p), and the epilogue
 
-The parts are combined in their order: the result has the same bits every time.
+The parts are combined in a fixed order, so the result has the same bits every time.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tilewright.space.template import Applied, GpuWork
 from tilewright.space.templates.cuda.default import Default
 
 NAME = "two-pass-reduction"
-_NEIGHBOURS = 8  # results of a thread
-_BUSY = 1_024  # threads of a multiprocessor
-_NEARLY_ENOUGH = 8  # parts that are not worth a second kernel
-_MIN_ROWS, _MAX_PARTS = 32, 2_048  # of a part; of a reduction
-_COUNTS = 5  # numbers of parts, around the one that fills the card
+_NEIGHBOURS = 8  # results per thread
+_BUSY = 1_024  # threads per multiprocessor
+_NEARLY_ENOUGH = 8  # number of parts below which a second kernel is not worth it
+_MIN_ROWS, _MAX_PARTS = 32, 2_048  # minimum rows of a part; maximum parts of a reduction
+_COUNTS = 5  # part counts tried around the one that fills the GPU
 
 
 class TwoPassReduction:
@@ -43,13 +43,13 @@ class TwoPassReduction:
             if first.formula is not None and inner is not None:
                 variants[count] = CutVariant(subtasks, 1, inner)
         if len({variant.inner.space.template for variant in variants.values()}) > 1:
-            # Knobs of one template alone: the default program has none, and could not be told from the other.
+            # The knobs of one template only: the default program has none, and could not be distinguished.
             variants = {n: v for n, v in variants.items() if v.inner.space.template == BlockReduction.name}
         return Decomposed(NAME, work, variants, "count") if variants else None
 
 
 def _counts(rows: Combined, machine: GpuMachine) -> list[int]:
-    """In how many parts the reduction keeps a card busy, the best first; none where it does so by itself."""
+    """Part counts that keep a GPU busy, the best first; none if the reduction does so without splitting."""
     wanted = _BUSY * machine.sms * _NEIGHBOURS / (rows.parts * rows.other_size)
     if wanted <= _NEARLY_ENOUGH or rows.other_size % _NEIGHBOURS:
         return []
@@ -59,7 +59,7 @@ def _counts(rows: Combined, machine: GpuMachine) -> list[int]:
 
 
 def _reduction(task: Task) -> tuple[Node, Combined] | None:
-    """The one reduction of what the task is given, where it is over rows."""
+    """The only reduction of the task's inputs, if it is over rows."""
     graph = task.graph
     found = [node for node in graph.nodes() if node.op in KINDS]
     if len(found) != 1 or len(graph.inputs) != 1 or not found[0].inputs[0].is_input:

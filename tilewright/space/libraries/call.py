@@ -1,4 +1,4 @@
-"""What library calls have in common: the epilogue that a library takes, and the kernels around its call."""
+"""The common part of library calls: the epilogues that a library supports, and the kernels around its call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ACTIVATIONS = {"relu": "relu", "gelu": "gelu"}
 
 @dataclass(frozen=True)
 class Epilogue:
-    """A run of nodes behind a contraction: what a library may compute with it."""
+    """A chain of nodes after a contraction that a library may compute with it."""
 
     nodes: tuple[Node, ...] = ()
     bias: Node | None = None
@@ -38,7 +38,7 @@ class Epilogue:
 
 
 def epilogues(graph: Graph, anchor: Node, numerics: str) -> Iterator[Epilogue]:
-    """The empty one, then longer and longer ones."""
+    """All epilogues, from the empty one to the longest."""
     users = graph.users()
     found = Epilogue()
     last = anchor
@@ -56,7 +56,7 @@ def epilogues(graph: Graph, anchor: Node, numerics: str) -> Iterator[Epilogue]:
 def _with(found: Epilogue, anchor: Node, last: Node, node: Node, numerics: str) -> Epilogue | None:
     nodes = (*found.nodes, node)
     if node.op in _ACTIVATIONS and node.shape == anchor.shape:
-        # The library's GELU is the approximate one; of 16-bit floats, rounding is coarser than the difference.
+        # The library's GELU is the tanh approximation; for 16-bit floats, rounding is coarser than the difference.
         exact = node.op == "gelu" and node.attrs["approximate"] == "none"
         if exact and (numerics == "strict" or node.dtype not in SHORT):
             return None
@@ -75,12 +75,12 @@ def _with(found: Epilogue, anchor: Node, last: Node, node: Node, numerics: str) 
 
 
 def rounded(anchor: Node, numerics: str) -> dict[str, bool]:
-    """The option of a library that may round float32 before it multiplies."""
+    """The library option that allows rounding float32 operands before multiplying."""
     return {"rounded": True} if may_round_to_tf32(numerics) and anchor.dtype is DType.F32 else {}
 
 
 def anchor_of(graph: Graph, *ops: str) -> Node | None:
-    """The one contraction of a graph, where it is one of these."""
+    """The only contraction of a graph, if it is one of these operators."""
     found = [node for node in graph.nodes() if node.op in ("matmul", "linear", "conv", "attention")]
     return found[0] if len(found) == 1 and found[0].op in ops else None
 
@@ -99,8 +99,8 @@ def view(shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> View
 
 @dataclass(frozen=True)
 class Around:
-    """A graph cut around its contraction: `taken` is the library's, the anchor among it; `before` and what is left are
-    kernels of the compiler's own."""
+    """A graph cut around its contraction. The library computes `taken`, which includes the anchor; Tilewright's
+    kernels compute `before` and the rest."""
 
     work: GpuWork
     graph: Graph
@@ -109,7 +109,7 @@ class Around:
 
     @cached_property
     def _subtasks(self) -> tuple[list[SubTask], int]:
-        """The pieces in order, and the number of the library's."""
+        """The sub-tasks in order, and the index of the library's."""
         graph = self.graph
         constants = [graph.inputs[number] for number in self.work.task.constants]
         rest = [n for n in computed(graph) if n not in self.taken and n not in self.before]
@@ -128,7 +128,7 @@ class Around:
 
     @cached_property
     def _kernels(self) -> dict[int, Applied]:
-        """What computes the pieces around the call, by their numbers."""
+        """The implementations of the sub-tasks around the call, by index."""
         subtasks, called = self._subtasks
         found = {
             number: Default().apply(GpuWork(subtask.task, self.work.machine, self.work.numerics))
@@ -140,7 +140,7 @@ class Around:
     def implementation(
         self, function: str, operands: dict[Node, View], packings: dict[Node, Packing], **call: Any
     ) -> Implementation:
-        """`operands`: of the library's function, in its order; of each node the view (its `argument` is set here)."""
+        """`operands`: the views that the library's function takes, in its order (their `argument` is set here)."""
         subtasks, called = self._subtasks
         parts = []
         for number, subtask in enumerate(subtasks):
@@ -158,7 +158,7 @@ class Around:
         return Implementation(self.graph.inputs, tuple(parts))
 
     def terms(self, unit: str, busy: float = 1.0) -> Counted:
-        """The call at the library's rate, and the kernels around it as they count themselves."""
+        """The cost of the call at the library's rate, plus the kernels around it."""
         subtasks, called = self._subtasks
         counted: list[Counted] = []
         for number, subtask in enumerate(subtasks):
@@ -169,14 +169,15 @@ class Around:
         return tuple(counted)
 
 
-# Rows and columns of what a block of a library's GEMM or convolution computes, and its speed for large problems.
+# Rows and columns of a block of a library's GEMM or convolution, and its speed for large problems.
 _TILES = ((128, 128, 1.0), (128, 64, 0.8), (64, 64, 0.5))
-_FILL = 128  # steps along K that a block's beginning and end take as long as
-_MIN_SPLIT = 512  # steps along K of one part of split-K
+_FILL = 128  # steps along K that cost as much as the start and end of a block
+_MIN_SPLIT = 512  # minimum steps along K in one part of split-K
 
 
 def busy_share(machine: GpuMachine, batch: int, m: int, n: int, k: int, splits: bool) -> float:
-    """The share of the machine that a library's GEMM keeps busy, with the best of its tiles. `splits`: along K too."""
+    """The share of the machine that a library's GEMM keeps busy, with its best tile size. `splits`: it may
+    split K."""
 
     def share(rows: int, columns: int) -> float:
         blocks = batch * math.ceil(m / rows) * math.ceil(n / columns)

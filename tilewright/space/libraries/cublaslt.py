@@ -1,8 +1,8 @@
 """cuBLASLt: GEMMs with a bias, a residual and an activation in one call.
 
-A 1x1 convolution is such a GEMM, with strides after a copy of the pixels that are read; so is one whose windows lie
-side by side (a patch embedding), after these have been put into rows. The weight is stored in rows of either axis, and
-the library proposes several algorithms: both are knobs.
+A 1x1 convolution is such a GEMM; with a stride, after a copy of the pixels that it reads. So is a convolution with
+adjacent, non-overlapping windows (a patch embedding), after the windows are copied to rows. The storage order of the
+weight and the library's algorithm are knobs.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from tilewright.space.template import Applied, GpuWork
 from tilewright.space.terms import Counted
 
 NAME = "cublaslt"
-_ALGORITHMS = 5  # that the library proposes
-_BOTH_ORDERS = 3  # algorithms for which both orders of a weight are worth trying
-_ALIGNED = 16  # bytes that the rows of a matrix are a multiple of, or its kernels are of the slow kind
+_ALGORITHMS = 5  # algorithms that the library proposes
+_BOTH_ORDERS = 3  # algorithms for which both weight orders are tried
+_ALIGNED = 16  # row size in bytes must be a multiple of this, or the library uses slow kernels
 _UNALIGNED_SPEED = 0.25  # 27.4 us for 1023x1021x1019 in float16 on an H200
 
 
@@ -147,7 +147,7 @@ def _gemm(work: GpuWork) -> _Gemm | None:
         return None
     batch, m, n, k = sizes
     best = list(epilogues(graph, anchor, numerics))[-1]
-    if batch and best.bias is not None:  # the library would want a bias for each of the batch
+    if batch and best.bias is not None:  # the library would need one bias per batch element
         best = next(epilogues(graph, anchor, numerics))
     distinct = {data, weight, best.bias, best.added} - {None}
     if len(distinct) < 2 + (best.bias is not None) + (best.added is not None):
@@ -175,7 +175,7 @@ def is_padded(conv: Node) -> bool:
 
 
 def _is_patches(conv: Node) -> bool:
-    """Whether its windows lie side by side and cover the image."""
+    """Whether its windows are adjacent and cover the image."""
     attrs = conv.attrs
     if attrs["layout"] != "channels_last" or attrs["groups"] != 1 or is_padded(conv) or conv.type.rank != 4:
         return False
@@ -186,7 +186,7 @@ def _is_patches(conv: Node) -> bool:
 
 
 def _with_rows(graph: Graph, conv: Node) -> Graph:
-    """conv(x, w) of windows side by side -> 1x1 conv of pixels that have all of a window in their channels."""
+    """Rewrite conv(x, w) with adjacent windows to a 1x1 conv whose channels hold a whole window."""
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
         if node is not conv:
@@ -220,7 +220,7 @@ def _without_stride(graph: Graph, conv: Node) -> Graph:
 
 
 def _sizes(anchor: Node) -> tuple[tuple[int, ...], int, int, int] | None:
-    """(batch, m, n, k); of one GEMM, no batch."""
+    """Return (batch, m, n, k), without a batch for a single GEMM."""
     data, weight = anchor.inputs
     k = data.shape[-1]
     if anchor.op == "conv" or weight.type.rank == 2:

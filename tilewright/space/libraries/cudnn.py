@@ -1,6 +1,6 @@
-"""cuDNN: convolutions with channels last, alone or with bias, residual and ReLU.
+"""cuDNN: channels-last convolutions, alone or with bias, residual and ReLU.
 
-Few input channels are padded with zeros to as many as its fast kernels read at once.
+A small number of input channels is padded with zeros to the number that its fast kernels read at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tilewright.space.template import Applied, GpuWork
 from tilewright.space.terms import Counted
 
 NAME = "cudnn"
-_FRAMEWORK = "torch"  # through which it is called
+_FRAMEWORK = "torch"  # the framework it is called through
 _AT_ONCE = 8  # channels that its fast kernels read
 
 
@@ -97,7 +97,7 @@ class AppliedCudnn:
         busy = busy_share(self.work.machine, 1, batch * rows * columns, channels, summed, splits=False)
         unit = unit_of(self.conv, self.work.numerics)
         if is_depthwise(self.conv) or self.conv.inputs[1].shape[2] < _AT_ONCE:
-            unit, busy = "scalar", busy / 2  # nothing for tensor cores to multiply
+            unit, busy = "scalar", busy / 2  # nothing for tensor cores
         return self._of(config).around.terms(unit, busy)
 
     def program(self, config: Config) -> Implementation:
@@ -106,7 +106,8 @@ class AppliedCudnn:
 
 
 def _call(work: GpuWork, padded: int, fused: bool) -> _Call | None:
-    """`padded`: input channels, the new ones all zero; 0: as they are. `fused`: bias and ReLU in the library's call."""
+    """`padded`: the number of input channels after zero padding, 0 for no padding. `fused`: bias and ReLU are part of
+    the call."""
     task, numerics = work.task, work.numerics
     graph = _with_channels(task.graph, padded) if padded else task.graph
     conv = anchor_of(graph, "conv")
@@ -114,7 +115,7 @@ def _call(work: GpuWork, padded: int, fused: bool) -> _Call | None:
     data, weight = conv.inputs
     taken: tuple[Node, ...] = (conv,)
     padding = list(conv.attrs["padding"])
-    if padded:  # conv(pad(slice(padded(x)))): the library reads all of it, as the weight is zero there
+    if padded:  # conv(pad(slice(padded(x)))): the library reads all of it, because the weight is zero there
         taken, data = (data, *taken), data.inputs[0]
     if data.op == "pad" and not (padded and data.attrs["high"][-1]):
         border = _even_border(data)
@@ -158,7 +159,7 @@ def _call(work: GpuWork, padded: int, fused: bool) -> _Call | None:
 
 
 def _with_channels(graph: Graph, padded: int) -> Graph:
-    """conv(x) or conv(pad(x)) -> the same of a slice of x, padded with channels of zeros, and with the border."""
+    """Rewrite conv(x) or conv(pad(x)) to read a slice of x that was padded with zero channels and the border."""
     conv = anchor_of(graph, "conv")
     assert conv is not None
 
@@ -187,7 +188,7 @@ def _channels_first(node: Node) -> View:
 
 
 def _even_border(pad: Node) -> list[tuple[int, int]] | None:
-    """Of zeros around the image, as wide on both sides."""
+    """The width of zero padding around the image, if it is the same on both sides."""
     low, high = pad.attrs["low"], pad.attrs["high"]
     if pad.attrs["value"] or any(pad.attrs["interior"]) or low != high or min(low) < 0:
         return None

@@ -17,10 +17,10 @@ from tilewright.space.terms import Counted, Roofline
 
 NAME = "sdpa"
 _FRAMEWORK = "torch"
-_QUERIES = 128  # of a block
-_LAUNCHES = 2  # its start takes as long as that of two calls: 7.8 us for 12 heads of 197 queries on an H200
-_REACHED = 0.6  # of what a large GEMM reaches: exponentials alternate with the products
-_MASKED = 0.5  # of that with a mask, which another of its kernels adds: 35.6 us for 12 heads of 512 queries
+_QUERIES = 128  # per block
+_LAUNCHES = 2  # in units of a launch: it starts in 7.8 us for 12 heads of 197 queries on an H200
+_REACHED = 0.6  # share of a large GEMM's speed: exponentials alternate with the products
+_MASKED = 0.5  # the same with a mask, which uses another kernel: 35.6 us for 12 heads of 512 queries
 
 
 class Sdpa:
@@ -77,7 +77,7 @@ class AppliedSdpa:
 
 
 def _result_order(graph: Graph, attention: Node) -> tuple[int, ...] | None:
-    """The order in which the axes of the result are stored, where what is behind it is one permute and reshapes."""
+    """The storage order of the result's axes, if one permute and reshapes follow it."""
     chain: list[Node] = []
     node = graph.outputs[0]
     while node is not attention:

@@ -1,4 +1,4 @@
-"""Data movement that needs no copy, as strides."""
+"""Data movement expressed as strides, without a copy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilewright.graph.ops.movement import reshape_segments
 
 @dataclass(frozen=True)
 class Strided:
-    """The value of a node, read in the memory of `source`; in elements."""
+    """The value of a node, read from the memory of `source`; all units are elements."""
 
     source: Node
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def strided(node: Node) -> Strided | None:
-    """Down to what is no movement; None where strides do not express it."""
+    """Follow movement operators down to their source; None if strides cannot express the result."""
     if node.op not in ("permute", "reshape", "slice", "broadcast_to"):
         return dense(node)
     under = strided(node.inputs[0])
@@ -60,7 +60,7 @@ def strided(node: Node) -> Strided | None:
 
 
 def _reshaped(under: Strided, shape: tuple[int, ...]) -> Strided | None:
-    """Axes that are cut or joined by themselves; those that are joined must lie behind each other."""
+    """Split or join axes. Axes that are joined must be contiguous."""
     strides: dict[int, int] = {}
     for sources, targets in reshape_segments(under.shape, shape):
         step = under.strides[sources[-1]]
@@ -72,6 +72,6 @@ def _reshaped(under: Strided, shape: tuple[int, ...]) -> Strided | None:
         for axis in reversed(targets):
             strides[axis] = step
             step *= shape[axis]
-    for axis in reversed(range(len(shape))):  # those of one element may have any: as if all were dense
+    for axis in reversed(range(len(shape))):  # axes of one element may have any stride: treat them as dense
         strides.setdefault(axis, strides[axis + 1] * shape[axis + 1] if axis + 1 in strides else 1)
     return Strided(under.source, shape, tuple(strides[axis] for axis in range(len(shape))), under.offset)

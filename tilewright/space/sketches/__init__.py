@@ -1,4 +1,4 @@
-"""Sketches: structures of programs that rules derive from a task's expressions, from the output back."""
+"""Sketches: program structures that rules derive from a task's expressions, starting at the output."""
 
 from tilewright.space.sketches.derivation import derive
 from tilewright.space.sketches.rules import RULES, register, unregister

@@ -1,4 +1,4 @@
-"""Scheduling steps that moves are made of: a few primitives in a row, on the loops that a config leaves."""
+"""Scheduling steps for moves: short sequences of primitives on loops whose sizes a config gives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.loops.tiling import power_of_two_below
 from tilewright.space.sketches.analysis import lanes_for
 from tilewright.te import Select, Var
 
-_WRITTEN_OUT = 8  # vectors of a stage that is copied or computed element by element
+_WRITTEN_OUT = 8  # maximum vectors unrolled for a stage that is copied or computed element by element
 
 
 def extent_of(schedule: Schedule, loop: str) -> int:
@@ -21,13 +21,13 @@ def extent_of(schedule: Schedule, loop: str) -> int:
 
 
 def axis_loop(schedule: Schedule, stage: str, axis: int) -> str | None:
-    """The loop over an axis of a stage that was placed; None where it has one element there."""
+    """The loop over an axis of a placed stage; None if the axis has one element."""
     name = f"{stage}.i{axis}"
     return name if name in schedule.loops else None
 
 
 def last_loop(schedule: Schedule, stage: str) -> str | None:
-    """The loop over the last axis of a placed stage that has one."""
+    """The loop over the last axis of a placed stage that has a loop."""
     rank = len(find_leaf(schedule.nest, stage)[1].target.shape)
     found = (axis_loop(schedule, stage, axis) for axis in reversed(range(rank)))
     return next((loop for loop in found if loop is not None), None)
@@ -40,13 +40,13 @@ def spatial_loops(schedule: Schedule, stage: str) -> list[str]:
 
 
 def in_vectors(schedule: Schedule, loop: str, lanes: int) -> Schedule:
-    """A loop of whole vectors, the vectors written out."""
+    """Vectorise a loop of whole vectors and unroll over the vectors."""
     schedule = schedule.split(loop, lanes)
     return schedule.unroll(f"{loop}.o").vectorise(f"{loop}.i")
 
 
 def run_in_vectors(schedule: Schedule, loop: str, lanes: int, vectors: int) -> Schedule:
-    """A loop over elements that are independent, in tiles of so many vectors; the last tile is moved back."""
+    """Tile a loop over independent elements by this many vectors; the last tile overlaps the one before it."""
     extent = extent_of(schedule, loop)
     lanes = min(lanes, power_of_two_below(extent))
     if lanes < 2:
@@ -56,7 +56,7 @@ def run_in_vectors(schedule: Schedule, loop: str, lanes: int, vectors: int) -> S
 
 
 def stage_in_vectors(schedule: Schedule, stage: str, machine: CpuMachine) -> Schedule:
-    """A placed stage that is no reduction, along its last axis."""
+    """Vectorise a placed stage that is not a reduction, along its last axis."""
     loop = last_loop(schedule, stage)
     if loop is None:
         return schedule
@@ -65,7 +65,7 @@ def stage_in_vectors(schedule: Schedule, stage: str, machine: CpuMachine) -> Sch
 
 
 def reduction_in_vectors(schedule: Schedule, stage: str, machine: CpuMachine) -> Schedule:
-    """A placed reduction, in vectors along the last axis of its result where whole vectors fill it."""
+    """Vectorise a placed reduction along the last axis of its result, if that is a multiple of the vector length."""
     loop = last_loop(schedule, stage)
     path, leaf = find_leaf(schedule.nest, stage)
     reductions = [around.name for around in path if around.var in leaf.reduced]
@@ -95,8 +95,8 @@ def register_tile(
     micro: bool,
     native: NativeTile | None = None,
 ) -> Schedule:
-    """A placed reduction kept in registers: its tile, of the axes `rows` and `vector`, written out inside the loops of
-    the reduction, of which the innermost is written out `unroll` times."""
+    """Keep a placed reduction in registers: its tile over the axes `rows` and `vector` is unrolled inside the
+    reduction loops, and the innermost of these is unrolled `unroll` times."""
     down, across = (
         axis_loop(schedule, stage, rows) if rows is not None else None,
         axis_loop(schedule, stage, vector),
@@ -113,7 +113,7 @@ def register_tile(
         schedule = schedule.unroll(inner[-1])
     width = extent_of(schedule, across)
     leaf = find_leaf(schedule.nest, stage)[1]
-    # Where a block reaches beyond the tensor, its elements are computed under a condition.
+    # Elements beyond the tensor's edge in the last block are computed under a condition.
     if micro and down and not isinstance(leaf.value, Select):
         dtype = leaf.target.dtype
         return schedule.tensorise(
@@ -125,8 +125,8 @@ def register_tile(
 
 @dataclass(frozen=True)
 class NativeTile:
-    """The part of a register tile that one application of an intrinsic computes: so many rows and lanes of it, of so
-    many elements of the innermost reduction axis."""
+    """The part of a register tile that one use of an intrinsic computes: its rows and lanes, and its steps along the
+    innermost reduction axis."""
 
     intrinsic: Intrinsic
     rows: int
@@ -143,7 +143,7 @@ def _native_tile(
     unroll: int,
     native: NativeTile,
 ) -> Schedule:
-    """The register tile by applications of an intrinsic, all of them written out."""
+    """Compute the register tile by uses of an intrinsic, all unrolled."""
     outer, inside = list(k_axes), list[str]()
     if native.k_axes > 1:
         schedule = schedule.split(outer[-1], native.k_axes)
@@ -166,7 +166,7 @@ def _native_tile(
 
 
 def in_parallel(schedule: Schedule, loops: Sequence[str]) -> Schedule:
-    """Loops that hold each other joined into one, which runs on all threads."""
+    """Fuse perfectly nested loops into one parallel loop."""
     joined, *others = loops
     for other in others:
         schedule = schedule.fuse(joined, other, into="p" if other == others[-1] else None)

@@ -1,4 +1,4 @@
-"""Queries of rules about a stage: who reads it, what it reads, which axes it shares, how much of it a tile needs."""
+"""Queries of rules about a stage: its readers, its operands, its shared axes, and how much of it a tile needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.loops.schedule.nest import Leaf, PlainStage, Tile, find_leaf, fl
 from tilewright.loops.tiling import power_of_two_below
 from tilewright.te.index import bounds, coefficient, linear
 
-# Calls that take more than a few instructions, and about how many: computing one again is worth avoiding.
+# Calls that take more than a few instructions, with an estimate; recomputing them should be avoided.
 _LONG = {"div": 8, "sqrt": 10, "rsqrt": 12, "pow": 40, "atan2": 30} | dict.fromkeys(
     ("exp", "exp2_nonpositive", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf"), 16
 )
@@ -22,7 +22,7 @@ Extents = tuple[int, ...]
 
 
 def stage_of(schedule: Schedule, name: str) -> PlainStage:
-    """A stage to which nothing has been done yet."""
+    """A stage that has not been scheduled yet."""
     return plain(schedule.nest, name)
 
 
@@ -47,7 +47,7 @@ def readers_of(schedule: Schedule, name: str) -> list[Leaf]:
 
 
 def loads_in(leaf: Leaf) -> list[te.Load]:
-    """What the leaf reads, in order, each access once."""
+    """The loads of the leaf, in order, each once."""
     return list(dict.fromkeys(load for expr in leaf.expressions() for load in te.loads(expr)))
 
 
@@ -69,7 +69,7 @@ def is_expensive(leaf: Leaf) -> bool:
 
 
 def instructions_of(leaf: Leaf) -> float:
-    """Of one vector of its elements: those that compute and convert."""
+    """Arithmetic and conversion instructions for one vector of its elements."""
     values = [node for node in te.walk(leaf.value) if node.dtype.short not in ("i64", "bool")]
     computed = sum(_LONG.get(node.op, 1) for node in values if isinstance(node, te.Call))
     others = sum(isinstance(node, te.Select | te.Cast) for node in values)
@@ -82,7 +82,7 @@ def loops_of(stage: PlainStage) -> tuple[te.Var, ...]:
 
 
 def has_reuse(stage: PlainStage) -> bool:
-    """Whether elements of the stage read the same data: some operand does not move along some axis."""
+    """Whether elements of the stage share data: some operand does not depend on some axis."""
     axes = set(loops_of(stage))
     moved = [_moves(load) & axes for load in loads_in(stage.leaf)]
     return stage.leaf.kind is not None and any(moving != axes for moving in moved)
@@ -102,13 +102,13 @@ def is_contiguous(load: te.Load, axis: te.Var) -> bool:
 
 
 def depends_on_data(leaf: Leaf) -> bool:
-    """Whether it looks something up at an index that is read."""
+    """Whether it gathers: an index is itself loaded."""
     return any(te.loads(index) for load in loads_in(leaf) for index in load.indices)
 
 
 @dataclass(frozen=True)
 class Consumer:
-    """The one stage that reads another, element by element: `axes[n]` is the consumer's loop over axis n."""
+    """The only stage that reads another, element by element: `axes[n]` is the consumer's loop over axis n."""
 
     name: str
     stage: PlainStage
@@ -116,7 +116,7 @@ class Consumer:
 
 
 def consumer_of(schedule: Schedule, name: str) -> Consumer | None:
-    """The stage that alone reads this one, is no reduction, and reads each element once, at its own place."""
+    """The only stage that reads this one, if it is not a reduction and reads each element once at the same index."""
     found = readers_of(schedule, name)
     if len(found) != 1 or found[0].kind is not None:
         return None
@@ -139,7 +139,7 @@ def consumer_of(schedule: Schedule, name: str) -> Consumer | None:
 
 
 def lanes_for(machine: CpuMachine, leaf: Leaf, extent: int) -> int:
-    """Lanes for a vector loop of so many iterations: the machine's for the widest type computed with, or fewer."""
+    """Lanes for a vector loop with this many iterations: the machine's for the widest type involved, or fewer."""
     elements = [leaf.target.dtype, *(load.dtype for load in loads_in(leaf))]
     widest = max(elements, key=lambda dtype: dtype.compute.bytes)
     return min(machine.lanes(widest), power_of_two_below(extent))
@@ -150,11 +150,11 @@ def lanes_for(machine: CpuMachine, leaf: Leaf, extent: int) -> int:
 
 @dataclass(frozen=True)
 class Side:
-    """One axis of what is read: as many elements as the reader's axes, each by its step, span."""
+    """One axis of a region that is read: its size is the span of the reader's axes, each times its step."""
 
-    whole: int  # at most, and where nothing better is known
+    whole: int  # upper bound, used if nothing better is known
     steps: tuple[tuple[int, int], ...] | None = None  # (axis of the reader, step)
-    fixed: int = 1  # elements, when the reader's axes stand still
+    fixed: int = 1  # elements if the reader's axes are fixed
 
     def extent(self, box: Extents) -> int:
         if self.steps is None:
@@ -163,7 +163,7 @@ class Side:
 
 
 def box_reader(reader: Leaf, axes: Sequence[te.Var | None], tile: Tile) -> Callable[[Extents], Extents]:
-    """How much of `tile` the reader reads, along each axis, while it computes a box of its own tensor."""
+    """How much of `tile` the reader reads along each axis while it computes a box of its own tensor."""
     loads = reads(reader, tile)
     assert loads, f"{reader.stage} does not read {tile.name}"
     sides = [
@@ -191,7 +191,7 @@ def _side(indices: Sequence[te.Expr], axes: Sequence[te.Var | None], extent: int
 
 
 def largest(boxes: Sequence[Extents]) -> Extents:
-    """A box that holds each of these, wherever they begin, as long as they begin together."""
+    """The smallest box that holds each of these if they start at the same index."""
     return tuple(max(sides) for sides in zip(*boxes, strict=True))
 
 
@@ -200,8 +200,8 @@ def bytes_of(tile: Tile, extents: Extents) -> int:
 
 
 def walked_by(load: te.Load) -> tuple[te.Var | None, ...] | None:
-    """The variable that each axis of the loaded tensor is walked by, one step at a time; None for an axis of one
-    element. None altogether where it is read in another way."""
+    """The variable that steps along each axis of the loaded tensor; None for an axis of one element. Returns None if
+    the access has another form."""
     assert isinstance(load.source, Tile)
     found: list[te.Var | None] = []
     for index, extent in zip(load.indices, load.source.shape, strict=True):

@@ -1,4 +1,4 @@
-"""A finished sketch as what a search sees of a template: a space of configs, and the program of each."""
+"""Present a finished sketch as a template: a space of configs, and the program of each."""
 
 from __future__ import annotations
 

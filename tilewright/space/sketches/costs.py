@@ -1,4 +1,4 @@
-"""The cost of a config in closed form: of a tiled GEMM, and of the stages computed with it."""
+"""Closed-form costs of configs: for a tiled GEMM, and for the stages computed with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Cost = Callable[[Values], Terms]
 
 
 def together(costs: Sequence[Cost], iterations: Callable[[Values], int]) -> Cost:
-    """All of these in each iteration of a parallel loop: what each counts is of the whole loop."""
+    """The sum of these costs in each iteration of a parallel loop; the counts are for the whole loop."""
 
     def cost(values: Values) -> Terms:
         sums = [sum(column) for column in zip(*(vars(each(values)).values() for each in costs), strict=True)]
@@ -37,7 +37,7 @@ def together(costs: Sequence[Cost], iterations: Callable[[Values], int]) -> Cost
 
 
 def stage_cost(sketch: Sketch, name: str, box: Box, iterations: Callable[[Values], int]) -> Cost:
-    """Of a stage, of which so much is computed in each iteration, in vectors."""
+    """The cost of a stage of which a box is computed in each iteration, in vectors."""
     leaf = find_leaf(sketch.start.nest, name)[1]
     lanes = lanes_for(sketch.work.machine, leaf, 1 << 20)
     length = math.prod(var.extent for var in leaf.reduced)
@@ -48,7 +48,7 @@ def stage_cost(sketch: Sketch, name: str, box: Box, iterations: Callable[[Values
         each = math.prod(box(values))
         stored = each * iterations(values)
         vectors = stored * length / lanes
-        # What a stage leaves for the next is still in L1, or is written to the second and read again.
+        # A stage's result is still in L1 for the next stage, or is written to L2 and read again.
         passes = 2.0 if each * length * size > near else 0.0
         return Terms(
             arithmetic=vectors * arithmetic,
@@ -62,7 +62,7 @@ def stage_cost(sketch: Sketch, name: str, box: Box, iterations: Callable[[Values
 
 
 def inner_cost(tiled: TiledStage, sketch: Sketch, iterations: Callable[[Values], int]) -> Cost:
-    """Of a product whose result stays in a block's scratch memory."""
+    """The cost of a product whose result stays in a block's scratch memory."""
     gemm = tiled.gemm
     leaf = gemm.leaf_in(sketch.start)
     operands = [OperandCost(gemm, sketch, load) for load in loads_in(leaf)]
@@ -82,7 +82,7 @@ def inner_cost(tiled: TiledStage, sketch: Sketch, iterations: Callable[[Values],
         steps = tiles * gemm.length
         each = min(rows, down) * vectors
         copies = [operand.copied(box, times) for operand in walked]
-        # Rows that L1 does not hold come again for each panel.
+        # Rows that do not fit in L1 are loaded again for each panel.
         data = sum(operand.bytes(box) for operand in operands if not operand.walked)
         again = -(-across // width) if data > near else 1
         panels = sum(operand.bytes(box) for operand in walked)
@@ -100,7 +100,7 @@ def inner_cost(tiled: TiledStage, sketch: Sketch, iterations: Callable[[Values],
 
 
 def _per_step(leaf: Leaf) -> float:
-    """Instructions of one step of one vector: a FMA for floats; integers are widened, multiplied and added."""
+    """Instructions per step and vector: an FMA for floats; integers are widened, multiplied and added."""
     values = [node for node in te.walk(leaf.value) if node.dtype.short not in ("i64", "bool")]
     computed = sum(isinstance(node, te.Call | te.Select) for node in values)
     converted = sum(isinstance(node, te.Cast) for node in values)
@@ -117,7 +117,7 @@ def _stores(copies: Sequence[Terms]) -> float:
 
 
 class TiledCost:
-    """Terms by the values of a config, counted as the template for matmuls does."""
+    """The terms of a config, counted as in the matmul template."""
 
     def __init__(self, tiled: TiledOutput, sketch: Sketch) -> None:
         gemm = self.gemm = tiled.gemm
@@ -129,7 +129,7 @@ class TiledCost:
         constants = sketch.start.nest.constants
         self.weights = [each for each in self.walked if each.load.source.name in constants]
         self.free = [each for each in self.walked if each.load.source.name not in constants]
-        # Those of which each row has its own, as the data of a depthwise convolution, are no panels that rows pass by.
+        # Operands with separate data for each row, such as a depthwise convolution's, are not panels that rows share.
         self.own = [each for each in self.free if each.by_row]
         self.panels = [each for each in self.walked if each not in self.own]
         self.free = [each for each in self.free if each not in self.own]
@@ -148,14 +148,14 @@ class TiledCost:
         panel = sum(each.bytes(at_panel) for each in self.panels)
         block = sum(each.bytes(at_block) for each in self.others)
         data = block * shape.blocks * repeats
-        # The part of a panel that all rows of the block pass by stays in L1, or comes again for each tile.
+        # The part of a panel that all rows of the block read stays in L1, or is loaded again for each tile.
         near = panel // k_blocks + shape.rows * gemm.length * 4 // k_blocks <= caches.l1 * 3 // 4
         panel_reads = passes * panel if near else tiles * panel
         data_reads = data * shape.chunks * shape.per_chunk
         fits = caches.keep(panel + block)
         from_l2 = float(panel_reads) + (data_reads if fits and block > caches.l1 // 2 else 0)
         from_l3 = 0.0 if fits else float(min(data_reads, panel_reads))
-        # Panels come from memory once for each block of rows, unless the chunk's stay in L2.
+        # Panels are loaded from memory once per block of rows, unless the chunk's panels stay in L2.
         chunk_panels = shape.per_chunk if shape.chunks > 1 else shape.panels
         again = shape.blocks if panel * chunk_panels > caches.l2_per_core // 2 else 1
         panels = shape.panels * repeats
@@ -165,7 +165,7 @@ class TiledCost:
         data += sum(max(passes * each.bytes(at_panel), each.whole) for each in self.own)
         target = gemm.consumer.stage.leaf.target
         written, cores = target.size * target.dtype.bytes, gemm.work.machine.cores
-        # What the kernel before has left in this core's L2, and what the one after it finds there.
+        # Data that the previous kernel left in this core's L2, and data that the next kernel finds there.
         if caches.keep((data + written) / cores + weight / (1 if shape.chunks == 1 else cores)):
             from_l2 += data + 2.0 * written
             from_l3 += data * (min(shape.chunks, cores) - 1)
@@ -178,7 +178,7 @@ class TiledCost:
         epilogue = tiles * each
         partial = (
             2.0 * epilogue * k_blocks if k_blocks > 1 else 0.0
-        )  # a K block's sums are added to those before
+        )  # the sums of a K block are added to the previous ones
         iterations = repeats * shape.chunks * shape.blocks
         copies = [op.copied(at_panel, passes) for op in self.walked]
         copies += [op.copied(at_block, iterations) for op in self.others]
@@ -209,7 +209,7 @@ def _accesses(operands: Sequence[OperandCost]) -> int:
 
 
 class OperandCost:
-    """One operand of a product, and whether it is put elsewhere before it is read."""
+    """One operand of a product, and whether it is copied before it is read."""
 
     def __init__(self, gemm: GemmStage, sketch: Sketch, load: te.Load) -> None:
         assert isinstance(load.source, Tile)
@@ -230,7 +230,7 @@ class OperandCost:
         return bytes_of(self.tile, self.box(box))
 
     def copied(self, box: Extents, times: int) -> Terms:
-        """Of copying it so many times: in vectors, read element by element where the order changes."""
+        """The cost of copying it `times` times: in vectors, read element by element if the order changes."""
         if self.how in ("", "packed"):
             return Terms(0.0)
         elements = self.bytes(box) / self.tile.dtype.bytes * times

@@ -1,4 +1,4 @@
-"""Derives the sketches of a task: visits stages and inputs from the output back, and applies each rule in order."""
+"""Derive the sketches of a task: visit stages and inputs from the output backwards, and apply the rules in order."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tilewright.space.sketches.sketch import Rule, Sketch
 from tilewright.space.template import Work
 
 PREFIX = "sketch:"
-MAX = 16  # sketches of a task: rules that branch could make many
+MAX = 16  # maximum sketches of a task: rules that branch could make many
 
 
 def derive(work: Work) -> tuple[AppliedSketch, ...]:
-    """The sketches of a task, none where no rule knows what to do with a stage of it. The same task always gives the
-    same ones, by the same names."""
+    """The sketches of a task; none if no rule handles some stage. The same task always gives the same sketches with
+    the same names."""
     output, inputs = lower_graph(work.task.graph)
     if not isinstance(output, te.Compute) or 0 in output.shape:
         return ()
@@ -48,7 +48,7 @@ def _next(sketch: Sketch) -> list[Sketch]:
 
 
 def _applied(rule: Rule, sketch: Sketch) -> list[Sketch]:
-    """What one rule makes of a sketch, its moves signed."""
+    """Apply one rule to a sketch, and sign its moves."""
     try:
         made = list(rule.apply(sketch))
     except Exception as error:  # a user's rule may raise anything
@@ -72,7 +72,7 @@ def _applied(rule: Rule, sketch: Sketch) -> list[Sketch]:
 
 
 def _names(sketches: list[Sketch]) -> list[str]:
-    """By the rules that shaped them; a number tells apart what the same rules made."""
+    """Name sketches by the rules that shaped them; a number distinguishes those made by the same rules."""
     seen: Counter[str] = Counter()
     names = []
     for sketch in sketches:

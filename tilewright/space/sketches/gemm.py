@@ -1,5 +1,5 @@
-"""Tiles of a reduction whose elements share data: what of it stays in registers, in which cache, and how its operands
-come there.
+"""Tile a reduction whose elements share data: which part stays in registers and in which cache, and how its operands
+get there.
 
     for axes that all operands share, chunks of panels, blocks of rows:          S   (parallel)
       for panels of the chunk, `vectors` registers wide:                         S
@@ -37,23 +37,23 @@ from tilewright.space.space import Knob
 from tilewright.space.template import Work
 from tilewright.support.arith import evenly_spread
 
-_WRITTEN_OUT = 320  # FMAs written out at most: code size and compile time
+_WRITTEN_OUT = 320  # maximum FMAs unrolled: code size and compile time
 _PARTIAL_BYTES = 256 << 10
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14)
 _VECTORS = (1, 2, 3, 4, 6, 8)
 _UNROLL = (1, 2, 4, 8)
 _BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 _CHUNKS = (1, 2, 4, 8, 16, 32)
-_BALANCED = 8  # blocks, that threads get about the same
+_BALANCED = 8  # minimum blocks, so that threads get about equal work
 
 
 @dataclass(frozen=True)
 class Axes:
-    """The axes of a product, as the loops of the stage that stores it."""
+    """The axes of a product, as loops of the stage that stores it."""
 
     vector: te.Var
-    rows: tuple[te.Var, ...]  # along which what is read in vectors does not move, outermost first
-    shared: tuple[te.Var, ...]  # the others
+    rows: tuple[te.Var, ...]  # axes that the vectorised operand does not depend on, outermost first
+    shared: tuple[te.Var, ...]  # the other axes
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ class GemmStage:
         return Axes(vector, rows, shared)
 
     def axis_of(self, loop: te.Var) -> int:
-        """The axis of the reduction over which a loop of the consumer runs."""
+        """The reduction's axis that corresponds to a loop of the consumer."""
         return self.consumer.axes.index(loop)
 
     def own(self, loop: te.Var) -> te.Var:
-        """That axis as the reduction's own variable."""
+        """The same axis as the reduction's own variable."""
         axis = self.stage.axes[self.axis_of(loop)]
         assert axis is not None
         return axis
@@ -121,29 +121,29 @@ class GemmStage:
         return self.stage.reductions[-1].var
 
     def leaf_in(self, schedule: Schedule) -> Leaf:
-        """What it computes after other stages were inlined into it."""
+        """Its body after other stages were inlined."""
         return find_leaf(schedule.nest, self.name)[1]
 
     def is_walked(self, load: te.Load) -> bool:
-        """Whether the operand moves along the vectors."""
+        """Whether the operand depends on the vector axis."""
         return moves_along(load, self.own(self.axes.vector))
 
     def is_gathered(self, load: te.Load) -> bool:
-        """Whether a vector of it is not one K block of memory."""
+        """Whether a vector of it is not contiguous in memory."""
         return self.is_walked(load) and not is_contiguous(load, self.own(self.axes.vector))
 
     @cached_property
     def _positions(self) -> tuple[int | None, ...]:
-        """For each axis of the reduction, that of the consumer."""
+        """For each axis of the reduction, the corresponding axis of the consumer."""
         positions = {axis: n for n, axis in enumerate(self.consumer.stage.axes) if axis is not None}
         return tuple(None if axis is None else positions[axis] for axis in self.consumer.axes)
 
     def box_of(self, box: Extents) -> Extents:
-        """A box of the consumer as one of the reduction."""
+        """Convert a box of the consumer to a box of the reduction."""
         return tuple(1 if position is None else box[position] for position in self._positions)
 
     def operand_box(self, schedule: Schedule, tile: Tile) -> Callable[[Extents], Extents]:
-        """What a box of the consumer needs of an operand."""
+        """The part of an operand that a box of the consumer needs."""
         read = box_reader(self.leaf_in(schedule), self.stage.axes, tile)
         return lambda box: read(self.box_of(box))
 
@@ -156,7 +156,7 @@ class GemmStage:
         deep = tuple(n for n in _UNROLL if self.last_k.extent // step % n == 0)
         high = tuple(n for n in _ROWS if n <= rows and n % unit == 0)
         tiles = [(n, m) for n in high for m in fitting if self.tile_is_legal(n, m, 1)]
-        # The fewest loads for each FMA.
+        # Minimise loads per FMA.
         best = min(tiles, key=lambda tile: 1 / tile[0] + 1 / tile[1])
         return (
             Knob(rename["rows"], high, default=best[0]),
@@ -185,12 +185,12 @@ class GemmTiling:
     chunks: int
     block: int  # of the outermost row axis
     blocks: int
-    k_block: int  # of the innermost axis of the reduction; 0: all of it at once
+    k_block: int  # of the innermost reduction axis; 0: all of it at once
 
 
 @dataclass(frozen=True)
 class TiledOutput:
-    """The output in tiles of a product that it alone reads: six levels of loops."""
+    """Tile the output together with a product that only it reads: six levels of loops."""
 
     gemm: GemmStage
 
@@ -215,7 +215,7 @@ class TiledOutput:
 
     @property
     def row_loops(self) -> list[str]:
-        """Over the tiles of a block; the last one is that of the tile's own axis."""
+        """The loops over the tiles of a block; the last one is over the tile's own axis."""
         rows = self.gemm.axes.rows
         if not rows:
             return []
@@ -295,7 +295,7 @@ class TiledOutput:
             return False
         if not shape.k_block:
             return True
-        # A tile that is moved back would add its elements to the partial sums twice.
+        # An overlapping last tile would add its elements to the partial sums twice.
         assert gemm.row is not None
         whole = (gemm.row.extent if len(gemm.axes.rows) > 1 else shape.block) % shape.rows == 0
         return whole and shape.k_block % shape.unroll == 0 and self._partial_bytes(shape) <= _PARTIAL_BYTES
@@ -337,8 +337,8 @@ class TiledOutput:
         return shape.block * between * -(-rows[-1].extent // shape.rows)
 
     def prefetches(self, values: Values) -> tuple[str, str]:
-        """The loop in each iteration of which another part of an operand in panels is read, and the innermost one in
-        which the next part can be prefetched."""
+        """The loop that reads a new part of a packed operand in each iteration, and the innermost loop in which the
+        next part can be prefetched."""
         shape, k = self.shape(values), self.gemm.k_axes[-1]
         inner = f"{k}.i" if shape.k_block else k
         if self.gemm.native is not None and self.gemm.native.k_axes > 1:
@@ -349,7 +349,7 @@ class TiledOutput:
         )
 
     def prefetch_pays(self, values: Values) -> bool:
-        """Whether the lines of a part are about as many as the steps in which one can be prefetched."""
+        """Whether a part has about as many cache lines as there are steps to prefetch one."""
         shape, gemm = self.shape(values), self.gemm
         k_axes = gemm.length * shape.k_block // gemm.last_k.extent if shape.k_block else gemm.length
         steps = self.tiles_in_block(shape) * max(1, k_axes // shape.unroll)
@@ -374,13 +374,13 @@ class TiledOutput:
         return schedule.unroll(self.tile_row) if self.tile_row else schedule
 
     def _whole(self, schedule: Schedule, shape: GemmTiling) -> Schedule:
-        """All of the sum at once, in registers."""
+        """The whole sum at once, in registers."""
         gemm = self.gemm
         schedule = schedule.compute_at(gemm.name, [self.panel_loop, *self.row_loops][-1])
         return self._registers(schedule, gemm.name, gemm.k_axes, shape)
 
     def _in_k_blocks(self, schedule: Schedule, shape: GemmTiling) -> Schedule:
-        """The sum of each K block in registers, added to sums of the block in memory."""
+        """The sum of each K block in registers, added to the block's sums in memory."""
         gemm = self.gemm
         k_axes = gemm.k_axes
         schedule = schedule.split(k_axes[-1], shape.k_block).rfactor(f"{k_axes[-1]}.o")
@@ -435,7 +435,7 @@ class TiledOutput:
 
 @dataclass(frozen=True)
 class TiledStage:
-    """A product whose result is kept in scratch memory for a block of the output, in tiles of its own."""
+    """A product whose result stays in scratch memory for a block of the output, with its own tiles."""
 
     gemm: GemmStage
     block_loop: str | None
@@ -508,7 +508,7 @@ Tiled = TiledOutput | TiledStage
 def other_costs(
     sketch: Sketch, iterations: Callable[[Values], int], besides: Collection[str] = ()
 ) -> list[Cost]:
-    """Of all that was placed in a block of the output, but for stages whose cost is counted elsewhere."""
+    """The cost of all stages placed in a block of the output, except those counted elsewhere."""
     inner = {each.gemm.name: each for each in sketch.products if isinstance(each, TiledStage)}
     costs = []
     for name, box in sketch.boxes.items():

@@ -12,7 +12,7 @@ After = Callable[[Schedule, str], Schedule]
 
 
 def placed(sketch: Sketch, name: str, loop: str | None, box: Box, after: After) -> Move:
-    """The stage computed in each iteration of `loop` (None: where it is), and `after` done to its loops."""
+    """Compute the stage in each iteration of `loop` (None: at the top level), then apply `after` to its loops."""
     tile = tile_of(sketch.start, name)
 
     def act(schedule: Schedule, values: Values) -> Schedule:

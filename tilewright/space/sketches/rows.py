@@ -1,11 +1,11 @@
-"""The output in blocks of rows.
+"""Compute the output in blocks of rows.
 
     for axes that the reductions depend on, the last one in blocks:      (parallel)
       the stages before the output, for this block
       for the rows of the block, and all other axes:
         out = ...
 
-What the reductions of a block need is computed once and kept.
+The data that the reductions of a block need is computed once and kept.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _VECTORS = (1, 2, 4)
 
 @dataclass(frozen=True)
 class RowBlocks:
-    """`axes`: those of the output that the reductions depend on, outermost first; the last one is cut into blocks."""
+    """`axes`: the output's axes that the reductions depend on, outermost first; the last one is cut into blocks."""
 
     work: Work
     stage: PlainStage  # the output
@@ -155,7 +155,7 @@ class RowBlocks:
 
 
 def box_of(sketch: Sketch, name: str) -> Box:
-    """How much of a stage, or of an input, one iteration of the frame's block loop needs."""
+    """How much of a stage or an input one iteration of the block loop needs."""
     assert sketch.frame is not None
     tile = tile_of(sketch.start, name)
     parts: list[tuple[Box, Callable[[Extents], Extents]]] = []
@@ -166,6 +166,6 @@ def box_of(sketch: Sketch, name: str) -> Box:
 
 
 def is_placeable(sketch: Sketch, name: str) -> bool:
-    """Whether all that read it are the output, or have a place in its block already."""
+    """Whether all its readers are the output, or are already placed in its block."""
     readers = {leaf.stage for leaf in readers_of(sketch.start, name)}
     return sketch.frame is not None and bool(readers) and readers <= {sketch.output, *sketch.boxes}

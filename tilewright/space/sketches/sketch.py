@@ -1,7 +1,7 @@
-"""A sketch: the decisions of the rules about a task so far, and those left to a config.
+"""A sketch: the rules' decisions about a task so far, and the decisions left to a config.
 
-A structure without numbers. `start` is the schedule after the primitives that need no number; each `Move` is the part
-of the structure that does, with its knobs. A config gives the numbers, and the moves, done in order, the program.
+A sketch is a structure without sizes. `start` is the schedule after the primitives that need no sizes; each `Move` is
+a part that needs them, with its knobs. A config gives the sizes, and applying the moves in order gives the program.
 """
 
 from __future__ import annotations
@@ -24,37 +24,40 @@ Box = Callable[[Values], Extents]
 
 @dataclass(frozen=True)
 class Move:
-    """Primitives that a config's values complete."""
+    """Schedule primitives whose sizes come from a config."""
 
     act: Callable[[Schedule, Values], Schedule]
     knobs: tuple[Knob, ...] = ()
     legal: Callable[[Values], bool] = lambda values: True
-    scratch: Callable[[Values], int] = lambda values: 0  # bytes, of what it keeps between other loops
+    scratch: Callable[[Values], int] = lambda values: 0  # bytes of buffers that it keeps between other loops
     together: tuple[tuple[str, ...], ...] = ()
-    last: bool = False  # after those of all other rules: what holds only when nothing else is changed
-    rule: str = ""  # who made it
+    last: bool = False  # applied after all other rules' moves, since nothing may change afterwards
+    rule: str = ""  # the rule that made it
 
 
 class Frame(Protocol):
-    """How the loops of the output are arranged, and where in them other stages find their place."""
+    """The loop structure of the output, and where in it other stages are placed."""
 
     @property
     def block_loop(self) -> str | None:
-        """The loop in each iteration of which a block of the output is computed; None: there is no loop at all."""
+        """The loop that computes a block of the output in each iteration; None if there is no loop."""
 
     def at_block(self, values: Values) -> Extents:
-        """The extents of the output in one iteration of it."""
+        """The extents of the output in one iteration of the block loop."""
 
     def terms(self, sketch: Sketch) -> Callable[[Values], Terms] | None:
-        """What each config of a finished sketch costs; None where it is not known in closed form."""
+        """The cost of each config of a finished sketch; None if there is no closed form."""
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """`left`: the stages and inputs that no rule has visited yet, the next one first; producers after consumers.
-    `boxes`: of each stage that has its place in a block of the output, how much the block needs of it. `operands`: of
-    each operand of a product that is put elsewhere before it is read, a word for how. `bare`: placed stages whose own
-    loops are as they were, for the rule that tiles them."""
+    """The state of a derivation.
+
+    - `left`: the stages and inputs that no rule has visited yet, the next one first; producers after consumers.
+    - `boxes`: how much of each placed stage a block of the output needs.
+    - `operands`: how each copied operand of a product is stored.
+    - `bare`: placed stages whose own loops are unchanged, for the rule that tiles them.
+    """
 
     work: Work
     start: Schedule
@@ -69,7 +72,7 @@ class Sketch:
 
     @property
     def stage(self) -> str:
-        """What is to be visited."""
+        """The stage to visit next."""
         return self.left[0]
 
     @property
@@ -88,10 +91,11 @@ class Sketch:
         bare: bool = False,
         then: Sequence[str] = (),
     ) -> Sketch:
-        """The sketch after its next stage was dealt with.
+        """The sketch after its next stage was handled by these moves, from another `start`, in a `frame`.
 
-        By these moves, from another `start`, in a `frame` of which the others are to be part. `boxes` has the stages
-        that got a place; `then`, stages made by the primitives of `start` that are to be visited next."""
+        `boxes` has the stages that were placed; `then` has stages created by the primitives of `start`, to be visited
+        next.
+        """
         return replace(
             self,
             start=start or self.start,
@@ -106,7 +110,7 @@ class Sketch:
         )
 
     def unused(self, knob: str) -> str:
-        """A name for a knob that no other has."""
+        """A name that no other knob has."""
         taken = {each.name for move in self.moves for each in move.knobs}
         name, number = knob, 2
         while name in taken:
@@ -115,10 +119,10 @@ class Sketch:
 
 
 class Rule(Protocol):
-    """A way to go on with a sketch. `alone`: where it applies, the rules after it are not asked."""
+    """A derivation rule. `alone`: if it applies, the rules after it are not tried."""
 
     name: str
     alone: bool
 
     def apply(self, sketch: Sketch) -> Sequence[Sketch]:
-        """The sketches in which `sketch.stage` has been visited; none where the rule does not apply."""
+        """The sketches after visiting `sketch.stage`; none if the rule does not apply."""

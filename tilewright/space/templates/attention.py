@@ -1,5 +1,7 @@
-"""The operands of an attention as loads from a task's inputs, whatever the movement around the operator: what all
-templates for it begin with."""
+"""The operands of an attention as loads from a task's inputs, through the data movement around the operator.
+
+All attention templates start from this.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ _LARGE = 1e38
 
 
 class Operands:
-    """The elements of q, k, v and the mask as loads from the task's inputs, and where a result is stored: the movement
-    around the operator is nothing but these formulas."""
+    """The elements of q, k, v and the mask as loads from the task's inputs, and the index of each result. These
+    formulas contain all data movement around the operator."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self.node, self.graph = node, graph
@@ -50,14 +52,14 @@ class Operands:
 
     @property
     def queries_are_rows(self) -> bool:
-        """Whether the elements of a query lie side by side."""
+        """Whether the elements of a query are contiguous."""
         column = te.Var("d", self.width)
         (load,) = te.loads(self.query(te.Var("row", self.queries), column))
         return coefficient(load.indices[0], column) == 1
 
     @property
     def values_are_dense(self) -> bool:
-        """Whether the values of one key follow those of the one before it."""
+        """Whether the values of consecutive keys are contiguous."""
         key, column = te.Var("key", self.keys), te.Var("e", self.values)
         (load,) = te.loads(self.value(key, column))
         (index,) = load.indices
@@ -74,7 +76,7 @@ class Operands:
         return len(shape) > 1 and shape[-2] > 1
 
     def mask(self, score: te.Expr, row: te.Expr, key: te.Expr) -> te.Expr:
-        """The score as the mask, not causality, leaves it."""
+        """Apply the mask, but not causality, to the score."""
         if not self.masked:
             return score
         mask = self.node.inputs[3]
@@ -85,13 +87,13 @@ class Operands:
         added = _wide(value)
         if mask.dtype is DType.F16:
             return score + added * te.const(LOG2_E, DType.F32)
-        # Where a mask is the lowest number, the product would be an infinity, and a query that sees nothing but such
-        # keys (it weighs them alike) would become one that sees none.
+        # If a mask is the lowest finite number, the product would be infinite. A query whose keys are all masked (and
+        # weighted equally) would then look like one without any keys.
         small = te.call("lt", te.call("abs", added), te.const(_LARGE, DType.F32))
         return score + te.select(small, added * te.const(LOG2_E, DType.F32), added)
 
     def position(self, row: te.Expr, column: te.Expr) -> te.Expr:
-        """Where the result of a query is in the output."""
+        """The index of a query's result in the output."""
         chain: list[Node] = []
         node = self.graph.outputs[0]
         while node is not self.node:
@@ -134,7 +136,7 @@ def _read(tensor: te.Source, indices: Sequence[te.Expr], buffers: Mapping[te.Ten
 
 
 def _wide(value: te.Expr) -> te.Expr:
-    """A moved element as f32, without the conversions there and back of a type that is only stored."""
+    """A moved element as f32, without conversions to and from a storage type."""
     while isinstance(value, te.Cast):
         value = value.value
     return te.cast(value, DType.F32)

@@ -1,4 +1,4 @@
-"""The default program: what every target has for every task with a formula, under one name."""
+"""The default program: every target has one, under one name, for every task with a formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions of few results: the threads of a block share the terms of each, and combine what they have.
+"""Reductions to few results: the threads of a block share the terms of each result and combine partial results.
 
     for blocks, C results side by side, V neighbours for each thread:     (parallel)
       for each reduction:
@@ -7,7 +7,7 @@
         for threads, twice: total[C, V] = combination of parts over G     (serial: about the root of G each time)
       for threads, G x C: out = value(total), every Gth column            (serial, in lanes)
 
-Neighbouring threads have neighbouring results where these lie together in memory, else neighbouring terms.
+Neighbouring threads have neighbouring results if these are contiguous in memory, otherwise neighbouring terms.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tilewright.te.index import coefficient, simplify
 
 NAME = "sketch:block-reduction"
 _MIN_TERMS = 64
-_MIN, _MAX = 64, 1024  # threads of a block
-_MAX_SUMS = 4  # reductions of a formula, each with memory of its own
-_ROUNDED = 384  # bytes that a reduction's three buffers may be rounded up by
-_SECTOR_BYTES = 32  # that memory gives at least
-_IN_FLIGHT = 4  # terms of a thread that are prefetched before the first is needed
+_MIN, _MAX = 64, 1024  # minimum and maximum threads of a block
+_MAX_SUMS = 4  # maximum reductions of a formula, each with its own memory
+_ROUNDED = 384  # bytes by which a reduction's three buffers may be rounded up
+_SECTOR_BYTES = 32  # minimum bytes of a memory access
+_IN_FLIGHT = 4  # terms per thread that are prefetched before the first is needed
 
 
 @dataclass(frozen=True)
 class Threads:
-    group: int  # that share a result
-    results: int  # results of a block, in vectors
+    group: int  # threads that share a result
+    results: int  # results per block, in vectors
     lanes: int
 
     @property
@@ -47,7 +47,7 @@ class Threads:
 
     @property
     def parts(self) -> int:
-        """Of a result, when those of all threads have been combined once: about as few as were combined for each."""
+        """Partial results per result after the first combination, about the square root of their number."""
         return 1 << (self.group.bit_length() - 1) // 2
 
 
@@ -73,7 +73,7 @@ class AppliedBlockReduction:
 
     @cached_property
     def most_lanes(self) -> int:
-        """Results of a thread: more than one where they lie together, and are read together."""
+        """Maximum results per thread: more than one if they are contiguous and can be loaded together."""
         formula = self.formula
         if not self.rows or coefficient(formula.store, self.rows[-1]) != 1 or columns_of(formula):
             return 1
@@ -86,7 +86,7 @@ class AppliedBlockReduction:
 
     @cached_property
     def along_terms(self) -> bool:
-        """Whether neighbouring terms lie together in memory, and neighbouring results do not."""
+        """Whether neighbouring terms are contiguous in memory and neighbouring results are not."""
         return any(
             coefficient(offset, reduction.axes[-1]) == 1
             for reduction in self.formula.reductions
@@ -231,7 +231,8 @@ class _Program:
     def joined(
         self, reduction: Reduction, acc: Buffer, parts: Buffer, count: int, into: Buffer, rows: int
     ) -> Stmt:
-        """`count` rows of parts, those that are `rows` apart, become one: a thread for each vector of what is left."""
+        """Combine `count` rows of partial results that are `rows` apart into one, with a thread for each remaining
+        vector."""
         t, wide = self.t, self.t.results * self.t.lanes
         lanes = [(self.lane, Kind.VECTOR)]
         own = te.Load(acc, (self.lane,))

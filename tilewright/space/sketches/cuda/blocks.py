@@ -1,4 +1,4 @@
-"""The first level of tiling: which tile of the results a block has."""
+"""The first level of tiling: which tile of the result a block computes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilewright.loops.tiling import extent_of
 from tilewright.space.sketches.cuda.mapping import Mapping
 from tilewright.te.index import simplify
 
-_NEIGHBOURS = 8  # tiles along m that neighbouring blocks share a column of the right factor with
+_NEIGHBOURS = 8  # tiles along m in a group of neighbouring blocks, which share columns of the right factor
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class BlockGrid:
 
     @property
     def starts(self) -> tuple[te.Expr, te.Expr]:
-        """Where a block's tile begins along m and along n: neighbours in groups of rows, that meet in
-        L2."""
+        """The start of a block's tile along m and n. Neighbouring blocks form groups of rows, which share
+        data in L2."""
         near = max(n for n in range(1, _NEIGHBOURS + 1) if self.rows % n == 0)
         group = near * self.columns
         tile = self.number % (self.rows * self.columns)

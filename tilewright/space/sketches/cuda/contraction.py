@@ -2,8 +2,8 @@
 
     out[spatial axes] = value(sum over reduced axes of left[...] * right[...])
 
-A factor is an element of a buffer, at any place that the axes decide, or what a formula makes of such elements; zero
-where a condition does not hold. The normal form has inlined what computes it, and what is done with the sum.
+A factor is an element of a buffer at an index that depends on the axes, or an expression of such elements; it is zero
+where a condition is false. In the normal form, the code that computes it and the epilogue are already inlined.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INT_MAX = 2**31 - 1
 
 @dataclass(frozen=True)
 class Factor:
-    """`load`, or `value`, computed of it and of others, where `guard` holds, else zero."""
+    """A factor: `load`, or `value` computed from it and other loads, where `guard` holds; zero elsewhere."""
 
     load: te.Load
     guard: te.Expr | None
@@ -37,7 +37,7 @@ class Factor:
 
     @property
     def dtype(self) -> DType:
-        """As it is multiplied: what is computed of 16-bit floats is rounded to such again."""
+        """The type that is multiplied: a value computed from 16-bit floats is rounded to 16 bits again."""
         return self.load.dtype
 
     @cached_property
@@ -46,11 +46,11 @@ class Factor:
         return frozenset().union(*(te.variables(part) for part in parts if part is not None))
 
     def stride(self, axis: te.Var) -> int:
-        """How far it moves with the axis; 0 where that is no constant."""
+        """The step in memory along the axis; 0 if it is not constant."""
         return coefficient(self.load.indices[0], axis) or 0
 
     def lanes(self, inner: te.Var, most: int) -> int:
-        """Neighbours along an axis that can be read at once: a power of two, at most `most`."""
+        """Contiguous neighbours along an axis that one load can read: a power of two, at most `most`."""
         if self.stride(inner) != 1 or (self.guard is not None and inner in te.variables(self.guard)):
             return 1
         form = linear(self.load.indices[0])
@@ -79,14 +79,14 @@ class TwoFactorContraction:
         return self.left.dtype
 
     def access_matrix(self, axes: Sequence[te.Var], swapped: bool) -> tuple[tuple[bool, ...], ...]:
-        """For the result and both factors, in their order or in the other, which axes they move with."""
+        """Which axes the result and both factors (in this order, or swapped) depend on."""
         factors = (self.right, self.left) if swapped else (self.left, self.right)
         tensors: list[Collection[te.Expr]] = [self.formula.axes, *(factor.variables for factor in factors)]
         return tuple(tuple(axis in tensor for axis in axes) for tensor in tensors)
 
 
 def contraction_of(formula: Formula, dtypes: Collection[DType]) -> TwoFactorContraction | None:
-    """None where the formula is something else, or its factors are of other types."""
+    """Match a formula as a contraction of these types, or return None."""
     if len(formula.reductions) != 1 or columns_of(formula):
         return None
     (reduction,) = formula.reductions
@@ -104,7 +104,7 @@ def contraction_of(formula: Formula, dtypes: Collection[DType]) -> TwoFactorCont
 
 
 def factor_of(expr: te.Expr) -> Factor | None:
-    """None where the place of an element is itself an element of something."""
+    """Match an expression as a factor; None if an element's index is itself loaded."""
     loads = te.loads(expr)
     if not loads or any(te.loads(load.indices[0]) for load in loads if load.indices):
         return None

@@ -1,9 +1,9 @@
-"""Cooperative fetching: all threads of a block bring a tile of an operand from memory into scratch memory.
+"""Cooperative fetching: all threads of a block copy a tile of an operand from global to shared memory.
 
-A tile has rows of what lies together in memory: of the summed axes, or, where it is `transposed`, of the others. Rows
-below each other should not be in the same banks: either they are a little longer than what they hold, or, `swizzled`,
-their chunks of 16 bytes change places, other ones in each of eight rows. Where copies are what a kernel waits for, that
-is faster: a row stays within lines of 128 bytes.
+The rows of a tile are contiguous in memory: they run along the reduction axes or, if `transposed`, along the others.
+To avoid bank conflicts between rows, either rows are padded, or, if `swizzled`, the 16-byte chunks of each of eight
+rows are permuted differently. Swizzling is faster if the kernel waits for copies, because a row stays within 128-byte
+lines.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tilewright.loops.tiling import extent_of
 from tilewright.space.sketches.cuda.contraction import Factor
 from tilewright.te.index import divisor_of, simplify
 
-_TURNS = 8  # rows that 16 bytes of each are read of at once
-_BYTES, _MIN_BYTES = 16, 4  # that one copy moves, at most and at least
+_TURNS = 8  # rows of which 16 bytes each are read at once
+_BYTES, _MIN_BYTES = 16, 4  # maximum and minimum bytes of a copy
 
 
 @dataclass(frozen=True)
 class Summed:
-    """What is summed over: the places of `outer`, and for each of them `k`, counted as one, in steps of `size`."""
+    """The reduction axes: for each index of `outer`, the fused axis `k` in steps of `size`."""
 
     k: tuple[te.Var, ...]
     outer: tuple[te.Var, ...]
@@ -38,7 +38,7 @@ class Summed:
 
     @property
     def steps(self) -> int:
-        """For each place of `outer`."""
+        """Steps for each index of `outer`."""
         return -(-self.extent // self.size)
 
     @property
@@ -48,8 +48,8 @@ class Summed:
 
 @dataclass(frozen=True)
 class TileOperand:
-    """A factor as a matrix: of the places of `walked` and those of `k`, each counted as one. `may_turn`: its tiles may
-    have rows of either."""
+    """A factor as a matrix: the fused `walked` axes by the fused `k` axes. `may_turn`: its tiles may be
+    transposed."""
 
     factor: Factor
     walked: tuple[te.Var, ...]
@@ -62,13 +62,15 @@ class TileOperand:
 
     @cached_property
     def transposed(self) -> bool:
-        """Whether rows are of the walked axes: where these lie together in memory, and what is summed does not."""
+        """Whether rows run along the walked axes, because these are contiguous in memory and the reduction axes are
+        not."""
         along, across = self.factor.stride(self.k[-1]), self.factor.stride(self.walked[-1])
         return self.may_turn and along != 1 and across == 1
 
     @cached_property
     def is_across(self) -> bool:
-        """Whether what lies together in memory lies below each other in a tile: neighbouring threads read it so."""
+        """Whether elements that are contiguous in memory are in one column of a tile; neighbouring threads then read
+        them."""
         return (
             not self.transposed
             and self.factor.stride(self.k[-1]) != 1
@@ -81,12 +83,13 @@ class TileOperand:
 
     @cached_property
     def lanes(self) -> int:
-        """Neighbours that one copy moves."""
+        """Neighbours moved by one copy."""
         return self.factor.lanes((self.walked if self.transposed else self.k)[-1], self.most_lanes)
 
     @cached_property
     def is_gathered(self) -> bool:
-        """Whether an element takes more than to be copied: its place divisions or conditions, or itself arithmetic."""
+        """Whether an element needs more than a copy: divisions or conditions for its index, or arithmetic for its
+        value."""
         plain = self.factor.guard is None and self.factor.value is None
         return not plain or any(
             self.factor.stride(outer) != self.factor.stride(inner) * inner.extent
@@ -97,7 +100,7 @@ class TileOperand:
 
 @dataclass(frozen=True)
 class Fetched:
-    """Tiles of an operand: `size` places of its walked axes, by the steps of what is summed."""
+    """Tiles of an operand: `size` indices of its walked axes, by the steps of the reduction."""
 
     operand: TileOperand
     size: int
@@ -148,17 +151,18 @@ class Fetched:
 
     @property
     def is_small(self) -> bool:
-        """Whether copies go through registers, since they are of too few bytes."""
+        """Whether copies are so small that they go through registers."""
         return self.lanes * self.factor.dtype.bytes < _MIN_BYTES
 
     def copy_count(self, threads: int) -> int:
-        """Of a tile, that a thread copies at most."""
+        """The maximum number of copies of a tile per thread."""
         return -(-self.rows * self.columns // (self.lanes * threads))
 
     def position(
         self, stage: te.Expr, walked: te.Expr, along_k: te.Expr, further: tuple[int, int] = (0, 0)
     ) -> te.Expr:
-        """Where the element of a tile is in `buffer`; `further` along both, by numbers whose bits they never have."""
+        """The index of a tile's element in `buffer`; `further` is added along both axes and shares no bits
+        with them."""
         at = ((walked, further[0]), (along_k, further[1]))
         (row, more_rows), (column, more_columns) = at[::-1] if self.transposed else at
         first = stage * (self.rows * self.pitch) + (row + more_rows) * self.pitch
@@ -168,11 +172,11 @@ class Fetched:
         chunk = te.call("xor", column // wide, self._turn(row))
         if more_columns:
             chunk = te.call("xor", chunk, more_columns // wide)
-        step = math.gcd(divisor_of(column), wide)  # of the places within a chunk that there are
+        step = math.gcd(divisor_of(column), wide)  # alignment of indices within a chunk
         return first + chunk * wide + column // step % (wide // step) * step
 
     def _turn(self, row: te.Expr) -> te.Expr:
-        """What the numbers of a row's chunks differ by from their places."""
+        """The XOR mask between a row's chunk indices and their positions."""
         chunks = self.columns // self.operand.most_lanes
         if chunks >= _TURNS:
             return row % _TURNS
@@ -188,8 +192,8 @@ class Fetched:
         part: int = 0,
         parts: int = 1,
     ) -> Stmt:
-        """A part of the copies of tile `step`, whose walked axes begin at `start`; zeros where there is nothing.
-        `last` is the highest value of `step`."""
+        """A part of the copies of tile `step`, whose walked axes begin at `start`; zeros beyond the edge. `last` is
+        the highest value of `step`."""
         every = self.copy_count(thread.extent)
         first, end = every * part // parts, every * (part + 1) // parts
         made = [self._chunk(thread, number, start, step, stage, last) for number in range(first, end)]

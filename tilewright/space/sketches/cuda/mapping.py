@@ -1,13 +1,13 @@
-"""Which iterations of a contraction an instruction takes over.
+"""Map the iterations of a contraction to those of an instruction.
 
-A matching says, of each iteration of the instruction, which of the algorithm's axes, counted as one, it stands for.
-Candidates are generated freely and kept where they are valid by the test on access matrices: with A (tensors x axes)
-and T (tensors x iterations) saying what moves with what, and I (iterations x axes) the matching,
+A matching assigns to each iteration of the instruction a set of the algorithm's axes, fused into one. All candidates
+are generated, and those that pass a test on access matrices are kept. A (tensors x axes) and T (tensors x iterations)
+say which tensor depends on which axis or iteration, and I (iterations x axes) is the matching:
 
     A = T x I    and    T = A x I'
 
-in Boolean arithmetic: each tensor of the algorithm is then walked as the instruction walks the operand that it becomes.
-Axes that are not matched are loops around the instruction, and not in A.
+in Boolean arithmetic. Then each tensor of the algorithm is accessed as the instruction accesses the corresponding
+operand. Axes that are not matched become loops around the instruction and are not in A.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tilewright.space.sketches.cuda.contraction import Factor, TwoFactorContract
 from tilewright.te.index import coefficient
 
 Matrix = tuple[tuple[bool, ...], ...]
-_MIN = 8  # steps that an instruction's iteration should stand for, where axes are left out
-_MAX = 4  # mappings of one contraction
+_MIN = 8  # minimum iterations per instruction dimension if axes are left out
+_MAX = 4  # maximum mappings of one contraction
 
 
 @dataclass(frozen=True)
 class Mapping:
-    """The axes that the instruction's m, n and k stand for, outermost first; blocks walk `batch`, and `outer` is summed
-    over around them. `left` moves with m and k, `right` with n and k."""
+    """The axes assigned to the instruction's m, n and k, outermost first. Blocks iterate over `batch`; `outer` are
+    reduction loops around the instruction. `left` depends on m and k, `right` on n and k."""
 
     left: Factor
     right: Factor
@@ -46,7 +46,7 @@ class Mapping:
 
     @property
     def padded(self) -> int:
-        """Multiplications of the smallest instruction tiles that cover it all."""
+        """Multiplications of the smallest instruction tiles that cover everything."""
         m, n, k = (-(-size // least) * least for size, least in zip(self.sizes, (16, 8, 16), strict=True))
         return m * n * k * extent_of(self.batch) * extent_of(self.outer)
 
@@ -67,7 +67,7 @@ def is_valid(algorithm: Matrix, instruction: Matrix, matching: Matrix) -> bool:
 
 
 def access_matrix(instruction: Intrinsic) -> tuple[tuple[te.Var, ...], Matrix]:
-    """The iterations of an instruction, and which of them its result and operands move with."""
+    """The iterations of an instruction, and which of them its result and operands depend on."""
     stage = instruction.stage
     reduction = stage.reduction
     assert reduction is not None
@@ -80,7 +80,7 @@ def access_matrix(instruction: Intrinsic) -> tuple[tuple[te.Var, ...], Matrix]:
 def matchings(
     axes: Sequence[te.Var], reduced: Sequence[te.Var], iterations: int
 ) -> Iterator[dict[te.Var, int]]:
-    """All ways to give axes to iterations or to none; the last iteration is the one that is summed over."""
+    """All assignments of axes to iterations or to none; the last iteration is the reduction."""
     choices: list[Sequence[int | None]] = [
         (None, iterations - 1) if axis in reduced else (None, *range(iterations - 1)) for axis in axes
     ]
@@ -89,8 +89,8 @@ def matchings(
 
 
 def mappings(work: TwoFactorContraction, instruction: Intrinsic) -> list[Mapping]:
-    """The valid ones that are worth a thought, those that leave least undone first; where results can lie together
-    along n, only such."""
+    """The valid and useful mappings, those with the fewest axes left out first. If results can be contiguous along n,
+    only such mappings are returned."""
     iterations, target = access_matrix(instruction)
     found: dict[Mapping, None] = {}
     reduced = work.reduction.axes
@@ -111,7 +111,7 @@ def _mapping(work: TwoFactorContraction, matching: dict[te.Var, int], swapped: b
     store = work.formula.store
 
     def walked(at: int, *steps: Factor) -> tuple[te.Var, ...]:
-        """The axes of an iteration, in the order of the longest steps of the factors and of the output."""
+        """The axes of an iteration, ordered by the largest strides of the factors and the output."""
         axes = [axis for axis in matching if matching[axis] == at]
         along = [[factor.stride(axis) for axis in axes] for factor in steps]
         keys = {axis: tuple(-abs(step[n]) for step in along) for n, axis in enumerate(axes)}
@@ -131,8 +131,8 @@ def _mapping(work: TwoFactorContraction, matching: dict[te.Var, int], swapped: b
 
 
 def _is_sensible(work: TwoFactorContraction, mapping: Mapping) -> bool:
-    """Whether what is left out could not be taken in as well, or is around enough that is; and whether results lie
-    together along m or n."""
+    """Whether the axes left out could not be included as well, or enclose enough work; and whether results are
+    contiguous along m or n."""
     both = mapping.left.variables & mapping.right.variables
     if not set(mapping.batch) <= both or (mapping.outer and extent_of(mapping.k) < _MIN):
         return False

@@ -1,4 +1,4 @@
-"""The software pipeline: `stages` tiles are in shared memory, all but the one in use in flight."""
+"""The software pipeline: `stages` tiles are in shared memory, and all but the current one are in flight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.space.sketches.cuda.fetch import Fetched
 
 @dataclass(frozen=True)
 class Pipeline:
-    """`starts`: where the tiles of each operand begin along its walked axes; `batch`: where the block is in axes that
+    """`starts`: where the tiles of each operand begin along its walked axes. `batch`: the block's index in axes that
     are not tiled."""
 
     operands: tuple[Fetched, ...]
@@ -36,19 +36,19 @@ class Pipeline:
         return [with_values(stmt, self.batch) for stmt in made if stmt != Block(())]
 
     def fetch_next(self, part: int = 0, parts: int = 1) -> list[Stmt]:
-        """The same of the tile that is to be prefetched while `step` is in use."""
+        """A part of the copies of the tile that is prefetched while `step` is in use."""
         ahead = self.stages - 1
         return self.fetch(self.step + ahead, self.step.extent - 1 + ahead, part, parts)
 
     def begin(self) -> list[Stmt]:
-        """The tiles that are on their way before the first is used."""
+        """The copies that start before the first tile is used."""
         stmts: list[Stmt] = []
         for number in range(self.stages - 1):
             stmts += [*self.fetch(te.as_index(number), number), Commit()]
         return stmts
 
     def loop(self, use: Callable[[te.Expr], Sequence[Stmt]]) -> list[Stmt]:
-        """All steps: each tile is used where it is, in the stage that `use` is told."""
+        """All steps; `use` receives the stage that holds the current tile."""
         used = use(self.step % self.stages)
         body: list[Stmt] = [Await(max(0, self.stages - 2)), *self.fetch_next()]
         body += [Commit(), Await(0), *used] if self.stages == 1 else [*used, Commit()]

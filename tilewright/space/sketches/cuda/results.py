@@ -1,4 +1,4 @@
-"""Cache write: a block's sums in scratch memory, and from there, as vectors, whatever is computed of them."""
+"""Cache write: a block's sums go to shared memory, and from there, as vectors, through the epilogue."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tilewright.space.sketches.cuda.contraction import TwoFactorContraction
 from tilewright.te.index import coefficient, linear, simplify
 
 _BYTES = 16  # of a vector of results
-_PADDING = 8  # floats at the end of a row of sums, against conflicts of banks
-_AT_ONCE = 4  # vectors of a thread: what is read alongside the sums is prefetched before the first is needed
+_PADDING = 8  # padding floats at the end of a row of sums, against bank conflicts
+_AT_ONCE = 4  # vectors per thread: other operands are prefetched for all of them before the first is needed
 
 
 @dataclass(frozen=True)
 class Results:
-    """A tile of `rows` x `columns` of the places of `m` and of `n`, each counted as one."""
+    """A tile of `rows` x `columns` results along the fused axes `m` and `n`."""
 
     work: TwoFactorContraction
     m: tuple[te.Var, ...]
@@ -37,7 +37,7 @@ class Results:
 
     @property
     def along_m(self) -> bool:
-        """Whether neighbours in memory are neighbours along m, and not along n."""
+        """Whether neighbours in memory are neighbours along m, not along n."""
         store = self.work.formula.store
         along = [bool(axes) and coefficient(store, axes[-1]) == 1 for axes in (self.n, self.m)]
         return along == [False, True]

@@ -1,4 +1,4 @@
-"""What the sketches have in common that fetch tiles of both factors into shared memory."""
+"""The common part of sketches that fetch tiles of both factors into shared memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilewright.space.template import GpuTerms
 
 
 class Sizes(Protocol):
-    """The values of a config: `mapping` is a number, `bm`, `bn` and `bk` are what a block has of each side."""
+    """The values of a config: `mapping` is an index; `bm`, `bn` and `bk` are the tile sizes of a block."""
 
     @property
     def mapping(self) -> int: ...
@@ -40,9 +40,9 @@ S = TypeVar("S", bound=Sizes)
 
 @dataclass(frozen=True)
 class Structure(ABC, Generic[S]):
-    """One config's program, and what is known of it before it is made."""
+    """One config's program, and its properties that are known before it is built."""
 
-    swizzled: ClassVar[bool] = False  # whether chunks of the tiles change places
+    swizzled: ClassVar[bool] = False  # whether the chunks of a tile's rows are permuted
 
     work: TwoFactorContraction
     mapping: Mapping
@@ -67,7 +67,7 @@ class Structure(ABC, Generic[S]):
 
     @cached_property
     def copied(self) -> int:
-        """Pieces of a step that a thread copies."""
+        """Copies per thread and step."""
         return sum(operand.copy_count(self.tiles.threads) for operand in self.operands)
 
     @property
@@ -86,12 +86,12 @@ class Structure(ABC, Generic[S]):
 
 
 class InTiles(ABC, Generic[S]):
-    """A sketch applied to a contraction. `mappings_found`: the mappings to choose among; `read`: of each its
-    operands."""
+    """A sketch applied to a contraction. `mappings_found`: the mappings to choose from; `read`: the operands
+    of each."""
 
     sizes: type[S]
     structured: type[Structure[S]]
-    most_copies: int  # of a thread in a step
+    most_copies: int  # per thread and step
     most_registers: int
 
     def __init__(
@@ -109,7 +109,7 @@ class InTiles(ABC, Generic[S]):
 
     @abstractmethod
     def suits(self, tiles: S) -> bool:
-        """Whether the sizes go together, and suit the task."""
+        """Whether the sizes are compatible and suit the task."""
 
     def legal(self, values: Values[str, Value]) -> bool:
         tiles = self.sizes(**values)

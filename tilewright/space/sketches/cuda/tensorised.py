@@ -1,5 +1,5 @@
-"""Contractions on tensor cores, of 16-bit floats, and of 32-bit ones where they may be rounded ("tf32"). Structured by
-rules: multi-level tiling down to an instruction, cooperative fetching, a pipeline of tiles, cache write.
+"""Contractions on tensor cores: 16-bit floats, or 32-bit floats that may be rounded ("tf32"). The structure is
+multi-level tiling down to an instruction, cooperative fetching, a software pipeline and a cache write.
 
     for blocks, tiles of BM x BN:                                     (parallel)
       for steps of BK:                                                (serial; STAGES tiles are under way)
@@ -8,7 +8,7 @@ rules: multi-level tiling down to an instruction, cooperative fetching, a pipeli
           fragments, acc[WM, WN] += left * right                      (instructions)
       sums[BM, BN] = acc;  for threads: out = value(sums)             (vectors)
 
-What the instruction's m, n and k stand for is a mapping (`mapping.py`), one of the knobs.
+The mapping (`mapping.py`) of axes to the instruction's m, n and k is a knob.
 """
 
 from __future__ import annotations
@@ -34,18 +34,21 @@ from tilewright.space.template import Applied, GpuTerms, GpuWork
 
 NAME = "sketch:tensorised"
 DTYPES = (DType.F16, DType.BF16)
-_MIN, _MAX = 32, 256  # threads of a block
-_FEW = 32  # rows or columns of a product that is next to nothing
-_MAX_SUMS = 128  # registers of a thread that hold results
+_MIN, _MAX = 32, 256  # minimum and maximum threads of a block
+_FEW = 32  # rows or columns of a product that counts as tiny
+_MAX_SUMS = 128  # maximum registers of a thread for results
 _MAX_REGISTERS = 255
-_MAX_COPIES = 40  # of a thread in a step
-_REGISTERS_COPY, _ADDRESSES = 0.7, 16  # of a piece that is copied, and how many have any of their own
-_LONGEST = 4  # times as long as it is wide, a block
-_GATHERED = 4  # registers of one that goes through them, and where it comes from
-_COPY = 5  # instructions for a piece that is copied
-_WAITING = 1.2  # times as long as where fragments are loaded ahead
-_SHALLOW = 1.2  # times as long as deeper instructions take for the same sums
-_GATHER = 14  # more for one whose place takes divisions or conditions
+_MAX_COPIES = 40  # maximum per thread and step
+_REGISTERS_COPY, _ADDRESSES = (
+    0.7,
+    16,
+)  # registers per copied chunk, and how many chunks have addresses of their own
+_LONGEST = 4  # maximum aspect ratio of a block
+_GATHERED = 4  # registers per chunk that goes through registers, and for its address
+_COPY = 5  # instructions per copied chunk
+_WAITING = 1.2  # slowdown if fragments are not loaded ahead
+_SHALLOW = 1.2  # slowdown of instructions with a small k
+_GATHER = 14  # additional instructions for a chunk whose index needs divisions or conditions
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class WarpTiles:
     bk: int
     wm: int
     wn: int
-    instruction_k: int  # of the instruction
+    instruction_k: int  # k of the instruction
     stages: int
     prefetch: bool  # fragments are loaded a step before they are multiplied
 
@@ -93,7 +96,7 @@ class TensorisedKernel(Structure[WarpTiles]):
 
     @cached_property
     def registers(self) -> float:
-        """Of a thread: a fit to what the compiler took for 90 kernels."""
+        """Estimated registers of a thread, fitted to what the compiler used for 90 kernels."""
         t = self.tiles
         sums = t.wm * t.wn / WARP
         fragments = (
@@ -176,7 +179,7 @@ class TensorisedKernel(Structure[WarpTiles]):
 
 
 def _multiplied(sums: WarpAccumulators, inner: int, stage: te.Expr) -> list[Stmt]:
-    """A tile: `inner` steps of the instruction, each with its fragments before it."""
+    """One tile: `inner` steps of the instruction, each after loading its fragments."""
     stmts: list[Stmt] = []
     for step in range(inner):
         stmts += _loads(sums, 0, step, stage, 0, 1)
@@ -185,9 +188,9 @@ def _multiplied(sums: WarpAccumulators, inner: int, stage: te.Expr) -> list[Stmt
 
 
 def _ahead(pipeline: Pipeline, sums: WarpAccumulators, inner: int) -> list[Stmt]:
-    """All steps: fragments are loaded while those of the step before are multiplied, the first of the next tile at the
-    end of one, so that threads meet after multiplications that are still under way. The copies are spread over the
-    other steps."""
+    """All steps, with fragments loaded ahead: while those of one step are multiplied, the next are loaded, and those
+    of the next tile at the end of a tile. So threads synchronise while multiplications are still running. The copies
+    are spread over the other steps."""
     stages, rows = pipeline.stages, sums.left.count
     body: list[Stmt] = []
     for now in range(inner):
@@ -207,7 +210,7 @@ def _ahead(pipeline: Pipeline, sums: WarpAccumulators, inner: int) -> list[Stmt]
 
 
 def _loads(sums: WarpAccumulators, held: int, step: int, stage: te.Expr, row: int, rows: int) -> list[Stmt]:
-    """The fragments of a step; a part of them, as many as go with row `row` of `rows`."""
+    """Load the fragments of a step, or the part of them that goes with row `row` of `rows`."""
     stmts: list[Stmt] = []
     for fragments in (sums.left, sums.right):
         groups = fragments.count // fragments.together
@@ -225,7 +228,7 @@ class AppliedTensorised(InTiles[WarpTiles]):
     def __init__(
         self, work: TwoFactorContraction, mappings_found: list[Mapping], machine: GpuMachine
     ) -> None:
-        turn = work.dtype.bytes == 2  # what is loaded as it is transposed
+        turn = work.dtype.bytes == 2  # whether loading transposes
         read = [
             (
                 TileOperand(mapping.left, mapping.m, mapping.k, turn),
@@ -241,7 +244,7 @@ class AppliedTensorised(InTiles[WarpTiles]):
         m, n, k = (max(mapping.sizes[at] for mapping in self.mappings_found) for at in range(3))
 
         def sizes(extent: int, *choices: int) -> tuple[int, ...]:
-            """Those that are not more than twice what there is."""
+            """Sizes up to twice the extent."""
             return tuple(size for size in choices if size < 2 * extent or size == choices[0])
 
         knobs = (
@@ -260,7 +263,7 @@ class AppliedTensorised(InTiles[WarpTiles]):
 
     @cached_property
     def _fewest(self) -> int:
-        """Threads of a block: one warp is enough where there is next to nothing to do."""
+        """The minimum threads of a block: one warp is enough for a tiny task."""
         m, n, _ = self.mappings_found[0].sizes
         return _MIN if min(m, n) < _FEW else 2 * _MIN
 

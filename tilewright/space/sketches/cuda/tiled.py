@@ -1,5 +1,5 @@
-"""Contractions on the ordinary units, tiled at every level as `SSSRRSRS`: spatial tiles of blocks, virtual threads and
-threads, two levels of summed tiles, spatial tiles in registers around the innermost of both.
+"""Contractions without tensor cores, tiled as `SSSRRSRS`: spatial tiles of blocks, virtual threads and threads, two
+levels of reduction tiles, and spatial tiles in registers.
 
     for blocks, tiles of (VM TM RM) x (VN TN RN):                     (parallel; S)
       for steps of BK:                                                (serial; R; STAGES tiles are under way)
@@ -10,7 +10,8 @@ threads, two levels of summed tiles, spatial tiles in registers around the inner
             for k, acc[VM RM, VN RN] += left * right                  (unrolled; R, S)
       for threads: out = value(acc)
 
-A thread has VM x VN patches of RM x RN results, far apart: what neighbouring threads read together is then close.
+A thread has VM x VN patches of RM x RN results, far from each other, so that neighbouring threads read neighbouring
+elements.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from tilewright.te.index import coefficient, simplify
 
 NAME = "sketch:tiled"
 DTYPES = (DType.F32, DType.F16, DType.BF16)
-_MIN, _MAX = 32, 256  # threads of a block
-_MAX_SUMS = 64  # of a thread
+_MIN, _MAX = 32, 256  # minimum and maximum threads of a block
+_MAX_SUMS = 64  # maximum per thread
 _MIN_SUMS = 4
-_NARROWEST, _WIDEST = 32, 256  # results of a block along one side
-_MAX_COPIES = 32  # of a thread in a step
+_NARROWEST, _WIDEST = 32, 256  # minimum and maximum results of a block along one side
+_MAX_COPIES = 32  # maximum per thread and step
 _MAX_REGISTERS = 240
-_PART = 4  # of the depth of a tile, that is in registers at once
-_HELD = 0.4  # registers of an element of a factor: not all are held at once
-_COPY = 6  # instructions for a piece that is copied
-_GATHER = 14  # more for one whose place takes divisions or conditions
+_PART = 4  # steps along K that are in registers at once
+_HELD = 0.4  # registers per element of a factor: not all are live at once
+_COPY = 6  # instructions per copied chunk
+_GATHER = 14  # additional instructions for a chunk whose index needs divisions or conditions
 _MAX_MAPPINGS = 2
 
 
@@ -92,7 +93,7 @@ class Tiled:
 @dataclass(frozen=True)
 class _Patches:
     """One side of a thread's results: `v` patches of `r` neighbours, `threads` x `r` apart; `position` is the
-    thread's."""
+    thread's index."""
 
     tile: Fetched
     v: int
@@ -109,15 +110,15 @@ class _Patches:
         return Buffer(f"{self.tile.name}_held", DType.F32, self.count * _PART, Scope.REGISTER)
 
     def at(self, v: te.Expr | int, r: te.Expr | int) -> te.Expr:
-        """Where in the tile the thread's result is."""
+        """The index of the thread's result in the tile."""
         return te.as_index(v) * (self.threads * self.r) + self.position * self.r + te.as_index(r)
 
     def held(self, number: te.Expr, k: te.Expr) -> te.Expr:
-        """Where in `buffer` the element for a result is: as they lie in the tile."""
+        """The index in `buffer` of the element for a result; the order is that of the tile."""
         return k * self.count + number if self.tile.transposed else number * _PART + k
 
     def load(self, stage: te.Expr, part: te.Expr) -> Stmt:
-        """Along the rows of the tile, in vectors."""
+        """Load along the rows of the tile, in vectors."""
         v, r, k = te.Var("pv", self.v), te.Var("pr", self.r), te.Var("pk", _PART)
         index = self.tile.position(stage, self.at(v, r), part * _PART + k)
         element = te.cast(te.Load(self.tile.buffer, (simplify(index),)), DType.F32)
@@ -134,7 +135,7 @@ class TiledKernel(Structure[ThreadTiles]):
 
     @cached_property
     def registers(self) -> float:
-        """Of a thread: a fit to what the compiler took for 50 kernels."""
+        """Estimated registers of a thread, fitted to what the compiler used for 50 kernels."""
         t = self.tiles
         rows, columns = t.vm * t.rm, t.vn * t.rn
         return 24 + rows * columns + _HELD * _PART * (rows + columns) + self.copied
@@ -218,7 +219,7 @@ class TiledKernel(Structure[ThreadTiles]):
         gathered = sum(
             each for each, o in zip(copy_count, self.operands, strict=True) if o.operand.is_gathered
         )
-        read = t.threads * (t.vm * t.rm + t.vn * t.rn) * t.bk  # elements, by all threads
+        read = t.threads * (t.vm * t.rm + t.vn * t.rn) * t.bk  # elements read by all threads
         converted = read / WARP if self.work.dtype.is_half else 0.0
         results = t.bm * t.bn
         return GpuTerms(
@@ -242,7 +243,7 @@ class TiledKernel(Structure[ThreadTiles]):
 
 
 def _summed(sums: Buffer, rows: _Patches, columns: _Patches, depth: int, stage: te.Expr) -> Stmt:
-    """A tile's part of a thread's sums."""
+    """Accumulate one tile into a thread's sums."""
     part, k = te.Var("part", depth // _PART), te.Var("k", _PART)
     i, j = te.Var("i", rows.count), te.Var("j", columns.count)
     total = te.Load(sums, (i * columns.count + j,))
@@ -291,7 +292,8 @@ class AppliedTiled(InTiles[ThreadTiles]):
         return Space(NAME, knobs, self.legal, together=(names,))
 
     def _vectors(self, side: int) -> tuple[int, ...]:
-        """Neighbours that a thread has along a side: several where tiles have them in rows, and can be read at once."""
+        """Neighbours per thread along a side: several if they are contiguous in a tile's rows and can be loaded at
+        once."""
         return tuple(sorted({_PART if read[side].transposed else 1 for read in self.read}))
 
     def suits(self, t: ThreadTiles) -> bool:

@@ -1,7 +1,7 @@
-"""What the warps of a block do with tiles in scratch memory: fragments into registers, multiplications on tensor cores.
+"""Warp-level code: load fragments from shared memory into registers, and multiply them on tensor cores.
 
-A warp has `wm` x `wn` of a block's results. Fragments are what the instruction takes: the matrices that make
-up one are loaded several at a time.
+A warp computes `wm` x `wn` of a block's results. A fragment is an operand of the instruction; the matrices of a
+fragment are loaded several at a time.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from tilewright.loops.ir import Buffer, For, Kind, Scope, Stmt, Store, Warp, blo
 from tilewright.space.sketches.cuda.fetch import Fetched
 from tilewright.te.index import simplify
 
-_MATRICES = 4  # that one instruction loads at most
+_MATRICES = 4  # maximum matrices loaded by one instruction
 
 
 @dataclass(frozen=True)
 class Fragments:
-    """An operand's fragments of one step, `size` places of its walked axes from `start` on; `ahead`: those of the next
-    step alongside them."""
+    """An operand's fragments for one step: `size` indices of its walked axes, beginning at `start`. `ahead`: buffers
+    also hold the next step's fragments."""
 
     tile: Fetched
     left: bool
     size: int
     start: te.Expr
-    instruction_k: int  # of the instruction
+    instruction_k: int  # k of the instruction
     ahead: bool
     thread: te.Var
 
     @property
     def rows(self) -> int:
-        """Places that one fragment has."""
+        """Rows of one fragment."""
         return 16 if self.left else 8
 
     @property
@@ -43,7 +43,7 @@ class Fragments:
 
     @property
     def elements(self) -> int:
-        """Of one fragment, in a thread."""
+        """Elements of one fragment per thread."""
         return self.rows * self.instruction_k // WARP
 
     @property
@@ -53,21 +53,21 @@ class Fragments:
 
     @property
     def matrices(self) -> int:
-        """Of one fragment."""
+        """Matrices of one fragment."""
         return self.rows // ROWS * (self.instruction_k // columns(self.buffer.dtype))
 
     @property
     def together(self) -> int:
-        """Fragments that one instruction loads."""
+        """Fragments loaded by one instruction."""
         most = max(1, _MATRICES // self.matrices)
         return next(n for n in (most, most // 2, 1) if n and self.count % n == 0)
 
     def position(self, held: int, number: int) -> te.Expr:
-        """Where a fragment is in `buffer`."""
+        """The index of a fragment in `buffer`."""
         return te.as_index((held * self.count + number) * self.elements)
 
     def load(self, held: int, number: int, step: int, stage: te.Expr) -> Stmt:
-        """`together` fragments from `number` on, of step `step` of the tile in `stage`."""
+        """Load `together` fragments starting at `number`, for step `step` of the tile in `stage`."""
         matrices = self.together * self.matrices
         lane = self.thread % WARP
         down, along = self._matrix(lane // ROWS % matrices)
@@ -85,7 +85,7 @@ class Fragments:
         )
 
     def _matrix(self, number: te.Expr) -> tuple[te.Expr, te.Expr]:
-        """Where in the fragments, by rows of the walked axes and by the depth, the matrix of that number is."""
+        """The position of a matrix in the fragments: its row along the walked axes, and its k."""
         if self.instruction_k == columns(self.buffer.dtype):
             return number, te.as_index(0)
         return (number % 2, number // 2) if self.left else (number // 2, number % 2)
@@ -93,7 +93,7 @@ class Fragments:
 
 @dataclass(frozen=True)
 class WarpAccumulators:
-    """A warp's results, in fragments: of rows `i` and columns `j`."""
+    """A warp's results as fragments, with rows `i` and columns `j`."""
 
     left: Fragments
     right: Fragments
@@ -108,7 +108,8 @@ class WarpAccumulators:
         return For(self.left.thread, Kind.THREAD, nest([(number, Kind.UNROLL)], store))
 
     def multiply(self, held: int, i: int) -> Stmt:
-        """A row of fragments with all columns: there, and in the next row back, so that one is used twice in a row."""
+        """Multiply a row of fragments by all columns, in alternating direction per row, so that one fragment is
+        reused."""
         left, right = self.left, self.right
         instruction = multiply(left.instruction_k, left.buffer.dtype)
         columns = range(right.count) if i % 2 == 0 else reversed(range(right.count))
@@ -128,7 +129,7 @@ class WarpAccumulators:
         )
 
     def store(self, sums: Buffer, pitch: int) -> Stmt:
-        """Into a block's rows of `pitch`, as the instruction's shares say: two neighbours at a time."""
+        """Store into a block's rows of length `pitch`, two neighbours at a time, in the instruction's layout."""
         thread = self.left.thread
         i, j, half = te.Var("i", self.left.count), te.Var("j", self.right.count), te.Var("half", 2)
         pair = te.Var("v", 2)

@@ -1,4 +1,4 @@
-"""The rules of derivation, in the order in which they are asked; users add theirs with `register`."""
+"""The derivation rules, in the order in which they are tried; users add theirs with `register`."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ RULES: list[Rule] = [
 
 
 def register(rule: Rule, module: str | None = None) -> None:
-    """A rule of your own, asked before all others. `module`: the name of the module that registers it when it is
-    imported, for processes that build kernels; the one in which the rule's class is, where none is given."""
+    """Add a rule, which is tried before all others. `module`: the module that registers it on import, for worker
+    processes; by default, the one that defines its class."""
     for part in ("name", "alone", "apply"):
         if not hasattr(rule, part):
             raise SketchError(f"a sketch rule has a {part}, and {rule!r} has none")
@@ -49,6 +49,6 @@ def register(rule: Rule, module: str | None = None) -> None:
 
 
 def unregister(name: str) -> None:
-    """The rule of this name is asked no more."""
+    """Remove the rule of this name."""
     RULES[:] = [rule for rule in RULES if rule.name != name]
     registration.forget(f"sketch rule {name!r}")

@@ -1,4 +1,4 @@
-"""Rule `cache`: a tile for a reduction that several stages read, or that is not read element by element."""
+"""Rule `cache`: add a cache tile for a reduction that several stages read, or that is not read element by element."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilewright.space.sketches.sketch import Sketch
 
 
 class CacheWrite:
-    """The reduction into a tile, and from there to where it is read.
+    """Reduce into a tile, and copy the tile to the result.
 
         p[i, j] += a[i, k] * b[k, j]     ->     p.local[i, j] += a[i, k] * b[k, j]
         out[i] = p[i, 0] + p[i, 1]              p[i, j] = p.local[i, j]; out[i] = p[i, 0] + p[i, 1]
@@ -42,7 +42,7 @@ class CacheWrite:
 
 
 def cached(sketch: Sketch, name: str) -> Sequence[Sketch]:
-    """The next stage computed into a tile of its own inside the block, and copied from there."""
+    """Compute the next stage into a tile of its own inside the block, and copy it from there."""
     framed = sketch
     if sketch.frame is None:
         frame = RowBlocks.of(sketch, large=True)

@@ -1,4 +1,4 @@
-"""A task without reductions: the output in vectors, on all threads."""
+"""A task without reductions: vectorise the output and run it on all threads."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _ROWS = (1, 4, 8, 16, 32)
 
 
 class Elementwise:
-    """The output in tiles of vectors.
+    """Compute the output in tiles of vectors.
 
         for i: for j: out[i, j] = ...     ->     parallel i, j.o: unroll u: vector v: out[i, j.o * W + u * L + v] = ...
 
-    Where something is read along another axis than it is written, that axis is cut into tiles too.
+    If an operand is read along another axis than the output is written, that axis is tiled too.
     """
 
     name = "elementwise"
@@ -41,14 +41,14 @@ class Elementwise:
 
 
 def in_tiles_of_vectors(sketch: Sketch, name: str, intrinsic: Intrinsic | None = None) -> Sequence[Sketch]:
-    """The output in tiles of vectors, each of them computed by `intrinsic` where there is one, of one axis."""
+    """Compute the output in tiles of vectors; with an `intrinsic` of one axis, each vector by the intrinsic."""
     if sketch.stage != sketch.output:
         return ()
     producers = [each for each in sketch.start.stages if each != sketch.output]
     if any(is_reduction(sketch.start, each) for each in sketch.start.stages):
         return ()
     flat = sketch.start
-    for producer in reversed(producers):  # those that nothing reads any more too
+    for producer in reversed(producers):  # including those that nothing reads any more
         flat = flat.inline(producer)
     left = tuple(each for each in sketch.left if is_input(sketch.start, each))
     inlined = Sketch(sketch.work, flat, (sketch.stage, *left))

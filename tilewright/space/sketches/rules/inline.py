@@ -1,4 +1,4 @@
-"""A stage that is no reduction disappears into the expressions that read it."""
+"""Inline a stage that is not a reduction into its readers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tilewright.space.sketches.sketch import Sketch
 
 
 class Inline:
-    """Where it costs nothing: it is cheap, or is read once.
+    """Inline if it costs nothing: the stage is cheap, or is read once.
 
-    p[i] = a[i] + 1; out[i] = p[i] * 2     ->     out[i] = (a[i] + 1) * 2
+    p[i] = a[i] + 1; out[i] = p[i] * 2 -> out[i] = (a[i] + 1) * 2
     """
 
     name = "inline"
@@ -29,8 +29,8 @@ class Inline:
 
 
 class InlineAgain:
-    """Where it is computed several times then, instead of being kept: operands of products, functions that several
-    stages read."""
+    """Inline although it is then computed several times: operands of products, and functions that several stages
+    read."""
 
     name = "again"
     alone = False
@@ -39,7 +39,7 @@ class InlineAgain:
         if not can_inline(sketch):
             return ()
         micro = any(tiled.gemm.micro for tiled in sketch.products if _reads(sketch, tiled.gemm.name))
-        if micro:  # a micro-kernel takes its operands from memory
+        if micro:  # a micro-kernel reads its operands from memory
             return ()
         return [sketch.visited(name=self.name, start=sketch.start.inline(sketch.stage))]
 
@@ -48,11 +48,11 @@ def can_inline(sketch: Sketch) -> bool:
     name = sketch.stage
     if name == sketch.output or is_input(sketch.start, name) or is_reduction(sketch.start, name):
         return False
-    return name not in sketch.boxes  # it has its place already
+    return name not in sketch.boxes  # it is already placed
 
 
 def feeds_gemm(sketch: Sketch) -> bool:
-    """Whether a product that was tiled reads the next stage."""
+    """Whether a tiled product reads the next stage."""
     return any(_reads(sketch, tiled.gemm.name) for tiled in sketch.products)
 
 

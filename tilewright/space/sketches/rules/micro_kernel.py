@@ -1,4 +1,4 @@
-"""Multi-level tiling whose innermost tile is a micro-kernel's."""
+"""Multi-level tiling with a micro-kernel as the innermost tile."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tilewright.space.sketches.sketch import Sketch
 
 
 class MicroKernel:
-    """The innermost tile given to `outer_product`.
+    """Compute the innermost tile by `outer_product`.
 
         for m: for n: c[m, n] += a[m, k] * b[k, n]     ->     outer_product_6x64(c, a[.., k], b[k, ..])
 
-    For matmuls and convolutions of numbers that are computed with as they are stored.
+    For matmuls and convolutions whose elements need no conversion.
     """
 
     name = "micro"

@@ -1,4 +1,5 @@
-"""Rule `pack`: operands of GEMMs in the order they are read; constants are packed at link time, others are copied."""
+"""Rule `pack`: store operands of GEMMs in the order they are read; constants are packed at link time, others are
+copied."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from tilewright.space.space import Knob
 
 
 class PackConstant:
-    """At link time, for nothing; while a panel is used, the next one may be prefetched.
+    """Pack a constant at link time, at no cost per call; the next panel may be prefetched.
 
-    b[k, j], constant     ->     b[panel, k, j in the panel], stored so before the first call
+    b[k, j], constant -> b[panel, k, j in the panel], packed before the first call
     """
 
     name = "pack"
@@ -54,11 +55,11 @@ class PackConstant:
 
 
 class PackCopy:
-    """A copy of each panel.
+    """Copy each panel.
 
         for panels: ... b[k, j]     ->     for panels: { b.packed[k, j] = b[k, j]; ... b.packed[k, j in the panel] }
 
-    A product that would read single elements for the lanes of a vector always gets one.
+    A product that would otherwise gather the lanes of a vector always gets a copy.
     """
 
     name = "copy"
@@ -84,7 +85,7 @@ class PackCopy:
 
 
 class _Packing:
-    """How the next input, walked in vectors by one product, is packed for it."""
+    """How the next input, which one product reads in vectors, is packed for it."""
 
     def __init__(self, sketch: Sketch, tiled: Tiled, axes: Sequence[te.Var | None]) -> None:
         self.name, self.tiled, self.axes = sketch.stage, tiled, axes
@@ -92,14 +93,14 @@ class _Packing:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether a panel of it is contiguous: it has no axes but those of the sum and the vectors."""
+        """Whether a panel of it is contiguous: its only axes are the reduction's and the vector's."""
         gemm = self.tiled.gemm
         own = {gemm.own(gemm.axes.vector), *(loop.var for loop in gemm.stage.reductions)}
         return all(axis is None or axis in own for axis in self.axes)
 
     def act(self, schedule: Schedule, values: Values) -> Schedule:
-        """A block is what one panel takes of a K block of the sum; in it the axes of the sum in their order, then the
-        vector's."""
+        """A block is the part of a K block that one panel reads: the reduction axes in order, then the vector
+        axis."""
         gemm = self.tiled.gemm
         k_axes = [loop.var for loop in gemm.stage.reductions]
         vector = gemm.own(gemm.axes.vector)
@@ -143,7 +144,7 @@ def _packing(sketch: Sketch) -> _Packing | None:
 
 
 def is_gathered(sketch: Sketch) -> bool:
-    """Whether a product would read single elements of the next input for the lanes of a vector, and need not."""
+    """Whether a product gathers the lanes of a vector from the next input and could avoid it."""
     packing = _packing(sketch)
     if packing is None:
         return False

@@ -1,4 +1,4 @@
-"""Rule `rfactor`: a reduction along contiguous memory keeps a partial result in each lane of a vector."""
+"""Rule `rfactor`: a reduction along contiguous memory keeps a partial result in each vector lane."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tilewright.space.sketches.sketch import Sketch
 
 
 class ReductionFactorisation:
-    """The innermost axis of the reduction in lanes, which are combined at the end.
+    """Reduce the innermost axis in lanes, and combine the lanes at the end.
 
     total[i] += x[i, k]     ->     total.rf[i, v] += x[i, k.o * 16 + v]
                                    total[i] += total.rf[i, v]                     (across the lanes)
@@ -53,7 +53,7 @@ class ReductionFactorisation:
         block_loop, box, partial = framed.frame.block_loop, box_of(framed, name), f"{name}.rf"
 
         def in_lanes(schedule: Schedule, stage: str) -> Schedule:
-            """Each result is combined right after its lanes are."""
+            """Combine each result right after its lanes."""
             around = acts.spatial_loops(schedule, stage)
             at = around[-1] if around else block_loop
             if at is not None:
@@ -76,7 +76,8 @@ class ReductionFactorisation:
 
 
 def _runs_along_memory(stage: PlainStage, constants: Collection[str]) -> bool:
-    """Whether it is read along its innermost reduction, and would not better be tiled along its result."""
+    """Whether the innermost reduction axis is contiguous in memory, and tiling along the result would not be
+    better."""
     loads, along = loads_in(stage.leaf), stage.reductions[-1].var
     if not any(is_contiguous(load, along) for load in loads):
         return False

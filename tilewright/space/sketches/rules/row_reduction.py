@@ -1,4 +1,4 @@
-"""A reduction whose elements share nothing is computed where a block of the output needs it."""
+"""Compute a reduction without data reuse inside the output block that needs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilewright.space.sketches.sketch import Sketch
 
 
 class RowReduction:
-    """The reduction of a block, in vectors along its result.
+    """Reduce a block, in vectors along the result.
 
     total[i] += x[k, i]                 for i.o:                                 (parallel)
     out[k, i] = x[k, i] / total[i]  ->    for k: vector i.i: total[i.i] += x[k, i.o * 16 + i.i]
@@ -41,7 +41,7 @@ class RowReduction:
 
 
 def framed_rows(sketch: Sketch) -> Sketch | None:
-    """The sketch with a frame in which the next stage can be placed; None where there is none."""
+    """The sketch with a frame in which the next stage can be placed; None if there is none."""
     framed = sketch
     if sketch.frame is None:
         if sketch.output not in {leaf.stage for leaf in readers_of(sketch.start, sketch.stage)}:

@@ -1,4 +1,4 @@
-"""Leave it as it is: the output, which the rules for its producers arrange, and inputs."""
+"""Leave a stage unchanged: inputs, and the output, which the rules for its producers schedule."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tilewright.space.sketches.sketch import Sketch
 
 
 class Skip:
-    """The stage stays as it is.
+    """Leave the stage unchanged.
 
-    out[i, j] = max(product[i, j], 0)     ->     the same, for the rules that visit `gemm` to tile
+    out[i, j] = max(product[i, j], 0) -> the same, for the rules that visit `gemm` to tile
     """
 
     name = "skip"

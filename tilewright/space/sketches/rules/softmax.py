@@ -1,5 +1,5 @@
-"""Rule `softmax`: a matmul and the softmax of its rows as one kernel; the matmul of a block of rows is a cached
-stage inside the loops of the softmax."""
+"""Rule `softmax`: a matmul and the softmax of its rows in one kernel. The matmul of a block of rows is a cached stage
+inside the loops of the softmax."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tilewright.space.sketches.sketch import Sketch
 
 
 class MatmulSoftmax:
-    """The product of a block of rows, its softmax, the next block.
+    """Compute the product of a block of rows, then its softmax, then the next block.
 
         scores = q @ k                           for blocks of rows:                      (parallel)
         top, total = max, sum over rows    ->      scores.local, in tiles of registers
         out = exp(scores - top) / total            top, total of the block
                                                    out of the block
 
-    Nothing of the size of `scores` is ever written to memory. The product may be followed by another one: then `out` is
-    tiled, and all this is done for each block of it.
+    No tensor of the size of `scores` is written to memory. If another product follows, `out` is tiled, and all of
+    this runs for each block of it.
     """
 
     name = "softmax"

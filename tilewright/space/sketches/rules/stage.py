@@ -1,4 +1,4 @@
-"""Rule `stage`: copies operands that are read often into local memory, as much as a block or a panel needs."""
+"""Rule `stage`: copy operands that are read often into local memory, one block or panel at a time."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _STAGED_BYTES = 512 << 10
 
 
 class StageOperand:
-    """A copy, or the stage itself, for a block.
+    """Compute a copy, or the stage itself, for each block.
 
         for blocks: for panels: ... a[i, k]     ->     for blocks: { copy[i, k] = a[i, k]; for panels: ... copy[i, k] }
 
-    Of an input, a copy; of a stage that is no reduction (a border of zeros, a conversion), the stage itself.
+    An input is copied. A stage that is not a reduction (zero padding, a conversion) is computed there.
     """
 
     name = "stage"
@@ -58,7 +58,7 @@ class StageOperand:
 
 
 def _copied(sketch: Sketch, name: str) -> Sequence[Sketch]:
-    """An input that a product does not walk in vectors."""
+    """Copy an input that a product does not read in vectors."""
     tiled = gemm_that_reads(sketch)
     if tiled is None or not isinstance(tiled, TiledOutput):
         return ()
@@ -91,13 +91,13 @@ def at_panel(sketch: Sketch, tiled: Tiled) -> Box:
 
 
 def _is_walked(sketch: Sketch, tiled: Tiled) -> bool:
-    """Whether the product walks the next tensor in vectors."""
+    """Whether the product reads the next tensor in vectors."""
     loads = loads_in(tiled.gemm.leaf_in(sketch.start))
     return any(tiled.gemm.is_walked(load) for load in loads if load.source.name == sketch.stage)
 
 
 def gemm_that_reads(sketch: Sketch) -> Tiled | None:
-    """The product that alone reads the next input."""
+    """The product that is the only reader of the next input."""
     readers = {leaf.stage for leaf in readers_of(sketch.start, sketch.stage)}
     found = [tiled for tiled in sketch.products if readers == {tiled.gemm.name}]
     return found[0] if found else None

@@ -1,4 +1,4 @@
-"""Registered intrinsics in the innermost tile: one sketch for each that computes what a task computes."""
+"""Use registered intrinsics in the innermost tile: one sketch for each intrinsic that matches the task."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from tilewright.space.space import Space
 
 
 class Tensorise:
-    """The innermost loops given to an intrinsic of the registry (`hw/intrinsics.py`) that the machine has.
+    """Replace the innermost loops by an intrinsic of the registry (`hw/intrinsics.py`) that the machine has.
 
         for n < 8: c[n] += a * b[n]     ->     fma_8xf32(c, a, b)
 
-    For reductions that share data, in the tiles of `tiling.py`; and for the output of a task without reductions. A
-    sketch bears the digest of the declaration in its name: what was measured of another says nothing about this one.
+    For reductions with data reuse, in the tiles of `tiling.py`, and for the output of a task without reductions. The
+    sketch's name contains a digest of the declaration, because measurements of one declaration say nothing about
+    another.
     """
 
     name = "tensorise"
@@ -49,7 +50,7 @@ def _offered(sketch: Sketch, intrinsic: Intrinsic) -> Iterator[Sketch]:
 
 
 def _tiles(intrinsic: Intrinsic) -> Iterator[NativeTile]:
-    """Which of its axes could be the vector's and which the rows'."""
+    """Which of its axes can be the vector axis and which the row axis."""
     extents = [axis.extent for axis in intrinsic.stage.axes]
     k_axes = [axis.extent for axis in intrinsic.reduced]
     if not 1 <= len(extents) <= 2 or len(k_axes) > 1:
@@ -60,7 +61,7 @@ def _tiles(intrinsic: Intrinsic) -> Iterator[NativeTile]:
 
 
 def _matches(before: Sketch, made: Sketch) -> bool:
-    """Whether the schedule primitives accept a config of what the rule has decided."""
+    """Whether the schedule primitives accept a config of the new sketch."""
     move = made.moves[len(before.moves)]
     config = Space("trial", move.knobs, move.legal, move.together).sample(Random(0))
     if config is None:

@@ -1,4 +1,4 @@
-"""Multi-level tiling, with the consumer fused: a reduction whose elements share data, in six levels of loops."""
+"""Multi-level tiling with a fused consumer: a reduction with data reuse, in six levels of loops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MultiLevelTiling:
         product[i, j] += a[i, k] * b[k, j]     ->     S S R S R S, the innermost tile in registers,
         out[i, j] = max(product[i, j], 0)             and `out` of each tile after it
 
-    The picture is at the head of `gemm.py`.
+    The docstring of `gemm.py` shows the loops.
     """
 
     name = "tile"
@@ -40,8 +40,8 @@ class MultiLevelTiling:
 
 
 def suits_micro_kernel(sketch: Sketch) -> bool:
-    """Whether the last product is a sum of products of two elements as they lie in memory, one of which does not move
-    along the vectors, and the other not along the rows."""
+    """Whether the last product is a sum of products of two elements in memory, one independent of the vector axis,
+    the other independent of the row axis."""
     gemm = sketch.products[-1].gemm
     leaf, row = gemm.stage.leaf, gemm.row
     if leaf.kind != "sum" or leaf.target.dtype not in (DType.F32, DType.F64) or row is None:
@@ -58,8 +58,8 @@ def suits_micro_kernel(sketch: Sketch) -> bool:
 
 
 def tiled(sketch: Sketch, name: str, *, micro: bool, native: NativeTile | None = None) -> Sequence[Sketch]:
-    """The next stage in tiles, where it is a reduction that shares data and that one stage reads. With an intrinsic,
-    only where that stage is the output, and the innermost axis of the reduction is cut by nothing else."""
+    """Tile the next stage if it is a reduction with data reuse and a single reader. With an intrinsic, the reader
+    must be the output, and nothing else may split the innermost reduction axis."""
     if not is_reduction(sketch.start, sketch.stage):
         return ()
     stage = stage_of(sketch.start, sketch.stage)
@@ -107,7 +107,7 @@ def tiled(sketch: Sketch, name: str, *, micro: bool, native: NativeTile | None =
 
 
 def _fits(gemm: GemmStage, native: NativeTile) -> bool:
-    """Whether whole applications of an intrinsic make up a register tile."""
+    """Whether a whole number of intrinsics fills a register tile."""
     rows = 1 if gemm.row is None else gemm.row.extent
     return (
         native.rows <= rows

@@ -1,4 +1,4 @@
-"""Hardware-native templates for processors."""
+"""Templates for CPUs."""
 
 from tilewright.space.template import Template
 from tilewright.space.templates.cpu import fast_algebra
@@ -13,8 +13,8 @@ from tilewright.space.templates.cpu.winograd import Winograd
 
 
 def _by_name(*templates: Template) -> tuple[Template, ...]:
-    """In the order of names: of configs that are predicted to be equally fast the first template's is taken. Of two of
-    one name the later one, which does what the other does and more."""
+    """Templates sorted by name: if two configs are predicted to be equally fast, the first template wins. Of two
+    templates with one name, the later one replaces the earlier."""
     named = {template.name: template for template in templates}
     return tuple(named[name] for name in sorted(named))
 

@@ -7,27 +7,26 @@
         for tiles of keys: p[key, row] = mask(sum over d of k[key, d] * qt[d, row]); top = max(top, p)
         fade[row] = 2^(top before - top)
         p[key, row] = 2^(p[key, row] - top[row]); total = total * fade + sum over keys of p
-        for pieces of the keys, for tiles of rows:                  (acc fades with the first piece)
+        for blocks of the keys, for tiles of rows:                  (acc fades with the first block)
           acc[row, e] = acc[row, e] * fade[row] + sum over keys of p[key, row] * v[key, e]
       out[row, e] = acc[row, e] / total[row]
 
-Queries are the lanes of the scores, so keys are read where they lie, element by element, maxima and sums never cross
-lanes, and the second product finds what it broadcasts side by side. Where all keys are one block nothing fades, and the
-result goes straight from registers to its place. Scores become weights there while they are in registers:
+Queries are the lanes of the scores. So keys are read in place, element by element, maxima and sums never cross lanes,
+and the elements that the second product broadcasts are contiguous. If all keys form one block, nothing fades, and
+results go from registers to the output. Scores then become weights while they are in registers:
 
         for tiles of keys: p[key, row] = 2^mask(sum over d of k[key, d] * qt[d, row]); total = total + p
 
-Their quotients are the same as relative to the largest, unless the weights of a query come to more than floats have
-room for, or to so little that small ones are missed. Few queries have such scores; if one has, those of its block are
-computed again and weighed as above. Sums of values have such weights until they are divided: beyond 1e18 they may come
-to infinity, and below 1e-18 to nothing, where the result would not.
+The quotients are the same as relative to the maximum, unless the weights of a query overflow, or are so small that
+some underflow. Such scores are rare; if a query has them, its block is computed again as above. Sums of values carry
+these weights until the division: above 1e18 they may overflow, and below 1e-18 underflow, where the result would not.
 
-The second product reads v once for every few queries: a piece of it at a time, which stays in L1 while all
-queries of the block pass, or in the second where that gives values faster than they are multiplied. It is slower by a
-third where vectors of v straddle cache lines: v can be staged, once for all the blocks of a chunk.
+The second product reads v once for every few queries, one block at a time. The block stays in L1 while all queries of
+the block use it, or in L2 if that delivers values faster than they are multiplied. The product is a third slower if
+vectors of v straddle cache lines; v can be staged, once for all the blocks of a chunk.
 
-Scores are kept times log2(e), so that their weights are powers of two. `top` begins at the lowest finite number: a
-query that sees nothing has only zeros for weights, and their sum says so.
+Scores are scaled by log2(e), so that their weights are powers of two. `top` starts at the lowest finite number: a
+query without visible keys has only zero weights, and their sum shows it.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ from tilewright.support.arith import ceil_div, round_up
 
 NAME = "attention"
 _SCRATCH = 512 << 10
-_EXP = 16  # instructions of a score's maximum, weight and sum
-_WEIGHT = 10  # of its weight and sum, where it is in a register
+_EXP = 16  # instructions for a score's maximum, weight and sum
+_WEIGHT = 10  # instructions for its weight and sum, if it is in a register
 TRANSPOSING = 1.0  # cycles for an element of q
-DRAINING = 30.0  # cycles between two register tiles in which the ports are not full
-_FADING = 400.0  # cycles for a vector of rows that more keys follow: what was summed is read, scaled and written again
+DRAINING = 30.0  # cycles between two register tiles in which the FMA ports are not full
+_FADING = 400.0  # cycles per vector of rows and block of keys to rescale the accumulators
 _STAGING = 2.0  # cycles for a vector
-# By which part the second product is slower where values are not staged: their lines meet in few sets of the first
-# cache. Side by side they begin with a line, since the arena and tensors do; only an array of a caller may not.
+# The slowdown of the second product if values are not staged: their lines map to few sets of L1. Contiguous values
+# start at a line boundary, because the arena and tensors do; only a caller's array may not.
 _SEPARATE_ROWS, _STRADDLING = 0.5, 0.03
 
 
@@ -78,7 +77,7 @@ class Attention:
 
 
 class AppliedAttention:
-    """Its methods are those of a template of attentions: one with other nests overrides what differs."""
+    """Attention applied to a task. A template with another loop nest overrides the methods that differ."""
 
     def __init__(self, work: Work, operands: Operands) -> None:
         self.machine, self.operands = work.machine, operands
@@ -107,12 +106,12 @@ class AppliedAttention:
         return self.can_share(nest, staged=nest.staged) and self.fits(nest, staged)
 
     def can_share(self, nest: AttentionNest, *, staged: bool) -> bool:
-        """Whether there is something that blocks of queries could have in common, and blocks enough to share it."""
+        """Whether blocks of queries can share staged data, and there are enough blocks."""
         together = nest.shape.shared_blocks
         return together == 1 or (staged and together < 2 * nest.block.extent)
 
     def fits(self, nest: AttentionNest, staged: int) -> bool:
-        """Whether a block of queries and so many elements of keys and values have room in scratch memory."""
+        """Whether a block of queries and this many elements of keys and values fit in scratch memory."""
         held = nest.rows * (self.operands.width + nest.padded + nest.shape.keys)
         return 4 * (held + staged) <= _SCRATCH
 
@@ -173,7 +172,7 @@ class AppliedAttention:
         return Terms(from_l3=moved, iterations=operands.heads * nest.chunk.extent, **counted)
 
     def blocks(self, shape: AttentionTiling) -> Iterator[tuple[int, int, int]]:
-        """(queries, their vectors, keys that they are compared with) of every block of a head."""
+        """(queries, their vectors, keys that they are compared with) for every block of a head."""
         operands, rows = self.operands, shape.vectors * self.lanes
         for first in range(0, operands.queries, rows):
             count = min(rows, operands.queries - first)

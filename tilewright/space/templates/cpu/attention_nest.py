@@ -1,4 +1,4 @@
-"""The loop nest of an attention, one config of `attention.py`, which draws its picture."""
+"""The loop nest of an attention: one config of `attention.py`, whose docstring shows the loops."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tilewright.space.templates.attention import LOG2_E, Operands
 from tilewright.support.arith import ceil_div, round_up
 
 UNROLL = 4
-WIDE = 4  # vectors side by side in a register tile
+WIDE = 4  # adjacent vectors in a register tile
 _LOWEST = -3.4028234663852886e38
-_FAR = 2.0**60  # what weights come to at most, and one over what they come to at least, relative to nothing
-_MAX_KEYS = 16  # in a register tile
-_KEYS_AGAIN = 2  # in a tile where scores are computed again
-_STREAMED = 0.4  # of the bytes that L2 gives, how many products do not wait for
+_FAR = 2.0**60  # maximum of unnormalised weight sums, and the inverse of the minimum
+_MAX_KEYS = 16  # maximum in a register tile
+_KEYS_AGAIN = 2  # in a register tile when scores are computed again
+_STREAMED = 0.4  # share of L2 bandwidth that products can use without waiting
 
 Element = Callable[[te.Expr, te.Expr], te.Expr]
 
@@ -31,14 +31,14 @@ Element = Callable[[te.Expr, te.Expr], te.Expr]
 class AttentionTiling:
     """The numbers that follow from a config."""
 
-    vectors: int  # of queries in a block
+    vectors: int  # vectors of queries in a block
     keys: int  # in a block
-    staged: bool  # whether v is copied to where it lies densely and aligned
-    shared_blocks: int = 1  # blocks of queries that share what is staged
+    staged: bool  # whether v is copied to contiguous, aligned memory
+    shared_blocks: int = 1  # blocks of queries that share the staged data
 
 
 class AttentionNest:
-    """The loop nest of one config. A nest with other products overrides what has no leading underscore."""
+    """The loop nest of one config. A nest with other products overrides the methods without a leading underscore."""
 
     def __init__(self, operands: Operands, machine: CpuMachine, shape: AttentionTiling) -> None:
         self.operands, self.shape = operands, shape
@@ -57,7 +57,7 @@ class AttentionNest:
         self.one_block = shape.keys >= operands.keys
         self.direct = self.one_block and self.padded == values  # from registers to the output
         self.staged = shape.staged or self.padded > values
-        self.ahead = shape.shared_blocks > 1  # all that is staged, before the first block of queries
+        self.ahead = shape.shared_blocks > 1  # whether everything is staged before the first block of queries
         held = operands.keys if self.ahead else shape.keys
         self.qt = self.scratch("qt", width * self.rows)
         self.p = self.scratch("p", shape.keys * self.rows)
@@ -70,8 +70,8 @@ class AttentionNest:
 
     @staticmethod
     def scratch(name: str, size: int) -> Buffer:
-        # A few lines more than needed: buffers whose sizes are powers of two would begin at equal places in their
-        # pages, where loads of one wait for stores of another.
+        # A few extra lines: buffers whose sizes are powers of two would start at the same page offset, and loads of
+        # one would wait for stores of another (4K aliasing).
         return Buffer(name, DType.F32, size + 80, Scope.SCRATCH)
 
     def program(self, config: Config) -> Program:
@@ -95,7 +95,7 @@ class AttentionNest:
         return Program("attention", (*operands.inputs, operands.output), nested, str(config))
 
     def _chunk(self, body: Stmt) -> Stmt:
-        """`body`, which is one block of queries, for all of a chunk."""
+        """Repeat `body`, one block of queries, for a whole chunk."""
         blocks, chunks = self.block.extent, self.chunk.extent
         inside = te.Var("inside", ceil_div(blocks, chunks))
         number = self.chunk * inside.extent + inside
@@ -108,7 +108,7 @@ class AttentionNest:
     # -- a block of queries ---------------------------------------------------------------------------------------
 
     def _queries(self, rows: int, vectors: int) -> Stmt:
-        """All of one block, of which `rows` exist; they take `vectors` vectors."""
+        """One block of queries with `rows` rows in `vectors` vectors."""
         shape, keys = self.shape, self.operands.keys
         stmts: list[Stmt] = [self.transpose_queries(rows, vectors)]
         stmts.append(self.each(vectors, self.total, te.const(0, DType.F32)))
@@ -132,11 +132,12 @@ class AttentionNest:
         return te.Load(buffer, (te.as_index(index),))
 
     def score(self, vector: te.Expr, key: te.Expr) -> te.Expr:
-        """Where the scores of a key and a vector of rows are: each vector's lie together, for the second product."""
+        """The index of the scores of a key and a vector of rows; each vector's scores are contiguous for the second
+        product."""
         return (vector * self.shape.keys + key) * self.lanes
 
     def each(self, vectors: int, buffer: Buffer, value: te.Expr) -> Stmt:
-        """`buffer` = `value`, a formula of the row `u * lanes + v`, for every row of the block."""
+        """Store `value`, a formula of the row `u * lanes + v`, to `buffer` for every row of the block."""
         u = te.Var("u", vectors)
         return nest(
             [(u, Kind.UNROLL), (self.lane, Kind.VECTOR)], Store(buffer, u * self.lanes + self.lane, value)
@@ -192,7 +193,7 @@ class AttentionNest:
         return nest(loops, self.result(row, column, value))
 
     def _reciprocals(self, vectors: int) -> Stmt:
-        """fade = 1 / total, or 0 for a query that sees nothing."""
+        """fade = 1 / total, or 0 for a query without visible keys."""
         u = te.Var("u", vectors)
         total = self.at(self.total, u * self.lanes + self.lane)
         none = te.call("eq", total, te.const(0, DType.F32))
@@ -230,7 +231,8 @@ class AttentionNest:
         return If(te.call("le", first, last_row), whole)
 
     def weights_again(self, rows: int, vectors: int, first: te.Expr, count: int) -> Stmt:
-        """p = the weights of all keys relative to the largest of each query, by little code: it is rare."""
+        """Compute p = the weights of all keys relative to the maximum of each query, with little code, because it is
+        rare."""
         groups = even_parts(vectors, WIDE)
         scores = (
             self._scores(start, size, rows, first, count, min(_KEYS_AGAIN, self.key_tile(size)), self._maxima)
@@ -243,8 +245,7 @@ class AttentionNest:
         return self.each(vectors, self.top, te.const(_LOWEST, DType.F32))
 
     def unless_in_range(self, vectors: int, stmt: Stmt) -> Stmt:
-        """`stmt` where the weights of a query come to so much or so little that they have to be relative to the
-        largest."""
+        """Run `stmt` if the weights of a query are so large or so small that they must be relative to the maximum."""
         u = te.Var("u", vectors)
         total = self.at(self.total, u * self.lanes + self.lane)
         farthest = Buffer("farthest", DType.F32, self.lanes, Scope.REGISTER)
@@ -258,7 +259,7 @@ class AttentionNest:
         )
 
     def staging(self, first: te.Expr, count: int) -> list[Stmt]:
-        """Some keys and values, as far as they are staged."""
+        """Stage some keys and values, as configured."""
         operands = self.operands
         stmts: list[Stmt] = []
         if operands.half:
@@ -268,7 +269,7 @@ class AttentionNest:
         return stmts
 
     def _stage(self, buffer: Buffer, source: Element, width: int, first: te.Expr, count: int) -> Stmt:
-        """A block of keys or values, dense and in f32; rows are filled up with zeros to whole vectors."""
+        """Stage a block of keys or values as contiguous f32; rows are padded with zeros to whole vectors."""
         lanes = min(self.lanes, power_of_two_below(width))
         padded = round_up(width, lanes)
         row, lane, u = te.Var("r", count), te.Var("v", lanes), te.Var("u", padded // lanes)
@@ -282,8 +283,8 @@ class AttentionNest:
     def _scores(
         self, start: int, vectors: int, rows: int, first: te.Expr, count: int, tile_keys: int, finish: Finish
     ) -> Stmt:
-        """The scores of some vectors of rows, a register tile of keys after the other, each given to `finish`. Tiles
-        may not overlap: what is summed twice is wrong."""
+        """The scores of some vectors of rows, one register tile of keys at a time; `finish` receives each tile. Tiles
+        must not overlap, because their sums would count twice."""
         size = min(tile_keys, count)
         whole, rest = divmod(count, size)
         number = te.Var("key_t", whole)
@@ -320,7 +321,7 @@ class AttentionNest:
         return (tile.u + tile.start) * self.lanes + self.lane
 
     def products(self, tile: ScoreTile, register: Buffer, first: te.Expr) -> list[Stmt]:
-        """The products of a tile's keys and queries, before any mask."""
+        """The products of a tile's keys and queries, before masking."""
         d = te.Var("d", self.operands.width)
         in_tile = [*tile.loops, (self.lane, Kind.VECTOR)]
         element = tile.vector * self.lanes + self.lane
@@ -336,13 +337,13 @@ class AttentionNest:
         return self.operands.key(first + tile.in_block, column)
 
     def _maxima(self, tile: ScoreTile, register: Buffer) -> Stmt:
-        """p = the scores of a tile; top = the largest ones so far."""
+        """p = the scores of a tile; top = the maxima so far."""
         score = self.at(register, tile.vector * self.lanes + self.lane)
         kept = Store(self.p, self.score(tile.u + tile.start, tile.in_block) + self.lane, score)
         return self._folded(tile, self.top, lambda so_far: _larger(score, so_far), kept)
 
     def weights(self, tile: ScoreTile, register: Buffer) -> Stmt:
-        """p = the weights of a tile, relative to nothing; their sums."""
+        """p = the unnormalised weights of a tile, and their sums."""
         element = tile.vector * self.lanes + self.lane
         weight = self.at(register, element)
         weighed = Store(register, element, te.call("exp2_rough", weight))
@@ -352,7 +353,7 @@ class AttentionNest:
     def _folded(
         self, tile: ScoreTile, buffer: Buffer, update: Callable[[te.Expr], te.Expr], *before: Store
     ) -> Stmt:
-        """What is stored of each score of a tile, then `buffer`, an element for each row, updated with it."""
+        """Store each score of a tile, then update `buffer`, which has an element per row."""
         in_row = [(tile.u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
         held = Buffer("folded", DType.F32, tile.vectors * self.lanes, Scope.REGISTER)
         position = tile.u * self.lanes + self.lane
@@ -366,7 +367,7 @@ class AttentionNest:
         )
 
     def _exponentials(self, start: int, vectors: int, count: int) -> Stmt:
-        """p = 2^(p - top) for some vectors of rows, and their sums; how much what was summed before fades."""
+        """p = 2^(p - top) for some vectors of rows, their sums, and the factor by which earlier sums fade."""
         u, key = te.Var("u", vectors), te.Var("k", count)
         in_row = [(u, Kind.UNROLL), (self.lane, Kind.VECTOR)]
         size = vectors * self.lanes
@@ -395,8 +396,8 @@ class AttentionNest:
         return block(*begin, nest([(key, Kind.SERIAL)], weighted), end)
 
     def weighted(self, rows: int, first: te.Expr, count: int) -> Stmt:
-        """acc[row, e] = acc[row, e] * fade[row] + sum over keys of p[key, row] * v[key, e], a piece of the keys at a
-        time: its values stay in L1 while all rows pass."""
+        """acc[row, e] = acc[row, e] * fade[row] + sum over keys of p[key, row] * v[key, e], for one block of keys at
+        a time: its values stay in L1 for all rows."""
         size = ceil_div(count, self.value_blocks(count))
         whole, rest = divmod(count, size)
         number = te.Var("value_block", whole)
@@ -414,7 +415,7 @@ class AttentionNest:
         stmts: list[Stmt] = []
         group = te.Var("group", rows // self.lanes)
         for start, vectors in even_parts(self.padded // self.value_lanes, WIDE):
-            # Tiles may not overlap: what is accumulated twice is wrong.
+            # Tiles must not overlap, because their sums would count twice.
             tiles = [
                 self._weighted_tile(group, part, size, start, vectors, value_block)
                 for part, size in self.row_tiles(self.lanes, vectors)
@@ -427,24 +428,24 @@ class AttentionNest:
         return block(*stmts)
 
     def value_blocks(self, count: int) -> int:
-        """Into how many so many keys are cut for the second product."""
+        """The number of blocks into which the keys are cut for the second product."""
         columns = min(self.padded, WIDE * self.value_lanes)
         return max(1, ceil_div(count * columns * 4, self.value_block))
 
     def _bytes_of_a_block(self, machine: CpuMachine) -> int:
-        """Of values: all tiles of rows read it in turn."""
+        """Bytes of values in a block, which all tiles of rows read in turn."""
         rows = self.registers * 3 // 4 // WIDE
-        wanted = machine.vector_bytes * machine.throughput.fmas / rows  # in a cycle
+        wanted = machine.vector_bytes * machine.throughput.fmas / rows  # bytes per cycle
         if wanted <= _STREAMED * machine.throughput.l2:
             return machine.caches.l2_per_core // 4
-        return machine.caches.l1 * 2 // 3  # the rest is for the weights that pass
+        return machine.caches.l1 * 2 // 3  # the rest is for the weights
 
     def key_tile(self, vectors: int) -> int:
-        """Keys in a register tile of so many vectors of rows."""
+        """Keys in a register tile with this many vectors of rows."""
         return min(self.registers * 3 // 4 // vectors, _MAX_KEYS)
 
     def row_tiles(self, rows: int, vectors: int) -> list[tuple[int, int]]:
-        """(first, how many) of the rows of one vector's lanes that a register tile takes."""
+        """(first, count) of the rows of one vector's lanes in each register tile."""
         return even_parts(rows, self.registers * 3 // 4 // vectors)
 
     def _weighted_tile(
@@ -486,8 +487,7 @@ class AttentionNest:
 
 @dataclass(frozen=True)
 class ScoreTile:
-    """`count` keys from `begin` on, in a block of keys, alongside `vectors` vectors of rows from the one numbered
-    `start` on."""
+    """`count` keys from `begin` on within a block of keys, by `vectors` vectors of rows from `start` on."""
 
     start: te.Expr | int
     vectors: int
@@ -512,7 +512,7 @@ class ScoreTile:
 
     @property
     def vector(self) -> te.Expr:
-        """Which of the register tile's it is."""
+        """The index of the vector in the register tile."""
         return self.key * self.vectors + self.u
 
     @property
@@ -525,7 +525,7 @@ Finish = Callable[[ScoreTile, Buffer], Stmt]
 
 @dataclass(frozen=True)
 class _ValueBlock:
-    """`count` keys of the block of keys that begins at `first`, from `start` on, and whether they are its first or its
+    """`count` keys from `start` on, in the block of keys that begins at `first`, and whether they are its first or
     last: known, or a condition."""
 
     first: te.Expr
@@ -542,19 +542,20 @@ def _either(which: te.Expr | bool, then: Stmt, other: Stmt) -> Stmt:
 
 
 def even_parts(total: int, most: int) -> list[tuple[int, int]]:
-    """(first, how many) of parts of at most `most`, as even as possible."""
+    """(first, count) of parts with at most `most` elements, as even as possible."""
     count = ceil_div(total, most)
     starts = [number * total // max(count, 1) for number in range(count + 1)]
     return [(start, end - start) for start, end in itertools.pairwise(starts)]
 
 
 def _larger(a: te.Expr, b: te.Expr) -> te.Expr:
-    """The larger one; b where either is NaN. One instruction: NaN reaches the result through the exponential."""
+    """The larger one; b if either is NaN. This is one instruction; NaN still reaches the result through the
+    exponential."""
     return te.select(te.call("lt", b, a), a, b)
 
 
 def _unrolled(axis: te.Var, step: Stmt) -> Stmt:
-    """The loop over `axis` with `UNROLL` steps written out."""
+    """The loop over `axis` with `UNROLL` steps unrolled."""
     count, rest = divmod(axis.extent, UNROLL)
     outer, copy, tail = (
         te.Var(axis.name + "_o", count),

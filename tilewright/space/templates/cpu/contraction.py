@@ -51,33 +51,33 @@ _PARTIAL_BYTES = 256 << 10
 _PANEL_BYTES = 256 << 10
 _STRADDLING, _STRADDLING_STORE = 0.75, 1.5  # cycles for a vector in two cache lines
 _UNALIGNED = 0.5  # assumed fraction of the caller's tensors that are not aligned to a cache line
-_TALL_AND_WIDE = 1.25  # cycles for a row beyond 8 in a step, in tiles of 3 vectors and more
+_TALL_AND_WIDE = 1.25  # cycles for each row beyond 8 in a step, in tiles of 3 or more vectors
 _FAR_LINE, _FAR_LINE_PREFETCHED = (
     4.0,
     2.0,
-)  # cycles for a line from L3, not in a run of lines; prefetched before
-# The share of L2 that data and a panel may fill without evictions by the next panels; the share of the data that is
-# evicted where it is twice as large. (Data under overlapping windows is read more often, and stays longer.)
+)  # cycles for a line from L3 outside a run of lines; if prefetched earlier
+# The share of L2 that data and a panel can fill before the next panels evict them, and the share of the data that is
+# evicted if it is twice as large. (Data under overlapping windows is read more often and stays longer.)
 _ROOMY, _DISPLACED = 0.4, 0.45
-PREFETCHED_COST = 0.25  # of the cost of panels from L3, where they are prefetched a block of K ahead
-COPIED_BYTES = 16.0  # a cycle, while data is staged: nothing is computed that would hide where it comes from
-_NEXT_RUN = 4.0  # cycles from one block of channels to the next, which the hardware does not foresee
-FAR_RUN = 20.0  # cycles for the beginning of a run of the data that comes from there
+PREFETCHED_COST = 0.25  # relative cost of panels from L3 that are prefetched one block of K ahead
+COPIED_BYTES = 16.0  # per cycle while data is staged: no computation hides the latency
+_NEXT_RUN = 4.0  # cycles between blocks of channels, which the hardware does not prefetch
+FAR_RUN = 20.0  # cycles for the start of a run of data from L3
 _FOLLOWED, _FAR_STRIP = (
     64,
     30.0,
-)  # pages that are written in turn; cycles for a strip of a row where there are more
-_WRITTEN_OUT = 320  # FMAs written out at most: code size and compile time
-_WRITTEN_OUT_BLOCK = 400  # of a whole block of channels, which then needs no loop inside the one over blocks
+)  # pages that are written in turn; cycles for a strip of a row if there are more
+_WRITTEN_OUT = 320  # maximum FMAs unrolled: code size and compile time
+_WRITTEN_OUT_BLOCK = 400  # maximum for a whole block of channels, which then needs no inner loop
 _SPREAD_EARLY = (
-    5  # rows at most of such a block two vectors wide: LLVM spreads elements that are used twice early
+    5  # maximum rows of such a block two vectors wide: LLVM broadcasts elements that are used twice early
 )
 BEGIN, _BROUGHT = (
     100.0,
     256.0,
-)  # cycles to begin with a panel; bytes of it for each that its first tile waits
+)  # cycles to start a panel; its bytes per byte that the first tile waits for
 _BLOCKS = (1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 14, 16, 24, 28, 32, 48, 64, 96, 128)
-_FEW_CUTS = 4  # divisors of a sum's length that are enough to cut it by
+_FEW_CUTS = 4  # minimum number of divisors of the sum's length to cut it by divisors
 _K_BLOCKS = (
     64,
     96,
@@ -85,10 +85,10 @@ _K_BLOCKS = (
     192,
     256,
     384,
-)  # about as many steps of K are in a K block whose length is no divisor
-_NARROW_PAYS = 1 / 32  # of the columns computed, what a narrower last panel must save
-_FEW_ROWS = 4  # for which reading the weight takes longer than multiplying it
-_LAST_ROWS = 10  # of its register tiles at most
+)  # approximate steps of K in a K block whose length is not a divisor
+_NARROW_PAYS = 1 / 32  # minimum share of computed columns that a narrower last panel must save
+_FEW_ROWS = 4  # rows for which reading the weight takes longer than multiplying
+_LAST_ROWS = 10  # maximum rows of its register tiles
 
 
 class Contraction:
@@ -113,21 +113,21 @@ class ContractionTiling:
     rows: int
     vectors: int
     unroll: int
-    panels: Tiles  # of the vector axis, or of as many columns as the vectors of the only panel have
+    panels: Tiles  # of the vector axis, or of the columns covered by the vectors of the only panel
     per_chunk: int  # panels in a chunk
     chunks: int
-    block: int  # values of the outermost row axis in a block: whole register tiles where it is the only one
+    block: int  # values of the outermost row axis in a block: whole register tiles if it is the only one
     blocks: int
-    k_block: int  # values of the step of K that is cut whose products are summed at once; 0: all steps of K of all axes
+    k_block: int  # values of the K axis that is split, summed at once; 0: K is not split
     prefetch: int
     staged: bool
-    copied: bool = False  # whether a panel that is no constant is copied to scratch memory
-    last_vectors: int = 0  # of the last panel, where it is narrower than the others
+    copied: bool = False  # whether a panel that is not constant is copied to scratch memory
+    last_vectors: int = 0  # vectors of the last panel, if it is narrower than the others
     last_rows: int = 0
 
     @cached_property
     def last(self) -> ContractionTiling | None:
-        """The shape of the last panel, if it has one of its own."""
+        """The tiling of the last panel, if it has its own."""
         if not self.last_vectors:
             return None
         return replace(self, rows=self.last_rows, vectors=self.last_vectors, last_rows=0, last_vectors=0)
@@ -135,8 +135,10 @@ class ContractionTiling:
 
 class AppliedContraction:
     name = NAME
-    tall = 0.1  # cycles for a row beyond 8 in a step, in tiles of one or two vectors
-    narrows = True  # whether the last panel may have tiles of its own, vectors may overlap or be stored apart
+    tall = 0.1  # cycles for each row beyond 8 in a step, in tiles of one or two vectors
+    narrows = (
+        True  # whether the last panel may have its own tiles, and vectors may overlap or be stored separately
+    )
 
     def __init__(self, work: Work, gemm: Gemm, dims: tuple[Coordinate, ...] | None) -> None:
         self.work = work
@@ -149,27 +151,28 @@ class AppliedContraction:
         self.registers_each = max(1, accumulator.bytes * self.lanes // work.machine.vector_bytes)
         # Integers are widened, multiplied (two instructions on most machines) and added.
         self.instructions = 1.0 if accumulator.is_float else 3.0
-        # A descent prefetches thousands of configs, and of most whether they are legal and then what they cost.
+        # Cached: a descent asks about thousands of configs, for most of them first whether they are legal and then
+        # what they cost.
         self._shape: tuple[object, ContractionTiling] | None = None
         self._last_tiles: dict[tuple[int, int, int], tuple[int, int]] = {}
         self._staged_extents: dict[int, tuple[int, ...]] = {}
 
     @cached_property
     def vectors_separate(self) -> bool:
-        """Whether the vectors of a panel are stored apart from each other."""
+        """Whether the vectors of a panel are stored separately."""
         few = extent_of(self.gemm.rows) <= _FEW_ROWS
         return self.narrows and few and self.gemm.constant_weight
 
     @cached_property
     def tail(self) -> int:
-        """The columns after the last whole vector, where they are summed apart from the others."""
+        """The columns after the last whole vector, if they are summed separately."""
         if not self.narrows or self.vectors_separate:
             return 0
         return tail_columns(self.gemm, self.lanes)
 
     @cached_property
     def columns(self) -> te.Var:
-        """Those that are in panels."""
+        """The columns that are in panels."""
         vector = self.gemm.vector
         return te.Var("columns", vector.extent - self.tail) if self.tail else vector
 
@@ -208,18 +211,20 @@ class AppliedContraction:
 
     @cached_property
     def _most_vectors(self) -> int:
-        """Of one panel: as many as there are whole ones; one more, which overlaps the one before it."""
+        """Maximum vectors of a panel: the number of whole ones, or one more that overlaps the one before it."""
         extent = self.columns.extent
         return ceil_div(extent, self.lanes) if self.narrows else extent // self.lanes
 
     def _prefetch_levels(self) -> tuple[int, ...]:
-        """Where the next K block of a panel is brought; the next panel, which is farther away, where none is packed."""
+        """The cache levels to which the next K block of a panel (or the next panel, if none is packed) can be
+        prefetched."""
         if self.vectors_separate:
             return (0,)
         return (0, 1, 2) if self.gemm.constant_weight else (0, 2)
 
     def _cuts(self) -> list[int]:
-        """Divisors of the step of K that is cut; of one without many, which is the only one, also others."""
+        """Lengths of K blocks: divisors of the split K axis; if it is the only axis and has few divisors, other
+        lengths too."""
         gemm = self.gemm
         extent = gemm.k_axes[gemm.cut].extent
         exact = [n for n in range(1, extent + 1) if extent % n == 0 and self._can_be_k_block(n)]
@@ -244,7 +249,7 @@ class AppliedContraction:
         return unroll == 1 or rows * vectors * unroll <= most
 
     def _most_rows(self, vectors: int, unroll: int) -> float:
-        """Of a tile that does not spill, whatever the registers have room for."""
+        """Maximum rows of a tile that does not spill."""
         return _SPREAD_EARLY if vectors == 2 and unroll == self.gemm.short_run else math.inf
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
@@ -269,7 +274,7 @@ class AppliedContraction:
         return not shape.k_block or self.partial_size(shape) * 4 <= _PARTIAL_BYTES
 
     def _registers(self, shape: ContractionTiling) -> int:
-        """Vectors that are alive in the innermost loop; in parts of a block of channels LLVM wants two more."""
+        """Vectors live in the innermost loop; LLVM needs two more in parts of a block of channels."""
         scalar_loads = 3 if shape.unroll < self.gemm.short_run else 1
         return shape.rows * shape.vectors + shape.vectors + scalar_loads
 
@@ -312,7 +317,7 @@ class AppliedContraction:
         )
 
     def last_tile(self, panels: Tiles, vectors: int, block: int, unroll: int) -> tuple[int, int]:
-        """(rows, vectors) of the last panel's register tiles; (0, 0): as of the others."""
+        """(rows, vectors) of the last panel's register tiles; (0, 0): the same as the others."""
         left = panels.axis.extent - (panels.count - 1) * panels.size
         narrow = ceil_div(left, self.lanes)
         saved = (vectors - narrow) / (panels.count * vectors)
@@ -350,7 +355,7 @@ class AppliedContraction:
 
     @cached_property
     def _between(self) -> int:
-        """Rows of the result for each value of the outermost and the innermost row axis."""
+        """Result rows per value of the outermost and the innermost row axis."""
         return extent_of(self.gemm.rows[1:-1])
 
     def partial_size(self, shape: ContractionTiling) -> int:
@@ -358,7 +363,7 @@ class AppliedContraction:
         return wide if shape.last is None else max(wide, self.partial_size(shape.last))
 
     def _prefetch_pays(self, shape: ContractionTiling) -> bool:
-        """Whether the lines of a K block of a panel are about as many as the steps in which one can be prefetched."""
+        """Whether a K block of a panel has about as many lines as there are steps to prefetch one."""
         if not self.gemm.constant_weight:
             return (
                 self._weight_pitch > self.machine.line_bytes and self._tiles_per_block(shape) >= shape.vectors
@@ -384,20 +389,20 @@ class AppliedContraction:
         chunk_panels = shape.per_chunk if shape.chunks > 1 else shape.panels.count
         caches = machine.caches
 
-        # The part of a panel that all rows of the block pass by stays in L1; what does not fit there comes
-        # again for each tile.
+        # The part of a panel that all rows of the block read stays in L1; what does not fit is loaded again for each
+        # tile.
         crowded = (panel + self._tile_bytes(shape)) / k_blocks / (0.75 * caches.l1) - 1
         returns = min(1.0, max(0.0, 2 * crowded)) * (self._tiles_per_block(shape) - 1)
         panel_reads = passes * panel * (1 + returns)
         data_reads = data_bytes * shape.chunks * shape.per_chunk
         fits = caches.keep(panel + block_bytes)
         from_l2 = float(panel_reads) + (data_reads if fits and block_bytes > caches.l1 // 2 else 0)
-        # What does not fit there any more is displaced before the next panel wants it; single lines are even before.
+        # Data that no longer fits is evicted before the next panel needs it; single lines are evicted even earlier.
         filled = (panel + block_bytes) / caches.l2_per_core
         beyond = min(1.0, max(0.0, filled / 0.75 - 1))
         lines = max(beyond, min(1.0, _DISPLACED * (filled / _ROOMY - 1))) if self._streams else beyond
         from_l3 = lines * shape.chunks * (shape.per_chunk - 1) * data_bytes
-        # Panels come from memory once for each block of rows, unless the chunk's stay in L2.
+        # Panels are loaded from memory once per block of rows, unless the chunk's panels stay in L2.
         again = shape.blocks if panel * chunk_panels > caches.l2_per_core // 2 else 1
         if gemm.constant_weight:
             from_memory = float(weight_bytes)
@@ -406,11 +411,11 @@ class AppliedContraction:
             )
         else:
             from_memory, from_l3 = 0.0, from_l3 + weight_bytes * again
-        # Chunks that follow each other on a thread find the data where the one before has left it, if it fits.
+        # Consecutive chunks on a thread reuse data that the previous one left in the cache, if it fits.
         stays = caches.keep(data_bytes // repeats + panel)
         comes = min(shape.chunks, machine.cores) if stays else shape.chunks
         written = gemm.formula.output.size * gemm.formula.output.dtype.bytes
-        # What the kernel before has left in this core's L2, and what the one after it finds there.
+        # Data that the previous kernel left in this core's L2, and data that the next kernel finds there.
         touched = data_bytes * comes + written + weight_bytes * (1 if shape.chunks > 1 else machine.cores)
         if caches.keep(touched / machine.cores):
             from_l2 += data_bytes + 2.0 * written
@@ -423,7 +428,7 @@ class AppliedContraction:
         staged = self._staged_bytes(shape) * shape.chunks * shape.blocks * repeats if shape.staged else 0
         prefetched = self._prefetched(shape, passes, panel) if shape.prefetch else 0.0
         copied = passes * self.gemm.length * shape.vectors if shape.copied else 0  # vectors
-        # Of the passes. A chunk without one is the last to end.
+        # Per pass. A chunk without the tail finishes last.
         narrow = repeats * shape.blocks if shape.last is not None and shape.chunks == 1 else 0
         tiles = self.tile_terms(shape, passes - narrow, k_blocks)
         if shape.last is not None:
@@ -456,13 +461,13 @@ class AppliedContraction:
         return extent_of(self.gemm.shared)
 
     def _prefetched(self, shape: ContractionTiling, passes: int, panel: int) -> float:
-        """Prefetches: each line of a panel once, or one at each step of K of every register tile."""
+        """Prefetch instructions: each line of a panel once, or one per step of K and register tile."""
         if self.gemm.constant_weight:
             return passes * panel / self.machine.line_bytes
         return float(passes * self._tiles_per_block(shape) * self.gemm.length)
 
     def tile_terms(self, shape: ContractionTiling, passes: float, k_blocks: float) -> Terms:
-        """Of the register tiles alone, of so many panels in a block."""
+        """The terms of the register tiles alone, for this many panels in a block."""
         tiles = passes * self._tiles_per_block(shape)
         steps, each = tiles * self.gemm.length, shape.rows * shape.vectors
         return Terms(
@@ -479,8 +484,8 @@ class AppliedContraction:
         )
 
     def _far_runs(self, shape: ContractionTiling, k_blocks: int) -> float:
-        """Cycles that it costs to read all rows of the data once, a K block of each at a time, from beyond
-        L2: what is brought without being prefetched are long runs within a page."""
+        """Cycles to read all rows of the data once from beyond L2, one K block at a time. Only long runs within a
+        page are prefetched by the hardware."""
         gemm = self.gemm
         if not self._streams:
             return 0.0
@@ -490,13 +495,13 @@ class AppliedContraction:
 
     @cached_property
     def _streams(self) -> bool:
-        """Whether data that is read in runs is more than L2 holds."""
+        """Whether data that is read in runs exceeds L2."""
         data = extent_of((*self.gemm.rows, *self.gemm.k_axes)) * 4
         return self.in_runs and data > self.machine.caches.l2_per_core
 
     @cached_property
     def in_runs(self) -> bool:
-        """Whether a register tile reads other data than the one before it, and each row of it in a run."""
+        """Whether consecutive register tiles read different data, and each row of it in a run."""
         gemm = self.gemm
         separate = self.dims is not None and all(dim.axis is None or dim.tap is None for dim in self.dims)
         if not separate or not isinstance(gemm.data, te.Load) or gemm.run < gemm.vector.extent:
@@ -504,7 +509,7 @@ class AppliedContraction:
         return coefficient(gemm.data.indices[0], gemm.k_axes[-1]) == 1
 
     def _far_strips(self, shape: ContractionTiling) -> float:
-        """Cycles that it costs to write panels into rows far from each other, more of them than are followed."""
+        """Cycles to write panels into rows far from each other, if there are more than the hardware tracks."""
         pages = self._pages_between
         if not pages or self._tiles_per_block(shape) * shape.rows * pages <= _FOLLOWED:
             return 0.0
@@ -512,7 +517,7 @@ class AppliedContraction:
 
     @cached_property
     def _pages_between(self) -> float:
-        """From one row of the result to the next, where it does not stay in L2; at most 1."""
+        """Pages between consecutive rows of a result that does not stay in L2; at most 1."""
         formula, machine = self.gemm.formula, self.machine
         output = formula.output
         kept = output.size * output.dtype.bytes <= 2 * machine.caches.l2_per_core * machine.cores
@@ -525,8 +530,8 @@ class AppliedContraction:
         return self._repeats * extent_of(self.gemm.rows)
 
     def unpacked_cycles(self, shape: ContractionTiling, steps: float, visits: float) -> float:
-        """Cycles that it costs to read the weight where it lies, in `steps`; in `visits` of them, which are the first
-        to read one step of K of a panel, it may come from far away."""
+        """Cycles to read the weight in place, in `steps`. In `visits` of them, the first to read a step of K of a
+        panel, the data may come from far away."""
         if self.gemm.constant_weight:
             return 0.0
         unaligned = 1.0 if self._weight_pitch % self.machine.line_bytes else _UNALIGNED
@@ -541,8 +546,8 @@ class AppliedContraction:
         return (straddling + (line * visits if far else 0.0)) * shape.vectors
 
     def _displaced_rows(self, shape: ContractionTiling) -> float:
-        """Rows of a register tile that others of it have displaced from L1 before their next element is
-        read: of lines whole pages apart it holds one in each of its ways, which are as large as a page."""
+        """Rows of a register tile that are evicted from L1 by its other rows before their next element is read. Of
+        lines that are whole pages apart, L1 holds one per way, because a way is as large as a page."""
         return min(shape.rows, 2 * max(0.0, shape.rows - self._held_rows))
 
     @cached_property
@@ -555,18 +560,18 @@ class AppliedContraction:
 
     @cached_property
     def _weight_pitch(self) -> int:
-        """Bytes from one step of K of the weight to the next."""
+        """Bytes between consecutive steps of K in the weight."""
         load = self.gemm.weight_load
         return abs(coefficient(load.indices[0], self.gemm.k_axes[-1]) or 0) * load.dtype.bytes
 
     @cached_property
     def result_pitch(self) -> int:
-        """Bytes from one row of the result to the next; 0 where there is one."""
+        """Bytes between consecutive rows of the result; 0 if there is only one."""
         formula, rows = self.gemm.formula, self.gemm.rows
         return abs(coefficient(formula.store, rows[-1]) or 0) * formula.output.dtype.bytes if rows else 0
 
     def _tile_bytes(self, shape: ContractionTiling) -> int:
-        """Of L1, what the data of a register tile takes up."""
+        """Bytes of L1 that the data of a register tile occupies."""
         return shape.rows * self.gemm.length * 4
 
     def block_bytes(self, shape: ContractionTiling) -> int:
@@ -587,7 +592,7 @@ class AppliedContraction:
 
 
 def even_block(extent: int, size: int, unit: int) -> int:
-    """The least multiple of `unit` that cuts `extent` into no more blocks than `size` does. The last is moved back
-    where it is not whole: what it does again is little then."""
+    """The least multiple of `unit` that cuts `extent` into no more blocks than `size` does. A partial last block
+    overlaps the one before it, so little work is repeated."""
     blocks = ceil_div(extent, size)
     return min(extent, ceil_div(extent, blocks * unit) * unit)

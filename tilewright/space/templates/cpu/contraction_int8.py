@@ -1,21 +1,20 @@
 """Int8 matmuls and convolutions: four steps of K per instruction, accumulated exactly in i32.
 
-The loops are those of `contraction.py`; one step of K is a word of four neighbouring bytes along the innermost axis of
-the sum:
+The loops are those of `contraction.py`; one step of K is a word of four neighbouring bytes along the innermost axis
+of the sum:
 
     acc[rows, vectors] = start
     for words: acc = dot4(data[row, word], panel[word, :], acc)
 
-A panel holds, for every word of steps of K, the four bytes of each of its columns. `dot4` multiplies unsigned bytes by
-signed ones, so where data and weight are of one kind the data is moved by 128 to the other (its sign bit is transposed
-over in scratch memory), and that is taken off again, 128 times the sum of the weight's column: what the accumulators
-start at.
+A panel holds, for every word of steps of K, the four bytes of each of its columns. `dot4` multiplies unsigned by
+signed bytes. If data and weight have the same signedness, the data is shifted by 128 (its sign bit is flipped in
+scratch memory), and the accumulators start at the correction: 128 times the sum of the weight's column.
 
     sum x w = sum (x + 128) w - 128 sum w      (both signed)
     sum x w = sum (x - 128) w + 128 sum w      (both unsigned)
 
-The data is read where it lies if words do not straddle what belongs together, else staged with its innermost axis
-filled up to whole words; the weight is zero there.
+The data is read in place if words do not straddle rows of its innermost axis. Otherwise it is staged with that axis
+padded to whole words; the weight is zero there.
 """
 
 from __future__ import annotations
@@ -55,12 +54,12 @@ NAME = "contraction_int8"
 _BYTES = (DType.I8, DType.U8)
 _WORD = DType.I32
 _K_PER_WORD = _WORD.bytes  # steps of K in a word
-_SIGN_BITS = (
-    -0x7F7F7F80
-)  # 0x80 in each byte of a word: 128 where bytes are unsigned, -128 where they are signed
+_SIGN_BITS = -0x7F7F7F80  # 0x80 in each byte of a word: 128 if bytes are unsigned, -128 if signed
 _MIN_LANES = 4
-_WIDE_TILE = 0.5  # cycles a step for each vector beyond four: measured, a load of weights serves too few rows
-_PAIRS_INSTRUCTIONS = 4.5  # of a dot4 made of 16-bit FMAs: two of them, two additions, a share of widening
+_WIDE_TILE = (
+    0.5  # measured cycles per step for each vector beyond four: a load of weights serves too few rows
+)
+_PAIRS_INSTRUCTIONS = 4.5  # for a dot4 made of 16-bit FMAs: two FMAs, two additions, a share of widening
 
 
 class ContractionInt8:
@@ -93,8 +92,7 @@ def _can_be_packed(gemm: Gemm) -> bool:
 
 @dataclass(frozen=True)
 class WordGemm(Gemm):
-    """A product of bytes whose innermost steps of K are taken in words. `data` is a load of words, or has to be
-    staged."""
+    """A byte product whose innermost steps of K form words. `data` is a load of words, or must be staged."""
 
     bytes_of_data: te.Expr
     words: te.Var
@@ -114,17 +112,17 @@ class WordGemm(Gemm):
 
     @property
     def transposed(self) -> bool:
-        """Whether the data's sign bits are transposed over."""
+        """Whether the data's sign bits are flipped."""
         return self.bytes_of_data.dtype is self.weight_load.dtype
 
     @property
     def filled_up(self) -> bool:
-        """Whether the last word of the innermost steps of K is not whole."""
+        """Whether the last word of the innermost steps of K is padded."""
         return self.last_k.extent % _K_PER_WORD != 0
 
 
 def words_of(gemm: Gemm) -> WordGemm | None:
-    """The product in words; None where it is not one of bytes, or its data cannot be had in words."""
+    """The product in words; None if it is not a byte product, or its data cannot be read in words."""
     data, weight = gemm.data, gemm.weight
     if not (isinstance(data, te.Cast) and isinstance(weight, te.Cast)):
         return None
@@ -145,7 +143,7 @@ def words_of(gemm: Gemm) -> WordGemm | None:
 
 
 def _word_load(data: te.Expr, k: te.Var, words: te.Var) -> te.Load | None:
-    """The data as words where it lies; None where they would not be whole, or not its neighbours."""
+    """The data as words in place; None if they would be partial or not contiguous."""
     if not isinstance(data, te.Load) or k.extent % _K_PER_WORD:
         return None
     form = linear(data.indices[0])
@@ -252,7 +250,7 @@ class _Int8Nest(ContractionNest):
         return te.call("dot4", weight, data, kept)
 
     def before_tiles(self) -> list[Stmt]:
-        """What the accumulators of each column start at: what transposing the data's sign bits over adds, taken off."""
+        """Initialise the accumulators of each column with the correction for flipped sign bits."""
         if not self.gemm.transposed:
             return []
         sums = Buffer("sums", _WORD, self.shape.panels.size, Scope.REGISTER)

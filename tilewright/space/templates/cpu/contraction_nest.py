@@ -1,4 +1,5 @@
-"""The loop nest of a matmul or direct convolution, one config of `contraction.py`, which draws its picture."""
+"""The loop nest of a matmul or direct convolution: one config of `contraction.py`, whose docstring shows the
+loops."""
 
 from __future__ import annotations
 
@@ -46,11 +47,11 @@ from tilewright.te.index import simplify
 if TYPE_CHECKING:
     from tilewright.space.templates.cpu.contraction import AppliedContraction, ContractionTiling
 
-_CHAIN = 256  # products that are summed one after the other, at most
+_CHAIN = 256  # maximum products summed in one chain
 
 
 class ContractionNest:
-    """The loop nest of one config. What has no leading underscore is for templates that compute a part as this one."""
+    """The loop nest of one config. Methods without a leading underscore are for templates that reuse a part of it."""
 
     def __init__(self, applied: AppliedContraction, shape: ContractionTiling) -> None:
         self.shape, self.gemm, self.dims = shape, applied.gemm, applied.dims
@@ -69,8 +70,8 @@ class ContractionNest:
             te.Var("v", self.lanes),
         )
         self.k_axes = gemm.k_axes
-        self.k_block_loops: list[te.Var] = []  # over K blocks of equal length
-        self.rest = 0  # steps of K of one more, shorter K block
+        self.k_block_loops: list[te.Var] = []  # loops over K blocks of equal length
+        self.rest = 0  # steps of K in one more, shorter K block
         if shape.k_block:
             cut = self.k_axes[gemm.cut]
             self.k_block_loops = [*self.k_axes[: gemm.cut], te.Var("k_block", cut.extent // shape.k_block)]
@@ -78,16 +79,16 @@ class ContractionNest:
         self.in_tile = [(self.row, Kind.UNROLL), (self.vec, Kind.UNROLL), (self.lane, Kind.VECTOR)]
         self.width = shape.vectors * self.lanes
         self.element = self.row * self.width + self.vec * self.lanes + self.lane
-        # Of a narrower panel the last columns: those before are in the panel before it, too.
+        # The last columns of a narrower panel; the columns before them are also in the previous panel.
         self.column = self.vec * self.lanes + self.lane + (shape.panels.size - self.width)
 
         self.straddling = applied.result_pitch % self.line_bytes != 0
-        # Where the result is larger than L2, its lines come from far away to be written.
+        # If the result is larger than L2, its lines come from far away before they are written.
         self.prefetches_ahead = (
             formula.output.size * formula.output.dtype.bytes > applied.machine.caches.l2_per_core
         )
         self.vectors_separate = applied.vectors_separate
-        # Which panel: chunks of panels, the last one moved back.
+        # The panel's index: chunks of panels, where the last chunk overlaps the one before it.
         first = Tiles(te.Var("panels", shape.panels.count), shape.per_chunk).start_of(self.chunk)
         self.which_panel = first + self.panel
         self.values: dict[te.Var, te.Expr] = {
@@ -115,7 +116,7 @@ class ContractionNest:
             self.last.partial_size = self.partial_size
 
     def _number(self, all_vectors: te.Var) -> te.Expr:
-        """Which vector along the vector axis it is, where all of them are whole."""
+        """The index of the vector along the vector axis, if all vectors are whole."""
         if self.vectors_separate:
             return self.which_vector
         size = self.shape.panels.size // self.lanes
@@ -123,7 +124,7 @@ class ContractionNest:
         return first + self.vec + (size - self.shape.vectors)
 
     def _position_rows(self) -> None:
-        """Loops over register tiles in a block, and the row axes' values in them."""
+        """The loops over register tiles in a block, and the row axes' values in them."""
         rows, shape = self.gemm.rows, self.shape
         if not rows:
             return
@@ -184,7 +185,7 @@ class ContractionNest:
         return self.program_of(self._parallel(with_values(block(*stmts), {})), config)
 
     def program_of(self, body: Stmt, config: Config) -> Program:
-        """The program whose loops are `body`, which reads the weight in its packed order."""
+        """The program with the loops `body`, which reads the weight in its packed order."""
         formula = self.formula
         inputs = [
             self.packed.buffer if self.packed is not None and b == self.packed.original else b
@@ -208,7 +209,7 @@ class ContractionNest:
         return block(*stmts)
 
     def weight_element(self) -> te.Expr:
-        """The element of the weight that the current step of K, vector and lane take."""
+        """The weight's element for the current step of K, vector and lane."""
         packed, load = self.packed, self.gemm.weight_load
         if self.copy is not None:
             return te.Load(self.copy, (row_major(self.k_axes) * self.shape.panels.size + self.column,))
@@ -217,7 +218,7 @@ class ContractionNest:
         return te.rewrite(self.gemm.weight, lambda node: packed.load if node == load else None)
 
     def before_tiles(self) -> list[Stmt]:
-        """What is done once for a panel."""
+        """Statements that run once per panel."""
         if self.copy is None:
             return []
         position = row_major(self.k_axes) * self.shape.panels.size + self.column
@@ -242,7 +243,7 @@ class ContractionNest:
         return StagedOperand(buffer, self.dims, self.staged_extents)
 
     def _position_in(self, staged: StagedOperand) -> te.Expr:
-        """Where in the staged block the element for the current row and step of K is."""
+        """The index of the element for the current row and step of K in the staged block."""
         return staged.offset(self._positions_in_block())
 
     def _positions_in_block(self) -> list[te.Expr]:
@@ -259,7 +260,8 @@ class ContractionNest:
         return positions
 
     def _fill(self, staged: StagedOperand, data: te.Expr) -> Stmt:
-        """The block's data, dimension by dimension; trailing ones that lie together in memory are copied as one run."""
+        """Fill the block's data, dimension by dimension; trailing dimensions that are contiguous in memory are copied
+        as one run."""
         positions = [te.Var(f"s{n}", extent) for n, extent in enumerate(staged.extents)]
         value = self._at_positions(data, staged, positions)
         if not positions:  # one element that every result reads
@@ -287,7 +289,7 @@ class ContractionNest:
         return nest([(var, Kind.SERIAL) for var in outer], filled)
 
     def _at_positions(self, data: te.Expr, staged: StagedOperand, positions: Sequence[te.Var]) -> te.Expr:
-        """The data as a formula over places in the staged block."""
+        """The data as a formula over indices in the staged block."""
         values: dict[te.Var, te.Expr] = {}
         for dim, position in zip(staged.coordinates, positions, strict=True):
             starts = self.gemm.rows and dim.axis == self.gemm.rows[0]
@@ -295,7 +297,7 @@ class ContractionNest:
         return simplify(te.substitute(data, values))
 
     def _along(self, low: int, high: int, store: Callable[[te.Expr], Store]) -> list[Stmt]:
-        """`store` for every place in [low, high), in vectors."""
+        """Run `store` for every index in [low, high), in vectors."""
         if high <= low:
             return []
         lanes = min(self.staging_lanes, power_of_two_below(high - low))
@@ -304,7 +306,7 @@ class ContractionNest:
         return [nest([(tiles.var, Kind.SERIAL), (lane, Kind.VECTOR)], at)]
 
     def _fill_vectors(self, staged: StagedOperand, positions: list[te.Var], value: te.Expr) -> Stmt:
-        """Any formula, in vectors along the last dimension."""
+        """Fill from any formula, in vectors along the last dimension."""
         last = positions[-1]
         lanes = min(self.lanes, power_of_two_below(last.extent))
         tiles, lane = Tiles(last, lanes), te.Var("sv", lanes)
@@ -319,13 +321,13 @@ class ContractionNest:
         return nest(loops, store)
 
     def _as_staged(self, value: te.Expr) -> te.Expr:
-        """An element of the data as it is kept in scratch memory."""
+        """An element of the data in the type of scratch memory."""
         return value
 
     # -- the register tile ------------------------------------------------------------------------------------------
 
     def _register_tile(self, data: te.Expr, weight: te.Expr, *, short: bool) -> Stmt:
-        """Sums over a block of K, the `short` one at their end or any other."""
+        """Sum over a block of K: the `short` one at the end, or any other."""
         kept = te.Load(self.accumulator, (self.element,))
         update = self._update(data, weight, kept)
         step = nest(self.in_tile, Store(self.accumulator, self.element, te.substitute(update, self.values)))
@@ -349,7 +351,7 @@ class ContractionNest:
         suspend = nest(self.in_tile, Store(partial, position, kept))
         whole: te.Expr = kept
         again = suspend
-        if kept.dtype.is_float:  # sums of K blocks are added up, not continued: shorter chains round less
+        if kept.dtype.is_float:  # sums of K blocks are added, not continued: shorter chains round less
             resume, again, whole = zero, self._added_to(partial, position), before + kept
         finish = nest(self.in_tile, self._finished(whole))
         if short:
@@ -365,12 +367,12 @@ class ContractionNest:
 
     @property
     def _sums_in_chunks(self) -> bool:
-        """Whether a sum is long enough for most of its rounding error to be that of large partial sums."""
+        """Whether a sum is so long that its rounding error comes mostly from large partial sums."""
         return self.accumulator.dtype.is_float and self.gemm.length > _CHAIN
 
     @cached_property
     def totals(self) -> Buffer:
-        """Of a register tile, the sums of all chunks so far."""
+        """The sums of all chunks so far, for a register tile."""
         return Buffer("totals", self.accumulator.dtype, self.accumulator.size, Scope.SCRATCH)
 
     def _added_to(self, buffer: Buffer, position: te.Expr) -> Stmt:
@@ -378,7 +380,7 @@ class ContractionNest:
         return nest(self.in_tile, Store(buffer, position, total))
 
     def _prefetched_ahead(self) -> list[Stmt]:
-        """The lines of a register tile's results: they are in L1 once its sums are there."""
+        """Prefetch the lines of a register tile's results, so that they are in L1 when its sums are ready."""
         formula = self.formula
         if not self.prefetches_ahead:
             return []
@@ -394,7 +396,7 @@ class ContractionNest:
         return [prefetched, nest([(self.row, Kind.UNROLL)], last)]
 
     def _finished(self, kept: te.Expr) -> Store:
-        """What is done with a sum."""
+        """Store a finished sum through the epilogue."""
         value, store = self.result_of(kept), self.formula.store
         return Store(
             self.formula.output, te.substitute(store, self.values), te.substitute(value, self.values)
@@ -414,14 +416,14 @@ class ContractionNest:
         return te.call("add", kept, te.call("mul", data, weight))
 
     def _first_value(self) -> te.Expr:
-        """What an accumulator begins at."""
+        """The initial value of an accumulator."""
         return te.const(0, self.accumulator.dtype)
 
     def _k_loops(
         self, step: Stmt, short: bool, before: Stmt | None = None, after: Stmt | None = None
     ) -> Stmt:
-        """The loops over steps of K, the innermost `unroll` steps written out; a step is followed by a prefetch.
-        `before` and `after` each chunk of steps that is summed by itself."""
+        """The loops over steps of K, the innermost `unroll` steps unrolled; a prefetch follows each step. `before`
+        and `after` enclose each chunk of steps that is summed separately."""
         unroll, k_axes = self.shape.unroll, list(self.k_axes)
         if self.shape.prefetch and self.packed is None:
             step = block(step, self._next_panel())
@@ -453,7 +455,7 @@ class ContractionNest:
             loop = For(counter, Kind.SERIAL, main)
             whole = loop if counter.extent > 1 else with_values(main, {counter: te.as_index(0)})
             return nest([(axis, Kind.SERIAL) for axis in outer], block(whole, *tail))
-        # As many of the outer loops belong to a chunk as it has room for; of one that is too long itself, a part.
+        # A chunk contains as many of the outer loops as fit; a loop that is too long is split.
         inside, count = len(outer), last.extent * extent_of(written)
         while inside and count * outer[inside - 1].extent <= _CHAIN:
             inside -= 1
@@ -461,7 +463,7 @@ class ContractionNest:
         each = _chunk(counter.extent, max(1, _CHAIN // (unroll * extent_of(written))))
         chunk, within = te.Var(counter.name + "_k", counter.extent // each), te.Var(counter.name + "_w", each)
         done = chunk.extent * each
-        if done < counter.extent:  # what is left over is the last chunk, with the tail
+        if done < counter.extent:  # the remaining steps form the last chunk, with the tail
             some = te.Var(counter.name + "_l", counter.extent - done)
             tail = [For(some, Kind.SERIAL, with_values(main, {counter: some + done})), *tail]
         steps = For(within, Kind.SERIAL, with_values(main, {counter: chunk * each + within}))
@@ -474,8 +476,8 @@ class ContractionNest:
         return nest([(axis, Kind.SERIAL) for axis in outer[:inside]], block(*stmts))
 
     def _next_panel(self) -> Stmt:
-        """A line of the next panel, where the weight lies, at the current step of K: each register tile prefetches
-        another."""
+        """Prefetch a line of the next panel in the unpacked weight, at the current step of K: each register tile
+        prefetches another."""
         load, vector = self.gemm.weight_load, self.gemm.vector
         assert isinstance(load.source, Buffer)
         line = te.call("min", row_major(self.row_loops), te.as_index(self.shape.vectors - 1))
@@ -484,7 +486,7 @@ class ContractionNest:
         return Prefetch(load.source, position, self.shape.prefetch)
 
     def _prefetches(self, k_loops: list[te.Var], short: bool) -> list[Stmt]:
-        """Lines of what comes after this K block of the panel, as many as spread it over this one's register tiles."""
+        """Prefetch the lines that follow this K block of the panel, spread evenly over its register tiles."""
         assert self.packed is not None
         weight = self.packed.load.source
         assert isinstance(weight, Buffer)
@@ -503,7 +505,7 @@ class ContractionNest:
 
 
 def _chunk(steps: int, most: int) -> int:
-    """How many steps are summed at a time: a number that divides all, where there is one of about `most`."""
+    """The number of steps summed at a time: a divisor of the total near `most`, if there is one."""
     if steps <= most:
         return steps
     least = max(1, most // 2)

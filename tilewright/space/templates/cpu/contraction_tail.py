@@ -5,8 +5,8 @@
       for steps of K, in vectors: acc += data[row, steps of K] * weight[column, steps of K]
       out[row, column] = epilogue(the sum of acc[row, column, :])
 
-As a vector of columns they would cost as much as a whole one; so they cost as many lanes as they are. Their weight is
-stored after the panels, column by column.
+As a vector of columns they would cost as much as a whole vector; this way they cost only their own lanes. Their
+weight is stored after the panels, column by column.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from tilewright.space.templates.cpu.contraction_nest import ContractionNest
 
 _MAX_ROWS = 8
-_FEW = 3 / 8  # of a vector: more cost less in one
-_PAYS = 1 / 32  # of the lanes computed, what must be saved
-_ADDED_UP = 10.0  # instructions that add up the lanes of a vector
+_FEW = 3 / 8  # share of a vector above which a whole vector costs less
+_PAYS = 1 / 32  # minimum share of computed lanes that must be saved
+_ADDED_UP = 10.0  # instructions for the horizontal sum of a vector
 _STRADDLING = 0.75  # cycles for a vector in two cache lines
-_LONG = 8  # vectors of steps of K, which make up for adding up the lanes
-_CHEAP = {"add", "sub", "mul", "min", "max"}  # what an epilogue may do to one element at a time
+_LONG = 8  # vectors along K that outweigh the horizontal sum
+_CHEAP = {"add", "sub", "mul", "min", "max"}  # operations that an epilogue may apply to single elements
 
 
 def tail_columns(gemm: Gemm, lanes: int) -> int:
-    """How many columns after the last whole vector are better summed so; 0: none."""
+    """The number of columns after the last whole vector that are better summed this way; 0: none."""
     vectors, columns = divmod(gemm.vector.extent, lanes)
     if not vectors or not 0 < columns <= _FEW * lanes or not _can_be_tail(gemm, lanes):
         return 0
@@ -56,8 +56,7 @@ def tail_terms(gemm: Gemm, columns: int, lanes: int, registers: int) -> Terms:
 
 
 def _can_be_tail(gemm: Gemm, lanes: int) -> bool:
-    """Whether rows of the data and columns of the weight are vectors of steps of K, and what is done with a sum is
-    little."""
+    """Whether rows of the data and columns of the weight are contiguous along K, and the epilogue is cheap."""
     load, data = gemm.weight_load, gemm.data
     if type(gemm) is not Gemm or gemm.shared or len(gemm.rows) != 1 or len(gemm.k_axes) != 1:
         return False
@@ -82,12 +81,12 @@ def _can_be_tail(gemm: Gemm, lanes: int) -> bool:
 
 
 def _rows_at_once(columns: int, registers: int) -> int:
-    """Rows whose sums stay in registers, alongside a vector of each column."""
+    """Rows whose sums stay in registers, next to a vector of each column."""
     return max(1, min(_MAX_ROWS, (registers - 2 - columns) // columns))
 
 
 def tail(nest_: ContractionNest, columns: int, registers: int) -> Stmt:
-    """The last `columns` of the current block."""
+    """Compute the last `columns` of the current block."""
     gemm, shape, lanes = nest_.gemm, nest_.shape, nest_.lanes
     assert nest_.packed is not None
     rows = min(shape.block, _rows_at_once(columns, registers))
@@ -128,7 +127,7 @@ def tail(nest_: ContractionNest, columns: int, registers: int) -> Stmt:
 
 
 def both(one: Terms, other: Terms) -> Terms:
-    """The work of register tiles, added."""
+    """Add the work of register tiles."""
     return Terms(
         arithmetic=one.arithmetic + other.arithmetic,
         loads=one.loads + other.loads,

@@ -1,15 +1,16 @@
-"""Contractions whose result is written along another axis than the weight is stored along: channels-first convolutions.
+"""Contractions whose result is written along another axis than the weight is stored along: channels-first
+convolutions.
 
 The loops are those of `contraction.py`, with the channels of the result in the lanes of vectors. The data is read, or
-staged, in the order in which it lies: what is multiplied with a panel is one element of it in all lanes, and that may
-come from anywhere. Only the sums have to be transposed:
+staged, in its own order: it enters the product as one element broadcast to all lanes, which may come from any
+address. Only the sums are transposed:
 
     for every panel:
       for blocks of K, for every `rows` rows of the block:
         ...
         sums[row, :] = acc                                          (scratch memory of rows x panel)
       for every square of the sums:
-        turn it in registers
+        transpose it in registers
         out[channel, rows] = epilogue(its rows)
 """
 
@@ -35,12 +36,12 @@ from tilewright.te.index import coefficient, linear
 NAME = "contraction_transposed"
 _MIN_LANES = 4
 _SUMS_BYTES = 256 << 10
-_WRITTEN_WINDOW = 16  # steps of K of a window that are written out at most
-_TRANSPOSING = 2.0  # cycles for a vector that is transposed, alongside the shuffles
-RUN = 20.0  # cycles for a run of the data that is read for the first time
-_COPIED = 1.0  # cycles for a vector of the data that is packed
-_PAGES = 32  # pages that are sure to be found at once
-_PAGE_MISS = 3.0  # cycles for another
+_WRITTEN_WINDOW = 16  # maximum steps of K of a window that are unrolled
+_TRANSPOSING = 2.0  # cycles for a transposed vector, besides the shuffles
+RUN = 20.0  # cycles for a run of data that is read for the first time
+_COPIED = 1.0  # cycles for a packed vector of data
+_PAGES = 32  # pages that the TLB holds for sure
+_PAGE_MISS = 3.0  # cycles for a page miss
 GATHERED = 1.0  # cycles for an element that is not copied in a run
 
 
@@ -62,7 +63,7 @@ class ContractionTransposed:
 class TransposedGemm(Gemm):
     """A product whose rows, not its vectors, are contiguous in the result."""
 
-    image: tuple[te.Var, ...]  # the axes that lie together at the end of the result, outermost first
+    image: tuple[te.Var, ...]  # the contiguous axes at the end of the result, outermost first
 
     @cached_property
     def rows(self) -> tuple[te.Var, ...]:
@@ -74,7 +75,7 @@ class TransposedGemm(Gemm):
 
     @cached_property
     def k_axes(self) -> tuple[te.Var, ...]:
-        """In the order of the data: what is near is read together."""
+        """In the order of the data, so that neighbouring elements are read together."""
         return tuple(sorted(self.reduction.axes, key=lambda tap: -self.step(tap)))
 
     @property
@@ -83,7 +84,8 @@ class TransposedGemm(Gemm):
 
 
 def transposed_gemm_of(formula: Formula | None) -> TransposedGemm | None:
-    """The formula as a product of data and a constant, the constant's own axis in vectors; None where it is none."""
+    """Match the formula as a product of data and a constant with the constant's own axis in vectors, or
+    return None."""
     if formula is None or len(formula.reductions) != 1 or set(formula.rows) != set(formula.axes):
         return None
     (reduction,) = formula.reductions
@@ -122,7 +124,7 @@ def _with_image(formula: Formula, data: te.Expr, weight: te.Expr) -> TransposedG
 
 
 def _is_flat(formula: Formula, image: Sequence[te.Var]) -> bool:
-    """Whether what is after the sum sees the axes of the image as one."""
+    """Whether the epilogue can treat the axes of the image as one."""
     for load in te.loads(formula.value):
         form = linear(load.indices[0]) if load.indices else None
         if form is None:
@@ -187,7 +189,7 @@ class AppliedContractionTransposed(AppliedContraction):
         )
 
     def _reading(self, shape: ContractionTiling, tiles: int, k_blocks: int) -> float:
-        """Cycles that reading a block's data takes, to stage it or by its register tiles, because of where it lies."""
+        """Cycles to read a block's data, for staging or by register tiles, that depend on its memory layout."""
         gemm = self.gemm
         extents = self.staged_extents(shape)
         runs = math.prod(extents[:-1])
@@ -211,7 +213,7 @@ class AppliedContractionTransposed(AppliedContraction):
 
     @cached_property
     def _gathers(self) -> bool:
-        """Whether neighbours along the last axis of the image are copied from places that are not side by side."""
+        """Whether neighbours along the last image axis are copied from non-contiguous memory."""
         return self._last_dim.tap is None and self.gemm.step(self.gemm.image[-1]) > 1
 
     @cached_property
@@ -220,7 +222,8 @@ class AppliedContractionTransposed(AppliedContraction):
         return next(dim for dim in self.dims if dim.axis == self.gemm.image[-1])
 
     def _tile_bytes(self, shape: ContractionTiling) -> int:
-        """The lines that a register tile reads: of each row of the window some neighbours, for each outer step of K."""
+        """Bytes of the lines that a register tile reads: some neighbours in each row of the window, per outer step of
+        K."""
         if self._packs(shape):
             return super()._tile_bytes(shape)
         step = self._last_dim.axis_step if shape.staged else self.gemm.step(self.gemm.image[-1])
@@ -234,19 +237,19 @@ class AppliedContractionTransposed(AppliedContraction):
 
 
 def packs(gemm: TransposedGemm) -> bool:
-    """Whether the rows of a register tile lie together, for every step of K: then a block can be stored tile by
+    """Whether the rows of a register tile are contiguous for every step of K, so that a block can be stored tile by
     tile."""
     return len(gemm.image) == 1 and isinstance(gemm.data, te.Load) and gemm.step(gemm.image[0]) == 1
 
 
 def vectors_of(rows: int) -> list[int]:
-    """Where vectors begin that cover the rows of a register tile, overlapping."""
+    """The starts of overlapping vectors that cover the rows of a register tile."""
     lanes = power_of_two_below(rows)
     return [min(start, rows - lanes) for start in range(0, rows, lanes)]
 
 
 def transpose_cycles(transposed: float, points: int, lanes: int) -> float:
-    """Of so many sums, of blocks of so many points."""
+    """Cycles to transpose this many sums in blocks of `points`."""
     side = min(lanes, power_of_two_below(points))
     return transposed * (_TRANSPOSING + side.bit_length()) / side
 
@@ -264,7 +267,7 @@ class TransposedNest(ContractionNest):
         self.points = points_of(self.gemm, shape)
         self.sums = Buffer("sums", self.accumulator.dtype, self.points * shape.panels.size, Scope.SCRATCH)
 
-    # -- staging: for each register tile its rows, step of K after step of K ------------------------------------------
+    # -- staging: the rows of each register tile, for one step of K after another ------------------------------------
 
     def _stage(self) -> StagedOperand:
         if not packs(self.gemm):
@@ -315,7 +318,7 @@ class TransposedNest(ContractionNest):
         return Store(self.sums, point * self.shape.panels.size + self.vec * self.lanes + self.lane, kept)
 
     def after_tiles(self) -> list[Stmt]:
-        """The sums transposed, square by square, and what is after them."""
+        """Transpose the sums, square by square, and apply the epilogue."""
         side = min(self.lanes, power_of_two_below(self.points))
         square = Buffer("square", self.sums.dtype, side * side, Scope.REGISTER)
         points = Tiles(te.Var("point", self.points), side)

@@ -1,4 +1,4 @@
-"""The default program as a template: one config, no knobs. It computes whatever has a formula."""
+"""The default program as a template: one config, no knobs. It computes any task that has a formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Depthwise convolutions: a window over each channel by itself, channels in the lanes of vectors.
+"""Depthwise convolutions: a window over each channel separately, with channels in the vector lanes.
 
     for every chunk of rows and block of channels:                  (parallel)
       for every row:
@@ -7,12 +7,12 @@
             acc[columns] = sum over the window of data * weight
             out = epilogue(acc)
 
-Neighbouring results share what they read, in registers. Zero padding costs nothing: results at the left and right end
-are tiles of their own whose places are known, so that the taps beyond the image are left out when the code is written;
-rows at the top and bottom take a branch that prefetches each row of the window.
+Neighbouring results share loaded values in registers. Zero padding costs nothing: results at the left and right end
+have their own tiles at known columns, so code generation omits the taps outside the image; rows at the top and bottom
+branch on each row of the window.
 
-Where channels are stored in blocks the loop over vectors is outside of that over rows: what is read and written then is
-a few runs.
+If channels are stored in blocks, the loop over vectors is outside the loop over rows, so that memory is accessed in a
+few long runs.
 
 `window_sums` and `stage_value` also serve the chains of `separable.py`.
 """
@@ -36,16 +36,16 @@ from tilewright.support.arith import ceil_div
 from tilewright.te.index import in_range, simplify
 
 NAME = "depthwise"
-_STREAMS = 24  # that the hardware's prefetchers follow
+_STREAMS = 24  # that the hardware prefetchers track
 F32 = DType.F32
-_WRITTEN_OUT = 1200  # FMAs written out at most: code size and compile time
+_WRITTEN_OUT = 1200  # maximum FMAs unrolled: code size and compile time
 
-Position = Sequence[te.Expr]  # an index: batch, row, column, channel; where it is stored in blocks, of that
+Position = Sequence[te.Expr]  # an index: batch, row, column, channel; or the block and the channel within it
 ValueOf = Callable[[te.Expr, Position], te.Expr]
 
 
 def stage_value(stage: ConvStage, inputs: Sequence[Node], buffers: Mapping[Node, Buffer]) -> ValueOf:
-    """The elementwise nodes after a convolution as a function of its sum and the place of the element."""
+    """The elementwise nodes after a convolution as a function of its sum and the element's index."""
     if stage.last is stage.conv:
         return lambda total, position: total
     summed = input_node(len(inputs), stage.conv.type)
@@ -82,7 +82,7 @@ def offset(position: Position, shape: Sequence[int]) -> te.Expr:
 
 @dataclass(frozen=True)
 class WindowAccumulators:
-    """Neighbouring results of a row, and how to read what they are made of."""
+    """Neighbouring results of a row, and how their operands are read."""
 
     rows: WindowAxis
     columns: WindowAxis
@@ -96,8 +96,8 @@ class WindowAccumulators:
         return self.lane + result * self.lane.extent
 
     def stmt(self, first: int | te.Expr, inside: Callable[[int], te.Expr | None] | None = None) -> Stmt:
-        """The sums of the results from the one at column `first` on. Where `first` is a number, taps beyond the ends
-        are left out; otherwise there are none. `inside`: whether a row of the window is one of the image."""
+        """Compute the sums of the results from column `first` on. If `first` is a number, taps beyond the ends are
+        omitted; otherwise there are none. `inside`: whether a row of the window is in the image."""
         width, stride = self.columns.extent, self.columns.stride
         begun = set(range(self.count)) if inside else set()
         stmts: list[Stmt] = [self._zero(result) for result in sorted(begun)]
@@ -126,13 +126,13 @@ class WindowAccumulators:
         return For(self.lane, Kind.VECTOR, Store(self.accumulator, self.element(result), te.const(0, F32)))
 
     def results(self, write: Callable[[int, te.Expr], Store]) -> Stmt:
-        """`write(result, its sum)` for all of them."""
+        """Call `write(result, its sum)` for all of them."""
         stores = [write(n, te.Load(self.accumulator, (self.element(n),))) for n in range(self.count)]
         return For(self.lane, Kind.VECTOR, block(*stores))
 
 
 def column_tiles(window: WindowAxis, count: int) -> tuple[list[int], Tiles | None, int]:
-    """(columns at which tiles begin that touch an end or stand alone, tiles in between, where those begin)."""
+    """(columns where tiles begin that touch an end or stand alone, number of tiles in between, where those begin)."""
     outputs = window.outputs
     everywhere = [*range(0, outputs - count + 1, count)]
     if everywhere[-1] + count < outputs:
@@ -163,14 +163,14 @@ def task_buffers(chain: Separable) -> dict[Node, Buffer]:
 def pixel(
     chain: Separable, batch: te.Expr, row: te.Expr, column: te.Expr, channel: te.Expr, lane: te.Var
 ) -> Position:
-    """The place of a lane of the vector of channels that begins at `channel`."""
+    """The index of a lane of the vector of channels that begins at `channel`."""
     if not chain.block:
         return (batch, row, column, channel + lane)
     return (batch, channel // chain.block, row, column, channel % chain.block + lane)
 
 
 def image_rows(row: te.Expr, window: WindowAxis, ky: int | None = None) -> te.Expr | None:
-    """Whether row `ky` of the window of result `row` is in the image (None: whether all are); None: always."""
+    """Whether row `ky` of the window of result `row` is in the image (None: whether all rows are); None: always."""
     first = row * window.stride - window.before
     if ky is not None:
         return in_range(first + ky * window.dilation, window.extent)
@@ -179,7 +179,8 @@ def image_rows(row: te.Expr, window: WindowAxis, ky: int | None = None) -> te.Ex
 
 
 class RowAccumulators:
-    """One row of results from a source in memory: stmts for tiles at the ends and in between, with the row inside."""
+    """One row of results from a source in memory: statements for tiles at the ends and in between, with the row
+    inside."""
 
     def __init__(
         self,
@@ -203,8 +204,8 @@ class RowAccumulators:
         loops: Sequence[te.Var],
         write: Callable[[te.Expr, te.Expr], Store],
     ) -> Stmt:
-        """`write(column, sum)` for every result of the row, at the channels from `channel` on; `loops` run over these,
-        inside the loop over columns."""
+        """Call `write(column, sum)` for every result of the row, at the channels from `channel` on; `loops` iterate
+        over these, inside the loop over columns."""
         chain, channels = self.chain, self.chain.depthwise.channels
         taps = chain.columns.taps
 
@@ -304,14 +305,14 @@ class _AppliedDepthwise:
         # Rows that two chunks share are still in L2.
         source = chain.source.type.bytes
         halo = source * (chain.rows.reach - chain.rows.stride) / config.int("rows")
-        # The rows that a window sees stay in L1, alongside the row that is written, or come again for each.
+        # The rows under a window stay in L1 with the row that is written, or are loaded again for each.
         pixels = chain.rows.reach * chain.columns.padded + chain.columns.outputs
         window = 4 * pixels * self.lanes * (1 if chain.block else per_block)
         again = 1.0 if window <= 0.75 * caches.l1 else chain.rows.reach / chain.rows.stride
         moved = source + 2.0 * chain.task.output.type.bytes
         near = caches.keep((source + chain.task.output.type.bytes) / self.work.machine.cores)
-        # Lines come in pairs. Where threads share pixels, a pair at the border of their channels goes to and fro; where
-        # they come from beyond L2, half of it has left when the next channels are wanted.
+        # Lines are loaded in pairs. If threads share pixels, a pair at the border of their channels bounces between
+        # cores; if data comes from beyond L2, half of the pair is evicted before the next channels need it.
         torn = 0.0
         if blocks > 1 and not chain.block:
             torn = self._torn(chain.batch * chunks, blocks) if near else 1.0
@@ -327,7 +328,7 @@ class _AppliedDepthwise:
         )
 
     def _torn(self, chunks: int, blocks: int) -> float:
-        """Of the chunks of rows, the share whose blocks of channels are dealt to different threads."""
+        """The share of row chunks whose blocks of channels go to different threads."""
         threads = min(self.work.machine.cores, chunks * blocks)
         ends = (ceil_div(chunks * blocks * thread, threads) for thread in range(1, threads))
         return min(1.0, sum(end % blocks != 0 for end in ends) / chunks)
@@ -374,7 +375,7 @@ def window_loads(chain: Separable, count: int) -> int:
 
 
 def after(stage: ConvStage) -> int:
-    """About how many instructions the elementwise nodes after a convolution take for each vector."""
+    """Approximate instructions per vector for the elementwise nodes after a convolution."""
     nodes, node = 0, stage.last
     while node is not stage.conv:
         nodes += 2

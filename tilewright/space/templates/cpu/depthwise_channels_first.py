@@ -8,11 +8,11 @@
           acc = sum over the window of staged * weight
           out = epilogue(acc)
 
-A row that is shorter than a vector is written as a whole one: lanes beyond its end are the beginning of the next row,
-which is written after it. Of the last row, which has none after it, shorter vectors are written.
+A row that is shorter than a vector is written as a whole vector: lanes beyond its end fall on the next row, which is
+written later. The last row is written with shorter vectors.
 
-The border of zeros is in the staged rows, and stays there from plane to plane. Neighbours along a row are neighbours in
-the staged rows whatever the stride: vectors are read whole, at places that are shifted by the column of the window.
+The zero padding is part of the staged rows and stays there from plane to plane. Neighbours along a row are neighbours
+in the staged rows for every stride, so whole vectors are read, at an offset given by the column of the window.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ from tilewright.te.index import coefficient, simplify
 NAME = "depthwise_channels_first"
 F32 = DType.F32
 _MIN_LANES = 4
-_WIDEST_STRIDE = 4  # columns that are parted in registers
+_WIDEST_STRIDE = 4  # maximum stride whose columns are separated in registers
 _STAGED_BYTES = 256 << 10
-_MAX_SUMS = 6  # vectors of a register tile: more leave no room for the window and for what is read ahead
-_WRITTEN_VECTORS = 4  # of a row that is copied
-_WRITTEN_OUT = 320  # FMAs written out at most: code size and compile time
+_MAX_SUMS = (
+    6  # maximum vectors of a register tile: more leave no registers for the window and for loads ahead
+)
+_WRITTEN_VECTORS = 4  # vectors of a copied row that are unrolled
+_WRITTEN_OUT = 320  # maximum FMAs unrolled: code size and compile time
 
 
 class DepthwiseChannelsFirst:
@@ -53,13 +55,13 @@ class DepthwiseChannelsFirst:
 
 @dataclass(frozen=True)
 class PlaneWindow:
-    """A window over each plane, with a weight for each of its places."""
+    """A window over each plane, with one weight per element of the window."""
 
     formula: Formula
     weight: te.Expr
     rows: Coordinate
     columns: Coordinate
-    row: te.Var  # of the border and the plane, as far as windows reach
+    row: te.Var  # row of the padded plane, as far as windows reach
     run: ContiguousRun  # the columns of such a row
 
     @property
@@ -68,7 +70,7 @@ class PlaneWindow:
 
     @property
     def stride(self) -> int:
-        """Of columns."""
+        """Stride of the columns."""
         return self.columns.axis_step
 
 
@@ -90,7 +92,7 @@ def planes_of(formula: Formula | None) -> PlaneWindow | None:
 
 
 def _windowed(formula: Formula, data: te.Expr, weight: te.Expr) -> TransposedGemm | None:
-    """Data that moves along all axes, a weight that moves along all but the two of the image."""
+    """Data that depends on all axes, and a weight that depends on all but the two image axes."""
     in_data, in_weight = te.variables(data), te.variables(weight)
     image = tuple(axis for axis in formula.axes if axis not in in_weight and axis in in_data)[-2:]
     if not isinstance(weight, te.Load) or len(image) < 2 or not set(formula.axes) <= in_data:
@@ -172,7 +174,7 @@ class _AppliedPlanes:
         rows, vectors = int(values["rows"]), int(values["vectors"])
         free = self.work.machine.vector_registers - 2 * rows * vectors
         strip = int(values["strip"])
-        # Strips that share rows would write beyond the end of rows that another thread has finished.
+        # Overlapping strips would write beyond the end of rows that another thread has finished.
         beyond = self.wide > self.lanes and rows < strip and self.height.extent % strip == 0
         return PlaneTiling(
             rows,
@@ -186,14 +188,14 @@ class _AppliedPlanes:
 
     @cached_property
     def wide(self) -> int:
-        """Lanes of a vector that holds a whole row, and less than one other; `lanes` where there is none."""
+        """Lanes of a vector that holds a whole row in less than a full vector; `lanes` if there is none."""
         wide = 2 * self.lanes
         fits = self.lanes < self.width.extent < wide <= self.work.machine.lanes(F32)
         return wide if fits and self._rows_follow_each_other else self.lanes
 
     @property
     def _rows_follow_each_other(self) -> bool:
-        """Whether all that is read after the sums has another row after each but the last."""
+        """Whether every tensor that the epilogue reads has another row after each but the last."""
         indices = [load.indices[0] for load in te.loads(self.planes.formula.value) if load.indices]
         return all(
             coefficient(index, self.width) == 1 and coefficient(index, self.height) == self.width.extent
@@ -206,7 +208,7 @@ class _AppliedPlanes:
 
     @cached_property
     def pitch(self) -> int:
-        """Elements from the first column of one remainder to that of the next: whole vectors."""
+        """Elements between the first columns of consecutive remainders: whole vectors."""
         columns, run = self.planes.columns, self.planes.run
         assert columns.tap is not None
         read = (
@@ -253,7 +255,7 @@ class _AppliedPlanes:
 
 
 def _loop(tiles: Tiles) -> Kind:
-    """How a few vectors of a short row are walked over: written out they need no counter."""
+    """The loop kind for a few vectors of a short row: unrolled, they need no counter."""
     return Kind.UNROLL if tiles.count <= _WRITTEN_VECTORS else Kind.SERIAL
 
 
@@ -289,7 +291,7 @@ class _PlaneNest:
         return self._along("c", self.staged.size, lambda at: Store(self.staged, at, zero))
 
     def _along(self, name: str, extent: int, store: Callable[[te.Expr], Store]) -> list[Stmt]:
-        """`store` for every place below `extent`, in vectors."""
+        """Run `store` for every index below `extent`, in vectors."""
         if extent <= 0:
             return []
         lane = te.Var("w", min(self.applied.work.machine.lanes(F32), power_of_two_below(extent)))
@@ -297,8 +299,8 @@ class _PlaneNest:
         return [nest([(tiles.var, _loop(tiles)), (lane, Kind.VECTOR)], store(tiles.start() + lane))]
 
     def _fill(self) -> Stmt:
-        """The rows of a strip. Of a strip that is all rows those outside the image are the same for every plane, and
-        are clear already."""
+        """Fill the rows of a strip. If the strip has all rows, those outside the image are the same for every plane
+        and already zero."""
         run, width = self.planes.run, self.applied.staged_width
         step = self.planes.rows.axis_step
 
@@ -322,7 +324,7 @@ class _PlaneNest:
         return nest([(self.staged_row, Kind.SERIAL)], copied)
 
     def _copied(self, load: te.Load, start: te.Expr) -> Stmt:
-        """The columns of a row of the plane, each to those of its remainder."""
+        """Copy the columns of a row of the plane, each to the group of its remainder."""
         run, stride, pitch = self.planes.run, self.planes.stride, self.applied.pitch
         column = next(iter(te.variables(load.indices[0]) & {te.Var("X", _reach(self.planes.columns))}))
         length = run.end - run.begin
@@ -333,7 +335,7 @@ class _PlaneNest:
             )
 
         def target(number: int, whole: te.Expr | int) -> te.Expr:
-            """The place of column `begin + whole * stride + number`."""
+            """The index of column `begin + whole * stride + number`."""
             position = run.begin + number
             return start + (position % stride) * pitch + position // stride + te.as_index(whole)
 
@@ -385,7 +387,7 @@ class _PlaneNest:
         return [(ky, kx) for ky in range(rows.tap.extent) for kx in range(columns.tap.extent)]
 
     def _weights(self) -> list[Stmt]:
-        """The window's weights, each in all lanes of a register."""
+        """The window's weights, each broadcast to a register."""
         if not self.shape.kept:
             return []
         lanes = self.shape.lanes
@@ -401,7 +403,7 @@ class _PlaneNest:
         return te.Load(self._kept, (self.lane + number * self.shape.lanes,))
 
     def _rows(self) -> list[Stmt]:
-        """All rows of a strip, in order; the last one apart where vectors reach beyond the others' ends."""
+        """All rows of a strip, in order; the last one separately if vectors extend beyond the row ends."""
         shape, width = self.shape, self.applied.width.extent
         if not shape.beyond:
             return [self._tiles(shape, 0, shape.strip.size, width)]
@@ -429,7 +431,7 @@ class _PlaneNest:
             column = shift % stride * pitch + shift // stride + u * lanes
             return te.Load(self.staged, (row * width + along.start() + self.lane + column,))
 
-        # In the order of the staged rows: a vector that several rows of results read is read once.
+        # In the order of the staged rows, so that a vector shared by several result rows is loaded once.
         steps = sorted(
             (r * planes.rows.axis_step + ky * planes.rows.tap_step, kx, u, r, number)
             for number, (ky, kx) in enumerate(self._taps)
@@ -455,7 +457,7 @@ class _PlaneNest:
         return nest([(down.var, Kind.SERIAL), (along.var, Kind.SERIAL)], tile)
 
     def _written(self, row: te.Expr, column: te.Expr, total: te.Expr) -> Stmt:
-        """The vector of results of the strip's `row` that begins at `column`."""
+        """Store the vector of results of the strip's `row` that begins at `column`."""
         formula = self.planes.formula
         result = formula.reductions[0].result
         values: dict[te.Var, te.Expr] = {

@@ -1,11 +1,11 @@
-"""Contractions seen as GEMMs: the operand along the vector axis, the axes that give rows, and how the other operand can
-be laid out in scratch memory.
+"""View contractions as GEMMs: the operand along the vector axis, the row axes, and the layout of the other operand in
+scratch memory.
 
     out[batch, rows, vector] = epilogue(sum over steps of K of data[batch, rows, steps of K] * weight[batch, steps of K,
     vector])
 
-A convolution is one too: `rows` are the image's axes, `k_axes` the window's and the channels, and the data moves along
-y + ky and x + kx.
+A convolution is one too: `rows` are the image's axes, `k_axes` are the window and the channels, and the data is
+indexed by y + ky and x + kx.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tilewright.loops.guards import conjuncts
 from tilewright.loops.ir import Buffer
 from tilewright.te.index import Linear, coefficient, flat_index, linear, simplify
 
-_SHORT = 16  # steps of K that are written out at once
+_SHORT = 16  # maximum steps of K that are unrolled at once
 
 
 @dataclass(frozen=True)
 class Gemm:
     formula: Formula
-    data: te.Expr  # does not move along `vector`
-    weight: te.Expr  # moves along `vector`; a load, or a load converted
+    data: te.Expr  # independent of `vector`
+    weight: te.Expr  # depends on `vector`; a load, or a converted load
     vector: te.Var
 
     @property
@@ -41,12 +41,12 @@ class Gemm:
 
     @cached_property
     def rows(self) -> tuple[te.Var, ...]:
-        """Axes that the data alone moves along, outermost first."""
+        """Axes that only the data depends on, outermost first."""
         return self._axes(data=True, weight=False)
 
     @cached_property
     def shared(self) -> tuple[te.Var, ...]:
-        """Axes that both operands move along, or the weight alone: all its loops but the vector's."""
+        """Axes that both operands depend on, or only the weight, except the vector axis."""
         both = set(self._axes(data=True, weight=True)) | set(self._axes(data=False, weight=True))
         return tuple(axis for axis in self.formula.axes if axis in both and axis != self.vector)
 
@@ -60,7 +60,7 @@ class Gemm:
 
     @cached_property
     def k_axes(self) -> tuple[te.Var, ...]:
-        """What is counted along the sum, outermost first."""
+        """The reduction axes, outermost first."""
         return self.reduction.axes
 
     @cached_property
@@ -69,26 +69,26 @@ class Gemm:
 
     @property
     def cut(self) -> int:
-        """Which of K is cut where a panel is read in K blocks: all after it are in every K block."""
+        """The K axis that is split if a panel is read in K blocks; all axes after it are in every K block."""
         return len(self.k_axes) - 1
 
     @cached_property
     def inner_k(self) -> int:
-        """Steps of K for each value of the one that is cut."""
+        """Steps of K per value of the split axis."""
         return math.prod(tap.extent for tap in self.k_axes[self.cut + 1 :])
 
     @cached_property
     def weight_bytes(self) -> int:
-        """Of the weight, for one step of K and one place along `vector`."""
+        """Bytes of one element of the weight."""
         return self.weight_load.dtype.bytes
 
     @property
     def run(self) -> int:
-        """How many places along `vector` lie together in the result."""
+        """Contiguous elements along `vector` in the result."""
         return self.vector.extent
 
     def step(self, axis: te.Var) -> int:
-        """Elements from one value of the axis to the next in the data."""
+        """The stride of the axis in the data, in elements."""
         return self._steps[axis]
 
     @cached_property
@@ -104,27 +104,27 @@ class Gemm:
         return tuple(sorted(dims, key=lambda dim: -step(dim)))
 
     def in_planes(self, dims: Sequence[Coordinate]) -> bool:
-        """Whether windows move over the data and what is beyond an image of it is not stored with each pixel."""
+        """Whether windows move over the data, and the padding is not stored with each pixel."""
         windows = any(dim.axis is not None and dim.tap is not None for dim in dims)
         return windows and self.step(self.k_axes[-1]) > 1
 
     @cached_property
     def short_run(self) -> int:
-        """How many steps of K are one after the other in the data, where they are few; 0: many."""
+        """The number of contiguous steps of K in the data, if it is small; 0: large."""
         return 0
 
     def parts(self, number: te.Expr, lane: te.Var) -> dict[te.Var, te.Expr]:
-        """The formula's own axes, where `vector` is none of them, at lane `lane` of vector `number`."""
+        """The formula's own axes at lane `lane` of vector `number`, if `vector` is not one of them."""
         return {}
 
 
 @dataclass(frozen=True)
 class BlockedGemm(Gemm):
-    """A product with blocks of channels. The vector axis is walked along the weight; in the result it is two axes, and
-    K are blocks of channels, the window and channels of a block."""
+    """A product with blocks of channels. The vector axis follows the weight and is two axes in the result; K consists
+    of blocks of channels, the window, and the channels of a block."""
 
     blocks: te.Var
-    inside: te.Var  # the places in a block
+    inside: te.Var  # the index in a block
 
     def in_planes(self, dims: Sequence[Coordinate]) -> bool:
         return True
@@ -150,7 +150,7 @@ class BlockedGemm(Gemm):
 
 
 def gemm_of(formula: Formula | None) -> Gemm | None:
-    """The formula as a product of data and weight, or None."""
+    """Match the formula as a product of data and weight, or return None."""
     if formula is None or len(formula.reductions) != 1:
         return None
     (reduction,) = formula.reductions
@@ -184,7 +184,7 @@ def gemm_of(formula: Formula | None) -> Gemm | None:
 def _blocked(
     formula: Formula, data: te.Expr, weight: te.Expr, load: te.Load, inside: te.Var
 ) -> BlockedGemm | None:
-    """The product with `inside` and the axis of the weight's own that goes on where it ends as one."""
+    """The product with `inside` and the weight's axis that continues it fused into one."""
     index, size = load.indices[0], inside.extent
     own = [axis for axis in formula.axes if axis != inside and axis not in te.variables(data)]
     step = coefficient(index, inside) or 0
@@ -208,7 +208,7 @@ def _indices(formula: Formula) -> list[te.Expr]:
 
 @dataclass(frozen=True)
 class Coordinate:
-    """One dimension along which the data moves: `axis_step * axis + tap_step * tap`, or one of the two alone."""
+    """One dimension of the data's index: `axis_step * axis + tap_step * tap`, or one of the two alone."""
 
     axis: te.Var | None
     tap: te.Var | None
@@ -216,13 +216,13 @@ class Coordinate:
     tap_step: int = 1
 
     def extent(self, length: int) -> int:
-        """How many values it takes while `axis` takes `length` neighbouring ones."""
+        """The number of values it takes while `axis` takes `length` consecutive ones."""
         k_axes = self.tap.extent if self.tap is not None else 1
         steps = length if self.axis is not None else 1
         return (steps - 1) * self.axis_step + (k_axes - 1) * self.tap_step + 1
 
     def at(self, value: te.Expr) -> dict[te.Var, te.Expr]:
-        """Values of axis and step of K whose combination is `value`; they may lie beyond their extents."""
+        """Values of axis and step of K that combine to `value`; they may be outside their extents."""
         zero = te.as_index(0)
         if self.axis is None or (self.tap is not None and self.axis_step != 1):
             assert self.tap is not None
@@ -237,8 +237,8 @@ class Coordinate:
 
 
 def coordinates(gemm: Gemm) -> tuple[Coordinate, ...] | None:
-    """The dimensions of the data: rows (with their window's axis), then K that belong to none; None where it
-    moves along its axes in another way."""
+    """The dimensions of the data: rows (with their window axis), then the other K axes; None if the index has another
+    form."""
     k_axes = [axis for axis in gemm.reduction.axes if axis in te.variables(gemm.data)]
     found: list[Coordinate] = []
     for row in gemm.rows:
@@ -256,7 +256,7 @@ def coordinates(gemm: Gemm) -> tuple[Coordinate, ...] | None:
 
 
 def _steps(data: te.Expr, row: te.Var, tap: te.Var) -> tuple[int, int] | None:
-    """(a, b) if the data depends on row and step of K only through a * row + b * step of K, and overlaps along them."""
+    """(a, b) if the data depends on row and step of K only through a * row + b * step, with overlap."""
     ratios: set[tuple[int, int]] = set()
     for expr in _index_forms(data):
         form = linear(expr)
@@ -272,12 +272,12 @@ def _steps(data: te.Expr, row: te.Var, tap: te.Var) -> tuple[int, int] | None:
     if len(ratios) != 1:
         return None
     a, b = ratios.pop()
-    # Without overlap (a row of A and its columns) they are two dimensions, not one.
+    # Without overlap (a row of A and its columns) they are two dimensions.
     return (a, b) if b * (tap.extent - 1) >= a and a * (row.extent - 1) >= b and a <= 8 and b <= 8 else None
 
 
 def _index_forms(expr: te.Expr) -> list[te.Expr]:
-    """The integer expressions in which variables enter: offsets of loads, sides of comparisons."""
+    """The integer expressions that contain variables: load offsets, and sides of comparisons."""
     found: list[te.Expr] = []
     for node in te.walk(expr):
         if isinstance(node, te.Load):
@@ -301,8 +301,8 @@ class StagedOperand:
 
 @dataclass(frozen=True)
 class ContiguousRun:
-    """A value that is a plain copy along its trailing dimensions, from `first` on, which lie together in memory: it is
-    `load` while dimension `first` is in [begin, end) and `outer_guard` holds, and `border` elsewhere."""
+    """A value that is a plain copy along its trailing dimensions, from `first` on, which are contiguous in memory. It
+    is `load` while dimension `first` is in [begin, end) and `outer_guard` holds, and `border` elsewhere."""
 
     first: int
     begin: int
@@ -313,8 +313,8 @@ class ContiguousRun:
 
 
 def run_of(value: te.Expr, positions: Sequence[te.Var]) -> ContiguousRun | None:
-    """`value`, a formula over `positions`, as a run over as many trailing ones as possible; None where it is no
-    copy."""
+    """Match `value`, a formula over `positions`, as a run over as many trailing dimensions as possible; None if it is
+    not a copy."""
     conditions: list[te.Expr] = []
     border = te.const(0, value.dtype)
     if isinstance(value, te.Select) and isinstance(value.other, te.Const):
@@ -345,6 +345,6 @@ def run_of(value: te.Expr, positions: Sequence[te.Var]) -> ContiguousRun | None:
 
 
 def holds(cond: te.Expr, var: te.Var, value: int) -> bool:
-    """Whether the condition, of this variable alone, is true where it has this value."""
+    """Whether the condition, which has only this variable, holds for this value."""
     decided = simplify(te.substitute(cond, {var: te.as_index(value)}))
     return isinstance(decided, te.Const) and bool(decided.value)

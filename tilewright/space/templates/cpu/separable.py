@@ -1,4 +1,5 @@
-"""Chains of a 1x1, a depthwise and a 1x1 convolution (either 1x1 may be absent), without storing the images between.
+"""Chains of a 1x1, a depthwise and a 1x1 convolution (either 1x1 may be absent), without storing the intermediate
+images.
 
     for every chunk of rows (and block of channels, where nothing sums over them):          (parallel)
       for every `step` rows of the chunk:
@@ -8,10 +9,10 @@
         for every panel of the output, for every `rows` pixels of the step:
           out = project of filtered
 
-The expanded rows are a ring in scratch memory: a row is computed once in a chunk, only the rows that two chunks share
-are computed in both. Where a chunk is a single step, the panels alternate in the memory of one. Scratch memory is laid
-out by vectors of channels, [vector][row][column][lane], so that a register tile reads and writes whole neighbouring
-lines. Its columns have the zero padding at both ends; rows beyond the image are filled with zeros.
+The expanded rows form a ring buffer in scratch memory. A row is computed once per chunk; only rows that two chunks
+share are computed twice. If a chunk is a single step, the panels share the memory of one. Scratch memory is laid out
+by vectors of channels, [vector][row][column][lane], so that a register tile reads and writes whole neighbouring
+lines. Each row has the zero padding at both ends; rows beyond the image are filled with zeros.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ from tilewright.support.arith import ceil_div, round_up
 from tilewright.te.index import in_range
 
 NAME = "separable"
-_UNROLL = 4  # steps of a sum written out
-_MAX_PREFETCHES = 4  # in a step of a sum
+_UNROLL = 4  # unrolled steps of a sum
+_MAX_PREFETCHES = 4  # maximum per step of a sum
 
 
 class SeparableChain:
@@ -72,7 +73,7 @@ class SeparableChain:
 
 @dataclass(frozen=True)
 class _Panels:
-    """A 1x1 convolution in register tiles: `rows` pixels by `vectors` registers of output channels."""
+    """A 1x1 convolution in register tiles of `rows` pixels by `vectors` registers of output channels."""
 
     stage: ConvStage
     lanes: int
@@ -111,7 +112,7 @@ class _SeparableTiling:
     expand: _Panels | None
     project: _Panels | None
     group: int  # vectors of channels that are expanded and filtered together
-    prefetch: bool  # of weights, while rows are expanded
+    prefetch: bool  # whether weights are prefetched while rows are expanded
 
     @property
     def single(self) -> bool:
@@ -122,7 +123,7 @@ class _SeparableTiling:
 class _AppliedSeparable:
     def __init__(self, work: Work, chain: Separable) -> None:
         self.machine, self.chain = work.machine, chain
-        self.in_line = work.machine.line_bytes // F32.bytes  # elements
+        self.in_line = work.machine.line_bytes // F32.bytes  # elements per line
         self.lanes = min(work.machine.lanes(F32), power_of_two_below(chain.depthwise.channels))
         self.vectors = ceil_div(chain.depthwise.channels, self.lanes)
 
@@ -153,7 +154,7 @@ class _AppliedSeparable:
         )
 
     def _tile_choices(self, stage: ConvStage | None, pixels: int) -> tuple[str, ...]:
-        """Register tiles "rows x vectors" that fit the registers, for a row of so many pixels."""
+        """Register tiles "rows x vectors" that fit the registers, for rows of this many pixels."""
         if stage is None:
             return ("",)
         lanes = min(self.machine.lanes(F32), power_of_two_below(stage.channels))
@@ -197,7 +198,7 @@ class _AppliedSeparable:
         return _Panels(stage, lanes, rows, vectors)
 
     def ring(self, shape: _SeparableTiling) -> int:
-        """Expanded rows that are kept."""
+        """The number of expanded rows that are kept."""
         return (shape.step - 1) * self.chain.rows.stride + self.chain.rows.reach
 
     def scratch(self, shape: _SeparableTiling) -> tuple[int, int]:
@@ -212,7 +213,7 @@ class _AppliedSeparable:
         return expanded, filtered
 
     def prefetched_lines(self, shape: _SeparableTiling) -> tuple[int, int]:
-        """Lines of weights to ask for in a step of the expansion's sums: (of the next panel, of the projection)."""
+        """Weight lines to prefetch per step of the expansion's sums: (of the next panel, of the projection)."""
         panels = shape.expand
         assert panels is not None
         tiles = ceil_div(self.chain.columns.extent, panels.rows)
@@ -238,7 +239,7 @@ class _AppliedSeparable:
         from_l2 = from_l3 = from_memory = 0.0
         if shape.expand is not None:
             rows = float((shape.chunk - 1) * chain.rows.stride + chain.rows.reach)
-            # At the upper and lower end some of a chunk's rows are padding.
+            # At the upper and lower end some rows of a chunk are padding.
             rows -= (chain.rows.before + chain.rows.after) * chain.batch / chunks
             tiles = chunks * rows * groups * ceil_div(chain.columns.extent, shape.expand.rows)
             parts.append(self._product_terms(shape.expand, tiles))
@@ -362,14 +363,14 @@ class _Builder:
     # -- expanded rows ----------------------------------------------------------------------------------------------
 
     def expanded_at(self, vector: te.Expr, row: te.Expr, column: te.Expr) -> te.Expr:
-        """Of a vector of the group; rows and columns count from the first that the chunk's windows see."""
+        """The index of a vector of the group; rows and columns count from the first that the chunk's windows need."""
         rolling = not self.shape.single
         position = row % self.ring if rolling else row
         kept = self.first_vector + vector if rolling else vector
         return ((kept * self.ring + position) * self.chain.columns.padded + column) * self.lanes + self.lane
 
     def zero_columns(self) -> Stmt:
-        """The padding at both ends of every row, once: nothing is ever written there."""
+        """Zero the padding at both ends of every row, once; nothing else writes there."""
         columns = self.chain.columns
         kept = self.expanded.size // (self.ring * columns.padded * self.lanes)
         row = te.Var("z", kept * self.ring)
@@ -383,7 +384,7 @@ class _Builder:
         return nest([(row, Kind.SERIAL)], block(*stmts)) if stmts else block()
 
     def expand(self, first: te.Expr, count: int) -> Stmt:
-        """`count` rows from `first` on, of one group of channels."""
+        """Expand `count` rows from `first` on, for one group of channels."""
         panels, chain = self.shape.expand, self.chain
         assert panels is not None
         height, width = chain.rows.extent, chain.columns.extent
@@ -422,7 +423,7 @@ class _Builder:
         return nest([(line, Kind.SERIAL)], computed)
 
     def prefetches(self, step: te.Expr, steps: int) -> list[Stmt]:
-        """In one of the `steps` of a group's sums: lines of the next group's weights, and of the projection's."""
+        """Prefetch weight lines of the next group and of the projection, in one of the `steps` of a group's sums."""
         following, projecting = self.prefetched
         stmts: list[Stmt] = []
         if following:
@@ -445,7 +446,7 @@ class _Builder:
     # -- filtered rows ----------------------------------------------------------------------------------------------
 
     def filter_ring(self) -> Stmt:
-        """The rows of a step from the expanded ones, for one group of channels."""
+        """Filter the rows of a step from the expanded ones, for one group of channels."""
         chain, shape = self.chain, self.shape
         vector, line = te.Var("u", shape.group), te.Var("r", shape.step)
         kernel = self.buffers[chain.depthwise.weight]
@@ -472,7 +473,7 @@ class _Builder:
         return nest(loops, block(sums.stmt(tiles.start()), written))
 
     def filter_source(self) -> Stmt:
-        """The rows of a step from the source itself."""
+        """Filter the rows of a step from the source itself."""
         shape = self.shape
         vector, line = te.Var("u", shape.group), te.Var("r", shape.step)
         row = self.step * shape.step + line
@@ -520,7 +521,7 @@ class _Builder:
             return te.Load(self.filtered, ((k // lanes * pixels.axis.extent + pixel) * lanes + k % lanes,))
 
         def left_in_last(pixel: te.Expr, k: te.Expr) -> te.Expr:
-            # The last vector is moved back: its first lanes repeat channels of the one before.
+            # The last vector overlaps: its first lanes repeat channels of the one before.
             position = k - depth // lanes * lanes + (lanes - depth % lanes)
             return te.Load(self.filtered, ((depth // lanes * pixels.axis.extent + pixel) * lanes + position,))
 
@@ -529,7 +530,7 @@ class _Builder:
 
         def write(pixel: te.Expr, vector: te.Expr, total: te.Expr) -> Store:
             channel = panels.channels.start_of(first_vector + vector) + lane
-            # Pixels are walked as one axis; an axis of extent 1 would be taken for one that is broadcast.
+            # Pixels form one axis; an axis of extent 1 would count as broadcast.
             at_zero, at_pixel = te.as_index(0), first_pixel + pixel
             image = (at_pixel, at_zero) if width == 1 else (at_zero, at_pixel)
             position: Position = (self.batch, *image, channel)
@@ -546,7 +547,7 @@ class _Builder:
 
 @dataclass(frozen=True)
 class _Taps:
-    """Steps of a sum: the loops over them, those that are written out, and which step the innermost is at."""
+    """Steps of a sum: their loops, the unrolled ones, and the index of the innermost step."""
 
     loops: tuple[te.Var, ...]
     copies: te.Var
@@ -554,8 +555,8 @@ class _Taps:
 
 
 def _taps(count: int, within: int = 0, first: int = 0) -> list[_Taps]:
-    """`count` steps from `first` on, a few written out; `within`: in vectors of so many, the loop over which is kept
-    apart so that what is read of a vector is at a place known when the code is written."""
+    """`count` steps from `first` on, a few of them unrolled. `within`: in vectors of this size, whose loop is
+    separate so that positions within a vector are known at code generation."""
     within = within or count
     outer, unroll = te.Var("kv", count // within), min(_UNROLL, within)
     middle, inner = te.Var("ko", within // unroll), te.Var("ki", unroll)
@@ -577,8 +578,8 @@ def _tile(
     write: Callable[[te.Expr, te.Expr, te.Expr], Store],
     prefetch: Callable[[te.Var], list[Stmt]] = lambda step: [],
 ) -> Stmt:
-    """One register tile: zero, the sums with what each reads of the pixels, and `write(pixel, vector, total)`.
-    `prefetch(loop)` goes into the innermost loop over a sum."""
+    """One register tile: initialise, sum over the pixels, and `write(pixel, vector, total)`. `prefetch(loop)` goes
+    into the innermost loop of the sum."""
     row, vector = te.Var("pr", panels.rows), te.Var("pu", panels.vectors)
     accumulator = Buffer("acc_" + lane.name, F32, panels.rows * panels.vectors * lane.extent, Scope.REGISTER)
     element = (row * panels.vectors + vector) * lane.extent + lane

@@ -1,7 +1,7 @@
-"""Small constant matrices times vectors, written out without a loop.
+"""Small constant matrices times vectors, as straight-line code.
 
-The matrices of Winograd's transforms hold many zeros and ones, and their rows (or columns) come in pairs that agree up
-to signs. What a pair agrees in, and what it does not, is computed once; then the two are added and subtracted.
+The matrices of Winograd's transforms hold many zeros and ones, and their rows (or columns) come in pairs that are
+equal up to signs. The common part of a pair and its differing part are computed once, and then added and subtracted.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Keep = Callable[[te.Expr], te.Expr]
 
 
 def times_vector(matrix: Sequence[Row], values: Sequence[te.Expr], keep: Keep) -> list[te.Expr]:
-    """The products of the matrix's rows with `values`. `keep` puts an expression that is used more than once into a
-    register, and gives the load from there."""
+    """The products of the matrix's rows with `values`. `keep` stores an expression that is used more than once in a
+    register, and returns the load."""
     matrix, values = _with_column_pairs(matrix, values, keep)
     results: dict[int, te.Expr] = {}
     for first, second in combinations(range(len(matrix)), 2):
@@ -37,7 +37,7 @@ def times_vector(matrix: Sequence[Row], values: Sequence[te.Expr], keep: Keep) -
 
 @lru_cache(maxsize=32)
 def operations(matrix: tuple[tuple[Fraction, ...], ...]) -> int:
-    """How many instructions `times_vector` takes."""
+    """The number of instructions of `times_vector`."""
     registers = Buffer("r", DType.F32, 1, Scope.REGISTER)
     value = te.Load(registers, (te.as_index(0),))
     written: list[te.Expr] = []
@@ -53,7 +53,7 @@ def operations(matrix: tuple[tuple[Fraction, ...], ...]) -> int:
 def _with_column_pairs(
     matrix: Sequence[Row], values: Sequence[te.Expr], keep: Keep
 ) -> tuple[list[list[Fraction]], list[te.Expr]]:
-    """The same products, with the sum and the difference of two values in their place where their columns are alike."""
+    """The same products, where two values with similar columns are replaced by their sum and difference."""
     columns, values = [list(column) for column in zip(*matrix, strict=True)], list(values)
     paired: set[int] = set()
     for first, second in combinations(range(len(columns)), 2):
@@ -67,19 +67,19 @@ def _with_column_pairs(
 
 
 def _alike(first: Row, second: Row) -> bool:
-    """Whether they agree up to signs, in some entries with the same sign and in others not."""
+    """Whether they are equal up to signs, with some signs equal and some different."""
     entries = [(a, b) for a, b in zip(first, second, strict=True) if a or b]
     return all(abs(a) == abs(b) for a, b in entries) and len({a == b for a, b in entries}) == 2
 
 
 def _halves(first: Row, second: Row) -> tuple[list[Fraction], list[Fraction]]:
-    """The entries of `first` that equal those of `second`, and the others; zeros in their places."""
+    """The entries of `first` that equal those of `second`, and the others, with zeros elsewhere."""
     pairs = list(zip(first, second, strict=True))
     return [a if a == b else Fraction(0) for a, b in pairs], [a if a != b else Fraction(0) for a, b in pairs]
 
 
 def _common_factor(row: Row) -> Fraction:
-    """An entry by which all others can be divided exactly in binary."""
+    """An entry that divides all others exactly in binary."""
     for factor in filter(None, row):
         if all(_is_binary(entry / factor) for entry in row):
             return factor
@@ -91,7 +91,7 @@ def _is_binary(number: Fraction) -> bool:
 
 
 def _dot(row: Row, values: Sequence[te.Expr]) -> te.Expr:
-    """The sum of entries times values, begun with a value that needs no multiplication if there is one."""
+    """The sum of entries times values, starting with a value that needs no multiplication if there is one."""
     terms = sorted(
         ((entry, value) for entry, value in zip(row, values, strict=True) if entry), key=_is_scaled
     )

@@ -1,4 +1,4 @@
-"""Convolutions with windows of 3 x 3 that move by one, found in formulas."""
+"""Match 3x3 convolutions with stride 1 in formulas."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tilewright.te.index import coefficient, linear, simplify
 
 @dataclass(frozen=True)
 class WindowConvolution:
-    """A 3 x 3 convolution. `data` is what the window sees at (`row`, `column`) of the image, counted from the first
-    place that any window sees; `inside` is where it is not zero (None: everywhere)."""
+    """A 3x3 convolution. `data` is the padded image at (`row`, `column`), counted from the first position of any
+    window; `inside` says where it is not zero (None: everywhere)."""
 
     gemm: Gemm
     batch: tuple[te.Var, ...]
@@ -76,8 +76,7 @@ def convolution_of(formula: Formula | None) -> WindowConvolution | None:
 def _window_and_channel(
     axes: Sequence[te.Var],
 ) -> tuple[te.Var, te.Var, te.Var, dict[te.Var, te.Expr]] | None:
-    """(ky, kx, channel, values of the reduction's axes in them). Where nothing is padded, kx and the channel are walked
-    as one axis."""
+    """(ky, kx, channel, values of the reduction's axes in them). Without padding, kx and the channel are one axis."""
     if len(axes) == 3 and axes[0].extent == axes[1].extent == TAPS:
         return axes[0], axes[1], axes[2], {}
     if len(axes) != 2 or axes[0].extent != TAPS or axes[1].extent % TAPS or axes[1].extent == TAPS:
@@ -88,7 +87,7 @@ def _window_and_channel(
 
 
 def _along(data: te.Expr, axis: te.Var, tap: te.Var) -> tuple[te.Var, te.Expr] | None:
-    """(place, the data as a function of it) if the data depends on axis and tap only through place = axis + tap."""
+    """(position, the data as a function of it) if the data depends on axis and tap only through their sum."""
     position = te.Var(f"{axis.name}_at", axis.extent + tap.extent - 1)
     moved = simplify(te.substitute(data, {axis: position, tap: te.as_index(0)}))
     back = simplify(te.substitute(moved, {position: axis + tap}))
@@ -96,7 +95,7 @@ def _along(data: te.Expr, axis: te.Var, tap: te.Var) -> tuple[te.Var, te.Expr] |
 
 
 def _is_box(condition: te.Expr) -> bool:
-    """Whether it bounds places one by one: then it holds between two places where it holds."""
+    """Whether it bounds indices separately, so that it also holds between two indices where it holds."""
     if isinstance(condition, te.Call) and condition.op == "and":
         return all(map(_is_box, condition.args))
     if not isinstance(condition, te.Call) or condition.op not in ("lt", "le"):

@@ -1,11 +1,11 @@
-"""Winograd's algorithm for convolutions with windows of 3 x 3 that move by one.
+"""Winograd's algorithm for 3x3 convolutions with stride 1.
 
 An image is cut into tiles of m x m outputs, each from (m + 2) x (m + 2) inputs. Transformed, a tile's outputs are
 products of single elements, summed over channels: (m + 2)^2 matmuls of tiles x channels by channels x outputs,
 instead of 9 m^2.
 
     for every share of the weight's panels and block of tiles:      (parallel)
-      for blocks of channels:                                       (where all of them would not fit)
+      for blocks of channels:                                       (if all of them do not fit)
         for every tile, vector of channels:
           seen[tile, channel, e] = Bt d B                           (d guarded at the image's edge alone)
         for every panel, element e of a transformed tile:
@@ -15,11 +15,11 @@ instead of 9 m^2.
               prefetch a line of the next element's panel
             products[row, :, e] = acc                               (or += from the second block of channels on)
       for every tile, vector of outputs:
-        out = epilogue(At products A)                               (no more than lies inside of the image)
+        out = epilogue(At products A)                               (only what is inside the image)
 
 The weight is transformed when the model is linked, and stored panel by panel in the order in which it is read. The
-elements of a tile lie next to each other, vector by vector, because a transform writes (or reads) all of them at once.
-Where all channels fit, `products` holds one panel at a time and its tiles are finished before the next panel.
+elements of a tile lie next to each other, vector by vector, because a transform writes (or reads) all of them at
+once. If all channels fit, `products` holds one panel at a time, and its tiles are finished before the next panel.
 """
 
 from __future__ import annotations
@@ -42,17 +42,19 @@ from tilewright.space.templates.cpu.winograd_nest import WinogradNest, WinogradT
 from tilewright.support.arith import ceil_div, round_up
 
 NAME = "winograd"
-# The relative error for each square root of the number of products summed one after another, measured on random data;
-# and how much of it a config may have, below the bound for a kernel.
+# The relative error per square root of the number of products in a chain, measured on random data, and the share of
+# the kernel's error bound that a config may use.
 _ROUNDING = {2: 4e-8, 4: 2.3e-7, 6: 4.3e-7}
 _MAX_ERROR = 7e-6
-_MAX_WEIGHT = 32 << 20  # bytes of a transformed weight: beyond, the smallest transform, which grows it least
-_MAX_TILES = 64  # in a block
-_MAX_ROWS = 10  # of a register tile: more broadcasts wait for each other
-_SPILLED = 1.25  # of the registers, what a transform may need and still be worth writing out
-_HIDDEN_WEIGHT = 0.75  # of the weight's way from memory, what prefetching hides
+_MAX_WEIGHT = (
+    32 << 20
+)  # bytes of a transformed weight; above this, use the smallest transform, which grows it least
+_MAX_TILES = 64  # maximum in a block
+_MAX_ROWS = 10  # maximum of a register tile: more broadcasts wait for each other
+_SPILLED = 1.25  # registers a transform may need, relative to those available, and still be unrolled
+_HIDDEN_WEIGHT = 0.75  # share of the weight's memory time that prefetching hides
 _UNHIDDEN = 4.0  # cycles for a line that a transform moves from or to L2
-_UNHIDDEN_TWICE = 12.0  # where it goes through memory between its two sides
+_UNHIDDEN_TWICE = 12.0  # cycles if it goes through memory between its two sides
 
 
 class Winograd:
@@ -160,9 +162,8 @@ class AppliedWinograd:
         each = shape.rows * shape.vectors
         partial = register_tiles * each
 
-        # A panel is read once for every register tile. It comes from memory for the first block of tiles; for the
-        # others it may have stayed in L2, the more of it the better a share of the weight and the scratch
-        # fit there.
+        # A panel is read once per register tile. It comes from memory for the first block of tiles. For later blocks
+        # it may still be in L2, depending on how well a share of the weight and the scratch memory fit there.
         panel = shape.channels * shape.panels.size * 4
         weight_bytes = shape.elements * panel * shape.channel_blocks * shape.panels.count
         scratch = (shape.seen_size + shape.products_size) * 4
@@ -172,7 +173,7 @@ class AppliedWinograd:
         data_bytes = shape.seen_size * shape.channel_blocks * 4.0
         from_scratch = data_bytes * (panels + 2 * iterations) + 3.0 * partial * self.machine.line_bytes
         beyond_l2 = max(0.0, 1 - caches.l2_per_core / 3 / scratch)
-        # What the kernel before has left in this core's L2, and what the one after it finds there.
+        # Data that the previous kernel left in this core's L2, and data that the next kernel finds there.
         touched = self._image_bytes * min(shape.panel_groups, self.machine.cores) + self._output_bytes
         near = caches.keep(touched / self.machine.cores + scratch + weight_bytes / shape.panel_groups)
         others = self._image_bytes * (
@@ -213,8 +214,8 @@ class AppliedWinograd:
 
 @lru_cache(maxsize=1024)
 def _rows(tiles: int, vectors: int, registers: int, chains: float) -> int:
-    """Of the register tiles that are `vectors` wide, the height that takes the fewest instructions for `tiles` rows:
-    accumulators, a vector of weights for each column and one element of data must fit the registers."""
+    """The register-tile height, for tiles `vectors` wide, that needs the fewest instructions for `tiles` rows.
+    Accumulators, a vector of weights per column and one element of data must fit the registers."""
     most = max(1, (registers - 1) // vectors - 1)
     return min(
         range(min(tiles, most, _MAX_ROWS), 0, -1),

@@ -1,4 +1,4 @@
-"""The loop nest of Winograd's algorithm: see `winograd.py` for its structure."""
+"""The loop nest of Winograd's algorithm; the docstring of `winograd.py` shows the loops."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class WinogradTiling:
     tiles: int  # in a block
     rows: int
     vectors: int
-    channels: int  # in a block, filled up to whole vectors
+    channels: int  # in a block, padded to whole vectors
     channel_blocks: int
     channel_lanes: int
     panels: Tiles  # of the output's channels
     share: int  # panels in a parallel iteration
-    in_registers: bool  # whether a transform keeps what is between its two sides there
+    in_registers: bool  # whether a transform keeps its intermediate matrix in registers
     in_line: int  # elements of a cache line
 
     @property
@@ -90,8 +90,8 @@ class WinogradTiling:
 
     @property
     def stride(self) -> int:
-        """Vectors from one tile's elements to the next: an odd number, so that one element of many tiles lies in
-        all sets of a cache."""
+        """Vectors between consecutive tiles: an odd number, so that one element of many tiles spreads over all cache
+        sets."""
         return self.elements | 1
 
     @property
@@ -125,7 +125,7 @@ class _Line:
 
 @dataclass(frozen=True)
 class _Middle:
-    """Where a matrix is kept that has been multiplied from one side and not yet from the other."""
+    """The storage of a matrix after multiplication from one side."""
 
     buffer: Buffer
     position: Callable[[te.Expr, te.Expr], te.Expr]
@@ -147,10 +147,9 @@ def _both_sides(
     middle: _Middle,
     write: Callable[[te.Expr, _Line, Sequence[te.Expr]], Stmt],
 ) -> Stmt:
-    """matrix @ d @ matrix^T, where `read` gives the elements of d and `write` takes the rows of the result.
+    """Compute matrix @ d @ matrix^T; `read` returns the elements of d, and `write` receives the rows of the result.
 
-    for columns j: middle[:, j] = matrix @ d[:, j]
-    for rows i: write(i, matrix @ middle[i, :])
+    for columns j: middle[:, j] = matrix @ d[:, j] for rows i: write(i, matrix @ middle[i, :])
     """
     rows, side = len(matrix), len(matrix[0])
     i, j = te.Var("i", rows), te.Var("j", side)
@@ -203,7 +202,7 @@ class WinogradNest:
         self.seen = Buffer("seen", DType.F32, shape.seen_size, Scope.SCRATCH)
         self.products = Buffer("products", DType.F32, shape.products_size, Scope.SCRATCH)
 
-        # Which panel: shares of panels, the last one moved back.
+        # The panel's index: shares of panels, where the last share overlaps the one before it.
         first = Tiles(te.Var("panels", shape.panels.count), shape.share).start_of(self.share)
         self.which_panel = first + self.panel
         self.first_tile = Tiles(te.Var("tiles", shape.all_tiles), shape.tiles).start_of(self.tile_block)
@@ -271,7 +270,7 @@ class WinogradNest:
     def _middle(
         self, lane: te.Var, memory: Buffer, position: Callable[[te.Expr, te.Expr], te.Expr]
     ) -> _Middle:
-        """Registers where they suffice, else the memory that the matrix is taken from or goes to."""
+        """Registers if there are enough, otherwise the memory that the matrix comes from or goes to."""
         if self.shape.in_registers:
             return _Middle.in_registers(self.shape.side, lane)
         return _Middle(memory, position)
@@ -281,7 +280,7 @@ class WinogradNest:
         return ((tile * shape.channel_vectors + vector) * shape.stride + element) * shape.channel_lanes
 
     def _data(self, i: te.Expr, j: te.Expr, channel: te.Expr, guarded: bool) -> te.Expr:
-        """What the tile sees at (i, j). Channels beyond the last are zeros."""
+        """The tile's input at (i, j). Channels beyond the last are zeros."""
         conv = self.convolution
         conditions = [self._inside] if guarded and self._inside is not None else []
         if self.shape.channels > conv.channel.extent:
@@ -291,13 +290,13 @@ class WinogradNest:
         return te.substitute(value, self._positions(self.here, i, j) | {conv.channel: channel})
 
     def _positions(self, tile: _InputTile, i: te.Expr, j: te.Expr) -> dict[te.Var, te.Expr]:
-        """Where element (i, j) of what a tile sees is."""
+        """The index of element (i, j) of a tile's input."""
         conv = self.convolution
         return {**tile.image, conv.row: tile.top + i, conv.column: tile.left + j}
 
     @cached_property
     def _inside(self) -> te.Expr | None:
-        """Where in the image, and inside of what a padding surrounds, an element is. The last tiles may overhang."""
+        """Where an element is inside the image and inside the padding. The last tiles may overhang."""
         conv, shape = self.convolution, self.shape
         conditions = [] if conv.inside is None else [conv.inside]
         for position, tiles in ((conv.row, shape.tiles_y), (conv.column, shape.tiles_x)):
@@ -316,7 +315,7 @@ class WinogradNest:
     # -- the products -------------------------------------------------------------------------------------------------
 
     def _multiply(self) -> Stmt:
-        """All elements' products of the block's tiles with one panel, over one block of channels."""
+        """The products of the block's tiles with one panel, for all elements, over one block of channels."""
         shape, lanes = self.shape, self.lanes
         row, vec, lane = te.Var("r", shape.rows), te.Var("u", shape.vectors), te.Var("v", lanes)
         in_tile = [(row, Kind.UNROLL), (vec, Kind.UNROLL), (lane, Kind.VECTOR)]
@@ -349,7 +348,7 @@ class WinogradNest:
         partial = self._product_at(row_tile * shape.rows + row, vec, self.element) + lane
         put: Stmt = nest(in_tile, Store(self.products, partial, kept))
         if shape.channel_blocks > 1:
-            # Sums of blocks are added up, not continued: shorter chains round less.
+            # Sums of blocks are added, not continued: shorter chains round less.
             total = te.call("add", te.Load(self.products, (partial,)), kept)
             add = nest(in_tile, Store(self.products, partial, total))
             put = If(te.call("eq", self.channel_block, te.as_index(0)), put, add)
@@ -361,7 +360,7 @@ class WinogradNest:
         return nest([(self.element, Kind.SERIAL), (row_tile, Kind.SERIAL)], tile)
 
     def _product_at(self, row: te.Expr, vec: te.Expr, element: te.Expr) -> te.Expr:
-        """Where in `products` an element's vector of outputs for the current panel begins."""
+        """The index in `products` of an element's vector of outputs for the current panel."""
         shape = self.shape
         panel = self.panel if shape.kept_panels > 1 else te.as_index(0)
         vector = (row * shape.kept_panels + panel) * shape.vectors + vec
@@ -370,8 +369,9 @@ class WinogradNest:
     # -- At m A -----------------------------------------------------------------------------------------------------
 
     def _finish(self) -> Stmt:
-        """The outputs of one tile for one panel; again, directly, where one of them is no finite number: the transforms
-        spread a NaN or an infinity over the whole tile, and may overflow where the convolution does not."""
+        """The outputs of one tile for one panel. If one of them is not finite, they are recomputed directly: the
+        transforms spread a NaN or an infinity over the whole tile, and may overflow where the convolution does not.
+        """
         shape, conv = self.shape, self.convolution
         vec, lane = te.Var("u", shape.vectors), te.Var("v", self.lanes)
         seen, zero = te.Load(self.watch, (lane,)), te.const(0.0, DType.F32)
@@ -403,7 +403,7 @@ class WinogradNest:
         return nest([(vec, Kind.SERIAL)], stmts)
 
     def _directly(self, vec: te.Var, lane: te.Var) -> Stmt:
-        """The outputs of one tile for one vector of channels, product by product, with the weights as they were."""
+        """The outputs of one tile for one vector of channels, product by product, with the original weights."""
         shape, conv = self.shape, self.convolution
         i, j = te.Var("i", shape.outputs), te.Var("j", shape.outputs)
         ky, kx, channel = te.Var("ky", TAPS), te.Var("kx", TAPS), te.Var("c", conv.channel.extent)
@@ -425,7 +425,7 @@ class WinogradNest:
         return nest([(i, Kind.SERIAL), (j, Kind.SERIAL)], summed)
 
     def _row_of_tile(self) -> te.Expr:
-        """Where in `products` the current tile is: the last register tile was moved back, its products were not."""
+        """The index of the current tile in `products`: the last register tile overlaps, but its products do not."""
         shape = self.shape
         before_last = (shape.row_tiles - 1) * shape.rows
         moved = shape.row_tiles * shape.rows - shape.tiles

@@ -1,4 +1,4 @@
-"""Kernels for NVIDIA GPUs, structured by hand: templates with holes that generated code fills."""
+"""Hand-written kernels for NVIDIA GPUs: templates whose holes are filled with generated code."""
 
 from tilewright.space.template import Template
 from tilewright.space.templates.cuda.attention import TensorCoreAttention

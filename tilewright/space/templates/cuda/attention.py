@@ -1,4 +1,5 @@
-"""Attention of 16-bit floats in one kernel on tensor cores, causal or with any mask, with the movement around it."""
+"""Attention for 16-bit floats in one tensor-core kernel, causal or with any mask, including data movement
+around it."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ from tilewright.space.templates.cuda.matrices import INT_MAX, LANES, matrix
 from tilewright.te.index import coefficient, linear, simplify
 
 NAME = "tensor-core-attention"
-_WIDEST = 128  # columns of a head: queries, scores and results of a warp are in registers
-_MAX_REGISTERS, _MAX_MASKED = 200, 128  # of a thread, for these; where a mask is read too
+_WIDEST = 128  # maximum columns of a head: queries, scores and results of a warp are in registers
+_MAX_REGISTERS, _MAX_MASKED = 200, 128  # maximum registers of a thread for these; if a mask is read too
 _HELD = 8  # fragments of queries that stay in registers
 _OTHERS = 56  # registers of a thread for everything else
-_WEIGHT = 0.25  # instructions of a warp for a score's weight, as long as its exponential takes
-_COPY = 3  # instructions for a piece that is copied
+_WEIGHT = 0.25  # warp instructions per score, equivalent to its exponential
+_COPY = 3  # instructions per copied chunk
 
 
 class TensorCoreAttention:
@@ -45,7 +46,7 @@ class TensorCoreAttention:
 
 
 def _matrices(operands: Operands) -> tuple[MatrixOperand, MatrixOperand, MatrixOperand] | None:
-    """q, k and v with a row for each query or key; None where the elements of a row do not lie together."""
+    """q, k and v with a row per query or key; None if the elements of a row are not contiguous."""
     found = []
     for element, rows, columns in (
         (operands.query, operands.queries, operands.width),
@@ -155,7 +156,7 @@ class AppliedTensorAttention:
         return with_values(Store(masked, zero, self.operands.mask(te.Load(score, (zero,)), row, key)), {})
 
     def _lanes(self) -> int:
-        """Neighbours of a result's row that are written together."""
+        """Neighbours in a result's row that are written together."""
         operands = self.operands
         column = te.Var("column", operands.values)
         position = simplify(operands.position(te.Var("row", operands.queries), column))

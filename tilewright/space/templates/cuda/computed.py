@@ -1,9 +1,9 @@
-"""Fused prologues: operands of a GEMM that are computed from what is in memory.
+"""Fused prologues: operands of a GEMM that are computed from tensors in memory.
 
     a[m, k] = value(x[m, k], gate[m, k], scale[k], mean[m], ...)    and zero where a guard does not hold
 
-All that an element takes is read when a tile is prefetched; when the tile is needed, its elements are computed, rounded
-to the type that is multiplied, and put into shared memory.
+The inputs of an element are loaded when a tile is prefetched. When the tile is needed, its elements are computed,
+rounded to the multiplied type, and stored in shared memory.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tilewright.te.index import coefficient, linear, simplify
 from tilewright.te.scalars import EXPENSIVE_CALLS as EXPENSIVE
 
 _EXPENSIVE = 10.0  # instructions
-_MAX_KEPT = 16  # bytes of registers for an element
+_MAX_KEPT = 16  # maximum bytes of registers per element
 
 
 @dataclass(frozen=True)
 class Element:
-    """`value`, computed of `main`, the load that moves with most axes, and of others; zero where `guard` does not
-    hold."""
+    """`value`, computed from `main`, the load that depends on most axes, and from others; zero where `guard` is
+    false."""
 
     main: te.Load
     guard: te.Expr | None
@@ -43,7 +43,7 @@ class Element:
 
 
 def element_of(expr: te.Expr) -> Element | None:
-    """None where an element's place is itself an element of something, or a part of it is read under a condition."""
+    """Match an expression as an Element; None if an index is itself loaded, or a part is read under a condition."""
     guards: list[te.Expr] = []
     while True:
         if isinstance(expr, te.Cast) and expr.dtype is DType.F32 and expr.value.dtype.is_half:
@@ -67,7 +67,7 @@ def element_of(expr: te.Expr) -> Element | None:
 
 
 def _depends_on_positions(expr: te.Expr) -> bool:
-    """Whether variables occur elsewhere than where something is read."""
+    """Whether variables occur outside of load indices."""
     if isinstance(expr, te.Load):
         return False
     return isinstance(expr, te.Var) or any(map(_depends_on_positions, te.children(expr)))
@@ -80,7 +80,7 @@ def computed_operand(
     k_axes: Sequence[te.Var],
     batch: Sequence[te.Var],
 ) -> ComputedOperand | None:
-    """The element as an operand of type `dtype`, of these axes each counted as one."""
+    """The element as an operand of type `dtype`, with each group of axes fused."""
     if not outer or not set(k_axes) & element.variables:
         return None
     main = element.main.indices[0]
@@ -144,7 +144,7 @@ def _count(axes: Sequence[te.Var]) -> int:
 
 
 def _lanes(element: Element, dtype: DType, along: te.Var) -> int:
-    """Neighbours that are read at once where they lie together."""
+    """Contiguous neighbours that are loaded at once."""
     if coefficient(element.main.indices[0], along) != 1:
         return 1
     if element.guard is not None and along in te.variables(element.guard):

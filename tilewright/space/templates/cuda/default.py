@@ -1,4 +1,4 @@
-"""The default program on a GPU as a template: one config, no knobs. It computes whatever has a formula."""
+"""The default program on a GPU as a template: one config, no knobs. It computes any task that has a formula."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tilewright.space.template import Applied, GpuWork
 from tilewright.space.templates.default import NAME
 from tilewright.space.terms import Roofline
 
-_FULL = 1_024  # threads of a multiprocessor that keep its memory busy
-_HEAVY = 2e8  # operations of a contraction that the default program would take far too long for
+_FULL = 1_024  # threads per multiprocessor that saturate its memory bandwidth
+_HEAVY = 2e8  # operations of a contraction for which the default program is far too slow
 
 
 class Default:
@@ -53,7 +53,8 @@ class AppliedGpuDefault:
 
 
 def is_hopeless(task: Task) -> bool:
-    """Whether the default program is no candidate alongside any other: a large contraction that is not depthwise."""
+    """Whether the default program is left out if there is any other candidate: for large contractions that are not
+    depthwise."""
     anchors = [node for node in task.graph.nodes() if node.op in ("conv", "matmul", "linear", "attention")]
     plain = any(node.op != "conv" or not is_depthwise(node) for node in anchors)
     return plain and task.flops > _HEAVY

@@ -1,8 +1,8 @@
-"""Matmuls and convolutions on tensor cores, with any epilogue, and with any prologue of both operands.
+"""Matmuls and convolutions on tensor cores, with any epilogue, and any prologue of both operands.
 
-Of 16-bit floats, of 32-bit ones where they may be rounded ("tf32"), both of any transposition and alignment, and of
-bytes where both operands have rows of k. In batches too; convolutions with channels last, of any window, stride and
-padding. The pipeline is in `codegen/cuda/matmul.cuh`; what the configs decide is how the work is cut.
+Element types are 16-bit floats, 32-bit floats if they may be rounded ("tf32"), both with any transposition and
+alignment, and bytes if both operands have rows of k. Batches are supported; convolutions are channels-last with any
+window, stride and padding. The pipeline is in `codegen/cuda/matmul.cuh`; the configs decide how the work is tiled.
 """
 
 from __future__ import annotations
@@ -34,21 +34,19 @@ from tilewright.space.templates.cuda.matrices import LANES, MatrixWork, matrix_w
 from tilewright.te.index import linear
 
 NAME = "tensor-core-matmul"
-_STEP_BYTES = (64, 128)  # of a row, in one step
-_WIDEST_WARP = 64  # rows or columns of a warp
-_MIN, _MAX = 64, 256  # threads of a block
-_MIN_SINGLY = 128  # where elements go through registers one by one: other warps hide the waiting
-_MAX_REGISTERS = 265  # of a thread, by an estimate that is on the safe side where they are many
-_MAX_COPIES = 48  # of a thread in a step: each may want an address of its own
-_MAX_WAVES = 4  # of blocks that share tiles: with more, there is enough to do without
-_SHORT = 1024  # the longest sum of a product whose blocks are persistent
-_MAX_SPLIT = 8  # blocks of a cluster that every card with clusters can run
-_COPY, _GATHER = 4, 19  # instructions for a piece that is copied, and more for one that is gathered
-_ROUNDED = 5  # for a fragment of elements that are rounded
-_SINGLY = 3  # loads and stores for a pair of elements that goes through registers
-_VECTOR_WIDTHS = (
-    2  # of the accesses to shared memory when results are read there: two at a time meet in a bank
-)
+_STEP_BYTES = (64, 128)  # bytes of a row per step
+_WIDEST_WARP = 64  # maximum rows or columns of a warp
+_MIN, _MAX = 64, 256  # minimum and maximum threads of a block
+_MIN_SINGLY = 128  # minimum threads if elements go through registers one by one: other warps hide the latency
+_MAX_REGISTERS = 265  # maximum per thread, by an estimate that is pessimistic for high counts
+_MAX_COPIES = 48  # maximum per thread and step: each may need its own address
+_MAX_WAVES = 4  # maximum waves of blocks that share tiles; with more, there is enough work without sharing
+_SHORT = 1024  # the longest sum of a product with persistent blocks
+_MAX_SPLIT = 8  # blocks of a cluster that every GPU with clusters can run
+_COPY, _GATHER = 4, 19  # instructions per copied chunk, and additional ones if it is gathered
+_ROUNDED = 5  # instructions per fragment of rounded elements
+_SINGLY = 3  # loads and stores per pair of elements that goes through registers
+_VECTOR_WIDTHS = 2  # bank conflicts when results are read from shared memory
 
 
 class TensorCores:
@@ -62,7 +60,7 @@ class TensorCores:
 
 
 def multiplied(task: Task) -> DType | None:
-    """The type of a contraction's operands, as they are after what is computed before it."""
+    """The type of a contraction's operands after their prologues."""
     anchors = [node for node in task.graph.nodes() if node.op in ("matmul", "linear", "conv")]
     dtypes = {operand.dtype for anchor in anchors for operand in anchor.inputs[:2]}
     return dtypes.pop() if len(anchors) == len(dtypes) == 1 else None
@@ -77,7 +75,7 @@ class AppliedMatmul:
         m, n, k = self.work.sizes
 
         def sizes(extent: int, *choices: int) -> tuple[int, ...]:
-            """Those that are not more than twice what there is."""
+            """Sizes up to twice the extent."""
             return tuple(size for size in choices if size < 2 * extent or size == choices[0])
 
         fewest = _tile_count(self.work, MatrixTiles(256, 256, 32, 4, 4, 2))
@@ -102,7 +100,7 @@ class AppliedMatmul:
         )
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
-        """Most combinations end with the first line: spaces are ranked whole, so it counts."""
+        """The first line rejects most combinations, which matters because whole spaces are ranked."""
         m, n, warps_m, warps_n = (int(values[name]) for name in ("bm", "bn", "warps_m", "warps_n"))
         if not (16 * warps_m <= m <= _WIDEST_WARP * warps_m and 16 * warps_n <= n <= _WIDEST_WARP * warps_n):
             return False
@@ -153,7 +151,7 @@ def _may_split(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> boo
 
 
 def _may_persist(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
-    """Whether there are tiles enough, each with so little to sum that its beginning and end count."""
+    """Whether there are enough tiles, each with so short a sum that its start and end matter."""
     short = work.sizes[2] <= _SHORT
     return short and tiles.split == 1 and _tile_count(work, tiles) > machine.sms
 
@@ -164,7 +162,7 @@ def _tile_count(work: MatrixWork, tiles: MatrixTiles) -> int:
 
 
 def _blocks(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> int:
-    """Persistent blocks are as many as run at once, fewer where all can then have the same number of tiles."""
+    """Persistent blocks: as many as run at once, or fewer if all can then have the same number of tiles."""
     count = _tile_count(work, tiles)
     if not tiles.persistent:
         return count * tiles.split
@@ -175,7 +173,7 @@ def _blocks(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> int:
 
 
 def _copies(work: MatrixWork, tiles: MatrixTiles) -> float:
-    """Pieces of a step that a thread copies."""
+    """Copies per thread and step."""
     a, b = (_copy_lanes(work, operand) for operand in (work.left, work.right))
     return (tiles.bm / a + tiles.bn / b) * tiles.bk / tiles.threads
 
@@ -186,13 +184,13 @@ def _goes_singly(work: MatrixWork, operand: Operand) -> bool:
 
 
 def _copy_lanes(work: MatrixWork, operand: Operand) -> int:
-    """Elements that are copied at once; single ones go in pairs."""
+    """Elements that are copied at once; single ones are copied in pairs."""
     return 2 if _goes_singly(work, operand) else operand.lanes
 
 
 def _registers(work: MatrixWork, tiles: MatrixTiles) -> float:
-    """Of a thread, as a fit to what the compiler took for 800 kernels: each counts half as much again as is obvious,
-    for it reads ahead and keeps addresses."""
+    """Estimated registers of a thread, fitted to what the compiler used for 800 kernels: each item counts 1.5 times
+    its obvious size, because the compiler loads ahead and keeps addresses."""
     registers = 32 + 1.4 * tiles.accumulators
     for outer, operand in ((tiles.bm, work.left), (tiles.bn, work.right)):
         elements = outer * tiles.bk / tiles.threads
@@ -211,7 +209,7 @@ def _is_power_of_two(value: int) -> bool:
 
 @dataclass(frozen=True)
 class MatmulResult:
-    """What becomes of the sums of a tile, at a vector of places: the value, and where it is stored."""
+    """The epilogue of a tile's sums for a vector of results: the value, and where it is stored."""
 
     sums: Buffer
     lane: te.Var
@@ -315,7 +313,7 @@ def terms_of(work: MatrixWork, tiles: MatrixTiles) -> GpuTerms:
         shared_bytes=t.shared_bytes,
         steps=-(-work.sizes[2] // (t.bk * t.split)),
         stages=t.stages,
-        flops=1.0 * t.bm * t.bn * t.bk * t.size,  # as of 16-bit elements
+        flops=1.0 * t.bm * t.bn * t.bk * t.size,  # in units of 16-bit elements
         scalar=instructions,
         copies=copies,
         shared_traffic=float(tile_bytes + fragments),

@@ -3,8 +3,8 @@
     out[part, n] = sum, mean, highest or lowest of epilogue(a @ b)[rows of the part, n]
     out[m, part] = the same of epilogue(a @ b)[m, columns of the part]
 
-The mean of an image after its last convolution is one. A part has no more rows or columns than a tile; where there are
-more, the parts of parts are another kernel's (`space/vendor/summed.py`).
+An example is a global average pool after a convolution. A part has at most as many rows or columns as a tile; longer
+reductions are combined by another kernel (`space/decompositions/fused_reduction.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tilewright.space.templates.cuda.matrices import LANES, MatrixWork, matrix_w
 from tilewright.te.index import linear
 
 NAME = "tensor-core-matmul-reduction"
-MAX = 256  # rows or columns of a tile
+MAX = 256  # maximum rows or columns of a tile
 _TILES = (16, 32, 64, 128, 256)
 _BYTES = 4  # of an accumulator
 
@@ -65,7 +65,7 @@ class TensorMatmulReduction:
 
 
 def _is_by_rows(work: MatrixWork, found: Combined) -> bool:
-    """Whether the product's rows and columns, as they are counted, are those that are combined."""
+    """Whether the reduced rows and columns are those of the product, in the same order."""
     terms = linear(work.formula.store).terms
     m, n, _ = work.sizes
     combined = found.size * found.parts
@@ -74,7 +74,7 @@ def _is_by_rows(work: MatrixWork, found: Combined) -> bool:
 
 
 def _is_aligned(work: MatrixWork, found: Combined) -> bool:
-    """Whether a tile begins where its operand can be read in vectors."""
+    """Whether a tile begins at an index where its operand can be read in vectors."""
     operand = work.right if found.along else work.left
     return found.parts == 1 or not operand.transposed or found.size % operand.lanes == 0
 
@@ -88,7 +88,7 @@ class AppliedMatmulReduction:
     @cached_property
     def space(self) -> Space:
         m, n, k = self.work.sizes
-        one = (next(tile for tile in _TILES if tile >= self.of.size),)  # a tile for each part
+        one = (next(tile for tile in _TILES if tile >= self.of.size),)  # one tile per part
         rows = tuple(tile for tile in _TILES if tile < 2 * m or tile == _TILES[0])
         columns = tuple(tile for tile in _TILES[1:] if tile < 2 * n or tile == _TILES[1])
         depths = tuple(bytes // self.work.size for bytes in (64, 128))
@@ -136,7 +136,7 @@ class AppliedMatmulReduction:
         result = result_of(self.work, tiles, lanes)
         value = result.value
         if isinstance(value, te.Cast) and value.dtype.is_half and not self.strict:
-            value = value.value  # what is not written is not rounded
+            value = value.value  # a value that is not stored is not rounded
         kind, lane = KINDS[of.op], result.lane
         total = Buffer("total", DType.F32, lanes, Scope.REGISTER)
         parts = Buffer("parts", DType.F32, tiles.threads * lanes, Scope.SCRATCH)

@@ -1,8 +1,8 @@
 """Recognises matmuls: out[batch, m, n] = epilogue(sum over k of a[batch, m, k] * b[batch, k, n]).
 
-m, n and k are one axis each, or several that are counted as one. `b` is a matrix in memory. Where `a` is not, its rows
-are gathered: a convolution is such a product, with the image's places for m and the window's places and channels for k;
-so is a product whose rows have been permuted. Either may be computed of what is in memory (`computed.py`).
+Each of m, n and k is one axis, or several fused ones. `b` is a matrix in memory. If `a` is not, its rows are
+gathered: in a convolution, m are the pixels, and k the window positions and channels; rows may also have been
+permuted. Either operand may be computed from tensors in memory (`computed.py`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tilewright.space.templates.cuda.computed import Element, computed_operand, 
 from tilewright.te.index import Linear, coefficient, linear, simplify
 
 LANES = (8, 4, 2, 1)
-_COPY_BYTES = 16  # the most that are copied at once
-_MIN_BYTES = 4  # of bytes, which cannot go through registers in pairs
-# What a product's operands may be, and what they are computed with as. 32-bit floats are rounded on the way in.
+_COPY_BYTES = 16  # maximum bytes of one copy
+_MIN_BYTES = 4  # minimum for byte elements, which cannot go through registers in pairs
+# Operand types, and the types they are multiplied as. 32-bit floats are rounded when they are loaded.
 _COMPUTED = {DType.F16: DType.F32, DType.BF16: DType.F32, DType.I8: DType.I32}
 _COMPUTED_ROUNDED = {**_COMPUTED, DType.F32: DType.F32}
-_BITS = 31  # of a row of a window: places along its axes, each inside or not
+_BITS = 31  # maximum window positions in a row's bit mask of what is inside the image
 INT_MAX = 2**31 - 1
 
 
@@ -40,14 +40,14 @@ class MatrixWork:
     a: te.Load
     guard: te.Expr | None  # where `a` is not zero
     b: te.Load
-    m: tuple[te.Var, ...]  # outermost first, as they are counted; none: one row
+    m: tuple[te.Var, ...]  # outermost first, in order; none: one row
     n: tuple[te.Var, ...]
     k: tuple[te.Var, ...]
     batch: tuple[te.Var, ...]
-    packing: Packing | None = None  # of b, where it is a constant that is stored the other way round
-    left_element: Element | None = None  # what `a` is a part of, where more is done than to read it
+    packing: Packing | None = None  # of b, if it is a constant that is stored transposed
+    left_element: Element | None = None  # the expression that `a` is a part of, if it is more than a load
     right_element: Element | None = None
-    multiplied: DType | None = None  # as what; None: as `a` is stored
+    multiplied: DType | None = None  # multiplied as this type; None: as `a` is stored
 
     @cached_property
     def sizes(self) -> tuple[int, int, int]:
@@ -72,7 +72,7 @@ class MatrixWork:
 
     @property
     def is_sound(self) -> bool:
-        """Whether both operands can be read as the pipeline wants, and places are counted in 32 bits."""
+        """Whether the pipeline can read both operands, and indices fit in 32 bits."""
         buffers = (*self.formula.inputs, self.formula.output)
         short = all(buffer.size <= INT_MAX for buffer in buffers)
         left, right = self._left(), self._right()
@@ -88,7 +88,7 @@ class MatrixWork:
         return self.dtype.bytes
 
     def _can_load(self, *operands: Operand) -> bool:
-        """Bytes are not transposed on the way, and not copied one by one."""
+        """Bytes cannot be transposed while loading, nor copied one by one."""
         return self.size > 1 or not any(o.transposed or o.lanes < _MIN_BYTES for o in operands)
 
     def _left(self) -> Operand | None:
@@ -105,9 +105,9 @@ class MatrixWork:
 def matrix_work(
     formula: Formula, rounded: bool = False, multiplied: DType | None = None
 ) -> MatrixWork | None:
-    """None where the formula is no product of two matrices of 16-bit floats or of bytes. `rounded`: 32-bit floats may
-    be rounded before they are multiplied, so that they do as well. `multiplied`: the type of the operands, where one of
-    them is computed; without it none may be."""
+    """Match the formula as a product of two matrices of 16-bit floats or bytes, or return None. `rounded`: also
+    accept 32-bit floats, which may be rounded. `multiplied`: the operand type if an operand is computed; without it,
+    none may be."""
     computed = _COMPUTED_ROUNDED if rounded else _COMPUTED
     if len(formula.reductions) != 1 or columns_of(formula):
         return None
@@ -133,7 +133,7 @@ def matrix_work(
 class _Factor:
     load: te.Load
     guard: te.Expr | None  # where it is not zero
-    element: Element | None = None  # what the load is a part of
+    element: Element | None = None  # the expression that the load is a part of
 
     @property
     def variables(self) -> set[te.Var]:
@@ -148,7 +148,7 @@ def _read(expr: te.Expr, computed: Mapping[DType, DType]) -> _Factor | None:
 
 
 def _factor(expr: te.Expr, computed: Mapping[DType, DType], multiplied: DType | None) -> _Factor | None:
-    """A factor that is read as it is multiplied, or is computed and rounded to that."""
+    """Match a factor that is read in the multiplied type, or is computed and rounded to it."""
     read = _read(expr, computed)
     if read is not None and read.load.dtype is multiplied:
         return read
@@ -159,7 +159,7 @@ def _factor(expr: te.Expr, computed: Mapping[DType, DType], multiplied: DType | 
 
 
 def _guarded_load(expr: te.Expr, computed: Mapping[DType, DType]) -> tuple[te.Load, te.Expr | None] | None:
-    """(load, where it is not zero) of an element of a type of `computed`, which is computed with as that says."""
+    """(load, where it is not zero) for an element of a type in `computed`, converted as `computed` says."""
     guard: te.Expr | None = None
     wide = expr.dtype
     while not isinstance(expr, te.Load):
@@ -178,8 +178,8 @@ def _guarded_load(expr: te.Expr, computed: Mapping[DType, DType]) -> tuple[te.Lo
 def _as_matrices(
     formula: Formula, a: _Factor, b: _Factor, reduced: Sequence[te.Var], multiplied: DType | None
 ) -> MatrixWork | None:
-    """The product with `a` on the left; the last of the right operand's own axes is to be the one that the output walks
-    along."""
+    """The product with `a` on the left; the output must be contiguous along the last of the right operand's
+    own axes."""
     of_a, of_b = (linear(factor.load.indices[0]).terms for factor in (a, b))
     m = [axis for axis in formula.axes if axis in a.variables and axis not in b.variables]
     n = [axis for axis in formula.axes if axis in b.variables and axis not in a.variables]
@@ -203,7 +203,7 @@ def _as_matrices(
 
 
 def _with_rows_of_k(work: MatrixWork) -> MatrixWork:
-    """The same with a constant on the right stored row by row of k, if it is not and can be."""
+    """The same product with a constant right operand stored row by row of k, if possible."""
     stored, (_, n, k) = matrix(work.b, work.n, work.k), work.sizes
     if stored is None or not stored.transposed or stored.buffer.size != n * k or stored.pitch != n:
         return work
@@ -225,7 +225,7 @@ def _lanes(dtype: DType, numbers: Iterable[int]) -> int:
 
 
 def matrix(load: te.Load, outer: Sequence[te.Var], k_axes: Sequence[te.Var]) -> MatrixOperand | None:
-    """A load as a matrix in memory, one of whose two directions goes element by element."""
+    """A load as a matrix in memory that is contiguous in one of its two directions."""
     form = linear(load.indices[0])
     across, along = step_of(form.terms, outer), step_of(form.terms, k_axes)
     if across is None or not along or (along != 1 and across != 1):
@@ -240,7 +240,7 @@ def matrix(load: te.Load, outer: Sequence[te.Var], k_axes: Sequence[te.Var]) -> 
 
 
 def _window(work: MatrixWork) -> WindowOperand | None:
-    """The left operand gathered row by row, element by element where neighbours along k do not lie together."""
+    """The left operand gathered row by row; element by element if neighbours along k are not contiguous."""
     form, buffer = linear(work.a.indices[0]), work.a.source
     inner = work.k[-1]
     assert isinstance(buffer, Buffer)
@@ -282,7 +282,7 @@ def _window(work: MatrixWork) -> WindowOperand | None:
 
 
 def _bits(work: MatrixWork) -> tuple[te.Expr | None, dict[te.Var, te.Expr]] | None:
-    """The guard as (condition on rows alone, condition of each axis of k); None where one joins two of these."""
+    """The guard as (condition on rows, condition on each k axis); None if a condition combines two of these."""
     by_axis: dict[te.Var, list[te.Expr]] = {}
     of_row: list[te.Expr] = []
     for condition in conjuncts(work.guard) if work.guard is not None else []:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ import numpy as np
 
 from tilewright.codesign.mapping import DRAM_ORDERS, Mappings, orders
 from tilewright.codesign.model import Model
-from tilewright.codesign.problem import C, K, Layer, N, P, Q, R, S
+from tilewright.codesign.problem import LOOPS, C, K, Layer, N, P, Q, R, S
 from tilewright.hw.gemmini import KIB, GemminiMachine
 
 # Columns of a table. The first three are limited by the hardware; all are products over the groups.
@@ -83,6 +83,7 @@ class Best:
     value: float  # of the objective
     bound: float
     visited: int  # complete and partial mappings that were bounded
+    evaluated: int  # complete ones
     order: str
 
     @property
@@ -179,6 +180,88 @@ class _Group(NamedTuple):
     )  # [options, loops, 4]: in the array, in the accumulator's level, the scratchpad's and DRAM's
 
 
+_GROUPS = ((K,), (C,), (P, R), (Q, S), (N,))
+
+
+@lru_cache(maxsize=1 << 15)
+def _options(
+    loops: tuple[int, ...],
+    extents: tuple[int, ...],
+    stride: int,
+    dilation: int,
+    dim: int,
+    case: _Case,
+) -> _Group:
+    """All options of a group in a case, without those that others dominate. They are the same for all layers with these
+    extents and for memories of any size."""
+    found = [_loop_factors(case, loop, extent, dim) for loop, extent in zip(loops, extents, strict=True)]
+    if len(found) == 1:
+        factors = found[0][:, None]
+    else:
+        left, right = (side.ravel() for side in np.indices((len(found[0]), len(found[1]))))
+        factors = np.stack([found[0][left], found[1][right]], axis=1)
+    table = np.ones((len(factors), _WIDTH))
+    for index, loop in enumerate(loops):
+        _count(case, loop, factors[:, index], table)
+    if len(loops) == 2:
+        _count_window(case, loops, factors, stride, dilation, table)
+    kept = _undominated(table)
+    return _Group(loops, table[kept], factors[kept])
+
+
+def _loop_factors(case: _Case, loop: int, extent: int, dim: int) -> np.ndarray:
+    """[options, 4]"""
+    allowed = [loop in (C, K), loop in (P, Q, N) or case.inner, LOOPS[loop] in case.scratchpad, True]
+    cover = coverings(extent, sum(allowed), dim)
+    factors = np.ones((len(cover), 4), int)
+    factors[:, np.flatnonzero(allowed)] = cover
+    return factors
+
+
+def _count(case: _Case, loop: int, factors: np.ndarray, table: np.ndarray) -> None:
+    array, inner, middle, outer = factors.T.astype(float)
+    tile, padded = array * inner * middle, array * inner * middle * outer
+    table[:, _STEPS] *= padded / array
+    table[:, _SUMS] *= padded / (array if loop == C else 1.0)
+    table[:, _READS] *= padded / (array if loop == K else 1.0)
+    table[:, _MACS] *= padded
+    if loop in (R, S, C, K):
+        table[:, _WEIGHT_TILE] *= tile
+        table[:, _WEIGHTS] *= padded
+        table[:, _FILLS] *= padded
+    else:
+        table[:, _WEIGHTS] *= outer if case.weights else 1.0
+        table[:, _FILLS] *= middle if case.fills_scratchpad else 1.0
+        table[:, _FILLS] *= outer if case.fills_dram else 1.0
+    if loop in (R, S, C):
+        table[:, _REPEATS] *= middle if case.stores_scratchpad else 1.0
+        table[:, _REPEATS] *= outer if case.stores_dram else 1.0
+    else:
+        table[:, _OUTPUT_TILE] *= inner
+        table[:, _OUTPUTS] *= padded
+        table[:, _OUTPUTS_COLUMN] *= padded / array
+    if loop in (C, N):
+        table[:, _INPUT_TILE] *= tile
+        table[:, _INPUTS] *= padded
+    if loop == K:
+        table[:, _INPUTS] *= outer if case.inputs else 1.0
+
+
+def _count_window(
+    case: _Case, loops: Sequence[int], factors: np.ndarray, stride: int, dilation: int, table: np.ndarray
+) -> None:
+    outputs, taps = factors[:, 0, :3].prod(axis=1), factors[:, 1, :3].prod(axis=1)
+    extent = (outputs - 1) * stride + (taps - 1) * dilation + 1
+    steps, turns = factors[:, 0, 3], factors[:, 1, 3]
+    table[:, _INPUT_TILE] *= extent
+    words = extent * steps * turns
+    if case.slides == loops[0]:
+        words = (extent + (steps - 1) * np.minimum(outputs * stride, extent)) * turns
+    elif case.slides == loops[1]:
+        words = (extent + (turns - 1) * np.minimum(taps * dilation, extent)) * steps
+    table[:, _INPUTS] *= words
+
+
 @dataclass
 class _Search:
     layer: Layer
@@ -187,8 +270,8 @@ class _Search:
     model: Model
     most: int
     visited: int = 0
+    evaluated: int = 0
     best: tuple[float, float, float, _Case, np.ndarray] | None = None
-    _groups_of: dict[tuple[object, ...], _Group] = field(default_factory=dict)
 
     def run(self) -> Best:
         problems = []
@@ -207,89 +290,31 @@ class _Search:
         assert self.best is not None, (self.layer, self.machine)
         value, cycles, energy, case, factors = self.best
         mapping = _mapping(case, factors)
-        return Best(mapping, cycles, energy, value, min(value, unseen), self.visited, case.order)
-
-    # -- tables ---------------------------------------------------------------------------------------------------
+        return Best(
+            mapping, cycles, energy, value, min(value, unseen), self.visited, self.evaluated, case.order
+        )
 
     def _groups(self, case: _Case) -> list[_Group]:
-        return [self._group(case, loops) for loops in ((K,), (C,), (P, R), (Q, S), (N,))]
+        return [self._group(case, loops) for loops in _GROUPS]
 
     def _group(self, case: _Case, loops: tuple[int, ...]) -> _Group:
-        """All options of a group in a case, without those that others dominate. Cases share what they agree about."""
-        matters = (loops, *(value for name, value in case._asdict().items() if name != "order"))
-        if matters not in self._groups_of:
-            factors = self._factors(case, loops)
-            table = self._table(case, loops, factors)
-            kept = np.flatnonzero(self._fits(table))
-            kept = kept[_undominated(table[kept])]
-            self._groups_of[matters] = _Group(loops, table[kept], factors[kept])
-        return self._groups_of[matters]
-
-    def _factors(self, case: _Case, loops: Sequence[int]) -> np.ndarray:
-        found = [self._loop_factors(case, loop) for loop in loops]
-        if len(found) == 1:
-            return found[0][:, None]
-        left, right = (side.ravel() for side in np.indices((len(found[0]), len(found[1]))))
-        return np.stack([found[0][left], found[1][right]], axis=1)
-
-    def _loop_factors(self, case: _Case, loop: int) -> np.ndarray:
-        allowed = [
-            loop in (C, K),
-            loop in (P, Q, N) or case.inner,
-            "RSPQCKN"[loop] in case.scratchpad,
-            True,
-        ]
-        cover = coverings(self.layer.extents[loop], sum(allowed), self.machine.dim if loop in (C, K) else 0)
-        factors = np.ones((len(cover), 4), int)
-        factors[:, np.flatnonzero(allowed)] = cover
-        return factors
-
-    def _table(self, case: _Case, loops: Sequence[int], factors: np.ndarray) -> np.ndarray:
-        table = np.ones((len(factors), _WIDTH))
-        for index, loop in enumerate(loops):
-            array, inner, middle, outer = factors[:, index].T.astype(float)
-            tile, padded = array * inner * middle, array * inner * middle * outer
-            table[:, _STEPS] *= padded / array
-            table[:, _SUMS] *= padded / (array if loop == C else 1.0)
-            table[:, _READS] *= padded / (array if loop == K else 1.0)
-            table[:, _MACS] *= padded
-            if loop in (R, S, C, K):
-                table[:, _WEIGHT_TILE] *= tile
-                table[:, _WEIGHTS] *= padded
-                table[:, _FILLS] *= padded
-            else:
-                table[:, _WEIGHTS] *= outer if case.weights else 1.0
-                table[:, _FILLS] *= middle if case.fills_scratchpad else 1.0
-                table[:, _FILLS] *= outer if case.fills_dram else 1.0
-            if loop in (R, S, C):
-                table[:, _REPEATS] *= middle if case.stores_scratchpad else 1.0
-                table[:, _REPEATS] *= outer if case.stores_dram else 1.0
-            else:
-                table[:, _OUTPUT_TILE] *= inner
-                table[:, _OUTPUTS] *= padded
-                table[:, _OUTPUTS_COLUMN] *= padded / array
-            if loop in (C, N):
-                table[:, _INPUT_TILE] *= tile
-                table[:, _INPUTS] *= padded
-            if loop == K:
-                table[:, _INPUTS] *= outer if case.inputs else 1.0
-        if len(loops) == 2:
-            self._window(case, loops, factors, table)
-        return table
-
-    def _window(self, case: _Case, loops: Sequence[int], factors: np.ndarray, table: np.ndarray) -> None:
-        axis = 0 if loops[0] == P else 1
-        outputs, taps = factors[:, 0, :3].prod(axis=1), factors[:, 1, :3].prod(axis=1)
-        stride, dilation = self.layer.stride[axis], self.layer.dilation[axis]
-        extent = (outputs - 1) * stride + (taps - 1) * dilation + 1
-        steps, turns = factors[:, 0, 3], factors[:, 1, 3]
-        table[:, _INPUT_TILE] *= extent
-        words = extent * steps * turns
-        if self.model.sliding and case.slides == loops[0]:
-            words = (extent + (steps - 1) * np.minimum(outputs * stride, extent)) * turns
-        elif self.model.sliding and case.slides == loops[1]:
-            words = (extent + (turns - 1) * np.minimum(taps * dilation, extent)) * steps
-        table[:, _INPUTS] *= words
+        """The options of a group that fit."""
+        layer, axis = self.layer, int(loops[0] == Q)
+        window = len(loops) == 2
+        found = _options(
+            loops,
+            tuple(layer.extents[loop] for loop in loops),
+            layer.stride[axis] if window else 1,
+            layer.dilation[axis] if window else 1,
+            self.machine.dim if loops[0] in (C, K) else 0,
+            case._replace(
+                order="",
+                scratchpad="".join(name for name in case.scratchpad if LOOPS.index(name) in loops),
+                slides=case.slides if self.model.sliding and case.slides in loops else None,
+            ),
+        )
+        fits = self._fits(found.table)
+        return found if fits.all() else _Group(loops, found.table[fits], found.factors[fits])
 
     # -- cost -----------------------------------------------------------------------------------------------------
 
@@ -383,6 +408,7 @@ class _Search:
 
     def _keep(self, case: _Case, groups: list[_Group], tables: np.ndarray, chosen: np.ndarray) -> None:
         cycles, energy = self._costs(tables)
+        self.evaluated += len(tables)
         values = self.objective.of(cycles, energy)
         first = int(values.argmin())
         if self.best is None or values[first] < self.best[0]:

@@ -46,6 +46,7 @@ class Estimate:
     microjoules: Quantity
     parts: dict[str, Quantity]  # cycles of each of BOUNDS alone
     accesses: dict[tuple[str, str], Quantity]  # words by (level, tensor)
+    tiles: dict[str, Quantity]  # words that a mapping needs in the scratchpad, and in all of the accumulator
 
     @cached_property
     def edp(self) -> Quantity:
@@ -114,7 +115,11 @@ class Model:
         picojoules = macs * self.energy.mac + sum(moved[1:], moved[0]) * self.energy.dram
         for level, cost in self._on_chip(loops).items():
             picojoules = picojoules + _of_level(accesses, level) * cost
-        return Estimate(cycles, picojoules * 1e-6, parts, accesses)
+        tiles = {
+            "scratchpad": loops.tile("weights", SCRATCHPAD) + loops.tile("inputs", SCRATCHPAD),
+            "accumulator": loops.tile("outputs", ACCUMULATOR),
+        }
+        return Estimate(cycles, picojoules * 1e-6, parts, accesses, tiles)
 
     def _on_chip(self, loops: _Loops) -> dict[str, Quantity | float]:
         """Picojoules of an access to each memory."""

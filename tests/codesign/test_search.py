@@ -1,0 +1,205 @@
+"""The search, its descent and its baselines, on small networks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tilewright.codesign.baselines import dosa, hardware_candidates, machine_of, random_mappings, two_loops
+from tilewright.codesign.descent import Descent
+from tilewright.codesign.exact import best_mapping
+from tilewright.codesign.library import library_mapping, library_tile
+from tilewright.codesign.mapping import Hardware, check, needs
+from tilewright.codesign.network import Evaluator, Limits, Network, joined, machine_for
+from tilewright.codesign.problem import Layer, Nests
+from tilewright.codesign.search import Budget, Progress, explore
+from tilewright.errors import HardwareRangeError, MappingError
+from tilewright.hw.gemmini import KIB, GemminiMachine
+
+NETWORK = Network.of(
+    [
+        Layer.matmul(64, 96, 128, count=4, name="linear"),
+        Layer.convolution((16, 16), 24, 32, (3, 3), name="conv"),
+        Layer.convolution((16, 16), 32, 40, (1, 1), stride=(2, 2), name="pointwise"),
+    ]
+)
+DEFAULT = GemminiMachine()
+
+
+def evaluator() -> Evaluator:
+    return Evaluator(NETWORK, DEFAULT)
+
+
+# -- designs ----------------------------------------------------------------------------------------------------------
+
+
+def test_equal_layers_are_one_and_the_product_of_sums_is_the_cost() -> None:
+    twice = Network.of([*NETWORK.layers, *NETWORK.layers])
+    assert len(twice) == 3 and list(twice.counts) == [8, 2, 2]
+    design = evaluator().mapped(DEFAULT)
+    assert design.edp == pytest.approx(
+        sum(n * c for n, c in zip(NETWORK.counts, design.layer_cycles, strict=True))
+        * sum(n * e for n, e in zip(NETWORK.counts, design.layer_microjoules, strict=True))
+    )
+    assert design.importance.sum() == pytest.approx(2.0)
+    assert ((design.utilisation > 0) & (design.utilisation <= 1)).all()
+    assert design.watts(2e9) == pytest.approx(2 * design.watts(1e9))
+
+
+def test_the_least_hardware_runs_the_mappings_and_nothing_smaller_does() -> None:
+    design = evaluator().mapped(GemminiMachine(dim=20, scratchpad=64 * KIB, accumulator=32 * KIB))
+    need = needs(NETWORK.nests, design.mappings)
+    machine = machine_for(need, DEFAULT)
+    rows = np.zeros(3, int)
+    check(NETWORK.nests, design.mappings, Hardware.of([machine]).take(rows))
+    for name, less in (("dim", 1), ("scratchpad", KIB), ("accumulator", KIB)):
+        size = getattr(machine, name) - less
+        if size >= KIB or name == "dim":
+            smaller = replace(machine, **{name: size})  # type: ignore[arg-type]
+            with pytest.raises(MappingError):
+                check(NETWORK.nests, design.mappings, Hardware.of([smaller]).take(rows))
+
+
+def test_mapping_all_layers_together_is_no_worse_than_each_alone() -> None:
+    together = evaluator().mapped(DEFAULT)
+    alone = evaluator().design(
+        DEFAULT, joined([best_mapping(layer, DEFAULT).mapping for layer in NETWORK.layers])
+    )
+    assert together.edp <= alone.edp * (1 + 1e-9)
+
+
+def test_a_model_without_matmuls_is_refused() -> None:
+    with pytest.raises(MappingError, match="nothing to do"):
+        Network.of([])
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [({"area": 0.001}, "too small"), ({"watts": 0.0}, "above 0"), ({"dim": 500}, "between 1 and 128")],
+)
+def test_limits_that_no_hardware_meets_are_refused(limits: dict[str, float], message: str) -> None:
+    with pytest.raises(HardwareRangeError, match=message):
+        Limits(**limits)  # type: ignore[arg-type]
+
+
+# -- descent ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_descent_descends_and_stays_within_its_layers() -> None:
+    descent = Descent(evaluator(), Limits(), 6, np.random.default_rng(1))
+    first = descent.step()
+    for _ in range(60):
+        last = descent.step()
+    assert (last < first).all() and np.mean(first - last) > 0.5
+    mappings = descent.mappings(np.arange(3))
+    padded = mappings.padded().reshape(6, 3, 7)
+    assert padded == pytest.approx(np.broadcast_to(NETWORK.nests.extents, padded.shape))
+    assert (mappings.factors >= 1 - 1e-12).all()
+
+
+def test_an_area_limit_pulls_the_hardware_below_it() -> None:
+    free, bound = (
+        Descent(evaluator(), limits, 4, np.random.default_rng(1)) for limits in (Limits(), Limits(area=0.25))
+    )
+    for _ in range(80):
+        free.step()
+        bound.step()
+
+    def area(descent: Descent) -> np.ndarray:
+        dim, scratchpad, accumulator = descent.hardware().T
+        points = zip(dim, scratchpad, 4 * accumulator, strict=True)
+        return np.array([sum(DEFAULT.area_model.parts(*point)) for point in points])
+
+    assert area(bound).mean() < area(free).mean()
+    assert area(bound).min() < 0.3
+
+
+def test_importance_saves_evaluations() -> None:
+    some, all_ = (
+        Descent(evaluator(), Limits(), 4, np.random.default_rng(1), importance)
+        for importance in (True, False)
+    )
+    for _ in range(40):
+        losses = some.step(), all_.step()
+    assert some.evaluator.mappings < all_.evaluator.mappings
+    assert losses[0].min() < losses[1].min() + 0.3
+
+
+# -- search -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_search_beats_every_baseline_and_the_library() -> None:
+    budget, limits = Budget(evaluations=1500), Limits(area=DEFAULT.area)
+    found = explore(NETWORK, budget, limits=limits, steps=40)
+    best = found.best
+    check(NETWORK.nests, best.mappings, Hardware.of([best.machine]).take(np.zeros(3, int)))
+    assert best.area <= DEFAULT.area
+    library = evaluator().design(
+        DEFAULT, joined([library_mapping(layer, DEFAULT) for layer in NETWORK.layers])
+    )
+    assert best.edp < library.edp
+    baselines = [two_loops(evaluator(), limits, budget, name) for name in ("random", "annealing", "bayesian")]
+    for other in (*baselines, dosa(evaluator(), limits, budget, between=20)):
+        assert other is not None and other.within(limits)
+        assert best.edp < other.edp
+
+
+def test_the_front_has_no_design_that_another_one_dominates() -> None:
+    front = explore(NETWORK, Budget(evaluations=800), steps=20).front
+    areas, edps = [one.area for one in front], [one.edp for one in front]
+    assert areas == sorted(areas) and edps == sorted(edps, reverse=True) and len(set(edps)) == len(edps)
+
+
+def test_a_search_that_is_interrupted_keeps_its_best() -> None:
+    def stop(step: Progress) -> None:
+        if step.stage == "exact mapping":
+            raise KeyboardInterrupt
+
+    found = explore(NETWORK, Budget(), steps=5, progress=stop)
+    assert found.interrupted and found.best.edp > 0
+
+
+def test_a_power_limit_is_kept_or_nothing_is_found() -> None:
+    free = explore(NETWORK, Budget(evaluations=400), steps=10).best
+    bound = explore(NETWORK, Budget(evaluations=800), limits=Limits(watts=free.watts() / 1.5), steps=10)
+    assert bound.best.watts() <= free.watts() / 1.5
+    with pytest.raises(HardwareRangeError, match="within the limits"):
+        _ = explore(NETWORK, Budget(evaluations=200), limits=Limits(watts=1e-9), steps=5).best
+
+
+# -- baselines --------------------------------------------------------------------------------------------------------
+
+
+def test_hardware_is_a_space_of_the_projects_searches() -> None:
+    limits = Limits(area=1.0)
+    candidates = hardware_candidates(DEFAULT, limits)
+    configs = list(candidates.configs())
+    assert 100 < len(configs) < candidates.size
+    assert all(limits.admit(machine_of(DEFAULT, config)) for config in configs[::37])
+
+
+def test_random_mappings_cover_their_layer() -> None:
+    layer = NETWORK.layers[1]
+    mappings = random_mappings(layer, 500, 16, np.random.default_rng(0))
+    assert (mappings.padded() >= Nests.of([layer]).extents).all()
+
+
+@pytest.mark.parametrize(
+    ("layer", "tile"),
+    [
+        # What the library chose on a default Gemmini (DOSA repository, BSD 2-Clause, copyright 2022 Charles Hong).
+        (Layer.matmul(128, 768, 768), (1, 1, 80, 1, 768, 80, 1)),
+        (Layer.matmul(128, 64, 128), (1, 1, 80, 1, 64, 96, 1)),
+        (Layer.matmul(128, 128, 64), (1, 1, 128, 1, 128, 64, 1)),
+    ],
+)
+def test_the_librarys_tiles(layer: Layer, tile: tuple[int, ...]) -> None:
+    assert library_tile(layer, DEFAULT) == tile
+
+
+def test_the_librarys_mappings_fit() -> None:
+    for layer in (*NETWORK.layers, Layer.convolution((230, 230), 3, 64, (7, 7), stride=(2, 2))):
+        for machine in (DEFAULT, GemminiMachine(dim=8, scratchpad=8 * KIB, accumulator=4 * KIB)):
+            check(Nests.of([layer]), library_mapping(layer, machine), Hardware.of([machine]))

@@ -1,0 +1,250 @@
+"""Gradient descent over the mappings of all layers and the hardware together, many starts at once.
+
+Coordinates are the logarithms of factors: of the tiles in each memory, and of the rows and columns of the array. DRAM's
+factor is what is left of a loop. The hardware is inferred: an array as large as the largest that a mapping uses,
+memories as large as the largest tiles. So the derivative of the network's EDP by the size of a memory belongs to the
+layer that needs it to be that large, and one descent moves programs and hardware.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tilewright.codesign.mapping import DRAM, DRAM_ORDERS, INNER_ORDER, LEVELS, Hardware, Mappings
+from tilewright.codesign.model import ACCUMULATOR_WORDS, COLUMNS, DIM, ROWS, SCRATCHPAD_WORDS, Model
+from tilewright.codesign.network import Evaluator, Limits
+from tilewright.codesign.problem import LOOPS, C, K, N, P, Q, R, S
+from tilewright.hw.gemmini import KIB
+
+_LOOPS, _FACTORS = len(LOOPS), len(LEVELS) * len(LOOPS)
+# Free coordinates and their loops. Weights stay in registers through the loops of L0 and P, Q, N of L1 alike, so one of
+# the two is enough.
+_FREE = (
+    *((loop, loop) for loop in (P, Q, N)),
+    *((_LOOPS + loop, loop) for loop in (R, S, C, K)),
+    *((2 * _LOOPS + loop, loop) for loop in range(_LOOPS)),
+    (ROWS, C),
+    (COLUMNS, K),
+)
+_INDEX = np.array([index for index, _ in _FREE])
+_LOOP_OF = np.array([loop for _, loop in _FREE])
+_OF_LOOP = (np.arange(_LOOPS)[:, None] == _LOOP_OF).astype(float)  # [loop, free]
+_SPATIAL = slice(len(_FREE) - 2, len(_FREE))
+
+_ORDERS = np.array(list(DRAM_ORDERS.values()), np.int8)
+# One order for each tensor that can stay, as DOSA has them.
+STATIONARY = (0, 2, 5)
+
+_RATE, _MOMENT, _SECOND = 0.08, 0.9, 0.99
+_SLOWING = 30.0  # steps
+_PENALTY = 4.0  # of the logarithm of the area above its limit
+_COVERED = 0.9  # share of the gradient in the layers that are moved at each step
+_ALL_EVERY = 8  # steps after which all layers are moved
+_REORDER = 25  # steps after which orders are chosen again
+
+
+@dataclass
+class Descent:
+    """A batch of starts. `importance`: at most steps only the layers with most of the gradient are evaluated and moved,
+    the others stay as they were."""
+
+    evaluator: Evaluator
+    limits: Limits
+    starts: int
+    rng: np.random.Generator
+    importance: bool = True
+    orders: tuple[int, ...] = tuple(range(len(DRAM_ORDERS)))
+    point: np.ndarray = field(init=False)  # [starts, layers, free]
+    order: np.ndarray = field(init=False)  # [starts, layers]: of DRAM's loops
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        network = self.evaluator.network
+        shape = (self.starts, len(network), len(_FREE))
+        dims = np.exp(self.rng.uniform(np.log(4.0), np.log(max(4.0, self.limits.dim)), (self.starts, 1, 1)))
+        share = self.rng.uniform(0.0, 0.6, (self.starts, 1, 1))  # of the logarithm of a loop, in tiles
+        logs = np.log(network.nests.extents)[None][..., _LOOP_OF]
+        self.point = logs * share * self.rng.uniform(0.0, 1.0, shape)
+        self.point[..., _SPATIAL] = np.minimum(np.log(dims), logs[..., _SPATIAL])
+        self.order = self.rng.choice(self.orders, (self.starts, len(network)))
+        self._project()
+        self._first = np.zeros(shape)
+        self._second = np.zeros(shape)
+        self._model = Model.of(self.evaluator.base, smoothing=0.05, rounded=False)
+        self._known: np.ndarray | None = None  # [starts, layers, 2]: cycles and energy
+        self._needs = np.zeros((self.starts, len(network), 3))
+        self._slopes = np.zeros((3, *shape))  # of the logarithms of the needs
+        self._weight = np.ones(len(network))
+
+    # -- one step -------------------------------------------------------------------------------------------------
+
+    def step(self) -> np.ndarray:
+        """[starts]: the loss before the step: the logarithm of the EDP, and what the area is above its limit."""
+        if self.steps % _REORDER == 0:
+            self._choose_orders()
+        active = self._active()
+        costs, slopes, hardware_slopes = self._evaluate(active)
+        counts = self.evaluator.network.counts
+        totals = np.einsum("l,slk->sk", counts, costs)
+        shares = counts[None, :, None] / totals[:, None]  # [starts, layers, 2]
+        own, dram = (np.einsum("slk,slfk->slf", shares[:, active], part) for part in slopes)
+        # By the hardware: all layers together, to those that decide it.
+        pull = np.einsum("slk,slhk->sh", shares[:, active], hardware_slopes)
+        loss = np.log(totals).sum(axis=1)
+        excess, area_pull = self._area_slope()
+        loss += _PENALTY * excess
+        pull += _PENALTY * area_pull
+        full, outer = np.zeros_like(self.point), np.zeros_like(self.point)
+        full[:, active], outer[:, active] = own, dram
+        for part in range(3):
+            widest = self._needs[..., part].argmax(axis=1)
+            full[np.arange(self.starts), widest] += (
+                pull[:, part, None] * self._slopes[part][np.arange(self.starts), widest]
+            )
+        gradient = self._bounded(full, outer)
+        if len(active) == len(counts):
+            self._weight = np.abs(gradient).sum(axis=(0, 2)) + 1e-12
+        self._move(gradient)
+        self.steps += 1
+        return loss
+
+    def _active(self) -> np.ndarray:
+        """The layers to move now: by share of the gradient, the fewest that have most of it."""
+        everything = np.arange(len(self._weight))
+        if not self.importance or self._known is None or self.steps % _ALL_EVERY == 0:
+            return everything
+        ranked = np.argsort(-self._weight, kind="stable")
+        covered = np.cumsum(self._weight[ranked]) / self._weight.sum()
+        return np.sort(ranked[: int(np.searchsorted(covered, _COVERED)) + 1])
+
+    def _bounded(self, own: np.ndarray, dram: np.ndarray) -> np.ndarray:
+        """The derivative by free coordinates: DRAM's factor falls as another one of its loop grows, until it is 1.
+        From there on a larger factor pads the loop."""
+        falling = own - dram
+        left = np.log(self.evaluator.network.nests.extents) - np.einsum("kf,slf->slk", _OF_LOOP, self.point)
+        full = (left < 1e-9)[..., _LOOP_OF]
+        return np.where(full & (falling < 0.0), np.maximum(own, 0.0), falling)
+
+    def _evaluate(self, active: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray], np.ndarray]:
+        """Costs [starts, layers, 2] of all layers; slopes of the active ones by their free coordinates, by
+        DRAM's factor of the same loop, and by the hardware's coordinates, all with the two costs last."""
+        starts, count = self.starts, len(active)
+        nests = self.evaluator.network.nests.take(np.tile(active, starts))
+        mappings = self.mappings(active)
+        found = self._model.estimate(nests, mappings, self._hardware(active, mappings), gradients=True)
+        self.evaluator.mappings += len(mappings)
+        costs = np.stack([found.cycles.value, found.microjoules.value], axis=1).reshape(starts, count, 2)
+        if self._known is None:
+            assert count == len(self._weight)
+            self._known = costs.copy()
+        self._known[:, active] = costs
+        gradients = [found.cycles.gradient, found.microjoules.gradient]
+        own, dram = (
+            np.stack([self._columns(gradient, index) for gradient in gradients], axis=3)
+            for index in (_INDEX, DRAM * _LOOPS + _LOOP_OF)
+        )
+        points = np.array([DIM, SCRATCHPAD_WORDS, ACCUMULATOR_WORDS])
+        hardware = np.stack([self._columns(gradient, points) for gradient in gradients], axis=3)
+        for part, name in ((1, "scratchpad"), (2, "accumulator")):
+            tile = found.tiles[name]
+            self._needs[:, active, part] = tile.value.reshape(starts, count)
+            self._slopes[part][:, active] = self._columns(tile.gradient, _INDEX)
+            self._slopes[part][:, active] /= self._needs[:, active, part, None]
+        spatial = self.point[:, active, _SPATIAL]
+        self._needs[:, active, 0] = np.exp(spatial.max(axis=2))
+        larger = spatial.argmax(axis=2)
+        slope = np.zeros((starts, count, len(_FREE)))
+        np.put_along_axis(slope, (larger + len(_FREE) - 2)[..., None], 1.0, axis=2)
+        self._slopes[0][:, active] = slope
+        return self._known, (own, dram), hardware
+
+    def _hardware(self, active: np.ndarray, mappings: Mappings) -> Hardware:
+        """Of each row: what its start's layers need together."""
+        if not self._needs[..., 0].all():  # at first
+            everything = np.arange(len(self._weight))
+            mappings = self.mappings(everything)
+            nests = self.evaluator.network.nests.take(np.tile(everything, self.starts))
+            rows = np.ones(len(mappings))
+            tiles = self._model.estimate(nests, mappings, Hardware(rows, rows, rows)).tiles
+            for part, name in ((1, "scratchpad"), (2, "accumulator")):
+                self._needs[..., part] = tiles[name].value.reshape(self.starts, -1)
+            self._needs[..., 0] = np.exp(self.point[..., _SPATIAL].max(axis=2))
+        widest = np.repeat(self._needs.max(axis=1), len(active), axis=0)
+        return Hardware(*widest.T)
+
+    def _columns(self, gradient: np.ndarray | None, index: np.ndarray) -> np.ndarray:
+        """[starts, layers, columns]"""
+        assert gradient is not None
+        return gradient[:, index].reshape(self.starts, -1, len(index))
+
+    def _area_slope(self) -> tuple[np.ndarray, np.ndarray]:
+        """[starts] by how much the logarithm of the area is above its limit, [starts, 3] its slope."""
+        dim, scratchpad, accumulator = self._needs.max(axis=1).T
+        model = self.evaluator.base.area_model
+        if self.limits.area is None:
+            return np.zeros(self.starts), np.zeros((self.starts, 3))
+        memory = model.scratchpad_kib * scratchpad / KIB, model.accumulator_kib * accumulator * 4 / KIB
+        array = model.constant + model.pe * dim**2 + model.row * dim
+        area = array + sum(memory)
+        excess = np.log(area / self.limits.area)
+        slope = np.stack([2 * model.pe * dim**2 + model.row * dim, *memory], axis=1) / area[:, None]
+        return np.maximum(excess, 0.0), slope * (excess > 0.0)[:, None]
+
+    def _move(self, gradient: np.ndarray) -> None:
+        """Adam, then back to where factors are at least 1."""
+        moved = gradient != 0.0
+        self._first = np.where(moved, _MOMENT * self._first + (1 - _MOMENT) * gradient, self._first)
+        self._second = np.where(moved, _SECOND * self._second + (1 - _SECOND) * gradient**2, self._second)
+        steps = self.steps + 1
+        first, second = self._first / (1 - _MOMENT**steps), self._second / (1 - _SECOND**steps)
+        rate = _RATE / np.sqrt(1.0 + self.steps / _SLOWING)
+        self.point = self.point - np.where(moved, rate * first / (np.sqrt(second) + 1e-12), 0.0)
+        self._project()
+
+    def _project(self) -> None:
+        self.point = np.maximum(self.point, 0.0)
+        self.point[..., _SPATIAL] = np.minimum(self.point[..., _SPATIAL], np.log(self.limits.dim))
+        logs = np.log(self.evaluator.network.nests.extents)
+        sums = np.einsum("kf,slf->slk", _OF_LOOP, self.point)
+        scale = np.where(sums > logs, logs / np.maximum(sums, 1e-12), 1.0)
+        self.point *= scale[..., _LOOP_OF]
+
+    # -- orders, and what it stands for ---------------------------------------------------------------------------
+
+    def _choose_orders(self) -> None:
+        """Of each layer the order of DRAM's loops with which the EDP is least."""
+        everything = np.arange(len(self._weight))
+        nests = self.evaluator.network.nests.take(np.tile(everything, self.starts))
+        tried = []
+        for order in self.orders:
+            self.order[:] = order
+            mappings = self.mappings(everything)
+            found = self._model.estimate(nests, mappings, self._hardware(everything, mappings))
+            tried.append(np.stack([found.cycles.value, found.microjoules.value], axis=1))
+        self.evaluator.mappings += len(self.orders) * len(nests.extents)
+        costs = np.stack(tried).reshape(len(self.orders), self.starts, -1, 2)
+        totals = np.einsum("l,oslk->osk", self.evaluator.network.counts, costs).min(axis=0)
+        value = (costs / totals[None, :, None]).sum(axis=3)
+        self.order = np.array(self.orders)[value.argmin(axis=0)]
+
+    def mappings(self, layers: np.ndarray) -> Mappings:
+        """Of these layers of all starts, with factors that need not be whole."""
+        point = self.point[:, layers]
+        logs = np.zeros((*point.shape[:2], ROWS + 2))
+        logs[..., _INDEX] = point
+        left = np.log(self.evaluator.network.nests.extents[layers]) - np.einsum(
+            "kf,slf->slk", _OF_LOOP, point
+        )
+        logs[..., DRAM * _LOOPS : _FACTORS] = np.maximum(left, 0.0)
+        values = np.exp(logs).reshape(-1, ROWS + 2)
+        order = np.empty((len(values), len(LEVELS), _LOOPS), np.int8)
+        order[:, :DRAM] = INNER_ORDER
+        order[:, DRAM] = _ORDERS[self.order[:, layers].ravel()]
+        factors = values[:, :_FACTORS].reshape(-1, len(LEVELS), _LOOPS)
+        return Mappings(factors, values[:, ROWS], values[:, COLUMNS], order)
+
+    def hardware(self) -> np.ndarray:
+        """[starts, 3]: rows of PEs, words of scratchpad and of accumulator, of the mappings as they are now."""
+        return np.asarray(self._needs.max(axis=1))

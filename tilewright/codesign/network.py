@@ -1,0 +1,228 @@
+"""Networks and designs: all layers of one or more models, a hardware point, a mapping of each layer, and what they
+cost together.
+
+A network's energy-delay product (EDP) is the sum of its layers' energies times the sum of their cycles, each counted as
+often as the network runs the layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from tilewright.codesign.exact import EDP, Best, Objective, best_mapping
+from tilewright.codesign.mapping import Hardware, Mappings, Needs, check, needs
+from tilewright.codesign.model import Model
+from tilewright.codesign.problem import Layer, Nests
+from tilewright.errors import HardwareRangeError, MappingError
+from tilewright.hw.gemmini import DIM_RANGE, KIB, MEMORY_RANGE, GemminiMachine
+
+_PASSES = 3  # of mapping a network: weights of cycles and energy follow from the pass before
+_SETTLED = 1e-4  # relative change of the EDP below which there is no further pass
+
+
+@dataclass(frozen=True)
+class Network:
+    layers: tuple[Layer, ...]
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise MappingError(
+                "the model has no matmul and no convolution, so the accelerator has nothing to do",
+                remedy="give a model with linear, matmul, attention or convolution layers",
+            )
+
+    @classmethod
+    def of(cls, layers: Iterable[Layer]) -> Network:
+        """Equal layers become one, with the sum of their counts."""
+        found: dict[Layer, Layer] = {}
+        for layer in layers:
+            key = replace(layer, count=1, name="")
+            known = found.get(key)
+            found[key] = layer if known is None else replace(known, count=known.count + layer.count)
+        return cls(tuple(found.values()))
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    @cached_property
+    def nests(self) -> Nests:
+        return Nests.of(self.layers)
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        return np.array([layer.count for layer in self.layers], float)
+
+    @property
+    def macs(self) -> int:
+        return sum(layer.macs * layer.count for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a design may be at most: square millimetres, watts at `clock`, rows of PEs."""
+
+    area: float | None = None
+    watts: float | None = None
+    dim: int = DIM_RANGE[1]
+    clock: float = 1e9  # hertz
+
+    def __post_init__(self) -> None:
+        smallest = GemminiMachine(dim=1, scratchpad=KIB, accumulator=KIB).area
+        if self.area is not None and not self.area >= smallest:
+            raise HardwareRangeError(
+                f"an area of {self.area:g} mm2 is too small: one PE with 1 KiB memories has {smallest:.3f} mm2"
+            )
+        if self.watts is not None and not self.watts > 0:
+            raise HardwareRangeError(f"the power must be above 0 W, got {self.watts:g}")
+        if not DIM_RANGE[0] <= self.dim <= DIM_RANGE[1]:
+            raise HardwareRangeError(f"dim must be between {DIM_RANGE[0]} and {DIM_RANGE[1]}, got {self.dim}")
+
+    def admit(self, machine: GemminiMachine) -> bool:
+        """Whether hardware is within the limits that do not depend on its programs."""
+        return machine.dim <= self.dim and (self.area is None or machine.area <= self.area)
+
+
+@dataclass(frozen=True)
+class Design:
+    """Hardware and the mapping of each layer on it."""
+
+    network: Network
+    machine: GemminiMachine
+    mappings: Mappings
+    layer_cycles: np.ndarray  # of one run of each layer
+    layer_microjoules: np.ndarray
+
+    @property
+    def cycles(self) -> float:
+        return float(self.network.counts @ self.layer_cycles)
+
+    @property
+    def microjoules(self) -> float:
+        return float(self.network.counts @ self.layer_microjoules)
+
+    @property
+    def edp(self) -> float:
+        """Microjoules times cycles."""
+        return self.cycles * self.microjoules
+
+    @property
+    def area(self) -> float:
+        return self.machine.area
+
+    def watts(self, clock: float = 1e9) -> float:
+        return self.microjoules * 1e-6 * clock / self.cycles
+
+    def within(self, limits: Limits) -> bool:
+        return limits.admit(self.machine) and (
+            limits.watts is None or self.watts(limits.clock) <= limits.watts
+        )
+
+    @property
+    def importance(self) -> np.ndarray:
+        """[layers]: the share of each in the logarithm of the EDP: its share of the energy and of the cycles. To make
+        one layer's both 1% smaller makes the EDP smaller by so many percent."""
+        counts = self.network.counts
+        return np.asarray(
+            counts * (self.layer_cycles / self.cycles + self.layer_microjoules / self.microjoules)
+        )
+
+    @property
+    def utilisation(self) -> np.ndarray:
+        """[layers]: useful MACs by those that the array could do."""
+        macs = np.array([layer.macs for layer in self.network.layers], float)
+        return np.asarray(macs / (self.layer_cycles * self.machine.pes))
+
+
+def machine_for(need: Needs, like: GemminiMachine) -> GemminiMachine:
+    """The smallest hardware on which all mappings run, in steps of a KiB: hardware inferred from programs."""
+    dim = max(1, math.ceil(float(need.dim.max())))
+    scratchpad = math.ceil(float(need.scratchpad.max()) / dim) * dim
+    accumulator = math.ceil(float(need.accumulator_column.max())) * dim * GemminiMachine.ACCUMULATOR_BYTES
+    return replace(like, dim=dim, scratchpad=_memory(scratchpad), accumulator=_memory(accumulator))
+
+
+def _memory(size: float) -> int:
+    whole = math.ceil(size / KIB) * KIB
+    if whole > MEMORY_RANGE[1]:
+        raise HardwareRangeError(
+            f"a memory of {size / KIB:,.0f} KiB would be needed, and the largest has {MEMORY_RANGE[1] // KIB:,} KiB"
+        )
+    return max(whole, KIB)
+
+
+@dataclass
+class Evaluator:
+    """What all searches evaluate with: it counts, in evaluations of a whole network."""
+
+    network: Network
+    base: GemminiMachine
+    mappings: int = 0  # evaluated, of single layers
+    bounded: int = 0  # partial mappings that the exact mapper has bounded
+
+    @property
+    def evaluations(self) -> int:
+        return self.mappings // len(self.network)
+
+    @cached_property
+    def model(self) -> Model:
+        return Model.of(self.base)
+
+    def design(self, machine: GemminiMachine, mappings: Mappings) -> Design:
+        """MappingError where a mapping does not fit."""
+        rows = np.zeros(len(self.network), int)
+        hardware = Hardware.of([machine]).take(rows)
+        check(self.network.nests, mappings, hardware)
+        found = self.model.estimate(self.network.nests, mappings, hardware)
+        self.mappings += len(self.network)
+        return Design(self.network, machine, mappings, found.cycles.value, found.microjoules.value)
+
+    def smallest(self, mappings: Mappings) -> Design:
+        """These mappings on the least hardware that runs them."""
+        return self.design(machine_for(needs(self.network.nests, mappings), self.base), mappings)
+
+    def mapped(
+        self, machine: GemminiMachine, *, near: Design | None = None, most: int = 50_000_000
+    ) -> Design:
+        """The best mapping of each layer on this hardware. The network's EDP is a product of sums: a layer's weights of
+        cycles and energy are those with which the sums fall fastest. `near`: a design with weights that are close."""
+        objective = EDP if near is None else _weights(near)
+        best: Design | None = None
+        for _ in range(_PASSES if near is None else 1):
+            found = self._mapped(machine, objective, most)
+            if best is not None and found.edp > best.edp * (1.0 - _SETTLED):
+                return min(best, found, key=lambda design: design.edp)
+            best, objective = found, _weights(found)
+        assert best is not None
+        return best
+
+    def _mapped(self, machine: GemminiMachine, objective: Objective, most: int) -> Design:
+        best = [self.best_mapping(layer, machine, objective, most) for layer in self.network.layers]
+        cycles, energy = (
+            np.array([getattr(one, name) for one in best]) for name in ("cycles", "microjoules")
+        )
+        return Design(self.network, machine, joined([one.mapping for one in best]), cycles, energy)
+
+    def best_mapping(self, layer: Layer, machine: GemminiMachine, objective: Objective, most: int) -> Best:
+        found = best_mapping(layer, machine, objective, model=self.model, most=most)
+        self.mappings += found.evaluated
+        self.bounded += found.visited
+        return found
+
+
+def _weights(design: Design) -> Objective:
+    return Objective.weighted(1.0 / design.cycles, 1.0 / design.microjoules)
+
+
+def joined(mappings: Iterable[Mappings]) -> Mappings:
+    found = list(mappings)
+    return Mappings(
+        *(
+            np.concatenate([getattr(one, name) for one in found])
+            for name in ("factors", "rows", "columns", "order")
+        )
+    )

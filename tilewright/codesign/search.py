@@ -1,0 +1,293 @@
+"""The search for hardware and programs together.
+
+    descent          many starts at once over all layers' mappings and the hardware, by derivatives (descent.py)
+    exact mapping    each layer's best mapping, proven, on the hardware that a start ended at (exact.py)
+    local search     neighbours of the best hardware, mapped exactly; memories shrink to what the mappings use
+    front            the same below smaller areas
+
+Every hardware point that is mapped is kept, so the front of EDP against area is a by-product.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tilewright.codesign.descent import Descent
+from tilewright.codesign.mapping import Needs, needs
+from tilewright.codesign.network import Design, Evaluator, Limits, Network, machine_for
+from tilewright.errors import HardwareRangeError
+from tilewright.hw.gemmini import KIB, MEMORY_RANGE, GemminiMachine
+
+STARTS, STEPS = 8, 120
+_DESCENT_SHARE = 0.3  # of the time, at most, for the descent
+_FRONT_SHARE = 0.25  # of the time, for smaller areas
+_FRONT_AREAS = tuple(2.0**-power for power in range(1, 6))  # of the best design's
+_STRIDES = (1.6, 1.25, 1.1)  # factors by which the local search changes a parameter
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When to stop: after so many seconds, or evaluations of the network, whichever comes first."""
+
+    seconds: float = math.inf
+    evaluations: int = 1 << 62
+
+
+@dataclass(frozen=True)
+class Progress:
+    stage: str
+    seconds: float
+    evaluations: int
+    edp: float  # the least so far
+
+
+@dataclass
+class Exploration:
+    """What a search has found; it can be looked at while the search runs."""
+
+    limits: Limits
+    designs: list[Design] = field(default_factory=list)  # all that were mapped exactly
+    history: list[Progress] = field(default_factory=list)
+    interrupted: bool = False
+    seconds: float = 0.0
+    evaluations: int = 0
+    bounded: int = 0  # partial mappings that the exact mapper has bounded
+
+    @property
+    def best(self) -> Design:
+        """The least EDP within the limits. HardwareRangeError where no design is within them."""
+        within = [design for design in self.designs if design.within(self.limits)]
+        if not within:
+            raise HardwareRangeError(
+                "no design that was tried is within the limits of area and power",
+                remedy="allow more area or power, or a longer search",
+            )
+        return min(within, key=lambda design: design.edp)
+
+    @property
+    def front(self) -> list[Design]:
+        """Designs than which none is both smaller and better, by area."""
+        found: list[Design] = []
+        for design in sorted(self.designs, key=lambda design: (design.area, design.edp)):
+            if design.within(self.limits) and (not found or design.edp < found[-1].edp):
+                found.append(design)
+        return found
+
+
+def explore(
+    network: Network,
+    budget: Budget,
+    *,
+    base: GemminiMachine | None = None,
+    limits: Limits | None = None,
+    seed: int = 0,
+    starts: int = STARTS,
+    steps: int = STEPS,
+    importance: bool = True,
+    descend: bool = True,
+    progress: Callable[[Progress], None] = lambda step: None,
+) -> Exploration:
+    """A search within a budget. Ctrl-C ends it, and what was found so far is returned. `base`: what all hardware points
+    share, such as DRAM's bandwidth. `descend=False`: random hardware instead of the descent's, to compare."""
+    base = base or GemminiMachine()
+    limits = limits or Limits()
+    search = _Search(Evaluator(network, base), limits, budget, progress)
+    try:
+        search.first()
+        try:
+            rng = np.random.default_rng(seed)
+            search.descend(rng, starts, steps, importance) if descend else search.scatter(rng, starts)
+            search.climb("local search", limits, 1.0 - _FRONT_SHARE)
+            smallest = GemminiMachine(dim=1, scratchpad=KIB, accumulator=KIB).area
+            for share in _FRONT_AREAS:
+                area = max(smallest, share * search.found.best.area)
+                search.climb("front", replace(limits, area=area), 1.0)
+        except _Spent:
+            pass
+    except KeyboardInterrupt:
+        search.found.interrupted = True
+    search.finish()
+    return search.found
+
+
+class _Spent(Exception):
+    pass
+
+
+class _Search:
+    def __init__(
+        self, evaluator: Evaluator, limits: Limits, budget: Budget, progress: Callable[[Progress], None]
+    ) -> None:
+        self.evaluator, self.limits, self.budget, self._progress = evaluator, limits, budget, progress
+        self.found = Exploration(limits)
+        self._began = time.monotonic()
+        self._tried: dict[tuple[int, int, int], Design] = {}
+        self._stage = "first design"
+
+    def first(self) -> None:
+        """So that there is one whenever the search is ended: a machine small enough for the limits."""
+        for dim, kib in ((16, 64), (8, 16), (4, 4), (1, 1)):
+            machine = replace(
+                self.evaluator.base, dim=dim, scratchpad=kib * KIB, accumulator=max(kib // 4, 1) * KIB
+            )
+            if self.limits.admit(machine) and self.map(machine).within(self.limits):
+                return
+
+    def descend(self, rng: np.random.Generator, starts: int, steps: int, importance: bool) -> None:
+        self._stage = "descent"
+        descent = Descent(self.evaluator, self.limits, starts, rng, importance)
+        for _ in range(steps):
+            losses = descent.step()
+            self.report()
+            if self.spent(_DESCENT_SHARE):
+                break
+        self._stage = "exact mapping"
+        points = descent.hardware()
+        for start in np.argsort(losses):
+            dim, scratchpad, accumulator = points[start]
+            need = Needs(np.array([round(dim)]), np.array([scratchpad]), np.array([accumulator / dim]))
+            machine = self._admissible(machine_for(need, self.evaluator.base), self.limits)
+            self.map(machine, min(self.found.designs, key=lambda design: design.edp))
+
+    def scatter(self, rng: np.random.Generator, count: int) -> None:
+        self._stage = "random hardware"
+        for _ in range(count):
+            machine = replace(
+                self.evaluator.base,
+                dim=int(np.exp(rng.uniform(0.0, np.log(self.limits.dim)))),
+                scratchpad=int(2 ** rng.uniform(2, 11)) * KIB,
+                accumulator=int(2 ** rng.uniform(0, 9)) * KIB,
+            )
+            self.map(self._admissible(machine, self.limits))
+
+    def climb(self, stage: str, limits: Limits, share: float) -> None:
+        """From the best design within limits to better neighbours, with ever smaller changes."""
+        self._stage = stage
+        within = [design for design in self.found.designs if design.within(limits)]
+        if not within:
+            least = min(self.found.designs, key=lambda design: design.edp)
+            within = [self.map(self._admissible(least.machine, limits))]
+        best = min(within, key=lambda design: design.edp)
+        for stride in _STRIDES:
+            better = True
+            while better:
+                better = False
+                for machine in self._neighbours(best, stride, limits):
+                    if self.spent(share):
+                        return
+                    found = self.map(machine, best)
+                    if found.within(limits) and (found.edp < best.edp or not best.within(limits)):
+                        best, better = found, True
+                        break
+
+    def map(self, machine: GemminiMachine, near: Design | None = None) -> Design:
+        """A hardware point with its best mappings, and those on the least hardware that they need."""
+        key = (machine.dim, machine.scratchpad, machine.accumulator)
+        if key not in self._tried:
+            if self.spent(math.inf):
+                raise _Spent
+            design = self.evaluator.mapped(machine, near=near)
+            smaller = self.evaluator.smallest(design.mappings)
+            self.found.designs += [design, smaller]
+            self._tried[key] = min(design, smaller, key=lambda one: one.edp)
+            self.report()
+        return self._tried[key]
+
+    def _neighbours(self, design: Design, stride: float, limits: Limits) -> Iterator[GemminiMachine]:
+        """First by what the programs say: memories that they use in full may be too small."""
+        machine = design.machine
+        need = needs(self.evaluator.network.nests, design.mappings)
+        used = (
+            float(need.scratchpad.max()) / machine.scratchpad_words,
+            float(need.accumulator_column.max()) / machine.accumulator_rows,
+        )
+        moves = [
+            ("scratchpad", stride if used[0] > 0.9 else 1.0 / stride),
+            ("accumulator", stride if used[1] > 0.9 else 1.0 / stride),
+            ("dim", stride),
+            ("dim", 1.0 / stride),
+            ("scratchpad", 1.0 / stride if used[0] > 0.9 else stride),
+            ("accumulator", 1.0 / stride if used[1] > 0.9 else stride),
+        ]
+        for name, factor in moves:
+            if (moved := self._moved(machine, name, factor)) is None:
+                continue
+            if limits.admit(moved):
+                yield moved
+                continue
+            # Area is spent: something else must become smaller.
+            for other in ("scratchpad", "accumulator", "dim"):
+                if other != name and (traded := self._shrunk(moved, other, limits)) is not None:
+                    yield traded
+
+    def _moved(self, machine: GemminiMachine, name: str, factor: float) -> GemminiMachine | None:
+        before = getattr(machine, name)
+        if name == "dim":
+            after = min(self.limits.dim, max(1, round(before * factor) or 1))
+            if after == before:
+                after = min(self.limits.dim, max(1, before + (1 if factor > 1 else -1)))
+        else:
+            after = round(before * factor / KIB) * KIB
+            if after == before:
+                after = before + (KIB if factor > 1 else -KIB)
+            if not KIB <= after <= MEMORY_RANGE[1]:
+                return None
+        if after == before:
+            return None
+        try:
+            return replace(machine, **{name: after})  # type: ignore[arg-type]
+        except HardwareRangeError:  # no whole row
+            return None
+
+    def _shrunk(self, machine: GemminiMachine, name: str, limits: Limits) -> GemminiMachine | None:
+        """One parameter made smaller until the area is within its limit."""
+        found: GemminiMachine | None = machine
+        while found is not None and not limits.admit(found):
+            found = self._moved(found, name, 0.93)
+            if found is not None and getattr(found, name) <= (1 if name == "dim" else KIB):
+                return found if limits.admit(found) else None
+        return found
+
+    def _admissible(self, machine: GemminiMachine, limits: Limits) -> GemminiMachine:
+        """The machine, with all of it made smaller until it is within the limits."""
+        while not limits.admit(machine):
+            machine = replace(
+                machine,
+                dim=max(1, int(machine.dim * 0.93)),
+                scratchpad=max(1, int(machine.scratchpad * 0.86 / KIB)) * KIB,
+                accumulator=max(1, int(machine.accumulator * 0.86 / KIB)) * KIB,
+            )
+        return machine
+
+    # -- budget ---------------------------------------------------------------------------------------------------
+
+    def spent(self, share: float) -> bool:
+        """Whether this share of the budget is used; the whole of it for a share above 1."""
+        seconds = time.monotonic() - self._began
+        return (
+            seconds >= min(share, 1.0) * self.budget.seconds
+            or self.evaluator.evaluations >= min(share, 1.0) * self.budget.evaluations
+        )
+
+    def report(self) -> None:
+        edps = [design.edp for design in self.found.designs if design.within(self.limits)]
+        step = Progress(
+            self._stage,
+            time.monotonic() - self._began,
+            self.evaluator.evaluations,
+            min(edps, default=math.inf),
+        )
+        last = self.found.history[-1] if self.found.history else None
+        if last is None or step.edp < last.edp or step.stage != last.stage:
+            self.found.history.append(step)
+        self._progress(step)
+
+    def finish(self) -> None:
+        self.found.seconds = time.monotonic() - self._began
+        self.found.evaluations = self.evaluator.evaluations
+        self.found.bounded = self.evaluator.bounded

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tilewright import te
 from tilewright.loops.gpu.thread_index import positions
 from tilewright.loops.tiling import extent_of
-from tilewright.space.sketches.cuda.mapping import Mapping
+from tilewright.space.mapping import Mapping
 from tilewright.te.index import simplify
 
 _NEIGHBOURS = 8  # tiles along m in a group of neighbouring blocks, which share columns of the right factor

@@ -17,7 +17,7 @@ from tilewright import te
 from tilewright.loops.gpu.thread_index import at_positions, guarded, index_at_positions, positions, under
 from tilewright.loops.ir import Buffer, Copy, For, Kind, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import extent_of
-from tilewright.space.sketches.cuda.contraction import Factor
+from tilewright.space.contraction import Factor
 from tilewright.te.index import divisor_of, simplify
 
 _TURNS = 8  # rows of which 16 bytes each are read at once

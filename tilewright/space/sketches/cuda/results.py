@@ -9,7 +9,7 @@ from tilewright.dtypes import DType
 from tilewright.loops.gpu.thread_index import at_positions, guarded, index_at_positions, under
 from tilewright.loops.ir import Buffer, For, Kind, Scope, Stmt, Store, nest
 from tilewright.loops.tiling import extent_of, with_results
-from tilewright.space.sketches.cuda.contraction import TwoFactorContraction
+from tilewright.space.contraction import TwoFactorContraction
 from tilewright.te.index import coefficient, linear, simplify
 
 _BYTES = 16  # of a vector of results

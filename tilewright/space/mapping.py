@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from tilewright import te
 from tilewright.hw.intrinsics import Intrinsic
 from tilewright.loops.tiling import extent_of
-from tilewright.space.sketches.cuda.contraction import Factor, TwoFactorContraction
+from tilewright.space.contraction import Factor, TwoFactorContraction
 from tilewright.te.index import coefficient
 
 Matrix = tuple[tuple[bool, ...], ...]

@@ -14,8 +14,8 @@ from tilewright.dtypes import DType
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200
 from tilewright.hw.tensor_cores import multiply
-from tilewright.space.sketches.cuda.contraction import TwoFactorContraction, contraction_of
-from tilewright.space.sketches.cuda.mapping import (
+from tilewright.space.contraction import TwoFactorContraction, contraction_of
+from tilewright.space.mapping import (
     Matrix,
     access_matrix,
     is_valid,

@@ -43,6 +43,7 @@ class RandomProgram:
         pick = [self._mvin] * 6 + [self._pair] * 6 + [self._mvout] * 3 + [self._config] * 2 + [self._other]
         while len(self.program) < length:
             pick[self._below(len(pick))]()
+        self._before_stores()
         for row in range(
             0, machine.accumulator_rows - machine.dim + 1, machine.dim
         ):  # everything can be seen
@@ -60,6 +61,7 @@ class RandomProgram:
     def _restart(self) -> None:
         self.program += cleared(self.machine)
         self.fenced = False
+        self.reads_stored = False  # since the last fence
         self.weights = False
         self.computed = False
         for slot in range(3):
@@ -126,6 +128,7 @@ class RandomProgram:
         dram = 64 + self._below(DRAM_BYTES // 2 - 64 - 80 * dim - 32 * dim) if self._below(8) else 0
         if self.fenced and self._below(2):
             dram += DRAM_BYTES // 2  # what was written before the fence
+            self.reads_stored = True
         self._emit(MVINS[self._below(3)], dram=dram, local=local, rows=rows, cols=cols)
 
     def _pair(self) -> None:
@@ -143,8 +146,14 @@ class RandomProgram:
             "compute_accumulated" if again else "compute_preloaded", a=a, rows=rows, cols=depth, d=NONE
         )
 
+    def _before_stores(self) -> None:
+        """Only a fence orders loads and stores of the same bytes of DRAM."""
+        if self.reads_stored:
+            self._emit("fence")
+        self.fenced = self.reads_stored = False
+
     def _mvout(self) -> None:
-        self.fenced = False
+        self._before_stores()
         dim = self.machine.dim
         rows, cols = 1 + self._below(dim), 1 + self._below(dim)
         dram = DRAM_BYTES // 2 + self._below(1024)
@@ -164,18 +173,22 @@ class RandomProgram:
             self._emit("mvout", dram=dram, local=local, rows=rows, cols=cols)
 
     def _other(self) -> None:
-        which = self._below(4)
+        which = self._below(5)
         if which < 2:
             self._emit("fence")
-            self.fenced = True
+            self.fenced, self.reads_stored = True, False
         elif which == 2:
             self._emit("flush")
+            self._restart()
+        elif which == 3:
+            self._convolution()
             self._restart()
         else:
             self._loop()
             self._restart()
 
     def _loop(self) -> None:
+        self._before_stores()
         dim = self.machine.dim
         i, j, k = (1 + self._below(2) for _ in range(3))
         pads = {f"pad_{axis}": self._below(dim) for axis in "ijk"}
@@ -186,6 +199,54 @@ class RandomProgram:
         self._emit("loop_ws_strides_dc", d=4 * self._below(9), c=8 * dim + self._below(9))
         low, full, relu = (self._below(2) for _ in range(3))
         self._emit("loop_ws", low_bias=low, full=full, relu=relu, scale=self._scale())
+
+    def _convolution(self) -> None:
+        self._before_stores()
+        dim = self.machine.dim
+        while True:
+            kernel_rows, kernel_cols, stride = 1 + self._below(2), 1 + self._below(3), 1 + self._below(2)
+            out_rows, out_cols = 1 + self._below(3), 1 + self._below(2 * dim)
+            in_channels, out_channels = 1 + self._below(2 * dim), 1 + self._below(2 * dim)
+            height, width = (out_rows - 1) * stride + kernel_rows, (out_cols - 1) * stride + kernel_cols
+            blocks, out_blocks = -(-in_channels // dim), -(-out_channels // dim)
+            weights = kernel_rows * kernel_cols * blocks * out_blocks * dim
+            if blocks * height * width + weights > self.machine.scratchpad_rows:
+                continue
+            if out_blocks * out_rows * out_cols <= self.machine.accumulator_rows:
+                break
+        top, left = self._below(2), self._below(3)
+        in_rows, in_cols = 1 + self._below(height), 1 + self._below(width)
+        full = self._below(2)
+        pitch = (4 if full else 1) * out_channels + self._below(3)
+        self._emit(
+            "loop_conv_ws_image",
+            in_rows=in_rows,
+            in_cols=in_cols,
+            in_channels=in_channels,
+            out_channels=out_channels,
+        )
+        self._emit(
+            "loop_conv_ws_window",
+            out_rows=out_rows,
+            out_cols=out_cols,
+            kernel_rows=kernel_rows,
+            kernel_cols=kernel_cols,
+            stride=stride,
+            top=top,
+            left=left,
+        )
+        self._emit("loop_conv_ws_operands", data=64 + self._below(999), weights=64 + self._below(999))
+        self._emit("loop_conv_ws_results", bias=self._below(2) * 512, results=DRAM_BYTES // 2)
+        self._emit(
+            "loop_conv_ws_pitches",
+            data=self._below(20),
+            data_row=self._below(99),
+            results=pitch,
+            results_row=pitch * out_cols,
+        )
+        relu, weights_pitch = self._below(2), self._below(20)
+        scale = self._scale()
+        self._emit("loop_conv_ws", relu=relu, full=full, weights_pitch=weights_pitch, scale=scale)
 
 
 def random_program(

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tilewright.codegen.gemmini.layers import Layer, Placement, Tiling, layer_program, matmul, matmul_loops
-from tilewright.codegen.gemmini.rtl import Rtl
+from tilewright.codegen.gemmini.cycles import simulate
+from tilewright.codegen.gemmini.layers import (
+    Layer,
+    Placement,
+    Tiling,
+    layer_loops,
+    layer_program,
+    matmul,
+    matmul_loops,
+)
+from tilewright.codegen.gemmini.rtl import Rtl, lint, verilator
+from tilewright.codegen.gemmini.tiling import default_tiling
 from tilewright.errors import HardwareRangeError, InstructionError, LayerFitError, RtlError
 from tilewright.hw.gemmini import GemminiMachine
 from tilewright.hw.gemmini_timing import GemminiTiming
@@ -18,6 +28,7 @@ from tilewright.runtime.gemmini.unroll import unrolled
 from tilewright.testing.gemmini import layer_memory, layer_results, random_layer, random_program
 
 MACHINE = GemminiMachine(dim=4, scratchpad=4096, accumulator=2048)
+SMALL = GemminiMachine(dim=4, scratchpad=512, accumulator=1024)  # of random programs
 
 
 def test_encoding_and_decoding_are_inverse() -> None:
@@ -52,14 +63,49 @@ def test_loops_and_their_unrolled_form_compute_the_matmul(m: int, n: int, k: int
         np.testing.assert_array_equal(memory[at.results : at.results + size], expected)
 
 
-@pytest.mark.skipif(shutil.which("verilator") is None, reason="Verilator is not installed")
+@pytest.mark.parametrize("seed", range(25))
+def test_convolution_loops_and_their_unrolled_form_compute_the_layer(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    layer, tiling = random_layer(rng, MACHINE.dim)
+    layer = replace(layer, pooling=None, residual=None)
+    dram, at, size = layer_memory(layer, rng)
+    expected = layer_results(layer, dram, at)
+    program = layer_loops(layer, tiling, MACHINE, at)
+    for form in (program, unrolled(program, MACHINE)):
+        memory = dram.copy()
+        Functional(MACHINE, memory).run(form)
+        np.testing.assert_array_equal(memory[at.results : at.results + size], expected)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_default_tiling_fits(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    layer, _ = random_layer(rng, MACHINE.dim)
+    dram, at, size = layer_memory(layer, rng)
+    expected = layer_results(layer, dram, at)
+    Functional(MACHINE, dram).run(layer_program(layer, default_tiling(layer, MACHINE), MACHINE, at))
+    np.testing.assert_array_equal(dram[at.results : at.results + size], expected)
+
+
+# -- RTL --------------------------------------------------------------------------------------------------------------
+
+needs_verilator = pytest.mark.skipif(verilator() is None, reason="Verilator is not installed")
+
+
+@needs_verilator
 @pytest.mark.slow  # Verilator builds for half a minute
-def test_rtl_agrees_with_the_functional_simulator(tmp_path) -> None:
-    machine = GemminiMachine(dim=4, scratchpad=512, accumulator=1024)
-    programs = [random_program(np.random.default_rng(seed), machine) for seed in range(20)]
-    for (program, dram), result in zip(programs, Rtl(machine, tmp_path).run_all(programs), strict=True):
-        Functional(machine, dram).run(program)
+def test_rtl_agrees_with_both_simulators(tmp_path) -> None:
+    programs = [random_program(np.random.default_rng(seed), SMALL) for seed in range(40)]
+    for (program, dram), result in zip(programs, Rtl(SMALL, tmp_path).run_all(programs), strict=True):
+        Functional(SMALL, dram).run(program)
         np.testing.assert_array_equal(result.dram, dram)
+        assert simulate(program, SMALL).total == result.cycles
+
+
+@needs_verilator
+@pytest.mark.slow
+def test_the_rtl_has_no_warnings() -> None:
+    assert lint() == ""
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
@@ -69,6 +115,10 @@ def test_a_layer_that_does_not_fit() -> None:
     layer = Layer(32, 32, 64, 64, (3, 3), padding=(1, 1, 1, 1))
     with pytest.raises(LayerFitError, match="the scratchpad has 1024"):
         layer_program(layer, Tiling(32, 32, 16, 16), MACHINE, Placement(64, 64, 64))
+    with pytest.raises(LayerFitError, match="no tile of Layer"):
+        default_tiling(layer, GemminiMachine(dim=16, scratchpad=256, accumulator=1024))
+    with pytest.raises(LayerFitError, match=r"data and weights take \d+ rows of a scratchpad of 1024"):
+        layer_loops(layer, Tiling(32, 32, 16, 16), MACHINE, Placement(64, 64, 64))
     with pytest.raises(LayerFitError, match="loop_ws of"):
         matmul_loops(matmul(64, 64, 4096), Tiling(1, 64, out_blocks=4), MACHINE, Placement(64, 64, 64))
 
@@ -91,6 +141,8 @@ def test_programs_that_the_machine_cannot_execute() -> None:
         verify([make("config_ld", scale=ONE), make("mvin", local=1023, rows=2, cols=1)], MACHINE)
     with pytest.raises(InstructionError, match="a preload must come before"):
         verify([make("compute_preloaded", a=0, rows=1, cols=1, d=NONE)], MACHINE)
+    with pytest.raises(InstructionError, match="loop_conv_ws_image must come before"):
+        verify([make("loop_conv_ws", scale=ONE)], MACHINE)
     with pytest.raises(InstructionError, match="normal 32-bit float"):
         scale_bits(1e-42)
     with pytest.raises(InstructionError, match="of a DRAM of 128 bytes"):

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from tilewright.errors import LayerFitError
+from tilewright.errors import InstructionError, LayerFitError
 from tilewright.runtime.gemmini.isa import (
     ACCUMULATE,
     ACCUMULATOR,
@@ -33,6 +33,7 @@ from tilewright.runtime.gemmini.isa import (
     Instruction,
     make,
     scale_bits,
+    verify,
 )
 from tilewright.support.arith import ceil_div
 
@@ -433,6 +434,68 @@ def _spread(computes: Sequence[Instruction], loads: Sequence[Instruction]) -> It
 def layer_program(layer: Layer, tiling: Tiling, machine: Array, at: Placement) -> list[Instruction]:
     """The primitive instructions of a layer; LayerFitError where a tile does not fit the machine."""
     return list(_Program(layer, tiling, machine, at).instructions())
+
+
+def layer_loops(layer: Layer, tiling: Tiling, machine: Array, at: Placement) -> list[Instruction]:
+    """A layer by loop instructions, one for each tile of results, over all input channels."""
+    if layer.pointwise and layer.stride == 1:
+        return matmul_loops(layer, tiling, machine, at)
+    if layer.pooling or layer.residual is not None:
+        raise LayerFitError(f"loop_conv_ws is a convolution with a bias and ReLU, got {layer}")
+    dim, width = machine.dim, layer.cols
+    element = 4 if layer.full else 1
+    data_pitch, weights_pitch = at.data_pitch or layer.in_channels, at.weights_pitch or layer.out_channels
+    results_pitch = at.results_pitch or layer.out_channels * element
+    program = []
+    for out in _starts(layer.out_channels, tiling.out_blocks * dim):
+        for row_tile, col_tile in product(_starts(layer.rows, tiling.rows), _starts(width, tiling.cols)):
+            (row, rows), (col, cols) = row_tile, col_tile
+            first_row = row * layer.stride - layer.padding[0]
+            first_col = col * layer.stride - layer.padding[1]
+            top, left = max(0, -first_row), max(0, -first_col)
+            data = at.data + ((first_row + top) * layer.width + first_col + left) * data_pitch
+            to = at.results + (row * width + col) * results_pitch + out[0] * element
+            program += [
+                make(
+                    "loop_conv_ws_image",
+                    in_rows=layer.height - first_row - top,
+                    in_cols=layer.width - first_col - left,
+                    in_channels=layer.in_channels,
+                    out_channels=out[1],
+                ),
+                make(
+                    "loop_conv_ws_window",
+                    out_rows=rows,
+                    out_cols=cols,
+                    kernel_rows=layer.kernel[0],
+                    kernel_cols=layer.kernel[1],
+                    stride=layer.stride,
+                    top=top,
+                    left=left,
+                ),
+                make("loop_conv_ws_operands", data=data, weights=at.weights + out[0]),
+                make("loop_conv_ws_results", bias=at.bias + 4 * out[0] if layer.bias else 0, results=to),
+                make(
+                    "loop_conv_ws_pitches",
+                    data=data_pitch,
+                    data_row=data_pitch * layer.width,
+                    results=results_pitch,
+                    results_row=results_pitch * width,
+                ),
+                make(
+                    "loop_conv_ws",
+                    relu=layer.relu,
+                    full=layer.full,
+                    weights_pitch=weights_pitch,
+                    scale=scale_bits(layer.scale),
+                ),
+            ]
+    program.append(make("fence"))
+    try:
+        verify(program, machine)
+    except InstructionError as error:
+        raise LayerFitError(f"{layer} with {tiling}: {error.message}") from None
+    return program
 
 
 def matmul_loops(layer: Layer, tiling: Tiling, machine: Array, at: Placement) -> list[Instruction]:

@@ -21,7 +21,16 @@ from tilewright.hw.gemmini_timing import GemminiTiming
 from tilewright.runtime.gemmini.isa import CUSTOM_3, OPCODES, Instruction, Opcode, encode, verify
 from tilewright.support.fingerprint import fingerprint
 
-SOURCES = ("types.sv", "array.sv", "dram.sv", "units.sv", "station.sv", "loop_ws.sv", "gemmini.sv")
+SOURCES = (
+    "types.sv",
+    "array.sv",
+    "dram.sv",
+    "units.sv",
+    "station.sv",
+    "loop_ws.sv",
+    "loop_conv_ws.sv",
+    "gemmini.sv",
+)
 _HERE = Path(__file__).parent / "rtl"
 _HANG_CYCLES = 2_000_000
 
@@ -76,6 +85,38 @@ def _functions(opcode: Opcode) -> Iterable[str]:
     yield "  endfunction"
 
 
+# What Verilator says of sources that are as they should be: packages of functions and structures have parts that one
+# machine does not use, and files hold several modules.
+_ACCEPTED = ("-Wno-UNUSEDSIGNAL", "-Wno-DECLFILENAME")
+
+
+def lint() -> str:
+    """What Verilator has to say of the RTL with all warnings on; "" where it has nothing to say."""
+    with tempfile.TemporaryDirectory() as folder:
+        fields = Path(folder, "fields.sv")
+        fields.write_text(fields_text())
+        sources = [str(fields), *(str(_HERE / name) for name in SOURCES)]
+        command = [
+            _tool("verilator"),
+            "--lint-only",
+            "-Wall",
+            *_ACCEPTED,
+            "--top-module",
+            "gemmini",
+            *sources,
+        ]
+        return subprocess.run(command, check=False, capture_output=True, text=True).stderr
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise RtlError(
+            f"{'Verilator' if name == 'verilator' else name} is not installed: the RTL cannot be simulated"
+        )
+    return found
+
+
 class Rtl:
     """The RTL of one machine, built. `folder` keeps what Verilator makes; RtlError where it cannot be built."""
 
@@ -114,10 +155,7 @@ class Rtl:
 
     def _build(self, folder: Path) -> Path:
         parameters = self.parameters()
-        found = verilator()
-        if found is None or shutil.which("g++") is None:
-            missing = "Verilator" if found is None else "g++"
-            raise RtlError(f"{missing} is not installed: the RTL cannot be simulated")
+        found, _ = _tool("verilator"), _tool("g++")
         texts = [(_HERE / name).read_text() for name in (*SOURCES, "harness.cpp")]
         key = fingerprint(texts, fields_text(), sorted(parameters.items()), self.waves)[:16]
         made = folder / f"gemmini-{key}"
@@ -128,7 +166,7 @@ class Rtl:
         (made / "fields.sv").write_text(fields_text())
         command = [
             *(found, "--cc", "--exe", "--build", "-O3", "--x-assign", "0", "--x-initial", "0", "-Wno-fatal"),
-            *("-Wno-WIDTH", "--top-module", "gemmini", "--Mdir", str(made / "obj"), "-CFLAGS"),
+            *("--top-module", "gemmini", "--Mdir", str(made / "obj"), "-CFLAGS"),
             "-O2 -DWAVES" if self.waves else "-O2",
             *(["--trace"] if self.waves else []),
             *(f"-G{name}={value}" for name, value in parameters.items()),

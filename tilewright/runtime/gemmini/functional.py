@@ -21,6 +21,7 @@ from tilewright.runtime.gemmini.isa import (
     NONE,
     ROW_MASK,
     Array,
+    Convolution,
     Instruction,
     make,
     scale_of,
@@ -95,7 +96,9 @@ class Functional:
             self._reset()
         elif name == "loop_ws":
             self._loop_ws(instruction)
-        elif name.startswith("loop_ws_"):
+        elif name == "loop_conv_ws":
+            self._loop_conv_ws(Convolution.of(instruction, self._loop))
+        elif name.startswith("loop_"):
             self._loop[name] = instruction
 
     # -- DRAM -----------------------------------------------------------------------------------------------------
@@ -194,9 +197,42 @@ class Functional:
             self._write(starts["c"], strides["c"], result, np.int32)
         else:
             self._write(starts["c"], strides["c"], scaled(result, scale_of(instruction["scale"])), np.int8)
+        self._behind_loop()
+
+    def _behind_loop(self) -> None:
         loop = self._loop
         self._reset()
         self._loop = loop
+
+    def _loop_conv_ws(self, conv: Convolution) -> None:
+        """The same of `unroll.loop_conv_ws`."""
+        data = np.zeros((conv.height, conv.width, conv.in_channels), np.float64)
+        rows = min(conv.in_rows, conv.height - conv.top)
+        cols = min(conv.in_cols, conv.width - conv.left)
+        for row in range(rows if cols > 0 else 0):
+            start = conv.data + row * conv.data_row
+            found = self._read(start, cols, conv.in_channels, conv.data_pitch, np.int8)
+            data[conv.top + row, conv.left : conv.left + cols] = found
+        taps = conv.kernel_rows * conv.kernel_cols
+        depth = taps * conv.in_channels
+        weights = self._read(conv.weights, depth, conv.out_channels, conv.weights_pitch, np.int8)
+        weights = weights.astype(np.float64).reshape(taps, conv.in_channels, conv.out_channels)
+        sums = np.zeros((conv.out_rows, conv.out_cols, conv.out_channels), np.float64)
+        if conv.bias:
+            sums += self._read(conv.bias, 1, conv.out_channels, 0, np.int32)
+        below, right = (conv.out_rows - 1) * conv.stride + 1, (conv.out_cols - 1) * conv.stride + 1
+        for tap in range(taps):
+            kr, kc = divmod(tap, conv.kernel_cols)
+            sums += data[kr : kr + below : conv.stride, kc : kc + right : conv.stride] @ weights[tap]
+        result = _wrapped(sums)
+        if conv.relu:
+            result = np.maximum(result, 0)
+        if not conv.full:
+            result = scaled(result, scale_of(conv.scale))
+        for row, line in enumerate(result):
+            start = conv.results + row * conv.results_row
+            self._write(start, conv.results_pitch, line, np.int32 if conv.full else np.int8)
+        self._behind_loop()
 
 
 def loop_operands(

@@ -22,10 +22,12 @@ What each instruction does, in program order; `config_*` holds until the next of
     preload       weights into the array (`b` NONE: those that it has), and where the next compute's results go (`c`)
     compute_*     C (=, +=) A x weights: `preloaded` takes the weights of the last preload that had some,
                   `accumulated` goes on with those of the compute before it
-    fence         all before it is complete before anything behind it starts
+    fence         all before it is complete before anything behind it starts; nothing else orders a load and a store of
+                  the same bytes of DRAM
     flush         as a fence; weights and configuration are those of a reset
     loop_ws       a whole matmul of the bounds, addresses and strides that `loop_ws_*` gave
-    loop_conv_ws  a whole convolution of what `loop_conv_ws_*` gave
+    loop_conv_ws  a whole convolution of what `loop_conv_ws_*` gave. Data outside its rows and columns is 0; `top` and
+                  `left` say how far the first window reaches beyond them. All operands fit the machine at once.
 """
 
 from __future__ import annotations
@@ -157,10 +159,58 @@ OPCODES = (
     Opcode("loop_ws_strides_ab", 12, (Field("a", 1, 0, 32), Field("b", 2, 0, 32))),
     Opcode("loop_ws_strides_dc", 13, (Field("d", 1, 0, 32), Field("c", 2, 0, 32))),
     Opcode("mvin3", 14, _MOVE),
+    Opcode(
+        "loop_conv_ws",
+        15,
+        (
+            Field("relu", 1, 0, 1),
+            Field("full", 1, 1, 1),
+            Field("weights_pitch", 1, 32, 32),
+            Field("scale", 2, 32, 32),
+        ),
+    ),
+    Opcode(
+        "loop_conv_ws_image",
+        16,
+        (
+            Field("in_rows", 1, 0, 16),
+            Field("in_cols", 1, 16, 16),
+            Field("in_channels", 2, 0, 16),
+            Field("out_channels", 2, 16, 16),
+        ),
+    ),
+    Opcode(
+        "loop_conv_ws_window",
+        17,
+        (
+            Field("out_rows", 1, 0, 16),
+            Field("out_cols", 1, 16, 16),
+            Field("kernel_rows", 2, 0, 8),
+            Field("kernel_cols", 2, 8, 8),
+            Field("stride", 2, 16, 8),
+            Field("top", 2, 24, 8),
+            Field("left", 2, 32, 8),
+        ),
+    ),
+    Opcode("loop_conv_ws_operands", 18, (Field("data", 1, 0, 48), Field("weights", 2, 0, 48))),
+    Opcode("loop_conv_ws_results", 19, (Field("bias", 1, 0, 48), Field("results", 2, 0, 48))),
+    Opcode(
+        "loop_conv_ws_pitches",
+        20,
+        (
+            Field("data", 1, 0, 32),
+            Field("data_row", 1, 32, 32),
+            Field("results", 2, 0, 32),
+            Field("results_row", 2, 32, 32),
+        ),
+    ),
     Opcode("fence", 127),
 )
 BY_NAME = {opcode.name: opcode for opcode in OPCODES}
 _BY_CODE = {(opcode.function, opcode.kind): opcode for opcode in OPCODES}
+LOOPS = ("loop_ws", "loop_conv_ws")
+# What is given to each loop before it, by the loop's name.
+GIVEN = {loop: [name for name in BY_NAME if name.startswith(f"{loop}_")] for loop in LOOPS}
 MVINS = ("mvin", "mvin2", "mvin3")  # by slot
 COMPUTES = ("compute_preloaded", "compute_accumulated")
 
@@ -298,7 +348,7 @@ class _Checked:
         self.weights = False
         self.computed = False  # the array multiplies by weights that are known
         self.target: int | None = None
-        self.loop: set[str] = set()
+        self.loop: dict[str, Instruction] = {}
 
     def check(self, instruction: Instruction) -> None:
         name = instruction.name
@@ -326,19 +376,21 @@ class _Checked:
             self._check_preload(instruction)
         elif name in COMPUTES:
             self._check_compute(instruction)
-        elif name.startswith("loop_ws_"):
-            if name == "loop_ws_bounds":
-                self._check_bounds(instruction)
-            self.loop.add(name)
-        elif name == "loop_ws":
+        elif name in LOOPS:
             _check_scale(instruction)
-            missing = [op for op in BY_NAME if op.startswith("loop_ws_") and op not in self.loop]
+            missing = [op for op in GIVEN[name] if op not in self.loop]
             if missing:
                 raise InstructionError(f"{missing[0]} must come before it")
+            if name == "loop_conv_ws":
+                self._check_convolution(Convolution.of(instruction, self.loop))
             # What it leaves of configuration and weights is not said.
             loop = self.loop
             self.reset()
             self.loop = loop
+        elif name.startswith("loop_"):
+            if name == "loop_ws_bounds":
+                self._check_bounds(instruction)
+            self.loop[name] = instruction
 
     def _rows(self, address: int, last: int, memory: str | None = None) -> None:
         """`last`: behind the last row, counted from `address`."""
@@ -423,6 +475,75 @@ class _Checked:
             raise InstructionError(f"A and B take {(i * k + k * j) * dim} rows of a scratchpad of {half}")
         if i * j * dim > self.machine.accumulator_rows:
             raise InstructionError(f"C takes {i * j * dim} rows of {self.machine.accumulator_rows}")
+
+    def _check_convolution(self, conv: Convolution) -> None:
+        if (
+            min(conv.in_rows, conv.in_cols, conv.in_channels, conv.out_channels, conv.out_rows, conv.out_cols)
+            < 1
+        ):
+            raise InstructionError("a convolution's extents must be at least 1")
+        if min(conv.kernel_rows, conv.kernel_cols, conv.stride) < 1:
+            raise InstructionError("a window's extents and its stride must be at least 1")
+        dim = self.machine.dim
+        data, weights, results = conv.rows(dim)
+        if data + weights > self.machine.scratchpad_rows:
+            raise InstructionError(
+                f"data and weights take {data + weights} rows of a scratchpad of {self.machine.scratchpad_rows}"
+            )
+        if results > self.machine.accumulator_rows:
+            raise InstructionError(f"results take {results} rows of {self.machine.accumulator_rows}")
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """What a loop_conv_ws was given."""
+
+    in_rows: int
+    in_cols: int
+    in_channels: int
+    out_channels: int
+    out_rows: int
+    out_cols: int
+    kernel_rows: int
+    kernel_cols: int
+    stride: int
+    top: int
+    left: int
+    data: int
+    weights: int
+    bias: int
+    results: int
+    data_pitch: int
+    data_row: int
+    results_pitch: int
+    results_row: int
+    weights_pitch: int
+    relu: bool
+    full: bool
+    scale: int
+
+    @staticmethod
+    def of(instruction: Instruction, given: dict[str, Instruction]) -> Convolution:
+        image, window, operands, results, pitches = (given[name].values for name in GIVEN["loop_conv_ws"])
+        relu, full, weights_pitch, scale = instruction.values
+        return Convolution(
+            *(*image, *window, *operands, *results, *pitches, weights_pitch), bool(relu), bool(full), scale
+        )
+
+    @property
+    def height(self) -> int:
+        """Of the data under all windows, padding included."""
+        return (self.out_rows - 1) * self.stride + self.kernel_rows
+
+    @property
+    def width(self) -> int:
+        return (self.out_cols - 1) * self.stride + self.kernel_cols
+
+    def rows(self, dim: int) -> tuple[int, int, int]:
+        """That data, weights and results take of their memories."""
+        blocks, out_blocks = -(-self.in_channels // dim), -(-self.out_channels // dim)
+        weights = self.kernel_rows * self.kernel_cols * blocks * out_blocks * dim
+        return blocks * self.height * self.width, weights, out_blocks * self.out_rows * self.out_cols
 
 
 def _positive(instruction: Instruction, field: str) -> int:

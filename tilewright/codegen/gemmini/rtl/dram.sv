@@ -28,7 +28,7 @@ module dram import gemmini_types::*; #(
   logic [7:0] mem [BYTES] /* verilator public_flat_rw */;
   entry_t pipe [LATENCY];
   entry_t entering, leaving;
-  logic [15:0] at;
+  logic [$clog2(LATENCY)-1:0] at;
   logic turn;  // whose it is where both want the bus
 
   assign read_ready = read_valid && (!write_valid || !turn);
@@ -60,7 +60,7 @@ module dram import gemmini_types::*; #(
 
   always_ff @(posedge clk) begin
     pipe[at] <= entering;
-    at <= at == 16'(LATENCY - 1) ? 0 : at + 1;
+    at <= at == ($clog2(LATENCY))'(LATENCY - 1) ? 0 : at + 1;
     if (read_ready) turn <= 1;
     if (write_ready) turn <= 0;
     if (leaving.write)

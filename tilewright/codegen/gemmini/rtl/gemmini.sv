@@ -10,11 +10,14 @@ module gemmini import gemmini_types::*, gemmini_fields::*; #(
     output logic in_ready,
     output logic idle
 );
-  instruction_t in, now;
-  logic now_valid, now_ready;
+  instruction_t in, between, now;
+  logic between_valid, between_ready, now_valid, now_ready;
   assign in = {word0, word1, word2};
   loop_ws #(.DIM(DIM), .SP_ROWS(SP_ROWS)) loops (
-      .clk, .reset, .in_valid, .in, .in_ready, .out_valid(now_valid), .out(now), .out_ready(now_ready));
+      .clk, .reset, .in_valid, .in, .in_ready, .out_valid(between_valid), .out(between), .out_ready(between_ready));
+  loop_conv_ws #(.DIM(DIM), .SP_ROWS(SP_ROWS)) convolutions (
+      .clk, .reset, .in_valid(between_valid), .in(between), .in_ready(between_ready),
+      .out_valid(now_valid), .out(now), .out_ready(now_ready));
 
   // -- decoding
   logic [15:0] a_stride;
@@ -28,7 +31,7 @@ module gemmini import gemmini_types::*, gemmini_fields::*; #(
   logic is_op, waits_for_all, st_ready, st_empty;
   logic [1:0] slot;
   opcode_t code;
-  logic [31:0] first, last;
+  logic [31:0] last;
   assign code = opcode_of(now);
 
   function automatic range_t range_of(input logic [31:0] address, input logic [31:0] count, input logic wanted_acc);
@@ -46,7 +49,6 @@ module gemmini import gemmini_types::*, gemmini_fields::*; #(
     is_op = 0;
     slot = code == OP_MVIN2 ? 1 : code == OP_MVIN3 ? 2 : 0;
     waits_for_all = code == OP_FENCE || code == OP_FLUSH;
-    first = 0;
     last = 0;
     case (code)
       OP_MVIN, OP_MVIN2, OP_MVIN3: begin
@@ -96,7 +98,7 @@ module gemmini import gemmini_types::*, gemmini_fields::*; #(
         op.cols = compute_preloaded_cols(now);
         op.stride = 32'(a_stride);
         op.target = target;
-        sp_range = range_of(op.local_row, 32'(op.rows - 1) * 32'(a_stride) + 1, 0);
+        sp_range = range_of(op.local_row, (32'(op.rows) - 1) * 32'(a_stride) + 1, 0);
         acc_range = range_of(target, 32'(op.rows), 1);
       end
       default: ;
@@ -177,18 +179,22 @@ module gemmini import gemmini_types::*, gemmini_fields::*; #(
   // -- local memories: a port for each unit
   logic signed [7:0] scratchpad [SP_ROWS][DIM];
   logic signed [31:0] accumulator [ACC_ROWS][DIM];
-  logic [28:0] to;
-  assign to = beat.row[28:0];
+  localparam int SP_BITS = $clog2(SP_ROWS), ACC_BITS = $clog2(ACC_ROWS);
+  logic [SP_BITS-1:0] sp_to;
+  logic [ACC_BITS-1:0] acc_to, result_to;
+  assign sp_to = SP_BITS'(beat.row[28:0]);
+  assign acc_to = ACC_BITS'(beat.row[28:0]);
+  assign result_to = ACC_BITS'(result_row[28:0]);
   assign load_done = response_valid && beat.done;
 
   always_comb
     for (int lane = 0; lane < DIM; lane++) begin
-      a_data[lane] = a_row < SP_ROWS ? scratchpad[a_row][lane] : 0;
-      b_data[lane] = b_row < SP_ROWS ? scratchpad[b_row][lane] : 0;
+      a_data[lane] = a_row < SP_ROWS ? scratchpad[SP_BITS'(a_row)][lane] : 0;
+      b_data[lane] = b_row < SP_ROWS ? scratchpad[SP_BITS'(b_row)][lane] : 0;
       row_data[lane] = 0;
       if (row_read[31]) begin
-        if (row_read[28:0] < ACC_ROWS) row_data[lane] = accumulator[row_read[28:0]][lane];
-      end else if (row_read < SP_ROWS) row_data[lane] = 32'(scratchpad[row_read][lane]);
+        if (row_read[28:0] < ACC_ROWS) row_data[lane] = accumulator[ACC_BITS'(row_read)][lane];
+      end else if (row_read < SP_ROWS) row_data[lane] = 32'(scratchpad[SP_BITS'(row_read)][lane]);
     end
 
   function automatic logic signed [31:0] loaded_element(input int at, input logic in_accumulator);
@@ -216,13 +222,13 @@ module gemmini import gemmini_types::*, gemmini_fields::*; #(
   always_ff @(posedge clk) begin
     if (result_valid)
       for (int lane = 0; lane < DIM; lane++)
-        accumulator[result_row[28:0]][lane] <=
-            result[lane] + (result_row[30] ? accumulator[result_row[28:0]][lane] : 0);
+        accumulator[result_to][lane] <=
+            result[lane] + (result_row[30] ? accumulator[result_to][lane] : 0);
     if (response_valid)
       for (int lane = 0; lane < DIM; lane++)
         if (touched[lane]) begin
-          if (!beat.row[31]) scratchpad[to][lane] <= incoming[lane][7:0];
-          else accumulator[to][lane] <= incoming[lane] + (beat.row[30] ? accumulator[to][lane] : 0);
+          if (!beat.row[31]) scratchpad[sp_to][lane] <= incoming[lane][7:0];
+          else accumulator[acc_to][lane] <= incoming[lane] + (beat.row[30] ? accumulator[acc_to][lane] : 0);
         end
   end
 

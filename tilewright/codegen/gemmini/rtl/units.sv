@@ -24,7 +24,7 @@ module load_unit import gemmini_types::*; #(parameter int DIM = 16, BUS = 8) (
   assign last_block = (block + 1) * 16'(DIM) >= now.cols;
   assign last_row = row + 1 == now.rows;
   assign read_valid = busy;
-  assign read_address = now.dram + 48'(row) * 48'(now.stride) + 48'(block) * 48'(wide ? DIM * 4 : DIM) + 48'(offset);
+  assign read_address = now.dram + 48'(row) * 48'(now.stride) + 48'(block) * 48'(wide ? 4 * DIM : 1 * DIM) + 48'(offset);
   assign ready = valid && (!busy || (read_ready && last_beat && last_block && last_row));
 
   always_comb begin
@@ -96,8 +96,8 @@ module execute_unit import gemmini_types::*; #(parameter int DIM = 16, SP_ROWS =
   logic [1:0] taken;
   logic [31:0] a_last, b_last;
   assign free = !(computing || preloading) || step + 1 == length;
-  assign a_last = waiting[0].local_row + 32'(waiting[0].rows - 1) * waiting[0].stride;
-  assign b_last = waiting[1].local_row + 32'(waiting[1].rows - 1);
+  assign a_last = waiting[0].local_row + (32'(waiting[0].rows) - 1) * waiting[0].stride;
+  assign b_last = waiting[1].local_row + (32'(waiting[1].rows) - 1);
   assign together = count == 2 && !waiting[0].preload && waiting[1].preload
       && (a_last / BANK < waiting[1].local_row / BANK || b_last / BANK < waiting[0].local_row / BANK);
   assign start_compute = free && count != 0 && !waiting[0].preload;
@@ -138,7 +138,7 @@ module execute_unit import gemmini_types::*; #(parameter int DIM = 16, SP_ROWS =
       if (start_preload) preload <= start_compute ? waiting[1] : waiting[0];
     end
     if (taken == 1) waiting[0] <= waiting[1];
-    if (ready) waiting[count - taken] <= op;
+    if (ready) waiting[1'(count - taken)] <= op;
     count <= count - taken + 2'(ready);
     if (reset) begin
       count <= 0;

@@ -518,8 +518,8 @@ class Convolution:
     results_pitch: int
     results_row: int
     weights_pitch: int
-    relu: bool
-    full: bool
+    relu: int
+    full: int
     scale: int
 
     @staticmethod
@@ -527,7 +527,7 @@ class Convolution:
         image, window, operands, results, pitches = (given[name].values for name in GIVEN["loop_conv_ws"])
         relu, full, weights_pitch, scale = instruction.values
         return Convolution(
-            *(*image, *window, *operands, *results, *pitches, weights_pitch), bool(relu), bool(full), scale
+            *(*image, *window, *operands, *results, *pitches, weights_pitch, relu, full, scale),
         )
 
     @property

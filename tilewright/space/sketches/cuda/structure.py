@@ -10,10 +10,10 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.ir import Program
-from tilewright.space.sketches.cuda.blocks import BlockGrid
 from tilewright.space.contraction import TwoFactorContraction
-from tilewright.space.sketches.cuda.fetch import Fetched, Summed, TileOperand
 from tilewright.space.mapping import Mapping
+from tilewright.space.sketches.cuda.blocks import BlockGrid
+from tilewright.space.sketches.cuda.fetch import Fetched, Summed, TileOperand
 from tilewright.space.space import Config, Space, Value
 from tilewright.space.template import GpuTerms
 

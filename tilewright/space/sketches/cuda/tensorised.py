@@ -23,8 +23,8 @@ from tilewright.hw.tensor_cores import columns, multiply
 from tilewright.loops.ir import Await, Commit, Kind, Program, Stmt, block, nest
 from tilewright.numerics import may_round_to_tf32
 from tilewright.space.contraction import TwoFactorContraction, contraction_of
-from tilewright.space.sketches.cuda.fetch import TileOperand
 from tilewright.space.mapping import Mapping, mappings
+from tilewright.space.sketches.cuda.fetch import TileOperand
 from tilewright.space.sketches.cuda.pipeline import Pipeline
 from tilewright.space.sketches.cuda.results import Results
 from tilewright.space.sketches.cuda.structure import InTiles, Structure

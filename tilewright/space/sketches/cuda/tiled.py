@@ -27,8 +27,8 @@ from tilewright.loops.gpu.thread_index import at_positions, index_at_positions, 
 from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import with_results
 from tilewright.space.contraction import TwoFactorContraction, contraction_of
-from tilewright.space.sketches.cuda.fetch import Fetched, TileOperand
 from tilewright.space.mapping import Mapping, mappings
+from tilewright.space.sketches.cuda.fetch import Fetched, TileOperand
 from tilewright.space.sketches.cuda.pipeline import Pipeline
 from tilewright.space.sketches.cuda.structure import InTiles, Structure
 from tilewright.space.space import Knob, Space

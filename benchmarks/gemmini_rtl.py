@@ -29,7 +29,7 @@ RECORDED = Path(__file__).parents[1] / "tests/codegen/gemmini/rtl_cycles.json"
 _AT_ONCE = 500
 _HEAD = """| layer | shape (cropped) | instructions | RTL cycles | simulated | error | use of the array | DRAM |
 | --- | --- | ---: | ---: | ---: | ---: | ---: | --- |"""
-_MOST_PIXELS, _MOST_CHANNELS = 14, 256  # that a layer is cropped to
+_MAX_PIXELS, _MAX_CHANNELS = 14, 256  # that a layer is cropped to
 
 
 def random_programs(rtl: Rtl, count: int) -> list[tuple[int, bool, int, int]]:
@@ -78,10 +78,10 @@ def cropped(layer: Layer) -> Layer:
     """What the RTL simulates in seconds: fewer pixels and channels, everything else as it is."""
     return replace(
         layer,
-        height=min(layer.height, _MOST_PIXELS * layer.stride),
-        width=min(layer.width, _MOST_PIXELS * layer.stride),
-        in_channels=min(layer.in_channels, _MOST_CHANNELS),
-        out_channels=min(layer.out_channels, _MOST_CHANNELS),
+        height=min(layer.height, _MAX_PIXELS * layer.stride),
+        width=min(layer.width, _MAX_PIXELS * layer.stride),
+        in_channels=min(layer.in_channels, _MAX_CHANNELS),
+        out_channels=min(layer.out_channels, _MAX_CHANNELS),
     )
 
 

@@ -38,6 +38,8 @@ _WINDOWS = (  # where taps are those of a window
     "tilewright/space/templates/cpu/win*.py",
     "tilewright/codesign/*.py",
     "tilewright/codegen/gemmini/*.py",
+    "tilewright/runtime/gemmini/*.py",
+    "tilewright/loops/gemmini/*.py",
     "tilewright/testing/gemmini.py",
     "tilewright/zoo/*",
     "tests/*",

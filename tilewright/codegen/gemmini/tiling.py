@@ -13,7 +13,7 @@ from tilewright.errors import LayerFitError
 from tilewright.hw.gemmini import GemminiMachine
 from tilewright.support.arith import ceil_div
 
-_MOST_PARTS = 8  # into which an axis is cut evenly; beyond, tiles are powers of two
+_MAX_PARTS = 8  # into which an axis is cut evenly; beyond, tiles are powers of two
 _POOLED = 255  # rows and columns of a tile that is pooled
 
 
@@ -35,7 +35,7 @@ def default_tiling(layer: Layer, machine: GemminiMachine) -> Tiling:
 
 def _cuts(extent: int) -> list[int]:
     """Sizes of tiles along an axis, the largest first."""
-    found = {ceil_div(extent, parts) for parts in range(1, _MOST_PARTS + 1)}
+    found = {ceil_div(extent, parts) for parts in range(1, _MAX_PARTS + 1)}
     size = 1
     while size < extent:
         found.add(size)

@@ -197,9 +197,9 @@ class Functional:
             self._write(starts["c"], strides["c"], result, np.int32)
         else:
             self._write(starts["c"], strides["c"], scaled(result, scale_of(instruction["scale"])), np.int8)
-        self._behind_loop()
+        self._after_loop()
 
-    def _behind_loop(self) -> None:
+    def _after_loop(self) -> None:
         loop = self._loop
         self._reset()
         self._loop = loop
@@ -232,7 +232,7 @@ class Functional:
         for row, line in enumerate(result):
             start = conv.results + row * conv.results_row
             self._write(start, conv.results_pitch, line, np.int32 if conv.full else np.int8)
-        self._behind_loop()
+        self._after_loop()
 
 
 def loop_operands(
